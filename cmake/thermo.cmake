@@ -1,0 +1,79 @@
+# Helpers that keep the folders' build files to a line each.
+
+set(THERMO_WARNINGS -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion)
+if(THERMO_WERROR)
+  list(APPEND THERMO_WARNINGS -Werror)
+endif()
+
+# What every target of ours shares.
+add_library(thermo_flags INTERFACE)
+target_include_directories(thermo_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
+target_compile_options(thermo_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${THERMO_WARNINGS}>)
+if(THERMO_SANITIZE)
+  target_compile_options(thermo_flags INTERFACE -fsanitize=${THERMO_SANITIZE} -fno-omit-frame-pointer -g1)
+  target_link_options(thermo_flags INTERFACE -fsanitize=${THERMO_SANITIZE})
+endif()
+
+# Files named for an instruction set are compiled for it; everything else is plain x86-64 (or the target's
+# base), so that the program starts on any machine and chooses at run time.
+function(thermo_isa_flags)
+  if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    return()
+  endif()
+  foreach(file IN LISTS ARGN)
+    if(file MATCHES "_avx2\\.cpp$")
+      set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-mbmi2")
+    elseif(file MATCHES "_avx512\\.cpp$")
+      set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS
+        "-mavx2;-mfma;-mf16c;-mbmi2;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mavx512vbmi;-mprefer-vector-width=512")
+    elseif(file MATCHES "_amx\\.cpp$")
+      set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS
+        "-mavx2;-mfma;-mf16c;-mbmi2;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mavx512vbmi;-mprefer-vector-width=512;-mamx-tile;-mamx-int8")
+    endif()
+  endforeach()
+endfunction()
+
+# thermo_library(name DEPS ...): the static library thermo_<name> of src/<name>, its tests and its
+# micro-benchmarks. Files are found by name: x_test.cpp is a test, x_bench.cpp a benchmark.
+function(thermo_library name)
+  cmake_parse_arguments(ARG "" "" "DEPS" ${ARGN})
+  file(GLOB_RECURSE files CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cpp)
+  file(GLOB_RECURSE cuda_files CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cu)
+  set(sources ${files})
+  list(FILTER sources EXCLUDE REGEX "(_test|_bench)\\.cpp$|/testing/|/lab/")
+  set(tests ${files})
+  list(FILTER tests INCLUDE REGEX "_test\\.cpp$")
+  set(benches ${files})
+  list(FILTER benches INCLUDE REGEX "_bench\\.cpp$")
+  set(cuda_tests ${cuda_files})
+  list(FILTER cuda_tests INCLUDE REGEX "_test\\.cu$")
+  list(FILTER cuda_files EXCLUDE REGEX "_test\\.cu$|/lab/")
+  thermo_isa_flags(${sources})
+  if(THERMO_CUDA)
+    list(APPEND sources ${cuda_files})
+    list(APPEND tests ${cuda_tests})
+  endif()
+
+  if(NOT sources)
+    add_library(thermo_${name} INTERFACE)
+    return()
+  endif()
+  add_library(thermo_${name} STATIC ${sources})
+  target_link_libraries(thermo_${name} PUBLIC thermo_flags ${ARG_DEPS})
+  if(THERMO_CUDA AND cuda_files)
+    target_link_libraries(thermo_${name} PUBLIC CUDA::cudart)
+  endif()
+
+  if(THERMO_TESTS AND tests)
+    add_executable(${name}_test ${tests})
+    target_link_libraries(${name}_test PRIVATE thermo_${name} GTest::gmock GTest::gtest GTest::gtest_main)
+    target_compile_definitions(${name}_test PRIVATE
+      THERMO_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data" THERMO_MODELS="${CMAKE_SOURCE_DIR}/models")
+    add_test(NAME ${name} COMMAND ${name}_test)
+    set_tests_properties(${name} PROPERTIES TIMEOUT 900)
+  endif()
+  if(THERMO_BENCH AND benches)
+    add_executable(${name}_bench ${benches})
+    target_link_libraries(${name}_bench PRIVATE thermo_${name} benchmark::benchmark_main)
+  endif()
+endfunction()

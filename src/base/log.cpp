@@ -1,0 +1,100 @@
+#include "base/log.h"
+
+#include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "base/json.h"
+
+namespace thermo {
+namespace {
+
+struct LogState {
+  std::shared_ptr<spdlog::logger> logger;
+  std::atomic<LogLevel> level{LogLevel::Warning};
+  LogFormat format = LogFormat::Text;
+};
+
+void set_sink(LogState& state, const LogOptions& options) {
+  spdlog::sink_ptr sink;
+  if (!options.file.empty()) {
+    sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(options.file);
+  } else if (options.color) {
+    sink = std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
+  } else {
+    sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  }
+  state.logger = std::make_shared<spdlog::logger>("thermocline", sink);
+  state.logger->set_level(spdlog::level::trace);
+  state.logger->flush_on(spdlog::level::trace);
+  state.logger->set_pattern(options.format == LogFormat::Json ? "%v" : "%H:%M:%S.%e %^%L%$ %v");
+  state.format = options.format;
+  state.level = options.level;
+}
+
+LogState& log_state() {
+  static LogState* state = [] {
+    auto* fresh = new LogState;  // never destroyed: threads may log while the process ends
+    set_sink(*fresh, LogOptions{});
+    return fresh;
+  }();
+  return *state;
+}
+
+spdlog::level::level_enum spdlog_level(LogLevel level) {
+  switch (level) {
+    case LogLevel::Error: return spdlog::level::err;
+    case LogLevel::Warning: return spdlog::level::warn;
+    case LogLevel::Info: return spdlog::level::info;
+    case LogLevel::Trace: return spdlog::level::debug;
+    default: return spdlog::level::trace;
+  }
+}
+
+const char* level_name(LogLevel level) {
+  switch (level) {
+    case LogLevel::Error: return "error";
+    case LogLevel::Warning: return "warning";
+    case LogLevel::Info: return "info";
+    case LogLevel::Trace: return "trace";
+    default: return "debug";
+  }
+}
+
+std::string rfc3339_now() {
+  const auto now = std::chrono::system_clock::now();
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count();
+  const std::time_t seconds = static_cast<std::time_t>(ms / 1000);
+  std::tm utc{};
+  gmtime_r(&seconds, &utc);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
+                     utc.tm_hour, utc.tm_min, utc.tm_sec, ms % 1000);
+}
+
+}  // namespace
+
+void configure_log(const LogOptions& options) { set_sink(log_state(), options); }
+
+bool log_enabled(LogLevel level) noexcept { return level <= log_state().level.load(std::memory_order_relaxed); }
+
+void log_message(LogLevel level, std::string_view component, std::string_view message) noexcept {
+  LogState& state = log_state();
+  if (level > state.level.load(std::memory_order_relaxed)) return;
+  try {
+    if (state.format == LogFormat::Json) {
+      Json line = {{"ts", rfc3339_now()}, {"level", level_name(level)}, {"component", component}, {"msg", message}};
+      state.logger->log(spdlog_level(level), line.dump(-1, ' ', false, Json::error_handler_t::replace));
+    } else {
+      state.logger->log(spdlog_level(level), "{:<8} {}", component, message);
+    }
+  } catch (...) {
+    // A log line that cannot be written must not end the program.
+  }
+}
+
+}  // namespace thermo

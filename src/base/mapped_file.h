@@ -1,0 +1,35 @@
+// A file mapped read-only as a whole; unmapped by the destructor.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+namespace thermo {
+
+class MappedFile {
+ public:
+  // Throws LoadError: missing, a directory, empty, not readable.
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
+  const std::string& path() const noexcept { return path_; }
+
+  // Hints; a refusal by the system is no error.
+  void advise_sequential() const noexcept;
+  void advise_random() const noexcept;
+  // Tells the system that this range is no longer needed in memory.
+  void release(size_t offset, size_t length) const noexcept;
+
+ private:
+  std::string path_;
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace thermo

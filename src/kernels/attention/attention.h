@@ -1,0 +1,82 @@
+// Attention of the rows of one sequence over its cache, and the write into that cache.
+//
+//   out[i, h] = sum_j softmax_j(scale * q[i, h] . k[j, g]) * v[j, g],   g = h / (n_head / n_head_kv)
+//
+// Cache slots 0..n_past-1 hold committed keys, slot = position. The step's own rows follow in slots
+// n_past + i, written by kv_append before attention runs. Row i sees:
+//   - committed slot c   iff c > position[i] - window (always, when window is 0);
+//   - its own step's row j iff j is i or an ancestor of i, and position[j] > position[i] - window.
+// Without `ancestors` the rows are a chain: j <= i.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/isa.h"
+
+namespace thermo {
+
+class ThreadPool;
+
+enum class KvType : uint8_t { F32, F16, Q8_0 };
+const char* kv_type_name(KvType type);
+// Bytes of head_dim elements; Q8_0 needs head_dim % 32 == 0 (blocks of 32: f16 scale, 32 int8).
+size_t kv_head_bytes(KvType type, int head_dim);
+
+// The K and V of one layer of one sequence: [capacity][n_head_kv][head_dim], heads packed back to back.
+struct KvView {
+  KvType k_type;
+  KvType v_type;
+  std::byte* k;
+  std::byte* v;
+};
+
+// Rows that form a tree. Bit j of row i's words: row j is row i itself or an ancestor of it.
+struct AncestorBits {
+  const uint64_t* words = nullptr;  // [n_rows][words_per_row]; nullptr: the rows are a chain
+  int words_per_row = 0;
+
+  bool is_chain() const noexcept { return words == nullptr; }
+  bool sees(int row, int other) const noexcept {
+    if (is_chain()) return other <= row;
+    return (words[static_cast<size_t>(row) * static_cast<size_t>(words_per_row) + static_cast<size_t>(other >> 6)] >>
+            (other & 63)) & 1;
+  }
+};
+
+struct AttentionArgs {
+  const float* q;            // [n_rows, n_head, head_dim], normed and rotated
+  KvView kv;
+  float* out;                // [n_rows, n_head, head_dim]
+  const int32_t* positions;  // [n_rows]
+  int n_rows, n_past;
+  int n_head, n_head_kv, head_dim;
+  float scale;
+  int window;                // 0: none
+  AncestorBits ancestors;
+};
+
+struct KvAppendArgs {
+  const float* k;  // [n_rows, n_head_kv, head_dim]
+  const float* v;
+  KvView kv;
+  int first_slot;  // row i goes to slot first_slot + i
+  int n_rows, n_head_kv, head_dim;
+};
+
+struct AttentionKernels {
+  // Rows [row_begin, row_end) of the query heads that read kv head `head_kv`. Single-threaded; tasks split (row range,
+  // kv head, and for few rows over a long context the key range is walked by one task). `scratch`:
+  // attention_scratch_floats floats owned by the calling thread, 64-byte aligned.
+  void (*attend)(const AttentionArgs& args, int row_begin, int row_end, int head_kv, float* scratch) noexcept;
+  void (*kv_append)(const KvAppendArgs& args) noexcept;
+};
+const AttentionKernels& attention_kernels(Isa isa);
+size_t attention_scratch_floats(int n_head, int n_head_kv, int head_dim);
+
+// All rows and heads on all threads. `scratch` has attention_scratch_floats for each thread of the pool.
+void attention_cpu(const AttentionArgs& args, const AttentionKernels& kernels, ThreadPool& pool, float* scratch) noexcept;
+
+void attention_ref(const AttentionArgs& args);  // double accumulation
+
+}  // namespace thermo

@@ -1,0 +1,42 @@
+#include "kernels/isa.h"
+
+#include "base/cpu_info.h"
+
+namespace thermo {
+
+bool isa_available(Isa isa) {
+  switch (isa) {
+    case Isa::Portable: return true;
+    case Isa::Avx2: return cpu_info().avx2;
+    case Isa::Avx512: return cpu_info().avx512;
+    case Isa::Amx: return cpu_info().amx_int8;
+  }
+  return false;
+}
+
+std::vector<Isa> available_isas() {
+  std::vector<Isa> isas;
+  for (Isa isa : {Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx})
+    if (isa_available(isa)) isas.push_back(isa);
+  return isas;
+}
+
+Isa best_isa() { return available_isas().back(); }
+
+const char* isa_name(Isa isa) {
+  switch (isa) {
+    case Isa::Portable: return "portable";
+    case Isa::Avx2: return "avx2";
+    case Isa::Avx512: return "avx512";
+    case Isa::Amx: return "amx";
+  }
+  return "?";
+}
+
+std::optional<Isa> isa_from_name(std::string_view name) {
+  for (Isa isa : {Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx})
+    if (name == isa_name(isa)) return isa;
+  return std::nullopt;
+}
+
+}  // namespace thermo

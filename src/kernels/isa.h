@@ -1,0 +1,22 @@
+// Instruction-set paths of the CPU kernels. Chosen once, when the engine is built; every operation then
+// hands out its table of functions for that path (`xxx_kernels(isa)`), and no loop asks again.
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace thermo {
+
+enum class Isa { Portable, Avx2, Avx512, Amx };  // each one includes the ones before it
+
+// The best path this machine runs.
+Isa best_isa();
+bool isa_available(Isa isa);
+// Every path this machine runs, plainest first: tests loop over it.
+std::vector<Isa> available_isas();
+
+const char* isa_name(Isa isa);
+std::optional<Isa> isa_from_name(std::string_view name);  // "portable", "avx2", "avx512", "amx"
+
+}  // namespace thermo
