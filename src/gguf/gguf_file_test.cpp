@@ -1,0 +1,871 @@
+#include "gguf/gguf_file.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "gguf/gguf_writer.h"
+
+namespace thermo {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+// Builds files byte by byte, also those that GgufWriter refuses to write.
+class Raw {
+ public:
+  Raw& text(std::string_view text) {
+    for (const char c : text) bytes_.push_back(static_cast<std::byte>(c));
+    return *this;
+  }
+  template <class T>
+  Raw& num(T value) {
+    const size_t at = bytes_.size();
+    bytes_.resize(at + sizeof(T));
+    std::memcpy(bytes_.data() + at, &value, sizeof(T));
+    return *this;
+  }
+  Raw& string(std::string_view value) { return num(static_cast<uint64_t>(value.size())).text(value); }
+  Raw& header(uint64_t n_tensors, uint64_t n_entries, uint32_t version = 3) {
+    return text("GGUF").num(version).num(n_tensors).num(n_entries);
+  }
+  Raw& key(std::string_view name, GgufType type) { return string(name).num(static_cast<uint32_t>(type)); }
+  Raw& tensor(std::string_view name, const std::vector<uint64_t>& dims, uint32_t type, uint64_t offset) {
+    string(name).num(static_cast<uint32_t>(dims.size()));
+    for (const uint64_t dim : dims) num(dim);
+    return num(type).num(offset);
+  }
+  // Padding, then n bytes of data.
+  Raw& data(size_t n, size_t alignment = 32) {
+    bytes_.resize(align_up(bytes_.size(), alignment) + n);
+    return *this;
+  }
+  Raw& zeros(size_t n) {
+    bytes_.resize(bytes_.size() + n);
+    return *this;
+  }
+  const std::vector<std::byte>& bytes() const { return bytes_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+constexpr uint32_t kF32 = 0;
+constexpr uint32_t kQ4K = 12;
+
+// The message of the LoadError that `action` throws; the test fails when it throws none.
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const LoadError& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "expected a LoadError";
+  return {};
+}
+
+std::string open_error(const std::vector<std::byte>& bytes) {
+  return error_of([&] { GgufFile(bytes, "test.gguf"); });
+}
+std::string open_error(const Raw& raw) {
+  return open_error(raw.bytes());
+}
+std::string open_error(std::string_view text) {
+  return open_error(Raw().text(text));
+}
+std::string path_error(const std::string& path) {
+  return error_of([&] { GgufFile file(path); });
+}
+
+// Reads everything there is, so that a sanitizer sees a wrong range.
+size_t walk(const GgufFile& file) {
+  size_t sum = 0;
+  for (const GgufEntry& entry : file.metadata()) {
+    sum += describe_type(entry.value).size() + describe_value(entry.value).size();
+    if (entry.value.is_array() && entry.value.element_type == GgufType::String)
+      for (const std::string_view text : file.require_strings(entry.key)) sum += text.size();
+  }
+  for (const GgufTensor& tensor : file.tensors()) {
+    EXPECT_EQ(file.find_tensor(tensor.name), &tensor);
+    for (uint64_t i = 0; i < tensor.n_bytes; ++i) sum += static_cast<size_t>(tensor.data[i]);
+  }
+  return sum;
+}
+
+std::vector<std::byte> filled(size_t n, int seed) {
+  std::vector<std::byte> bytes(n);
+  for (size_t i = 0; i < n; ++i)
+    bytes[i] = static_cast<std::byte>((i * 7 + static_cast<size_t>(seed)) & 0xFF);
+  return bytes;
+}
+
+// A small file with every kind of content.
+GgufWriter small_writer(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+  GgufWriter writer;
+  writer.set("general.architecture", "tiny");
+  writer.set("tiny.count", uint32_t{7});
+  writer.set("tiny.eps", 0.5F);
+  writer.set_array("tiny.names", std::vector<std::string>{"one", "", "three"});
+  writer.set_array("tiny.sizes", std::vector<int32_t>{1, 2, 3});
+  writer.add_tensor("a", DType::F32, {3, 2}, a);
+  writer.add_tensor("b", DType::Q8_0, {32}, b);
+  return writer;
+}
+
+// A fresh folder, removed with its content.
+class GgufSplit : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = std::filesystem::path(::testing::TempDir()) / (std::string("gguf_split_") + info->name());
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string at(const std::string& name) const { return (folder_ / name).string(); }
+
+  // Writes one part with these split keys and one tensor per name.
+  void write_part(const std::string& file, int no, int count, int n_tensors,
+                  const std::vector<std::string>& names) {
+    GgufWriter writer;
+    writer.set("split.no", static_cast<uint16_t>(no));
+    writer.set("split.count", static_cast<uint16_t>(count));
+    writer.set("split.tensors.count", static_cast<int32_t>(n_tensors));
+    for (const std::string& name : names) writer.add_tensor(name, DType::F32, {6}, data_);
+    writer.write(at(file));
+  }
+
+  std::filesystem::path folder_;
+  std::vector<std::byte> data_ = filled(24, 1);
+};
+
+// ---- what opens ----
+
+TEST(GgufFile, ReadsMetadataAndTensorsWithoutCopying) {
+  const auto a = filled(24, 1), b = filled(34, 2);
+  const std::vector<std::byte> bytes = small_writer(a, b).to_bytes();
+  const GgufFile file(bytes, "small");
+
+  EXPECT_EQ(file.path(), "small");
+  EXPECT_EQ(file.version(), 3U);
+  EXPECT_EQ(file.require_string("general.architecture"), "tiny");
+  ASSERT_EQ(file.tensors().size(), 2U);
+  const GgufTensor& first = file.tensors()[0];
+  EXPECT_EQ(first.name, "a");
+  EXPECT_EQ(first.dtype, DType::F32);
+  EXPECT_EQ(first.n_dims, 2);
+  EXPECT_THAT(first.dims, ElementsAre(3, 2, 1, 1));
+  EXPECT_EQ(first.n_bytes, 24U);
+  EXPECT_EQ(first.n_elements(), 6U);
+  EXPECT_EQ(first.data, bytes.data() + first.file_offset);
+  EXPECT_EQ(describe_shape(first), "[3, 2]");
+  EXPECT_TRUE(std::equal(a.begin(), a.end(), first.data));
+  const GgufTensor& second = file.require_tensor("b");
+  EXPECT_TRUE(std::equal(b.begin(), b.end(), second.data));
+  EXPECT_EQ(second.file_offset % 32, 0U);
+  EXPECT_EQ(file.total_tensor_bytes(), 58U);
+  EXPECT_EQ(file.n_parts(), 1);
+  EXPECT_EQ(file.part(0), nullptr);
+  EXPECT_EQ(file.find_tensor("c"), nullptr);
+  EXPECT_THAT(error_of([&] { file.require_tensor("c"); }),
+              AllOf(StartsWith("small: "), HasSubstr("'c' is missing")));
+}
+
+TEST(GgufFile, OpensAFileWithNothingInIt) {
+  const Raw raw = Raw().header(0, 0);
+  const GgufFile file(raw.bytes(), "empty");
+  EXPECT_TRUE(file.tensors().empty());
+  EXPECT_TRUE(file.metadata().empty());
+  EXPECT_EQ(file.total_tensor_bytes(), 0U);
+}
+
+TEST(GgufFile, AcceptsVersion2) {
+  const Raw raw = Raw().header(1, 0, 2).tensor("t", {2}, kF32, 0).data(8);
+  EXPECT_EQ(GgufFile(raw.bytes(), "v2").version(), 2U);
+}
+
+TEST(GgufFile, AcceptsAScalarTensorWithoutDimensions) {
+  const Raw raw = Raw().header(1, 0).tensor("t", {}, kF32, 0).data(4);
+  const GgufFile file(raw.bytes(), "scalar");
+  EXPECT_EQ(file.tensors()[0].n_dims, 0);
+  EXPECT_EQ(file.tensors()[0].n_elements(), 1U);
+  EXPECT_EQ(describe_shape(file.tensors()[0]), "[]");
+}
+
+TEST(GgufFile, AcceptsGapsAnotherOrderAndTrailingBytes) {
+  const Raw raw =
+      Raw().header(2, 0).tensor("late", {2}, kF32, 96).tensor("early", {2}, kF32, 0).data(104).zeros(1000);
+  const GgufFile file(raw.bytes(), "gaps");
+  EXPECT_EQ(file.tensors()[0].name, "late");
+  EXPECT_LT(file.find_tensor("early")->data, file.find_tensor("late")->data);
+}
+
+TEST(GgufFile, AcceptsAnyAlignmentAndSaysWhatItGuarantees) {
+  for (const uint32_t alignment : {1U, 2U, 8U, 32U, 256U, 65536U}) {
+    GgufWriter writer;
+    writer.set("general.alignment", alignment);
+    const auto a = filled(4, 1), b = filled(34, 2);
+    writer.add_tensor("a", DType::F32, {1}, a);
+    writer.add_tensor("b", DType::Q8_0, {32}, b);
+    const std::vector<std::byte> bytes = writer.to_bytes();
+    const GgufFile file(bytes, "aligned");
+    for (const GgufTensor& tensor : file.tensors()) {
+      EXPECT_EQ(tensor.file_offset % alignment, 0U);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.data) % file.data_alignment(), 0U);
+    }
+    EXPECT_TRUE(std::equal(b.begin(), b.end(), file.find_tensor("b")->data));
+  }
+}
+
+TEST(GgufFile, MovesWithoutInvalidatingViews) {
+  const auto a = filled(24, 1), b = filled(34, 2);
+  const std::vector<std::byte> bytes = small_writer(a, b).to_bytes();
+  GgufFile file(bytes, "small");
+  const std::string_view architecture = file.require_string("general.architecture");
+  const GgufFile moved = std::move(file);
+  EXPECT_EQ(architecture, "tiny");
+  EXPECT_EQ(moved.require_string("general.architecture").data(), architecture.data());
+  EXPECT_NE(moved.find_tensor("b"), nullptr);
+}
+
+TEST(GgufFile, OpensEveryModelOfTheRepository) {
+  int opened = 0;
+  for (const char* folder : {THERMO_TEST_DATA, THERMO_MODELS}) {
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      if (entry.path().extension() != ".gguf") continue;
+      const GgufFile file(entry.path().string());
+      EXPECT_FALSE(file.tensors().empty()) << entry.path();
+      EXPECT_GE(file.data_alignment(), 32U) << entry.path();
+      ASSERT_NE(file.part(0), nullptr);
+      EXPECT_EQ(file.part(0)->path(), entry.path().string());
+      EXPECT_EQ(file.part(1), nullptr);
+      EXPECT_EQ(file.part(-1), nullptr);
+      EXPECT_GT(walk(file), 0U);
+      ++opened;
+    }
+  }
+  EXPECT_GE(opened, 9);
+}
+
+TEST(GgufFile, ReadsTheVocabularyOfPlankton) {
+  const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
+  EXPECT_EQ(file.require_string("general.architecture"), "qwen35moe");
+  EXPECT_EQ(file.require_strings("tokenizer.ggml.tokens").size(), 4096U);
+  EXPECT_EQ(file.require_tensor("token_embd.weight").dims[1], 4096U);
+}
+
+TEST(GgufFile, OpensALargeVocabularyQuickly) {
+  std::vector<std::string> tokens, merges;
+  for (int i = 0; i < 248320; ++i) {
+    tokens.push_back(fmt::format("token{}", i));
+    merges.push_back(fmt::format("tok en{}", i));
+  }
+  GgufWriter writer;
+  writer.set_array("tokenizer.ggml.tokens", tokens);
+  writer.set_array("tokenizer.ggml.merges", merges);
+  const std::vector<std::byte> bytes = writer.to_bytes();
+
+  const auto start = std::chrono::steady_clock::now();
+  const GgufFile file(bytes, "vocabulary");
+  const auto read_tokens = file.require_strings("tokenizer.ggml.tokens");
+  const auto read_merges = file.require_strings("tokenizer.ggml.merges");
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+
+  EXPECT_EQ(read_tokens.back(), "token248319");
+  EXPECT_EQ(read_merges.back(), "tok en248319");
+  RecordProperty("milliseconds", std::to_string(seconds.count() * 1e3));
+  EXPECT_LT(seconds.count(), 0.3);
+}
+
+// ---- header (1.6 item 1) ----
+
+TEST(GgufFile, NamesAMissingFile) {
+  EXPECT_THAT(path_error("/nonexistent/model.gguf"), HasSubstr("/nonexistent/model.gguf"));
+}
+
+TEST(GgufFile, SaysWhatAFileThatIsNotGgufLooksLike) {
+  EXPECT_THAT(open_error(""), HasSubstr("empty"));
+  EXPECT_THAT(open_error("version https://git-lfs.github.com/spec/v1\noid"), HasSubstr("git lfs pull"));
+  EXPECT_THAT(open_error("<!DOCTYPE html><html>"), HasSubstr("web page"));
+  EXPECT_THAT(open_error("{\"a\": 1}"), HasSubstr("JSON"));
+  EXPECT_THAT(open_error("PK\x03\x04 and so on"), HasSubstr("ZIP"));
+  EXPECT_THAT(open_error("tjgg and so on"), HasSubstr("came before GGUF"));
+  EXPECT_THAT(open_error(Raw().num(uint64_t{500}).text("{\"__metadata__\":")), HasSubstr("safetensors"));
+  EXPECT_THAT(open_error(Raw().zeros(100)), HasSubstr("zeros"));
+  EXPECT_THAT(open_error("\x1b[2J and so on"),
+              AllOf(StartsWith("test.gguf: not a GGUF file"), HasSubstr("begins with \"\\x1b[2J\"")));
+}
+
+TEST(GgufFile, RejectsAFileShorterThanItsHeader) {
+  EXPECT_THAT(open_error("GGUF\3"), HasSubstr("a GGUF header alone has 24"));
+}
+
+TEST(GgufFile, RejectsEveryOtherVersionWithItsOwnMessage) {
+  EXPECT_THAT(open_error(Raw().header(0, 0, 1)), AllOf(HasSubstr("version 1"), HasSubstr("convert")));
+  EXPECT_THAT(open_error(Raw().header(0, 0, 0x03000000)), HasSubstr("big-endian"));
+  EXPECT_THAT(open_error(Raw().header(0, 0, 4)),
+              AllOf(HasSubstr("version 4"), HasSubstr("newer thermocline")));
+  EXPECT_THAT(open_error(Raw().header(0, 0, 0)), HasSubstr("version 0"));
+}
+
+TEST(GgufFile, RejectsCountsAboveTheCap) {
+  EXPECT_THAT(open_error(Raw().header((1 << 20) + 1, 0).zeros(26 << 20)), HasSubstr("at most 1048576"));
+  EXPECT_THAT(open_error(Raw().header(0, (1 << 16) + 1).zeros(1 << 20)), HasSubstr("at most 65536"));
+}
+
+TEST(GgufFile, RejectsCountsThatTheFileCannotHold) {
+  EXPECT_THAT(open_error(Raw().header(10, 0).zeros(239)), HasSubstr("10 tensors, but only 239 bytes"));
+  EXPECT_THAT(open_error(Raw().header(0, 10).zeros(139)),
+              HasSubstr("10 metadata entries, but only 139 bytes"));
+  EXPECT_THAT(open_error(Raw().header(~0ULL, 0)), HasSubstr("announces"));
+  EXPECT_THAT(open_error(Raw().header(0, ~0ULL)), HasSubstr("announces"));
+}
+
+TEST(GgufFile, RejectsATensorCountThatTheMetadataLeftNoRoomFor) {
+  const Raw raw = Raw().header(3, 1).key("k", GgufType::String).string(std::string(100, 'x'));
+  EXPECT_THAT(open_error(raw), HasSubstr("3 tensors, but only 0 bytes"));
+}
+
+// ---- metadata (1.6 items 2 to 4) ----
+
+TEST(GgufFile, RejectsAStringLongerThanTheFile) {
+  const Raw raw = Raw().header(0, 1).key("k", GgufType::String).num(uint64_t{1000}).text("short");
+  EXPECT_THAT(open_error(raw), HasSubstr("file ends at byte"));
+}
+
+TEST(GgufFile, RejectsAStringLongerThanTheCap) {
+  const uint64_t lengths[] = {64 * MiB + 1, std::numeric_limits<uint64_t>::max()};
+  for (const uint64_t length : lengths) {
+    const Raw raw = Raw().header(0, 1).key("k", GgufType::String).num(length).text("x");
+    EXPECT_THAT(open_error(raw), HasSubstr("expected at most 67108864"));
+  }
+}
+
+TEST(GgufFile, RejectsAKeyLongerThanTheCap) {
+  const Raw raw = Raw().header(0, 1).key(std::string(65537, 'k'), GgufType::U8).num(uint8_t{1});
+  EXPECT_THAT(open_error(raw), AllOf(HasSubstr("key"), HasSubstr("expected at most 65536")));
+}
+
+TEST(GgufFile, RejectsAnEmptyKey) {
+  EXPECT_THAT(open_error(Raw().header(0, 1).key("", GgufType::U16).num(uint16_t{1})), HasSubstr("empty key"));
+}
+
+TEST(GgufFile, RejectsADuplicatedKey) {
+  const Raw raw = Raw()
+                      .header(0, 3)
+                      .key("twice", GgufType::U8)
+                      .num(uint8_t{1})
+                      .key("other", GgufType::U8)
+                      .num(uint8_t{1})
+                      .key("twice", GgufType::Bool)
+                      .num(uint8_t{1});
+  EXPECT_THAT(open_error(raw), HasSubstr("'twice' appears twice"));
+}
+
+TEST(GgufFile, RejectsAnUnknownValueType) {
+  const Raw raw = Raw().header(0, 1).string("k").num(uint32_t{13}).num(uint64_t{0});
+  EXPECT_THAT(open_error(raw), AllOf(HasSubstr("'k'"), HasSubstr("value type 13")));
+}
+
+TEST(GgufFile, RejectsAnUnknownElementType) {
+  const Raw raw = Raw().header(0, 1).key("k", GgufType::Array).num(uint32_t{99}).num(uint64_t{0});
+  EXPECT_THAT(open_error(raw), HasSubstr("element type 99"));
+}
+
+TEST(GgufFile, RejectsAnArrayOfArrays) {
+  const Raw raw = Raw().header(0, 1).key("k", GgufType::Array).num(uint32_t{9}).num(uint64_t{0});
+  EXPECT_THAT(open_error(raw), HasSubstr("array of arrays"));
+}
+
+TEST(GgufFile, RejectsAnArrayThatTheFileCannotHold) {
+  const uint64_t counts[] = {5, 1ULL << 30};
+  for (const uint32_t type : {0U, 4U, 8U, 12U}) {
+    for (const uint64_t count : counts) {
+      const Raw raw = Raw().header(0, 1).key("k", GgufType::Array).num(type).num(count).zeros(4);
+      EXPECT_THAT(open_error(raw), HasSubstr("but only 4 bytes follow"));
+    }
+  }
+}
+
+TEST(GgufFile, RejectsAnArrayCountAboveTheCap) {
+  const uint64_t counts[] = {(1ULL << 30) + 1, 1ULL << 61, ~0ULL};
+  for (const uint64_t count : counts) {
+    const Raw raw = Raw().header(0, 1).key("k", GgufType::Array).num(uint32_t{10}).num(count).zeros(64);
+    EXPECT_THAT(open_error(raw), HasSubstr("expected at most 1073741824"));
+  }
+}
+
+TEST(GgufFile, RejectsAStringOfAnArrayThatEndsPastTheFile) {
+  const Raw raw = Raw()
+                      .header(0, 1)
+                      .key("k", GgufType::Array)
+                      .num(uint32_t{8})
+                      .num(uint64_t{2})
+                      .string("a")
+                      .num(uint64_t{9});
+  EXPECT_THAT(open_error(raw), HasSubstr("file ends at byte"));
+}
+
+TEST(GgufFile, RejectsAnAlignmentThatMakesNoSense) {
+  for (const uint32_t alignment : {0U, 3U, 48U, 131072U, 0xFFFFFFFFU}) {
+    const Raw raw = Raw().header(0, 1).key("general.alignment", GgufType::U32).num(alignment);
+    EXPECT_THAT(open_error(raw),
+                AllOf(HasSubstr("general.alignment"), HasSubstr("power of two up to 65536")));
+  }
+  const Raw raw = Raw().header(0, 1).key("general.alignment", GgufType::U64).num(uint64_t{32});
+  EXPECT_THAT(open_error(raw), HasSubstr("is u64, expected u32"));
+}
+
+// ---- tensor directory (1.6 items 2 and 5 to 8) ----
+
+TEST(GgufFile, RejectsATensorNameOf64Bytes) {
+  const std::string longest(63, 'n');
+  const Raw good = Raw().header(1, 0).tensor(longest, {2}, kF32, 0).data(8);
+  EXPECT_NE(GgufFile(good.bytes(), "names").find_tensor(longest), nullptr);
+  const Raw bad = Raw().header(1, 0).tensor(longest + "n", {2}, kF32, 0).data(8);
+  EXPECT_THAT(open_error(bad), AllOf(HasSubstr("tensor name"), HasSubstr("at most 63")));
+}
+
+TEST(GgufFile, RejectsFiveDimensions) {
+  const Raw raw = Raw().header(1, 0).tensor("t", {1, 1, 1, 1, 1}, kF32, 0).data(4);
+  EXPECT_THAT(open_error(raw), HasSubstr("'t' has 5 dimensions"));
+}
+
+TEST(GgufFile, RejectsADimensionOutOfRange) {
+  EXPECT_THAT(open_error(Raw().header(1, 0).tensor("t", {4, 0}, kF32, 0).data(4)),
+              HasSubstr("dimension 1 of 0"));
+  EXPECT_THAT(open_error(Raw().header(1, 0).tensor("t", {1ULL << 63}, kF32, 0).data(4)),
+              HasSubstr("dimension 0 of"));
+}
+
+TEST(GgufFile, RejectsShapesThatOverflow) {
+  const std::vector<uint64_t> shapes[] = {
+      {1ULL << 32, 1ULL << 32}, {1ULL << 62, 2}, {1ULL << 16, 1ULL << 16, 1ULL << 16, 1ULL << 16}};
+  for (const std::vector<uint64_t>& shape : shapes)
+    EXPECT_THAT(open_error(Raw().header(1, 0).tensor("t", shape, kF32, 0).data(4)),
+                HasSubstr("more than 2^63-1"));
+  // The elements fit, the bytes do not.
+  EXPECT_THAT(open_error(Raw().header(1, 0).tensor("t", {1ULL << 62}, kF32, 0).data(4)),
+              HasSubstr("2^64 bytes"));
+}
+
+TEST(GgufFile, RejectsTensorTypesItCannotReadByName) {
+  struct Case {
+    uint32_t id;
+    const char* name;
+  };
+  const Case cases[] = {{16, "IQ2_XXS"}, {4, "retired"},  {5, "retired"},  {9, "Q8_1"},
+                        {31, "retired"}, {32, "retired"}, {33, "retired"}, {36, "retired"},
+                        {37, "retired"}, {38, "retired"}, {43, "unknown"}, {~0U, "unknown"}};
+  for (const Case& c : cases)
+    EXPECT_THAT(open_error(Raw().header(1, 0).tensor("blk.0.x", {256}, c.id, 0).data(4096)),
+                AllOf(HasSubstr("'blk.0.x'"), HasSubstr(c.name), HasSubstr(fmt::format("id {}", c.id))));
+}
+
+TEST(GgufFile, RejectsRowsThatAreNoWholeBlocks) {
+  EXPECT_THAT(open_error(Raw().header(1, 0).tensor("t", {128, 2}, kQ4K, 0).data(144)),
+              AllOf(HasSubstr("rows of 128"), HasSubstr("multiple of 256 for type Q4_K")));
+  EXPECT_THAT(open_error(Raw().header(1, 0).tensor("t", {}, kQ4K, 0).data(144)), HasSubstr("rows of 1 "));
+}
+
+TEST(GgufFile, RejectsAMisalignedOffset) {
+  EXPECT_THAT(open_error(Raw().header(1, 0).tensor("t", {2}, kF32, 4).data(64)),
+              HasSubstr("offset 4, expected a multiple of the alignment 32"));
+}
+
+TEST(GgufFile, RejectsATensorThatEndsPastTheFile) {
+  EXPECT_NO_THROW(GgufFile(Raw().header(1, 0).tensor("t", {8}, kF32, 0).data(32).bytes(), "whole"));
+  EXPECT_THAT(open_error(Raw().header(1, 0).tensor("t", {8}, kF32, 0).data(31)),
+              HasSubstr("'t' needs 32 bytes"));
+  EXPECT_THAT(open_error(Raw().header(1, 0).tensor("t", {8}, kF32, 32).data(32)),
+              HasSubstr("'t' needs 32 bytes"));
+}
+
+TEST(GgufFile, RejectsAnOffsetThatWrapsAround) {
+  const uint64_t offsets[] = {~0ULL - 31, 1ULL << 63};
+  for (const uint64_t offset : offsets)
+    EXPECT_THAT(open_error(Raw().header(1, 0).tensor("t", {8}, kF32, offset).data(32)),
+                HasSubstr("'t' needs"));
+  EXPECT_THAT(open_error(Raw().header(1, 0).tensor("t", {(1ULL << 62) - 1}, kF32, 1ULL << 63).data(32)),
+              HasSubstr("'t' needs"));
+}
+
+TEST(GgufFile, RejectsTensorsThatShareBytes) {
+  EXPECT_THAT(open_error(Raw().header(2, 0).tensor("a", {8}, kF32, 0).tensor("b", {8}, kF32, 0).data(64)),
+              HasSubstr("share bytes"));
+  EXPECT_THAT(open_error(Raw().header(2, 0).tensor("a", {2}, kF32, 32).tensor("b", {9}, kF32, 0).data(64)),
+              AllOf(HasSubstr("'b' and 'a' share bytes")));
+}
+
+TEST(GgufFile, RejectsADuplicatedTensorName) {
+  EXPECT_THAT(
+      open_error(Raw().header(2, 0).tensor("same", {8}, kF32, 0).tensor("same", {8}, kF32, 32).data(64)),
+      HasSubstr("'same' appears twice"));
+}
+
+TEST(GgufFile, EscapesNamesFromTheFileInMessages) {
+  EXPECT_THAT(open_error(Raw().header(1, 0).tensor("\x1b[31mred\n", {2}, kF32, 4).data(64)),
+              HasSubstr("'\\x1b[31mred\\n'"));
+}
+
+TEST(GgufFile, RejectsEveryTruncationOfASmallFile) {
+  const auto a = filled(24, 1), b = filled(34, 2);
+  const std::vector<std::byte> whole = small_writer(a, b).to_bytes();
+  const GgufFile file(whole, "whole");
+  const size_t end = file.find_tensor("b")->file_offset + 34;
+  for (size_t size = 0; size < whole.size(); ++size) {
+    // Exactly this many bytes on the heap, so that a sanitizer sees a read past them.
+    const std::unique_ptr<std::byte[]> copy(new std::byte[size]);
+    std::copy_n(whole.begin(), size, copy.get());
+    const std::span<const std::byte> bytes(copy.get(), size);
+    if (size < end) {
+      EXPECT_THROW(GgufFile(bytes, "cut"), LoadError) << size;
+    } else {
+      EXPECT_NO_THROW(walk(GgufFile(bytes, "cut"))) << size;
+    }
+  }
+}
+
+TEST(GgufFile, OpensOrRefusesEveryChangeOfOneByte) {
+  const auto a = filled(24, 1), b = filled(34, 2);
+  const std::vector<std::byte> whole = small_writer(a, b).to_bytes();
+  for (size_t i = 0; i < whole.size(); ++i) {
+    for (const int value : {0x00, 0x01, 0x08, 0x09, 0x7F, 0x80, 0xFF}) {
+      std::vector<std::byte> bytes = whole;
+      bytes[i] = static_cast<std::byte>(value);
+      try {
+        walk(GgufFile(bytes, "changed"));
+      } catch (const LoadError&) {
+      }
+    }
+  }
+}
+
+TEST(GgufFile, OpensAMillionTensorsInReasonableTime) {
+  // All names end alike: what a table keyed by a weak hash would stumble over.
+  constexpr uint64_t kCount = 1 << 20;
+  Raw raw;
+  raw.header(kCount, 0);
+  for (uint64_t i = 0; i < kCount; ++i) raw.tensor(fmt::format("{:07}.weight", i), {1}, kF32, i * 32);
+  raw.data(kCount * 32);
+  const auto start = std::chrono::steady_clock::now();
+  const GgufFile file(raw.bytes(), "many");
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  EXPECT_EQ(file.find_tensor("0123456.weight")->file_offset % 32, 0U);
+  EXPECT_LT(seconds.count(), 20);
+}
+
+// ---- accessors (1.2) ----
+
+class GgufMetadata : public ::testing::Test {
+ protected:
+  GgufFile open() {
+    bytes_ = writer_.to_bytes();
+    return GgufFile(bytes_, "meta.gguf");
+  }
+  GgufWriter writer_;
+  std::vector<std::byte> bytes_;
+};
+
+TEST_F(GgufMetadata, TakesIntegersOfAnyTypeWhoseValueFits) {
+  writer_.set("u8", uint8_t{200});
+  writer_.set("i8", int8_t{100});
+  writer_.set("u16", uint16_t{60000});
+  writer_.set("i16", int16_t{30000});
+  writer_.set("u32", uint32_t{4000000000});
+  writer_.set("i32", int32_t{2000000000});
+  writer_.set("u64", uint64_t{1} << 63);
+  writer_.set("i64", int64_t{1} << 62);
+  const GgufFile file = open();
+  EXPECT_EQ(file.find_uint("u8"), 200U);
+  EXPECT_EQ(file.find_uint("i8"), 100U);
+  EXPECT_EQ(file.find_uint("u16"), 60000U);
+  EXPECT_EQ(file.find_uint("i16"), 30000U);
+  EXPECT_EQ(file.find_uint("u32"), 4000000000U);
+  EXPECT_EQ(file.find_uint("i32"), 2000000000U);
+  EXPECT_EQ(file.find_uint("u64"), uint64_t{1} << 63);
+  EXPECT_EQ(file.require_uint("i64"), uint64_t{1} << 62);
+  EXPECT_EQ(file.find_int("u8"), 200);
+  EXPECT_EQ(file.find_int("u32"), 4000000000);
+  EXPECT_EQ(file.require_int("i64"), int64_t{1} << 62);
+}
+
+TEST_F(GgufMetadata, RefusesIntegersThatDoNotFit) {
+  writer_.set("negative", int32_t{-3});
+  writer_.set("large", uint32_t{70000});
+  writer_.set("huge", ~uint64_t{0});
+  writer_.set_array("list", std::vector<int32_t>{1, -1});
+  const GgufFile file = open();
+  EXPECT_EQ(file.find_int("negative"), -3);
+  EXPECT_THAT(
+      error_of([&] { file.find_uint("negative"); }),
+      AllOf(StartsWith("meta.gguf: "), HasSubstr("'negative'"), HasSubstr("-3"), HasSubstr("from 0 to")));
+  EXPECT_THAT(error_of([&] { file.find_uint("large", 65535); }), HasSubstr("0 to 65535"));
+  EXPECT_EQ(file.find_uint("large", 70000), 70000U);
+  EXPECT_THAT(error_of([&] { file.find_int("huge"); }), HasSubstr("below 2^63"));
+  EXPECT_THAT(error_of([&] { file.find_uints("list"); }), HasSubstr("element 1 of metadata key 'list'"));
+}
+
+TEST_F(GgufMetadata, TakesFloatsOfBothWidths) {
+  writer_.set("f32", 0.5F);
+  writer_.set("f64", 0.25);
+  writer_.set("int", 1);
+  const GgufFile file = open();
+  EXPECT_EQ(file.find_float("f32"), 0.5);
+  EXPECT_EQ(file.require_float("f64"), 0.25);
+  EXPECT_THAT(error_of([&] { file.find_float("int"); }),
+              AllOf(HasSubstr("is i32"), HasSubstr("expected a float")));
+}
+
+TEST_F(GgufMetadata, ReadsBoolsAndStrings) {
+  writer_.set("yes", true);
+  writer_.set("no", false);
+  writer_.set("text", std::string_view("a\0b", 3));
+  writer_.set("empty", "");
+  const GgufFile file = open();
+  EXPECT_EQ(file.find_bool("yes"), true);
+  EXPECT_FALSE(file.require_bool("no"));
+  EXPECT_EQ(file.find_string("text"), std::string_view("a\0b", 3));
+  EXPECT_EQ(file.require_string("empty"), "");
+}
+
+TEST_F(GgufMetadata, TakesAnyNonZeroByteAsTrue) {
+  const Raw raw = Raw().header(0, 1).key("flag", GgufType::Bool).num(uint8_t{2});
+  EXPECT_TRUE(GgufFile(raw.bytes(), "flag").require_bool("flag"));
+}
+
+TEST_F(GgufMetadata, ReadsArraysOfEveryKind) {
+  writer_.set_array("ints", std::vector<int16_t>{-1, 2});
+  writer_.set_array("uints", std::vector<uint8_t>{1, 255});
+  writer_.set_array("floats", std::vector<float>{0.5F, 2});
+  writer_.set_array("doubles", std::vector<double>{0.25});
+  writer_.set_array("bools", std::vector<bool>{true, false, true});
+  writer_.set_array("strings", std::vector<std::string_view>{"a", "", "ccc"});
+  writer_.set_array("nothing", std::vector<int32_t>{});
+  const GgufFile file = open();
+  EXPECT_THAT(file.require_ints("ints"), ElementsAre(-1, 2));
+  EXPECT_THAT(file.require_uints("uints"), ElementsAre(1, 255));
+  EXPECT_THAT(file.require_floats("floats"), ElementsAre(0.5, 2));
+  EXPECT_THAT(file.require_floats("doubles"), ElementsAre(0.25));
+  EXPECT_THAT(file.require_bools("bools"), ElementsAre(true, false, true));
+  EXPECT_THAT(file.require_strings("strings"), ElementsAre("a", "", "ccc"));
+  EXPECT_TRUE(file.require_ints("nothing").empty());
+}
+
+TEST_F(GgufMetadata, TreatsAnAbsentKeyAsNoErrorUnlessRequired) {
+  const GgufFile file = open();
+  EXPECT_FALSE(file.find_uint("k"));
+  EXPECT_FALSE(file.find_int("k"));
+  EXPECT_FALSE(file.find_float("k"));
+  EXPECT_FALSE(file.find_bool("k"));
+  EXPECT_FALSE(file.find_string("k"));
+  EXPECT_FALSE(file.find_strings("k"));
+  EXPECT_FALSE(file.find_uint_each("k", 3));
+  EXPECT_EQ(file.find("k"), nullptr);
+  for (const std::string& message :
+       {error_of([&] { file.require_uint("k"); }), error_of([&] { file.require_strings("k"); }),
+        error_of([&] { file.require_bool_each("k", 2); })})
+    EXPECT_THAT(message, AllOf(StartsWith("meta.gguf: "), HasSubstr("'k' is missing, expected")));
+}
+
+TEST_F(GgufMetadata, NamesExpectedAndFoundTypeOfAMismatch) {
+  writer_.set("text", "hello");
+  writer_.set_array("list", std::vector<int32_t>{1, 2, 3});
+  const GgufFile file = open();
+  EXPECT_THAT(error_of([&] { file.find_uint("text"); }),
+              AllOf(HasSubstr("'text' is string (\"hello\")"), HasSubstr("expected an unsigned integer")));
+  EXPECT_THAT(error_of([&] { file.find_int("list"); }), HasSubstr("is array of 3 i32"));
+  EXPECT_THAT(error_of([&] { file.find_bool("text"); }), HasSubstr("expected a bool"));
+  EXPECT_THAT(error_of([&] { file.find_string("list"); }), HasSubstr("expected a string"));
+  EXPECT_THAT(error_of([&] { file.find_strings("list"); }), HasSubstr("expected an array of strings"));
+  EXPECT_THAT(error_of([&] { file.find_ints("text"); }), HasSubstr("expected an array of integers"));
+  EXPECT_THAT(error_of([&] { file.find_floats("list"); }), HasSubstr("expected an array of floats"));
+  EXPECT_THAT(error_of([&] { file.find_bools("list"); }), HasSubstr("expected an array of bools"));
+}
+
+TEST_F(GgufMetadata, TakesAScalarForEachOrAnArrayOfExactlyN) {
+  writer_.set("one", uint32_t{4});
+  writer_.set_array("three", std::vector<int32_t>{1, 2, 3});
+  writer_.set("float", 0.5F);
+  writer_.set_array("bools", std::vector<bool>{true, false, false});
+  writer_.set("text", "x");
+  const GgufFile file = open();
+  EXPECT_THAT(file.require_uint_each("one", 3), ElementsAre(4, 4, 4));
+  EXPECT_THAT(file.require_uint_each("three", 3), ElementsAre(1, 2, 3));
+  EXPECT_THAT(file.require_float_each("float", 2), ElementsAre(0.5, 0.5));
+  EXPECT_THAT(file.require_bool_each("bools", 3), ElementsAre(true, false, false));
+  for (const size_t n : {0U, 2U, 4U})
+    EXPECT_THAT(
+        error_of([&] { file.find_uint_each("three", n); }),
+        AllOf(HasSubstr("'three' is array of 3 i32"), HasSubstr(fmt::format("array of exactly {}", n))));
+  EXPECT_THAT(error_of([&] { file.find_uint_each("text", 3); }), HasSubstr("is string"));
+  EXPECT_THAT(error_of([&] { file.find_uint_each("one", 3, 3); }), HasSubstr("0 to 3"));
+}
+
+TEST_F(GgufMetadata, ListsEverythingInFileOrderForPeople) {
+  writer_.set("z", "text\n\x1b[0m\xff h\xc3\xa9");
+  writer_.set("a", uint8_t{65});
+  writer_.set("f", 1e-6F);
+  writer_.set("b", true);
+  writer_.set_array("list", std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7, 8, 9});
+  writer_.set_array("words", std::vector<std::string>{"x", "y"});
+  writer_.set("long", std::string(500, 'l'));
+  const GgufFile file = open();
+  std::vector<std::string> lines;
+  for (const GgufEntry& entry : file.metadata())
+    lines.push_back(
+        fmt::format("{} {} {}", entry.key, describe_type(entry.value), describe_value(entry.value, 12)));
+  EXPECT_THAT(
+      lines,
+      ElementsAre("z string \"text\\n\\x1b[0m\\xff h...\" (14 bytes)", "a u8 65", "f f32 1e-06",
+                  "b bool true", "list array of 9 i32 [1, 2, 3, 4, 5, 6, 7, 8, ... 9 in all]",
+                  "words array of 2 string [\"x\", \"y\"]", "long string \"llllllllllll...\" (500 bytes)"));
+}
+
+TEST(EscapeText, KeepsUtf8AndEscapesTheRest) {
+  EXPECT_EQ(escape_text("h\xc3\xa9 \xe4\xb8\xad \xf0\x9f\x98\x80"),
+            "h\xc3\xa9 \xe4\xb8\xad \xf0\x9f\x98\x80");
+  EXPECT_EQ(escape_text("\xc3"), "\\xc3");
+  EXPECT_EQ(escape_text("\xc0\xaf"), "\\xc0\\xaf");           // overlong
+  EXPECT_EQ(escape_text("\xed\xa0\x80"), "\\xed\\xa0\\x80");  // surrogate
+  EXPECT_EQ(escape_text("\xc2\x9b"), "\\xc2\\x9b");           // a terminal control
+  EXPECT_EQ(escape_text(std::string_view("\0\x7f\t", 3)), "\\x00\\x7f\\t");
+  EXPECT_EQ(escape_text("abc", 2), "ab...");
+  EXPECT_EQ(escape_text("a\xc3\xa9", 2), "a...");
+}
+
+// ---- split models (1.4) ----
+
+TEST_F(GgufSplit, OpensAllPartsFromTheFirst) {
+  GgufWriter writer;
+  writer.set("general.architecture", "tiny");
+  std::vector<std::vector<std::byte>> data;
+  for (int i = 0; i < 5; ++i) data.push_back(filled(24, i));
+  for (int i = 0; i < 5; ++i)
+    writer.add_tensor(fmt::format("t{}", i), DType::F32, {6}, data[static_cast<size_t>(i)]);
+  const std::vector<std::string> paths = writer.write_split(at("model"), 2);
+  EXPECT_THAT(paths, ElementsAre(at("model-00001-of-00003.gguf"), at("model-00002-of-00003.gguf"),
+                                 at("model-00003-of-00003.gguf")));
+  const GgufFile file(paths[0]);
+  EXPECT_EQ(file.n_parts(), 3);
+  EXPECT_EQ(file.part(2)->path(), paths[2]);
+  EXPECT_EQ(file.require_string("general.architecture"), "tiny");
+  EXPECT_EQ(file.total_tensor_bytes(), 5U * 24);
+  ASSERT_EQ(file.tensors().size(), 5U);
+  for (int i = 0; i < 5; ++i) {
+    const GgufTensor& tensor = file.tensors()[static_cast<size_t>(i)];
+    EXPECT_EQ(tensor.name, fmt::format("t{}", i));
+    EXPECT_EQ(tensor.part, i / 2);
+    EXPECT_EQ(tensor.data, file.part(tensor.part)->bytes().data() + tensor.file_offset);
+    EXPECT_TRUE(std::equal(tensor.data, tensor.data + 24, data[static_cast<size_t>(i)].begin()));
+  }
+}
+
+TEST_F(GgufSplit, KeepsTheAlignmentInEveryPart) {
+  GgufWriter writer;
+  writer.set("general.alignment", uint32_t{128});
+  for (const char* name : {"a", "b", "c"}) writer.add_tensor(name, DType::F32, {6}, data_);
+  const GgufFile file(writer.write_split(at("model"), 2)[0]);
+  EXPECT_EQ(file.data_alignment() % 128, 0U);
+  EXPECT_GT(walk(file), 0U);
+}
+
+TEST_F(GgufSplit, AcceptsAFirstPartWithoutTensors) {
+  write_part("m-00001-of-00002.gguf", 0, 2, 1, {});
+  write_part("m-00002-of-00002.gguf", 1, 2, 1, {"t"});
+  const GgufFile file(at("m-00001-of-00002.gguf"));
+  ASSERT_EQ(file.tensors().size(), 1U);
+  EXPECT_EQ(file.find_tensor("t")->part, 1);
+}
+
+TEST_F(GgufSplit, NamesTheFirstPartWhenGivenALaterOne) {
+  write_part("m-00001-of-00002.gguf", 0, 2, 2, {"a"});
+  write_part("m-00002-of-00002.gguf", 1, 2, 2, {"b"});
+  EXPECT_THAT(path_error(at("m-00002-of-00002.gguf")),
+              AllOf(HasSubstr("part 2"), HasSubstr(at("m-00001-of-00002.gguf"))));
+}
+
+TEST_F(GgufSplit, NamesAMissingPart) {
+  write_part("m-00001-of-00002.gguf", 0, 2, 2, {"a"});
+  EXPECT_THAT(path_error(at("m-00001-of-00002.gguf")),
+              AllOf(HasSubstr("part 2"), HasSubstr(at("m-00002-of-00002.gguf"))));
+}
+
+TEST_F(GgufSplit, RejectsARenamedFirstPart) {
+  write_part("m.gguf", 0, 2, 2, {"a"});
+  EXPECT_THAT(path_error(at("m.gguf")), HasSubstr("rename"));
+  write_part("m-00001-of-00003.gguf", 0, 2, 2, {"a"});
+  EXPECT_THAT(path_error(at("m-00001-of-00003.gguf")), HasSubstr("rename"));
+}
+
+TEST_F(GgufSplit, RejectsPartsThatDoNotBelongTogether) {
+  write_part("m-00001-of-00002.gguf", 0, 2, 2, {"a"});
+  write_part("m-00002-of-00002.gguf", 0, 2, 2, {"b"});
+  EXPECT_THAT(path_error(at("m-00001-of-00002.gguf")),
+              HasSubstr("says it is part 1 of 2, expected part 2 of 2"));
+  write_part("m-00002-of-00002.gguf", 1, 3, 2, {"b"});
+  EXPECT_THAT(path_error(at("m-00001-of-00002.gguf")), HasSubstr("says it is part 2 of 3"));
+  write_part("m-00002-of-00002.gguf", 1, 2, 7, {"b"});
+  EXPECT_THAT(path_error(at("m-00001-of-00002.gguf")), HasSubstr("says the whole model has 7"));
+  GgufWriter plain;
+  plain.add_tensor("b", DType::F32, {6}, data_);
+  plain.write(at("m-00002-of-00002.gguf"));
+  EXPECT_THAT(path_error(at("m-00001-of-00002.gguf")),
+              AllOf(HasSubstr("m-00002-of-00002.gguf: "), HasSubstr("'split.no' is missing")));
+}
+
+TEST_F(GgufSplit, RejectsAWrongTotalOfTensors) {
+  write_part("m-00001-of-00002.gguf", 0, 2, 3, {"a"});
+  write_part("m-00002-of-00002.gguf", 1, 2, 3, {"b"});
+  EXPECT_THAT(path_error(at("m-00001-of-00002.gguf")), HasSubstr("hold 2 tensors, expected 3"));
+}
+
+TEST_F(GgufSplit, RejectsATensorThatIsInTwoParts) {
+  write_part("m-00001-of-00002.gguf", 0, 2, 2, {"a"});
+  write_part("m-00002-of-00002.gguf", 1, 2, 2, {"a"});
+  EXPECT_THAT(path_error(at("m-00001-of-00002.gguf")), HasSubstr("'a' appears twice"));
+}
+
+TEST_F(GgufSplit, RejectsADamagedLaterPart) {
+  write_part("m-00001-of-00002.gguf", 0, 2, 2, {"a"});
+  write_part("m-00002-of-00002.gguf", 1, 2, 2, {"b"});
+  std::filesystem::resize_file(at("m-00002-of-00002.gguf"), 40);
+  EXPECT_THAT(path_error(at("m-00001-of-00002.gguf")), StartsWith(at("m-00002-of-00002.gguf")));
+  std::filesystem::resize_file(at("m-00002-of-00002.gguf"), 0);
+  EXPECT_THAT(path_error(at("m-00001-of-00002.gguf")), HasSubstr("part 2 is not usable"));
+}
+
+TEST_F(GgufSplit, RefusesAPartInMemory) {
+  GgufWriter writer;
+  writer.set("split.no", uint16_t{0});
+  writer.set("split.count", uint16_t{2});
+  const std::vector<std::byte> bytes = writer.to_bytes();
+  EXPECT_THAT(open_error(bytes), HasSubstr("one part of a split model"));
+}
+
+TEST_F(GgufSplit, OpensAMergedFileThatKeptTheKeys) {
+  for (const int count : {0, 1}) {
+    write_part("merged.gguf", 0, count, 2, {"a", "b"});
+    EXPECT_EQ(GgufFile(at("merged.gguf")).tensors().size(), 2U);
+  }
+}
+
+}  // namespace
+}  // namespace thermo
