@@ -51,8 +51,8 @@ ThreadPool::ThreadPool(const ThreadPoolOptions& options) : spin_us_(options.spin
 
 ThreadPool::~ThreadPool() {
   stop_.store(true);
-  epoch_.fetch_add(1);
-  epoch_.notify_all();
+  gate_.fetch_add(1);
+  gate_.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
@@ -61,16 +61,16 @@ void ThreadPool::run_erased(int n_tasks, TaskFn fn, void* context) noexcept {
   context_ = context;
   n_tasks_ = n_tasks;
   next_task_.store(0, std::memory_order_relaxed);
-  n_busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-  // seq_cst here and in work(): either the worker sees the new epoch before it parks, or we see it parked.
-  epoch_.fetch_add(1);
-  if (n_parked_.load() > 0) epoch_.notify_all();
+  // Sequentially consistent here and in work(): either the worker sees the open gate before it parks, or we see it
+  // parked; and either it sees the gate closed, or we see it inside.
+  gate_.fetch_add(1);
+  if (n_parked_.load() > 0) gate_.notify_all();
   drain(0);
-  // Every worker checks out of every region, so the region's data can be overwritten afterwards.
+  gate_.fetch_add(1);
   int spins = 0;
-  while (n_busy_.load(std::memory_order_acquire) != 0) {
+  while (n_inside_.load() != 0) {
     pause_cpu();
-    if (++spins == kSpinsPerClockLook * 16) {  // a worker lost its core: let it have ours
+    if (++spins == kSpinsPerClockLook) {  // a worker lost its core: let it have ours
       std::this_thread::yield();
       spins = 0;
     }
@@ -90,27 +90,29 @@ void ThreadPool::drain(int thread) noexcept {
 
 void ThreadPool::work(int thread) noexcept {
   using Clock = std::chrono::steady_clock;
-  uint32_t seen = 0;
+  const auto is_open = [](uint32_t gate) { return gate % 2 == 1; };
+  uint32_t done = 0;  // the gate value of the last region we were inside
   for (;;) {
-    // Spin for the next region, then park.
-    uint32_t now = epoch_.load(std::memory_order_acquire);
-    if (now == seen) {
-      const auto deadline = Clock::now() + std::chrono::microseconds(spin_us_);
-      int spins = 0;
-      while ((now = epoch_.load(std::memory_order_acquire)) == seen) {
-        pause_cpu();
-        if (++spins < kSpinsPerClockLook) continue;
-        spins = 0;
-        if (Clock::now() < deadline) continue;
-        n_parked_.fetch_add(1);
-        epoch_.wait(seen);
-        n_parked_.fetch_sub(1);
-      }
+    // Spin for an open gate, then park.
+    uint32_t now = gate_.load();
+    auto deadline = Clock::now() + std::chrono::microseconds(spin_us_);
+    for (int spins = 0; (!is_open(now) || now == done) && !stop_.load(std::memory_order_relaxed); now = gate_.load()) {
+      pause_cpu();
+      if (++spins < kSpinsPerClockLook) continue;
+      spins = 0;
+      if (Clock::now() < deadline) continue;
+      n_parked_.fetch_add(1);
+      gate_.wait(now);
+      n_parked_.fetch_sub(1);
+      deadline = Clock::now() + std::chrono::microseconds(spin_us_);
     }
-    seen = now;
-    if (stop_.load(std::memory_order_relaxed)) return;
-    drain(thread);
-    n_busy_.fetch_sub(1, std::memory_order_release);
+    if (stop_.load()) return;
+    n_inside_.fetch_add(1);
+    if (gate_.load() == now) {
+      drain(thread);
+      done = now;
+    }
+    n_inside_.fetch_sub(1);
   }
 }
 

@@ -53,14 +53,16 @@ class ThreadPool {
   void work(int thread) noexcept;
   void drain(int thread) noexcept;
 
-  // The current region; written by the caller before `epoch_` is raised, read by workers after.
+  // The current region; written while it is closed and nobody is inside, read by workers inside it.
   TaskFn fn_ = nullptr;
   void* context_ = nullptr;
   int n_tasks_ = 0;
 
-  alignas(64) std::atomic<uint32_t> epoch_{0};
+  // Even: closed. Odd: open. A worker is inside a region only if it entered while it was open, so the caller waits
+  // for those that came and not for one that the system has not scheduled.
+  alignas(64) std::atomic<uint32_t> gate_{0};
   alignas(64) std::atomic<int> next_task_{0};
-  alignas(64) std::atomic<int> n_busy_{0};  // workers that have not finished the current region
+  alignas(64) std::atomic<int> n_inside_{0};
   alignas(64) std::atomic<int> n_parked_{0};
   std::atomic<bool> stop_{false};
   uint32_t spin_us_;

@@ -1,0 +1,215 @@
+#include "engine/engine.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <set>
+
+#include "base/cpu_info.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "engine/session.h"
+#include "gguf/gguf_file.h"
+#include "model/model.h"
+
+namespace thermo {
+
+struct Engine::Impl {
+  EngineInfo info;
+  MemoryPlan plan;
+  int n_batch = 0;
+  int n_sequences = 1;
+  ThreadPool pool;
+  std::unique_ptr<Model> model;
+  std::vector<bool> taken;               // sequences that a Session holds
+  std::vector<int> pending_rows;         // of each sequence: rows of a step that waits for commit(), else 0
+  std::vector<std::vector<int32_t>> pending_parents;  // relative to the sequence's first row
+
+  explicit Impl(const ThreadPoolOptions& threads) : pool(threads) {}
+
+  Status check(const StepBatch& batch) const;
+  Status check_group(const StepBatch& batch, size_t begin, size_t end) const;
+};
+
+namespace {
+
+Isa choose_isa(const std::optional<Isa>& wanted) {
+  if (!wanted) return best_isa();
+  if (!isa_available(*wanted))
+    throw ConfigError(fmt::format("--isa {}: this processor ({}) does not have it; the best here is {}", isa_name(*wanted),
+                                  cpu_info().name, isa_name(best_isa())));
+  return *wanted;
+}
+
+void check_options(const EngineOptions& o) {
+  const auto range = [](const char* name, int value, int low, int high) {
+    if (value < low || value > high)
+      throw ConfigError(fmt::format("{} is {}, expected {} to {}", name, value, low, high));
+  };
+  range("--ctx-size", o.n_ctx, 0, 1 << 24);
+  range("--parallel", o.n_sequences, 1, 256);
+  range("--threads", o.n_threads, 0, 1024);
+  range("--ubatch-size", o.n_batch, 1, 16384);
+  range("draft rows", o.max_draft_rows, 0, kDeltaChunk);
+}
+
+Error invalid(std::string message) { return {ErrorCode::InvalidArgument, std::move(message)}; }
+
+}  // namespace
+
+Engine::Engine(const GgufFile& file, const EngineOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  check_options(options);
+  const Isa isa = choose_isa(options.isa);
+  ModelConfig config = read_model_config(file);
+
+  MemoryPlanInputs inputs;
+  inputs.n_ctx = options.n_ctx;
+  inputs.n_sequences = options.n_sequences;
+  inputs.max_draft_rows = options.max_draft_rows;
+  inputs.n_batch = options.n_batch;
+  inputs.n_threads = options.n_threads > 0 ? options.n_threads : cpu_info().n_cores;
+  inputs.repack = options.repack;
+  inputs.k_type = options.k_type.value_or(KvType::F16);
+  inputs.v_type = options.v_type.value_or(KvType::F16);
+  inputs.available_bytes = available_memory_bytes();
+  for (const KvType type : {inputs.k_type, inputs.v_type})
+    if (type == KvType::Q8_0 && config.head_dim % 32 != 0)
+      throw ConfigError(fmt::format("a q8_0 cache needs heads of a multiple of 32, this model has {}; use f16", config.head_dim));
+  MemoryPlan plan = plan_memory(config, file, inputs);
+
+  impl_ = std::make_unique<Impl>(ThreadPoolOptions{.n_threads = options.n_threads, .pin = options.pin_threads});
+  Impl& e = *impl_;
+  Weights weights = Weights::load(config, file, options.repack, e.pool, options.progress);
+  e.info = {.isa = isa,
+            .n_threads = e.pool.size(),
+            .repacked = options.repack,
+            .n_params = weights.n_params,
+            .file_bytes = file.total_tensor_bytes(),
+            .bytes_per_token = weights.bytes_per_token,
+            .load_seconds = 0.0,
+            .k_type = inputs.k_type,
+            .v_type = inputs.v_type};
+  ModelOptions model_options;
+  model_options.n_batch = options.n_batch;
+  model_options.n_sequences = options.n_sequences;
+  model_options.isa = isa;
+  model_options.sequence = {.n_ctx = plan.n_ctx,
+                            .max_draft_rows = options.max_draft_rows,
+                            .k_type = inputs.k_type,
+                            .v_type = inputs.v_type};
+  e.plan = std::move(plan);
+  e.n_batch = options.n_batch;
+  e.n_sequences = options.n_sequences;
+  e.taken.assign(static_cast<size_t>(options.n_sequences), false);
+  e.pending_rows.assign(static_cast<size_t>(options.n_sequences), 0);
+  e.pending_parents.resize(static_cast<size_t>(options.n_sequences));
+  e.model = std::make_unique<Model>(std::move(config), std::move(weights), model_options, e.pool);
+  e.info.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  log_info("engine", "loaded {} in {:.2f} s: {} threads, {}, context {}", file.path(), e.info.load_seconds, e.info.n_threads,
+           isa_name(isa), e.plan.n_ctx);
+}
+
+Engine::~Engine() = default;
+
+const ModelConfig& Engine::config() const { return impl_->model->config(); }
+const EngineInfo& Engine::info() const { return impl_->info; }
+const MemoryPlan& Engine::plan() const { return impl_->plan; }
+int Engine::n_ctx() const { return impl_->plan.n_ctx; }
+int Engine::n_batch() const { return impl_->n_batch; }
+
+Status Engine::Impl::check(const StepBatch& batch) const {
+  if (batch.rows.empty()) return invalid("a step without rows");
+  if (batch.rows.size() > static_cast<size_t>(n_batch))
+    return invalid(fmt::format("a step of {} rows, at most {} fit (--ubatch-size)", batch.rows.size(), n_batch));
+  std::set<int32_t> seen;
+  for (size_t begin = 0; begin < batch.rows.size();) {
+    size_t end = begin + 1;
+    while (end < batch.rows.size() && batch.rows[end].sequence == batch.rows[begin].sequence) ++end;
+    if (!seen.insert(batch.rows[begin].sequence).second)
+      return invalid(fmt::format("the rows of sequence {} are not neighbours", batch.rows[begin].sequence));
+    if (Status status = check_group(batch, begin, end); !status) return status;
+    begin = end;
+  }
+  return {};
+}
+
+// The rows [begin, end) of one sequence.
+Status Engine::Impl::check_group(const StepBatch& batch, size_t begin, size_t end) const {
+  const int32_t sequence = batch.rows[begin].sequence;
+  if (sequence < 0 || sequence >= n_sequences)
+    return invalid(fmt::format("sequence {} is outside 0..{}", sequence, n_sequences - 1));
+  if (pending_rows[static_cast<size_t>(sequence)] != 0)
+    return invalid(fmt::format("sequence {} has a step that waits for commit()", sequence));
+  const SequenceState& state = model->sequence(sequence);
+  const int n = static_cast<int>(end - begin);
+  if (batch.commit == Commit::Later && n > state.max_draft_rows())
+    return invalid(fmt::format("{} uncommitted rows, at most {} were planned", n, state.max_draft_rows()));
+  if (state.n_past() + n > state.n_ctx())
+    return Error{ErrorCode::ContextFull, fmt::format("{} tokens and {} more do not fit into a context of {}; use a larger --ctx-size",
+                                                     state.n_past(), n, state.n_ctx())};
+  for (size_t r = begin; r < end; ++r) {
+    const Row& row = batch.rows[r];
+    if (row.token < 0 || row.token >= model->config().n_vocab)
+      return invalid(fmt::format("token {} is outside the vocabulary of {}", row.token, model->config().n_vocab));
+    const int32_t previous = r == begin ? -1 : static_cast<int32_t>(r) - 1;
+    if (batch.commit == Commit::All && row.parent != previous)
+      return invalid(fmt::format("row {} has parent {}, expected {}: only uncommitted steps may branch", r, row.parent, previous));
+    if (row.parent != -1 && (row.parent < static_cast<int32_t>(begin) || row.parent >= static_cast<int32_t>(r)))
+      return invalid(fmt::format("row {} has parent {}, expected -1 or an earlier row of its sequence", r, row.parent));
+  }
+  return {};
+}
+
+Result<StepOutput> Engine::step(const StepBatch& batch) {
+  if (Status status = impl_->check(batch); !status) return status.error();
+  if (batch.commit == Commit::Later) {
+    for (auto& parents : impl_->pending_parents) parents.clear();
+    size_t first = 0;
+    for (size_t r = 0; r < batch.rows.size(); ++r) {
+      const Row& row = batch.rows[r];
+      if (r > 0 && batch.rows[r - 1].sequence != row.sequence) first = r;
+      const size_t s = static_cast<size_t>(row.sequence);
+      ++impl_->pending_rows[s];
+      impl_->pending_parents[s].push_back(row.parent < 0 ? -1 : row.parent - static_cast<int32_t>(first));
+    }
+  }
+  return impl_->model->step(batch);
+}
+
+Status Engine::commit(int sequence, std::span<const int32_t> path) {
+  Impl& e = *impl_;
+  if (sequence < 0 || sequence >= e.n_sequences) return invalid(fmt::format("sequence {} is outside 0..{}", sequence, e.n_sequences - 1));
+  const size_t s = static_cast<size_t>(sequence);
+  if (e.pending_rows[s] == 0) return invalid(fmt::format("sequence {} has no step that waits for commit()", sequence));
+  int32_t parent = -1;
+  for (const int32_t row : path) {
+    if (row < 0 || row >= e.pending_rows[s]) return invalid(fmt::format("row {} is outside the step's {} rows", row, e.pending_rows[s]));
+    if (e.pending_parents[s][static_cast<size_t>(row)] != parent)
+      return invalid(fmt::format("row {} does not follow row {}", row, parent));
+    parent = row;
+  }
+  e.model->commit(sequence, path);
+  e.pending_rows[s] = 0;
+  return {};
+}
+
+Result<Session> Engine::open_session() {
+  Impl& e = *impl_;
+  for (int s = 0; s < e.n_sequences; ++s) {
+    if (e.taken[static_cast<size_t>(s)]) continue;
+    e.taken[static_cast<size_t>(s)] = true;
+    e.pending_rows[static_cast<size_t>(s)] = 0;
+    SequenceState& state = e.model->sequence(s);
+    state.clear();
+    auto session = std::make_unique<Session::Impl>();
+    session->engine = this;
+    session->state = &state;
+    session->sequence = s;
+    session->release = [this, s] { impl_->taken[static_cast<size_t>(s)] = false; };
+    return Session(std::move(session));
+  }
+  return Error{ErrorCode::Unsupported, fmt::format("all {} sequences are in use; raise --parallel", e.n_sequences)};
+}
+
+}  // namespace thermo

@@ -1,0 +1,147 @@
+// The narrow boundary of the engine: token ids in, token ids and logits out. No text, no sockets, no files but
+// the model's.
+//
+// One thread at a time may call an Engine and its Sessions.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "engine/memory_plan.h"
+#include "kernels/attention/attention.h"
+#include "kernels/isa.h"
+#include "model/model_config.h"
+#include "model/step.h"
+#include "model/weights.h"
+#include "sampling/sampler.h"
+#include "sampling/sampling_params.h"
+
+namespace thermo {
+
+class GgufFile;
+class Model;
+
+struct EngineOptions {
+  // Behaviour.
+  int n_ctx = 0;             // tokens per sequence; 0: the training length, or what fits
+  int n_sequences = 1;       // sequences held at once
+  int max_draft_rows = 0;    // rows of an uncommitted step (speculation), at most 64
+  std::optional<KvType> k_type;  // nullopt: f16
+  std::optional<KvType> v_type;
+
+  // Performance.
+  int n_threads = 0;         // 0: one for each physical core
+  bool pin_threads = true;
+  std::optional<Isa> isa;    // nullopt: the best this machine has
+  bool repack = true;        // false: multiply from the file mapping, packing panels as they are used
+  int n_batch = 512;         // rows of a prefill chunk
+  LoadProgressFn progress;   // called on the loading thread, any number of times; may be empty
+};
+
+struct EngineInfo {
+  Isa isa{};
+  int n_threads = 1;
+  bool repacked = true;
+  uint64_t n_params = 0;
+  uint64_t file_bytes = 0;       // tensor bytes in the file
+  uint64_t bytes_per_token = 0;  // weights that a decode step of one row reads
+  double load_seconds = 0.0;
+  KvType k_type{}, v_type{};
+};
+
+class Session;
+
+class Engine {
+ public:
+  // `file` must outlive the engine. Throws LoadError, ConfigError, MemoryError.
+  Engine(const GgufFile& file, const EngineOptions& options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const ModelConfig& config() const;
+  const EngineInfo& info() const;
+  const MemoryPlan& plan() const;
+  int n_ctx() const;
+  int n_batch() const;
+
+  // A free sequence, or an error when all n_sequences are taken.
+  Result<Session> open_session();
+
+  // The step itself, for speculation, batches and verification. Rows name sequences 0..n_sequences-1.
+  // Refused: a sequence out of range, more rows than n_batch, a full context, a parent that is no earlier row.
+  Result<StepOutput> step(const StepBatch& batch);
+  // Ends a step that was run with Commit::Later: `path` are its accepted rows of that sequence, parents first.
+  Status commit(int sequence, std::span<const int32_t> path);
+
+ private:
+  friend class Session;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Why a generation ended.
+enum class FinishReason { Stop, Length, ContextFull, Cancelled };
+
+struct GenerateOptions {
+  SamplingParams sampling;
+  int max_tokens = -1;                    // -1: up to the end of the context
+  std::vector<TokenId> stop_tokens;       // end-of-generation tokens; not reported
+};
+
+struct GeneratedToken {
+  TokenId id;
+  std::vector<TokenLogprob> logprobs;  // chosen first, then the most likely; empty unless asked for
+};
+
+struct GenerateResult {
+  FinishReason reason{};
+  int n_generated = 0;
+  uint64_t seed = 0;  // the one used: given, or drawn
+};
+
+// One timeline: its tokens and its memory. Returns its sequence to the engine when destroyed.
+class Session {
+ public:
+  Session(Session&&) noexcept;
+  Session& operator=(Session&&) noexcept;
+  ~Session();
+
+  int sequence() const;
+  int n_past() const;
+  std::span<const TokenId> tokens() const;
+
+  // Called between prefill chunks with (done, total); returning false stops there, with ErrorCode::Cancelled.
+  using PrefillProgressFn = std::function<bool(int done, int total)>;
+
+  // Appends tokens, in chunks of n_batch, and keeps the logits after the last one. Refused when they do not fit.
+  Status append(std::span<const TokenId> tokens, const PrefillProgressFn& progress = {});
+  // Logits after the last appended token; empty before the first. Valid until the next call.
+  std::span<const float> logits() const;
+
+  // Makes the session hold exactly `tokens`, reusing the longest common beginning that its memory can go
+  // back to, and appends the rest. Returns how many tokens were reused.
+  Result<int> set_tokens(std::span<const TokenId> tokens, const PrefillProgressFn& progress = {});
+
+  // Samples until a stop token, the limit, the end of the context, or until on_token returns false.
+  // REQUIRES: logits() not empty.
+  Result<GenerateResult> generate(const GenerateOptions& options, const std::function<bool(const GeneratedToken&)>& on_token);
+
+  // Remembers this point, so that set_tokens() can come back to it.
+  void checkpoint();
+  void clear();
+
+ private:
+  friend class Engine;
+  struct Impl;
+  explicit Session(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace thermo

@@ -1,0 +1,136 @@
+#include "engine/session.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <random>
+
+#include "sampling/sampler.h"
+
+namespace thermo {
+namespace {
+
+constexpr size_t kMaxCheckpoints = 8;  // of one session; a 35B-A3B checkpoint is 63 MiB
+
+}  // namespace
+
+Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Session::Session(Session&&) noexcept = default;
+Session& Session::operator=(Session&& other) noexcept {
+  std::swap(impl_, other.impl_);
+  return *this;
+}
+Session::~Session() {
+  if (impl_) impl_->release();
+}
+
+int Session::sequence() const { return impl_->sequence; }
+int Session::n_past() const { return impl_->state->n_past(); }
+std::span<const TokenId> Session::tokens() const { return impl_->tokens; }
+std::span<const float> Session::logits() const { return impl_->logits; }
+
+Status Session::append(std::span<const TokenId> tokens, const PrefillProgressFn& progress) {
+  Impl& s = *impl_;
+  if (tokens.empty()) return {};
+  const int n_ctx = s.state->n_ctx();
+  if (tokens.size() > static_cast<size_t>(n_ctx - s.state->n_past()))
+    return Error{ErrorCode::ContextFull,
+                 fmt::format("{} tokens do not fit: the context holds {} and {} are taken; use a larger --ctx-size or a shorter prompt",
+                             tokens.size(), n_ctx, s.state->n_past())};
+  const int total = static_cast<int>(tokens.size());
+  for (int done = 0; done < total;) {
+    if (progress && !progress(done, total)) return Error{ErrorCode::Cancelled, "stopped while reading the prompt"};
+    const int n = std::min(s.engine->n_batch(), total - done);
+    s.rows.clear();
+    for (int i = 0; i < n; ++i)
+      s.rows.push_back({.token = tokens[static_cast<size_t>(done + i)],
+                        .sequence = s.sequence,
+                        .parent = i - 1,
+                        .want_logits = done + i + 1 == total});
+    Result<StepOutput> output = s.engine->step({.rows = s.rows});
+    if (!output) return output.error();
+    s.tokens.insert(s.tokens.end(), tokens.begin() + done, tokens.begin() + done + n);
+    done += n;
+    s.logits.assign(output->logits.begin(), output->logits.end());
+  }
+  if (progress) progress(total, total);
+  return {};
+}
+
+Result<int> Session::set_tokens(std::span<const TokenId> tokens, const PrefillProgressFn& progress) {
+  Impl& s = *impl_;
+  const size_t limit = std::min(tokens.size(), s.tokens.size());
+  size_t common = 0;
+  while (common < limit && tokens[common] == s.tokens[common]) ++common;
+  // At least one token is evaluated, so that there are logits.
+  if (common == tokens.size() && common > 0 && (common < s.tokens.size() || s.logits.empty())) --common;
+  if (common < s.tokens.size()) s.go_back_to(static_cast<int>(common));
+  const int reused = s.state->n_past();
+  if (Status status = append(tokens.subspan(static_cast<size_t>(reused)), progress); !status) return status.error();
+  return reused;
+}
+
+Result<GenerateResult> Session::generate(const GenerateOptions& options,
+                                         const std::function<bool(const GeneratedToken&)>& on_token) {
+  Impl& s = *impl_;
+  const int n_vocab = s.engine->config().n_vocab;
+  if (s.logits.empty()) return Error{ErrorCode::InvalidArgument, "nothing to continue: the prompt is empty"};
+  if (Status status = validate(options.sampling, n_vocab); !status) return status.error();
+  Sampler sampler(options.sampling, n_vocab, options.stop_tokens);
+  sampler.accept_prompt(s.tokens);
+  GenerateResult result{.reason = FinishReason::Length, .n_generated = 0, .seed = sampler.seed()};
+  while (options.max_tokens < 0 || result.n_generated < options.max_tokens) {
+    const TokenId token = sampler.sample(s.logits, static_cast<int64_t>(s.tokens.size()));
+    if (std::find(options.stop_tokens.begin(), options.stop_tokens.end(), token) != options.stop_tokens.end()) {
+      result.reason = FinishReason::Stop;
+      return result;
+    }
+    sampler.accept(token);
+    ++result.n_generated;
+    GeneratedToken generated{token, {}};
+    if (options.sampling.n_probs) generated.logprobs = top_logprobs(s.logits, token, *options.sampling.n_probs);
+    const bool go_on = on_token(generated);
+    if (s.state->n_past() == s.state->n_ctx()) {
+      result.reason = FinishReason::ContextFull;
+      return result;
+    }
+    // Evaluated even when the caller stops here, so that the session holds every token it reported.
+    if (Status status = append({&token, 1}); !status) return status.error();
+    if (!go_on) {
+      result.reason = FinishReason::Cancelled;
+      return result;
+    }
+  }
+  return result;
+}
+
+void Session::Impl::go_back_to(int n) {
+  if (engine->config().n_recurrent_layers() == 0) {
+    state->truncate(n);
+  } else {
+    while (!checkpoints.empty() && checkpoints.back().n_past > n) checkpoints.pop_back();
+    if (checkpoints.empty())
+      state->clear();
+    else
+      state->restore(checkpoints.back());
+  }
+  tokens.resize(static_cast<size_t>(state->n_past()));
+  logits.clear();
+}
+
+void Session::checkpoint() {
+  Impl& s = *impl_;
+  if (s.engine->config().n_recurrent_layers() == 0) return;  // attention memory can be cut anywhere
+  if (!s.checkpoints.empty() && s.checkpoints.back().n_past == s.state->n_past()) return;
+  if (s.checkpoints.size() == kMaxCheckpoints) s.checkpoints.erase(s.checkpoints.begin() + 1);  // keep the first: the system prompt
+  s.checkpoints.push_back(s.state->checkpoint());
+}
+
+void Session::clear() {
+  impl_->state->clear();
+  impl_->tokens.clear();
+  impl_->logits.clear();
+  impl_->checkpoints.clear();
+}
+
+}  // namespace thermo

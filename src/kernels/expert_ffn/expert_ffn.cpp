@@ -1,0 +1,128 @@
+#include "kernels/expert_ffn/expert_ffn.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "base/check.h"
+#include "base/units.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace thermo {
+namespace {
+
+constexpr int kTileActs = LinearScratch::kTileActs;
+
+// A tasks are short and their threads never sleep, so the wait is a few microseconds at most.
+void wait_until_zero(const std::atomic<int>& counter) noexcept {
+  int spins = 0;
+  while (counter.load(std::memory_order_acquire) != 0) {
+#if defined(__x86_64__)
+    _mm_pause();
+#endif
+    if (++spins == 1 << 14) {
+      std::this_thread::yield();
+      spins = 0;
+    }
+  }
+}
+
+}  // namespace
+
+ExpertFfnScratch::ExpertFfnScratch(int max_pairs, int max_ff, int max_groups)
+    : hidden_(max_pairs, max_ff), tiles_left_(new std::atomic<int>[static_cast<size_t>(max_groups)]), max_groups_(max_groups) {}
+
+void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const RowOpKernels& row_ops,
+                    const LinearContext& context) noexcept {
+  const int n_groups = static_cast<int>(args.groups.size());
+  if (n_groups == 0) return;
+  THERMO_CHECK(n_groups <= scratch.max_groups_, "more groups than planned");
+  const int n_threads = context.pool.size();
+  ActBuffer& hidden = scratch.hidden_;
+
+  // Groups may differ in width and type (the shared expert), so each has its own tile size.
+  const auto tile_a = [&](const Ffn& ffn) { return std::min(panels_per_task(ffn.gate, 1), 4); };
+  int n_tasks_a = 0;
+  int max_ff = 0;
+  for (int i = 0; i < n_groups; ++i) {
+    const Ffn& ffn = *args.groups[static_cast<size_t>(i)].ffn;
+    const int tiles = ceil_div(n_panels(ffn.gate.n_rows), tile_a(ffn));
+    scratch.tiles_left_[static_cast<size_t>(i)].store(tiles + 1, std::memory_order_relaxed);
+    n_tasks_a += tiles;
+    max_ff = std::max(max_ff, ffn.gate.n_rows);
+  }
+  hidden.set_cols(max_ff);
+  const int out_panels = n_panels(args.n_embd);
+  const int tile_b = std::clamp(out_panels / (4 * n_threads), 1, 8);
+  const int n_tasks_b = ceil_div(out_panels, tile_b);
+
+  const auto run_a = [&](int task, int thread) {
+    int g = 0;
+    for (;; ++g) {
+      const Ffn& ffn = *args.groups[static_cast<size_t>(g)].ffn;
+      const int tiles = ceil_div(n_panels(ffn.gate.n_rows), tile_a(ffn));
+      if (task < tiles) break;
+      task -= tiles;
+    }
+    const FfnGroup& group = args.groups[static_cast<size_t>(g)];
+    const Ffn& ffn = *group.ffn;
+    const int panel = task * tile_a(ffn);
+    const int tile_panels = std::min(tile_a(ffn), n_panels(ffn.gate.n_rows) - panel);
+    const int row = panel * kPanelRows;
+    const int tile_rows = std::min(tile_panels * kPanelRows, ffn.gate.n_rows - row);
+    float* const gate = context.scratch.tile(thread, 0);
+    float* const up = context.scratch.tile(thread, 1);
+    for (int begin = 0; begin < group.n_pairs; begin += kTileActs) {
+      const int n = std::min(kTileActs, group.n_pairs - begin);
+      const int pair = group.pair_begin + begin;
+      multiply_tile(ffn.gate, panel, tile_panels, *args.x, args.pair_rows + pair, n, gate, tile_rows,
+                    context.scratch.panels(thread), context.kernels);
+      multiply_tile(ffn.up, panel, tile_panels, *args.x, args.pair_rows + pair, n, up, tile_rows,
+                    context.scratch.panels(thread), context.kernels);
+      row_ops.swiglu(gate, up, n * tile_rows);
+      for (int i = 0; i < n; ++i)
+        std::copy_n(gate + static_cast<int64_t>(i) * tile_rows, tile_rows, hidden.row(pair + i) + row);
+    }
+    // The count starts one above the tiles: whoever brings it to 1 was last, quantises, and opens the group with 0.
+    std::atomic<int>& left = scratch.tiles_left_[static_cast<size_t>(g)];
+    if (left.fetch_sub(1, std::memory_order_acq_rel) != 2) return;
+    ActFormats formats;
+    formats.add(ffn.down);
+    for (int i = 0; i < group.n_pairs; ++i) hidden.quantize(group.pair_begin + i, ffn.down.n_cols, formats, context.kernels);
+    left.store(0, std::memory_order_release);
+  };
+
+  const auto run_b = [&](int task, int thread) {
+    const int panel = task * tile_b;
+    const int tile_panels = std::min(tile_b, out_panels - panel);
+    const int row = panel * kPanelRows;
+    const int tile_rows = std::min(tile_panels * kPanelRows, args.n_embd - row);
+    float* const tile = context.scratch.tile(thread, 0);
+    int32_t index[kTileActs];
+    for (int g = 0; g < n_groups; ++g) {
+      const FfnGroup& group = args.groups[static_cast<size_t>(g)];
+      wait_until_zero(scratch.tiles_left_[static_cast<size_t>(g)]);
+      for (int begin = 0; begin < group.n_pairs; begin += kTileActs) {
+        const int n = std::min(kTileActs, group.n_pairs - begin);
+        const int pair = group.pair_begin + begin;
+        for (int i = 0; i < n; ++i) index[i] = pair + i;
+        multiply_tile(group.ffn->down, panel, tile_panels, hidden, index, n, tile, tile_rows,
+                      context.scratch.panels(thread), context.kernels);
+        for (int i = 0; i < n; ++i)
+          row_ops.add_scaled(args.y + args.pair_rows[pair + i] * args.y_stride + row,
+                             tile + static_cast<int64_t>(i) * tile_rows, args.pair_weights[pair + i], tile_rows);
+      }
+    }
+  };
+
+  context.pool.run(n_tasks_a + n_tasks_b, [&](int task, int thread) {
+    if (task < n_tasks_a)
+      run_a(task, thread);
+    else
+      run_b(task - n_tasks_a, thread);
+  });
+}
+
+}  // namespace thermo

@@ -1,0 +1,59 @@
+// Gated FFNs for a list of experts, each with the rows routed to it, added into the residual stream:
+//
+//   y[row(p)] += weight(p) * down_e(silu(gate_e x[row(p)]) * (up_e x[row(p)]))     for every pair p of every group
+//
+// A group is one expert and its pairs; the shared expert and a dense FFN are groups whose pairs are all rows.
+//
+// One parallel region with two kinds of tasks, all of the first kind handed out before any of the second:
+//   A  (group, tile of the FFN width): gate and up, activation; the thread that finishes a group's last tile
+//      quantises its rows for the second product.
+//   B  (tile of outputs), all groups: waits for each group's A tasks, multiplies, adds. Output-stationary, so
+//      nothing is reduced between threads and no atomics touch the data.
+// Each weight is read once for all rows of the step. For a given row the order of the sum is the order of
+// the groups, whatever else is in the step.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "kernels/linear/linear.h"
+#include "kernels/row_ops/row_ops.h"
+
+namespace thermo {
+
+struct FfnGroup {
+  const Ffn* ffn;
+  int pair_begin;
+  int n_pairs;
+};
+
+struct ExpertFfnArgs {
+  std::span<const FfnGroup> groups;
+  const int32_t* pair_rows;     // row of x and y of each pair
+  const float* pair_weights;
+  const ActBuffer* x;           // [rows][n_embd], in the forms that gate and up need
+  float* y;                     // [rows] of y_stride floats
+  int64_t y_stride;
+  int n_embd;
+};
+
+// Working memory for up to max_pairs pairs of FFNs up to max_ff wide.
+class ExpertFfnScratch {
+ public:
+  ExpertFfnScratch() = default;
+  ExpertFfnScratch(int max_pairs, int max_ff, int max_groups);
+  static size_t planned_bytes(int max_pairs, int max_ff) { return ActBuffer::planned_bytes(max_pairs, max_ff); }
+
+ private:
+  friend void expert_ffn_cpu(const ExpertFfnArgs&, ExpertFfnScratch&, const RowOpKernels&, const LinearContext&) noexcept;
+  ActBuffer hidden_;  // one row per pair: silu(gate x) * (up x)
+  std::unique_ptr<std::atomic<int>[]> tiles_left_;  // of each group
+  int max_groups_ = 0;
+};
+
+void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const RowOpKernels& row_ops,
+                    const LinearContext& context) noexcept;
+
+}  // namespace thermo

@@ -1,0 +1,152 @@
+#include "kernels/linear/linear.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/units.h"
+
+namespace thermo {
+namespace {
+
+constexpr size_t kTaskBytes = 64 * KiB;  // about 5 us of one core's share of memory bandwidth
+
+constexpr ActFormat kFormats[kActFormats] = {ActFormat::F32, ActFormat::Q8x32, ActFormat::Q8x256};
+
+// F32 "quantised" rows are the floats themselves.
+size_t format_bytes_per_row(ActFormat format, int max_cols) {
+  return format == ActFormat::F32 ? 0 : act_row_bytes(format, max_cols);
+}
+
+size_t float_row(int max_cols) { return align_up<size_t>(static_cast<size_t>(max_cols), 16); }
+
+}  // namespace
+
+size_t ActBuffer::planned_bytes(int max_rows, int max_cols) {
+  size_t row = float_row(max_cols) * sizeof(float);
+  for (ActFormat format : kFormats) row += format_bytes_per_row(format, max_cols);
+  return row * static_cast<size_t>(max_rows);
+}
+
+ActBuffer::ActBuffer(int max_rows, int max_cols)
+    : memory_(planned_bytes(max_rows, max_cols)), max_rows_(max_rows), max_cols_(max_cols) {
+  size_t offset = float_row(max_cols) * sizeof(float) * static_cast<size_t>(max_rows);
+  for (ActFormat format : kFormats) {
+    offset_[static_cast<int>(format)] = offset;
+    offset += format_bytes_per_row(format, max_cols) * static_cast<size_t>(max_rows);
+  }
+  offset_[static_cast<int>(ActFormat::F32)] = 0;
+  set_cols(max_cols);
+}
+
+void ActBuffer::set_cols(int n_cols) {
+  THERMO_CHECK(n_cols <= max_cols_, "activation rows wider than planned");
+  n_cols_ = n_cols;
+  float_stride_ = float_row(n_cols);
+  for (ActFormat format : kFormats) stride_[static_cast<int>(format)] = act_row_bytes(format, n_cols);
+  stride_[static_cast<int>(ActFormat::F32)] = float_stride_ * sizeof(float);
+}
+
+const std::byte* ActBuffer::rows(ActFormat format) const { return memory_.data() + offset_[static_cast<int>(format)]; }
+size_t ActBuffer::stride(ActFormat format) const { return stride_[static_cast<int>(format)]; }
+
+void ActBuffer::quantize(int r, int n_cols, ActFormats formats, const QuantMatmulKernels& kernels) noexcept {
+  for (ActFormat format : {ActFormat::Q8x32, ActFormat::Q8x256}) {
+    if (!formats.has(format)) continue;
+    const int f = static_cast<int>(format);
+    kernels.quantize_row(format, row(r), n_cols, memory_.data() + offset_[f] + static_cast<size_t>(r) * stride_[f]);
+  }
+}
+
+size_t LinearScratch::planned_bytes(int n_threads, size_t max_panel_bytes) {
+  const size_t per_thread = 2 * kTileFloats * sizeof(float) + kTilePanels * align_up<size_t>(max_panel_bytes, 64);
+  return per_thread * static_cast<size_t>(n_threads);
+}
+
+LinearScratch::LinearScratch(int n_threads, size_t max_panel_bytes)
+    : memory_(planned_bytes(n_threads, max_panel_bytes)),
+      thread_bytes_(planned_bytes(1, max_panel_bytes)) {}
+
+float* LinearScratch::tile(int thread, int which) const {
+  return reinterpret_cast<float*>(memory_.data() + static_cast<size_t>(thread) * thread_bytes_) + which * kTileFloats;
+}
+
+std::byte* LinearScratch::panels(int thread) const {
+  return memory_.data() + static_cast<size_t>(thread) * thread_bytes_ + 2 * kTileFloats * sizeof(float);
+}
+
+int panels_per_task(const Matrix& w, int n_threads) noexcept {
+  const size_t bytes = panel_bytes(w.dtype, w.n_cols);
+  const int by_bytes = static_cast<int>(std::max<size_t>(1, kTaskBytes / bytes));
+  const int by_threads = std::max(1, n_panels(w.n_rows) / (4 * n_threads));
+  return std::min({by_bytes, by_threads, LinearScratch::kTilePanels});
+}
+
+void multiply_tile(const Matrix& w, int panel, int tile_panels, const ActBuffer& x, const int32_t* act_index, int n_acts,
+                   float* y, int64_t y_stride, std::byte* panel_scratch, const QuantMatmulKernels& kernels) noexcept {
+  const size_t bytes = panel_bytes(w.dtype, w.n_cols);
+  const std::byte* panels = nullptr;
+  if (w.panels) {
+    panels = w.panels + static_cast<size_t>(panel) * bytes;
+  } else {
+    for (int p = 0; p < tile_panels; ++p)
+      pack_panel(w.dtype, w.rows, w.n_rows, w.n_cols, panel + p, panel_scratch + static_cast<size_t>(p) * bytes);
+    panels = panel_scratch;
+  }
+  const ActFormat format = act_format(w.dtype);
+  kernels.matmul({.dtype = w.dtype,
+                  .n_cols = w.n_cols,
+                  .panels = panels,
+                  .n_panels = tile_panels,
+                  .n_rows = std::min(tile_panels * kPanelRows, w.n_rows - panel * kPanelRows),
+                  .acts = x.rows(format),
+                  .act_stride = x.stride(format),
+                  .act_index = act_index,
+                  .n_act = n_acts,
+                  .y = y,
+                  .y_stride = y_stride});
+}
+
+void linear_cpu(std::span<const LinearJob> jobs, int n_rows, const int32_t* row_index, const LinearContext& context) noexcept {
+  // Tasks are numbered through all jobs; a job's first task is the sum of the ones before it.
+  constexpr size_t kMaxJobs = 8;
+  THERMO_CHECK(jobs.size() <= kMaxJobs, "too many products in one region");
+  int tile[kMaxJobs];
+  int first_task[kMaxJobs + 1] = {0};
+  for (size_t j = 0; j < jobs.size(); ++j) {
+    const Matrix& w = *jobs[j].w;
+    tile[j] = panels_per_task(w, context.pool.size());
+    first_task[j + 1] = first_task[j] + ceil_div(n_panels(w.n_rows), tile[j]);
+  }
+  context.pool.run(first_task[jobs.size()], [&](int task, int thread) {
+    size_t j = 0;
+    while (task >= first_task[j + 1]) ++j;
+    const LinearJob& job = jobs[j];
+    const Matrix& w = *job.w;
+    const int panel = (task - first_task[j]) * tile[j];
+    const int tile_panels = std::min(tile[j], n_panels(w.n_rows) - panel);
+    const int row = panel * kPanelRows;
+    const int tile_rows = std::min(tile_panels * kPanelRows, w.n_rows - row);
+    if (!job.add) {
+      multiply_tile(w, panel, tile_panels, *job.x, row_index, n_rows, job.y + row, job.y_stride,
+                    context.scratch.panels(thread), context.kernels);
+      return;
+    }
+    // Multiply a slice into the thread's tile, then add it where it belongs.
+    float* const tile_y = context.scratch.tile(thread, 0);
+    int32_t index[LinearScratch::kTileActs];
+    for (int begin = 0; begin < n_rows; begin += LinearScratch::kTileActs) {
+      const int n = std::min(LinearScratch::kTileActs, n_rows - begin);
+      for (int i = 0; i < n; ++i) index[i] = row_index ? row_index[begin + i] : begin + i;
+      multiply_tile(w, panel, tile_panels, *job.x, index, n, tile_y, tile_rows, context.scratch.panels(thread),
+                    context.kernels);
+      for (int i = 0; i < n; ++i) {
+        float* const y = job.y + (begin + i) * job.y_stride + row;
+        const float* const t = tile_y + static_cast<int64_t>(i) * tile_rows;
+        for (int r = 0; r < tile_rows; ++r) y[r] += t[r];
+      }
+    }
+  });
+}
+
+}  // namespace thermo

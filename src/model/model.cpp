@@ -1,0 +1,137 @@
+#include "model/model.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "model/forward.h"
+
+namespace thermo {
+
+struct Model::Impl {
+  ModelConfig config;
+  Weights weights;
+  ModelOptions options;
+  ThreadPool& pool;
+  CpuKernels kernels;
+  RopeTables rope;
+  Activations act;
+  std::vector<SequenceState> sequences;
+  Forward pass;
+
+  // The rows of the current step, reserved at load.
+  std::vector<RowGroup> groups;
+  std::vector<TokenId> tokens;
+  std::vector<int32_t> positions;
+  std::vector<int32_t> parents;       // relative to the group
+  std::vector<uint64_t> ancestors;    // [rows][words_per_row]
+  std::vector<int32_t> logit_rows;
+  std::vector<int32_t> row_numbers;
+  int words_per_row;
+
+  Impl(ModelConfig c, Weights w, const ModelOptions& o, ThreadPool& p)
+      : config(std::move(c)),
+        weights(std::move(w)),
+        options(o),
+        pool(p),
+        kernels(o.isa),
+        rope{make_rope_table(config.rope_full), make_rope_table(config.rope_window)},
+        act(config, o.n_batch, p.size(), weights.max_unpacked_panel_bytes()),
+        pass(config, weights, act, kernels, p),
+        words_per_row((o.sequence.max_draft_rows + 63) / 64) {
+    const size_t rows = static_cast<size_t>(o.n_batch);
+    for (int s = 0; s < o.n_sequences; ++s) sequences.emplace_back(config, o.sequence);
+    groups.reserve(static_cast<size_t>(o.n_sequences));
+    tokens.resize(rows);
+    positions.resize(rows);
+    parents.resize(rows);
+    ancestors.resize(rows * static_cast<size_t>(words_per_row));
+    logit_rows.reserve(rows);
+    row_numbers.resize(rows);
+    std::iota(row_numbers.begin(), row_numbers.end(), 0);
+  }
+
+  void lay_out_rows(const StepBatch& batch) noexcept;
+  RowGroup lay_out_group(std::span<const Row> rows, int begin, int end, Commit commit) noexcept;
+};
+
+// Tokens, positions and ancestors of every row.
+void Model::Impl::lay_out_rows(const StepBatch& batch) noexcept {
+  const int n = static_cast<int>(batch.rows.size());
+  groups.clear();
+  logit_rows.clear();
+  for (int r = 0; r < n; ++r) {
+    tokens[static_cast<size_t>(r)] = batch.rows[static_cast<size_t>(r)].token;
+    if (batch.rows[static_cast<size_t>(r)].want_logits) logit_rows.push_back(r);
+  }
+  for (int begin = 0; begin < n;) {
+    int end = begin + 1;
+    while (end < n && batch.rows[static_cast<size_t>(end)].sequence == batch.rows[static_cast<size_t>(begin)].sequence) ++end;
+    groups.push_back(lay_out_group(batch.rows, begin, end, batch.commit));
+    begin = end;
+  }
+}
+
+RowGroup Model::Impl::lay_out_group(std::span<const Row> rows, int begin, int end, Commit commit) noexcept {
+  SequenceState& sequence = sequences[static_cast<size_t>(rows[static_cast<size_t>(begin)].sequence)];
+  RowGroup group{.sequence = &sequence, .row_begin = begin, .n_rows = end - begin, .ancestors = {}, .parents = nullptr};
+  if (commit == Commit::All) {
+    for (int r = begin; r < end; ++r) positions[static_cast<size_t>(r)] = sequence.n_past() + (r - begin);
+    return group;
+  }
+  const size_t words = static_cast<size_t>(words_per_row);
+  for (int r = begin; r < end; ++r) {
+    const int parent = rows[static_cast<size_t>(r)].parent;
+    uint64_t* const bits = ancestors.data() + static_cast<size_t>(r) * words;
+    if (parent < 0) {
+      std::fill_n(bits, words, 0);
+      positions[static_cast<size_t>(r)] = sequence.n_past();
+    } else {
+      std::copy_n(ancestors.data() + static_cast<size_t>(parent) * words, words, bits);
+      positions[static_cast<size_t>(r)] = positions[static_cast<size_t>(parent)] + 1;
+    }
+    const int local = r - begin;
+    bits[static_cast<size_t>(local) / 64] |= uint64_t{1} << (local % 64);
+    parents[static_cast<size_t>(r)] = parent < 0 ? -1 : parent - begin;
+  }
+  group.ancestors = {ancestors.data() + static_cast<size_t>(begin) * words, words_per_row};
+  group.parents = parents.data() + begin;
+  return group;
+}
+
+Model::Model(ModelConfig config, Weights weights, const ModelOptions& options, ThreadPool& pool)
+    : impl_(std::make_unique<Impl>(std::move(config), std::move(weights), options, pool)) {}
+Model::~Model() = default;
+
+uint64_t Model::workspace_bytes(const ModelConfig& config, const ModelOptions& options, int n_threads, size_t max_panel_bytes) {
+  return Activations::planned_bytes(config, options.n_batch, n_threads, max_panel_bytes);
+}
+
+const ModelConfig& Model::config() const { return impl_->config; }
+const Weights& Model::weights() const { return impl_->weights; }
+SequenceState& Model::sequence(int index) { return impl_->sequences[static_cast<size_t>(index)]; }
+
+StepOutput Model::step(const StepBatch& batch) noexcept {
+  Impl& m = *impl_;
+  m.lay_out_rows(batch);
+  const size_t n = batch.rows.size();
+  m.pass.begin(m.groups, std::span(m.tokens).first(n), std::span(m.positions).first(n), batch.commit, m.row_numbers);
+  if (m.config.arch == Arch::Laguna)
+    forward_laguna(m.pass, m.rope, batch.hidden);
+  else
+    forward_qwen35(m.pass, m.rope, batch.hidden);
+  if (batch.hidden) {
+    const size_t width = static_cast<size_t>(m.config.n_embd);
+    float* const last = batch.hidden + static_cast<size_t>(m.config.n_layer) * n * width;
+    for (size_t r = 0; r < n; ++r) std::copy_n(m.act.h.row(static_cast<int>(r)), width, last + r * width);
+  }
+  m.pass.head(m.weights.output, m.logit_rows);
+  if (batch.commit == Commit::All)
+    for (const RowGroup& group : m.groups) group.sequence->advance(group.n_rows);
+  return {.logits = {m.act.logits, m.logit_rows.size() * static_cast<size_t>(m.config.n_vocab)}, .logit_rows = m.logit_rows};
+}
+
+void Model::commit(int sequence, std::span<const int32_t> path) noexcept {
+  impl_->sequences[static_cast<size_t>(sequence)].commit_path(path, impl_->kernels.delta_net);
+}
+
+}  // namespace thermo

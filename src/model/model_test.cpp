@@ -1,0 +1,236 @@
+// The three architectures against recorded outputs of the reference implementation, on every instruction-set path, and
+// every way to cut the same tokens into steps against each other.
+#include "model/model.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "gguf/gguf_file.h"
+
+namespace thermo {
+namespace {
+
+struct Fixture {
+  GgufFile file;
+  GgufFile expected;
+  std::vector<TokenId> ids;
+
+  explicit Fixture(const std::string& name)
+      : file(std::string(THERMO_TEST_DATA) + "/" + name + "-f32.gguf"),
+        expected(std::string(THERMO_TEST_DATA) + "/" + name + "-expected.gguf") {
+    const GgufTensor& tensor = expected.require_tensor("ids");
+    ids.resize(tensor.n_elements());
+    std::memcpy(ids.data(), tensor.data, tensor.n_bytes);
+  }
+
+  std::vector<float> reference(const std::string& name) const {
+    const GgufTensor& tensor = expected.require_tensor(name);
+    std::vector<float> values(tensor.n_elements());
+    std::memcpy(values.data(), tensor.data, tensor.n_bytes);
+    return values;
+  }
+};
+
+std::unique_ptr<Model> make_model(const GgufFile& file, ThreadPool& pool, Isa isa, bool repack = true, int n_sequences = 2) {
+  ModelConfig config = read_model_config(file);
+  Weights weights = Weights::load(config, file, repack, pool, {});
+  ModelOptions options;
+  options.n_batch = 128;
+  options.n_sequences = n_sequences;
+  options.isa = isa;
+  options.sequence = {.n_ctx = 160, .max_draft_rows = 64, .k_type = KvType::F32, .v_type = KvType::F32};
+  return std::make_unique<Model>(std::move(config), std::move(weights), options, pool);
+}
+
+std::vector<Row> chain(std::span<const TokenId> ids, int sequence = 0) {
+  std::vector<Row> rows;
+  for (size_t i = 0; i < ids.size(); ++i)
+    rows.push_back({.token = ids[i], .sequence = sequence, .parent = static_cast<int32_t>(i) - 1, .want_logits = true});
+  return rows;
+}
+
+struct Outputs {
+  std::vector<float> logits;               // [tokens][n_vocab]
+  std::vector<std::vector<float>> hidden;  // of each layer: [tokens][n_embd]
+};
+
+Outputs run_in_chunks(Model& model, std::span<const TokenId> ids, size_t chunk) {
+  const ModelConfig& c = model.config();
+  Outputs all;
+  all.hidden.resize(static_cast<size_t>(c.n_layer) + 1);
+  model.sequence(0).clear();
+  for (size_t begin = 0; begin < ids.size(); begin += chunk) {
+    const size_t n = std::min(chunk, ids.size() - begin);
+    const std::vector<Row> rows = chain(ids.subspan(begin, n));
+    std::vector<float> hidden((static_cast<size_t>(c.n_layer) + 1) * n * static_cast<size_t>(c.n_embd));
+    const StepOutput out = model.step({.rows = rows, .hidden = hidden.data()});
+    all.logits.insert(all.logits.end(), out.logits.begin(), out.logits.end());
+    const size_t layer = n * static_cast<size_t>(c.n_embd);
+    for (size_t l = 0; l < all.hidden.size(); ++l)
+      all.hidden[l].insert(all.hidden[l].end(), hidden.begin() + static_cast<std::ptrdiff_t>(l * layer),
+                           hidden.begin() + static_cast<std::ptrdiff_t>((l + 1) * layer));
+  }
+  return all;
+}
+
+// Largest difference in units of the reference's standard deviation.
+double error_of(std::span<const float> got, std::span<const float> want) {
+  EXPECT_EQ(got.size(), want.size());
+  double mean = 0, square = 0, worst = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    mean += want[i];
+    square += static_cast<double>(want[i]) * want[i];
+    const double difference = std::fabs(static_cast<double>(got[i]) - want[i]);
+    worst = difference > worst || std::isnan(difference) ? (std::isnan(difference) ? HUGE_VAL : difference) : worst;
+  }
+  mean /= static_cast<double>(want.size());
+  return worst / std::sqrt(square / static_cast<double>(want.size()) - mean * mean);
+}
+
+constexpr double kTolerance = 1e-4;  // the recorded outputs agree among implementations to a few 1e-5
+
+class ArchitectureTest : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(All, ArchitectureTest, testing::Values("qwen35moe", "qwen35", "laguna"), [](const auto& test) { return test.param; });
+
+TEST_P(ArchitectureTest, MatchesTheReferenceOnEveryPathAndChunkLength) {
+  const Fixture fixture(GetParam());
+  ThreadPool pool({.n_threads = 2});
+  for (Isa isa : available_isas()) {
+    const auto model = make_model(fixture.file, pool, isa);
+    for (size_t chunk : {size_t{100}, size_t{1}, size_t{7}, size_t{63}, size_t{64}, size_t{65}}) {
+      const Outputs got = run_in_chunks(*model, fixture.ids, chunk);
+      EXPECT_LT(error_of(got.logits, fixture.reference("logits")), kTolerance) << isa_name(isa) << " chunk " << chunk;
+      for (size_t l = 0; l < got.hidden.size(); ++l)
+        EXPECT_LT(error_of(got.hidden[l], fixture.reference("hidden." + std::to_string(l))), kTolerance)
+            << isa_name(isa) << " chunk " << chunk << " layer " << l;
+    }
+  }
+}
+
+TEST_P(ArchitectureTest, GivesTheSameWithoutRepacking) {
+  const Fixture fixture(GetParam());
+  ThreadPool pool({.n_threads = 2});
+  const auto packed = make_model(fixture.file, pool, best_isa(), true);
+  const auto mapped = make_model(fixture.file, pool, best_isa(), false);
+  const Outputs a = run_in_chunks(*packed, fixture.ids, 64), b = run_in_chunks(*mapped, fixture.ids, 64);
+  EXPECT_EQ(a.logits, b.logits);
+}
+
+TEST_P(ArchitectureTest, KeepsSequencesApart) {
+  const Fixture fixture(GetParam());
+  ThreadPool pool({.n_threads = 2});
+  const auto model = make_model(fixture.file, pool, best_isa());
+  const std::span<const TokenId> ids(fixture.ids);
+  const std::span<const TokenId> first = ids.first(40), second = ids.subspan(50, 30);
+  const Outputs alone_first = run_in_chunks(*model, first, 40);
+  const Outputs alone_second = run_in_chunks(*model, second, 30);
+
+  model->sequence(0).clear();
+  model->sequence(1).clear();
+  std::vector<float> got_first, got_second;
+  // Both in every step, in pieces of different lengths.
+  for (int piece = 0; piece < 10; ++piece) {
+    std::vector<Row> rows = chain(first.subspan(static_cast<size_t>(piece) * 4, 4), 1);
+    for (Row row : chain(second.subspan(static_cast<size_t>(piece) * 3, 3), 0)) {
+      if (row.parent >= 0) row.parent += 4;
+      rows.push_back(row);
+    }
+    const StepOutput out = model->step({.rows = rows});
+    const auto n_vocab = static_cast<size_t>(model->config().n_vocab);
+    got_first.insert(got_first.end(), out.logits.begin(), out.logits.begin() + static_cast<std::ptrdiff_t>(4 * n_vocab));
+    got_second.insert(got_second.end(), out.logits.begin() + static_cast<std::ptrdiff_t>(4 * n_vocab), out.logits.end());
+  }
+  EXPECT_LT(error_of(got_first, alone_first.logits), kTolerance);
+  EXPECT_LT(error_of(got_second, alone_second.logits), kTolerance);
+}
+
+// Every node of a random tree must see exactly its own path, and committing any path must leave the sequence as if that path
+// had been evaluated token by token.
+TEST_P(ArchitectureTest, EvaluatesAndCommitsTreesLikeTheirPaths) {
+  const Fixture fixture(GetParam());
+  ThreadPool pool({.n_threads = 2});
+  std::mt19937 random(7);
+  for (Isa isa : available_isas()) {
+    const auto model = make_model(fixture.file, pool, isa);
+    const auto n_vocab = static_cast<size_t>(model->config().n_vocab);
+    for (const int n_nodes : {1, 2, 9, 33, 64}) {
+      const std::span<const TokenId> prompt = std::span(fixture.ids).first(static_cast<size_t>(20 + n_nodes % 7));
+      std::vector<Row> rows;
+      for (int i = 0; i < n_nodes; ++i) {
+        const int reach = std::min(i, 6);  // deep rather than bushy
+        const int parent = i == 0 ? -1 : i - 1 - static_cast<int>(random() % static_cast<unsigned>(reach));
+        rows.push_back({.token = static_cast<TokenId>(random() % n_vocab), .sequence = 0, .parent = parent, .want_logits = true});
+      }
+      run_in_chunks(*model, prompt, 128);
+      const StepOutput out = model->step({.rows = rows, .commit = Commit::Later});
+      const std::vector<float> tree_logits(out.logits.begin(), out.logits.end());
+
+      std::vector<int32_t> path;  // to the last node
+      for (int r = n_nodes - 1; r >= 0; r = rows[static_cast<size_t>(r)].parent) path.insert(path.begin(), r);
+      model->commit(0, path);
+      ASSERT_EQ(model->sequence(0).n_past(), static_cast<int>(prompt.size() + path.size()));
+      const std::vector<Row> after = chain(std::span(fixture.ids).first(12));
+      const StepOutput continued = model->step({.rows = after});
+      const std::vector<float> tree_after(continued.logits.begin(), continued.logits.end());
+
+      std::vector<TokenId> tokens(prompt.begin(), prompt.end());
+      for (int32_t r : path) tokens.push_back(rows[static_cast<size_t>(r)].token);
+      tokens.insert(tokens.end(), fixture.ids.begin(), fixture.ids.begin() + 12);
+      const Outputs sequential = run_in_chunks(*model, tokens, 1);
+      std::vector<float> path_logits;
+      for (int32_t r : path)
+        path_logits.insert(path_logits.end(), tree_logits.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(r) * n_vocab),
+                           tree_logits.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(r + 1) * n_vocab));
+      const std::span<const float> want(sequential.logits);
+      EXPECT_LT(error_of(path_logits, want.subspan(prompt.size() * n_vocab, path_logits.size())), kTolerance) << isa_name(isa) << " " << n_nodes;
+      EXPECT_LT(error_of(tree_after, want.last(tree_after.size())), kTolerance) << isa_name(isa) << " " << n_nodes;
+    }
+  }
+}
+
+TEST_P(ArchitectureTest, ComesBackToACheckpoint) {
+  const Fixture fixture(GetParam());
+  ThreadPool pool({.n_threads = 2});
+  const auto model = make_model(fixture.file, pool, best_isa());
+  const std::span<const TokenId> ids(fixture.ids);
+  const Outputs straight = run_in_chunks(*model, ids, 50);
+  run_in_chunks(*model, ids.first(50), 50);
+  const Checkpoint point = model->sequence(0).checkpoint();
+  model->step({.rows = chain(ids.first(30))});  // somewhere else
+  model->sequence(0).restore(point);
+  EXPECT_EQ(model->sequence(0).n_past(), 50);
+  const StepOutput again = model->step({.rows = chain(ids.subspan(50))});
+  EXPECT_LT(error_of(again.logits, std::span<const float>(straight.logits).last(again.logits.size())), kTolerance);
+}
+
+TEST_P(ArchitectureTest, RunsWithEveryCacheType) {
+  const Fixture fixture(GetParam());
+  ThreadPool pool({.n_threads = 2});
+  // Rounding of the cache: half a unit of 11 bits, and of 7 bits relative to the block's largest value, carried through a few
+  // layers. A row whose router was near a tie may choose another expert, so the bound is on the typical row.
+  const std::pair<KvType, double> cases[] = {{KvType::F16, 0.005}, {KvType::Q8_0, 0.1}};
+  for (const auto& [type, bound] : cases) {
+    ModelConfig config = read_model_config(fixture.file);
+    Weights weights = Weights::load(config, fixture.file, true, pool, {});
+    ModelOptions options;
+    options.n_batch = 128;
+    options.isa = best_isa();
+    options.sequence = {.n_ctx = 160, .max_draft_rows = 0, .k_type = type, .v_type = type};
+    Model model(std::move(config), std::move(weights), options, pool);
+    const Outputs got = run_in_chunks(model, fixture.ids, 33);
+    const std::vector<float> want = fixture.reference("logits");
+    const auto n_vocab = static_cast<size_t>(model.config().n_vocab);
+    std::vector<double> errors;
+    for (size_t r = 0; r < fixture.ids.size(); ++r)
+      errors.push_back(error_of(std::span(got.logits).subspan(r * n_vocab, n_vocab), std::span(want).subspan(r * n_vocab, n_vocab)));
+    std::nth_element(errors.begin(), errors.begin() + static_cast<std::ptrdiff_t>(errors.size() / 2), errors.end());
+    EXPECT_LT(errors[errors.size() / 2], bound) << kv_type_name(type);
+    EXPECT_GT(errors[errors.size() / 2], 0.0) << kv_type_name(type);
+  }
+}
+
+}  // namespace
+}  // namespace thermo
