@@ -1,0 +1,269 @@
+// The row of logits is a megabyte and the candidates are a handful, so the work is arranged around the row:
+//
+//   edit     bias, penalties and DRY touch few tokens; the row is copied only if one of them applies
+//   gather   one pass finds the top_k tokens (or all within reach of the other cuts)
+//   cut      typical, top_p and min_p work on the candidates
+//   choose   the candidate with the largest logit / temperature + Gumbel noise
+//
+// For 248,320 tokens on one core of an AMD EPYC with plain SSE2: greedy 16 us, top_k 20 with top_p 21 us, the
+// same with a copied row 45 us (sampler_bench.cpp).
+#include "sampling/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <random>
+
+#include "base/check.h"
+#include "sampling/noise.h"
+
+namespace thermo {
+namespace {
+
+constexpr int32_t kForced = -1;  // in the DRY window: no run extends over it
+constexpr float kBanBias = -100.0f;
+
+uint64_t draw_seed() {
+  std::random_device device;
+  return static_cast<uint64_t>(device()) << 32 | device();
+}
+
+}  // namespace
+
+Sampler::Sampler(const SamplingParams& params, int n_vocab, std::span<const int32_t> end_tokens)
+    : params_(params),
+      n_vocab_(n_vocab),
+      seed_(params.seed ? *params.seed : draw_seed()),
+      dry_breakers_(params.dry_sequence_breakers.begin(), params.dry_sequence_breakers.end()),
+      repeat_window_(params.repetition_penalty != 1.0f ? params.repeat_last_n : 0),
+      dry_window_(params.dry_multiplier > 0.0f ? params.dry_penalty_last_n.value_or(params.repeat_last_n)
+                                               : 0) {
+  THERMO_CHECK(n_vocab > 0, "a sampler needs a vocabulary");
+  THERMO_CHECK(validate(params, n_vocab).ok(), "sampling parameters must be validated before use");
+  for (int32_t token : end_tokens)
+    if (token >= 0 && token < n_vocab) end_tokens_.push_back(token);
+}
+
+void Sampler::accept_prompt(std::span<const int32_t> tokens) {
+  for (int32_t token : tokens) {
+    if (token < 0 || token >= n_vocab_) continue;
+    if (params_.repetition_penalty != 1.0f && params_.repeat_last_n != 0) {
+      repeat_counts_.add(token);
+      const int32_t left = repeat_window_.push(token);
+      if (left != TokenWindow::kNothing) repeat_counts_.remove(left);
+    }
+    dry_window_.push(token);
+  }
+}
+
+void Sampler::accept(int32_t token, bool forced) {
+  ++n_accepted_;
+  if (forced) {
+    dry_window_.push(kForced);
+    return;
+  }
+  accept_prompt({&token, 1});
+  if (params_.presence_penalty != 0.0f || params_.frequency_penalty != 0.0f) reply_counts_.add(token);
+}
+
+bool Sampler::end_tokens_banned() const noexcept {
+  return !end_tokens_.empty() && (params_.ignore_eos || n_accepted_ < params_.min_tokens);
+}
+
+bool Sampler::is_plain_greedy() const noexcept {
+  return params_.temperature == 0.0f && params_.logit_bias.empty() && !end_tokens_banned() &&
+         reply_counts_.entries().empty() && repeat_counts_.entries().empty() && dry_window_.tokens().empty();
+}
+
+bool Sampler::is_banned(int32_t token) const {
+  const auto bias = params_.logit_bias.find(token);
+  if (bias != params_.logit_bias.end() && bias->second <= kBanBias) return true;
+  return end_tokens_banned() && std::find(end_tokens_.begin(), end_tokens_.end(), token) != end_tokens_.end();
+}
+
+std::span<const float> Sampler::edit(std::span<const float> logits, const TokenFilter& eager_filter) {
+  const std::span<const RepeatedRun> runs =
+      runs_.find(dry_window_.tokens(), params_.dry_allowed_length, dry_breakers_);
+  if (params_.logit_bias.empty() && !end_tokens_banned() && reply_counts_.entries().empty() &&
+      repeat_counts_.entries().empty() && runs.empty() && !eager_filter)
+    return logits;
+
+  edited_.assign(logits.begin(), logits.end());
+  const auto logit = [&](int32_t token) -> float& { return edited_[static_cast<size_t>(token)]; };
+
+  for (const auto& [token, bias] : params_.logit_bias)
+    logit(token) = bias <= kBanBias ? -INFINITY : logit(token) + bias;
+  if (end_tokens_banned())
+    for (int32_t token : end_tokens_) logit(token) = -INFINITY;
+
+  for (const TokenCounts::Entry& e : repeat_counts_.entries()) {
+    float& value = logit(e.token);
+    value = value > 0.0f ? value / params_.repetition_penalty : value * params_.repetition_penalty;
+  }
+  for (const TokenCounts::Entry& e : reply_counts_.entries())
+    logit(e.token) -= params_.presence_penalty + params_.frequency_penalty * static_cast<float>(e.count);
+
+  if (eager_filter)
+    for (int32_t token = 0; token < n_vocab_; ++token)
+      if (logit(token) > -INFINITY && !eager_filter(token)) logit(token) = -INFINITY;
+
+  for (const RepeatedRun& run : runs) {
+    // Capped: the power of a long run overflows, and no logit comes back from a hundred thousand below.
+    const double grown = std::pow(params_.dry_base, run.length - params_.dry_allowed_length);
+    logit(run.next) -= static_cast<float>(std::min(1e5, params_.dry_multiplier * grown));
+  }
+  return edited_;
+}
+
+int32_t Sampler::last_resort(const TokenFilter& filter) const {
+  for (int32_t token = 0; token < n_vocab_; ++token)
+    if (!is_banned(token) && (!filter || filter(token))) return token;
+  for (int32_t token = 0; token < n_vocab_; ++token)
+    if (!filter || filter(token)) return token;
+  return 0;
+}
+
+void Sampler::take_allowed(int64_t n, const TokenFilter& filter) {
+  if (!filter) return top_.take(n, candidates_);
+  for (int64_t tried = std::max<int64_t>(16, 2 * n);; tried *= 8) {
+    top_.take(tried, candidates_);
+    const bool row_exhausted = static_cast<int64_t>(candidates_.size()) < tried;
+    std::erase_if(candidates_, [&](const Candidate& c) { return !filter(c.id); });
+    if (static_cast<int64_t>(candidates_.size()) >= n) candidates_.resize(static_cast<size_t>(n));
+    if (row_exhausted || static_cast<int64_t>(candidates_.size()) >= n) return;
+  }
+}
+
+int32_t Sampler::sample(std::span<const float> logits, int64_t position, const TokenFilter& filter) {
+  THERMO_CHECK(static_cast<int>(logits.size()) == n_vocab_, "one logit for each token of the vocabulary");
+  const bool greedy = params_.temperature == 0.0f;
+  // The other cuts need sums over the whole allowed vocabulary.
+  const bool lazy = greedy || (params_.top_k > 0 && params_.top_n_sigma <= 0.0f);
+  static const TokenFilter kAllowAll;
+  const TokenFilter& lazy_filter = lazy ? filter : kAllowAll;
+
+  const std::span<const float> row = edit(logits, lazy ? kAllowAll : filter);
+  top_.start(row);
+  if (greedy || top_.max() == INFINITY) {  // no distribution can be made of an infinite logit
+    if (!lazy_filter && top_.argmax() >= 0) return top_.argmax();
+    take_allowed(1, lazy_filter);
+    return candidates_.empty() ? last_resort(filter) : candidates_[0].id;
+  }
+
+  gather(row, lazy_filter);
+  if (candidates_.empty()) return last_resort(filter);
+  cut_min_p();
+  return choose(position);
+}
+
+// Everything from top_n_sigma to top_p.
+void Sampler::gather(std::span<const float> row, const TokenFilter& filter) {
+  const bool typical = params_.typical_p < 1.0f, nucleus = params_.top_p < 1.0f;
+  float threshold = -INFINITY;
+  if (params_.top_n_sigma > 0.0f)
+    threshold = static_cast<float>(top_.max() - static_cast<double>(params_.top_n_sigma) * deviation(row));
+
+  if (params_.top_k > 0) {
+    take_allowed(params_.top_k, filter);
+    std::erase_if(candidates_, [&](const Candidate& c) { return c.logit < threshold; });
+  } else if (nucleus && !typical && threshold == -INFINITY && top_.max() > -INFINITY) {
+    // The nucleus is nearly always small: look for it in a few tokens before sorting many.
+    const double total = sum_exp(row, top_.max());
+    for (int64_t tried = 256;; tried *= 8) {
+      top_.take(tried, candidates_);
+      double sum = 0.0;
+      for (const Candidate& c : candidates_) sum += std::exp(static_cast<double>(c.logit) - top_.max());
+      if (static_cast<int64_t>(candidates_.size()) < tried || sum >= params_.top_p * total) break;
+    }
+    return cut_top_p(total);
+  } else {
+    // Without cuts that sum, min_p is one more threshold; far below it there may be very many tokens.
+    if (!typical && !nucleus && params_.min_p > 0.0f)
+      threshold = std::max(threshold, top_.max() + std::log(params_.min_p) - 1e-3f);
+    candidates_.clear();
+    append_from(row, threshold, candidates_);
+    if (nucleus || typical) std::sort(candidates_.begin(), candidates_.end(), comes_first);
+  }
+  if (typical && candidates_.size() > 1) cut_typical();
+  if (nucleus && candidates_.size() > 1) {
+    double total = 0.0;
+    for (const Candidate& c : candidates_)
+      total += std::exp(static_cast<double>(c.logit) - candidates_[0].logit);
+    cut_top_p(total);
+  }
+}
+
+// Keeps the tokens whose surprise -log p is nearest to its expectation, the entropy, until they hold
+// typical_p. REQUIRES: candidates_ sorted, not empty; leaves them so.
+void Sampler::cut_typical() {
+  const double max = candidates_[0].logit;
+  double total = 0.0, weighted = 0.0;
+  for (const Candidate& c : candidates_) {
+    const double below = static_cast<double>(c.logit) - max, weight = std::exp(below);
+    total += weight;
+    weighted += weight * below;
+  }
+  const double log_total = std::log(total), entropy = log_total - weighted / total;
+
+  // Ranked by distance; equal distances keep the order of the candidates.
+  std::vector<size_t> order(candidates_.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  weights_.resize(candidates_.size());
+  for (size_t i = 0; i < candidates_.size(); ++i)
+    weights_[i] = std::fabs(log_total - (static_cast<double>(candidates_[i].logit) - max) - entropy);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return weights_[a] < weights_[b]; });
+
+  size_t kept = 0;
+  double sum = 0.0;
+  while (kept < order.size() && (kept == 0 || sum < params_.typical_p * total))
+    sum += std::exp(static_cast<double>(candidates_[order[kept++]].logit) - max);
+  order.resize(kept);
+  std::sort(order.begin(), order.end());
+  for (size_t i = 0; i < kept; ++i) candidates_[i] = candidates_[order[i]];
+  candidates_.resize(kept);
+}
+
+// Keeps the first tokens until they hold top_p of `total`, the sum of exp(logit - the first logit); one at
+// least. REQUIRES: candidates_ sorted, not empty.
+void Sampler::cut_top_p(double total) {
+  const double max = candidates_[0].logit;
+  size_t kept = 0;
+  double sum = 0.0;
+  while (kept < candidates_.size() && (kept == 0 || sum < params_.top_p * total))
+    sum += std::exp(static_cast<double>(candidates_[kept++].logit) - max);
+  candidates_.resize(kept);
+}
+
+void Sampler::cut_min_p() {
+  if (params_.min_p <= 0.0f) return;
+  float max = -INFINITY;
+  for (const Candidate& c : candidates_) max = std::max(max, c.logit);
+  const double lowest = static_cast<double>(max) + std::log(static_cast<double>(params_.min_p));
+  std::erase_if(candidates_, [&](const Candidate& c) { return static_cast<double>(c.logit) < lowest; });
+}
+
+// The first candidate with the largest score. Most candidates are dismissed by a bound on their noise,
+// without its logarithms; that matters when nothing was cut.
+int32_t Sampler::choose(int64_t position) const {
+  const PositionNoise noise(seed_, params_.choice, position);
+  const double inverse_temperature = 1.0 / static_cast<double>(params_.temperature);
+  const auto first = std::min_element(candidates_.begin(), candidates_.end(), comes_first);
+  const double max = first->logit;
+  int32_t best = first->id;
+  double best_score = noise.gumbel(best);
+  for (const Candidate& c : candidates_) {
+    const double scaled = (static_cast<double>(c.logit) - max) * inverse_temperature;
+    if (scaled + PositionNoise::gumbel_bound(0) < best_score || c.id == first->id) continue;
+    const uint64_t bits = noise.bits(c.id);
+    if (scaled + PositionNoise::gumbel_bound(bits) < best_score) continue;
+    const double score = scaled + PositionNoise::gumbel_of(bits);
+    if (score > best_score || (score == best_score && c.id < best)) {
+      best_score = score;
+      best = c.id;
+    }
+  }
+  return best;
+}
+
+}  // namespace thermo

@@ -1,0 +1,62 @@
+// What the penalties look back on: the tokens of a window, counts of distinct tokens, and repeated runs.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace thermo {
+
+// How often each token occurs. Entries lie in one array, because they are walked for every sampled token.
+class TokenCounts {
+ public:
+  struct Entry {
+    int32_t token;
+    int32_t count;
+  };
+  void add(int32_t token);
+  // REQUIRES: added more often than removed.
+  void remove(int32_t token);
+  std::span<const Entry> entries() const noexcept { return entries_; }
+
+ private:
+  std::vector<Entry> entries_;
+  std::unordered_map<int32_t, size_t> index_;  // token to its place in entries_
+};
+
+// The last n tokens, oldest first, as one contiguous span.
+class TokenWindow {
+ public:
+  explicit TokenWindow(int last_n) : last_n_(last_n) {}  // -1: all
+  // Returns the token that left the window, or kNothing.
+  int32_t push(int32_t token);
+  std::span<const int32_t> tokens() const noexcept;
+
+  static constexpr int32_t kNothing = -2;
+
+ private:
+  int last_n_;
+  std::vector<int32_t> tokens_;  // the window is its end; the beginning is dropped once in a while
+};
+
+// A token that would continue the run of tokens at the end of the history as an earlier one was continued.
+struct RepeatedRun {
+  int32_t next;
+  int length;  // of the longest such run
+};
+
+// Finds those with runs of at least `min_length` that hold neither a breaker nor a negative token.
+class RunFinder {
+ public:
+  std::span<const RepeatedRun> find(std::span<const int32_t> history, int min_length,
+                                    const std::unordered_set<int32_t>& breakers);
+
+ private:
+  std::vector<int> match_;  // per distance from the end: tokens that match those at the end
+  std::vector<RepeatedRun> runs_;
+  std::unordered_map<int32_t, size_t> index_;  // next to its place in runs_
+};
+
+}  // namespace thermo
