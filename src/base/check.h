@@ -5,12 +5,13 @@
 namespace thermo {
 
 // Prints the place and the sentence, then aborts.
-[[noreturn]] void check_failed(const char* file, int line, const char* condition, const char* sentence) noexcept;
+[[noreturn]] void check_failed(const char* file, int line, const char* condition,
+                               const char* sentence) noexcept;
 
 }  // namespace thermo
 
-#define THERMO_CHECK(condition, sentence)                                                       \
-  (static_cast<bool>(condition) ? static_cast<void>(0)                                          \
+#define THERMO_CHECK(condition, sentence)              \
+  (static_cast<bool>(condition) ? static_cast<void>(0) \
                                 : ::thermo::check_failed(__FILE__, __LINE__, #condition, sentence))
 
 #ifdef NDEBUG

@@ -110,7 +110,8 @@ void read_x86(CpuInfo& info) {
   for (uint32_t leaf = 0; leaf < 3; ++leaf) {
     if (!__get_cpuid(0x80000002u + leaf, &a, &b, &c, &d)) break;
     const uint32_t words[4] = {a, b, c, d};
-    for (int i = 0; i < 16; ++i) brand[leaf * 16 + static_cast<uint32_t>(i)] = static_cast<char>(words[i / 4] >> (8 * (i % 4)));
+    for (int i = 0; i < 16; ++i)
+      brand[leaf * 16 + static_cast<uint32_t>(i)] = static_cast<char>(words[i / 4] >> (8 * (i % 4)));
   }
   info.name = brand;
   while (!info.name.empty() && (info.name.back() == ' ' || info.name.back() == '\0')) info.name.pop_back();
@@ -169,7 +170,9 @@ std::vector<int> usable_cores() {
   return first;
 }
 
-std::vector<int> usable_physical_cores() { return split_siblings().first; }
+std::vector<int> usable_physical_cores() {
+  return split_siblings().first;
+}
 
 uint64_t available_memory_bytes() {
   uint64_t available = meminfo_bytes("MemAvailable");

@@ -8,12 +8,12 @@
 namespace thermo {
 
 struct CpuInfo {
-  std::string name;         // "AMD EPYC 9B14"
-  int n_cores = 1;          // cores this process may run on (one for each SMT pair)
+  std::string name;  // "AMD EPYC 9B14"
+  int n_cores = 1;   // cores this process may run on (one for each SMT pair)
   int n_numa_nodes = 1;
-  bool avx2 = false;        // with FMA, F16C and BMI2
-  bool avx512 = false;      // F, BW, DQ, VL, VNNI and VBMI together: what our kernels need
-  bool amx_int8 = false;    // in the processor and granted by the kernel
+  bool avx2 = false;                    // with FMA, F16C and BMI2
+  bool avx512 = false;                  // F, BW, DQ, VL, VNNI and VBMI together: what our kernels need
+  bool amx_int8 = false;                // in the processor and granted by the kernel
   uint64_t memory_bytes = 0;            // physical, or the cgroup's limit where that is smaller
   uint64_t memory_available_bytes = 0;  // what can be taken now without swapping
   uint64_t l2_bytes = 1u << 20;

@@ -12,7 +12,8 @@ namespace thermo {
 
 HostBuffer::HostBuffer(size_t n_bytes) : size_(align_up<size_t>(n_bytes, 4096)) {
   if (size_ == 0) return;
-  void* address = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* address =
+      ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (address == MAP_FAILED)
     throw MemoryError(fmt::format("the system refused {} of memory; try a smaller --ctx-size, or --no-repack",
                                   format_bytes(size_)));

@@ -49,21 +49,31 @@ LogState& log_state() {
 
 spdlog::level::level_enum spdlog_level(LogLevel level) {
   switch (level) {
-    case LogLevel::Error: return spdlog::level::err;
-    case LogLevel::Warning: return spdlog::level::warn;
-    case LogLevel::Info: return spdlog::level::info;
-    case LogLevel::Trace: return spdlog::level::debug;
-    default: return spdlog::level::trace;
+    case LogLevel::Error:
+      return spdlog::level::err;
+    case LogLevel::Warning:
+      return spdlog::level::warn;
+    case LogLevel::Info:
+      return spdlog::level::info;
+    case LogLevel::Trace:
+      return spdlog::level::debug;
+    default:
+      return spdlog::level::trace;
   }
 }
 
 const char* level_name(LogLevel level) {
   switch (level) {
-    case LogLevel::Error: return "error";
-    case LogLevel::Warning: return "warning";
-    case LogLevel::Info: return "info";
-    case LogLevel::Trace: return "trace";
-    default: return "debug";
+    case LogLevel::Error:
+      return "error";
+    case LogLevel::Warning:
+      return "warning";
+    case LogLevel::Info:
+      return "info";
+    case LogLevel::Trace:
+      return "trace";
+    default:
+      return "debug";
   }
 }
 
@@ -73,22 +83,27 @@ std::string rfc3339_now() {
   const std::time_t seconds = static_cast<std::time_t>(ms / 1000);
   std::tm utc{};
   gmtime_r(&seconds, &utc);
-  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
-                     utc.tm_hour, utc.tm_min, utc.tm_sec, ms % 1000);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900, utc.tm_mon + 1,
+                     utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec, ms % 1000);
 }
 
 }  // namespace
 
-void configure_log(const LogOptions& options) { set_sink(log_state(), options); }
+void configure_log(const LogOptions& options) {
+  set_sink(log_state(), options);
+}
 
-bool log_enabled(LogLevel level) noexcept { return level <= log_state().level.load(std::memory_order_relaxed); }
+bool log_enabled(LogLevel level) noexcept {
+  return level <= log_state().level.load(std::memory_order_relaxed);
+}
 
 void log_message(LogLevel level, std::string_view component, std::string_view message) noexcept {
   LogState& state = log_state();
   if (level > state.level.load(std::memory_order_relaxed)) return;
   try {
     if (state.format == LogFormat::Json) {
-      Json line = {{"ts", rfc3339_now()}, {"level", level_name(level)}, {"component", component}, {"msg", message}};
+      Json line = {
+          {"ts", rfc3339_now()}, {"level", level_name(level)}, {"component", component}, {"msg", message}};
       state.logger->log(spdlog_level(level), line.dump(-1, ' ', false, Json::error_handler_t::replace));
     } else {
       state.logger->log(spdlog_level(level), "{:<8} {}", component, message);

@@ -28,11 +28,13 @@ struct FileDescriptor {
 MappedFile::MappedFile(const std::string& path) : path_(path) {
   const FileDescriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
   if (file.fd < 0)
-    throw LoadError(fmt::format("cannot open {}: {}; check the path and its permissions", path, std::strerror(errno)));
+    throw LoadError(
+        fmt::format("cannot open {}: {}; check the path and its permissions", path, std::strerror(errno)));
   struct stat facts {};
   if (::fstat(file.fd, &facts) != 0)
     throw LoadError(fmt::format("cannot read the size of {}: {}", path, std::strerror(errno)));
-  if (!S_ISREG(facts.st_mode)) throw LoadError(fmt::format("{} is not a regular file; give the path of a .gguf file", path));
+  if (!S_ISREG(facts.st_mode))
+    throw LoadError(fmt::format("{} is not a regular file; give the path of a .gguf file", path));
   if (facts.st_size == 0) throw LoadError(fmt::format("{} is empty; was the download cut off?", path));
   size_ = static_cast<size_t>(facts.st_size);
   void* address = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd, 0);
@@ -45,7 +47,9 @@ MappedFile::~MappedFile() {
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
@@ -58,13 +62,16 @@ void MappedFile::advise_sequential() const noexcept {
   ::madvise(const_cast<std::byte*>(data_), size_, MADV_SEQUENTIAL);
 }
 
-void MappedFile::advise_random() const noexcept { ::madvise(const_cast<std::byte*>(data_), size_, MADV_RANDOM); }
+void MappedFile::advise_random() const noexcept {
+  ::madvise(const_cast<std::byte*>(data_), size_, MADV_RANDOM);
+}
 
 void MappedFile::release(size_t offset, size_t length) const noexcept {
   const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   const size_t begin = (offset + page - 1) / page * page;
   const size_t end = (offset + length) / page * page;
-  if (end > begin && end <= size_) ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);
+  if (end > begin && end <= size_)
+    ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);
 }
 
 }  // namespace thermo

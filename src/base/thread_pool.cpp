@@ -36,7 +36,8 @@ void bind_to_core(int core) noexcept {
 
 ThreadPool::ThreadPool(const ThreadPoolOptions& options) : spin_us_(options.spin_us) {
   const std::vector<int> cores = usable_cores();
-  const int n_threads = options.n_threads > 0 ? options.n_threads : static_cast<int>(usable_physical_cores().size());
+  const int n_threads =
+      options.n_threads > 0 ? options.n_threads : static_cast<int>(usable_physical_cores().size());
   // More threads than cores would wait for each other inside a region: binding makes that worse.
   const bool pin = options.pin && n_threads <= static_cast<int>(cores.size());
   if (n_threads > static_cast<int>(cores.size())) spin_us_ = 0;
@@ -61,8 +62,8 @@ void ThreadPool::run_erased(int n_tasks, TaskFn fn, void* context) noexcept {
   context_ = context;
   n_tasks_ = n_tasks;
   next_task_.store(0, std::memory_order_relaxed);
-  // Sequentially consistent here and in work(): either the worker sees the open gate before it parks, or we see it
-  // parked; and either it sees the gate closed, or we see it inside.
+  // Sequentially consistent here and in work(): either the worker sees the open gate before it parks, or we
+  // see it parked; and either it sees the gate closed, or we see it inside.
   gate_.fetch_add(1);
   if (n_parked_.load() > 0) gate_.notify_all();
   drain(0);
@@ -96,7 +97,8 @@ void ThreadPool::work(int thread) noexcept {
     // Spin for an open gate, then park.
     uint32_t now = gate_.load();
     auto deadline = Clock::now() + std::chrono::microseconds(spin_us_);
-    for (int spins = 0; (!is_open(now) || now == done) && !stop_.load(std::memory_order_relaxed); now = gate_.load()) {
+    for (int spins = 0; (!is_open(now) || now == done) && !stop_.load(std::memory_order_relaxed);
+         now = gate_.load()) {
       pause_cpu();
       if (++spins < kSpinsPerClockLook) continue;
       spins = 0;

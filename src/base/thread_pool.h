@@ -17,8 +17,8 @@
 namespace thermo {
 
 struct ThreadPoolOptions {
-  int n_threads = 0;       // including the caller of run(); 0: one for each physical core
-  bool pin = true;         // bind worker i to the i-th usable core; the caller is never bound
+  int n_threads = 0;  // including the caller of run(); 0: one for each physical core
+  bool pin = true;    // bind worker i to the i-th usable core; the caller is never bound
   uint32_t spin_us = 50'000;
 };
 
@@ -58,8 +58,8 @@ class ThreadPool {
   void* context_ = nullptr;
   int n_tasks_ = 0;
 
-  // Even: closed. Odd: open. A worker is inside a region only if it entered while it was open, so the caller waits
-  // for those that came and not for one that the system has not scheduled.
+  // Even: closed. Odd: open. A worker is inside a region only if it entered while it was open, so the caller
+  // waits for those that came and not for one that the system has not scheduled.
   alignas(64) std::atomic<uint32_t> gate_{0};
   alignas(64) std::atomic<int> next_task_{0};
   alignas(64) std::atomic<int> n_inside_{0};

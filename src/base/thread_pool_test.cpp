@@ -46,7 +46,8 @@ TEST(ThreadPool, WakesParkedWorkers) {
 TEST(ThreadPool, ServesCallersOnDifferentThreadsOneAfterAnother) {
   ThreadPool pool({.n_threads = 2});
   std::atomic<int> count{0};
-  for (int i = 0; i < 4; ++i) std::thread([&] { pool.run(10, [&](int, int) { count.fetch_add(1); }); }).join();
+  for (int i = 0; i < 4; ++i)
+    std::thread([&] { pool.run(10, [&](int, int) { count.fetch_add(1); }); }).join();
   EXPECT_EQ(count.load(), 40);
 }
 

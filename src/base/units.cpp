@@ -28,12 +28,22 @@ std::optional<uint64_t> parse_bytes(std::string_view text) {
   uint64_t scale = 1;
   if (!unit.empty()) {
     switch (unit.front() | 0x20) {
-      case 'k': scale = KiB; break;
-      case 'm': scale = MiB; break;
-      case 'g': scale = GiB; break;
-      case 't': scale = 1024 * GiB; break;
-      case 'b': return unit.size() == 1 ? std::optional<uint64_t>(static_cast<uint64_t>(value)) : std::nullopt;
-      default: return std::nullopt;
+      case 'k':
+        scale = KiB;
+        break;
+      case 'm':
+        scale = MiB;
+        break;
+      case 'g':
+        scale = GiB;
+        break;
+      case 't':
+        scale = 1024 * GiB;
+        break;
+      case 'b':
+        return unit.size() == 1 ? std::optional<uint64_t>(static_cast<uint64_t>(value)) : std::nullopt;
+      default:
+        return std::nullopt;
     }
     const std::string_view rest = unit.substr(1);
     if (!(rest.empty() || rest == "B" || rest == "b" || rest == "iB" || rest == "ib")) return std::nullopt;

@@ -21,8 +21,8 @@ struct Engine::Impl {
   int n_sequences = 1;
   ThreadPool pool;
   std::unique_ptr<Model> model;
-  std::vector<bool> taken;               // sequences that a Session holds
-  std::vector<int> pending_rows;         // of each sequence: rows of a step that waits for commit(), else 0
+  std::vector<bool> taken;        // sequences that a Session holds
+  std::vector<int> pending_rows;  // of each sequence: rows of a step that waits for commit(), else 0
   std::vector<std::vector<int32_t>> pending_parents;  // relative to the sequence's first row
 
   explicit Impl(const ThreadPoolOptions& threads) : pool(threads) {}
@@ -36,8 +36,8 @@ namespace {
 Isa choose_isa(const std::optional<Isa>& wanted) {
   if (!wanted) return best_isa();
   if (!isa_available(*wanted))
-    throw ConfigError(fmt::format("--isa {}: this processor ({}) does not have it; the best here is {}", isa_name(*wanted),
-                                  cpu_info().name, isa_name(best_isa())));
+    throw ConfigError(fmt::format("--isa {}: this processor ({}) does not have it; the best here is {}",
+                                  isa_name(*wanted), cpu_info().name, isa_name(best_isa())));
   return *wanted;
 }
 
@@ -53,7 +53,9 @@ void check_options(const EngineOptions& o) {
   range("draft rows", o.max_draft_rows, 0, kDeltaChunk);
 }
 
-Error invalid(std::string message) { return {ErrorCode::InvalidArgument, std::move(message)}; }
+Error invalid(std::string message) {
+  return {ErrorCode::InvalidArgument, std::move(message)};
+}
 
 }  // namespace
 
@@ -75,10 +77,12 @@ Engine::Engine(const GgufFile& file, const EngineOptions& options) {
   inputs.available_bytes = available_memory_bytes();
   for (const KvType type : {inputs.k_type, inputs.v_type})
     if (type == KvType::Q8_0 && config.head_dim % 32 != 0)
-      throw ConfigError(fmt::format("a q8_0 cache needs heads of a multiple of 32, this model has {}; use f16", config.head_dim));
+      throw ConfigError(fmt::format(
+          "a q8_0 cache needs heads of a multiple of 32, this model has {}; use f16", config.head_dim));
   MemoryPlan plan = plan_memory(config, file, inputs);
 
-  impl_ = std::make_unique<Impl>(ThreadPoolOptions{.n_threads = options.n_threads, .pin = options.pin_threads});
+  impl_ =
+      std::make_unique<Impl>(ThreadPoolOptions{.n_threads = options.n_threads, .pin = options.pin_threads});
   Impl& e = *impl_;
   Weights weights = Weights::load(config, file, options.repack, e.pool, options.progress);
   e.info = {.isa = isa,
@@ -106,22 +110,33 @@ Engine::Engine(const GgufFile& file, const EngineOptions& options) {
   e.pending_parents.resize(static_cast<size_t>(options.n_sequences));
   e.model = std::make_unique<Model>(std::move(config), std::move(weights), model_options, e.pool);
   e.info.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  log_info("engine", "loaded {} in {:.2f} s: {} threads, {}, context {}", file.path(), e.info.load_seconds, e.info.n_threads,
-           isa_name(isa), e.plan.n_ctx);
+  log_info("engine", "loaded {} in {:.2f} s: {} threads, {}, context {}", file.path(), e.info.load_seconds,
+           e.info.n_threads, isa_name(isa), e.plan.n_ctx);
 }
 
 Engine::~Engine() = default;
 
-const ModelConfig& Engine::config() const { return impl_->model->config(); }
-const EngineInfo& Engine::info() const { return impl_->info; }
-const MemoryPlan& Engine::plan() const { return impl_->plan; }
-int Engine::n_ctx() const { return impl_->plan.n_ctx; }
-int Engine::n_batch() const { return impl_->n_batch; }
+const ModelConfig& Engine::config() const {
+  return impl_->model->config();
+}
+const EngineInfo& Engine::info() const {
+  return impl_->info;
+}
+const MemoryPlan& Engine::plan() const {
+  return impl_->plan;
+}
+int Engine::n_ctx() const {
+  return impl_->plan.n_ctx;
+}
+int Engine::n_batch() const {
+  return impl_->n_batch;
+}
 
 Status Engine::Impl::check(const StepBatch& batch) const {
   if (batch.rows.empty()) return invalid("a step without rows");
   if (batch.rows.size() > static_cast<size_t>(n_batch))
-    return invalid(fmt::format("a step of {} rows, at most {} fit (--ubatch-size)", batch.rows.size(), n_batch));
+    return invalid(
+        fmt::format("a step of {} rows, at most {} fit (--ubatch-size)", batch.rows.size(), n_batch));
   std::set<int32_t> seen;
   for (size_t begin = 0; begin < batch.rows.size();) {
     size_t end = begin + 1;
@@ -146,17 +161,22 @@ Status Engine::Impl::check_group(const StepBatch& batch, size_t begin, size_t en
   if (batch.commit == Commit::Later && n > state.max_draft_rows())
     return invalid(fmt::format("{} uncommitted rows, at most {} were planned", n, state.max_draft_rows()));
   if (state.n_past() + n > state.n_ctx())
-    return Error{ErrorCode::ContextFull, fmt::format("{} tokens and {} more do not fit into a context of {}; use a larger --ctx-size",
-                                                     state.n_past(), n, state.n_ctx())};
+    return Error{ErrorCode::ContextFull,
+                 fmt::format("{} tokens and {} more do not fit into a context of {}; use a larger --ctx-size",
+                             state.n_past(), n, state.n_ctx())};
   for (size_t r = begin; r < end; ++r) {
     const Row& row = batch.rows[r];
     if (row.token < 0 || row.token >= model->config().n_vocab)
-      return invalid(fmt::format("token {} is outside the vocabulary of {}", row.token, model->config().n_vocab));
+      return invalid(
+          fmt::format("token {} is outside the vocabulary of {}", row.token, model->config().n_vocab));
     const int32_t previous = r == begin ? -1 : static_cast<int32_t>(r) - 1;
     if (batch.commit == Commit::All && row.parent != previous)
-      return invalid(fmt::format("row {} has parent {}, expected {}: only uncommitted steps may branch", r, row.parent, previous));
-    if (row.parent != -1 && (row.parent < static_cast<int32_t>(begin) || row.parent >= static_cast<int32_t>(r)))
-      return invalid(fmt::format("row {} has parent {}, expected -1 or an earlier row of its sequence", r, row.parent));
+      return invalid(fmt::format("row {} has parent {}, expected {}: only uncommitted steps may branch", r,
+                                 row.parent, previous));
+    if (row.parent != -1 &&
+        (row.parent < static_cast<int32_t>(begin) || row.parent >= static_cast<int32_t>(r)))
+      return invalid(
+          fmt::format("row {} has parent {}, expected -1 or an earlier row of its sequence", r, row.parent));
   }
   return {};
 }
@@ -179,12 +199,15 @@ Result<StepOutput> Engine::step(const StepBatch& batch) {
 
 Status Engine::commit(int sequence, std::span<const int32_t> path) {
   Impl& e = *impl_;
-  if (sequence < 0 || sequence >= e.n_sequences) return invalid(fmt::format("sequence {} is outside 0..{}", sequence, e.n_sequences - 1));
+  if (sequence < 0 || sequence >= e.n_sequences)
+    return invalid(fmt::format("sequence {} is outside 0..{}", sequence, e.n_sequences - 1));
   const size_t s = static_cast<size_t>(sequence);
-  if (e.pending_rows[s] == 0) return invalid(fmt::format("sequence {} has no step that waits for commit()", sequence));
+  if (e.pending_rows[s] == 0)
+    return invalid(fmt::format("sequence {} has no step that waits for commit()", sequence));
   int32_t parent = -1;
   for (const int32_t row : path) {
-    if (row < 0 || row >= e.pending_rows[s]) return invalid(fmt::format("row {} is outside the step's {} rows", row, e.pending_rows[s]));
+    if (row < 0 || row >= e.pending_rows[s])
+      return invalid(fmt::format("row {} is outside the step's {} rows", row, e.pending_rows[s]));
     if (e.pending_parents[s][static_cast<size_t>(row)] != parent)
       return invalid(fmt::format("row {} does not follow row {}", row, parent));
     parent = row;
@@ -209,7 +232,8 @@ Result<Session> Engine::open_session() {
     session->release = [this, s] { impl_->taken[static_cast<size_t>(s)] = false; };
     return Session(std::move(session));
   }
-  return Error{ErrorCode::Unsupported, fmt::format("all {} sequences are in use; raise --parallel", e.n_sequences)};
+  return Error{ErrorCode::Unsupported,
+               fmt::format("all {} sequences are in use; raise --parallel", e.n_sequences)};
 }
 
 }  // namespace thermo

@@ -1,5 +1,5 @@
-// The narrow boundary of the engine: token ids in, token ids and logits out. No text, no sockets, no files but
-// the model's.
+// The narrow boundary of the engine: token ids in, token ids and logits out. No text, no sockets, no files
+// but the model's.
 //
 // One thread at a time may call an Engine and its Sessions.
 #pragma once
@@ -29,19 +29,19 @@ class Model;
 
 struct EngineOptions {
   // Behaviour.
-  int n_ctx = 0;             // tokens per sequence; 0: the training length, or what fits
-  int n_sequences = 1;       // sequences held at once
-  int max_draft_rows = 0;    // rows of an uncommitted step (speculation), at most 64
+  int n_ctx = 0;                 // tokens per sequence; 0: the training length, or what fits
+  int n_sequences = 1;           // sequences held at once
+  int max_draft_rows = 0;        // rows of an uncommitted step (speculation), at most 64
   std::optional<KvType> k_type;  // nullopt: f16
   std::optional<KvType> v_type;
 
   // Performance.
-  int n_threads = 0;         // 0: one for each physical core
+  int n_threads = 0;  // 0: one for each physical core
   bool pin_threads = true;
-  std::optional<Isa> isa;    // nullopt: the best this machine has
-  bool repack = true;        // false: multiply from the file mapping, packing panels as they are used
-  int n_batch = 512;         // rows of a prefill chunk
-  LoadProgressFn progress;   // called on the loading thread, any number of times; may be empty
+  std::optional<Isa> isa;   // nullopt: the best this machine has
+  bool repack = true;       // false: multiply from the file mapping, packing panels as they are used
+  int n_batch = 512;        // rows of a prefill chunk
+  LoadProgressFn progress;  // called on the loading thread, any number of times; may be empty
 };
 
 struct EngineInfo {
@@ -75,9 +75,11 @@ class Engine {
   Result<Session> open_session();
 
   // The step itself, for speculation, batches and verification. Rows name sequences 0..n_sequences-1.
-  // Refused: a sequence out of range, more rows than n_batch, a full context, a parent that is no earlier row.
+  // Refused: a sequence out of range, more rows than n_batch, a full context, a parent that is no earlier
+  // row.
   Result<StepOutput> step(const StepBatch& batch);
-  // Ends a step that was run with Commit::Later: `path` are its accepted rows of that sequence, parents first.
+  // Ends a step that was run with Commit::Later: `path` are its accepted rows of that sequence, parents
+  // first.
   Status commit(int sequence, std::span<const int32_t> path);
 
  private:
@@ -91,8 +93,8 @@ enum class FinishReason { Stop, Length, ContextFull, Cancelled };
 
 struct GenerateOptions {
   SamplingParams sampling;
-  int max_tokens = -1;                    // -1: up to the end of the context
-  std::vector<TokenId> stop_tokens;       // end-of-generation tokens; not reported
+  int max_tokens = -1;               // -1: up to the end of the context
+  std::vector<TokenId> stop_tokens;  // end-of-generation tokens; not reported
 };
 
 struct GeneratedToken {
@@ -120,7 +122,8 @@ class Session {
   // Called between prefill chunks with (done, total); returning false stops there, with ErrorCode::Cancelled.
   using PrefillProgressFn = std::function<bool(int done, int total)>;
 
-  // Appends tokens, in chunks of n_batch, and keeps the logits after the last one. Refused when they do not fit.
+  // Appends tokens, in chunks of n_batch, and keeps the logits after the last one. Refused when they do not
+  // fit.
   Status append(std::span<const TokenId> tokens, const PrefillProgressFn& progress = {});
   // Logits after the last appended token; empty before the first. Valid until the next call.
   std::span<const float> logits() const;
@@ -131,7 +134,8 @@ class Session {
 
   // Samples until a stop token, the limit, the end of the context, or until on_token returns false.
   // REQUIRES: logits() not empty.
-  Result<GenerateResult> generate(const GenerateOptions& options, const std::function<bool(const GeneratedToken&)>& on_token);
+  Result<GenerateResult> generate(const GenerateOptions& options,
+                                  const std::function<bool(const GeneratedToken&)>& on_token);
 
   // Remembers this point, so that set_tokens() can come back to it.
   void checkpoint();

@@ -27,7 +27,8 @@ size_t largest_panel(const GgufFile& file) {
   return most;
 }
 
-MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const MemoryPlanInputs& in, uint64_t packed_bytes, int n_ctx) {
+MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const MemoryPlanInputs& in,
+                   uint64_t packed_bytes, int n_ctx) {
   const SequenceConfig sequence{
       .n_ctx = n_ctx, .max_draft_rows = in.max_draft_rows, .k_type = in.k_type, .v_type = in.v_type};
   const uint64_t n_seq = static_cast<uint64_t>(in.n_sequences);
@@ -37,17 +38,22 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
   MemoryPlan plan;
   plan.n_ctx = n_ctx;
   plan.available_bytes = in.available_bytes;
-  plan.mapped_bytes = in.repack ? file.require_tensor("token_embd.weight").n_bytes : file.total_tensor_bytes();
+  plan.mapped_bytes =
+      in.repack ? file.require_tensor("token_embd.weight").n_bytes : file.total_tensor_bytes();
   const auto add = [&](std::string name, uint64_t bytes, std::string detail) {
     if (bytes > 0) plan.items.push_back({std::move(name), bytes, std::move(detail)});
     plan.total_bytes += bytes;
   };
   if (in.repack) add("weights", packed_bytes, "repacked for the processor");
   add("kv cache", n_seq * SequenceState::kv_bytes(config, sequence),
-      fmt::format("{} tokens x {}, k {}, v {}", n_ctx, in.n_sequences, kv_type_name(in.k_type), kv_type_name(in.v_type)));
-  add("recurrent state", n_seq * SequenceState::recurrent_bytes(config), fmt::format("{} DeltaNet layers", config.n_recurrent_layers()));
-  add("draft tape", n_seq * SequenceState::tape_bytes(config, sequence), fmt::format("{} rows", in.max_draft_rows));
-  add("activations", Model::workspace_bytes(config, options, in.n_threads, in.repack ? 0 : largest_panel(file)),
+      fmt::format("{} tokens x {}, k {}, v {}", n_ctx, in.n_sequences, kv_type_name(in.k_type),
+                  kv_type_name(in.v_type)));
+  add("recurrent state", n_seq * SequenceState::recurrent_bytes(config),
+      fmt::format("{} DeltaNet layers", config.n_recurrent_layers()));
+  add("draft tape", n_seq * SequenceState::tape_bytes(config, sequence),
+      fmt::format("{} rows", in.max_draft_rows));
+  add("activations",
+      Model::workspace_bytes(config, options, in.n_threads, in.repack ? 0 : largest_panel(file)),
       fmt::format("{} rows", in.n_batch));
   add("program", kProgramBytes, "code, vocabulary, stacks");
   return plan;
@@ -75,11 +81,13 @@ MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const Me
   const uint64_t short_total = plan_at(config, file, in, packed, kMinContext).total_bytes;
   std::string remedy = "close other programs or use a smaller quantisation";
   if (in.repack && mapped_total <= in.available_bytes)
-    remedy = fmt::format("--no-repack would take {} and read the rest through the file mapping", format_bytes(mapped_total));
+    remedy = fmt::format("--no-repack would take {} and read the rest through the file mapping",
+                         format_bytes(mapped_total));
   else if (short_total <= in.available_bytes)
     remedy = fmt::format("--ctx-size {} would take {}", kMinContext, format_bytes(short_total));
-  throw MemoryError(fmt::format("{} needs {} of memory with a context of {}, but {} are available; {}", file.path(),
-                                format_bytes(plan.total_bytes), shown_ctx, format_bytes(in.available_bytes), remedy));
+  throw MemoryError(fmt::format("{} needs {} of memory with a context of {}, but {} are available; {}",
+                                file.path(), format_bytes(plan.total_bytes), shown_ctx,
+                                format_bytes(in.available_bytes), remedy));
 }
 
 }  // namespace thermo

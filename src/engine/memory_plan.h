@@ -25,7 +25,7 @@ struct MemoryPlanInputs {
 };
 
 struct MemoryPlanItem {
-  std::string name;    // "experts", "dense weights", "kv cache", ...
+  std::string name;  // "experts", "dense weights", "kv cache", ...
   uint64_t bytes = 0;
   std::string detail;  // "131072 tokens x 1, f16"
 };

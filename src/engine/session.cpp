@@ -24,22 +24,31 @@ Session::~Session() {
   if (impl_) impl_->release();
 }
 
-int Session::sequence() const { return impl_->sequence; }
-int Session::n_past() const { return impl_->state->n_past(); }
-std::span<const TokenId> Session::tokens() const { return impl_->tokens; }
-std::span<const float> Session::logits() const { return impl_->logits; }
+int Session::sequence() const {
+  return impl_->sequence;
+}
+int Session::n_past() const {
+  return impl_->state->n_past();
+}
+std::span<const TokenId> Session::tokens() const {
+  return impl_->tokens;
+}
+std::span<const float> Session::logits() const {
+  return impl_->logits;
+}
 
 Status Session::append(std::span<const TokenId> tokens, const PrefillProgressFn& progress) {
   Impl& s = *impl_;
   if (tokens.empty()) return {};
   const int n_ctx = s.state->n_ctx();
   if (tokens.size() > static_cast<size_t>(n_ctx - s.state->n_past()))
-    return Error{ErrorCode::ContextFull,
-                 fmt::format("{} tokens do not fit: the context holds {} and {} are taken; use a larger --ctx-size or a shorter prompt",
-                             tokens.size(), n_ctx, s.state->n_past())};
+    return Error{ErrorCode::ContextFull, fmt::format("{} tokens do not fit: the context holds {} and {} are "
+                                                     "taken; use a larger --ctx-size or a shorter prompt",
+                                                     tokens.size(), n_ctx, s.state->n_past())};
   const int total = static_cast<int>(tokens.size());
   for (int done = 0; done < total;) {
-    if (progress && !progress(done, total)) return Error{ErrorCode::Cancelled, "stopped while reading the prompt"};
+    if (progress && !progress(done, total))
+      return Error{ErrorCode::Cancelled, "stopped while reading the prompt"};
     const int n = std::min(s.engine->n_batch(), total - done);
     s.rows.clear();
     for (int i = 0; i < n; ++i)
@@ -66,7 +75,8 @@ Result<int> Session::set_tokens(std::span<const TokenId> tokens, const PrefillPr
   if (common == tokens.size() && common > 0 && (common < s.tokens.size() || s.logits.empty())) --common;
   if (common < s.tokens.size()) s.go_back_to(static_cast<int>(common));
   const int reused = s.state->n_past();
-  if (Status status = append(tokens.subspan(static_cast<size_t>(reused)), progress); !status) return status.error();
+  if (Status status = append(tokens.subspan(static_cast<size_t>(reused)), progress); !status)
+    return status.error();
   return reused;
 }
 
@@ -81,14 +91,16 @@ Result<GenerateResult> Session::generate(const GenerateOptions& options,
   GenerateResult result{.reason = FinishReason::Length, .n_generated = 0, .seed = sampler.seed()};
   while (options.max_tokens < 0 || result.n_generated < options.max_tokens) {
     const TokenId token = sampler.sample(s.logits, static_cast<int64_t>(s.tokens.size()));
-    if (std::find(options.stop_tokens.begin(), options.stop_tokens.end(), token) != options.stop_tokens.end()) {
+    if (std::find(options.stop_tokens.begin(), options.stop_tokens.end(), token) !=
+        options.stop_tokens.end()) {
       result.reason = FinishReason::Stop;
       return result;
     }
     sampler.accept(token);
     ++result.n_generated;
     GeneratedToken generated{token, {}};
-    if (options.sampling.n_probs) generated.logprobs = top_logprobs(s.logits, token, *options.sampling.n_probs);
+    if (options.sampling.n_probs)
+      generated.logprobs = top_logprobs(s.logits, token, *options.sampling.n_probs);
     const bool go_on = on_token(generated);
     if (s.state->n_past() == s.state->n_ctx()) {
       result.reason = FinishReason::ContextFull;
@@ -122,7 +134,8 @@ void Session::checkpoint() {
   Impl& s = *impl_;
   if (s.engine->config().n_recurrent_layers() == 0) return;  // attention memory can be cut anywhere
   if (!s.checkpoints.empty() && s.checkpoints.back().n_past == s.state->n_past()) return;
-  if (s.checkpoints.size() == kMaxCheckpoints) s.checkpoints.erase(s.checkpoints.begin() + 1);  // keep the first: the system prompt
+  if (s.checkpoints.size() == kMaxCheckpoints)
+    s.checkpoints.erase(s.checkpoints.begin() + 1);  // keep the first: the system prompt
   s.checkpoints.push_back(s.state->checkpoint());
 }
 

@@ -6,12 +6,20 @@
 namespace thermo {
 namespace {
 
-int q_dim(const ModelConfig& c) { return c.max_n_head() * c.head_dim; }
-int mixed_dim(const ModelConfig& c) { return std::max(q_dim(c), c.ssm_n_head_v > 0 ? c.ssm_inner() : 0); }
+int q_dim(const ModelConfig& c) {
+  return c.max_n_head() * c.head_dim;
+}
+int mixed_dim(const ModelConfig& c) {
+  return std::max(q_dim(c), c.ssm_n_head_v > 0 ? c.ssm_inner() : 0);
+}
 
 // Pairs of (row, expert), the shared expert or the dense FFN included.
-int max_pairs(const ModelConfig& c, int n_batch) { return n_batch * (c.is_moe() ? c.route.n_expert_used + 1 : 1); }
-int max_groups(const ModelConfig& c) { return c.route.n_expert + 1; }
+int max_pairs(const ModelConfig& c, int n_batch) {
+  return n_batch * (c.is_moe() ? c.route.n_expert_used + 1 : 1);
+}
+int max_groups(const ModelConfig& c) {
+  return c.route.n_expert + 1;
+}
 
 // Hands out consecutive cache-aligned pieces; with no memory behind it, it only adds up.
 class Carver {
@@ -38,7 +46,8 @@ void carve(Carver& carver, const ModelConfig& c, int n_batch, int n_threads, Act
     if (a) a->*member = piece;
   };
   const auto scratch = [&](float* Activations::*member, size_t per_thread) {
-    float* const piece = carver.take<float>(static_cast<size_t>(n_threads) * align_up<size_t>(per_thread, 16));
+    float* const piece =
+        carver.take<float>(static_cast<size_t>(n_threads) * align_up<size_t>(per_thread, 16));
     if (a) a->*member = piece;
   };
   const auto ints = [&](int32_t* Activations::*member, size_t count) {
@@ -81,11 +90,14 @@ size_t carved_bytes(const ModelConfig& c, int n_batch, int n_threads) {
 
 }  // namespace
 
-uint64_t Activations::planned_bytes(const ModelConfig& c, int n_batch, int n_threads, size_t max_panel_bytes) {
+uint64_t Activations::planned_bytes(const ModelConfig& c, int n_batch, int n_threads,
+                                    size_t max_panel_bytes) {
   // Logit rows are taken from the system when touched: one, unless somebody asks for more.
-  const uint64_t untouched = static_cast<uint64_t>(n_batch - 1) * static_cast<uint64_t>(c.n_vocab) * sizeof(float);
+  const uint64_t untouched =
+      static_cast<uint64_t>(n_batch - 1) * static_cast<uint64_t>(c.n_vocab) * sizeof(float);
   return carved_bytes(c, n_batch, n_threads) - untouched + ActBuffer::planned_bytes(n_batch, c.n_embd) +
-         ActBuffer::planned_bytes(n_batch, mixed_dim(c)) + ExpertFfnScratch::planned_bytes(max_pairs(c, n_batch), c.max_n_ff()) +
+         ActBuffer::planned_bytes(n_batch, mixed_dim(c)) +
+         ExpertFfnScratch::planned_bytes(max_pairs(c, n_batch), c.max_n_ff()) +
          LinearScratch::planned_bytes(n_threads, max_panel_bytes);
 }
 

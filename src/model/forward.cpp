@@ -8,8 +8,9 @@
 
 namespace thermo {
 
-void Forward::begin(std::span<const RowGroup> groups, std::span<const TokenId> tokens, std::span<const int32_t> positions,
-                    Commit commit, std::span<const int32_t> row_numbers) noexcept {
+void Forward::begin(std::span<const RowGroup> groups, std::span<const TokenId> tokens,
+                    std::span<const int32_t> positions, Commit commit,
+                    std::span<const int32_t> row_numbers) noexcept {
   groups_ = groups;
   tokens_ = tokens;
   positions_ = positions;
@@ -26,26 +27,30 @@ void Forward::for_rows(const Body& body) noexcept {
 void Forward::embed(const Matrix& table) noexcept {
   const size_t bytes = row_bytes(table.dtype, static_cast<uint64_t>(table.n_cols));
   for_rows([&](int r) {
-    dequantize_row(table.dtype, table.rows + static_cast<size_t>(tokens_[static_cast<size_t>(r)]) * bytes, table.n_cols,
-                   act_.x + static_cast<size_t>(r) * static_cast<size_t>(config_.n_embd));
+    dequantize_row(table.dtype, table.rows + static_cast<size_t>(tokens_[static_cast<size_t>(r)]) * bytes,
+                   table.n_cols, act_.x + static_cast<size_t>(r) * static_cast<size_t>(config_.n_embd));
   });
 }
 
 void Forward::angles(const RopeTable& rope, float* out) noexcept {
-  for_rows([&](int r) { rope_angles(rope, positions_[static_cast<size_t>(r)], out + static_cast<size_t>(r) * static_cast<size_t>(rope.n_rot)); });
+  for_rows([&](int r) {
+    rope_angles(rope, positions_[static_cast<size_t>(r)],
+                out + static_cast<size_t>(r) * static_cast<size_t>(rope.n_rot));
+  });
 }
 
 void Forward::norm(const std::vector<float>& weight, ActFormats formats) noexcept {
   act_.h.set_cols(config_.n_embd);
   for_rows([&](int r) {
-    kernels_.rows.rms_norm(act_.x + static_cast<size_t>(r) * static_cast<size_t>(config_.n_embd), weight.data(), config_.n_embd,
-                           config_.norm_eps, act_.h.row(r));
+    kernels_.rows.rms_norm(act_.x + static_cast<size_t>(r) * static_cast<size_t>(config_.n_embd),
+                           weight.data(), config_.n_embd, config_.norm_eps, act_.h.row(r));
     act_.h.quantize(r, config_.n_embd, formats, kernels_.matmul);
   });
 }
 
 void Forward::capture(float* out) const noexcept {
-  std::memcpy(out, act_.x, static_cast<size_t>(n_rows()) * static_cast<size_t>(config_.n_embd) * sizeof(float));
+  std::memcpy(out, act_.x,
+              static_cast<size_t>(n_rows()) * static_cast<size_t>(config_.n_embd) * sizeof(float));
 }
 
 void Forward::final_norm(const std::vector<float>& weight, const Matrix& next) noexcept {
@@ -108,7 +113,8 @@ void Forward::attention(int il, const RopeTable& rope, const float* angles) noex
   }
   gate_heads(il);
 
-  const LinearJob output{.w = &w.output, .x = &act_.mixed, .y = act_.x, .y_stride = config_.n_embd, .add = true};
+  const LinearJob output{
+      .w = &w.output, .x = &act_.mixed, .y = act_.x, .y_stride = config_.n_embd, .add = true};
   linear_cpu({&output, 1}, n_rows(), nullptr, linear_);
 }
 
@@ -124,7 +130,8 @@ void Forward::prepare_heads(int il, const RopeTable& rope, const float* angles) 
     float* const k = act_.k + static_cast<int64_t>(r) * config_.n_kv_dim();
     const float* const cos_sin = angles + static_cast<int64_t>(r) * rope.n_rot;
     for (int h = 0; h < n_head; ++h)
-      kernels_.rows.rms_norm(q_full + static_cast<int64_t>(h) * step, w.q_norm.data(), dim, config_.norm_eps, q + static_cast<int64_t>(h) * dim);
+      kernels_.rows.rms_norm(q_full + static_cast<int64_t>(h) * step, w.q_norm.data(), dim, config_.norm_eps,
+                             q + static_cast<int64_t>(h) * dim);
     for (int h = 0; h < config_.n_head_kv; ++h) {
       float* const head = k + static_cast<int64_t>(h) * dim;
       kernels_.rows.rms_norm(head, w.k_norm.data(), dim, config_.norm_eps, head);
@@ -146,7 +153,8 @@ void Forward::gate_heads(int il) noexcept {
       float* const head = out + static_cast<int64_t>(h) * dim;
       switch (config_.attn_gate) {
         case AttnGate::SigmoidElement:
-          kernels_.rows.mul_sigmoid(head, act_.q_full + (static_cast<int64_t>(r) * n_head + h) * 2 * dim + dim, dim);
+          kernels_.rows.mul_sigmoid(
+              head, act_.q_full + (static_cast<int64_t>(r) * n_head + h) * 2 * dim + dim, dim);
           break;
         case AttnGate::SoftplusHead: {
           const float gate = softplus(act_.gate[static_cast<int64_t>(r) * n_head + h]);
@@ -154,7 +162,8 @@ void Forward::gate_heads(int il) noexcept {
           break;
         }
         case AttnGate::SoftplusElement:
-          for (int d = 0; d < dim; ++d) head[d] *= softplus(act_.gate[(static_cast<int64_t>(r) * n_head + h) * dim + d]);
+          for (int d = 0; d < dim; ++d)
+            head[d] *= softplus(act_.gate[(static_cast<int64_t>(r) * n_head + h) * dim + d]);
           break;
       }
     }
@@ -170,10 +179,11 @@ void Forward::delta_net(int il) noexcept {
   for (const Matrix* m : {&w.qkv, &w.z, &w.alpha, &w.beta}) formats.add(*m);
   norm(weights_.layers[static_cast<size_t>(il)].attn_norm, formats);
 
-  const LinearJob jobs[4] = {{.w = &w.qkv, .x = &act_.h, .y = act_.conv_input, .y_stride = config_.ssm_channels()},
-                             {.w = &w.z, .x = &act_.h, .y = act_.z, .y_stride = config_.ssm_inner()},
-                             {.w = &w.alpha, .x = &act_.h, .y = act_.alpha, .y_stride = config_.ssm_n_head_v},
-                             {.w = &w.beta, .x = &act_.h, .y = act_.beta, .y_stride = config_.ssm_n_head_v}};
+  const LinearJob jobs[4] = {
+      {.w = &w.qkv, .x = &act_.h, .y = act_.conv_input, .y_stride = config_.ssm_channels()},
+      {.w = &w.z, .x = &act_.h, .y = act_.z, .y_stride = config_.ssm_inner()},
+      {.w = &w.alpha, .x = &act_.h, .y = act_.alpha, .y_stride = config_.ssm_n_head_v},
+      {.w = &w.beta, .x = &act_.h, .y = act_.beta, .y_stride = config_.ssm_n_head_v}};
   linear_cpu(jobs, n_rows(), nullptr, linear_);
 
   act_.mixed.set_cols(config_.ssm_inner());
@@ -182,12 +192,13 @@ void Forward::delta_net(int il) noexcept {
   ActFormats output_formats;
   output_formats.add(w.output);
   for_rows([&](int r) { act_.mixed.quantize(r, config_.ssm_inner(), output_formats, kernels_.matmul); });
-  const LinearJob output{.w = &w.output, .x = &act_.mixed, .y = act_.x, .y_stride = config_.n_embd, .add = true};
+  const LinearJob output{
+      .w = &w.output, .x = &act_.mixed, .y = act_.x, .y_stride = config_.n_embd, .add = true};
   linear_cpu({&output, 1}, n_rows(), nullptr, linear_);
 }
 
-// A task is one key head with the value heads that read it: convolution of their channels, norms, the delta rule,
-// the gate, and the stored convolution columns. Nothing is shared between tasks.
+// A task is one key head with the value heads that read it: convolution of their channels, norms, the delta
+// rule, the gate, and the stored convolution columns. Nothing is shared between tasks.
 void Forward::delta_net_group(int il, const RowGroup& group) noexcept {
   const DeltaNetWeights& w = *weights_.layers[static_cast<size_t>(il)].delta_net;
   const int dim = config_.ssm_dim, n_k = config_.ssm_n_head_k, n_v = config_.ssm_n_head_v;
@@ -231,12 +242,15 @@ void Forward::delta_net_group(int il, const RowGroup& group) noexcept {
                           .keep_state = keep};
   const float q_scale = 1.0f / std::sqrt(static_cast<float>(dim));
 
-  if (keep) std::memcpy(tape.conv_input, conv_input, static_cast<size_t>(n) * static_cast<size_t>(channels) * sizeof(float));
+  if (keep)
+    std::memcpy(tape.conv_input, conv_input,
+                static_cast<size_t>(n) * static_cast<size_t>(channels) * sizeof(float));
   pool_.run(n_k, [&](int kh, int thread) {
     const auto convolve = [&](int begin) {
       kernels_.delta_net.conv(conv, begin, begin + dim);
       if (!keep)
-        shift_conv_state(conv_state, conv_input, row_numbers_.first(static_cast<size_t>(n)), config_.ssm_taps, channels, begin, begin + dim);
+        shift_conv_state(conv_state, conv_input, row_numbers_.first(static_cast<size_t>(n)), config_.ssm_taps,
+                         channels, begin, begin + dim);
     };
     convolve(kh * dim);
     convolve((n_k + kh) * dim);
@@ -245,7 +259,8 @@ void Forward::delta_net_group(int il, const RowGroup& group) noexcept {
       float* const k = q + static_cast<int64_t>(n_k) * dim;
       kernels_.delta_net.l2_normalize(q, 1, dim, q_scale);
       kernels_.delta_net.l2_normalize(k, 1, dim, 1.0f);
-      if (keep) std::copy_n(k, dim, tape.k + static_cast<int64_t>(r) * n_k * dim + static_cast<int64_t>(kh) * dim);
+      if (keep)
+        std::copy_n(k, dim, tape.k + static_cast<int64_t>(r) * n_k * dim + static_cast<int64_t>(kh) * dim);
     }
     float* const scratch = act_.delta_scratch + static_cast<size_t>(thread) * scratch_floats;
     for (int head = kh; head < n_v; head += n_k) {
@@ -259,7 +274,8 @@ void Forward::delta_net_group(int il, const RowGroup& group) noexcept {
       kernels_.delta_net.rows(rule, head, head + 1, scratch);
       for (int r = 0; r < n; ++r) {
         const int64_t at = static_cast<int64_t>(r) * n_v * dim + static_cast<int64_t>(head) * dim;
-        kernels_.delta_net.gated_norm(out + at, act_.z + row * n_v * dim + at, w.norm.data(), 1, dim, config_.norm_eps);
+        kernels_.delta_net.gated_norm(out + at, act_.z + row * n_v * dim + at, w.norm.data(), 1, dim,
+                                      config_.norm_eps);
       }
     }
   });
@@ -307,9 +323,13 @@ void Forward::route(const MoeWeights& moe) noexcept {
   linear_cpu({&router, 1}, n_rows(), nullptr, linear_);
   for_rows([&](int r) {
     route_topk(config_.route, act_.router_logits + static_cast<int64_t>(r) * n_expert,
-               moe.router_bias.empty() ? nullptr : moe.router_bias.data(), act_.expert_ids + static_cast<int64_t>(r) * n_used,
+               moe.router_bias.empty() ? nullptr : moe.router_bias.data(),
+               act_.expert_ids + static_cast<int64_t>(r) * n_used,
                act_.expert_weights + static_cast<int64_t>(r) * n_used);
-    act_.shared_weights[r] = moe.shared_gate.empty() ? 1.0f : sigmoid(kernels_.rows.dot(moe.shared_gate.data(), act_.h.row(r), config_.n_embd));
+    act_.shared_weights[r] =
+        moe.shared_gate.empty()
+            ? 1.0f
+            : sigmoid(kernels_.rows.dot(moe.shared_gate.data(), act_.h.row(r), config_.n_embd));
   });
 
   // Counting sort.
@@ -320,7 +340,8 @@ void Forward::route(const MoeWeights& moe) noexcept {
   for (int e = 0; e < n_expert; ++e) {
     const int count = first[static_cast<size_t>(e) + 1];
     first[static_cast<size_t>(e) + 1] += first[static_cast<size_t>(e)];
-    if (count > 0) act_.groups.push_back({&moe.experts[static_cast<size_t>(e)], first[static_cast<size_t>(e)], count});
+    if (count > 0)
+      act_.groups.push_back({&moe.experts[static_cast<size_t>(e)], first[static_cast<size_t>(e)], count});
   }
   for (int p = 0; p < n_pairs; ++p) {
     const int at = first[static_cast<size_t>(act_.expert_ids[p])]++;

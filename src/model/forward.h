@@ -1,5 +1,5 @@
-// The parts that architectures are made of. An architecture (qwen35.cpp, laguna.cpp) is one function that calls
-// them from the embedding to the last norm; each part works on all rows of the step at once.
+// The parts that architectures are made of. An architecture (qwen35.cpp, laguna.cpp) is one function that
+// calls them from the embedding to the last norm; each part works on all rows of the step at once.
 #pragma once
 
 #include <span>
@@ -37,27 +37,28 @@ struct CpuKernels {
 // The running state of one step, sized for n_batch rows at load.
 struct Activations {
   Activations(const ModelConfig& config, int n_batch, int n_threads, size_t max_panel_bytes);
-  static uint64_t planned_bytes(const ModelConfig& config, int n_batch, int n_threads, size_t max_panel_bytes);
+  static uint64_t planned_bytes(const ModelConfig& config, int n_batch, int n_threads,
+                                size_t max_panel_bytes);
 
-  float* x;            // [rows][n_embd] residual stream
-  ActBuffer h;         // [rows][n_embd] normed input of a block
-  ActBuffer mixed;     // [rows][q_dim or ssm_inner] what attention or DeltaNet hands to its output projection
+  float* x;         // [rows][n_embd] residual stream
+  ActBuffer h;      // [rows][n_embd] normed input of a block
+  ActBuffer mixed;  // [rows][q_dim or ssm_inner] what attention or DeltaNet hands to its output projection
 
   // Attention.
-  float* q_full;       // [rows][2 * q_dim] projected, gate inside for qwen35
-  float* q;            // [rows][q_dim] normed, rotated
-  float* k;            // [rows][n_kv_dim]
+  float* q_full;  // [rows][2 * q_dim] projected, gate inside for qwen35
+  float* q;       // [rows][q_dim] normed, rotated
+  float* k;       // [rows][n_kv_dim]
   float* v;
-  float* gate;         // [rows][q_dim] laguna
-  float* rope_full;    // [rows][n_rot] cos, sin
+  float* gate;       // [rows][q_dim] laguna
+  float* rope_full;  // [rows][n_rot] cos, sin
   float* rope_window;
   float* attention_scratch;
 
   // DeltaNet.
-  float* conv_input;   // [rows][channels]
+  float* conv_input;  // [rows][channels]
   float* conv_output;
-  float* z;            // [rows][ssm_inner]
-  float* alpha;        // [rows][n_head_v]; then log decay
+  float* z;      // [rows][ssm_inner]
+  float* alpha;  // [rows][n_head_v]; then log decay
   float* beta;
   float* delta_scratch;
 
@@ -84,18 +85,24 @@ struct RowGroup {
   SequenceState* sequence;
   int row_begin;
   int n_rows;
-  AncestorBits ancestors;    // empty: a chain
-  const int32_t* parents;    // relative to row_begin; nullptr: a chain
+  AncestorBits ancestors;  // empty: a chain
+  const int32_t* parents;  // relative to row_begin; nullptr: a chain
 };
 
 class Forward {
  public:
-  Forward(const ModelConfig& config, const Weights& weights, Activations& act, const CpuKernels& kernels, ThreadPool& pool)
-      : config_(config), weights_(weights), act_(act), kernels_(kernels), pool_(pool),
+  Forward(const ModelConfig& config, const Weights& weights, Activations& act, const CpuKernels& kernels,
+          ThreadPool& pool)
+      : config_(config),
+        weights_(weights),
+        act_(act),
+        kernels_(kernels),
+        pool_(pool),
         linear_{kernels.matmul, pool, act.linear_scratch} {}
 
   // Which rows the next calls work on. Spans must live until the pass ends.
-  void begin(std::span<const RowGroup> groups, std::span<const TokenId> tokens, std::span<const int32_t> positions, Commit commit,
+  void begin(std::span<const RowGroup> groups, std::span<const TokenId> tokens,
+             std::span<const int32_t> positions, Commit commit,
              std::span<const int32_t> row_numbers) noexcept;
 
   void embed(const Matrix& table) noexcept;

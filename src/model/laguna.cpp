@@ -1,5 +1,5 @@
-// laguna: attention with a sliding window in three of four layers, a softplus gate on its output, sigmoid-routed experts
-// behind a leading dense layer.
+// laguna: attention with a sliding window in three of four layers, a softplus gate on its output,
+// sigmoid-routed experts behind a leading dense layer.
 #include "model/forward.h"
 
 namespace thermo {
@@ -15,7 +15,8 @@ void forward_laguna(Forward& pass, const RopeTables& rope, float* hidden) noexce
   for (int il = 0; il < config.n_layer; ++il) {
     if (hidden) pass.capture(hidden + static_cast<size_t>(il) * layer_floats);
     const bool windowed = config.layers[static_cast<size_t>(il)].window > 0;
-    pass.attention(il, windowed ? rope.window : rope.full, windowed ? pass.act().rope_window : pass.act().rope_full);
+    pass.attention(il, windowed ? rope.window : rope.full,
+                   windowed ? pass.act().rope_window : pass.act().rope_full);
     pass.feed_forward(il);
   }
   pass.final_norm(weights.output_norm, weights.output);

@@ -22,8 +22,8 @@ struct Model::Impl {
   std::vector<RowGroup> groups;
   std::vector<TokenId> tokens;
   std::vector<int32_t> positions;
-  std::vector<int32_t> parents;       // relative to the group
-  std::vector<uint64_t> ancestors;    // [rows][words_per_row]
+  std::vector<int32_t> parents;     // relative to the group
+  std::vector<uint64_t> ancestors;  // [rows][words_per_row]
   std::vector<int32_t> logit_rows;
   std::vector<int32_t> row_numbers;
   int words_per_row;
@@ -65,7 +65,9 @@ void Model::Impl::lay_out_rows(const StepBatch& batch) noexcept {
   }
   for (int begin = 0; begin < n;) {
     int end = begin + 1;
-    while (end < n && batch.rows[static_cast<size_t>(end)].sequence == batch.rows[static_cast<size_t>(begin)].sequence) ++end;
+    while (end < n &&
+           batch.rows[static_cast<size_t>(end)].sequence == batch.rows[static_cast<size_t>(begin)].sequence)
+      ++end;
     groups.push_back(lay_out_group(batch.rows, begin, end, batch.commit));
     begin = end;
   }
@@ -73,7 +75,8 @@ void Model::Impl::lay_out_rows(const StepBatch& batch) noexcept {
 
 RowGroup Model::Impl::lay_out_group(std::span<const Row> rows, int begin, int end, Commit commit) noexcept {
   SequenceState& sequence = sequences[static_cast<size_t>(rows[static_cast<size_t>(begin)].sequence)];
-  RowGroup group{.sequence = &sequence, .row_begin = begin, .n_rows = end - begin, .ancestors = {}, .parents = nullptr};
+  RowGroup group{
+      .sequence = &sequence, .row_begin = begin, .n_rows = end - begin, .ancestors = {}, .parents = nullptr};
   if (commit == Commit::All) {
     for (int r = begin; r < end; ++r) positions[static_cast<size_t>(r)] = sequence.n_past() + (r - begin);
     return group;
@@ -102,19 +105,27 @@ Model::Model(ModelConfig config, Weights weights, const ModelOptions& options, T
     : impl_(std::make_unique<Impl>(std::move(config), std::move(weights), options, pool)) {}
 Model::~Model() = default;
 
-uint64_t Model::workspace_bytes(const ModelConfig& config, const ModelOptions& options, int n_threads, size_t max_panel_bytes) {
+uint64_t Model::workspace_bytes(const ModelConfig& config, const ModelOptions& options, int n_threads,
+                                size_t max_panel_bytes) {
   return Activations::planned_bytes(config, options.n_batch, n_threads, max_panel_bytes);
 }
 
-const ModelConfig& Model::config() const { return impl_->config; }
-const Weights& Model::weights() const { return impl_->weights; }
-SequenceState& Model::sequence(int index) { return impl_->sequences[static_cast<size_t>(index)]; }
+const ModelConfig& Model::config() const {
+  return impl_->config;
+}
+const Weights& Model::weights() const {
+  return impl_->weights;
+}
+SequenceState& Model::sequence(int index) {
+  return impl_->sequences[static_cast<size_t>(index)];
+}
 
 StepOutput Model::step(const StepBatch& batch) noexcept {
   Impl& m = *impl_;
   m.lay_out_rows(batch);
   const size_t n = batch.rows.size();
-  m.pass.begin(m.groups, std::span(m.tokens).first(n), std::span(m.positions).first(n), batch.commit, m.row_numbers);
+  m.pass.begin(m.groups, std::span(m.tokens).first(n), std::span(m.positions).first(n), batch.commit,
+               m.row_numbers);
   if (m.config.arch == Arch::Laguna)
     forward_laguna(m.pass, m.rope, batch.hidden);
   else
@@ -127,7 +138,8 @@ StepOutput Model::step(const StepBatch& batch) noexcept {
   m.pass.head(m.weights.output, m.logit_rows);
   if (batch.commit == Commit::All)
     for (const RowGroup& group : m.groups) group.sequence->advance(group.n_rows);
-  return {.logits = {m.act.logits, m.logit_rows.size() * static_cast<size_t>(m.config.n_vocab)}, .logit_rows = m.logit_rows};
+  return {.logits = {m.act.logits, m.logit_rows.size() * static_cast<size_t>(m.config.n_vocab)},
+          .logit_rows = m.logit_rows};
 }
 
 void Model::commit(int sequence, std::span<const int32_t> path) noexcept {

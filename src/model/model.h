@@ -32,13 +32,15 @@ class Model {
   Model& operator=(const Model&) = delete;
 
   // Bytes of activations and scratch for these options.
-  static uint64_t workspace_bytes(const ModelConfig& config, const ModelOptions& options, int n_threads, size_t max_panel_bytes);
+  static uint64_t workspace_bytes(const ModelConfig& config, const ModelOptions& options, int n_threads,
+                                  size_t max_panel_bytes);
   const ModelConfig& config() const;
   const Weights& weights() const;
   SequenceState& sequence(int index);
 
-  // REQUIRES (checked by Engine::step, which refuses instead): rows grouped by sequence, parents before children, a
-  // chain unless the commit is Later, rows <= n_batch, tokens in the vocabulary, positions inside the context.
+  // REQUIRES (checked by Engine::step, which refuses instead): rows grouped by sequence, parents before
+  // children, a chain unless the commit is Later, rows <= n_batch, tokens in the vocabulary, positions inside
+  // the context.
   StepOutput step(const StepBatch& batch) noexcept;
   void commit(int sequence, std::span<const int32_t> path) noexcept;
 

@@ -25,7 +25,9 @@ class Keys {
 
   std::string key(std::string_view name) const { return fmt::format("{}.{}", prefix_, name); }
 
-  int positive(std::string_view name, uint64_t max) const { return in_range(name, file_.require_uint(key(name)), max); }
+  int positive(std::string_view name, uint64_t max) const {
+    return in_range(name, file_.require_uint(key(name)), max);
+  }
   int positive_or(std::string_view name, uint64_t max, int fallback) const {
     const auto value = file_.find_uint(key(name));
     return value ? in_range(name, *value, max) : fallback;
@@ -49,7 +51,8 @@ class Keys {
   const GgufFile& file() const { return file_; }
 
   [[noreturn]] void fail(std::string_view name, const std::string& what) const {
-    throw LoadError(fmt::format("{}: {} {}; was this file made by another converter?", file_.path(), key(name), what));
+    throw LoadError(
+        fmt::format("{}: {} {}; was this file made by another converter?", file_.path(), key(name), what));
   }
 
  private:
@@ -83,11 +86,13 @@ void read_yarn(const Keys& keys, RopeConfig& rope) {
   if (*type != "yarn") keys.fail("rope.scaling.type", fmt::format("is '{}', expected yarn or none", *type));
   rope.yarn = true;
   rope.factor = keys.number("rope.scaling.factor");
-  if (rope.factor < 0.0) keys.fail("rope.scaling.factor", fmt::format("is {}, expected 0 or more", rope.factor));
+  if (rope.factor < 0.0)
+    keys.fail("rope.scaling.factor", fmt::format("is {}, expected 0 or more", rope.factor));
   rope.original_context = keys.positive("rope.scaling.original_context_length", kMaxContext);
   rope.beta_fast = keys.number_or("rope.scaling.yarn_beta_fast", 32.0);
   rope.beta_slow = keys.number_or("rope.scaling.yarn_beta_slow", 1.0);
-  // rope.scaling.yarn_attn_factor is ignored: converters disagree about its meaning, the magnitude is 1 + 0.1 ln s.
+  // rope.scaling.yarn_attn_factor is ignored: converters disagree about its meaning, the magnitude is 1 + 0.1
+  // ln s.
 }
 
 void read_common(const Keys& keys, ModelConfig& config) {
@@ -96,8 +101,10 @@ void read_common(const Keys& keys, ModelConfig& config) {
   const int n_block = keys.positive("block_count", kMaxLayers);
   config.n_nextn = keys.count_or("nextn_predict_layers", kMaxLayers, 0);
   if (config.n_nextn >= n_block)
-    keys.fail("nextn_predict_layers", fmt::format("is {}, expected less than the {} blocks", config.n_nextn, n_block));
-  if (config.n_nextn > 1) keys.fail("nextn_predict_layers", fmt::format("is {}, expected 0 or 1", config.n_nextn));
+    keys.fail("nextn_predict_layers",
+              fmt::format("is {}, expected less than the {} blocks", config.n_nextn, n_block));
+  if (config.n_nextn > 1)
+    keys.fail("nextn_predict_layers", fmt::format("is {}, expected 0 or 1", config.n_nextn));
   config.n_layer = n_block - config.n_nextn;
   config.n_embd = keys.positive("embedding_length", kMaxWidth);
   config.n_ctx_train = keys.positive("context_length", kMaxContext);
@@ -106,32 +113,37 @@ void read_common(const Keys& keys, ModelConfig& config) {
   config.head_dim = keys.positive("attention.key_length", 1024);
   const int value_dim = keys.positive("attention.value_length", 1024);
   if (value_dim != config.head_dim)
-    keys.fail("attention.value_length", fmt::format("is {}, expected the key length {}", value_dim, config.head_dim));
+    keys.fail("attention.value_length",
+              fmt::format("is {}, expected the key length {}", value_dim, config.head_dim));
   if (config.head_dim % 16 != 0)
     keys.fail("attention.key_length", fmt::format("is {}, expected a multiple of 16", config.head_dim));
   config.n_head_kv = keys.positive("attention.head_count_kv", kMaxHeads);
   config.layers.resize(static_cast<size_t>(n_block));
-  const std::vector<int> heads = keys.positive_each("attention.head_count", static_cast<size_t>(n_block), kMaxHeads);
+  const std::vector<int> heads =
+      keys.positive_each("attention.head_count", static_cast<size_t>(n_block), kMaxHeads);
   for (size_t i = 0; i < heads.size(); ++i) {
     if (heads[i] % config.n_head_kv != 0)
-      keys.fail("attention.head_count", fmt::format("is {} in layer {}, expected a multiple of the {} key heads", heads[i], i,
-                                                    config.n_head_kv));
+      keys.fail("attention.head_count",
+                fmt::format("is {} in layer {}, expected a multiple of the {} key heads", heads[i], i,
+                            config.n_head_kv));
     config.layers[i].n_head = heads[i];
   }
 
   const GgufTensor& embedding = file.require_tensor("token_embd.weight");
-  if (embedding.dims[1] > (1u << 24)) throw LoadError(fmt::format("{}: token_embd.weight has {} rows", file.path(), embedding.dims[1]));
+  if (embedding.dims[1] > (1u << 24))
+    throw LoadError(fmt::format("{}: token_embd.weight has {} rows", file.path(), embedding.dims[1]));
   config.n_vocab = static_cast<int>(embedding.dims[1]);
   if (const auto declared = file.find_uint(keys.key("vocab_size")); declared && *declared > embedding.dims[1])
-    keys.fail("vocab_size", fmt::format("is {}, but token_embd.weight has {} rows", *declared, embedding.dims[1]));
+    keys.fail("vocab_size",
+              fmt::format("is {}, but token_embd.weight has {} rows", *declared, embedding.dims[1]));
 }
 
 void read_experts(const Keys& keys, ModelConfig& config) {
   config.route.n_expert = keys.positive("expert_count", kMaxExperts);
   config.route.n_expert_used = keys.positive("expert_used_count", kMaxExperts);
   if (config.route.n_expert_used > config.route.n_expert)
-    keys.fail("expert_used_count",
-              fmt::format("is {}, expected at most the {} experts", config.route.n_expert_used, config.route.n_expert));
+    keys.fail("expert_used_count", fmt::format("is {}, expected at most the {} experts",
+                                               config.route.n_expert_used, config.route.n_expert));
   config.n_ff_expert = keys.positive("expert_feed_forward_length", kMaxWidth);
 }
 
@@ -146,7 +158,8 @@ void read_qwen35(const Keys& keys, ModelConfig& config) {
     uint64_t sum = 0;
     for (uint64_t section : *sections) sum += std::min<uint64_t>(section, kMaxWidth);
     if (sum > static_cast<uint64_t>(config.rope_full.n_rot / 2))
-      keys.fail("rope.dimension_sections", fmt::format("add up to {}, expected at most {}", sum, config.rope_full.n_rot / 2));
+      keys.fail("rope.dimension_sections",
+                fmt::format("add up to {}, expected at most {}", sum, config.rope_full.n_rot / 2));
   }
   config.rope_window = config.rope_full;
 
@@ -155,15 +168,18 @@ void read_qwen35(const Keys& keys, ModelConfig& config) {
   config.ssm_n_head_k = keys.positive("ssm.group_count", kMaxHeads);
   config.ssm_n_head_v = keys.positive("ssm.time_step_rank", kMaxHeads);
   if (config.ssm_n_head_v % config.ssm_n_head_k != 0)
-    keys.fail("ssm.time_step_rank", fmt::format("is {}, expected a multiple of ssm.group_count {}", config.ssm_n_head_v,
-                                                config.ssm_n_head_k));
+    keys.fail("ssm.time_step_rank", fmt::format("is {}, expected a multiple of ssm.group_count {}",
+                                                config.ssm_n_head_v, config.ssm_n_head_k));
   const int inner = keys.positive("ssm.inner_size", kMaxWidth);
   if (inner != config.ssm_inner())
-    keys.fail("ssm.inner_size", fmt::format("is {}, expected time_step_rank x state_size = {}", inner, config.ssm_inner()));
-  if (config.ssm_dim % 16 != 0) keys.fail("ssm.state_size", fmt::format("is {}, expected a multiple of 16", config.ssm_dim));
+    keys.fail("ssm.inner_size",
+              fmt::format("is {}, expected time_step_rank x state_size = {}", inner, config.ssm_inner()));
+  if (config.ssm_dim % 16 != 0)
+    keys.fail("ssm.state_size", fmt::format("is {}, expected a multiple of 16", config.ssm_dim));
 
   const int interval = keys.positive_or("full_attention_interval", kMaxLayers, 4);
-  const auto recurrent = keys.file().find_bool_each(keys.key("attention.recurrent_layers"), config.layers.size());
+  const auto recurrent =
+      keys.file().find_bool_each(keys.key("attention.recurrent_layers"), config.layers.size());
   for (int i = 0; i < static_cast<int>(config.layers.size()); ++i) {
     LayerConfig& layer = config.layers[static_cast<size_t>(i)];
     layer.recurrent = recurrent ? (*recurrent)[static_cast<size_t>(i)] : (i + 1) % interval != 0;
@@ -186,7 +202,8 @@ void read_laguna(const Keys& keys, ModelConfig& config) {
   if (config.n_nextn != 0) keys.fail("nextn_predict_layers", "is set, but laguna has no next-token block");
   config.rope_full.freq_base = positive_base(keys, "rope.freq_base", keys.number("rope.freq_base"));
   config.rope_full.n_rot =
-      rope_dims(keys, "rope.dimension_count", keys.positive_or("rope.dimension_count", 1024, config.head_dim), config.head_dim);
+      rope_dims(keys, "rope.dimension_count", keys.positive_or("rope.dimension_count", 1024, config.head_dim),
+                config.head_dim);
   read_yarn(keys, config.rope_full);
   // Converters spell the keys of the windowed layers in two ways.
   const double base_swa = keys.number_or("rope.freq_base_swa", keys.number_or("rope.swa.freq_base", 10000.0));
@@ -223,17 +240,21 @@ void read_laguna(const Keys& keys, ModelConfig& config) {
   } else if (gate.dims[1] == n_head * static_cast<uint64_t>(config.head_dim)) {
     config.attn_gate = AttnGate::SoftplusElement;
   } else {
-    throw LoadError(fmt::format("{}: blk.0.attn_gate.weight: shape {}, expected {} outputs (one per head) or {} (one per element)",
-                                file.path(), describe_shape(gate), n_head, n_head * static_cast<uint64_t>(config.head_dim)));
+    throw LoadError(fmt::format(
+        "{}: blk.0.attn_gate.weight: shape {}, expected {} outputs (one per head) or {} (one per element)",
+        file.path(), describe_shape(gate), n_head, n_head * static_cast<uint64_t>(config.head_dim)));
   }
 }
 
 }  // namespace
 
 int ModelConfig::n_recurrent_layers() const {
-  return static_cast<int>(std::count_if(layers.begin(), layers.begin() + n_layer, [](const LayerConfig& l) { return l.recurrent; }));
+  return static_cast<int>(std::count_if(layers.begin(), layers.begin() + n_layer,
+                                        [](const LayerConfig& l) { return l.recurrent; }));
 }
-int ModelConfig::n_attention_layers() const { return n_layer - n_recurrent_layers(); }
+int ModelConfig::n_attention_layers() const {
+  return n_layer - n_recurrent_layers();
+}
 
 int ModelConfig::max_n_head() const {
   int most = 0;
@@ -241,7 +262,9 @@ int ModelConfig::max_n_head() const {
   return most;
 }
 
-int ModelConfig::max_n_ff() const { return std::max({n_ff, n_ff_expert, n_ff_shared}); }
+int ModelConfig::max_n_ff() const {
+  return std::max({n_ff, n_ff_expert, n_ff_shared});
+}
 
 std::string ModelConfig::describe(uint64_t n_params) const {
   const auto size = [](double n) {
@@ -252,7 +275,8 @@ std::string ModelConfig::describe(uint64_t n_params) const {
   std::string text = fmt::format("{} {}", arch_name, size(static_cast<double>(n_params)));
   if (is_moe()) {
     const double per_expert = 3.0 * n_embd * n_ff_expert;
-    const double n_moe = static_cast<double>(std::count_if(layers.begin(), layers.end(), [](const LayerConfig& l) { return l.moe; }));
+    const double n_moe = static_cast<double>(
+        std::count_if(layers.begin(), layers.end(), [](const LayerConfig& l) { return l.moe; }));
     const double idle = n_moe * (route.n_expert - route.n_expert_used) * per_expert;
     text += fmt::format(".A{}", size(std::max(0.0, static_cast<double>(n_params) - idle)));
   }
@@ -270,9 +294,12 @@ ModelConfig read_model_config(const GgufFile& file) {
   } else if (arch == "laguna") {
     config.arch = Arch::Laguna;
   } else if (arch == "dflash" || arch == "qwen35-dflash-draft" || arch == "dflash-draft") {
-    throw LoadError(fmt::format("{}: this is a drafter ({}), which cannot run alone; give the model it drafts for", file.path(), arch));
+    throw LoadError(
+        fmt::format("{}: this is a drafter ({}), which cannot run alone; give the model it drafts for",
+                    file.path(), arch));
   } else {
-    throw LoadError(fmt::format("{}: unknown architecture '{}', expected qwen35moe, qwen35 or laguna", file.path(), arch));
+    throw LoadError(fmt::format("{}: unknown architecture '{}', expected qwen35moe, qwen35 or laguna",
+                                file.path(), arch));
   }
   const Keys keys(file, config.arch_name);
   read_common(keys, config);

@@ -49,15 +49,15 @@ struct ModelConfig {
   RopeConfig rope_window;  // layers with one
 
   // Feed-forward.
-  int n_ff = 0;         // dense layers
-  int n_ff_expert = 0;  // one routed expert
-  int n_ff_shared = 0;  // the shared expert; 0: there is none
+  int n_ff = 0;              // dense layers
+  int n_ff_expert = 0;       // one routed expert
+  int n_ff_shared = 0;       // the shared expert; 0: there is none
   bool shared_gate = false;  // the shared expert is multiplied by sigmoid(gate . h)
   RouteConfig route;
 
   // Gated DeltaNet.
-  int ssm_taps = 0;      // convolution taps
-  int ssm_dim = 0;       // key and value dim of a head
+  int ssm_taps = 0;  // convolution taps
+  int ssm_dim = 0;   // key and value dim of a head
   int ssm_n_head_k = 0;
   int ssm_n_head_v = 0;
 

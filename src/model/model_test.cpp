@@ -1,5 +1,5 @@
-// The three architectures against recorded outputs of the reference implementation, on every instruction-set path, and
-// every way to cut the same tokens into steps against each other.
+// The three architectures against recorded outputs of the reference implementation, on every instruction-set
+// path, and every way to cut the same tokens into steps against each other.
 #include "model/model.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +34,8 @@ struct Fixture {
   }
 };
 
-std::unique_ptr<Model> make_model(const GgufFile& file, ThreadPool& pool, Isa isa, bool repack = true, int n_sequences = 2) {
+std::unique_ptr<Model> make_model(const GgufFile& file, ThreadPool& pool, Isa isa, bool repack = true,
+                                  int n_sequences = 2) {
   ModelConfig config = read_model_config(file);
   Weights weights = Weights::load(config, file, repack, pool, {});
   ModelOptions options;
@@ -48,7 +49,8 @@ std::unique_ptr<Model> make_model(const GgufFile& file, ThreadPool& pool, Isa is
 std::vector<Row> chain(std::span<const TokenId> ids, int sequence = 0) {
   std::vector<Row> rows;
   for (size_t i = 0; i < ids.size(); ++i)
-    rows.push_back({.token = ids[i], .sequence = sequence, .parent = static_cast<int32_t>(i) - 1, .want_logits = true});
+    rows.push_back(
+        {.token = ids[i], .sequence = sequence, .parent = static_cast<int32_t>(i) - 1, .want_logits = true});
   return rows;
 }
 
@@ -84,7 +86,8 @@ double error_of(std::span<const float> got, std::span<const float> want) {
     mean += want[i];
     square += static_cast<double>(want[i]) * want[i];
     const double difference = std::fabs(static_cast<double>(got[i]) - want[i]);
-    worst = difference > worst || std::isnan(difference) ? (std::isnan(difference) ? HUGE_VAL : difference) : worst;
+    worst = difference > worst || std::isnan(difference) ? (std::isnan(difference) ? HUGE_VAL : difference)
+                                                         : worst;
   }
   mean /= static_cast<double>(want.size());
   return worst / std::sqrt(square / static_cast<double>(want.size()) - mean * mean);
@@ -93,7 +96,8 @@ double error_of(std::span<const float> got, std::span<const float> want) {
 constexpr double kTolerance = 1e-4;  // the recorded outputs agree among implementations to a few 1e-5
 
 class ArchitectureTest : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(All, ArchitectureTest, testing::Values("qwen35moe", "qwen35", "laguna"), [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(All, ArchitectureTest, testing::Values("qwen35moe", "qwen35", "laguna"),
+                         [](const auto& test) { return test.param; });
 
 TEST_P(ArchitectureTest, MatchesTheReferenceOnEveryPathAndChunkLength) {
   const Fixture fixture(GetParam());
@@ -102,7 +106,8 @@ TEST_P(ArchitectureTest, MatchesTheReferenceOnEveryPathAndChunkLength) {
     const auto model = make_model(fixture.file, pool, isa);
     for (size_t chunk : {size_t{100}, size_t{1}, size_t{7}, size_t{63}, size_t{64}, size_t{65}}) {
       const Outputs got = run_in_chunks(*model, fixture.ids, chunk);
-      EXPECT_LT(error_of(got.logits, fixture.reference("logits")), kTolerance) << isa_name(isa) << " chunk " << chunk;
+      EXPECT_LT(error_of(got.logits, fixture.reference("logits")), kTolerance)
+          << isa_name(isa) << " chunk " << chunk;
       for (size_t l = 0; l < got.hidden.size(); ++l)
         EXPECT_LT(error_of(got.hidden[l], fixture.reference("hidden." + std::to_string(l))), kTolerance)
             << isa_name(isa) << " chunk " << chunk << " layer " << l;
@@ -140,15 +145,17 @@ TEST_P(ArchitectureTest, KeepsSequencesApart) {
     }
     const StepOutput out = model->step({.rows = rows});
     const auto n_vocab = static_cast<size_t>(model->config().n_vocab);
-    got_first.insert(got_first.end(), out.logits.begin(), out.logits.begin() + static_cast<std::ptrdiff_t>(4 * n_vocab));
-    got_second.insert(got_second.end(), out.logits.begin() + static_cast<std::ptrdiff_t>(4 * n_vocab), out.logits.end());
+    got_first.insert(got_first.end(), out.logits.begin(),
+                     out.logits.begin() + static_cast<std::ptrdiff_t>(4 * n_vocab));
+    got_second.insert(got_second.end(), out.logits.begin() + static_cast<std::ptrdiff_t>(4 * n_vocab),
+                      out.logits.end());
   }
   EXPECT_LT(error_of(got_first, alone_first.logits), kTolerance);
   EXPECT_LT(error_of(got_second, alone_second.logits), kTolerance);
 }
 
-// Every node of a random tree must see exactly its own path, and committing any path must leave the sequence as if that path
-// had been evaluated token by token.
+// Every node of a random tree must see exactly its own path, and committing any path must leave the sequence
+// as if that path had been evaluated token by token.
 TEST_P(ArchitectureTest, EvaluatesAndCommitsTreesLikeTheirPaths) {
   const Fixture fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
@@ -157,12 +164,16 @@ TEST_P(ArchitectureTest, EvaluatesAndCommitsTreesLikeTheirPaths) {
     const auto model = make_model(fixture.file, pool, isa);
     const auto n_vocab = static_cast<size_t>(model->config().n_vocab);
     for (const int n_nodes : {1, 2, 9, 33, 64}) {
-      const std::span<const TokenId> prompt = std::span(fixture.ids).first(static_cast<size_t>(20 + n_nodes % 7));
+      const std::span<const TokenId> prompt =
+          std::span(fixture.ids).first(static_cast<size_t>(20 + n_nodes % 7));
       std::vector<Row> rows;
       for (int i = 0; i < n_nodes; ++i) {
         const int reach = std::min(i, 6);  // deep rather than bushy
         const int parent = i == 0 ? -1 : i - 1 - static_cast<int>(random() % static_cast<unsigned>(reach));
-        rows.push_back({.token = static_cast<TokenId>(random() % n_vocab), .sequence = 0, .parent = parent, .want_logits = true});
+        rows.push_back({.token = static_cast<TokenId>(random() % n_vocab),
+                        .sequence = 0,
+                        .parent = parent,
+                        .want_logits = true});
       }
       run_in_chunks(*model, prompt, 128);
       const StepOutput out = model->step({.rows = rows, .commit = Commit::Later});
@@ -182,11 +193,15 @@ TEST_P(ArchitectureTest, EvaluatesAndCommitsTreesLikeTheirPaths) {
       const Outputs sequential = run_in_chunks(*model, tokens, 1);
       std::vector<float> path_logits;
       for (int32_t r : path)
-        path_logits.insert(path_logits.end(), tree_logits.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(r) * n_vocab),
-                           tree_logits.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(r + 1) * n_vocab));
+        path_logits.insert(
+            path_logits.end(),
+            tree_logits.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(r) * n_vocab),
+            tree_logits.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(r + 1) * n_vocab));
       const std::span<const float> want(sequential.logits);
-      EXPECT_LT(error_of(path_logits, want.subspan(prompt.size() * n_vocab, path_logits.size())), kTolerance) << isa_name(isa) << " " << n_nodes;
-      EXPECT_LT(error_of(tree_after, want.last(tree_after.size())), kTolerance) << isa_name(isa) << " " << n_nodes;
+      EXPECT_LT(error_of(path_logits, want.subspan(prompt.size() * n_vocab, path_logits.size())), kTolerance)
+          << isa_name(isa) << " " << n_nodes;
+      EXPECT_LT(error_of(tree_after, want.last(tree_after.size())), kTolerance)
+          << isa_name(isa) << " " << n_nodes;
     }
   }
 }
@@ -203,14 +218,16 @@ TEST_P(ArchitectureTest, ComesBackToACheckpoint) {
   model->sequence(0).restore(point);
   EXPECT_EQ(model->sequence(0).n_past(), 50);
   const StepOutput again = model->step({.rows = chain(ids.subspan(50))});
-  EXPECT_LT(error_of(again.logits, std::span<const float>(straight.logits).last(again.logits.size())), kTolerance);
+  EXPECT_LT(error_of(again.logits, std::span<const float>(straight.logits).last(again.logits.size())),
+            kTolerance);
 }
 
 TEST_P(ArchitectureTest, RunsWithEveryCacheType) {
   const Fixture fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
-  // Rounding of the cache: half a unit of 11 bits, and of 7 bits relative to the block's largest value, carried through a few
-  // layers. A row whose router was near a tie may choose another expert, so the bound is on the typical row.
+  // Rounding of the cache: half a unit of 11 bits, and of 7 bits relative to the block's largest value,
+  // carried through a few layers. A row whose router was near a tie may choose another expert, so the bound
+  // is on the typical row.
   const std::pair<KvType, double> cases[] = {{KvType::F16, 0.005}, {KvType::Q8_0, 0.1}};
   for (const auto& [type, bound] : cases) {
     ModelConfig config = read_model_config(fixture.file);
@@ -225,8 +242,10 @@ TEST_P(ArchitectureTest, RunsWithEveryCacheType) {
     const auto n_vocab = static_cast<size_t>(model.config().n_vocab);
     std::vector<double> errors;
     for (size_t r = 0; r < fixture.ids.size(); ++r)
-      errors.push_back(error_of(std::span(got.logits).subspan(r * n_vocab, n_vocab), std::span(want).subspan(r * n_vocab, n_vocab)));
-    std::nth_element(errors.begin(), errors.begin() + static_cast<std::ptrdiff_t>(errors.size() / 2), errors.end());
+      errors.push_back(error_of(std::span(got.logits).subspan(r * n_vocab, n_vocab),
+                                std::span(want).subspan(r * n_vocab, n_vocab)));
+    std::nth_element(errors.begin(), errors.begin() + static_cast<std::ptrdiff_t>(errors.size() / 2),
+                     errors.end());
     EXPECT_LT(errors[errors.size() / 2], bound) << kv_type_name(type);
     EXPECT_GT(errors[errors.size() / 2], 0.0) << kv_type_name(type);
   }

@@ -1,4 +1,5 @@
-// qwen35moe and qwen35: Gated DeltaNet layers with full attention every fourth, experts or a dense FFN in each.
+// qwen35moe and qwen35: Gated DeltaNet layers with full attention every fourth, experts or a dense FFN in
+// each.
 #include "model/forward.h"
 
 namespace thermo {

@@ -12,12 +12,15 @@ namespace {
 
 // Floats of one DeltaNet layer: matrices, then convolution inputs.
 size_t delta_floats(const ModelConfig& c) {
-  return static_cast<size_t>(c.ssm_n_head_v) * static_cast<size_t>(c.ssm_dim) * static_cast<size_t>(c.ssm_dim);
+  return static_cast<size_t>(c.ssm_n_head_v) * static_cast<size_t>(c.ssm_dim) *
+         static_cast<size_t>(c.ssm_dim);
 }
 size_t conv_floats(const ModelConfig& c) {
   return static_cast<size_t>(c.ssm_taps - 1) * static_cast<size_t>(c.ssm_channels());
 }
-size_t recurrent_floats(const ModelConfig& c) { return align_up<size_t>(delta_floats(c) + conv_floats(c), 16); }
+size_t recurrent_floats(const ModelConfig& c) {
+  return align_up<size_t>(delta_floats(c) + conv_floats(c), 16);
+}
 
 // Floats of one tape row of one layer: conv input, k, g, delta; each starts on a cache line.
 struct TapeLayout {
@@ -31,7 +34,9 @@ struct TapeLayout {
 };
 
 // Cache rows of one layer: the context and the uncommitted rows behind it.
-size_t kv_slots(const SequenceConfig& o) { return static_cast<size_t>(o.n_ctx + o.max_draft_rows); }
+size_t kv_slots(const SequenceConfig& o) {
+  return static_cast<size_t>(o.n_ctx + o.max_draft_rows);
+}
 size_t k_row_bytes(const ModelConfig& c, const SequenceConfig& o) {
   return static_cast<size_t>(c.n_head_kv) * kv_head_bytes(o.k_type, c.head_dim);
 }
@@ -39,10 +44,13 @@ size_t v_row_bytes(const ModelConfig& c, const SequenceConfig& o) {
   return static_cast<size_t>(c.n_head_kv) * kv_head_bytes(o.v_type, c.head_dim);
 }
 size_t kv_layer_bytes(const ModelConfig& c, const SequenceConfig& o) {
-  return align_up<size_t>(kv_slots(o) * k_row_bytes(c, o), 64) + align_up<size_t>(kv_slots(o) * v_row_bytes(c, o), 64);
+  return align_up<size_t>(kv_slots(o) * k_row_bytes(c, o), 64) +
+         align_up<size_t>(kv_slots(o) * v_row_bytes(c, o), 64);
 }
 
-size_t n_kv_layers(const ModelConfig& c) { return static_cast<size_t>(c.n_attention_layers() + c.n_nextn); }
+size_t n_kv_layers(const ModelConfig& c) {
+  return static_cast<size_t>(c.n_attention_layers() + c.n_nextn);
+}
 
 }  // namespace
 
@@ -60,13 +68,15 @@ uint64_t SequenceState::recurrent_bytes(const ModelConfig& c) {
 }
 uint64_t SequenceState::tape_bytes(const ModelConfig& c, const SequenceConfig& o) {
   if (c.n_recurrent_layers() == 0) return 0;
-  return static_cast<uint64_t>(c.n_recurrent_layers()) * TapeLayout(c).total() * static_cast<size_t>(o.max_draft_rows) * sizeof(float);
+  return static_cast<uint64_t>(c.n_recurrent_layers()) * TapeLayout(c).total() *
+         static_cast<size_t>(o.max_draft_rows) * sizeof(float);
 }
 
 SequenceState::SequenceState(const ModelConfig& config, const SequenceConfig& options)
     : config_(&config), options_(options), memory_(std::make_unique<Memory>()) {
   THERMO_CHECK(options.max_draft_rows <= kDeltaChunk, "more draft rows than the delta rule takes at once");
-  for (const LayerConfig& layer : config.layers) memory_index_.push_back(layer.recurrent ? n_recurrent_++ : n_attention_++);
+  for (const LayerConfig& layer : config.layers)
+    memory_index_.push_back(layer.recurrent ? n_recurrent_++ : n_attention_++);
   memory_->kv = HostBuffer(kv_bytes(config, options));
   memory_->recurrent = HostBuffer(recurrent_bytes(config));
   memory_->tape = HostBuffer(tape_bytes(config, options));
@@ -101,7 +111,9 @@ void SequenceState::truncate(int n) noexcept {
 }
 
 KvView SequenceState::kv(int layer) noexcept {
-  std::byte* const base = memory_->kv.data() + static_cast<size_t>(memory_index_[static_cast<size_t>(layer)]) * kv_layer_bytes(*config_, options_);
+  std::byte* const base =
+      memory_->kv.data() +
+      static_cast<size_t>(memory_index_[static_cast<size_t>(layer)]) * kv_layer_bytes(*config_, options_);
   return {.k_type = options_.k_type,
           .v_type = options_.v_type,
           .k = base,
@@ -109,14 +121,18 @@ KvView SequenceState::kv(int layer) noexcept {
 }
 
 float* SequenceState::delta_state(int layer) noexcept {
-  return memory_->recurrent.as<float>() + static_cast<size_t>(memory_index_[static_cast<size_t>(layer)]) * recurrent_floats(*config_);
+  return memory_->recurrent.as<float>() +
+         static_cast<size_t>(memory_index_[static_cast<size_t>(layer)]) * recurrent_floats(*config_);
 }
-float* SequenceState::conv_state(int layer) noexcept { return delta_state(layer) + delta_floats(*config_); }
+float* SequenceState::conv_state(int layer) noexcept {
+  return delta_state(layer) + delta_floats(*config_);
+}
 
 SequenceState::Tape SequenceState::tape(int layer) noexcept {
   const TapeLayout layout(*config_);
   const size_t rows = static_cast<size_t>(options_.max_draft_rows);
-  float* const base = memory_->tape.as<float>() + static_cast<size_t>(memory_index_[static_cast<size_t>(layer)]) * layout.total() * rows;
+  float* const base = memory_->tape.as<float>() +
+                      static_cast<size_t>(memory_index_[static_cast<size_t>(layer)]) * layout.total() * rows;
   return {.conv_input = base,
           .k = base + layout.conv_input * rows,
           .g = base + (layout.conv_input + layout.k) * rows,
@@ -129,7 +145,8 @@ void SequenceState::commit_path(std::span<const int32_t> path, const DeltaNetKer
   const size_t v_bytes = v_row_bytes(*config_, options_);
   for (int layer = 0; layer < static_cast<int>(config_->layers.size()); ++layer) {
     if (!config_->layers[static_cast<size_t>(layer)].recurrent) {
-      // Accepted rows move down behind the committed ones. path[d] >= d, so nothing is overwritten before it moved.
+      // Accepted rows move down behind the committed ones. path[d] >= d, so nothing is overwritten before it
+      // moved.
       const KvView view = kv(layer);
       for (int d = 0; d < n; ++d) {
         if (path[static_cast<size_t>(d)] == d) continue;
@@ -157,16 +174,17 @@ void SequenceState::commit_path(std::span<const int32_t> path, const DeltaNetKer
   n_past_ += n;
 }
 
-void shift_conv_state(float* state, const float* inputs, std::span<const int32_t> path, int taps, int n_channels, int begin,
-                      int end) noexcept {
+void shift_conv_state(float* state, const float* inputs, std::span<const int32_t> path, int taps,
+                      int n_channels, int begin, int end) noexcept {
   // The new columns are the last taps - 1 of [old columns, inputs along the path].
   const int keep = taps - 1;
   const int n = static_cast<int>(path.size());
   const size_t column = static_cast<size_t>(n_channels);
   for (int t = 0; t < keep; ++t) {
     const int source = t + n - keep;  // along the path; negative: an old column
-    const float* const from = source >= 0 ? inputs + static_cast<size_t>(path[static_cast<size_t>(source)]) * column
-                                          : state + static_cast<size_t>(source + keep) * column;
+    const float* const from = source >= 0
+                                  ? inputs + static_cast<size_t>(path[static_cast<size_t>(source)]) * column
+                                  : state + static_cast<size_t>(source + keep) * column;
     std::copy(from + begin, from + end, state + static_cast<size_t>(t) * column + begin);
   }
 }

@@ -1,5 +1,5 @@
-// What a model remembers of one sequence: keys and values of its attention layers, matrices and convolution inputs of
-// its DeltaNet layers, and the tape of a step whose rows are not committed yet.
+// What a model remembers of one sequence: keys and values of its attention layers, matrices and convolution
+// inputs of its DeltaNet layers, and the tape of a step whose rows are not committed yet.
 //
 // Attention memory can be cut back to any length. Recurrent memory cannot: going back needs a Checkpoint.
 #pragma once
@@ -16,8 +16,8 @@
 namespace thermo {
 
 struct SequenceConfig {
-  int n_ctx = 0;             // positions
-  int max_draft_rows = 0;    // rows of an uncommitted step; at most kDeltaChunk
+  int n_ctx = 0;           // positions
+  int max_draft_rows = 0;  // rows of an uncommitted step; at most kDeltaChunk
   KvType k_type = KvType::F16;
   KvType v_type = KvType::F16;
 };
@@ -28,10 +28,10 @@ struct Checkpoint {
   std::vector<float> recurrent;
 };
 
-// Channels [begin, end) of the stored convolution columns after the rows `path` of `inputs` ([rows][n_channels])
-// were appended.
-void shift_conv_state(float* state, const float* inputs, std::span<const int32_t> path, int taps, int n_channels, int begin,
-                      int end) noexcept;
+// Channels [begin, end) of the stored convolution columns after the rows `path` of `inputs`
+// ([rows][n_channels]) were appended.
+void shift_conv_state(float* state, const float* inputs, std::span<const int32_t> path, int taps,
+                      int n_channels, int begin, int end) noexcept;
 
 class SequenceState {
  public:
@@ -73,7 +73,8 @@ class SequenceState {
 
   // After a step that commits all its n rows: DeltaNet layers were updated in place.
   void advance(int n) noexcept { n_past_ += n; }
-  // After a step that kept its state: makes `path` (increasing rows, each the parent of the next) the new end of the sequence.
+  // After a step that kept its state: makes `path` (increasing rows, each the parent of the next) the new end
+  // of the sequence.
   void commit_path(std::span<const int32_t> path, const DeltaNetKernels& kernels) noexcept;
 
  private:

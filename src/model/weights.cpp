@@ -42,7 +42,9 @@ class Binder {
 
   // Rows [row_begin, row_begin + n_rows) of expert e of a tensor [n_cols, all_rows, n_expert].
   Matrix expert(const GgufTensor& tensor, int n_cols, int all_rows, int row_begin, int n_rows, int e) {
-    return slice(tensor, n_cols, n_rows, static_cast<uint64_t>(e) * static_cast<uint64_t>(all_rows) + static_cast<uint64_t>(row_begin));
+    return slice(
+        tensor, n_cols, n_rows,
+        static_cast<uint64_t>(e) * static_cast<uint64_t>(all_rows) + static_cast<uint64_t>(row_begin));
   }
 
   std::vector<float> vector(const std::string& name, std::initializer_list<int> shape) {
@@ -57,10 +59,11 @@ class Binder {
     std::array<uint64_t, 4> expected{1, 1, 1, 1};
     std::copy(shape.begin(), shape.end(), expected.begin());  // trailing ones do not count
     if (tensor.dims != expected)
-      throw LoadError(fmt::format("{}: {}: shape {}, expected [{}]; was this file made for another revision?", file_.path(), name,
-                                  describe_shape(tensor), fmt::join(shape, ", ")));
+      throw LoadError(fmt::format("{}: {}: shape {}, expected [{}]; was this file made for another revision?",
+                                  file_.path(), name, describe_shape(tensor), fmt::join(shape, ", ")));
     if (!dtype_info(tensor.dtype).is_weight)
-      throw LoadError(fmt::format("{}: {} has type {}, which is not a weight type", file_.path(), name, dtype_name(tensor.dtype)));
+      throw LoadError(fmt::format("{}: {} has type {}, which is not a weight type", file_.path(), name,
+                                  dtype_name(tensor.dtype)));
     used_.insert(tensor.name);
     return tensor;
   }
@@ -72,20 +75,22 @@ class Binder {
     for (const GgufTensor& tensor : file_.tensors()) {
       if (used_.count(tensor.name)) continue;
       if (tensor.name.ends_with(".scale"))
-        throw LoadError(fmt::format("{}: {} scales its weight (an NVFP4 conversion), which is not supported; use a Q4_K_M file",
-                                    file_.path(), tensor.name));
+        throw LoadError(fmt::format(
+            "{}: {} scales its weight (an NVFP4 conversion), which is not supported; use a Q4_K_M file",
+            file_.path(), tensor.name));
       if (tensor.name.starts_with("blk.")) {
         int block = -1;
         const std::string_view rest = tensor.name.substr(4);
         std::from_chars(rest.data(), rest.data() + rest.size(), block);
         if (block < 0 || block >= n_blocks)
-          throw LoadError(fmt::format("{}: tensor {} names a block outside 0..{}; is block_count right?", file_.path(), tensor.name,
-                                      n_blocks - 1));
+          throw LoadError(fmt::format("{}: tensor {} names a block outside 0..{}; is block_count right?",
+                                      file_.path(), tensor.name, n_blocks - 1));
       }
       ++n_unused;
       example = tensor.name;
     }
-    if (n_unused > 0) log_info("model", "{} tensors are not used by this architecture, e.g. {}", n_unused, example);
+    if (n_unused > 0)
+      log_info("model", "{} tensors are not used by this architecture, e.g. {}", n_unused, example);
   }
 
  private:
@@ -112,7 +117,8 @@ AttentionWeights bind_attention(Binder& bind, const ModelConfig& c, const std::s
   w.q_norm = bind.vector(blk + "attn_q_norm.weight", {c.head_dim});
   w.k_norm = bind.vector(blk + "attn_k_norm.weight", {c.head_dim});
   if (!gate_in_q)
-    w.gate = bind.matrix(blk + "attn_gate.weight", c.n_embd, c.attn_gate == AttnGate::SoftplusHead ? n_head : q_dim);
+    w.gate = bind.matrix(blk + "attn_gate.weight", c.n_embd,
+                         c.attn_gate == AttnGate::SoftplusHead ? n_head : q_dim);
   return w;
 }
 
@@ -146,8 +152,10 @@ MoeWeights bind_moe(Binder& bind, const ModelConfig& c, const std::string& blk) 
   const std::string fused = blk + "ffn_gate_up_exps.weight";
   const bool is_fused = bind.has(fused);  // rows 0..n_ff-1 gate, the rest up
   const int in_rows = is_fused ? 2 * n_ff : n_ff;
-  const GgufTensor& gate = bind.checked(is_fused ? fused : blk + "ffn_gate_exps.weight", {c.n_embd, in_rows, n_expert});
-  const GgufTensor& up = is_fused ? gate : bind.checked(blk + "ffn_up_exps.weight", {c.n_embd, n_ff, n_expert});
+  const GgufTensor& gate =
+      bind.checked(is_fused ? fused : blk + "ffn_gate_exps.weight", {c.n_embd, in_rows, n_expert});
+  const GgufTensor& up =
+      is_fused ? gate : bind.checked(blk + "ffn_up_exps.weight", {c.n_embd, n_ff, n_expert});
   const GgufTensor& down = bind.checked(blk + "ffn_down_exps.weight", {n_ff, c.n_embd, n_expert});
   w.experts.resize(static_cast<size_t>(n_expert));
   for (int e = 0; e < n_expert; ++e) {
@@ -168,7 +176,8 @@ LayerWeights bind_layer(Binder& bind, const ModelConfig& c, int il) {
   LayerWeights w;
   w.attn_norm = bind.vector(blk + "attn_norm.weight", {c.n_embd});
   // The norm before the FFN has two names.
-  w.ffn_norm = bind.vector(blk + (c.arch == Arch::Laguna ? "ffn_norm.weight" : "post_attention_norm.weight"), {c.n_embd});
+  w.ffn_norm = bind.vector(blk + (c.arch == Arch::Laguna ? "ffn_norm.weight" : "post_attention_norm.weight"),
+                           {c.n_embd});
   if (layer.recurrent)
     w.delta_net = bind_delta_net(bind, c, blk);
   else
@@ -180,8 +189,8 @@ LayerWeights bind_layer(Binder& bind, const ModelConfig& c, int il) {
   return w;
 }
 
-// Calls visit(Matrix&) for every matrix that is multiplied, in the order a step reads them. The matrices of one
-// expert are neighbours, so an expert is one run of memory.
+// Calls visit(Matrix&) for every matrix that is multiplied, in the order a step reads them. The matrices of
+// one expert are neighbours, so an expert is one run of memory.
 template <class WeightsT, class Visit>
 void for_each_matrix(WeightsT& w, const Visit& visit) {
   const auto visit_ffn = [&](auto& ffn) {
@@ -218,7 +227,9 @@ void for_each_matrix(WeightsT& w, const Visit& visit) {
   visit(w.output);
 }
 
-uint64_t packed_bytes_of(const Matrix& m) { return m.empty() ? 0 : packed_matrix_bytes(m.dtype, m.n_rows, m.n_cols); }
+uint64_t packed_bytes_of(const Matrix& m) {
+  return m.empty() ? 0 : packed_matrix_bytes(m.dtype, m.n_rows, m.n_cols);
+}
 
 uint64_t count_bytes_per_token(const ModelConfig& c, const Weights& w) {
   uint64_t bytes = w.output.n_bytes() + row_bytes(w.token_embd.dtype, static_cast<uint64_t>(c.n_embd));
@@ -236,8 +247,10 @@ uint64_t count_bytes_per_token(const ModelConfig& c, const Weights& w) {
     }
     if (layer.ffn) bytes += layer.ffn->n_bytes();
     if (layer.moe) {
-      bytes += layer.moe->router.n_bytes() + static_cast<uint64_t>(c.route.n_expert_used) * layer.moe->experts[0].n_bytes();
-      if (!layer.moe->shared.empty()) bytes += layer.moe->shared.n_bytes() + layer.moe->shared_gate.size() * sizeof(float);
+      bytes += layer.moe->router.n_bytes() +
+               static_cast<uint64_t>(c.route.n_expert_used) * layer.moe->experts[0].n_bytes();
+      if (!layer.moe->shared.empty())
+        bytes += layer.moe->shared.n_bytes() + layer.moe->shared_gate.size() * sizeof(float);
     }
     bytes += (layer.attn_norm.size() + layer.ffn_norm.size()) * sizeof(float);
   }
@@ -256,9 +269,15 @@ void bind_all(Weights& w, const ModelConfig& c, const GgufFile& file) {
     n.eh_proj = bind.matrix(blk + "eh_proj.weight", 2 * c.n_embd, c.n_embd);
     n.embd_norm = bind.vector(blk + "enorm.weight", {c.n_embd});
     n.hidden_norm = bind.vector(blk + "hnorm.weight", {c.n_embd});
-    n.head_norm = bind.has(blk + "shared_head_norm.weight") ? bind.vector(blk + "shared_head_norm.weight", {c.n_embd}) : w.output_norm;
-    n.token_embd = bind.has(blk + "embed_tokens.weight") ? bind.matrix(blk + "embed_tokens.weight", c.n_embd, c.n_vocab) : w.token_embd;
-    n.output = bind.has(blk + "shared_head_head.weight") ? bind.matrix(blk + "shared_head_head.weight", c.n_embd, c.n_vocab) : w.output;
+    n.head_norm = bind.has(blk + "shared_head_norm.weight")
+                      ? bind.vector(blk + "shared_head_norm.weight", {c.n_embd})
+                      : w.output_norm;
+    n.token_embd = bind.has(blk + "embed_tokens.weight")
+                       ? bind.matrix(blk + "embed_tokens.weight", c.n_embd, c.n_vocab)
+                       : w.token_embd;
+    n.output = bind.has(blk + "shared_head_head.weight")
+                   ? bind.matrix(blk + "shared_head_head.weight", c.n_embd, c.n_vocab)
+                   : w.output;
     w.nextn = std::move(n);
   }
   bind.check_unused(static_cast<int>(c.layers.size()));
@@ -273,7 +292,8 @@ struct PackTask {
   int panel_begin, panel_end;
 };
 
-void pack_all(Weights& w, std::byte* out, const GgufFile& file, ThreadPool& pool, const LoadProgressFn& progress) {
+void pack_all(Weights& w, std::byte* out, const GgufFile& file, ThreadPool& pool,
+              const LoadProgressFn& progress) {
   constexpr uint64_t kTaskBytes = 512 * KiB;
   constexpr uint64_t kRoundBytes = 256 * MiB;  // between looks at the progress bar
   const uint64_t total = w.packed_bytes;
@@ -305,7 +325,8 @@ void pack_all(Weights& w, std::byte* out, const GgufFile& file, ThreadPool& pool
     if (round_bytes >= kRoundBytes) flush();
   });
   flush();
-  // The file's pages were read once and are not needed again (but for the embedding, which is re-read by row).
+  // The file's pages were read once and are not needed again (but for the embedding, which is re-read by
+  // row).
   for (int part = 0; part < file.n_parts(); ++part)
     if (const MappedFile* mapping = file.part(part)) mapping->release(0, mapping->bytes().size());
 }

@@ -1,5 +1,5 @@
-// The tensors of a model as the kernels want them: matrices repacked into panels (or, without repacking, left in
-// the mapping), small vectors as floats. Shapes are checked while binding, so a forward pass trusts them.
+// The tensors of a model as the kernels want them: matrices repacked into panels (or, without repacking, left
+// in the mapping), small vectors as floats. Shapes are checked while binding, so a forward pass trusts them.
 #pragma once
 
 #include <cstddef>
@@ -74,8 +74,8 @@ class Weights {
   uint64_t packed_bytes = 0;
   uint64_t n_params = 0;
 
-  // Binds and, with `repack`, repacks on all threads of the pool. `file` must outlive the result. Throws LoadError
-  // (a tensor missing or of the wrong shape) and MemoryError.
+  // Binds and, with `repack`, repacks on all threads of the pool. `file` must outlive the result. Throws
+  // LoadError (a tensor missing or of the wrong shape) and MemoryError.
   static Weights load(const ModelConfig& config, const GgufFile& file, bool repack, ThreadPool& pool,
                       const LoadProgressFn& progress);
   // Bytes that load() will take for panels: arithmetic only.

@@ -32,7 +32,9 @@ void wait_until_zero(const std::atomic<int>& counter) noexcept {
 }  // namespace
 
 ExpertFfnScratch::ExpertFfnScratch(int max_pairs, int max_ff, int max_groups)
-    : hidden_(max_pairs, max_ff), tiles_left_(new std::atomic<int>[static_cast<size_t>(max_groups)]), max_groups_(max_groups) {}
+    : hidden_(max_pairs, max_ff),
+      tiles_left_(new std::atomic<int>[static_cast<size_t>(max_groups)]),
+      max_groups_(max_groups) {}
 
 void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const RowOpKernels& row_ops,
                     const LinearContext& context) noexcept {
@@ -85,12 +87,14 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
       for (int i = 0; i < n; ++i)
         std::copy_n(gate + static_cast<int64_t>(i) * tile_rows, tile_rows, hidden.row(pair + i) + row);
     }
-    // The count starts one above the tiles: whoever brings it to 1 was last, quantises, and opens the group with 0.
+    // The count starts one above the tiles: whoever brings it to 1 was last, quantises, and opens the group
+    // with 0.
     std::atomic<int>& left = scratch.tiles_left_[static_cast<size_t>(g)];
     if (left.fetch_sub(1, std::memory_order_acq_rel) != 2) return;
     ActFormats formats;
     formats.add(ffn.down);
-    for (int i = 0; i < group.n_pairs; ++i) hidden.quantize(group.pair_begin + i, ffn.down.n_cols, formats, context.kernels);
+    for (int i = 0; i < group.n_pairs; ++i)
+      hidden.quantize(group.pair_begin + i, ffn.down.n_cols, formats, context.kernels);
     left.store(0, std::memory_order_release);
   };
 
@@ -112,7 +116,8 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
                       context.scratch.panels(thread), context.kernels);
         for (int i = 0; i < n; ++i)
           row_ops.add_scaled(args.y + args.pair_rows[pair + i] * args.y_stride + row,
-                             tile + static_cast<int64_t>(i) * tile_rows, args.pair_weights[pair + i], tile_rows);
+                             tile + static_cast<int64_t>(i) * tile_rows, args.pair_weights[pair + i],
+                             tile_rows);
       }
     }
   };

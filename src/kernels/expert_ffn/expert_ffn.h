@@ -1,6 +1,7 @@
 // Gated FFNs for a list of experts, each with the rows routed to it, added into the residual stream:
 //
-//   y[row(p)] += weight(p) * down_e(silu(gate_e x[row(p)]) * (up_e x[row(p)]))     for every pair p of every group
+//   y[row(p)] += weight(p) * down_e(silu(gate_e x[row(p)]) * (up_e x[row(p)]))     for every pair p of every
+//   group
 //
 // A group is one expert and its pairs; the shared expert and a dense FFN are groups whose pairs are all rows.
 //
@@ -31,10 +32,10 @@ struct FfnGroup {
 
 struct ExpertFfnArgs {
   std::span<const FfnGroup> groups;
-  const int32_t* pair_rows;     // row of x and y of each pair
+  const int32_t* pair_rows;  // row of x and y of each pair
   const float* pair_weights;
-  const ActBuffer* x;           // [rows][n_embd], in the forms that gate and up need
-  float* y;                     // [rows] of y_stride floats
+  const ActBuffer* x;  // [rows][n_embd], in the forms that gate and up need
+  float* y;            // [rows] of y_stride floats
   int64_t y_stride;
   int n_embd;
 };
@@ -44,11 +45,14 @@ class ExpertFfnScratch {
  public:
   ExpertFfnScratch() = default;
   ExpertFfnScratch(int max_pairs, int max_ff, int max_groups);
-  static size_t planned_bytes(int max_pairs, int max_ff) { return ActBuffer::planned_bytes(max_pairs, max_ff); }
+  static size_t planned_bytes(int max_pairs, int max_ff) {
+    return ActBuffer::planned_bytes(max_pairs, max_ff);
+  }
 
  private:
-  friend void expert_ffn_cpu(const ExpertFfnArgs&, ExpertFfnScratch&, const RowOpKernels&, const LinearContext&) noexcept;
-  ActBuffer hidden_;  // one row per pair: silu(gate x) * (up x)
+  friend void expert_ffn_cpu(const ExpertFfnArgs&, ExpertFfnScratch&, const RowOpKernels&,
+                             const LinearContext&) noexcept;
+  ActBuffer hidden_;                                // one row per pair: silu(gate x) * (up x)
   std::unique_ptr<std::atomic<int>[]> tiles_left_;  // of each group
   int max_groups_ = 0;
 };

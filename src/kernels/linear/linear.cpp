@@ -18,7 +18,9 @@ size_t format_bytes_per_row(ActFormat format, int max_cols) {
   return format == ActFormat::F32 ? 0 : act_row_bytes(format, max_cols);
 }
 
-size_t float_row(int max_cols) { return align_up<size_t>(static_cast<size_t>(max_cols), 16); }
+size_t float_row(int max_cols) {
+  return align_up<size_t>(static_cast<size_t>(max_cols), 16);
+}
 
 }  // namespace
 
@@ -47,28 +49,34 @@ void ActBuffer::set_cols(int n_cols) {
   stride_[static_cast<int>(ActFormat::F32)] = float_stride_ * sizeof(float);
 }
 
-const std::byte* ActBuffer::rows(ActFormat format) const { return memory_.data() + offset_[static_cast<int>(format)]; }
-size_t ActBuffer::stride(ActFormat format) const { return stride_[static_cast<int>(format)]; }
+const std::byte* ActBuffer::rows(ActFormat format) const {
+  return memory_.data() + offset_[static_cast<int>(format)];
+}
+size_t ActBuffer::stride(ActFormat format) const {
+  return stride_[static_cast<int>(format)];
+}
 
 void ActBuffer::quantize(int r, int n_cols, ActFormats formats, const QuantMatmulKernels& kernels) noexcept {
   for (ActFormat format : {ActFormat::Q8x32, ActFormat::Q8x256}) {
     if (!formats.has(format)) continue;
     const int f = static_cast<int>(format);
-    kernels.quantize_row(format, row(r), n_cols, memory_.data() + offset_[f] + static_cast<size_t>(r) * stride_[f]);
+    kernels.quantize_row(format, row(r), n_cols,
+                         memory_.data() + offset_[f] + static_cast<size_t>(r) * stride_[f]);
   }
 }
 
 size_t LinearScratch::planned_bytes(int n_threads, size_t max_panel_bytes) {
-  const size_t per_thread = 2 * kTileFloats * sizeof(float) + kTilePanels * align_up<size_t>(max_panel_bytes, 64);
+  const size_t per_thread =
+      2 * kTileFloats * sizeof(float) + kTilePanels * align_up<size_t>(max_panel_bytes, 64);
   return per_thread * static_cast<size_t>(n_threads);
 }
 
 LinearScratch::LinearScratch(int n_threads, size_t max_panel_bytes)
-    : memory_(planned_bytes(n_threads, max_panel_bytes)),
-      thread_bytes_(planned_bytes(1, max_panel_bytes)) {}
+    : memory_(planned_bytes(n_threads, max_panel_bytes)), thread_bytes_(planned_bytes(1, max_panel_bytes)) {}
 
 float* LinearScratch::tile(int thread, int which) const {
-  return reinterpret_cast<float*>(memory_.data() + static_cast<size_t>(thread) * thread_bytes_) + which * kTileFloats;
+  return reinterpret_cast<float*>(memory_.data() + static_cast<size_t>(thread) * thread_bytes_) +
+         which * kTileFloats;
 }
 
 std::byte* LinearScratch::panels(int thread) const {
@@ -82,15 +90,17 @@ int panels_per_task(const Matrix& w, int n_threads) noexcept {
   return std::min({by_bytes, by_threads, LinearScratch::kTilePanels});
 }
 
-void multiply_tile(const Matrix& w, int panel, int tile_panels, const ActBuffer& x, const int32_t* act_index, int n_acts,
-                   float* y, int64_t y_stride, std::byte* panel_scratch, const QuantMatmulKernels& kernels) noexcept {
+void multiply_tile(const Matrix& w, int panel, int tile_panels, const ActBuffer& x, const int32_t* act_index,
+                   int n_acts, float* y, int64_t y_stride, std::byte* panel_scratch,
+                   const QuantMatmulKernels& kernels) noexcept {
   const size_t bytes = panel_bytes(w.dtype, w.n_cols);
   const std::byte* panels = nullptr;
   if (w.panels) {
     panels = w.panels + static_cast<size_t>(panel) * bytes;
   } else {
     for (int p = 0; p < tile_panels; ++p)
-      pack_panel(w.dtype, w.rows, w.n_rows, w.n_cols, panel + p, panel_scratch + static_cast<size_t>(p) * bytes);
+      pack_panel(w.dtype, w.rows, w.n_rows, w.n_cols, panel + p,
+                 panel_scratch + static_cast<size_t>(p) * bytes);
     panels = panel_scratch;
   }
   const ActFormat format = act_format(w.dtype);
@@ -107,7 +117,8 @@ void multiply_tile(const Matrix& w, int panel, int tile_panels, const ActBuffer&
                   .y_stride = y_stride});
 }
 
-void linear_cpu(std::span<const LinearJob> jobs, int n_rows, const int32_t* row_index, const LinearContext& context) noexcept {
+void linear_cpu(std::span<const LinearJob> jobs, int n_rows, const int32_t* row_index,
+                const LinearContext& context) noexcept {
   // Tasks are numbered through all jobs; a job's first task is the sum of the ones before it.
   constexpr size_t kMaxJobs = 8;
   THERMO_CHECK(jobs.size() <= kMaxJobs, "too many products in one region");
@@ -138,8 +149,8 @@ void linear_cpu(std::span<const LinearJob> jobs, int n_rows, const int32_t* row_
     for (int begin = 0; begin < n_rows; begin += LinearScratch::kTileActs) {
       const int n = std::min(LinearScratch::kTileActs, n_rows - begin);
       for (int i = 0; i < n; ++i) index[i] = row_index ? row_index[begin + i] : begin + i;
-      multiply_tile(w, panel, tile_panels, *job.x, index, n, tile_y, tile_rows, context.scratch.panels(thread),
-                    context.kernels);
+      multiply_tile(w, panel, tile_panels, *job.x, index, n, tile_y, tile_rows,
+                    context.scratch.panels(thread), context.kernels);
       for (int i = 0; i < n; ++i) {
         float* const y = job.y + (begin + i) * job.y_stride + row;
         const float* const t = tile_y + static_cast<int64_t>(i) * tile_rows;

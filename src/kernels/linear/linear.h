@@ -36,8 +36,8 @@ class ActBuffer {
   int n_cols() const { return n_cols_; }
   float* row(int r) { return floats() + static_cast<size_t>(r) * float_stride_; }
   const float* row(int r) const { return const_cast<ActBuffer*>(this)->row(r); }
-  // Brings the first n_cols of row r into the given forms; after its floats are final, before a product of that many
-  // columns reads them.
+  // Brings the first n_cols of row r into the given forms; after its floats are final, before a product of
+  // that many columns reads them.
   void quantize(int r, int n_cols, ActFormats formats, const QuantMatmulKernels& kernels) noexcept;
 
   const std::byte* rows(ActFormat format) const;
@@ -88,14 +88,16 @@ struct LinearJob {
   bool add = false;  // y += W x instead of y = W x
 };
 
-// Several products over the same n_rows activation rows in one parallel region. `row_index` picks the activation rows
-// (nullptr: 0, 1, 2, ...).
-void linear_cpu(std::span<const LinearJob> jobs, int n_rows, const int32_t* row_index, const LinearContext& context) noexcept;
+// Several products over the same n_rows activation rows in one parallel region. `row_index` picks the
+// activation rows (nullptr: 0, 1, 2, ...).
+void linear_cpu(std::span<const LinearJob> jobs, int n_rows, const int32_t* row_index,
+                const LinearContext& context) noexcept;
 
-// One tile, on the calling thread: panels [panel, panel + n_panels) of w into y[n_acts][n_panels * 16] (or into place
-// with y_stride), packing on the fly where the matrix is not repacked. n_panels <= kTilePanels.
-void multiply_tile(const Matrix& w, int panel, int n_panels, const ActBuffer& x, const int32_t* act_index, int n_acts,
-                   float* y, int64_t y_stride, std::byte* panel_scratch, const QuantMatmulKernels& kernels) noexcept;
+// One tile, on the calling thread: panels [panel, panel + n_panels) of w into y[n_acts][n_panels * 16] (or
+// into place with y_stride), packing on the fly where the matrix is not repacked. n_panels <= kTilePanels.
+void multiply_tile(const Matrix& w, int panel, int n_panels, const ActBuffer& x, const int32_t* act_index,
+                   int n_acts, float* y, int64_t y_stride, std::byte* panel_scratch,
+                   const QuantMatmulKernels& kernels) noexcept;
 
 // Panels per task: enough bytes that a task is worth handing out, few enough that all threads have work.
 int panels_per_task(const Matrix& w, int n_threads) noexcept;

@@ -17,7 +17,9 @@ struct Matrix {
   const std::byte* rows = nullptr;    // as in the file
 
   bool empty() const { return n_rows == 0; }
-  uint64_t n_bytes() const { return row_bytes(dtype, static_cast<uint64_t>(n_cols)) * static_cast<uint64_t>(n_rows); }
+  uint64_t n_bytes() const {
+    return row_bytes(dtype, static_cast<uint64_t>(n_cols)) * static_cast<uint64_t>(n_rows);
+  }
 };
 
 // y = down (silu(gate x) * (up x)).

@@ -1,0 +1,51 @@
+# Everything a fresh Debian 12 machine needs: `make run` and `make test` install packages, build, and go.
+BUILD := build
+JOBS  := $(shell nproc)
+PROGRAM := $(BUILD)/bin/thermocline
+
+.PHONY: help run test build setup setup-test asan tsan fuzz bench format clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+run: build  ## build, then answer a prompt with the embedded model
+	$(PROGRAM) run -p "What is 17 + 25?" --temp 0
+
+test: setup-test  ## build, then run every test that needs no GPU
+	cmake --preset cpu
+	cmake --build --preset cpu -j $(JOBS)
+	ctest --preset cpu -j $(JOBS)
+
+build: setup  ## build build/bin/thermocline
+	cmake --preset cpu -DTHERMO_TESTS=OFF
+	cmake --build --preset cpu -j $(JOBS) --target thermocline
+
+setup:
+	@tools/setup.sh build
+
+setup-test:
+	@tools/setup.sh build test
+
+asan tsan: setup-test  ## every test under address and undefined-behaviour, or thread sanitizer
+	cmake --preset $@
+	cmake --build --preset $@ -j $(JOBS)
+	ctest --preset $@ -j $(JOBS)
+
+FUZZ_SECONDS := 60
+fuzz: setup-test  ## coverage-guided fuzzing with clang, FUZZ_SECONDS for each target
+	@tools/setup.sh fuzz
+	cmake --preset fuzz
+	cmake --build --preset fuzz -j $(JOBS) --target fuzz_gguf fuzz_tokenizer fuzz_template
+	for target in gguf tokenizer template; do \
+	  mkdir -p $(BUILD)/fuzz/corpus-$$target && \
+	  $(BUILD)/fuzz/bin/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -max_len=65536 $(BUILD)/fuzz/corpus-$$target || exit 1; \
+	done
+
+bench: build  ## measure prefill and decode of the embedded model
+	$(PROGRAM) bench
+
+format:  ## format every source file
+	git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | xargs clang-format -i
+
+clean:  ## remove everything that was built
+	rm -rf $(BUILD)
