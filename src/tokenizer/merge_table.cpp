@@ -1,0 +1,212 @@
+// Symbols are interned at load, so that merging compares and looks up integers and never touches text.
+//
+// Pieces are words of a few bytes nearly always. For those a scan over an array of ranks is fastest,
+// though quadratic. Long pieces (a megabyte of one letter is a legal request) use a linked list and a heap
+// of (rank, position); entries that a later merge has overtaken are recognised when they come up, because
+// the rank stored for their position has changed.
+#include "tokenizer/merge_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <deque>
+#include <functional>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "gguf/gguf_value.h"
+#include "tokenizer/byte_alphabet.h"
+#include "tokenizer/unicode.h"
+
+namespace thermo {
+namespace {
+
+constexpr size_t kShortPiece = 48;  // bytes up to which the quadratic scan is used
+// Positions have 32 bits. No prompt comes near this; a longer piece is merged in parts.
+constexpr size_t kLongestPiece = size_t{1} << 30;
+
+uint64_t make_pair(uint32_t left, uint32_t right) {
+  return uint64_t{left} << 32 | right;
+}
+
+}  // namespace
+
+MergeTable::MergeTable(const Vocab& vocab, std::span<const std::string> merges)
+    : n_tokens_(static_cast<uint32_t>(vocab.n_tokens())) {
+  // Special tokens are left out on purpose: text that spells one must not become it by merging.
+  std::unordered_map<std::string_view, uint32_t> symbols;
+  symbols.reserve(n_tokens_);
+  for (int32_t id = 0; id < vocab.n_tokens(); ++id) {
+    const TokenType type = vocab.token_type(id);
+    if (type != TokenType::Normal && type != TokenType::Byte) continue;
+    symbols.try_emplace(vocab.token_text(id), static_cast<uint32_t>(id));
+  }
+
+  for (size_t byte = 0; byte < 256; ++byte) {
+    std::string text;
+    append_utf8(text, byte_to_char(static_cast<uint8_t>(byte)));
+    const auto found = symbols.find(text);
+    if (found == symbols.end()) {
+      throw LoadError(
+          fmt::format("tokenizer.ggml.tokens: no normal token for byte 0x{:02X} (\"{}\"), expected one for "
+                      "each of the 256 bytes",
+                      byte, text));
+    }
+    byte_symbols_[byte] = found->second;
+  }
+
+  std::deque<std::string> extra_texts;  // what keys of `symbols` point to where no token has the text
+  const auto intern = [&](std::string_view text) {
+    if (const auto found = symbols.find(text); found != symbols.end()) return found->second;
+    const auto symbol = n_tokens_ + static_cast<uint32_t>(extra_bytes_.size());
+    symbols.emplace(extra_texts.emplace_back(text), symbol);
+    // A text with a character outside the alphabet is never made by merging; its bytes do not matter.
+    std::string& bytes = extra_bytes_.emplace_back();
+    for (size_t i = 0; i < text.size();) {
+      const DecodedChar c = decode_utf8(text, i);
+      bytes += static_cast<char>(char_to_byte(c.code).value_or(0));
+      i += c.length;
+    }
+    return symbol;
+  };
+
+  const size_t n_slots = std::bit_ceil(std::max<size_t>(merges.size() * 2, 2));
+  slots_.assign(n_slots, {kNoPair, kNoRank});
+  hash_shift_ = 64 - std::countr_zero(n_slots);
+  merged_.reserve(merges.size());
+  std::string merged_text;
+  for (const std::string& merge : merges) {
+    const size_t space = merge.find(' ', 1);
+    if (space == std::string::npos) {
+      throw LoadError(
+          fmt::format("tokenizer.ggml.merges: \"{}\" (number {}) has no space between its two parts",
+                      escape_text(merge), merged_.size()));
+    }
+    const std::string_view left = std::string_view(merge).substr(0, space);
+    const std::string_view right = std::string_view(merge).substr(space + 1);
+    const auto rank = static_cast<uint32_t>(merged_.size());
+    insert(make_pair(intern(left), intern(right)), rank);
+    merged_text.assign(left);
+    merged_text += right;
+    merged_.push_back(intern(merged_text));
+  }
+}
+
+void MergeTable::merge(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const {
+  while (piece.size() > kLongestPiece) {
+    merge_long(piece.substr(0, kLongestPiece), scratch, ids);
+    piece.remove_prefix(kLongestPiece);
+  }
+  if (piece.size() <= kShortPiece) {
+    merge_short(piece, ids);
+  } else {
+    merge_long(piece, scratch, ids);
+  }
+}
+
+size_t MergeTable::slot_of(uint64_t pair) const noexcept {
+  return static_cast<size_t>(pair * 0x9E3779B97F4A7C15 >> hash_shift_);
+}
+
+// Of duplicate pairs the first keeps its rank.
+void MergeTable::insert(uint64_t pair, uint32_t rank) noexcept {
+  size_t i = slot_of(pair);
+  while (slots_[i].pair != kNoPair && slots_[i].pair != pair) i = (i + 1) & (slots_.size() - 1);
+  if (slots_[i].pair == kNoPair) slots_[i] = {pair, rank};
+}
+
+uint32_t MergeTable::rank_of(uint32_t left, uint32_t right) const noexcept {
+  const uint64_t pair = make_pair(left, right);
+  size_t i = slot_of(pair);
+  while (slots_[i].pair != pair) {
+    if (slots_[i].pair == kNoPair) return kNoRank;
+    i = (i + 1) & (slots_.size() - 1);
+  }
+  return slots_[i].rank;
+}
+
+void MergeTable::merge_short(std::string_view piece, std::vector<int32_t>& ids) const {
+  std::array<uint32_t, kShortPiece> symbols;
+  std::array<uint32_t, kShortPiece> ranks;  // of the pair (i, i + 1)
+  size_t n = piece.size();
+  for (size_t i = 0; i < n; ++i) symbols[i] = byte_symbols_[static_cast<uint8_t>(piece[i])];
+  for (size_t i = 0; i + 1 < n; ++i) ranks[i] = rank_of(symbols[i], symbols[i + 1]);
+  while (n > 1) {
+    size_t best = 0;
+    for (size_t i = 1; i + 1 < n; ++i) {
+      if (ranks[i] < ranks[best]) best = i;
+    }
+    if (ranks[best] == kNoRank) break;
+    symbols[best] = merged_[ranks[best]];
+    for (size_t i = best + 1; i + 1 < n; ++i) {
+      symbols[i] = symbols[i + 1];
+      ranks[i - 1] = ranks[i];
+    }
+    --n;
+    if (best > 0) ranks[best - 1] = rank_of(symbols[best - 1], symbols[best]);
+    if (best + 1 < n) ranks[best] = rank_of(symbols[best], symbols[best + 1]);
+  }
+  for (size_t i = 0; i < n; ++i) emit(symbols[i], ids);
+}
+
+void MergeTable::merge_long(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const {
+  const auto n = static_cast<uint32_t>(piece.size());
+  std::vector<uint32_t>& symbols = scratch.symbols;
+  std::vector<uint32_t>& ranks = scratch.ranks;
+  std::vector<uint32_t>& previous = scratch.previous;
+  std::vector<uint32_t>& next = scratch.next;
+  std::vector<uint64_t>& heap = scratch.heap;
+  symbols.resize(n);
+  ranks.resize(n);  // of the pair that begins at i; kNoRank also where i was merged into its left neighbour
+  previous.resize(n);
+  next.resize(n);  // n: none
+  heap.clear();
+  for (uint32_t i = 0; i < n; ++i) {
+    symbols[i] = byte_symbols_[static_cast<uint8_t>(piece[i])];
+    previous[i] = i - 1;  // of the first: not read
+    next[i] = i + 1;
+  }
+  const auto update_rank = [&](uint32_t i) {
+    ranks[i] = next[i] < n ? rank_of(symbols[i], symbols[next[i]]) : kNoRank;
+    return ranks[i] != kNoRank;
+  };
+  // The lowest rank on top, then the lowest position.
+  const auto entry = [&](uint32_t i) { return uint64_t{ranks[i]} << 32 | i; };
+  const auto push = [&](uint32_t i) {
+    heap.push_back(entry(i));
+    std::push_heap(heap.begin(), heap.end(), std::greater<>());
+  };
+  for (uint32_t i = 0; i < n; ++i) {
+    if (update_rank(i)) heap.push_back(entry(i));
+  }
+  std::make_heap(heap.begin(), heap.end(), std::greater<>());
+
+  while (!heap.empty()) {
+    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
+    const auto rank = static_cast<uint32_t>(heap.back() >> 32);
+    const auto i = static_cast<uint32_t>(heap.back());
+    heap.pop_back();
+    if (ranks[i] != rank) continue;  // overtaken
+    const uint32_t gone = next[i];
+    symbols[i] = merged_[rank];
+    ranks[gone] = kNoRank;
+    next[i] = next[gone];
+    if (next[i] < n) previous[next[i]] = i;
+    if (update_rank(i)) push(i);
+    if (i > 0 && update_rank(previous[i])) push(previous[i]);
+  }
+  for (uint32_t i = 0; i < n; i = next[i]) emit(symbols[i], ids);
+}
+
+void MergeTable::emit(uint32_t symbol, std::vector<int32_t>& ids) const {
+  if (symbol < n_tokens_) {
+    ids.push_back(static_cast<int32_t>(symbol));
+    return;
+  }
+  for (const char byte : extra_bytes_[symbol - n_tokens_]) {
+    ids.push_back(static_cast<int32_t>(byte_symbols_[static_cast<uint8_t>(byte)]));
+  }
+}
+
+}  // namespace thermo

@@ -1,0 +1,44 @@
+// Stop strings on a stream of text. One thread per object.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace thermo {
+
+// Lets text through up to the first stop string: the leftmost match, the longest of those that begin
+// there. The match and all after it are not emitted. What may still become a match is held back. However
+// the text is cut up, what comes out and which string matched are the same; so a match is decided only once
+// no stop string that began earlier, or there and is longer, can still complete.
+class StopMatcher {
+ public:
+  // Empty strings are ignored.
+  explicit StopMatcher(std::vector<std::string> stops);
+
+  // The text that is now certain to be visible. Nothing after a match.
+  std::string push(std::string_view bytes);
+
+  // At the end of the stream: what was held back, or what stands before a match that was still open for a
+  // longer one. Look at matched() after it.
+  std::string flush();
+
+  bool matched() const noexcept { return matched_.has_value(); }
+  // The stop string that matched; empty before. Valid as long as the matcher.
+  std::string_view matched_stop() const noexcept {
+    return matched() ? stops_[*matched_] : std::string_view{};
+  }
+
+ private:
+  std::string advance(bool at_end);
+
+  std::vector<std::string> stops_;  // longest first
+  std::array<bool, 256> begins_stop_{};
+  std::string held_;
+  std::optional<size_t> matched_;
+};
+
+}  // namespace thermo
