@@ -10,6 +10,8 @@
 #include <sstream>
 #include <utility>
 
+#include "base/units.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -59,6 +61,17 @@ uint64_t meminfo_bytes(const std::string& key) {
       fields >> kib;
       return kib * 1024;
     }
+  }
+  return 0;
+}
+
+// Size of the first core's cache of a level, as the kernel lists it ("32768K"). sysconf() asks the processor,
+// which in a virtual machine may answer for the whole host.
+uint64_t cache_bytes(int level) {
+  for (int index = 0; index < 8; ++index) {
+    const std::string folder = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index);
+    if (read_word(folder + "/level") != std::to_string(level)) continue;
+    return parse_bytes(read_word(folder + "/size")).value_or(0);
   }
   return 0;
 }
@@ -150,10 +163,8 @@ CpuInfo read_cpu_info() {
   const CgroupMemory group = cgroup_memory();
   if (group.limit != 0) info.memory_bytes = std::min(info.memory_bytes, group.limit);
   info.memory_available_bytes = available_memory_bytes();
-  const long l2 = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
-  const long l3 = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
-  if (l2 > 0) info.l2_bytes = static_cast<uint64_t>(l2);
-  if (l3 > 0) info.l3_bytes = static_cast<uint64_t>(l3);
+  if (const uint64_t l2 = cache_bytes(2); l2 > 0) info.l2_bytes = l2;
+  info.l3_bytes = cache_bytes(3);
   return info;
 }
 
