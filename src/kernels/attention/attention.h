@@ -39,20 +39,22 @@ struct AncestorBits {
   bool is_chain() const noexcept { return words == nullptr; }
   bool sees(int row, int other) const noexcept {
     if (is_chain()) return other <= row;
-    return (words[static_cast<size_t>(row) * static_cast<size_t>(words_per_row) + static_cast<size_t>(other >> 6)] >>
-            (other & 63)) & 1;
+    return (words[static_cast<size_t>(row) * static_cast<size_t>(words_per_row) +
+                  static_cast<size_t>(other >> 6)] >>
+            (other & 63)) &
+           1;
   }
 };
 
 struct AttentionArgs {
-  const float* q;            // [n_rows, n_head, head_dim], normed and rotated
+  const float* q;  // [n_rows, n_head, head_dim], normed and rotated
   KvView kv;
   float* out;                // [n_rows, n_head, head_dim]
   const int32_t* positions;  // [n_rows]
   int n_rows, n_past;
   int n_head, n_head_kv, head_dim;
   float scale;
-  int window;                // 0: none
+  int window;  // 0: none
   AncestorBits ancestors;
 };
 
@@ -65,17 +67,27 @@ struct KvAppendArgs {
 };
 
 struct AttentionKernels {
-  // Rows [row_begin, row_end) of the query heads that read kv head `head_kv`. Single-threaded; tasks split (row range,
-  // kv head, and for few rows over a long context the key range is walked by one task). `scratch`:
-  // attention_scratch_floats floats owned by the calling thread, 64-byte aligned.
+  // Rows [row_begin, row_end) of the query heads that read kv head `head_kv`. Single-threaded. `scratch`:
+  // attention_scratch_floats floats owned by the calling thread, 64-byte aligned. A row that sees no slot at
+  // all gets zeros.
   void (*attend)(const AttentionArgs& args, int row_begin, int row_end, int head_kv, float* scratch) noexcept;
+  // The same over slots [slot_begin, slot_end) only, unfinished: for each (row, head of the group), rows
+  // outermost, `partial` gets head_dim weighted sums of v, the largest score and the sum of the weights
+  // relative to it.
+  void (*attend_slots)(const AttentionArgs& args, int row_begin, int row_end, int head_kv, int slot_begin,
+                       int slot_end, float* scratch, float* partial) noexcept;
   void (*kv_append)(const KvAppendArgs& args) noexcept;
 };
 const AttentionKernels& attention_kernels(Isa isa);
+// Per thread: working tiles, and this thread's share of the partial results of a split context.
 size_t attention_scratch_floats(int n_head, int n_head_kv, int head_dim);
 
 // All rows and heads on all threads. `scratch` has attention_scratch_floats for each thread of the pool.
-void attention_cpu(const AttentionArgs& args, const AttentionKernels& kernels, ThreadPool& pool, float* scratch) noexcept;
+// Tasks are (tile of rows, kv head); when those are fewer than the threads and the context is long, each is
+// split into ranges of slots that are merged by their largest scores, so one decoded row still uses every
+// thread.
+void attention_cpu(const AttentionArgs& args, const AttentionKernels& kernels, ThreadPool& pool,
+                   float* scratch) noexcept;
 
 void attention_ref(const AttentionArgs& args);  // double accumulation
 

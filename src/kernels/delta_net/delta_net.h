@@ -1,14 +1,17 @@
 // The gated delta rule: a linear-attention layer whose memory is one matrix per value head.
 //
-// Per value head n (key head kh = n mod n_head_k), state S[j][i] (j: value dim, i: key dim, contiguous), row r:
+// Per value head n (key head kh = n mod n_head_k), state S[j][i] (j: value dim, i: key dim, contiguous), row
+// r:
 //   S <- exp(g_r) S;  dl[j] = beta_r (v_r[j] - S[j].k_r);  S[j] <- S[j] + dl[j] k_r;  o_r[j] = S[j].q_r
 //
-// Rows may be a chain (prefill, decode) or a tree (draft verification). A chain that is kept updates the state
-// in place. A tree leaves the state alone and writes `delta`; delta_net_commit then applies the accepted path.
+// Rows may be a chain (prefill, decode) or a tree (draft verification). A chain that is kept updates the
+// state in place. A tree leaves the state alone and writes `delta`; delta_net_commit then applies the
+// accepted path.
 //
 // Three forms of the same arithmetic:
 //   - one row: the recurrence above, state read and written once;
-//   - a chunk of up to 64 rows: with G_r the decay summed along r's path (f64), e(r,c) = exp(G_r - G_c), c over
+//   - a chunk of up to 64 rows: with G_r the decay summed along r's path (f64), e(r,c) = exp(G_r - G_c), c
+//   over
 //     ancestors of r (for a chain: c < r):
 //       dl_r = beta_r (v_r - exp(G_r) S k_r - sum_c e(r,c) (k_c.k_r) dl_c)
 //       o_r  = exp(G_r) S q_r + sum_{c or c = r} e(r,c) (k_c.q_r) dl_c
@@ -26,6 +29,7 @@
 namespace thermo {
 
 inline constexpr int kDeltaChunk = 64;
+inline constexpr int kMaxConvTaps = 8;
 
 struct DeltaNetArgs {
   // Rows of one sequence. q, k already normalised, q already scaled.
@@ -35,17 +39,17 @@ struct DeltaNetArgs {
   const float* g;     // [n_rows, n_head_v] log decay, <= 0
   const float* beta;  // [n_rows, n_head_v]
   int64_t q_stride, k_stride, v_stride;
-  float* state;       // [n_head_v][dim][dim]
-  float* out;         // [n_rows, n_head_v, dim]
-  float* delta;       // [n_rows, n_head_v, dim] or nullptr; REQUIRED when keep_state is true
+  float* state;  // [n_head_v][dim][dim]
+  float* out;    // [n_rows, n_head_v, dim]
+  float* delta;  // [n_rows, n_head_v, dim] or nullptr; REQUIRED when keep_state is true
   int n_rows, n_head_k, n_head_v, dim;
   AncestorBits ancestors;  // a tree has at most kDeltaChunk rows and keep_state set
-  bool keep_state;         // true: `state` is read only
+  bool keep_state;         // true: `state` is read only and n_rows <= kDeltaChunk, chain or tree
 };
 
 // Applies rows `path` (increasing, each the parent of the next) of a step that kept its state.
 struct DeltaNetCommitArgs {
-  const float* k;      // as in the step
+  const float* k;  // as in the step
   const float* g;
   const float* delta;
   int64_t k_stride;
@@ -58,19 +62,23 @@ struct DeltaNetCommitArgs {
 //   out[r, ch] = silu(sum_i w[ch][i] * u_{r - (taps-1) + i}[ch])
 // where u_{r-1} is the input of r's parent row, and before the first row the stored columns.
 struct ConvArgs {
-  const float* u;             // [n_rows, n_channels] raw inputs
-  const float* weight;        // [n_channels][taps]
-  const float* state;         // [taps - 1][n_channels], oldest first
-  const int32_t* parents;     // [n_rows], -1: the committed state; nullptr: a chain
-  float* out;                 // [n_rows, n_channels]
+  const float* u;          // [n_rows, n_channels] raw inputs
+  const float* weight;     // [n_channels][taps]
+  const float* state;      // [taps - 1][n_channels], oldest first
+  const int32_t* parents;  // [n_rows], -1: the committed state; nullptr: a chain
+  float* out;              // [n_rows, n_channels]
   int n_rows, n_channels, taps;
 };
 
 struct DeltaNetKernels {
-  // Heads [head_begin, head_end), single-threaded. `scratch`: delta_net_scratch_floats(dim), one per thread.
+  // Heads [head_begin, head_end), single-threaded. `scratch`: delta_net_scratch_floats(dim), one per thread,
+  // 64-byte aligned. `dim` is a multiple of 8. Parents precede their children. `delta` is written whenever it
+  // is not null.
   void (*rows)(const DeltaNetArgs& args, int head_begin, int head_end, float* scratch) noexcept;
+  // An empty path leaves the state as it is.
   void (*commit)(const DeltaNetCommitArgs& args, int head_begin, int head_end) noexcept;
-  // Channels [channel_begin, channel_end), all rows.
+  // Channels [channel_begin, channel_end), all rows. taps is 1 to kMaxConvTaps. Does not touch the state: the
+  // caller keeps u and shifts its own columns.
   void (*conv)(const ConvArgs& args, int channel_begin, int channel_end) noexcept;
   // In place: each of n heads of `dim`: x / sqrt(sum x^2 + 1e-6) * scale.
   void (*l2_normalize)(float* x, int n, int dim, float scale) noexcept;
@@ -80,7 +88,10 @@ struct DeltaNetKernels {
 const DeltaNetKernels& delta_net_kernels(Isa isa);
 size_t delta_net_scratch_floats(int dim);
 
-void delta_net_ref(const DeltaNetArgs& args);   // row by row, a copy of the state per branch, double
+void delta_net_ref(const DeltaNetArgs& args);  // row by row, a copy of the state per branch, double
+void delta_net_commit_ref(const DeltaNetCommitArgs& args);
 void conv_ref(const ConvArgs& args);
+void l2_normalize_ref(float* x, int n, int dim, float scale);
+void gated_norm_ref(float* o, const float* z, const float* weight, int n, int dim, float eps);
 
 }  // namespace thermo

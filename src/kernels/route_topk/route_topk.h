@@ -12,13 +12,19 @@ struct RouteConfig {
   Gating gating = Gating::Softmax;
   int n_expert = 0;
   int n_expert_used = 0;
-  bool normalize = true;      // divide the chosen weights by their sum
+  bool normalize = true;  // divide the chosen weights by their sum
   float weights_scale = 1.0f;
 };
 
 // logits[n_expert] (overwritten with scratch), bias[n_expert] or nullptr: added for the choice only.
 // Writes n_expert_used ids, best first (ties: lowest index), and weights. NaN logits lose to every number;
 // ids are always in range and distinct.
-void route_topk(const RouteConfig& config, float* logits, const float* bias, int32_t* ids, float* weights) noexcept;
+// If no chosen weight is above zero (nothing but NaN), normalized weights are even. Softmax without bias
+// chooses by the logits; sigmoid and sqrt-softplus by their f32 values, so that saturated experts tie as they
+// do in the references.
+void route_topk(const RouteConfig& config, float* logits, const float* bias, int32_t* ids,
+                float* weights) noexcept;
+void route_topk_ref(const RouteConfig& config, float* logits, const float* bias, int32_t* ids,
+                    float* weights);  // double
 
 }  // namespace thermo

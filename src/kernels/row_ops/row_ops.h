@@ -41,10 +41,12 @@ struct RowOpKernels {
   void (*mul_sigmoid)(float* x, const float* gate, int n) noexcept;
   // Rotates n_head heads of head_dim in place at one position: pairs (i, i + n_rot/2).
   // cos_sin: [n_rot] = cos of each pair then sin of each pair, from rope_angles().
-  void (*rope)(float* x, int n_head, int head_dim, int64_t head_stride, int n_rot, const float* cos_sin) noexcept;
+  void (*rope)(float* x, int n_head, int head_dim, int64_t head_stride, int n_rot,
+               const float* cos_sin) noexcept;
   float (*dot)(const float* a, const float* b, int n) noexcept;
 };
 const RowOpKernels& row_op_kernels(Isa isa);
+const RowOpKernels& row_op_kernels_ref();  // scalar, double
 
 // cos and sin of every pair at `position`, times the magnitude: out[n_rot].
 void rope_angles(const RopeTable& table, int32_t position, float* out) noexcept;

@@ -1,0 +1,11 @@
+#if defined(__x86_64__)
+// Compiled for this instruction set by its file name (cmake/thermo.cmake).
+#include "kernels/simd/simd_avx2.h"
+
+#include "kernels/attention/attention_impl.h"
+
+namespace thermo {
+extern const AttentionKernels attention_kernels_avx2;
+const AttentionKernels attention_kernels_avx2 = kAttention;
+}  // namespace thermo
+#endif

@@ -1,0 +1,74 @@
+// Row operations over the Vf of the simd_*.h included before. Anonymous namespace: see simd_avx512.h.
+#pragma once
+
+#include "kernels/row_ops/row_ops.h"
+#include "kernels/simd/math_impl.h"
+
+namespace thermo {
+namespace {
+
+void rms_norm_rows(const float* x, const float* weight, int n, float eps, float* y) noexcept {
+  const float scale = 1.0f / __builtin_sqrtf(dot_floats(x, x, n) / static_cast<float>(n) + eps);
+  const Vf s = vset1(scale);
+  for_each_vec(n, [&](int i, int count) {
+    vstore_part(y + i, vload_part(x + i, count) * s * vload_part(weight + i, count), count);
+  });
+}
+
+void add_row(float* x, const float* y, int n) noexcept {
+  for_each_vec(n, [&](int i, int count) {
+    vstore_part(x + i, vload_part(x + i, count) + vload_part(y + i, count), count);
+  });
+}
+
+void add_scaled_row(float* x, const float* y, float scale, int n) noexcept {
+  const Vf s = vset1(scale);
+  for_each_vec(n, [&](int i, int count) {
+    vstore_part(x + i, vfma(s, vload_part(y + i, count), vload_part(x + i, count)), count);
+  });
+}
+
+void swiglu_row(float* gate, const float* up, int n) noexcept {
+  for_each_vec(n, [&](int i, int count) {
+    vstore_part(gate + i, vsilu(vload_part(gate + i, count)) * vload_part(up + i, count), count);
+  });
+}
+
+void mul_sigmoid_row(float* x, const float* gate, int n) noexcept {
+  for_each_vec(n, [&](int i, int count) {
+    vstore_part(x + i, vload_part(x + i, count) * vsigmoid(vload_part(gate + i, count)), count);
+  });
+}
+
+void rope_heads(float* x, int n_head, int head_dim, int64_t head_stride, int n_rot,
+                const float* cos_sin) noexcept {
+  (void)head_dim;  // dims from n_rot on pass through
+  const int half = n_rot / 2;
+  for (int h = 0; h < n_head; ++h) {
+    float* a = x + h * head_stride;
+    float* b = a + half;
+    for_each_vec(half, [&](int i, int count) {
+      const Vf c = vload_part(cos_sin + i, count), s = vload_part(cos_sin + half + i, count);
+      const Vf u = vload_part(a + i, count), v = vload_part(b + i, count);
+      vstore_part(a + i, u * c - v * s, count);
+      vstore_part(b + i, vfma(u, s, v * c), count);
+    });
+  }
+}
+
+float dot_row(const float* a, const float* b, int n) noexcept {
+  return dot_floats(a, b, n);
+}
+
+constexpr RowOpKernels kRowOps = {
+    .rms_norm = rms_norm_rows,
+    .add = add_row,
+    .add_scaled = add_scaled_row,
+    .swiglu = swiglu_row,
+    .mul_sigmoid = mul_sigmoid_row,
+    .rope = rope_heads,
+    .dot = dot_row,
+};
+
+}  // namespace
+}  // namespace thermo
