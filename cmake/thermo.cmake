@@ -10,6 +10,8 @@ endif()
 add_library(thermo_flags INTERFACE)
 target_include_directories(thermo_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
 target_compile_options(thermo_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${THERMO_WARNINGS}>)
+# Constant expressions of the shared headers are used in kernels too.
+target_compile_options(thermo_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
 if(THERMO_SANITIZE)
   target_compile_options(thermo_flags INTERFACE -fsanitize=${THERMO_SANITIZE} -fno-omit-frame-pointer -g1)
   target_link_options(thermo_flags INTERFACE -fsanitize=${THERMO_SANITIZE})
@@ -36,10 +38,14 @@ function(thermo_isa_flags)
 endfunction()
 
 # thermo_library(name DEPS ...): the static library thermo_<name> of src/<name>, its tests and its
-# micro-benchmarks. Files are found by name: x_test.cpp is a test, x_bench.cpp a benchmark.
+# micro-benchmarks. Files are found by name: x_test.cpp is a test, x_bench.cpp a benchmark. Kernels (*.cu) and the host code
+# around them (src/device and folders named gpu; nvcc 13.0 cannot compile fmt) are left out without CUDA.
 function(thermo_library name)
   cmake_parse_arguments(ARG "" "" "DEPS" ${ARGN})
   file(GLOB_RECURSE files CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cpp)
+  if(NOT THERMO_CUDA)
+    list(FILTER files EXCLUDE REGEX "/src/device/|/gpu/")
+  endif()
   file(GLOB_RECURSE cuda_files CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cu)
   set(sources ${files})
   list(FILTER sources EXCLUDE REGEX "(_test|_bench|/main)\\.cpp$|/testing/|/lab/")
@@ -56,14 +62,15 @@ function(thermo_library name)
     list(APPEND tests ${cuda_tests})
   endif()
 
-  if(NOT sources)
+  if(NOT sources)  # device, without CUDA
     add_library(thermo_${name} INTERFACE)
+    target_link_libraries(thermo_${name} INTERFACE thermo_flags ${ARG_DEPS})
     return()
   endif()
   add_library(thermo_${name} STATIC ${sources})
   target_link_libraries(thermo_${name} PUBLIC thermo_flags ${ARG_DEPS})
-  if(THERMO_CUDA AND cuda_files)
-    target_link_libraries(thermo_${name} PUBLIC CUDA::cudart)
+  if(THERMO_CUDA AND "${sources}" MATCHES "\\.cu;|\\.cu$|/src/device/|/gpu/")
+    target_link_libraries(thermo_${name} PUBLIC CUDA::cudart_static)
   endif()
 
   if(THERMO_TESTS AND tests)

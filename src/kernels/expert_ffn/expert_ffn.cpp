@@ -57,7 +57,7 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
   }
   hidden.set_cols(max_ff);
   const int out_panels = n_panels(args.n_embd);
-  const int tile_b = std::clamp(out_panels / (4 * n_threads), 1, 8);
+  const int tile_b = std::clamp(out_panels / (2 * n_threads), 1, 8);
   const int n_tasks_b = ceil_div(out_panels, tile_b);
 
   const auto run_a = [&](int task, int thread) {
@@ -76,6 +76,7 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     const int tile_rows = std::min(tile_panels * kPanelRows, ffn.gate.n_rows - row);
     float* const gate = context.scratch.tile(thread, 0);
     float* const up = context.scratch.tile(thread, 1);
+    prefetch_tile(ffn.up, panel);
     for (int begin = 0; begin < group.n_pairs; begin += kTileActs) {
       const int n = std::min(kTileActs, group.n_pairs - begin);
       const int pair = group.pair_begin + begin;
@@ -107,6 +108,7 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     int32_t index[kTileActs];
     for (int g = 0; g < n_groups; ++g) {
       const FfnGroup& group = args.groups[static_cast<size_t>(g)];
+      if (g + 1 < n_groups) prefetch_tile(args.groups[static_cast<size_t>(g) + 1].ffn->down, panel);
       wait_until_zero(scratch.tiles_left_[static_cast<size_t>(g)]);
       for (int begin = 0; begin < group.n_pairs; begin += kTileActs) {
         const int n = std::min(kTileActs, group.n_pairs - begin);

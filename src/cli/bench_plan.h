@@ -1,0 +1,58 @@
+// What `bench` measures: lists and ranges of the options, and the tests that follow from them. Pure.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/attention/attention.h"
+#include "kernels/isa.h"
+
+namespace thermo {
+
+// "512,2048", "1-4", "128-512+128", "1-16*2": the numbers it stands for. Several texts one after the other.
+// Throws ConfigError with the option's name.
+std::vector<int> parse_int_lists(std::string_view option, const std::vector<std::string>& texts);
+// "f16,q8_0": the parts.
+std::vector<std::string> parse_word_lists(const std::vector<std::string>& texts);
+
+// A prompt of n_prompt tokens, then n_gen tokens one by one, behind n_depth tokens that are not timed.
+struct BenchTest {
+  int n_prompt = 0;
+  int n_gen = 0;
+  int n_depth = 0;
+
+  int n_tokens() const { return n_prompt + n_gen; }
+  // "pp512", "tg128 @ d4096", "pp512+tg128".
+  std::string name() const;
+};
+
+// What the engine must be loaded anew for.
+struct BenchSetup {
+  int n_batch = 2048;
+  int n_ubatch = 512;
+  int n_threads = 0;  // 0: one for each core
+  KvType k_type = KvType::F16;
+  KvType v_type = KvType::F16;
+  std::optional<Isa> isa;  // nullopt: the best
+  bool repack = true;
+};
+
+struct BenchPlan {
+  std::vector<BenchSetup> setups;
+  std::vector<BenchTest> tests;  // run for each setup
+
+  int max_tokens() const;  // of one test, depth included
+};
+
+// The texts as given; empty: the default.
+struct BenchLists {
+  std::vector<std::string> n_prompt, n_gen, prompt_gen, n_depth;
+  std::vector<std::string> n_batch, n_ubatch, n_threads, k_type, v_type, isa, repack;
+};
+
+// Every combination. Throws ConfigError.
+BenchPlan make_bench_plan(const BenchLists& lists);
+
+}  // namespace thermo

@@ -1,0 +1,188 @@
+#include "cli/bench_run.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <ctime>
+#include <numeric>
+
+#include "base/error.h"
+#include "cli/bench_sha256.h"
+
+namespace thermo {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+uint64_t ns_since(Clock::time_point start) {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
+}
+
+double cpu_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+double mean(std::span<const double> values) {
+  return values.empty()
+             ? 0.0
+             : std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+double deviation(std::span<const double> values) {
+  if (values.size() < 2) return 0.0;
+  const double average = mean(values);
+  double sum = 0.0;
+  for (const double v : values) sum += (v - average) * (v - average);
+  return std::sqrt(sum / static_cast<double>(values.size() - 1));
+}
+
+std::vector<double> to_doubles(std::span<const uint64_t> values) {
+  return {values.begin(), values.end()};
+}
+
+int32_t argmax(std::span<const float> logits) {
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+// False when it was cancelled.
+bool require(const Status& status) {
+  if (status) return true;
+  if (status.error().code == ErrorCode::Cancelled) return false;
+  throw ThermoError(ExitCode::Internal, "bench: " + status.error().message);
+}
+
+}  // namespace
+
+double BenchResult::avg_ns() const {
+  return mean(to_doubles(samples_ns));
+}
+double BenchResult::stddev_ns() const {
+  return deviation(to_doubles(samples_ns));
+}
+double BenchResult::avg_ts() const {
+  return mean(samples_ts());
+}
+double BenchResult::stddev_ts() const {
+  return deviation(samples_ts());
+}
+
+std::vector<double> BenchResult::samples_ts() const {
+  std::vector<double> ts;
+  for (const uint64_t ns : samples_ns) ts.push_back(1e9 * test.n_tokens() / static_cast<double>(ns));
+  return ts;
+}
+
+std::optional<uint64_t> BenchResult::percentile_ns(double share) const {
+  if (token_ns.empty()) return std::nullopt;
+  std::vector<uint64_t> sorted = token_ns;
+  std::sort(sorted.begin(), sorted.end());
+  const auto at = static_cast<size_t>(share * static_cast<double>(sorted.size() - 1) + 0.5);
+  return sorted[at];
+}
+
+std::optional<BenchResult> run_bench_test(Engine& engine, Session& session, const BenchTest& test,
+                                          std::span<const TokenId> ids, const BenchRunOptions& options) {
+  const auto go_on = [&](int, int) { return !options.stop || !options.stop(); };
+  const auto depth = ids.first(static_cast<size_t>(test.n_depth));
+  const auto prompt = ids.subspan(depth.size(), static_cast<size_t>(test.n_prompt));
+  const auto gen = ids.subspan(depth.size() + prompt.size(), static_cast<size_t>(test.n_gen));
+
+  BenchResult result;
+  result.test = test;
+  result.test_time = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+  session.clear();
+  std::vector<int32_t> chosen;
+  double timed_seconds = 0.0, busy_seconds = 0.0;
+  const auto start = Clock::now();
+  const auto enough = [&](int n) {
+    return n >= options.n_repetitions &&
+           std::chrono::duration<double>(Clock::now() - start).count() >= options.min_seconds;
+  };
+  for (int repetition = 0; !enough(repetition); ++repetition) {
+    if (options.on_repetition) options.on_repetition(repetition);
+    if (depth.empty()) {
+      session.clear();
+    } else {
+      // Comes back to the checkpoint after the first time, instead of computing the depth again.
+      const Result<int> reused = session.set_tokens(depth, go_on);
+      if (!reused) {
+        if (!require(Status(reused.error()))) return std::nullopt;
+      }
+      if (repetition == 0) session.checkpoint();
+    }
+    chosen.clear();
+    uint64_t sample_ns = 0;
+    const double busy_before = cpu_seconds();
+    if (!prompt.empty()) {
+      const auto before = Clock::now();
+      if (!require(session.append(prompt, go_on))) return std::nullopt;
+      sample_ns += ns_since(before);
+      chosen.push_back(argmax(session.logits()));
+    }
+    for (const TokenId& token : gen) {
+      const auto before = Clock::now();
+      if (!require(session.append({&token, 1}))) return std::nullopt;
+      const uint64_t ns = ns_since(before);
+      sample_ns += ns;
+      result.token_ns.push_back(ns);
+      chosen.push_back(argmax(session.logits()));
+      if (!go_on(0, 0)) return std::nullopt;
+    }
+    busy_seconds += cpu_seconds() - busy_before;
+    timed_seconds += 1e-9 * static_cast<double>(sample_ns);
+    result.samples_ns.push_back(sample_ns);
+  }
+  result.cpu_busy_ratio = std::min(1.0, busy_seconds / (timed_seconds * engine.info().n_threads));
+  result.output_sha256 = sha256_hex(std::as_bytes(std::span(chosen)));
+  return result;
+}
+
+void warm_up(Session& session, const BenchTest& test, int n_batch, std::span<const TokenId> ids) {
+  session.clear();
+  if (test.n_prompt > 0)
+    require(session.append(ids.first(static_cast<size_t>(std::min(test.n_prompt, n_batch)))));
+  if (test.n_gen > 0) require(session.append(ids.first(1)));
+  session.clear();
+}
+
+void check_greedy(Engine& engine, Engine& reference, std::span<const TokenId> prompt, int n_tokens) {
+  // Paths round differently, and then a near tie of two experts may go the other way: now and then a token is
+  // a little off. A fault is off often, or far. In deviations of the reference's logits:
+  constexpr double kRounding = 0.05, kFar = 1.0;
+  int n_off = 0;
+  Result<Session> ours = engine.open_session();
+  Result<Session> theirs = reference.open_session();
+  if (!ours || !theirs) throw ThermoError(ExitCode::Internal, "bench --check: no free sequence");
+  require(ours->append(prompt));
+  require(theirs->append(prompt));
+  for (int i = 0; i < n_tokens; ++i) {
+    const std::span<const float> expected = theirs->logits();
+    const TokenId best = argmax(expected);
+    const TokenId our_best = argmax(ours->logits());
+    const std::vector<double> values(expected.begin(), expected.end());
+    const double lead = static_cast<double>(expected[static_cast<size_t>(best)]) -
+                        static_cast<double>(expected[static_cast<size_t>(our_best)]);
+    const double off = lead / deviation(values);
+    if (!(off <= kRounding)) ++n_off;
+    if (!(off <= kFar) || n_off > n_tokens / 8)
+      throw ThermoError(
+          ExitCode::BelowTarget,
+          fmt::format("--check: {} of {} tokens differ from the plain path, the last one ({} instead of {}) "
+                      "by {:.2g} deviations; run `thermocline verify` to see where it differs",
+                      n_off, i + 1, our_best, best, off));
+    require(ours->append({&best, 1}));
+    require(theirs->append({&best, 1}));
+  }
+}
+
+}  // namespace thermo

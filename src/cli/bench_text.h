@@ -1,0 +1,26 @@
+// The tokens that `bench` feeds. Real text by default: routing of random ids is not routing of text, so
+// speeds of mixture models measured with random ids mislead.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/step.h"
+
+namespace thermo {
+
+class GgufFile;
+
+struct BenchText {
+  std::string source;        // "builtin", a path, "random"; part of the result
+  std::vector<TokenId> ids;  // as many as asked for; the text is repeated
+};
+
+// `text` is builtin, random or the path of a text file. A model without a vocabulary gets an id for each
+// word, the same for the same word, which keeps how often words come back. Throws LoadError: file not
+// readable or empty.
+BenchText make_bench_text(const std::string& text, const GgufFile& file, int n_vocab, size_t n_ids,
+                          uint64_t seed);
+
+}  // namespace thermo

@@ -1,0 +1,21 @@
+#include "cli/commands.h"
+
+namespace thermo {
+
+std::vector<std::unique_ptr<Command>> make_commands() {
+  std::vector<std::unique_ptr<Command>> commands;
+  commands.push_back(make_run_command());
+  commands.push_back(make_chat_command());
+  commands.push_back(make_tokenize_command());
+  commands.push_back(make_inspect_command());
+  commands.push_back(make_plan_command());
+  commands.push_back(make_verify_command());
+  commands.push_back(make_bench_command());
+  commands.push_back(make_synth_command());
+  commands.push_back(make_doctor_command());
+  commands.push_back(make_completion_command());
+  commands.push_back(make_version_command());
+  return commands;
+}
+
+}  // namespace thermo

@@ -1,0 +1,152 @@
+#include "cli/generate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+
+#include "base/error.h"
+#include "cli/interrupt.h"
+
+namespace thermo {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+[[noreturn]] void throw_step_error(const Error& error) {
+  if (error.code == ErrorCode::OutOfMemory) throw MemoryError(error.message);
+  if (error.code == ErrorCode::InvalidArgument || error.code == ErrorCode::ContextFull)
+    throw ConfigError(error.message);
+  throw ThermoError(ExitCode::Internal, error.message);
+}
+
+}  // namespace
+
+double AnswerStats::prompt_rate() const {
+  return prompt_seconds > 0.0 ? (n_prompt - n_cached) / prompt_seconds : 0.0;
+}
+
+double AnswerStats::predicted_rate() const {
+  return predicted_seconds > 0.0 && n_completion > 1 ? (n_completion - 1) / predicted_seconds : 0.0;
+}
+
+std::string AnswerStats::describe() const {
+  const std::string cached = n_cached > 0 ? fmt::format(" ({} cached)", n_cached) : "";
+  return fmt::format("prompt {} tokens{}, {:.1f} tok/s | answer {} tokens, {:.1f} tok/s", n_prompt, cached,
+                     prompt_rate(), n_completion, predicted_rate());
+}
+
+void check_prompt_fits(size_t n_prompt, int n_ctx, int n_ctx_train) {
+  if (n_prompt < static_cast<size_t>(n_ctx)) return;
+  const std::string remedy =
+      n_ctx < n_ctx_train
+          ? fmt::format("raise --ctx-size (the model was made for {}) or shorten the prompt", n_ctx_train)
+          : std::string("shorten the prompt");
+  throw ConfigError(
+      fmt::format("the prompt has {} tokens and the context holds {}, with no room for an answer: {}",
+                  n_prompt, n_ctx, remedy));
+}
+
+Answer generate_answer(Session& session, const Tokenizer& tokenizer, int n_ctx, const AnswerRequest& request,
+                       const Terminal& terminal,
+                       const std::function<void(const AnswerParser::Piece&)>& show) {
+  Answer answer;
+  answer.finish_reason = "stop";
+  answer.stats.n_prompt = static_cast<int>(request.prompt.size());
+  const Clock::time_point start = Clock::now();
+  {
+    ProgressLine progress(terminal);
+    Result<int> reused = session.set_tokens(request.prompt, [&progress](int done, int total) {
+      progress.update_prompt(done, total);
+      return !InterruptScope::interrupted();
+    });
+    if (!reused && reused.error().code == ErrorCode::Cancelled) {
+      answer.interrupted = true;
+      return answer;
+    }
+    if (!reused) throw_step_error(reused.error());
+    answer.stats.n_cached = *reused;
+  }
+  session.checkpoint();  // a later turn that spells the answer differently comes back to here
+  answer.stats.prompt_seconds = seconds_since(start);
+
+  GenerateOptions options;
+  options.sampling = request.sampling;
+  // More than the context holds is clamped, not refused.
+  const int room = n_ctx - answer.stats.n_prompt + 1;
+  options.max_tokens = request.max_tokens < 0 ? -1 : std::min(request.max_tokens, room);
+  options.stop_tokens.assign(tokenizer.vocab().end_of_generation().begin(),
+                             tokenizer.vocab().end_of_generation().end());
+
+  AnswerParser parser(tokenizer, request.answer);
+  std::vector<GeneratedToken> tokens;
+  const Clock::time_point generation_start = Clock::now();
+  Clock::time_point first_token = generation_start, last_token = generation_start;
+  Result<GenerateResult> result = session.generate(options, [&](const GeneratedToken& token) {
+    last_token = Clock::now();
+    if (answer.stats.n_completion++ == 0) first_token = last_token;
+    if (!token.logprobs.empty()) tokens.push_back(token);
+    show(parser.push(token.id));
+    answer.interrupted = InterruptScope::interrupted();
+    return !parser.stopped() && !answer.interrupted;
+  });
+  if (!result) throw_step_error(result.error());
+  show(parser.finish());
+
+  if (result->reason == FinishReason::Stop) {
+    ++answer.stats.n_completion;  // the end token
+    last_token = Clock::now();
+  }
+  answer.stats.seed = result->seed;
+  answer.stats.first_token_seconds = std::chrono::duration<double>(first_token - start).count();
+  answer.stats.predicted_seconds = std::chrono::duration<double>(last_token - first_token).count();
+  answer.context_full = result->reason == FinishReason::ContextFull;
+  if (result->reason == FinishReason::Length || answer.context_full) answer.finish_reason = "length";
+  if (parser.stopped()) answer.finish_reason = "stop";
+  answer.reasoning = parser.reasoning();
+  answer.content = parser.content();
+  answer.n_reasoning_tokens = parser.n_reasoning_tokens();
+  if (!tokens.empty())
+    for (size_t index : parser.content_tokens()) answer.content_logprobs.push_back(tokens[index]);
+  return answer;
+}
+
+void AnswerPrinter::print(const AnswerParser::Piece& piece) {
+  if (!piece.reasoning.empty() && reasoning_ == Reasoning::Stdout) {
+    std::string text;
+    if (!reasoning_open_ && !terminal_.color_stdout) text = "<think>\n";
+    text += terminal_.on_stdout(Style::Dim, piece.reasoning);
+    write_stdout(text);
+    reasoning_open_ = true;
+  } else if (!piece.reasoning.empty() && reasoning_ == Reasoning::Stderr) {
+    std::fputs(terminal_.on_stderr(Style::Dim, piece.reasoning).c_str(), stderr);
+    reasoning_open_ = true;
+  }
+  if (piece.content.empty()) return;
+  close_reasoning();
+  write_stdout(piece.content);
+  wrote_content_ = true;
+  last_ = piece.content.back();
+}
+
+void AnswerPrinter::close_reasoning() {
+  if (!reasoning_open_) return;
+  reasoning_open_ = false;
+  if (reasoning_ == Reasoning::Stderr) {
+    std::fputs("\n", stderr);
+  } else {
+    write_stdout(terminal_.color_stdout ? "\n\n" : "\n</think>\n\n");
+  }
+}
+
+void AnswerPrinter::finish() {
+  close_reasoning();
+  if (wrote_content_ && last_ != '\n') write_stdout("\n");
+}
+
+}  // namespace thermo

@@ -1,0 +1,128 @@
+#include "cli/input.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "base/error.h"
+#include "cli/interrupt.h"
+
+namespace thermo {
+
+std::string read_stdin() {
+  if (isatty(STDIN_FILENO) != 0)
+    throw ConfigError("no text was given: use -p TEXT, -f FILE, or send it through a pipe");
+  std::string text;
+  char block[65536];
+  while (true) {
+    const ssize_t n = read(STDIN_FILENO, block, sizeof(block));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw ConfigError(fmt::format("stdin cannot be read: {}", std::strerror(errno)));
+    if (n == 0) return text;
+    text.append(block, static_cast<size_t>(n));
+  }
+}
+
+std::string read_text_file(const std::string& path) {
+  if (path == "-") return read_stdin();
+  struct stat info {};
+  if (stat(path.c_str(), &info) != 0)
+    throw ConfigError(
+        fmt::format("{}: the file cannot be read ({}); check the path", path, std::strerror(errno)));
+  if (S_ISDIR(info.st_mode)) throw ConfigError(fmt::format("{}: this is a folder; name a text file", path));
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) throw ConfigError(fmt::format("{}: the file cannot be read; check its permissions", path));
+  return std::move(text).str();
+}
+
+void require_utf8(std::string_view text, std::string_view what) {
+  size_t i = 0;
+  while (i < text.size()) {
+    const auto lead = static_cast<unsigned char>(text[i]);
+    size_t length = lead < 0x80                   ? 1
+                    : lead >= 0xC2 && lead < 0xE0 ? 2
+                    : lead >= 0xE0 && lead < 0xF0 ? 3
+                    : lead >= 0xF0 && lead < 0xF5 ? 4
+                                                  : 0;
+    bool valid = length > 0 && i + length <= text.size();
+    for (size_t k = 1; valid && k < length; ++k)
+      valid = (static_cast<unsigned char>(text[i + k]) & 0xC0) == 0x80;
+    if (valid && length > 2) {  // overlong forms, surrogates, beyond U+10FFFF
+      const auto second = static_cast<unsigned char>(text[i + 1]);
+      valid = !(lead == 0xE0 && second < 0xA0) && !(lead == 0xED && second >= 0xA0) &&
+              !(lead == 0xF0 && second < 0x90) && !(lead == 0xF4 && second >= 0x90);
+    }
+    if (!valid)
+      throw ConfigError(
+          fmt::format("{} is not UTF-8 (byte 0x{:02X} at offset {}); convert it first", what, lead, i));
+    i += length;
+  }
+}
+
+std::string unescape(std::string_view text) {
+  std::string result;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '\\' || i + 1 == text.size()) {
+      result += text[i];
+      continue;
+    }
+    switch (text[++i]) {
+      case 'n':
+        result += '\n';
+        break;
+      case 'r':
+        result += '\r';
+        break;
+      case 't':
+        result += '\t';
+        break;
+      case '\\':
+      case '"':
+      case '\'':
+        result += text[i];
+        break;
+      default:
+        result += '\\';
+        result += text[i];
+    }
+  }
+  return result;
+}
+
+LineReader::Event LineReader::next(std::string& line) {
+  while (true) {
+    if (const size_t end = buffer_.find('\n'); end != std::string::npos) {
+      line = buffer_.substr(0, end);
+      buffer_.erase(0, end + 1);
+      if (line.ends_with('\r')) line.pop_back();
+      return Event::Line;
+    }
+    if (at_end_) {
+      if (buffer_.empty()) return Event::End;
+      line = std::move(buffer_);
+      buffer_.clear();
+      return Event::Line;
+    }
+    char block[4096];
+    const ssize_t n = read(STDIN_FILENO, block, sizeof(block));
+    if (n > 0) {
+      buffer_.append(block, static_cast<size_t>(n));
+    } else if (n < 0 && errno == EINTR) {
+      if (InterruptScope::interrupted()) {
+        buffer_.clear();
+        return Event::Interrupted;
+      }
+    } else {
+      at_end_ = true;
+    }
+  }
+}
+
+}  // namespace thermo

@@ -1,0 +1,35 @@
+// Texts that the user gives: files, stdin, lines of a conversation.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace thermo {
+
+// Everything up to the end. Throws ConfigError when stdin is a terminal: nobody waits for a prompt that was
+// forgotten.
+std::string read_stdin();
+
+// "-" is stdin. Throws ConfigError: missing, a folder, not readable.
+std::string read_text_file(const std::string& path);
+
+// Throws ConfigError naming `what` and the byte when `text` is not valid UTF-8.
+void require_utf8(std::string_view text, std::string_view what);
+
+// \n \t \r \\ \" \' as llama.cpp's --escape reads them; other backslashes stay.
+std::string unescape(std::string_view text);
+
+// Lines from stdin, with Ctrl-C as an event of its own.
+class LineReader {
+ public:
+  enum class Event { Line, End, Interrupted };
+  // The line without its end. After the last one: End.
+  Event next(std::string& line);
+
+ private:
+  std::string buffer_;
+  bool at_end_ = false;
+};
+
+}  // namespace thermo

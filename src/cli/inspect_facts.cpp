@@ -1,0 +1,224 @@
+#include "cli/inspect_facts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstring>
+
+#include "base/cpu_info.h"
+#include "base/error.h"
+#include "base/mapped_file.h"
+#include "gguf/gguf_file.h"
+
+namespace thermo {
+namespace {
+
+struct NamePart {
+  std::string_view base;  // without "blk.N."
+  int layer = -1;
+};
+
+NamePart split_name(std::string_view name) {
+  if (!name.starts_with("blk.")) return {name, -1};
+  int layer = -1;
+  const auto [end, error] = std::from_chars(name.data() + 4, name.data() + name.size(), layer);
+  if (error != std::errc() || layer < 0 || end == name.data() + name.size() || *end != '.') return {name, -1};
+  return {name.substr(static_cast<size_t>(end - name.data()) + 1), layer};
+}
+
+std::string_view file_type_label(uint64_t id) {
+  constexpr std::pair<uint64_t, std::string_view> kLabels[] = {
+      {0, "F32"},     {1, "F16"},     {2, "Q4_0"},    {3, "Q4_1"},    {7, "Q8_0"},
+      {8, "Q5_0"},    {9, "Q5_1"},    {10, "Q2_K"},   {11, "Q3_K_S"}, {12, "Q3_K_M"},
+      {13, "Q3_K_L"}, {14, "Q4_K_S"}, {15, "Q4_K_M"}, {16, "Q5_K_S"}, {17, "Q5_K_M"},
+      {18, "Q6_K"},   {25, "IQ4_NL"}, {30, "IQ4_XS"}, {32, "BF16"},   {38, "MXFP4"},
+  };
+  for (const auto& [label_id, label] : kLabels)
+    if (label_id == id) return label;
+  return "";
+}
+
+// A key of any type, as text; for facts that are shown and not used.
+std::string text_of(const GgufFile& file, std::string_view key) {
+  const GgufValue* value = file.find(key);
+  if (!value) return "";
+  if (value->type != GgufType::String) return describe_value(*value);
+  return escape_text(*file.find_string(key), 200);
+}
+
+uint64_t count_of(const GgufFile& file, std::string_view key) {
+  const GgufValue* value = file.find(key);
+  return value && value->is_array() ? value->count : 0;
+}
+
+TokenizerFacts tokenizer_facts(const GgufFile& file) {
+  TokenizerFacts facts;
+  facts.model = text_of(file, "tokenizer.ggml.model");
+  facts.pre = text_of(file, "tokenizer.ggml.pre");
+  facts.n_tokens = count_of(file, "tokenizer.ggml.tokens");
+  facts.n_merges = count_of(file, "tokenizer.ggml.merges");
+  facts.add_bos = file.find_bool("tokenizer.ggml.add_bos_token");
+  std::vector<std::string_view> tokens;
+  if (facts.n_tokens > 0) tokens = file.require_strings("tokenizer.ggml.tokens");
+  constexpr const char* kRoles[] = {"bos", "eos", "eot", "eom", "padding", "unknown", "mask"};
+  for (const char* role : kRoles) {
+    const auto id = file.find_int(fmt::format("tokenizer.ggml.{}_token_id", role));
+    if (!id) continue;
+    const bool known = *id >= 0 && static_cast<uint64_t>(*id) < tokens.size();
+    facts.special.push_back({role, *id, known ? escape_text(tokens[static_cast<size_t>(*id)]) : ""});
+  }
+  return facts;
+}
+
+void add_kinds(const GgufFile& file, ModelFacts& facts) {
+  std::map<TensorKind, KindFacts> kinds;
+  const ModelConfig* config = facts.config ? &*facts.config : nullptr;
+  std::vector<std::string> unknown;
+  for (const GgufTensor& tensor : file.tensors()) {
+    const TensorKind kind = tensor_kind(tensor.name, config);
+    KindFacts& k = kinds[kind];
+    k.kind = kind;
+    ++k.n_tensors;
+    k.n_params += tensor.n_elements();
+    k.n_bytes += tensor.n_bytes;
+    k.bytes_by_type[tensor.dtype] += tensor.n_bytes;
+    facts.n_params += tensor.n_elements();
+    if (config && kind == TensorKind::Other) unknown.push_back(escape_text(tensor.name));
+  }
+  for (auto& [kind, k] : kinds) facts.kinds.push_back(std::move(k));
+  if (unknown.empty()) return;
+  const size_t shown = std::min<size_t>(unknown.size(), 5);
+  facts.warnings.push_back(
+      fmt::format("{} tensors are not used: {}{}", unknown.size(),
+                  fmt::join(unknown.begin(), unknown.begin() + static_cast<ptrdiff_t>(shown), ", "),
+                  shown < unknown.size() ? ", ..." : ""));
+}
+
+// Runs `gather`; what it throws about the file becomes a warning, so that a damaged part does not hide the
+// rest.
+template <class Gather>
+void or_warning(ModelFacts& facts, Gather&& gather) {
+  try {
+    gather();
+  } catch (const ThermoError& error) {
+    facts.warnings.emplace_back(error.what());
+  }
+}
+
+}  // namespace
+
+const char* tensor_kind_name(TensorKind kind) {
+  constexpr const char* kNames[] = {"embedding",      "attention",        "DeltaNet",  "router",
+                                    "routed experts", "shared expert",    "dense FFN", "norms",
+                                    "output",         "next-token block", "other"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+TensorKind tensor_kind(std::string_view name, const ModelConfig* config) {
+  const auto [base, layer] = split_name(name);
+  if (layer < 0) {
+    if (base == "token_embd.weight") return TensorKind::Embedding;
+    if (base == "output.weight") return TensorKind::Output;
+    if (base == "output_norm.weight") return TensorKind::Norms;
+    return TensorKind::Other;
+  }
+  if (base.starts_with("nextn.") || (config && layer >= config->n_layer)) return TensorKind::Nextn;
+  if (base.find("_norm.") != std::string_view::npos && !base.starts_with("ssm_")) return TensorKind::Norms;
+  if (base.find("_shexp.") != std::string_view::npos) return TensorKind::SharedExpert;
+  if (base.find("_exps.") != std::string_view::npos) return TensorKind::Experts;
+  if (base.starts_with("ffn_gate_inp.") || base.starts_with("exp_probs_b.")) return TensorKind::Router;
+  for (const std::string_view ffn : {"ffn_gate.", "ffn_up.", "ffn_down."})
+    if (base.starts_with(ffn)) return TensorKind::DenseFfn;
+  const bool recurrent = config && static_cast<size_t>(layer) < config->layers.size() &&
+                         config->layers[static_cast<size_t>(layer)].recurrent;
+  if (base.starts_with("ssm_") || base.starts_with("attn_qkv.") ||
+      (recurrent && base.starts_with("attn_gate.")))
+    return TensorKind::DeltaNet;
+  for (const std::string_view attention : {"attn_q.", "attn_k.", "attn_v.", "attn_output.", "attn_gate."})
+    if (base.starts_with(attention)) return TensorKind::Attention;
+  return TensorKind::Other;
+}
+
+std::string quantisation_name(const GgufFile& file) {
+  const std::optional<uint64_t> id = file.find_uint("general.file_type");
+  if (!id) return "";
+  const std::string_view label = file_type_label(*id);
+  return label.empty() ? fmt::format("file type {}", *id) : std::string(label);
+}
+
+ModelFacts gather_facts(const GgufFile& file, MemoryPlanInputs inputs) {
+  ModelFacts facts;
+  facts.architecture = text_of(file, "general.architecture");
+  facts.name = text_of(file, "general.name");
+  facts.description = text_of(file, "general.description");
+  facts.size_label = text_of(file, "general.size_label");
+  or_warning(facts, [&] { facts.file_type = quantisation_name(file); });
+  facts.tensor_bytes = file.total_tensor_bytes();
+  facts.n_parts = std::max(1, file.n_parts());
+  for (int i = 0; i < file.n_parts(); ++i)
+    if (const MappedFile* part = file.part(i)) facts.file_bytes += part->bytes().size();
+  if (facts.file_bytes == 0) facts.file_bytes = facts.tensor_bytes;  // linked into the program
+
+  or_warning(facts, [&] { facts.config = read_model_config(file); });
+  add_kinds(file, facts);
+  if (file.find("tokenizer.ggml.model")) or_warning(facts, [&] { facts.tokenizer = tokenizer_facts(file); });
+  or_warning(facts, [&] {
+    if (const auto text = file.find_string("tokenizer.chat_template"))
+      facts.chat_template = std::string(*text);
+  });
+  if (facts.config) {
+    if (inputs.available_bytes == 0) inputs.available_bytes = available_memory_bytes();
+    or_warning(facts, [&] { facts.plan = plan_memory(*facts.config, file, inputs); });
+  }
+  return facts;
+}
+
+std::vector<std::pair<std::string, std::string>> describe_config(const ModelConfig& config) {
+  std::vector<std::pair<std::string, std::string>> lines;
+  const auto add = [&](std::string name, std::string value) {
+    lines.emplace_back(std::move(name), std::move(value));
+  };
+  const auto rope = [](const RopeConfig& r) {
+    std::string text = fmt::format("{} dims, base {:g}", r.n_rot, r.freq_base);
+    if (r.yarn) text += fmt::format(", YaRN x{:g} from {:g}", r.factor, r.original_context);
+    return text;
+  };
+  const auto n_moe = std::count_if(config.layers.begin(), config.layers.begin() + config.n_layer,
+                                   [](const LayerConfig& layer) { return layer.moe; });
+  const auto n_windowed = std::count_if(config.layers.begin(), config.layers.begin() + config.n_layer,
+                                        [](const LayerConfig& layer) { return layer.window > 0; });
+  add("layers",
+      fmt::format("{}: {} attention, {} DeltaNet{}", config.n_layer, config.n_attention_layers(),
+                  config.n_recurrent_layers(), config.n_nextn > 0 ? ", and a next-token block" : ""));
+  add("embedding", fmt::format("{}", config.n_embd));
+  add("vocabulary", fmt::format("{}", config.n_vocab));
+  add("training context", fmt::format("{}", config.n_ctx_train));
+  std::vector<int> heads;
+  for (const LayerConfig& layer : config.layers)
+    if (!layer.recurrent && std::find(heads.begin(), heads.end(), layer.n_head) == heads.end())
+      heads.push_back(layer.n_head);
+  add("attention", fmt::format("{} heads of {}, {} for keys and values", fmt::join(heads, "/"),
+                               config.head_dim, config.n_head_kv));
+  add("rotation", rope(config.rope_full));
+  if (n_windowed > 0) {
+    const auto windowed = std::find_if(config.layers.begin(), config.layers.end(),
+                                       [](const LayerConfig& layer) { return layer.window > 0; });
+    add("windowed layers",
+        fmt::format("{} of {} tokens; rotation {}", n_windowed, windowed->window, rope(config.rope_window)));
+  }
+  if (config.n_recurrent_layers() > 0)
+    add("DeltaNet", fmt::format("{} key heads, {} value heads of {}, {} taps", config.ssm_n_head_k,
+                                config.ssm_n_head_v, config.ssm_dim, config.ssm_taps));
+  if (config.n_ff > 0) add("dense FFN", fmt::format("{} wide", config.n_ff));
+  if (config.is_moe()) {
+    add("experts", fmt::format("{} of {} used in {} layers, {} wide", config.route.n_expert_used,
+                               config.route.n_expert, n_moe, config.n_ff_expert));
+    if (config.n_ff_shared > 0) add("shared expert", fmt::format("{} wide", config.n_ff_shared));
+  }
+  add("norm epsilon", fmt::format("{:g}", config.norm_eps));
+  return lines;
+}
+
+}  // namespace thermo

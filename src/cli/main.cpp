@@ -1,0 +1,190 @@
+// The program: finds the command, fills its options, runs it. The only place that catches everything:
+// whatever goes wrong, the last line on stderr is one sentence with cause and remedy, and the exit code says
+// what kind it was.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "cli/commands.h"
+#include "cli/config_file.h"
+#include "cli/general_options.h"
+#include "cli/help.h"
+#include "cli/interrupt.h"
+#include "cli/version.h"
+
+namespace thermo {
+namespace {
+
+struct Entry {
+  std::unique_ptr<Command> command;
+  GeneralOptions general;
+  OptionSet set;
+};
+
+using Arguments = std::vector<std::string>;
+
+std::vector<std::unique_ptr<Entry>> declare_commands() {
+  std::vector<std::unique_ptr<Entry>> entries;
+  for (std::unique_ptr<Command>& command : make_commands()) {
+    auto entry = std::make_unique<Entry>();
+    entry->command = std::move(command);
+    entry->command->declare(entry->set);
+    add_general_options(entry->set, entry->general);
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+bool looks_like_model(const std::string& word) {
+  std::error_code error;
+  return word.ends_with(".gguf") || word.starts_with("hf:") || std::filesystem::exists(word, error);
+}
+
+bool contains(const Arguments& arguments, std::initializer_list<const char*> words) {
+  for (const std::string& argument : arguments)
+    for (const char* word : words)
+      if (argument == word) return true;
+  return false;
+}
+
+// The first argument that is neither an option nor the value of one; arguments.size() when there is none.
+size_t find_command_word(const Arguments& arguments, const std::vector<std::unique_ptr<Entry>>& entries) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    if (argument.size() < 2 || argument[0] != '-') return i;
+    if (argument.find('=') != std::string::npos) continue;
+    for (const std::unique_ptr<Entry>& entry : entries) {
+      const Option* option = entry->set.find(argument).option;
+      if (option == nullptr) continue;
+      if (!option->is_flag()) ++i;
+      break;
+    }
+  }
+  return arguments.size();
+}
+
+[[noreturn]] void refuse_word(const std::string& word, const std::vector<std::unique_ptr<Entry>>& entries) {
+  if (word == "serve" || word == "connect" || word == "server")
+    throw ConfigError(
+        fmt::format("{} is not in this release: use `thermocline run` for one answer or `thermocline "
+                    "chat` for a conversation",
+                    word));
+  std::vector<std::string> names = {"help"};
+  for (const std::unique_ptr<Entry>& entry : entries) names.push_back(entry->command->text().name);
+  if (looks_like_model(word))
+    throw ConfigError(
+        fmt::format("a model without a command would start the server, which is not in this release: "
+                    "use `thermocline run {} -p TEXT` or `thermocline chat {}`",
+                    word, word));
+  std::string nearest = nearest_match(word, names);
+  throw ConfigError(nearest.empty() ? fmt::format("unknown command '{}': `thermocline help` lists them", word)
+                                    : fmt::format("unknown command '{}': did you mean {}?", word, nearest));
+}
+
+ExitCode run_command(Entry& entry, const Arguments& arguments,
+                     const std::vector<std::unique_ptr<Entry>>& entries) {
+  OptionValues values(entry.set);
+  values.parse_arguments(arguments);
+  if (values.has(*entry.set.find("--help").option) || values.has(*entry.set.find("--help-all").option)) {
+    bool all = values.has(*entry.set.find("--help-all").option);
+    write_stdout(command_help(entry.command->text(), entry.set, all, detect_terminal({})));
+    return ExitCode::Ok;
+  }
+  if (values.has(*entry.set.find("--version").option)) {
+    write_stdout(version_line() + "\n");
+    return ExitCode::Ok;
+  }
+  std::vector<std::string> notes = add_environment(entry.set, values);
+  if (std::string path = find_config_file(entry.set, values); !path.empty()) {
+    std::vector<std::string> known;
+    for (const std::unique_ptr<Entry>& other : entries)
+      for (const Option& option : other->set.options())
+        for (const std::string& name : OptionView{&option}.longs())
+          if (OptionView{&option}.reads_environment()) known.push_back(name);
+    add_config_file(path, entry.set, known, values);
+  }
+  values.apply();
+  if (entry.general.print_config) {
+    write_stdout(print_config(entry.set, values));
+    return ExitCode::Ok;
+  }
+  Terminal terminal = detect_terminal(entry.general.terminal_options());
+  try {
+    configure_log(entry.general.log_options(terminal.color_stderr));
+  } catch (const std::exception&) {
+    throw ConfigError(
+        fmt::format("--log-file: '{}' cannot be written; choose another file", entry.general.log_file));
+  }
+  for (const std::string& note : notes) log_info("cli", "{}", note);
+  return entry.command->run(terminal);
+}
+
+ExitCode run_program(Arguments arguments) {
+  std::vector<std::unique_ptr<Entry>> entries = declare_commands();
+  size_t at = find_command_word(arguments, entries);
+  if (at == arguments.size()) {
+    if (contains(arguments, {"--version"})) {
+      write_stdout(version_line() + "\n");
+      return ExitCode::Ok;
+    }
+    if (contains(arguments, {"-h", "--help", "--help-all"})) {
+      write_stdout(program_help(make_commands(), detect_terminal({})));
+      return ExitCode::Ok;
+    }
+    if (contains(arguments, {"-m", "--model"})) refuse_word("serve", entries);
+    throw ConfigError(
+        "no command was given: try `thermocline run -p \"What is 17 + 25?\"`, or `thermocline help`");
+  }
+  std::string word = arguments[at];
+  arguments.erase(arguments.begin() + static_cast<long>(at));
+  if (word == "help") {
+    if (arguments.empty()) {
+      write_stdout(program_help(make_commands(), detect_terminal({})));
+      return ExitCode::Ok;
+    }
+    word = arguments.front();
+    arguments = {"--help"};
+  }
+  for (std::unique_ptr<Entry>& entry : entries)
+    if (entry->command->text().name == word) return run_command(*entry, arguments, entries);
+  refuse_word(word, entries);
+}
+
+int fail(ExitCode code, const std::string& sentence) {
+  std::fflush(stdout);
+  std::string line = detect_terminal({}).on_stderr(Style::Red, "error:") + " " + sentence + "\n";
+  std::fputs(line.c_str(), stderr);
+  return static_cast<int>(code);
+}
+
+}  // namespace
+}  // namespace thermo
+
+int main(int argc, char** argv) {
+  using namespace thermo;
+  install_signal_handlers();
+  try {
+    return static_cast<int>(run_program(Arguments(argv + 1, argv + argc)));
+  } catch (const ThermoError& error) {
+    return fail(error.exit_code(), error.what());
+  } catch (const OutputClosed&) {
+    return static_cast<int>(ExitCode::Ok);
+  } catch (const std::bad_alloc&) {
+    return fail(ExitCode::Memory, "memory ran out: use a smaller context (-c) or a smaller model");
+  } catch (const std::exception& error) {
+    return fail(ExitCode::Internal,
+                fmt::format("unexpected error: {}; please report it with the output of `thermocline version`",
+                            error.what()));
+  } catch (...) {
+    return fail(ExitCode::Internal,
+                "unexpected error: please report it with the output of `thermocline version`");
+  }
+}

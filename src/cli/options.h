@@ -1,0 +1,181 @@
+// Options of a command, declared once: the declaration drives parsing, the help, shell completion, the
+// environment and the configuration file.
+//
+// Written by hand and not with CLI11, because llama.cpp's spellings include short names of several letters
+// (-ctk, -ngl, -sys), which CLI11 cannot express, and because the same table has to serve all five uses
+// above.
+//
+// Syntax: `--x y`, `--x=y`, `-x y`; flags `--x` and `--no-x`; `--` ends the options; options and positionals
+// in any order. The last value of an option wins, except for repeatable ones. A value is taken from the first
+// of these that has one: command line, environment, configuration file; otherwise the target keeps its
+// default.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace thermo {
+
+// Text to value; throws ConfigError saying what was expected ("expected a whole number").
+void parse_value(std::string_view text, std::string& value);
+void parse_value(std::string_view text, bool& value);  // on/off, true/false, yes/no, 1/0
+void parse_value(std::string_view text, int& value);
+void parse_value(std::string_view text, int64_t& value);
+void parse_value(std::string_view text, uint64_t& value);
+void parse_value(std::string_view text, float& value);
+void parse_value(std::string_view text, double& value);
+template <class T>
+void parse_value(std::string_view text, std::optional<T>& value) {
+  T parsed{};
+  parse_value(text, parsed);
+  value = parsed;
+}
+
+// "4096", "128K", "1M": a count of tokens, K = 1024, M = 1024 K.
+int parse_count(std::string_view text);
+
+enum class OptionSource { Default, File, Environment, CommandLine };
+
+class Option {
+ public:
+  // Settings of a declaration, each returning the option itself.
+  Option& choices(std::vector<std::string> values);  // any other value is refused
+  Option& range(double low, double high);            // of numbers, both included
+  Option& llama_env(std::string name);  // the variable of llama-server when it is not LLAMA_ARG_<NAME>
+  Option& advanced();                   // shown by --help-all only
+  Option& no_environment();             // on the command line only
+
+  const std::string& name() const { return longs_.front(); }  // "ctx-size"
+  bool is_flag() const { return flag_; }
+
+ private:
+  friend class OptionSet;
+  friend class OptionValues;
+  friend struct OptionView;
+  std::vector<std::string> longs_;   // without dashes; the first is the name
+  std::vector<std::string> shorts_;  // without the dash
+  std::string metavar_, help_, section_, llama_env_;
+  std::vector<std::string> choices_;
+  std::optional<std::pair<double, double>> range_;
+  bool flag_ = false, count_ = false, repeatable_ = false, advanced_ = false, environment_ = true;
+  std::function<void(std::string_view)> set_;
+};
+
+// What the help, the completion scripts and the configuration need to know of an option.
+struct OptionView {
+  const Option* option;
+  std::span<const std::string> longs() const { return option->longs_; }
+  std::span<const std::string> shorts() const { return option->shorts_; }
+  const std::string& metavar() const { return option->metavar_; }
+  const std::string& help() const { return option->help_; }
+  const std::string& section() const { return option->section_; }
+  const std::string& llama_env() const { return option->llama_env_; }
+  std::span<const std::string> choices() const { return option->choices_; }
+  bool is_flag() const { return option->flag_; }
+  bool is_repeatable() const { return option->repeatable_; }
+  bool is_advanced() const { return option->advanced_; }
+  bool reads_environment() const { return option->environment_; }
+};
+
+struct Positional {
+  std::string metavar;
+  std::string help;
+  std::string option;  // the option that says the same; may be empty
+  std::function<void(std::string_view)> set;
+};
+
+class OptionSet {
+ public:
+  OptionSet() = default;
+  OptionSet(const OptionSet&) = delete;  // the targets belong to one command
+  OptionSet& operator=(const OptionSet&) = delete;
+
+  // Options declared after this appear under that heading.
+  void section(std::string title) { section_ = std::move(title); }
+
+  // `names`: "-c,--ctx-size"; the first long one is the name. `target` must outlive the set; what it holds
+  // now is the default. The reference returned is valid until the next declaration.
+  Option& flag(std::string_view names, bool& target, std::string help);
+  template <class T>
+  Option& value(std::string_view names, std::string metavar, T& target, std::string help) {
+    return custom(
+        names, std::move(metavar), [&target](std::string_view text) { parse_value(text, target); },
+        std::move(help));
+  }
+  // Bytes: "11G", "512MiB", "4096".
+  Option& size(std::string_view names, std::string metavar, uint64_t& target, std::string help);
+  // Tokens: "4096", "128K".
+  Option& count(std::string_view names, std::string metavar, int& target, std::string help);
+  // May be given several times.
+  Option& list(std::string_view names, std::string metavar, std::vector<std::string>& target,
+               std::string help);
+  // `set` throws ConfigError with what it expected; the option's name and value are put before it.
+  Option& custom(std::string_view names, std::string metavar, std::function<void(std::string_view)> set,
+                 std::string help);
+  // A flag with a function of its own; called with true, or with false for --no-x.
+  Option& custom_flag(std::string_view names, std::function<void(bool)> set, std::string help);
+
+  // `option`: the option that says the same ("model"); naming both is refused.
+  void positional(std::string metavar, std::string& target, std::string help, std::string option = "");
+
+  std::span<const Option> options() const { return options_; }
+  std::span<const Positional> positionals() const { return positionals_; }
+
+  // What an argument "--no-repack" or "-ctk" means, without its value.
+  struct Match {
+    const Option* option = nullptr;
+    bool negated = false;
+  };
+  Match find(std::string_view argument) const;  // with its dashes, without "=value"
+  // A key of the configuration file: "ctx-size" or "ctx_size".
+  Match find_key(std::string_view key) const;
+
+ private:
+  Option& add(std::string_view names);
+
+  std::string section_ = "Options";
+  std::vector<Option> options_;
+  std::vector<Positional> positionals_;
+};
+
+// The values that were given, before they are put into their targets.
+class OptionValues {
+ public:
+  explicit OptionValues(const OptionSet& set) : set_(set) {}
+
+  // Throws ConfigError: unknown option (with the nearest match), value missing, too many positionals.
+  void parse_arguments(std::span<const std::string> arguments);
+  // `where` says where it stands ("THERMO_TEMP", "config.toml:3"), for messages and --print-config.
+  void add(const Option& option, std::string value, OptionSource source, std::string where);
+  bool has(const Option& option, OptionSource at_least = OptionSource::File) const;
+
+  // Puts everything into the targets. Throws ConfigError for a value that is refused.
+  void apply() const;
+
+  struct Given {
+    const Option* option;
+    std::vector<std::string> values;
+    OptionSource source;
+    std::string where;
+  };
+  std::span<const Given> given() const { return given_; }
+
+ private:
+  [[noreturn]] void throw_unknown(const std::string& name) const;
+  static void check(const Option& option, const std::string& value);
+
+  const OptionSet& set_;
+  std::vector<Given> given_;
+  std::vector<std::string> positionals_;
+};
+
+// The candidate nearest to `word` by edit distance, or empty when none is near.
+std::string nearest_match(std::string_view word, std::span<const std::string> candidates);
+
+}  // namespace thermo

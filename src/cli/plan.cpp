@@ -1,0 +1,106 @@
+// `thermocline plan`: what the engine would take on this machine. Reads the header of the file, loads
+// nothing.
+#include <fmt/format.h>
+
+#include "base/cpu_info.h"
+#include "base/json.h"
+#include "base/units.h"
+#include "cli/commands.h"
+#include "cli/model_options.h"
+#include "cli/model_source.h"
+
+namespace thermo {
+namespace {
+
+class PlanCommand : public Command {
+ public:
+  CommandText text() const override {
+    return {"plan", "plan [MODEL] [options]", "the memory a model would take on this machine; loads nothing",
+            "Exits with 4 when it does not fit.",
+            "thermocline plan model.gguf -c 32K\nthermocline plan model.gguf -ctk q8_0 -ctv q8_0 --json"};
+  }
+
+  void declare(OptionSet& set) override {
+    set.section("Model");
+    add_model_option(set, model_);
+    add_engine_options(set, flags_);
+    set.section("Output");
+    set.flag("--json", json_, "print one JSON object");
+  }
+
+  ExitCode run(const Terminal& terminal) override {
+    EngineOptions options = engine_options(flags_);
+    GgufFile file = open_model(model_);
+    ModelConfig config = read_model_config(file);
+    MemoryPlanInputs inputs;
+    inputs.n_ctx = options.n_ctx;
+    inputs.n_batch = options.n_batch;
+    inputs.n_threads = options.n_threads > 0 ? options.n_threads : cpu_info().n_cores;
+    inputs.repack = options.repack;
+    inputs.k_type = *options.k_type;
+    inputs.v_type = *options.v_type;
+    inputs.available_bytes = available_memory_bytes();
+    MemoryPlan plan = plan_memory(config, file, inputs);
+    write_stdout(json_ ? as_json(file, config, plan) : as_table(file, config, plan, terminal));
+    return ExitCode::Ok;
+  }
+
+ private:
+  std::string context_reason(const ModelConfig& config, const MemoryPlan& plan) const {
+    if (flags_.n_ctx > 0) return fmt::format("ctx {}: asked", plan.n_ctx);
+    if (plan.n_ctx == config.n_ctx_train) return fmt::format("ctx {}: auto, the training length", plan.n_ctx);
+    return fmt::format("ctx {}: auto, the training length is {}", plan.n_ctx, config.n_ctx_train);
+  }
+
+  std::string as_table(const GgufFile& file, const ModelConfig& config, const MemoryPlan& plan,
+                       const Terminal& terminal) const {
+    std::string out = fmt::format("plan   {} ({}, {} layers), {}\n\n", file.path(), config.arch_name,
+                                  config.n_layer, context_reason(config, plan));
+    for (const MemoryPlanItem& item : plan.items)
+      out += fmt::format("  {:<18}{:>12}   {}\n", item.name, format_bytes(item.bytes), item.detail);
+    out += terminal.on_stdout(Style::Bold,
+                              fmt::format("  {:<18}{:>12}", "total", format_bytes(plan.total_bytes))) +
+           fmt::format("   of {} available\n", format_bytes(plan.available_bytes));
+    if (plan.mapped_bytes > 0)
+      out += fmt::format("  {:<18}{:>12}   read through the file mapping, not counted\n", "mapped",
+                         format_bytes(plan.mapped_bytes));
+    return out;
+  }
+
+  std::string as_json(const GgufFile& file, const ModelConfig& config, const MemoryPlan& plan) const {
+    Json out;
+    out["model"] = file.path();
+    out["architecture"] = config.arch_name;
+    out["context"] = plan.n_ctx;
+    out["context_train"] = config.n_ctx_train;
+    out["parallel"] = 1;
+    out["fits"] = plan.fits();
+    Json host;
+    host["name"] = "host";
+    host["total"] = cpu_info().memory_bytes;
+    host["free_at_start"] = plan.available_bytes;
+    host["planned"] = plan.total_bytes;
+    host["mapped"] = plan.mapped_bytes;
+    host["items"] = Json::array();
+    for (const MemoryPlanItem& item : plan.items)
+      host["items"].push_back({{"name", item.name}, {"bytes", item.bytes}, {"detail", item.detail}});
+    out["tiers"] = Json::array({host});
+    out["decisions"] = Json::array({context_reason(config, plan),
+                                    fmt::format("kv {}/{}: {}", flags_.k_type, flags_.v_type,
+                                                flags_.k_type == "f16" ? "default" : "asked"),
+                                    flags_.repack ? "weights repacked: default" : "weights mapped: asked"});
+    return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  }
+
+  std::string model_;
+  EngineFlags flags_;
+  bool json_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_plan_command() {
+  return std::make_unique<PlanCommand>();
+}
+
+}  // namespace thermo

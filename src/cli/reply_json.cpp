@@ -1,0 +1,117 @@
+#include "cli/reply_json.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <random>
+
+#include "base/json.h"
+#include "cli/version.h"
+
+namespace thermo {
+namespace {
+
+Json logprob_entry(const TokenLogprob& logprob, const Tokenizer& tokenizer) {
+  const std::string_view bytes = tokenizer.token_bytes(logprob.id);
+  Utf8Assembler assembler;
+  std::string text = assembler.push(bytes);
+  text += assembler.finish();
+  Json list = Json::array();
+  for (char c : bytes) list.push_back(static_cast<unsigned char>(c));
+  Json entry;
+  entry["token"] = text;
+  entry["logprob"] = std::isfinite(logprob.logprob) ? static_cast<double>(logprob.logprob) : -9999.0;
+  entry["bytes"] = std::move(list);
+  return entry;
+}
+
+Json logprobs_json(const Answer& answer, const Tokenizer& tokenizer) {
+  if (answer.content_logprobs.empty()) return nullptr;
+  Json content = Json::array();
+  for (const GeneratedToken& token : answer.content_logprobs) {
+    Json entry = logprob_entry(token.logprobs.front(), tokenizer);
+    entry["top_logprobs"] = Json::array();
+    for (size_t i = 1; i < token.logprobs.size(); ++i)
+      entry["top_logprobs"].push_back(logprob_entry(token.logprobs[i], tokenizer));
+    content.push_back(std::move(entry));
+  }
+  return Json{{"content", std::move(content)}, {"refusal", nullptr}};
+}
+
+Json usage_json(const Answer& answer) {
+  const AnswerStats& stats = answer.stats;
+  Json usage;
+  usage["prompt_tokens"] = stats.n_prompt;
+  usage["completion_tokens"] = stats.n_completion;
+  usage["total_tokens"] = stats.n_prompt + stats.n_completion;
+  usage["prompt_tokens_details"] = {{"cached_tokens", stats.n_cached}, {"audio_tokens", 0}};
+  usage["completion_tokens_details"] = {{"reasoning_tokens", answer.n_reasoning_tokens},
+                                        {"audio_tokens", 0},
+                                        {"accepted_prediction_tokens", 0},
+                                        {"rejected_prediction_tokens", 0}};
+  return usage;
+}
+
+Json timings_json(const AnswerStats& stats) {
+  const int n_evaluated = stats.n_prompt - stats.n_cached;
+  const auto per_token_ms = [](double seconds, int n) { return n > 0 ? seconds * 1e3 / n : 0.0; };
+  Json timings;
+  timings["cache_n"] = stats.n_cached;
+  timings["prompt_n"] = n_evaluated;
+  timings["prompt_ms"] = stats.prompt_seconds * 1e3;
+  timings["prompt_per_token_ms"] = per_token_ms(stats.prompt_seconds, n_evaluated);
+  timings["prompt_per_second"] = stats.prompt_rate();
+  timings["predicted_n"] = stats.n_completion;
+  timings["predicted_ms"] = stats.predicted_seconds * 1e3;
+  timings["predicted_per_token_ms"] =
+      per_token_ms(stats.predicted_seconds, std::max(stats.n_completion - 1, 0));
+  timings["predicted_per_second"] = stats.predicted_rate();
+  timings["ttft_ms"] = stats.first_token_seconds * 1e3;
+  timings["seed"] = stats.seed;
+  return timings;
+}
+
+std::string fresh_id(const char* prefix) {
+  std::random_device device;
+  return fmt::format("{}-{:08x}{:08x}{:08x}", prefix, device(), device(), device());
+}
+
+}  // namespace
+
+std::string reply_json(const Answer& answer, const Tokenizer& tokenizer, const std::string& model_id,
+                       bool raw) {
+  Json choice;
+  choice["index"] = 0;
+  if (raw) {
+    choice["text"] = answer.content;
+  } else {
+    Json message;
+    message["role"] = "assistant";
+    message["content"] = answer.content;
+    if (!answer.reasoning.empty()) {
+      message["reasoning_content"] = answer.reasoning;
+      message["reasoning"] = answer.reasoning;
+    }
+    message["refusal"] = nullptr;
+    message["annotations"] = Json::array();
+    choice["message"] = std::move(message);
+  }
+  choice["logprobs"] = logprobs_json(answer, tokenizer);
+  choice["finish_reason"] = answer.finish_reason;
+
+  Json reply;
+  reply["id"] = fresh_id(raw ? "cmpl" : "chatcmpl");
+  reply["object"] = raw ? "text_completion" : "chat.completion";
+  reply["created"] = static_cast<int64_t>(std::time(nullptr));
+  reply["model"] = model_id;
+  reply["system_fingerprint"] = fmt::format("thermocline-{}-{}", version_number(), build_commit());
+  reply["service_tier"] = "default";
+  reply["choices"] = Json::array({std::move(choice)});
+  reply["usage"] = usage_json(answer);
+  reply["timings"] = timings_json(answer.stats);
+  return reply.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace thermo

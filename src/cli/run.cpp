@@ -1,0 +1,130 @@
+// `thermocline run`: one answer to stdout, nothing else there.
+#include <fmt/format.h>
+
+#include "cli/commands.h"
+#include "cli/input.h"
+#include "cli/interrupt.h"
+#include "cli/reply_json.h"
+#include "cli/text_model.h"
+
+namespace thermo {
+namespace {
+
+class RunCommand : public Command {
+ public:
+  CommandText text() const override {
+    return {"run", "run [MODEL] -p TEXT | -f FILE [options]", "one answer to stdout",
+            "The text is sent as a user message through the chat template of the model. Without -p and -f it "
+            "is read "
+            "from stdin. Statistics and notes go to stderr.",
+            "thermocline run -p \"What is 17 + 25?\" --temp 0\n"
+            "thermocline run model.gguf -f question.txt -n 200 --json\n"
+            "git diff | thermocline run model.gguf -sys \"Write a commit message.\"\n"
+            "thermocline run model.gguf --raw -p \"def fib(n):\""};
+  }
+
+  void declare(OptionSet& set) override {
+    set.section("Model");
+    add_model_option(set, model_);
+    set.section("Prompt");
+    set.value("-p,--prompt", "TEXT", prompt_, "the text").no_environment();
+    set.value("-f,--file", "FILE", file_, "file with the text; - is stdin").no_environment();
+    set.flag("--raw,--no-chat-template", raw_, "continue the text itself, without a chat template");
+    set.flag("-e,--escape", escape_, "read \\n, \\t and \\\\ in -p as llama.cpp does (default off)")
+        .advanced();
+    set.section("Output");
+    set.flag("--json", json_, "print the reply object of the OpenAI API");
+    set.value("--logprobs", "N", answer_.n_logprobs,
+              "with --json: the N most likely tokens at each place, 0 to 20")
+        .range(0, 20);
+    add_answer_options(set, answer_);
+    add_engine_options(set, engine_);
+  }
+
+  ExitCode run(const Terminal& terminal) override {
+    if (answer_.n_logprobs && !json_) throw ConfigError("--logprobs is printed with --json only: add --json");
+    if (raw_ && !(answer_.system_prompt.empty() && answer_.system_prompt_file.empty()))
+      throw ConfigError("--raw has no place for a system prompt: write it into the text, or leave --raw out");
+    const EngineOptions options = engine_options(engine_);
+    const std::string prompt = read_prompt();
+    TextModel model(model_);
+    if (model_.empty())
+      terminal.note(
+          "no model given: using the embedded one (Plankton, 35M parameters); -m FILE names another");
+
+    AnswerRequest request = model.make_request(answer_, raw_);
+    encode_prompt(model, prompt, request);
+    if (options.n_ctx > 0) check_prompt_fits(request.prompt.size(), options.n_ctx, model.n_ctx_train());
+    model.load(options, terminal);
+    const int n_ctx = model.engine().n_ctx();
+    check_prompt_fits(request.prompt.size(), n_ctx, model.n_ctx_train());
+
+    Result<Session> session = model.engine().open_session();
+    if (!session) throw ThermoError(ExitCode::Internal, session.error().message);
+    InterruptScope interrupts;
+    AnswerPrinter printer(terminal, reasoning_place(terminal, answer_.show_reasoning));
+    const Answer answer = generate_answer(*session, model.tokenizer(), n_ctx, request, terminal,
+                                          [&](const AnswerParser::Piece& piece) {
+                                            if (!json_) printer.print(piece);
+                                          });
+    if (json_) {
+      write_stdout(reply_json(answer, model.tokenizer(), model.id(), raw_));
+    } else {
+      printer.finish();
+    }
+    if (!answer.interrupted && !answer.reasoning.empty() && answer.content.empty() &&
+        answer.finish_reason == "length")
+      terminal.note("the limit was reached inside the reasoning: raise -n, or use --reasoning off");
+    else if (answer.context_full)
+      terminal.note(fmt::format("the context of {} tokens is full: the answer ends here", n_ctx));
+    terminal.note(answer.stats.describe());
+    return answer.interrupted ? ExitCode::Interrupted : ExitCode::Ok;
+  }
+
+ private:
+  std::string read_prompt() const {
+    if (prompt_ && !file_.empty())
+      throw ConfigError("--prompt and --file exclude each other: give one of them");
+    std::string text = prompt_         ? (escape_ ? unescape(*prompt_) : *prompt_)
+                       : file_.empty() ? read_stdin()
+                                       : read_text_file(file_);
+    if (!prompt_ && text.ends_with('\n'))
+      text.pop_back();  // the line end of a file or of echo, as llama.cpp does
+    if (text.empty()) throw ConfigError("the prompt is empty: give a text with -p, -f or a pipe");
+    require_utf8(text, "the prompt");
+    return text;
+  }
+
+  void encode_prompt(const TextModel& model, const std::string& prompt, AnswerRequest& request) const {
+    if (raw_) {
+      request.prompt = model.tokenizer().encode(prompt, {.parse_special = true, .add_bos_eos = true});
+      const Vocab& vocab = model.tokenizer().vocab();
+      // An end token at the end would be answered by nothing.
+      if (vocab.add_eos() && request.prompt.size() > 1 && vocab.eos() &&
+          request.prompt.back() == *vocab.eos())
+        request.prompt.pop_back();
+      return;
+    }
+    std::vector<Turn> turns;
+    if (std::string system = system_prompt(answer_); !system.empty()) turns.push_back({"system", system, ""});
+    turns.push_back({"user", prompt, ""});
+    RenderedPrompt rendered = PromptRenderer(model.tokenizer(), answer_.chat_template).render(turns);
+    request.prompt = std::move(rendered.ids);
+    request.answer.starts_in_reasoning = rendered.in_reasoning;
+  }
+
+  std::string model_;
+  std::optional<std::string> prompt_;
+  std::string file_;
+  bool raw_ = false, escape_ = false, json_ = false;
+  AnswerFlags answer_;
+  EngineFlags engine_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_run_command() {
+  return std::make_unique<RunCommand>();
+}
+
+}  // namespace thermo

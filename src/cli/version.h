@@ -1,0 +1,12 @@
+// Which build this is.
+#pragma once
+
+#include <string>
+
+namespace thermo {
+
+const char* version_number();  // "0.1.0"
+const char* build_commit();    // "1a2b3c4", or "unknown" when it was not built in a repository
+std::string version_line();    // "thermocline 0.1.0 (1a2b3c4), GCC 12.2, x86_64, CPU"
+
+}  // namespace thermo

@@ -1,0 +1,40 @@
+// Gated FFNs of the experts that a step's rows chose, and of the shared or dense one, on the GPU.
+//
+//   hidden[p] = silu(gate_e x[row p]) * (up_e x[row p]),   y[p] = down_e hidden[p]      for every pair p of the route lists
+//
+// Weighting and adding to the residual stream is left to residual_norm_cuda, which reads y by row: no atomics, one order of sums.
+#pragma once
+
+#include "device/stream.h"
+#include "kernels/linear/device_matrix.h"
+#include "kernels/route_topk/route_topk_cuda.h"
+#include "kernels/row_ops/row_ops_cuda.h"
+
+namespace thermo {
+
+struct DeviceExpertArgs {
+  // Routed experts: base[e] is where the gate panels of expert e lie; the matrices hold shapes, types and offsets from there
+  // (as `panels` counted from null). The table may change between steps: experts can move.
+  const uint8_t* const* base = nullptr;
+  DeviceMatrix gate, up, down;
+  // Expert number n_expert.
+  DeviceMatrix shared_gate, shared_up, shared_down;
+  int n_expert = 0;
+
+  DeviceRoutes routes;
+  int max_slots = 0;
+  DeviceActs x;           // by row
+  DeviceActsOut hidden;   // by pair
+  float* y = nullptr;     // [pairs][n_embd]
+  int n_embd = 0;
+  bool large = false;     // slots of kTileActs pairs for the tensor-core tiles; else of 8
+};
+
+// Whether the large form can run these matrices: quantised, gate and up of one type.
+bool expert_tiles_possible(const DeviceExpertArgs& args) noexcept;
+inline constexpr int kExpertTile = 64;
+inline constexpr int kExpertSmallTile = 8;
+
+void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept;
+
+}  // namespace thermo

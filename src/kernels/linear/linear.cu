@@ -1,0 +1,127 @@
+// y = W x for the rows of a step.
+//
+// Few rows (decode): bound by the bytes of W. One launch for all matrices that read the same input; a block of 8 warps takes one panel
+// of K >= 2048 with a chunk of 256 columns per warp (K = 512: four panels with two chunks each), so that the whole matrix is
+// in flight at once and a warp waits for memory once.
+// Many rows (prefill): bound by the tensor cores, tile_product.cuh.
+#include "base/units.h"
+#include "device/launch.cuh"
+#include "kernels/linear/linear_cuda.h"
+#include "kernels/linear/tile_product.cuh"
+#include "kernels/linear/warp_product.cuh"
+
+namespace thermo {
+namespace {
+
+struct SmallPlan {
+  DeviceLinearArgs args;
+  int first_block[kMaxLinearJobs + 1];
+};
+
+template <int NT8>
+__global__ void __launch_bounds__(256) linear_small_kernel(const __grid_constant__ SmallPlan plan) {
+  __shared__ float part[8][NT8 * kPartFloats];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int j = 0;
+  while (j + 1 < plan.args.n_jobs && static_cast<int>(blockIdx.x) >= plan.first_block[j + 1]) ++j;
+  const DeviceLinearJob& job = plan.args.jobs[j];
+  const DeviceMatrix& w = job.w;
+  const int split = split_warps(w.n_cols), panels_here = 8 / split;
+  const int first_panel = (static_cast<int>(blockIdx.x) - plan.first_block[j]) * panels_here;
+  const int panel = first_panel + warp / split;
+  const int first_act = blockIdx.y * NT8 * 8;
+  const int n_acts = min(NT8 * 8, plan.args.n_acts - first_act);
+  const int32_t* const row_index = plan.args.row_index;
+  allow_next();
+  wait_for_inputs();
+
+  if (panel * 16 < w.n_rows)
+    warp_product<NT8>(w.dtype, w.panels + panel * w.panel_bytes, w.n_cols, warp % split, split, plan.args.x,
+                      [&](int a) { return row_index == nullptr ? first_act + a : row_index[first_act + a]; }, n_acts, lane, part[warp]);
+  __syncthreads();
+  for (int i = threadIdx.x; i < panels_here * 16 * n_acts; i += 256) {
+    const int r = i % 16, p = i / 16 % panels_here, a = i / 16 / panels_here;
+    const int row = (first_panel + p) * 16 + r;
+    if (row >= w.n_rows) continue;
+    float sum = 0.0f;
+    for (int s = 0; s < split; ++s) sum += part[p * split + s][a * 16 + r];
+    job.y[(first_act + a) * job.y_stride + row] = sum;
+  }
+}
+
+template <DType T>
+__global__ void __launch_bounds__(kTileThreads) linear_tile_kernel(const __grid_constant__ DeviceLinearArgs args, int j) {
+  extern __shared__ __align__(16) std::byte shared[];
+  int* const rows = reinterpret_cast<int*>(shared + 2 * kTileStageBytes);
+  const DeviceLinearJob& job = args.jobs[j];
+  const DeviceMatrix& w = job.w;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
+  const int panel = blockIdx.x * 8 + warp;
+  const int first_act = blockIdx.y * kTileActs;
+  const int n_acts = min(kTileActs, args.n_acts - first_act);
+  allow_next();
+  wait_for_inputs();
+  for (int a = threadIdx.x; a < kTileActs; a += kTileThreads)
+    rows[a] = a >= n_acts ? -1 : args.row_index == nullptr ? first_act + a : args.row_index[first_act + a];
+  __syncthreads();
+
+  float acc[1][kTileActs / 8][4] = {};
+  const uint8_t* const panels[1] = {panel * 16 < w.n_rows ? w.panels + panel * w.panel_bytes : nullptr};
+  tile_product<T, 1>(panels, w.n_cols, args.x, shared, rows, n_acts, acc);
+
+  const int row = panel * 16 + 2 * g;
+  const float scale = args.x.scale;
+  if (row >= w.n_rows) return;
+  const bool pair = row + 1 < w.n_rows;
+#pragma unroll
+  for (int n = 0; n < kTileActs / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int a = 8 * n + 2 * t + i;
+      if (a >= n_acts) continue;
+      float* const y = job.y + (first_act + a) * job.y_stride + row;
+      y[0] = acc[0][n][i] * scale;
+      if (pair) y[1] = acc[0][n][i + 2] * scale;
+    }
+}
+
+template <int NT8>
+void launch_small(const DeviceLinearArgs& args, StreamView stream) {
+  SmallPlan plan{.args = args, .first_block = {}};
+  for (int j = 0; j < args.n_jobs; ++j)
+    plan.first_block[j + 1] = plan.first_block[j] + ceil_div(ceil_div(args.jobs[j].w.n_rows, 16), 8 / split_warps(args.jobs[j].w.n_cols));
+  const dim3 grid(static_cast<unsigned>(plan.first_block[args.n_jobs]), static_cast<unsigned>(ceil_div(args.n_acts, NT8 * 8)));
+  launch(linear_small_kernel<NT8>, grid, 256, 0, stream, plan);
+}
+
+template <DType T>
+void launch_tile(const DeviceLinearArgs& args, int j, StreamView stream) {
+  static const bool ready = [] { return allow_shared(linear_tile_kernel<T>, kTileSharedBytes), true; }();
+  static_cast<void>(ready);
+  const dim3 grid(static_cast<unsigned>(ceil_div(args.jobs[j].w.n_rows, 128)), static_cast<unsigned>(ceil_div(args.n_acts, kTileActs)));
+  launch(linear_tile_kernel<T>, grid, kTileThreads, kTileSharedBytes, stream, args, j);
+}
+
+}  // namespace
+
+void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
+  if (args.n_acts <= kMaxSmallActs) {
+    if (args.n_acts <= 8) return launch_small<1>(args, stream);
+    if (args.n_acts <= 16) return launch_small<2>(args, stream);
+    return launch_small<4>(args, stream);
+  }
+  for (int j = 0; j < args.n_jobs; ++j) {
+    if (is_float_type(args.jobs[j].w.dtype)) {
+      DeviceLinearArgs one = args;
+      one.jobs[0] = args.jobs[j];
+      one.n_jobs = 1;
+      launch_small<1>(one, stream);
+      continue;
+    }
+#define CASE(t) launch_tile<DType::t>(args, j, stream); break
+    THERMO_FOR_QUANT_TYPE(args.jobs[j].w.dtype, CASE)
+#undef CASE
+  }
+}
+
+}  // namespace thermo

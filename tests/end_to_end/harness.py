@@ -1,0 +1,118 @@
+"""What the end-to-end tests share: how to run the program, and GGUF files damaged in known ways.
+
+The program is $THERMOCLINE, else build/bin/thermocline. Plain Python, no packages.
+"""
+import os
+import pathlib
+import struct
+import subprocess
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = os.environ.get("THERMOCLINE", str(ROOT / "build/bin/thermocline"))
+MODEL = ROOT / "models/plankton-q4_k_m.gguf"
+DATA = ROOT / "tests/data"
+
+USAGE, MODEL_ERROR, MEMORY, DEVICE, INTERRUPTED = 2, 3, 4, 6, 130
+
+
+def clean_environment(**extra):
+    """No settings of the person who runs the tests, no configuration file of theirs."""
+    env = {k: v for k, v in os.environ.items()
+           if not k.startswith(("THERMO_", "LLAMA_", "CLICOLOR")) and k != "NO_COLOR"}
+    env["XDG_CONFIG_HOME"] = "/nonexistent"
+    env.update(extra)
+    return env
+
+
+def run(*arguments, stdin="", env=None, timeout=120):
+    return subprocess.run([PROGRAM, *map(str, arguments)], input=stdin, capture_output=True, encoding="utf-8",
+                          errors="surrogateescape", timeout=timeout, env=clean_environment(**(env or {})))
+
+
+class ProgramTest(unittest.TestCase):
+    maxDiff = None
+
+    def answer(self, *arguments, **options):
+        """Runs a command that has to succeed; returns its stdout."""
+        result = run(*arguments, **options)
+        self.assertEqual(result.returncode, 0, f"{arguments}\nstdout: {result.stdout}\nstderr: {result.stderr}")
+        return result.stdout
+
+    def refusal(self, code, *arguments, **options):
+        """Runs a command that has to fail with this code; returns the last line on stderr."""
+        result = run(*arguments, **options)
+        self.assertEqual(result.returncode, code, f"{arguments}\nstdout: {result.stdout}\nstderr: {result.stderr}")
+        self.assertEqual(result.stdout, "", "a failure leaves stdout empty")
+        lines = result.stderr.rstrip("\n").split("\n")
+        self.assertTrue(lines[-1].startswith("error: "), result.stderr)
+        self.assertNotIn("\x1b", result.stderr)
+        return lines[-1]
+
+
+class Gguf:
+    """A GGUF file as bytes, with the places of what the tests change."""
+    SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+
+    def __init__(self, path=MODEL):
+        self.data = bytearray(pathlib.Path(path).read_bytes())
+        self.at = 8
+        n_tensors, n_keys = self._take("<QQ")
+        self.values = {}   # key -> place of the value
+        self.tensors = {}  # name -> dict of places
+        for _ in range(n_keys):
+            key = self._string().decode()
+            kind, = self._take("<I")
+            self.values[key] = self.at
+            self._skip(kind)
+        for _ in range(n_tensors):
+            name = self._string().decode()
+            n_dims, = self._take("<I")
+            place = {"dims": self.at, "n_dims": n_dims}
+            self.at += 8 * n_dims
+            place["type"] = self.at
+            place["offset"] = self.at + 4
+            self.at += 12
+            self.tensors[name] = place
+
+    def _take(self, form):
+        values = struct.unpack_from(form, self.data, self.at)
+        self.at += struct.calcsize(form)
+        return values
+
+    def _string(self):
+        size, = self._take("<Q")
+        self.at += size
+        return bytes(self.data[self.at - size:self.at])
+
+    def _skip(self, kind):
+        if kind == 8:
+            self._string()
+        elif kind == 9:
+            element, count = self._take("<IQ")
+            for _ in range(count):
+                self._skip(element)
+        else:
+            self._take("<" + self.SCALARS[kind])
+
+    def put(self, place, form, value):
+        struct.pack_into(form, self.data, place, value)
+
+    def put_string(self, key, text):
+        """Only a text of the same length: everything after it stays where it is."""
+        place = self.values[key]
+        size, = struct.unpack_from("<Q", self.data, place)
+        assert len(text) == size, (key, size)
+        self.data[place + 8:place + 8 + size] = text
+
+    def save(self, folder, name):
+        path = pathlib.Path(folder) / name
+        path.write_bytes(self.data)
+        return path
+
+
+def temporary_folder(test):
+    folder = tempfile.TemporaryDirectory()
+    test.addCleanup(folder.cleanup)
+    return pathlib.Path(folder.name)

@@ -1,0 +1,96 @@
+"""`thermocline chat` over a pipe, and Ctrl-C."""
+import os
+import signal
+import subprocess
+import time
+
+from harness import PROGRAM, INTERRUPTED, ProgramTest, clean_environment, run, temporary_folder
+
+CHAT = ("chat", "--temp", "0")
+
+
+class Chat(ProgramTest):
+    def test_answers_every_line(self):
+        text = self.answer(*CHAT, stdin="What is 17 + 25?\nWhat is the capital of France?\n")
+        self.assertIn("42", text)
+        self.assertIn("Paris", text)
+
+    def test_reuses_what_it_has_read(self):
+        stderr = run(*CHAT, stdin="What is 17 + 25?\nWhat is 3 + 4?\n/stats\n").stderr
+        self.assertIn("cached", stderr)
+
+    def test_gives_the_first_answer_again_after_reset(self):
+        once = self.answer(*CHAT, stdin="What is 17 + 25?\n")
+        self.assertEqual(self.answer(*CHAT, stdin="What is 17 + 25?\n/reset\nWhat is 17 + 25?\n"), once * 2)
+
+    def test_obeys_its_commands(self):
+        folder = temporary_folder(self)
+        result = run(*CHAT, stdin=f"/help\n/system You are brief.\n/system\n/think off\nWhat is 17 + 25?\n"
+                     f"/save {folder}/talk.txt\n/sats\n/think maybe\n/exit\nnever read\n")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for text in ("/reset", "You are brief.", "reasoning is off", "did you mean /stats?", "on or off"):
+            self.assertIn(text, result.stderr)
+        saved = (folder / "talk.txt").read_text()
+        self.assertIn("user: What is 17 + 25?", saved)
+        self.assertIn("assistant: ", saved)
+        self.assertNotIn("never", saved)
+
+    def test_joins_lines_that_end_in_a_backslash(self):
+        folder = temporary_folder(self)
+        run(*CHAT, stdin=f"What is\\\n17 + 25?\n/save {folder}/talk.txt\n")
+        self.assertIn("user: What is\n17 + 25?", (folder / "talk.txt").read_text())
+
+    def test_survives_text_that_is_no_utf8(self):
+        done = subprocess.run([PROGRAM, *CHAT], input=b"\xff\xfe\nWhat is 17 + 25?\n", capture_output=True,
+                              env=clean_environment(), timeout=120)
+        self.assertEqual(done.returncode, 0)
+        self.assertIn(b"42", done.stdout)
+        self.assertIn(b"not UTF-8", done.stderr)
+
+    def test_says_when_the_conversation_is_too_long(self):
+        result = run(*CHAT, "-c", "32", stdin="What is 17 + 25? " * 20 + "\n")
+        self.assertEqual(result.returncode, 0)
+        self.assertIn("the context holds 32", result.stderr)
+
+
+class Interrupt(ProgramTest):
+    def start(self, *arguments):
+        return subprocess.Popen([PROGRAM, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, env=clean_environment())
+
+    def test_stops_an_answer_and_goes_on(self):
+        chat = self.start("chat", "--temp", "0", "--ignore-eos", "--reasoning", "off", "-c", "4096")
+        chat.stdin.write(b"What is 17 + 25?\n")
+        chat.stdin.flush()
+        os.read(chat.stdout.fileno(), 1)  # the answer has begun
+        chat.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        out, err = chat.communicate(b"/stats\n/exit\n", timeout=60)
+        self.assertEqual(chat.returncode, 0, err)
+        self.assertIn(b"stopped", err)
+        self.assertIn(b"2 messages", err)
+
+    def test_leaves_after_two_at_the_prompt(self):
+        chat = self.start("chat")
+        chat.stdin.write(b"/help\n")
+        chat.stdin.flush()
+        while b"/exit" not in chat.stderr.readline():
+            pass
+        for _ in range(2):
+            time.sleep(0.3)
+            chat.send_signal(signal.SIGINT)
+        self.assertEqual(chat.wait(timeout=30), INTERRUPTED)
+        for pipe in (chat.stdin, chat.stdout, chat.stderr):
+            pipe.close()
+
+    def test_ends_run_with_130(self):
+        program = self.start("run", "-p", "What is 17 + 25?", "--ignore-eos", "--reasoning", "off", "--temp", "0")
+        os.read(program.stdout.fileno(), 1)
+        program.send_signal(signal.SIGINT)
+        program.communicate(timeout=60)
+        self.assertEqual(program.returncode, INTERRUPTED)
+
+
+if __name__ == "__main__":
+    import unittest
+    unittest.main()

@@ -1,0 +1,167 @@
+"""The smaller commands, the help, and where options come from."""
+import json
+import shutil
+import subprocess
+import unittest
+
+from harness import DATA, MODEL, ProgramTest, USAGE, run, temporary_folder
+
+COMMANDS = ("run", "chat", "tokenize", "inspect", "plan", "verify", "bench", "synth", "doctor", "completion", "version")
+
+
+class Tokenize(ProgramTest):
+    def test_matches_the_reference(self):
+        for case in json.loads((DATA / "plankton-tokens.json").read_text()):
+            with self.subTest(text=case["text"]):
+                out = json.loads(self.answer("tokenize", "-f", "-", "--json", stdin=case["text"]))
+                self.assertEqual(out["ids"], case["ids"])
+
+    def test_goes_back_to_the_text(self):
+        for text in ("Hello, world!", "def f(x):\n    return x\n", "<|im_start|>user\nhi<|im_end|>", "日本語 🙂"):
+            ids = self.answer("tokenize", "--text", text).strip()
+            self.assertEqual(self.answer("tokenize", "--ids", ids), text + "\n")
+
+    def test_reads_specials_as_text_when_asked(self):
+        special = json.loads(self.answer("tokenize", "--text", "<|im_start|>", "--json"))
+        plain = json.loads(self.answer("tokenize", "--text", "<|im_start|>", "--json", "--no-special"))
+        self.assertEqual(special["n_tokens"], 1)
+        self.assertGreater(plain["n_tokens"], 1)
+
+    def test_counts(self):
+        self.assertEqual(self.answer("tokenize", "--text", "Hello, world!", "--count"), "8\n")
+
+    def test_refuses_ids_that_are_none(self):
+        self.assertIn("no token id", self.refusal(USAGE, "tokenize", "--ids", "1,x"))
+        self.assertIn("outside", self.refusal(USAGE, "tokenize", "--ids", "99999"))
+        self.refusal(USAGE, "tokenize", "--ids", "1", "--text", "a")
+
+
+class Machine(ProgramTest):
+    def test_doctor_gives_a_verdict_on_every_line(self):
+        out = json.loads(self.answer("doctor", "--json"))
+        names = [finding["name"] for finding in out["findings"]]
+        for name in ("processor", "kernels", "cores", "numa", "memory", "huge pages", "memlock", "bandwidth", "disk", "gpu"):
+            self.assertIn(name, names)
+        for finding in out["findings"]:
+            self.assertIn(finding["verdict"], ("ok", "warn", "fail"))
+            self.assertEqual("remedy" in finding, finding["verdict"] != "ok", finding)
+        for line in self.answer("doctor").splitlines()[1:]:
+            self.assertRegex(line, r"^(ok  |warn|fail|    )  ")
+
+    def test_plan_adds_up(self):
+        plan = json.loads(self.answer("plan", MODEL, "-c", "1024", "--json"))
+        host = plan["tiers"][0]
+        self.assertEqual(plan["context"], 1024)
+        self.assertEqual(host["planned"], sum(item["bytes"] for item in host["items"]))
+        small = json.loads(self.answer("plan", MODEL, "-c", "1024", "-ctk", "q8_0", "-ctv", "q8_0", "--json"))
+        self.assertLess(small["tiers"][0]["planned"], host["planned"])
+        self.assertIn("total", self.answer("plan"))
+
+    def test_version(self):
+        line = self.answer("version")
+        self.assertTrue(line.startswith("thermocline "))
+        self.assertEqual(self.answer("--version"), line)
+        self.assertIn("commit", json.loads(self.answer("version", "--json")))
+
+
+class Help(ProgramTest):
+    def test_fits_80_columns(self):
+        for command in COMMANDS:
+            for option in ("-h", "--help-all"):
+                for line in self.answer(command, option).splitlines():
+                    self.assertLessEqual(len(line), 80, f"{command} {option}: {line}")
+
+    def test_lists_every_command(self):
+        text = self.answer("help")
+        self.assertEqual(self.answer("--help"), text)
+        for command in COMMANDS:
+            self.assertIn(f"\n  {command} ", text)
+            self.assertEqual(self.answer("help", command), self.answer(command, "--help"))
+
+    def test_shows_more_with_help_all(self):
+        self.assertNotIn("--cache-type-k", self.answer("run", "-h"))
+        self.assertIn("-ctk, --cache-type-k TYPE", self.answer("run", "--help-all"))
+
+
+class Completion(ProgramTest):
+    def test_scripts_parse(self):
+        for shell, check in (("bash", ["bash", "-n"]), ("zsh", ["zsh", "-n"]), ("fish", ["fish", "-n"])):
+            script = self.answer("completion", shell)
+            self.assertIn("--ctx-size" if shell != "fish" else "ctx-size", script)
+            if shutil.which(check[0]) is None:
+                continue
+            path = temporary_folder(self) / "script"
+            path.write_text(script)
+            done = subprocess.run([*check, str(path)], capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), shell)
+
+    def test_bash_completes_commands_options_and_values(self):
+        script = self.answer("completion", "bash")
+
+        def complete(*words):
+            line = " ".join(f"'{word}'" for word in words)
+            code = (f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _thermocline; "
+                    "printf '%s\\n' \"${COMPREPLY[@]}\"")
+            return subprocess.run(["bash", "-c", code], capture_output=True, text=True).stdout.split()
+        self.assertEqual(complete("thermocline", "tok"), ["tokenize"])
+        self.assertIn("--ctx-size", complete("thermocline", "run", "--ctx"))
+        self.assertEqual(complete("thermocline", "run", "-ctk", "q"), ["q8_0"])
+        self.assertEqual(complete("thermocline", "completion", "z"), ["zsh"])
+
+    def test_refuses_other_shells(self):
+        self.refusal(USAGE, "completion", "tcsh")
+        self.refusal(USAGE, "completion")
+
+
+class Sources(ProgramTest):
+    def config(self, text):
+        path = temporary_folder(self) / "config.toml"
+        path.write_text(text)
+        return path
+
+    def test_option_wins_over_environment_over_file(self):
+        path = self.config("temp = 0.1\n[sampling]\ntop_k = 7\nmin-p = 0.5\n")
+        env = {"THERMO_CONFIG": str(path), "THERMO_TOP_K": "8", "LLAMA_ARG_THREADS": "1"}
+        text = self.answer("run", "--min-p", "0.25", "--print-config", env=env)
+        self.assertRegex(text, r"temp = 0\.1 +# file: .*config\.toml:1")
+        self.assertRegex(text, r"top-k = 8 +# environment: THERMO_TOP_K")
+        self.assertRegex(text, r"min-p = 0\.25 +# option")
+        self.assertRegex(text, r"threads = 1 +# environment: LLAMA_ARG_THREADS")
+
+    def test_prints_a_file_that_it_reads_again(self):
+        text = self.answer("run", "--temp", ".5", "--no-repack", "-l", "5+1", "--print-config")
+        again = self.answer("run", "--config", self.config(text), "--print-config")
+        self.assertEqual([line.split("  #")[0] for line in again.splitlines()],
+                         [line.split("  #")[0] for line in text.splitlines()])
+
+    def test_refuses_an_unknown_key_with_its_line(self):
+        line = self.refusal(USAGE, "run", "-p", "x", "--config", self.config("temp = 0\n\ntop_q = 3\n"))
+        self.assertIn("config.toml:3", line)
+        self.assertIn("did you mean", line)
+
+    def test_skips_keys_of_other_commands(self):
+        self.answer("version", "--config", self.config("temp = 0\nctx_size = 128\n"))
+
+    def test_refuses_broken_files_and_values(self):
+        self.assertIn("TOML", self.refusal(USAGE, "run", "-p", "x", "--config", self.config("temp = = 0\n")))
+        self.assertIn("config.toml:1", self.refusal(USAGE, "run", "-p", "x", "--config", self.config("temp = 77\n")))
+        self.assertIn("/nowhere", self.refusal(USAGE, "run", "-p", "x", "--config", "/nowhere"))
+        self.assertIn("THERMO_TEMP", self.refusal(USAGE, "run", "-p", "x", env={"THERMO_TEMP": "warm"}))
+
+    def test_negated_flags_in_every_source(self):
+        for env, arguments in (({"THERMO_REPACK": "off"}, ()), ({"LLAMA_ARG_NO_REPACK": "1"}, ()),
+                               ({}, ("--no-repack",)), ({}, ("--repack=off",))):
+            self.assertIn("repack = false", self.answer("run", *arguments, "--print-config", env=env))
+
+    def test_options_may_come_first(self):
+        self.assertIn("42", self.answer("--temp", "0", "-q", "run", "-p", "What is 17 + 25?"))
+
+    def test_writes_the_log_as_json(self):
+        path = temporary_folder(self) / "log.json"
+        self.answer("run", "-p", "hi", "-n", "2", "--verbosity", "3", "--log-file", path)
+        for line in path.read_text().splitlines():
+            self.assertIn("level", json.loads(line))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,183 @@
+"""Everything a user can get wrong: one clear message each, and the right exit code."""
+import pathlib
+import shutil
+
+from harness import (DATA, DEVICE, Gguf, MEMORY, MODEL, MODEL_ERROR, ProgramTest, USAGE, run, temporary_folder)
+
+ASK = ("-p", "hello")
+
+
+class Files(ProgramTest):
+    def setUp(self):
+        self.folder = temporary_folder(self)
+
+    def refuse_model(self, path, *words):
+        for command in (("run", path, *ASK), ("plan", path), ("chat", path)):
+            line = self.refusal(MODEL_ERROR, *command)
+            for word in words:
+                self.assertIn(word, line, command)
+
+    def test_refuses_a_missing_file(self):
+        self.refuse_model(self.folder / "nothing.gguf", "nothing.gguf")
+
+    def test_refuses_an_empty_file(self):
+        (self.folder / "empty.gguf").touch()
+        self.refuse_model(self.folder / "empty.gguf", "empty.gguf")
+
+    def test_refuses_a_file_that_is_no_gguf(self):
+        (self.folder / "text.gguf").write_text("hello " * 100)
+        self.refuse_model(self.folder / "text.gguf", "text.gguf")
+
+    def test_refuses_a_truncated_file(self):
+        data = MODEL.read_bytes()
+        for size in (10, 1000, 100_000, len(data) // 2, len(data) - 1):
+            path = self.folder / f"cut{size}.gguf"
+            path.write_bytes(data[:size])
+            self.refuse_model(path, path.name)
+
+    def test_refuses_a_tensor_that_ends_past_the_file(self):
+        file = Gguf()
+        name = "blk.3.ffn_down_exps.weight"
+        file.put(file.tensors[name]["offset"], "<Q", len(file.data) // 32 * 32)
+        self.refuse_model(file.save(self.folder, "past.gguf"), name)
+
+    def test_refuses_an_unknown_architecture(self):
+        file = Gguf()
+        file.put_string("general.architecture", b"qwen99moe")
+        self.refuse_model(file.save(self.folder, "arch.gguf"), "qwen99moe")
+
+    def test_refuses_an_unknown_tensor_type(self):
+        file = Gguf()
+        file.put(file.tensors["blk.3.ffn_down_exps.weight"]["type"], "<I", 9999)
+        self.refuse_model(file.save(self.folder, "type.gguf"), "blk.3.ffn_down_exps.weight", "9999")
+
+    def test_refuses_a_tensor_of_the_wrong_shape(self):
+        file = Gguf()
+        place = file.tensors["blk.3.ffn_gate_exps.weight"]["dims"]
+        file.put(place + 8, "<Q", 128)  # half the rows: still inside the file
+        line = self.refusal(MODEL_ERROR, "run", file.save(self.folder, "shape.gguf"), *ASK)
+        self.assertIn("blk.3.ffn_gate_exps.weight", line)
+
+    def test_refuses_a_model_without_a_vocabulary(self):
+        self.assertIn("vocabulary", self.refusal(MODEL_ERROR, "run", DATA / "qwen35moe-f32.gguf", *ASK))
+
+    def test_opens_the_only_model_of_a_folder(self):
+        shutil.copy(MODEL, self.folder / "one.gguf")
+        self.assertIn("42", self.answer("run", self.folder, "-p", "What is 17 + 25?", "--temp", "0"))
+
+    def test_refuses_a_folder_with_no_or_several_models(self):
+        self.assertIn("no .gguf", self.refusal(MODEL_ERROR, "run", self.folder, *ASK))
+        for name in ("one", "two"):
+            shutil.copy(MODEL, self.folder / f"{name}.gguf")
+        line = self.refusal(MODEL_ERROR, "run", self.folder, *ASK)
+        self.assertIn("one.gguf, two.gguf", line)
+
+    def test_refuses_a_later_part_of_a_split_model(self):
+        shutil.copy(MODEL, self.folder / "m-00002-of-00003.gguf")
+        self.assertIn("first part", self.refusal(MODEL_ERROR, "run", self.folder / "m-00002-of-00003.gguf", *ASK))
+
+    def test_says_what_would_fit_when_memory_is_short(self):
+        total = int(pathlib.Path("/proc/meminfo").read_text().split()[1]) * 1024
+        if total > 40 << 30:
+            self.skipTest("16M tokens of context fit into this machine")
+        for command in (("plan",), ("run", *ASK)):
+            line = self.refusal(MEMORY, *command, "-c", "16M", "-ctk", "f32", "-ctv", "f32")
+            self.assertIn("available", line)
+
+    def test_refuses_to_download(self):
+        self.assertIn("downloaded", self.refusal(USAGE, "run", "hf:user/repo", *ASK))
+
+
+class Prompts(ProgramTest):
+    def test_refuses_a_prompt_longer_than_the_context(self):
+        line = self.refusal(USAGE, "run", "-p", "hello " * 500, "-c", "128")
+        self.assertIn("context holds 128", line)
+        self.assertIn("--ctx-size", line)
+
+    def test_refuses_a_prompt_longer_than_the_training_length(self):
+        result = run("run", "-p", "hello " * 9000)
+        self.assertEqual(result.returncode, USAGE, result.stderr)
+        self.assertIn("context holds 4096", result.stderr)
+
+    def test_refuses_an_empty_prompt(self):
+        self.assertIn("empty", self.refusal(USAGE, "run", "-p", ""))
+        self.assertIn("empty", self.refusal(USAGE, "run", stdin=""))
+
+    def test_refuses_two_prompts_and_missing_files(self):
+        self.assertIn("exclude", self.refusal(USAGE, "run", "-p", "a", "-f", "b"))
+        self.assertIn("/nowhere", self.refusal(USAGE, "run", "-f", "/nowhere"))
+
+    def test_refuses_text_that_is_no_utf8(self):
+        folder = temporary_folder(self)
+        (folder / "latin1.txt").write_bytes(b"caf\xe9 au lait")
+        self.assertIn("not UTF-8", self.refusal(USAGE, "run", "-f", folder / "latin1.txt"))
+
+
+class Options(ProgramTest):
+    def test_suggests_the_nearest_option(self):
+        for wrong, right in (("--tmep", "--temp"), ("--ctx-sise", "--ctx-size"), ("--no-repak", "--no-repack"),
+                             ("--top_kk", "--top-k")):
+            self.assertIn(f"did you mean {right}?", self.refusal(USAGE, "run", *ASK, wrong, "1"), wrong)
+
+    def test_suggests_the_nearest_command(self):
+        self.assertIn("did you mean chat?", self.refusal(USAGE, "caht"))
+        self.assertIn("help", self.refusal(USAGE, "xyzzy"))
+
+    def test_refuses_values_out_of_range(self):
+        for option, value in (("--temp", "-1"), ("--temp", "9"), ("--temp", "warm"), ("--temp", "nan"),
+                              ("--top-p", "1.5"), ("--min-p", "-0.1"), ("--repeat-penalty", "0"), ("--seed", "x"),
+                              ("--seed", "-2"), ("-n", "0"), ("-n", "-5"), ("-c", "-1"), ("-c", "many"),
+                              ("-c", "99999999999"), ("-t", "5000"), ("-ctk", "q9_9"), ("--isa", "sse9"),
+                              ("--logprobs", "21"), ("--logit-bias", "x"), ("--logit-bias", "99999999+1"),
+                              ("--reasoning", "maybe"), ("--color", "purple"), ("--verbosity", "9"),
+                              ("--chat-template-kwargs", "{"), ("--chat-template-kwargs", "[]"), ("--stop", ""),
+                              ("--device", "toaster"), ("-b", "0")):
+            with self.subTest(option=option, value=value):
+                self.refusal(USAGE, "run", *ASK, "--json", f"{option}={value}")
+
+    def test_names_the_option_and_the_value(self):
+        line = self.refusal(USAGE, "run", *ASK, "--temp", "warm")
+        self.assertIn("--temp", line)
+        self.assertIn("'warm'", line)
+        self.assertIn("q8_0", self.refusal(USAGE, "run", *ASK, "-ctk", "q4_0"))
+
+    def test_refuses_a_missing_value(self):
+        self.assertIn("needs a value", self.refusal(USAGE, "run", "-p"))
+        self.assertIn("needs a value", self.refusal(USAGE, "run", "-p", "--temp", "0"))
+
+    def test_refuses_options_that_contradict(self):
+        self.assertIn("--json", self.refusal(USAGE, "run", *ASK, "--logprobs", "2"))
+        self.assertIn("--raw", self.refusal(USAGE, "run", *ASK, "--raw", "-sys", "x"))
+        self.refusal(USAGE, "run", *ASK, "--no-mmap", "--no-repack")
+        self.assertIn("both name", self.refusal(USAGE, "run", MODEL, "-m", MODEL, *ASK))
+
+    def test_says_what_to_use_instead_of_llama_options(self):
+        for option, word in (("-ot", "dynamic"), ("--lora", "merge"), ("--mmproj", "text"), ("--rpc", "remote"),
+                             ("--mirostat", "--temp"), ("--rope-scale", "model file"), ("-tb", "-t"),
+                             ("--port", "server"), ("-cnv", "chat"), ("--context-shift", "-c"), ("-hf", "-m")):
+            with self.subTest(option=option):
+                line = self.refusal(USAGE, "run", *ASK, option, "x")
+                self.assertIn(option, line)
+                self.assertIn(word, line)
+
+    def test_refuses_templates_that_are_broken(self):
+        self.assertIn("--chat-template", self.refusal(USAGE, "run", *ASK, "-q", "--chat-template", "{% if %}"))
+        self.assertIn("no roles", self.refusal(USAGE, "run", *ASK, "--chat-template", "{{ raise_exception('no roles') }}"))
+        self.assertIn("chatml", self.refusal(USAGE, "run", *ASK, "--chat-template", "llama9"))
+
+    def test_refuses_a_gpu_in_a_build_without_one(self):
+        self.assertIn("no CUDA", self.refusal(DEVICE, "run", *ASK, "--device", "cuda:0"))
+        self.assertIn("no CUDA", self.refusal(DEVICE, "run", *ASK, "-ngl", "99"))
+
+    def test_says_that_serve_is_not_there_yet(self):
+        for arguments in (("serve",), (MODEL,), ("-m", MODEL), ("connect", "codex")):
+            self.assertIn("not in this release", self.refusal(USAGE, *arguments))
+        self.assertIn("run", self.refusal(USAGE))
+
+    def test_refuses_too_many_arguments(self):
+        self.assertIn("unexpected", self.refusal(USAGE, "run", MODEL, "what", "is", "this"))
+
+
+if __name__ == "__main__":
+    import unittest
+    unittest.main()
