@@ -1,0 +1,165 @@
+#include "jinja/unicode.h"
+
+#include <algorithm>
+
+namespace thermo::jinja {
+
+namespace {
+
+bool contains(const CodeRangeTable& table, char32_t c) noexcept {
+  const CodeRange* end = table.ranges + table.n_ranges;
+  const CodeRange* it = std::lower_bound(table.ranges, end, static_cast<uint32_t>(c),
+                                         [](const CodeRange& r, uint32_t code) { return r.last < code; });
+  return it != end && it->first <= c;
+}
+
+void append_mapped(std::string& out, const CaseTable& table, char32_t c) {
+  const uint32_t code = c;
+  const CaseStep* steps_end = table.steps + table.n_steps;
+  const CaseStep* step = std::lower_bound(table.steps, steps_end, code,
+                                          [](const CaseStep& s, uint32_t x) { return s.last < x; });
+  if (step != steps_end && step->first <= code && (code - step->first) % step->stride == 0) {
+    append_utf8(out, static_cast<char32_t>(static_cast<int64_t>(code) + step->delta));
+    return;
+  }
+  const CaseSpecial* specials_end = table.specials + table.n_specials;
+  const CaseSpecial* special = std::lower_bound(table.specials, specials_end, code,
+                                                [](const CaseSpecial& s, uint32_t x) { return s.code < x; });
+  if (special != specials_end && special->code == code) {
+    for (const uint32_t mapped : special->mapped) {
+      if (mapped != 0) append_utf8(out, mapped);
+    }
+    return;
+  }
+  append_utf8(out, c);
+}
+
+// The length of the valid sequence at `pos`, 0 when there is none.
+size_t sequence_length(std::string_view s, size_t pos) noexcept {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(s[i]); };
+  const unsigned lead = byte(pos);
+  const size_t length = lead < 0x80   ? 1
+                        : lead < 0xC2 ? 0
+                        : lead < 0xE0 ? 2
+                        : lead < 0xF0 ? 3
+                        : lead < 0xF5 ? 4
+                                      : 0;
+  if (length <= 1) return length;
+  if (pos + length > s.size()) return 0;
+  const unsigned low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  const unsigned high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  if (byte(pos + 1) < low || byte(pos + 1) > high) return 0;
+  for (size_t i = 2; i < length; ++i) {
+    if ((byte(pos + i) & 0xC0) != 0x80) return 0;
+  }
+  return length;
+}
+
+}  // namespace
+
+char32_t decode_utf8(std::string_view s, size_t& pos) noexcept {
+  const auto byte = [&](size_t i) { return static_cast<char32_t>(static_cast<unsigned char>(s[i])); };
+  const size_t length = sequence_length(s, pos);
+  const size_t at = pos;
+  pos += std::max<size_t>(length, 1);
+  switch (length) {
+    case 0:
+      return kStrayByte + byte(at);
+    case 1:
+      return byte(at);
+    case 2:
+      return (byte(at) & 0x1F) << 6 | (byte(at + 1) & 0x3F);
+    case 3:
+      return (byte(at) & 0x0F) << 12 | (byte(at + 1) & 0x3F) << 6 | (byte(at + 2) & 0x3F);
+    default:
+      return (byte(at) & 0x07) << 18 | (byte(at + 1) & 0x3F) << 12 | (byte(at + 2) & 0x3F) << 6 |
+             (byte(at + 3) & 0x3F);
+  }
+}
+
+size_t previous_code_point(std::string_view s, size_t end) noexcept {
+  for (size_t back = 2; back <= 4 && back <= end; ++back) {
+    if (sequence_length(s, end - back) == back) return end - back;
+  }
+  return end - 1;
+}
+
+void append_utf8(std::string& out, char32_t code) {
+  const auto put = [&](char32_t byte) { out.push_back(static_cast<char>(byte)); };
+  if (code >= kStrayByte) return put(code - kStrayByte);
+  if (code < 0x80) return put(code);
+  if (code < 0x800) {
+    put(0xC0 | code >> 6);
+  } else {
+    if (code < 0x10000) {
+      put(0xE0 | code >> 12);
+    } else {
+      put(0xF0 | code >> 18);
+      put(0x80 | (code >> 12 & 0x3F));
+    }
+    put(0x80 | (code >> 6 & 0x3F));
+  }
+  put(0x80 | (code & 0x3F));
+}
+
+bool is_ascii(std::string_view s) noexcept {
+  return std::all_of(s.begin(), s.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; });
+}
+
+size_t count_code_points(std::string_view s) noexcept {
+  size_t count = 0;
+  for (size_t pos = 0; pos < s.size(); ++count) decode_utf8(s, pos);
+  return count;
+}
+
+bool is_space(char32_t c) noexcept {
+  return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
+}
+
+bool is_alpha(char32_t c) noexcept {
+  return contains(kAlpha, c);
+}
+bool is_decimal(char32_t c) noexcept {
+  return contains(kDecimal, c);
+}
+bool is_digit(char32_t c) noexcept {
+  return contains(kDigit, c);
+}
+bool is_numeric(char32_t c) noexcept {
+  return contains(kNumeric, c);
+}
+bool is_alnum(char32_t c) noexcept {
+  return is_alpha(c) || is_numeric(c) || is_digit(c) || is_decimal(c);
+}
+bool is_lower(char32_t c) noexcept {
+  return contains(kLowercase, c);
+}
+bool is_upper(char32_t c) noexcept {
+  return contains(kUppercase, c);
+}
+bool is_title(char32_t c) noexcept {
+  return contains(kTitlecase, c);
+}
+bool is_printable(char32_t c) noexcept {
+  return c < kStrayByte && !contains(kNotPrintable, c);
+}
+bool is_word(char32_t c) noexcept {
+  return c == '_' || is_alnum(c);
+}
+
+void append_upper(std::string& out, char32_t c) {
+  append_mapped(out, kToUpper, c);
+}
+void append_lower(std::string& out, char32_t c) {
+  append_mapped(out, kToLower, c);
+}
+void append_title(std::string& out, char32_t c) {
+  append_mapped(out, kToTitle, c);
+}
+void append_folded(std::string& out, char32_t c) {
+  append_mapped(out, kCaseFold, c);
+}
+
+}  // namespace thermo::jinja
