@@ -32,12 +32,16 @@ void bind_to_core(int core) noexcept {
   pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // a refusal only costs speed
 }
 
+int thread_count(const ThreadPoolOptions& options) {
+  return options.n_threads > 0 ? options.n_threads : static_cast<int>(usable_physical_cores().size());
+}
+
 }  // namespace
 
-ThreadPool::ThreadPool(const ThreadPoolOptions& options) : spin_us_(options.spin_us) {
+ThreadPool::ThreadPool(const ThreadPoolOptions& options)
+    : ranges_(thread_count(options)), spin_us_(options.spin_us) {
   const std::vector<int> cores = usable_cores();
-  const int n_threads =
-      options.n_threads > 0 ? options.n_threads : static_cast<int>(usable_physical_cores().size());
+  const int n_threads = thread_count(options);
   // More threads than cores would wait for each other inside a region: binding makes that worse.
   const bool pin = options.pin && n_threads <= static_cast<int>(cores.size());
   if (n_threads > static_cast<int>(cores.size())) spin_us_ = 0;
@@ -57,16 +61,14 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-void ThreadPool::run_erased(int n_tasks, TaskFn fn, void* context) noexcept {
+void ThreadPool::open_region(RegionFn fn, const void* context) noexcept {
   fn_ = fn;
   context_ = context;
-  n_tasks_ = n_tasks;
-  next_task_.store(0, std::memory_order_relaxed);
   // Sequentially consistent here and in work(): either the worker sees the open gate before it parks, or we
   // see it parked; and either it sees the gate closed, or we see it inside.
   gate_.fetch_add(1);
   if (n_parked_.load() > 0) gate_.notify_all();
-  drain(0);
+  fn(context, 0);
   gate_.fetch_add(1);
   int spins = 0;
   while (n_inside_.load() != 0) {
@@ -75,17 +77,6 @@ void ThreadPool::run_erased(int n_tasks, TaskFn fn, void* context) noexcept {
       std::this_thread::yield();
       spins = 0;
     }
-  }
-}
-
-void ThreadPool::drain(int thread) noexcept {
-  const TaskFn fn = fn_;
-  void* const context = context_;
-  const int n_tasks = n_tasks_;
-  for (;;) {
-    const int task = next_task_.fetch_add(1, std::memory_order_relaxed);
-    if (task >= n_tasks) return;
-    fn(context, task, thread);
   }
 }
 
@@ -111,7 +102,7 @@ void ThreadPool::work(int thread) noexcept {
     if (stop_.load()) return;
     n_inside_.fetch_add(1);
     if (gate_.load() == now) {
-      drain(thread);
+      fn_(context_, thread);
       done = now;
     }
     n_inside_.fetch_sub(1);

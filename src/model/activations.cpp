@@ -105,7 +105,7 @@ Activations::Activations(const ModelConfig& c, int n_batch, int n_threads, size_
     : h(n_batch, c.n_embd),
       mixed(n_batch, mixed_dim(c)),
       expert_first(static_cast<size_t>(c.route.n_expert) + 1),
-      ffn_scratch(max_pairs(c, n_batch), c.max_n_ff(), max_groups(c)),
+      ffn_scratch(max_pairs(c, n_batch), c.max_n_ff(), max_groups(c), n_threads),
       linear_scratch(n_threads, max_panel_bytes),
       memory_(carved_bytes(c, n_batch, n_threads)) {
   groups.reserve(static_cast<size_t>(max_groups(c)));

@@ -31,10 +31,12 @@ void wait_until_zero(const std::atomic<int>& counter) noexcept {
 
 }  // namespace
 
-ExpertFfnScratch::ExpertFfnScratch(int max_pairs, int max_ff, int max_groups)
+ExpertFfnScratch::ExpertFfnScratch(int max_pairs, int max_ff, int max_groups, int n_threads)
     : hidden_(max_pairs, max_ff),
       tiles_left_(new std::atomic<int>[static_cast<size_t>(max_groups)]),
-      max_groups_(max_groups) {}
+      max_groups_(max_groups),
+      tasks_a_(n_threads),
+      tasks_b_(n_threads) {}
 
 void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const RowOpKernels& row_ops,
                     const LinearContext& context) noexcept {
@@ -57,7 +59,7 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
   }
   hidden.set_cols(max_ff);
   const int out_panels = n_panels(args.n_embd);
-  const int tile_b = std::clamp(out_panels / (2 * n_threads), 1, 8);
+  const int tile_b = std::clamp(out_panels / (2 * n_threads), 1, LinearScratch::kTilePanels);
   const int n_tasks_b = ceil_div(out_panels, tile_b);
 
   const auto run_a = [&](int task, int thread) {
@@ -124,11 +126,13 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     }
   };
 
-  context.pool.run(n_tasks_a + n_tasks_b, [&](int task, int thread) {
-    if (task < n_tasks_a)
-      run_a(task, thread);
-    else
-      run_b(task - n_tasks_a, thread);
+  // When a thread finds no A task left, every one of them is running or done, so B tasks never wait for
+  // nobody.
+  scratch.tasks_a_.deal(n_tasks_a);
+  scratch.tasks_b_.deal(n_tasks_b);
+  context.pool.run_threads([&](int thread) {
+    scratch.tasks_a_.drain(thread, [&](int task) { run_a(task, thread); });
+    scratch.tasks_b_.drain(thread, [&](int task) { run_b(task, thread); });
   });
 }
 

@@ -5,7 +5,8 @@
 //
 // A group is one expert and its pairs; the shared expert and a dense FFN are groups whose pairs are all rows.
 //
-// One parallel region with two kinds of tasks, all of the first kind handed out before any of the second:
+// One parallel region with two kinds of tasks; a thread turns to the second when none of the first is left to
+// take:
 //   A  (group, tile of the FFN width): gate and up, activation; the thread that finishes a group's last tile
 //      quantises its rows for the second product.
 //   B  (tile of outputs), all groups: waits for each group's A tasks, multiplies, adds. Output-stationary, so
@@ -44,7 +45,7 @@ struct ExpertFfnArgs {
 class ExpertFfnScratch {
  public:
   ExpertFfnScratch() = default;
-  ExpertFfnScratch(int max_pairs, int max_ff, int max_groups);
+  ExpertFfnScratch(int max_pairs, int max_ff, int max_groups, int n_threads);
   static size_t planned_bytes(int max_pairs, int max_ff) {
     return ActBuffer::planned_bytes(max_pairs, max_ff);
   }
@@ -55,6 +56,7 @@ class ExpertFfnScratch {
   ActBuffer hidden_;                                // one row per pair: silu(gate x) * (up x)
   std::unique_ptr<std::atomic<int>[]> tiles_left_;  // of each group
   int max_groups_ = 0;
+  TaskRanges tasks_a_{1}, tasks_b_{1};
 };
 
 void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const RowOpKernels& row_ops,

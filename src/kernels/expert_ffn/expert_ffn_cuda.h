@@ -1,8 +1,10 @@
 // Gated FFNs of the experts that a step's rows chose, and of the shared or dense one, on the GPU.
 //
-//   hidden[p] = silu(gate_e x[row p]) * (up_e x[row p]),   y[p] = down_e hidden[p]      for every pair p of the route lists
+//   hidden[p] = silu(gate_e x[row p]) * (up_e x[row p]),   y[p] = down_e hidden[p]      for every pair p of
+//   the route lists
 //
-// Weighting and adding to the residual stream is left to residual_norm_cuda, which reads y by row: no atomics, one order of sums.
+// Weighting and adding to the residual stream is left to residual_norm_cuda, which reads y by row: no
+// atomics, one order of sums.
 #pragma once
 
 #include "device/stream.h"
@@ -13,8 +15,8 @@
 namespace thermo {
 
 struct DeviceExpertArgs {
-  // Routed experts: base[e] is where the gate panels of expert e lie; the matrices hold shapes, types and offsets from there
-  // (as `panels` counted from null). The table may change between steps: experts can move.
+  // Routed experts: base[e] is where the gate panels of expert e lie; the matrices hold shapes, types and
+  // offsets from there (as `panels` counted from null). The table may change between steps: experts can move.
   const uint8_t* const* base = nullptr;
   DeviceMatrix gate, up, down;
   // Expert number n_expert.
@@ -23,11 +25,11 @@ struct DeviceExpertArgs {
 
   DeviceRoutes routes;
   int max_slots = 0;
-  DeviceActs x;           // by row
-  DeviceActsOut hidden;   // by pair
-  float* y = nullptr;     // [pairs][n_embd]
+  DeviceActs x;          // by row
+  DeviceActsOut hidden;  // by pair
+  float* y = nullptr;    // [pairs][n_embd]
   int n_embd = 0;
-  bool large = false;     // slots of kTileActs pairs for the tensor-core tiles; else of 8
+  bool large = false;  // slots of kTileActs pairs for the tensor-core tiles; else of 8
 };
 
 // Whether the large form can run these matrices: quantised, gate and up of one type.

@@ -113,7 +113,7 @@ void run_case(const Case& c, Isa isa) {
 
   std::vector<float> y(static_cast<size_t>(c.n_rows * c.n_embd), 1.0f);  // adds to what is there
   ExpertFfnScratch scratch(static_cast<int>(pair_rows.size()), std::max(c.n_ff, c.n_ff_shared),
-                           c.n_expert + 1);
+                           c.n_expert + 1, c.n_threads);
   expert_ffn_cpu({.groups = groups,
                   .pair_rows = pair_rows.data(),
                   .pair_weights = pair_weights.data(),

@@ -1,0 +1,740 @@
+// The step on the GPU: the same blocks as model/forward.cpp, each a few launches over all rows.
+//
+//   [project] [DeltaNet or attention] [project] [add, norm] [router] [choose] [gate, up] [down] [add, norm] ... [head]
+//
+// Everything a step depends on (tokens, positions, lengths, ancestors, sequences) is read from one block of device memory that the
+// step first copies from page-locked host memory, so one recorded graph per row bucket serves every step.
+#include "model/gpu/gpu_model.h"
+
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/error.h"
+#include "base/host_buffer.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "device/buffer.h"
+#include "device/cuda_check.h"
+#include "device/device_info.h"
+#include "device/graph.h"
+#include "device/stream.h"
+#include "kernels/attention/attention_cuda.h"
+#include "kernels/delta_net/delta_net_cuda.h"
+#include "kernels/expert_ffn/expert_ffn_cuda.h"
+#include "kernels/linear/linear_cuda.h"
+#include "kernels/route_topk/route_topk_cuda.h"
+#include "kernels/row_ops/row_ops_cuda.h"
+#include "model/gpu/gpu_weights.h"
+
+namespace thermo {
+namespace {
+
+constexpr int kBuckets[] = {1, 2, 4, 8, 16, 32};
+constexpr int kMaxBucket = 32;
+constexpr int kLogitRows = 32;  // computed and copied at a time
+
+// Hands out aligned pieces of one buffer; with a null base it only counts.
+class Carver {
+ public:
+  explicit Carver(std::byte* base) : base_(base) {}
+  template <class T>
+  T* take(size_t n) {
+    T* const at = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += align_up<size_t>(n * sizeof(T), 256);
+    return at;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  size_t used_ = 0;
+};
+
+// The rows of a step as DeviceRows wants them, in host or device memory: the same layout in both.
+struct Inputs {
+  int32_t *n_valid, *n_groups, *token, *group, *position, *parent, *logit_row;
+  int32_t *group_sequence, *group_begin, *group_rows, *group_past;
+  uint64_t* ancestors;
+
+  Inputs() = default;
+  Inputs(std::byte* base, int max_rows) {
+    Carver carver(base);
+    const size_t rows = static_cast<size_t>(max_rows);
+    ancestors = carver.take<uint64_t>(rows);
+    n_valid = carver.take<int32_t>(1);
+    n_groups = carver.take<int32_t>(1);
+    for (int32_t** array : {&token, &group, &position, &parent, &logit_row, &group_sequence, &group_begin, &group_rows, &group_past})
+      *array = carver.take<int32_t>(rows);
+    bytes = carver.used();
+  }
+  size_t bytes = 0;
+
+  DeviceRows device_rows(bool tree) const {
+    return {n_valid, n_groups, token, group, position, parent, ancestors, group_sequence, group_begin, group_rows, group_past, tree};
+  }
+};
+
+size_t f16_columns(int columns) { return align_up<size_t>(static_cast<size_t>(columns), 32); }
+
+int max_pairs_of(const ModelConfig& c, int n_rows) { return max_route_pairs(c.route, true, n_rows); }
+
+// Activations, sized for n_batch rows.
+struct Workspace {
+  float *x, *parts;
+  DeviceActsOut h, mixed, hidden;
+  float *q_full, *q, *k, *v, *gate, *partial;
+  float *conv_input, *conv_output, *z, *alpha, *beta, *gates, *rule_out;
+  float *router_logits, *shared_logit;
+  DeviceRoutes routes;
+  float* logits;  // [kLogitRows][n_vocab]
+
+  void carve(Carver& carver, const ModelConfig& c, int n_batch, bool float_ffn, bool float_mixed, int n_multiprocessors) {
+    const size_t rows = static_cast<size_t>(n_batch);
+    const auto floats = [&](int columns) { return carver.take<float>(rows * static_cast<size_t>(columns)); };
+    const auto acts = [&](size_t n, int columns, bool f16, bool f32, float scale) {
+      DeviceActsOut out;
+      out.f16_stride = static_cast<int64_t>(f16_columns(columns));
+      out.f32_stride = columns;
+      out.scale = scale;
+      if (f16) out.f16 = carver.take<uint16_t>(n * f16_columns(columns));
+      if (f32) out.f32 = carver.take<float>(n * static_cast<size_t>(columns));
+      return out;
+    };
+    const int q_dim = c.max_n_head() * c.head_dim;
+    const int n_expert = c.route.n_expert, n_used = c.route.n_expert_used;
+    const size_t pairs = static_cast<size_t>(max_pairs_of(c, n_batch));
+
+    x = floats(c.n_embd);
+    parts = carver.take<float>(pairs * static_cast<size_t>(c.n_embd));
+    h = acts(rows, c.n_embd, true, true, 1.0f);
+    mixed = acts(rows, std::max(q_dim, c.ssm_inner()), true, float_mixed, 1.0f);
+    hidden = acts(pairs, c.max_n_ff(), true, float_ffn, kHiddenScale);
+    q_full = floats(2 * q_dim);
+    q = floats(q_dim);
+    k = floats(c.n_kv_dim());
+    v = floats(c.n_kv_dim());
+    gate = floats(c.attn_gate == AttnGate::SigmoidElement ? 0 : q_dim);
+    size_t partial_floats = 0;
+    for (int n : {1, 2, 4, 8, 16, 32, n_batch})
+      for (const LayerConfig& layer : c.layers)
+        if (!layer.recurrent)
+          partial_floats = std::max(partial_floats, static_cast<size_t>(n) * static_cast<size_t>(layer.n_head) *
+                                                        static_cast<size_t>(attention_splits(n, layer.n_head, c.n_head_kv, n_multiprocessors)) *
+                                                        static_cast<size_t>(c.head_dim + 2));
+    partial = carver.take<float>(partial_floats);
+    conv_input = floats(c.ssm_channels());
+    conv_output = floats(c.ssm_channels());
+    z = floats(c.ssm_inner());
+    rule_out = floats(c.ssm_inner());
+    alpha = floats(c.ssm_n_head_v);
+    beta = floats(c.ssm_n_head_v);
+    gates = floats(2 * c.ssm_n_head_v);
+    router_logits = floats(n_expert);
+    shared_logit = floats(1);
+    const size_t slots = static_cast<size_t>(std::max(max_route_slots(c.route, true, n_batch, kExpertSmallTile), 1));
+    routes.n_slots = carver.take<int32_t>(1);
+    routes.slot_expert = carver.take<int32_t>(slots);
+    routes.slot_first = carver.take<int32_t>(slots);
+    routes.slot_count = carver.take<int32_t>(slots);
+    routes.pair_row = carver.take<int32_t>(pairs);
+    routes.pair_of = carver.take<int32_t>(rows * static_cast<size_t>(n_used + 1));
+    routes.pair_weight = carver.take<float>(rows * static_cast<size_t>(n_used + 1));
+    routes.expert_count = carver.take<int32_t>(static_cast<size_t>(n_expert));
+    routes.expert_first = carver.take<int32_t>(static_cast<size_t>(n_expert) + 1);
+    routes.chosen = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
+    routes.rank = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
+    logits = carver.take<float>(static_cast<size_t>(kLogitRows) * static_cast<size_t>(c.n_vocab));
+  }
+};
+
+// Where a sequence's memory lies.
+struct SequenceLayout {
+  size_t k_row, v_row;       // bytes of a slot
+  size_t k_bytes, kv_layer;  // of a layer: keys, keys and values
+  int n_attention = 0, n_recurrent = 0;
+  size_t delta_floats, recurrent_floats;  // of a layer
+  size_t tape_conv, tape_k, tape_g, tape_delta, tape_floats;  // of a layer, all rows
+  std::vector<int> index;    // of each layer among its kind
+
+  SequenceLayout(const ModelConfig& c, const SequenceConfig& o) {
+    for (int il = 0; il < c.n_layer; ++il) index.push_back(c.layers[static_cast<size_t>(il)].recurrent ? n_recurrent++ : n_attention++);
+    const size_t slots = static_cast<size_t>(o.n_ctx + o.max_draft_rows);
+    k_row = static_cast<size_t>(c.n_head_kv) * kv_head_bytes(o.k_type, c.head_dim);
+    v_row = static_cast<size_t>(c.n_head_kv) * kv_head_bytes(o.v_type, c.head_dim);
+    k_bytes = align_up<size_t>(slots * k_row, 256);
+    kv_layer = k_bytes + align_up<size_t>(slots * v_row, 256);
+    const size_t dim = static_cast<size_t>(c.ssm_dim), n_v = static_cast<size_t>(c.ssm_n_head_v), n_k = static_cast<size_t>(c.ssm_n_head_k);
+    const size_t channels = static_cast<size_t>(c.ssm_channels());
+    delta_floats = n_v * dim * dim;
+    recurrent_floats = align_up<size_t>(delta_floats + static_cast<size_t>(std::max(c.ssm_taps - 1, 0)) * channels, 16);
+    const size_t rows = static_cast<size_t>(o.max_draft_rows);
+    tape_conv = rows * channels;
+    tape_k = align_up<size_t>(rows * n_k * dim, 4);
+    tape_g = align_up<size_t>(rows * n_v, 4);
+    tape_delta = rows * n_v * dim;
+    tape_floats = align_up<size_t>(tape_conv + tape_k + tape_g + tape_delta, 4);
+  }
+  size_t kv_bytes() const { return static_cast<size_t>(n_attention) * kv_layer; }
+  size_t recurrent_bytes() const { return static_cast<size_t>(n_recurrent) * recurrent_floats * sizeof(float); }
+  size_t tape_bytes() const { return static_cast<size_t>(n_recurrent) * tape_floats * sizeof(float); }
+};
+
+bool any_float_ffn(const ModelConfig& c, const Weights& w) {
+  for (int il = 0; il < c.n_layer; ++il) {
+    const LayerWeights& layer = w.layers[static_cast<size_t>(il)];
+    if (layer.ffn && is_float_type(layer.ffn->down.dtype)) return true;
+    if (layer.moe && (is_float_type(layer.moe->experts[0].down.dtype) || (!layer.moe->shared.empty() && is_float_type(layer.moe->shared.down.dtype)))) return true;
+  }
+  return false;
+}
+bool any_float_output(const ModelConfig& c, const Weights& w) {
+  for (int il = 0; il < c.n_layer; ++il) {
+    const LayerWeights& layer = w.layers[static_cast<size_t>(il)];
+    if (is_float_type(layer.attention ? layer.attention->output.dtype : layer.delta_net->output.dtype)) return true;
+  }
+  return false;
+}
+
+void check_shapes(const ModelConfig& c) {
+  const auto refuse = [](const char* what, int value, const char* expected) {
+    throw LoadError(fmt::format("{} is {}, the GPU engine has kernels for {}; use --device cpu", what, value, expected));
+  };
+  if (c.head_dim != 32 && c.head_dim != 64 && c.head_dim != 128 && c.head_dim != 256) refuse("the head size", c.head_dim, "32, 64, 128 and 256");
+  if (c.n_recurrent_layers() > 0) {
+    if (c.ssm_dim != 16 && c.ssm_dim != 32 && c.ssm_dim != 64 && c.ssm_dim != 128) refuse("the state size", c.ssm_dim, "16, 32, 64 and 128");
+    if (c.ssm_taps > kMaxConvTaps) refuse("the convolution length", c.ssm_taps, "up to 8");
+  }
+  if (c.route.n_expert > kMaxDeviceExperts) refuse("the number of experts", c.route.n_expert, "up to 512");
+  if (c.route.n_expert_used > 32) refuse("the number of used experts", c.route.n_expert_used, "up to 32");
+  if (c.n_embd % 4 != 0 || c.n_embd > 8192) refuse("the hidden size", c.n_embd, "multiples of 4 up to 8192");
+}
+
+}  // namespace
+
+struct GpuModel::Impl {
+  ModelConfig config;
+  GpuModelOptions options;
+  DeviceInfo device;
+  Stream stream;  // destroyed last
+  GpuWeights weights;
+  SequenceLayout layout;
+  DeviceBuffer kv, recurrent, tape;  // all sequences
+  DeviceBuffer workspace_memory;     // graphs hold addresses in all of these
+  DeviceBuffer input_memory, rope_memory, hidden_memory;
+  PinnedBuffer input_pinned, logits_pinned;
+  HostBuffer logits_host;  // when more than kLogitRows rows are asked for
+  Workspace act;
+  Inputs small, small_host, large, large_host;
+  int32_t *path, *path_host;  // [0]: length, then rows
+  float *rope_full, *rope_window;
+  float magnitude_full, magnitude_window;
+  std::vector<GpuSequence> sequences;
+  std::vector<int32_t> logit_rows;
+  Event step_begin, step_end;
+  CapturedGraph graphs[2][std::size(kBuckets)];  // kept rows; bucket. Destroyed first
+  std::string fault;
+  float step_ms = 0.0f;
+
+  Impl(ModelConfig c, const Weights& w, const GpuModelOptions& o, ThreadPool& pool, const LoadProgressFn& progress)
+      : config(std::move(c)), options(o), device(use_device(o.device)), weights(config, w, pool, progress), layout(config, o.sequence) {
+    const size_t n_sequences = static_cast<size_t>(o.n_sequences);
+    kv = DeviceBuffer(n_sequences * layout.kv_bytes());
+    recurrent = DeviceBuffer(n_sequences * layout.recurrent_bytes());
+    tape = DeviceBuffer(n_sequences * layout.tape_bytes());
+    const bool float_ffn = any_float_ffn(config, w), float_mixed = any_float_output(config, w);
+    Carver count(nullptr);
+    act.carve(count, config, o.n_batch, float_ffn, float_mixed, device.n_multiprocessors);
+    workspace_memory = DeviceBuffer(count.used());
+    Carver carver(workspace_memory.data());
+    act.carve(carver, config, o.n_batch, float_ffn, float_mixed, device.n_multiprocessors);
+
+    const size_t small_bytes = Inputs(nullptr, kMaxBucket).bytes, large_bytes = Inputs(nullptr, o.n_batch).bytes;
+    const size_t path_bytes = (kMaxDeltaRows + 1) * sizeof(int32_t);
+    input_memory = DeviceBuffer(small_bytes + large_bytes + path_bytes);
+    input_pinned = PinnedBuffer(small_bytes + large_bytes + path_bytes);
+    small = Inputs(input_memory.data(), kMaxBucket);
+    small_host = Inputs(input_pinned.data(), kMaxBucket);
+    large = Inputs(input_memory.data() + small_bytes, o.n_batch);
+    large_host = Inputs(input_pinned.data() + small_bytes, o.n_batch);
+    path = reinterpret_cast<int32_t*>(input_memory.data() + small_bytes + large_bytes);
+    path_host = reinterpret_cast<int32_t*>(input_pinned.data() + small_bytes + large_bytes);
+    logits_pinned = PinnedBuffer(static_cast<size_t>(kLogitRows) * static_cast<size_t>(config.n_vocab) * sizeof(float));
+    logits_host = HostBuffer(static_cast<size_t>(o.n_batch) * static_cast<size_t>(config.n_vocab) * sizeof(float));
+    upload_rope();
+
+    sequences.resize(n_sequences);
+    logit_rows.reserve(static_cast<size_t>(o.n_batch));
+    if (o.graphs) record_graphs();
+    if (!stream.synchronize()) throw CudaError(ExitCode::Device, "the GPU failed while the model was prepared");
+  }
+
+  void upload_rope() {
+    const RopeTable full = make_rope_table(config.rope_full), window = make_rope_table(config.rope_window);
+    rope_memory = DeviceBuffer((full.inv_freq.size() + window.inv_freq.size() + 2) * sizeof(float));
+    rope_full = rope_memory.as<float>();
+    rope_window = rope_full + full.inv_freq.size();
+    magnitude_full = full.magnitude;
+    magnitude_window = window.magnitude;
+    if (!full.inv_freq.empty())
+      cuda_check(cudaMemcpy(rope_full, full.inv_freq.data(), full.inv_freq.size() * sizeof(float), cudaMemcpyHostToDevice), "uploading tables");
+    if (!window.inv_freq.empty())
+      cuda_check(cudaMemcpy(rope_window, window.inv_freq.data(), window.inv_freq.size() * sizeof(float), cudaMemcpyHostToDevice), "uploading tables");
+  }
+
+  void record_graphs();
+  void lay_out(const StepBatch& batch, Inputs& to, int n_rows) noexcept;
+  void enqueue(int n_rows, bool keep, int n_logits, const Inputs& from, float* hidden, int n_valid) noexcept;
+  void attention(int il, int n_rows, const DeviceRows& rows) noexcept;
+  void delta_net(int il, int n_rows, bool keep, const DeviceRows& rows) noexcept;
+  void feed_forward(int il, int n_rows, const DeviceRows& rows) noexcept;
+  void head(int n_logits, const int32_t* rows) noexcept;
+  void linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_rows, const int32_t* row_index = nullptr) noexcept;
+  bool check(const char* what) noexcept;
+
+  float* delta_state(int il, int sequence) {
+    return recurrent.as<float>() + (static_cast<size_t>(sequence * layout.n_recurrent + layout.index[static_cast<size_t>(il)])) * layout.recurrent_floats;
+  }
+  DeviceTape tape_of(int il, int sequence) {
+    float* const base = tape.as<float>() + static_cast<size_t>(sequence * layout.n_recurrent + layout.index[static_cast<size_t>(il)]) * layout.tape_floats;
+    return {.conv_input = base,
+            .k = base + layout.tape_conv,
+            .g = base + layout.tape_conv + layout.tape_k,
+            .delta = base + layout.tape_conv + layout.tape_k + layout.tape_g,
+            .sequence_stride = static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) * layout.tape_floats)};
+  }
+  DeviceKv kv_of(int il, int sequence) {
+    std::byte* const base = kv.data() + static_cast<size_t>(sequence) * layout.kv_bytes() + static_cast<size_t>(layout.index[static_cast<size_t>(il)]) * layout.kv_layer;
+    return {.k_type = options.sequence.k_type,
+            .v_type = options.sequence.v_type,
+            .k = base,
+            .v = base + layout.k_bytes,
+            .sequence_bytes = static_cast<int64_t>(layout.kv_bytes())};
+  }
+};
+
+bool GpuModel::Impl::check(const char* what) noexcept {
+  const cudaError_t status = cudaGetLastError();
+  if (status == cudaSuccess) return true;
+  if (fault.empty()) {
+    fault = fmt::format("{}: {}", what, cudaGetErrorString(status));
+    log_warning("gpu", "device fault: {}", fault);
+  }
+  return false;
+}
+
+void GpuModel::Impl::linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_rows, const int32_t* row_index) noexcept {
+  DeviceLinearArgs args;
+  for (const DeviceLinearJob& job : jobs)
+    if (job.w.n_rows > 0) args.jobs[args.n_jobs++] = job;
+  args.x = x;
+  args.row_index = row_index;
+  args.n_acts = n_rows;
+  linear_cuda(args, stream.view());
+}
+
+void GpuModel::Impl::attention(int il, int n_rows, const DeviceRows& rows) noexcept {
+  const GpuAttentionWeights& w = weights.layers[static_cast<size_t>(il)].attention;
+  const LayerConfig& layer = config.layers[static_cast<size_t>(il)];
+  const int q_dim = layer.n_head * config.head_dim;
+  linear({{w.q, act.q_full, w.q.n_rows}, {w.k, act.k, w.k.n_rows}, {w.v, act.v, w.v.n_rows}, {w.gate, act.gate, w.gate.n_rows}}, act.h.read(), n_rows);
+
+  const bool windowed = layer.window > 0 && config.arch == Arch::Laguna;
+  DeviceActsOut out = act.mixed;
+  out.f16_stride = static_cast<int64_t>(f16_columns(q_dim));
+  out.f32_stride = q_dim;
+  if (is_float_type(w.output.dtype))
+    out.f16 = nullptr;
+  else
+    out.f32 = nullptr;
+  attention_cuda({.rows = rows,
+                  .kv = kv_of(il, 0),
+                  .n_rows = n_rows,
+                  .n_head = layer.n_head,
+                  .n_head_kv = config.n_head_kv,
+                  .head_dim = config.head_dim,
+                  .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim)),
+                  .window = layer.window,
+                  .eps = config.norm_eps,
+                  .q_full = act.q_full,
+                  .k = act.k,
+                  .v = act.v,
+                  .gate = act.gate,
+                  .head_gate = config.attn_gate == AttnGate::SigmoidElement ? HeadGate::SigmoidElement
+                               : config.attn_gate == AttnGate::SoftplusHead ? HeadGate::SoftplusHead
+                                                                            : HeadGate::SoftplusElement,
+                  .q_norm = w.q_norm,
+                  .k_norm = w.k_norm,
+                  .inv_freq = windowed ? rope_window : rope_full,
+                  .n_rot = windowed ? config.rope_window.n_rot : config.rope_full.n_rot,
+                  .rope_magnitude = windowed ? magnitude_window : magnitude_full,
+                  .q = act.q,
+                  .partial = act.partial,
+                  .n_splits = attention_splits(n_rows, layer.n_head, config.n_head_kv, device.n_multiprocessors),
+                  .out = out},
+                 stream.view());
+  linear({{w.output, act.parts, config.n_embd}}, out.read(), n_rows);
+}
+
+void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& rows) noexcept {
+  const GpuDeltaNetWeights& w = weights.layers[static_cast<size_t>(il)].delta_net;
+  linear({{w.qkv, act.conv_input, config.ssm_channels()},
+          {w.z, act.z, config.ssm_inner()},
+          {w.alpha, act.alpha, config.ssm_n_head_v},
+          {w.beta, act.beta, config.ssm_n_head_v}},
+         act.h.read(), n_rows);
+  DeviceActsOut out = act.mixed;
+  out.f16_stride = static_cast<int64_t>(f16_columns(config.ssm_inner()));
+  out.f32_stride = config.ssm_inner();
+  if (is_float_type(w.output.dtype))
+    out.f16 = nullptr;
+  else
+    out.f32 = nullptr;
+  delta_net_cuda({.rows = rows,
+                  .n_rows = n_rows,
+                  .max_groups = std::min(n_rows, options.n_sequences),
+                  .max_group_rows = keep ? std::min(n_rows, options.sequence.max_draft_rows) : n_rows,
+                  .n_head_k = config.ssm_n_head_k,
+                  .n_head_v = config.ssm_n_head_v,
+                  .dim = config.ssm_dim,
+                  .taps = config.ssm_taps,
+                  .eps = config.norm_eps,
+                  .u = act.conv_input,
+                  .z = act.z,
+                  .alpha = act.alpha,
+                  .beta = act.beta,
+                  .conv_weight = w.conv,
+                  .a = w.a,
+                  .dt_bias = w.dt_bias,
+                  .norm = w.norm,
+                  .state = delta_state(il, 0),
+                  .conv_state = delta_state(il, 0) + layout.delta_floats,
+                  .sequence_stride = static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) * layout.recurrent_floats),
+                  .keep = keep,
+                  .tape = tape_of(il, 0),
+                  .mixed = act.conv_output,
+                  .gates = act.gates,
+                  .rule_out = act.rule_out,
+                  .out = out},
+                 stream.view());
+  linear({{w.output, act.parts, config.n_embd}}, out.read(), n_rows);
+}
+
+void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows) noexcept {
+  const GpuFfnWeights& w = weights.layers[static_cast<size_t>(il)].ffn;
+  DeviceExpertArgs args;
+  args.base = w.experts;
+  args.gate = w.gate;
+  args.up = w.up;
+  args.down = w.down;
+  args.shared_gate = w.shared_gate;
+  args.shared_up = w.shared_up;
+  args.shared_down = w.shared_down;
+  args.n_expert = w.moe ? config.route.n_expert : 0;
+  args.routes = act.routes;
+  args.x = act.h.read();
+  args.hidden = act.hidden;
+  const bool needs_float = (w.gate.n_rows > 0 && is_float_type(w.down.dtype)) || (w.shared_gate.n_rows > 0 && is_float_type(w.shared_down.dtype));
+  const bool needs_half = (w.gate.n_rows > 0 && !is_float_type(w.down.dtype)) || (w.shared_gate.n_rows > 0 && !is_float_type(w.shared_down.dtype));
+  if (!needs_float) args.hidden.f32 = nullptr;
+  if (!needs_half) args.hidden.f16 = nullptr;
+  args.y = act.parts;
+  args.n_embd = config.n_embd;
+  args.large = n_rows > kMaxSmallActs && expert_tiles_possible(args);
+
+  DeviceRouteArgs route;
+  if (w.moe) {
+    linear({{w.router, act.router_logits, config.route.n_expert}}, act.h.read(), n_rows);
+    route.config = config.route;
+  } else {
+    route.config.n_expert = 0;
+    route.config.n_expert_used = 0;
+  }
+  route.logits = act.router_logits;
+  route.bias = w.router_bias;
+  route.shared = w.shared_gate.n_rows > 0;
+  route.shared_logit = w.shared_weight != nullptr ? act.shared_logit : nullptr;
+  route.n_rows = n_rows;
+  route.n_valid = rows.n_valid;
+  route.tile = args.large ? kExpertTile : kExpertSmallTile;
+  route.out = act.routes;
+  route_topk_cuda(route, stream.view());
+  args.max_slots = max_route_slots(route.config, route.shared, n_rows, route.tile);
+  expert_ffn_cuda(args, stream.view());
+}
+
+void GpuModel::Impl::head(int n_logits, const int32_t* rows) noexcept {
+  linear({{weights.output, act.logits, config.n_vocab}}, act.h.read(), n_logits, rows);
+}
+
+// Queues a whole step of n_rows rows, the last of them padding when n_valid is less. `hidden` (host) gets every layer's input and
+// the final norm; only for steps that are not recorded.
+void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& from, float* hidden, int n_valid) noexcept {
+  const DeviceRows rows = from.device_rows(keep);
+  const size_t row_floats = static_cast<size_t>(n_valid) * static_cast<size_t>(config.n_embd);
+  const auto capture = [&](int k, const float* x) {
+    if (hidden != nullptr)
+      cudaMemcpyAsync(hidden + static_cast<size_t>(k) * row_floats, x, row_floats * sizeof(float), cudaMemcpyDeviceToHost, stream.view().handle);
+  };
+  embed_cuda(weights.token_embd, rows.token, n_rows, act.x, config.n_embd, stream.view());
+  ResidualNormArgs norm{.x = act.x, .norm = nullptr, .eps = config.norm_eps, .h = act.h, .n_rows = n_rows, .n_embd = config.n_embd, .conv = {}};
+  for (int il = 0; il < config.n_layer; ++il) {
+    const GpuLayerWeights& w = weights.layers[static_cast<size_t>(il)];
+    // What the layer before left, and the norm before this one.
+    norm.norm = w.attn_norm;
+    residual_norm_cuda(norm, stream.view());
+    capture(il, act.x);
+    norm.conv = {};
+    if (config.layers[static_cast<size_t>(il)].recurrent) {
+      delta_net(il, n_rows, keep, rows);
+      if (!keep)
+        norm.conv = {.state = delta_state(il, 0) + layout.delta_floats,
+                     .sequence_stride = static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) * layout.recurrent_floats),
+                     .input = act.conv_input,
+                     .n_groups = rows.n_groups,
+                     .group_sequence = rows.group_sequence,
+                     .group_begin = rows.group_begin,
+                     .group_rows = rows.group_rows,
+                     .max_groups = std::min(n_rows, options.n_sequences),
+                     .n_channels = config.ssm_channels(),
+                     .taps = config.ssm_taps};
+    } else {
+      attention(il, n_rows, rows);
+    }
+    norm.parts = act.parts;
+    norm.pair_of = nullptr;
+    norm.norm = w.ffn_norm;
+    norm.shared_gate = w.ffn.shared_weight;
+    norm.shared_logit = act.shared_logit;
+    residual_norm_cuda(norm, stream.view());
+    norm.conv = {};
+    norm.shared_gate = nullptr;
+    feed_forward(il, n_rows, rows);
+    norm.pair_of = act.routes.pair_of;
+    norm.pair_weight = act.routes.pair_weight;
+    norm.n_parts = (w.ffn.moe ? config.route.n_expert_used : 0) + 1;
+  }
+  norm.norm = weights.output_norm;
+  residual_norm_cuda(norm, stream.view());
+  capture(config.n_layer, act.h.f32);
+  if (n_logits > 0) head(n_logits, from.logit_row);
+}
+
+void GpuModel::Impl::record_graphs() {
+  for (const bool keep : {false, true}) {
+    if (keep && options.sequence.max_draft_rows == 0) continue;
+    for (size_t b = 0; b < std::size(kBuckets); ++b) {
+      const int n = kBuckets[b];
+      if (n > options.n_batch) continue;
+      // Once for real, so that kernels are loaded and allowed their shared memory; with no valid row it changes nothing.
+      *small_host.n_valid = 0;
+      *small_host.n_groups = 0;
+      std::fill_n(small_host.group, n, -1);
+      std::fill_n(small_host.token, n, 0);
+      std::fill_n(small_host.logit_row, n, 0);
+      const auto work = [&] {
+        cudaMemcpyAsync(small.ancestors, small_host.ancestors, small.bytes, cudaMemcpyHostToDevice, stream.view().handle);
+        enqueue(n, keep, n, small, nullptr, n);
+      };
+      work();
+      if (!stream.synchronize()) throw CudaError(ExitCode::Device, fmt::format("the GPU failed in its first step: {}", cudaGetErrorString(cudaGetLastError())));
+      graphs[keep][b] = CapturedGraph(stream.view(), work);
+    }
+  }
+}
+
+// Rows, groups, positions and ancestors; rows up to n_rows are padding.
+void GpuModel::Impl::lay_out(const StepBatch& batch, Inputs& to, int n_rows) noexcept {
+  const int n = static_cast<int>(batch.rows.size());
+  const bool keep = batch.commit == Commit::Later;
+  *to.n_valid = n;
+  int n_groups = 0;
+  logit_rows.clear();
+  for (int r = 0; r < n; ++r) {
+    const Row& row = batch.rows[static_cast<size_t>(r)];
+    if (r == 0 || batch.rows[static_cast<size_t>(r - 1)].sequence != row.sequence) {
+      to.group_sequence[n_groups] = row.sequence;
+      to.group_begin[n_groups] = r;
+      to.group_past[n_groups] = sequences[static_cast<size_t>(row.sequence)].n_past_;
+      to.group_rows[n_groups] = 0;
+      ++n_groups;
+    }
+    const int g = n_groups - 1, begin = to.group_begin[g], local = r - begin;
+    ++to.group_rows[g];
+    to.token[r] = row.token;
+    to.group[r] = g;
+    const int parent = keep ? row.parent : local == 0 ? -1 : r - 1;
+    to.parent[r] = parent < 0 ? -1 : parent - begin;
+    to.position[r] = parent < 0 ? to.group_past[g] : to.position[parent] + 1;
+    to.ancestors[r] = (parent < 0 ? 0 : to.ancestors[parent]) | uint64_t{1} << (local % 64);
+    if (row.want_logits) logit_rows.push_back(r);
+  }
+  *to.n_groups = n_groups;
+  for (int r = n; r < n_rows; ++r) {
+    to.token[r] = 0;
+    to.group[r] = -1;
+    to.position[r] = 0;
+    to.parent[r] = -1;
+    to.ancestors[r] = 0;
+  }
+}
+
+namespace {
+
+int bucket_of(int n_rows) {
+  for (size_t b = 0; b < std::size(kBuckets); ++b)
+    if (n_rows <= kBuckets[b]) return static_cast<int>(b);
+  return -1;
+}
+
+}  // namespace
+
+GpuModel::GpuModel(ModelConfig config, const Weights& weights, const GpuModelOptions& options, ThreadPool& pool, const LoadProgressFn& progress) {
+  check_shapes(config);
+  use_device(options.device);
+  impl_ = std::make_unique<Impl>(std::move(config), weights, options, pool, progress);
+  for (int s = 0; s < options.n_sequences; ++s) {
+    GpuSequence& sequence = impl_->sequences[static_cast<size_t>(s)];
+    sequence.model_ = this;
+    sequence.index_ = s;
+    sequence.n_ctx_ = options.sequence.n_ctx;
+    sequence.max_draft_rows_ = options.sequence.max_draft_rows;
+  }
+}
+GpuModel::~GpuModel() = default;
+
+const ModelConfig& GpuModel::config() const { return impl_->config; }
+GpuSequence& GpuModel::sequence(int index) { return impl_->sequences[static_cast<size_t>(index)]; }
+const std::string& GpuModel::fault() const noexcept { return impl_->fault; }
+float GpuModel::last_step_ms() const noexcept { return impl_->step_ms; }
+
+std::vector<GpuMemoryItem> GpuModel::plan(const ModelConfig& c, const Weights& w, const GpuModelOptions& o) {
+  const SequenceLayout layout(c, o.sequence);
+  const uint64_t n = static_cast<uint64_t>(o.n_sequences);
+  Carver count(nullptr);
+  Workspace().carve(count, c, o.n_batch, any_float_ffn(c, w), any_float_output(c, w), 128);
+  return {{"weights", GpuWeights::planned_bytes(c, w)},
+          {"kv cache", n * layout.kv_bytes()},
+          {"recurrent state", n * layout.recurrent_bytes()},
+          {"draft tape", n * layout.tape_bytes()},
+          {"activations", count.used()}};
+}
+
+StepOutput GpuModel::step(const StepBatch& batch) noexcept {
+  Impl& m = *impl_;
+  if (!m.fault.empty()) return {};
+  const int n = static_cast<int>(batch.rows.size());
+  const bool keep = batch.commit == Commit::Later;
+  const int b = bucket_of(n);
+  const size_t row_bytes = static_cast<size_t>(m.config.n_vocab) * sizeof(float);
+  cudaStream_t const stream = m.stream.view().handle;
+  m.step_begin.record(m.stream.view());
+  float* logits = m.logits_pinned.as<float>();
+  const bool replay = b >= 0 && batch.hidden == nullptr && !m.graphs[keep][b].empty();
+  if (replay) {
+    m.lay_out(batch, m.small_host, kBuckets[b]);
+    const size_t n_logits = m.logit_rows.size();
+    for (int i = 0; i < kBuckets[b]; ++i) m.small_host.logit_row[i] = static_cast<size_t>(i) < n_logits ? m.logit_rows[static_cast<size_t>(i)] : 0;
+    m.graphs[keep][b].replay(m.stream.view());
+    m.step_end.record(m.stream.view());
+    if (n_logits > 0) cudaMemcpyAsync(logits, m.act.logits, n_logits * row_bytes, cudaMemcpyDeviceToHost, stream);
+    m.stream.synchronize();
+  } else {
+    m.lay_out(batch, m.large_host, n);
+    const int n_logits = static_cast<int>(m.logit_rows.size());
+    std::copy(m.logit_rows.begin(), m.logit_rows.end(), m.large_host.logit_row);
+    cudaMemcpyAsync(m.large.ancestors, m.large_host.ancestors, m.large.bytes, cudaMemcpyHostToDevice, stream);
+    m.enqueue(n, keep, std::min(n_logits, kLogitRows), m.large, batch.hidden, n);
+    m.step_end.record(m.stream.view());
+    if (n_logits > 0) cudaMemcpyAsync(logits, m.act.logits, static_cast<size_t>(std::min(n_logits, kLogitRows)) * row_bytes, cudaMemcpyDeviceToHost, stream);
+    m.stream.synchronize();
+    if (n_logits > kLogitRows) {
+      float* const all = m.logits_host.as<float>();
+      for (int done = 0; done < n_logits; done += kLogitRows) {
+        const int now = std::min(kLogitRows, n_logits - done);
+        if (done > 0) {
+          m.head(now, m.large.logit_row + done);
+          cudaMemcpyAsync(logits, m.act.logits, static_cast<size_t>(now) * row_bytes, cudaMemcpyDeviceToHost, stream);
+          m.stream.synchronize();
+        }
+        std::memcpy(all + static_cast<size_t>(done) * static_cast<size_t>(m.config.n_vocab), logits, static_cast<size_t>(now) * row_bytes);
+      }
+      logits = all;
+    }
+  }
+  if (!m.check("a step")) return {};
+  m.step_ms = Event::elapsed_ms(m.step_begin, m.step_end);
+  if (!keep)
+    for (const Row& row : batch.rows) ++m.sequences[static_cast<size_t>(row.sequence)].n_past_;
+  return {.logits = {logits, m.logit_rows.size() * static_cast<size_t>(m.config.n_vocab)}, .logit_rows = m.logit_rows};
+}
+
+void GpuModel::commit(int sequence, std::span<const int32_t> path) noexcept {
+  Impl& m = *impl_;
+  if (!m.fault.empty() || path.empty()) return;
+  GpuSequence& state = m.sequences[static_cast<size_t>(sequence)];
+  m.path_host[0] = static_cast<int32_t>(path.size());
+  std::copy(path.begin(), path.end(), m.path_host + 1);
+  cudaMemcpyAsync(m.path, m.path_host, (path.size() + 1) * sizeof(int32_t), cudaMemcpyHostToDevice, m.stream.view().handle);
+  for (int il = 0; il < m.config.n_layer; ++il) {
+    if (m.config.layers[static_cast<size_t>(il)].recurrent)
+      delta_net_commit_cuda({.path = m.path + 1,
+                             .n_path = m.path,
+                             .tape = m.tape_of(il, sequence),
+                             .state = m.delta_state(il, sequence),
+                             .conv_state = m.delta_state(il, sequence) + m.layout.delta_floats,
+                             .n_head_k = m.config.ssm_n_head_k,
+                             .n_head_v = m.config.ssm_n_head_v,
+                             .dim = m.config.ssm_dim,
+                             .taps = m.config.ssm_taps,
+                             .n_channels = m.config.ssm_channels()},
+                            m.stream.view());
+    else
+      kv_move_cuda({.kv = m.kv_of(il, sequence),
+                    .path = m.path + 1,
+                    .n_path = m.path,
+                    .past = state.n_past_,
+                    .n_head_kv = m.config.n_head_kv,
+                    .head_dim = m.config.head_dim},
+                   m.stream.view());
+  }
+  m.stream.synchronize();  // the path's memory is used again
+  if (!m.check("a commit")) return;
+  state.n_past_ += static_cast<int>(path.size());
+}
+
+void GpuSequence::clear() noexcept {
+  GpuModel::Impl& m = *model_->impl_;
+  const size_t bytes = m.layout.recurrent_bytes();
+  if (bytes > 0) cudaMemsetAsync(m.recurrent.data() + static_cast<size_t>(index_) * bytes, 0, bytes, m.stream.view().handle);
+  m.stream.synchronize();
+  n_past_ = 0;
+}
+
+Checkpoint GpuSequence::checkpoint() const {
+  GpuModel::Impl& m = *model_->impl_;
+  const size_t bytes = m.layout.recurrent_bytes();
+  Checkpoint point;
+  point.n_past = n_past_;
+  point.recurrent.resize(bytes / sizeof(float));
+  if (bytes > 0)
+    cudaMemcpyAsync(point.recurrent.data(), m.recurrent.data() + static_cast<size_t>(index_) * bytes, bytes, cudaMemcpyDeviceToHost, m.stream.view().handle);
+  m.stream.synchronize();
+  return point;
+}
+
+void GpuSequence::restore(const Checkpoint& point) noexcept {
+  GpuModel::Impl& m = *model_->impl_;
+  const size_t bytes = m.layout.recurrent_bytes();
+  if (bytes > 0)
+    cudaMemcpyAsync(m.recurrent.data() + static_cast<size_t>(index_) * bytes, point.recurrent.data(), bytes, cudaMemcpyHostToDevice, m.stream.view().handle);
+  m.stream.synchronize();
+  n_past_ = point.n_past;
+}
+
+void GpuSequence::truncate(int n) noexcept { n_past_ = n; }
+
+}  // namespace thermo

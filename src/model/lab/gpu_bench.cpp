@@ -1,0 +1,129 @@
+// Whole-model measurements on the GPU without the engine around it:
+//   gpu_bench MODEL.gguf [--ctx N] [--prefill N] [--deep N] [--steps N] [--no-graphs] [--only decode|rows|prefill|deep|repeat|one]
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/units.h"
+#include "gguf/gguf_file.h"
+#include "model/gpu/gpu_model.h"
+
+using namespace thermo;
+
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+std::vector<Row> chain(int n, int seed, int n_vocab) {
+  std::vector<Row> rows;
+  for (int i = 0; i < n; ++i) rows.push_back({.token = (seed * 7919 + i * 104729) % n_vocab, .sequence = 0, .parent = i - 1, .want_logits = i + 1 == n});
+  return rows;
+}
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int n_ctx = 4096, prefill = 2048, deep = 0, steps = 100;
+  bool graphs = true;
+  std::string only;
+  for (int i = 2; i < argc; ++i) {
+    const std::string flag = argv[i];
+    if (flag == "--no-graphs") graphs = false;
+    else if (i + 1 >= argc) return 2;
+    else if (flag == "--ctx") n_ctx = std::atoi(argv[++i]);
+    else if (flag == "--prefill") prefill = std::atoi(argv[++i]);
+    else if (flag == "--deep") deep = std::atoi(argv[++i]);
+    else if (flag == "--steps") steps = std::atoi(argv[++i]);
+    else if (flag == "--only") only = argv[++i];
+  }
+  const auto wants = [&](const char* what) { return only.empty() || only.find(what) != std::string::npos; };
+  if (deep > 0) n_ctx = std::max(n_ctx, deep + 256);
+
+  const double start = now();
+  const GgufFile file(argv[1]);
+  ThreadPool pool;
+  ModelConfig config = read_model_config(file);
+  const Weights weights = Weights::load(config, file, false, pool, {});
+  GpuModelOptions options;
+  options.n_batch = std::max(prefill, 64);
+  options.graphs = graphs;
+  options.sequence = {.n_ctx = n_ctx, .max_draft_rows = 64, .k_type = KvType::F16, .v_type = KvType::F16};
+  for (const GpuMemoryItem& item : GpuModel::plan(config, weights, options)) fmt::print("plan {:16} {}\n", item.name, format_bytes(item.bytes));
+  const uint64_t bytes_per_token = weights.bytes_per_token;
+  GpuModel model(std::move(config), weights, options, pool, {});
+  const int n_vocab = model.config().n_vocab;
+  fmt::print("load {:.2f} s, {} a token\n", now() - start, format_bytes(bytes_per_token));
+  std::fflush(stdout);
+
+  const auto time_steps = [&](int n_rows, int count, Commit commit) {
+    std::vector<double> wall, device;
+    for (int i = 0; i < count + 5; ++i) {
+      const std::vector<Row> rows = chain(n_rows, i, n_vocab);
+      const double t = now();
+      model.step({.rows = rows, .commit = commit});
+      if (i >= 5) {
+        wall.push_back((now() - t) * 1e3);
+        device.push_back(model.last_step_ms());
+      }
+      if (commit == Commit::Later) model.commit(0, {});
+    }
+    return std::pair(median(wall), median(device));
+  };
+  if (wants("one")) {
+    model.step({.rows = chain(1, 1, n_vocab)});
+    model.step({.rows = chain(1, 2, n_vocab)});
+    fmt::print("one step: fault '{}'\n", model.fault());
+  }
+  if (wants("decode")) {
+    model.step({.rows = chain(64, 1, n_vocab)});
+    const auto [wall, device] = time_steps(1, steps, Commit::All);
+    fmt::print("decode at {}: {:.3f} ms wall ({:.0f} tok/s), {:.3f} ms device ({:.0f} tok/s, {:.0f} GB/s)\n", model.sequence(0).n_past(), wall, 1e3 / wall, device,
+               1e3 / device, static_cast<double>(bytes_per_token) / device / 1e6);
+    std::fflush(stdout);
+  }
+  if (wants("rows")) {
+    double one = 0;
+    for (const int n : {1, 2, 4, 8, 16, 32, 64}) {
+      const auto [wall, device] = time_steps(n, 15, Commit::Later);
+      if (n == 1) one = device;
+      fmt::print("rows {:3}: {:.3f} ms wall, {:.3f} ms device, {:.2f} of one\n", n, wall, device, device / one);
+    }
+    std::fflush(stdout);
+  }
+  if (wants("prefill")) {
+    for (const int n : {128, 512, prefill}) {
+      if (n > prefill || n > n_ctx) continue;
+      std::vector<double> wall, device;
+      for (int i = 0; i < 4; ++i) {
+        model.sequence(0).clear();
+        const std::vector<Row> rows = chain(n, i, n_vocab);
+        const double t = now();
+        model.step({.rows = rows});
+        if (i > 0) {
+          wall.push_back(now() - t);
+          device.push_back(model.last_step_ms() * 1e-3);
+        }
+      }
+      fmt::print("prefill {}: {:.0f} tok/s wall, {:.0f} tok/s device ({:.2f} ms)\n", n, n / median(wall), n / median(device), median(device) * 1e3);
+      std::fflush(stdout);
+    }
+  }
+  if (deep > 0 && wants("deep")) {
+    model.sequence(0).clear();
+    const double t = now();
+    for (int done = 0; done < deep; done += prefill) model.step({.rows = chain(std::min(prefill, deep - done), done, n_vocab)});
+    fmt::print("prefill of {} in chunks of {}: {:.0f} tok/s\n", deep, prefill, deep / (now() - t));
+    const auto [wall, device] = time_steps(1, 50, Commit::All);
+    fmt::print("decode at {}: {:.3f} ms wall ({:.0f} tok/s), {:.3f} ms device\n", model.sequence(0).n_past(), wall, 1e3 / wall, device);
+  }
+  if (!model.fault().empty()) fmt::print("FAULT {}\n", model.fault());
+  return model.fault().empty() ? 0 : 7;
+}
