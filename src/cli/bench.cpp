@@ -101,7 +101,6 @@ class BenchCommand : public Command {
     set.value("-oe,--output-err", "FORMAT", error_format_, "the same to stderr as well")
         .choices(and_none)
         .no_environment();
-    set.flag("--progress", progress_, "say on stderr what runs").no_environment();
     set.value("--compare", "FILE", compare_, "earlier JSON output: adds the ratio to it").no_environment();
     set.value("--fail-below", "R", fail_below_, "exit with 9 when a ratio is below R")
         .range(0, 1000)
@@ -193,7 +192,7 @@ class BenchCommand : public Command {
       BenchRunOptions run = run_;
       run.stop = [] { return InterruptScope::interrupted(); };
       run.on_repetition = [&](int repetition) {
-        if (progress_)
+        if (terminal.progress)
           fmt::print(stderr, "bench: test {}/{} {}, run {}/{}\n", i + 1, plan.tests.size(), test.name(),
                      repetition + 1, run_.n_repetitions);
       };
@@ -281,7 +280,7 @@ class BenchCommand : public Command {
   BenchRunOptions run_;
   uint64_t seed_ = 1;
   double delay_seconds_ = 0.0, fail_below_ = 0.0;
-  bool progress_ = false, check_ = false, warm_up_ = true, bandwidth_ = true;
+  bool check_ = false, warm_up_ = true, bandwidth_ = true;
 
   BenchText text_ids_;
   std::map<int, double> bandwidths_;  // bytes per second by threads asked for

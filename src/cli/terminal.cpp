@@ -1,5 +1,9 @@
 #include "cli/terminal.h"
 
+#include <fmt/format.h>
+
+#include <cstring>
+
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -93,9 +97,17 @@ Terminal detect_terminal(const TerminalOptions& options) {
 }
 
 void write_stdout(std::string_view text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return;
-  if (errno == EPIPE) throw OutputClosed{};
-  throw ThermoError(ExitCode::Internal, "cannot write to stdout: is the disk full?");
+  while (!text.empty()) {
+    const ssize_t n = ::write(STDOUT_FILENO, text.data(), text.size());
+    if (n >= 0) {
+      text.remove_prefix(static_cast<size_t>(n));
+    } else if (errno == EPIPE) {
+      throw OutputClosed{};
+    } else if (errno != EINTR) {  // a signal (Ctrl-C while the pipe is full) is no failure
+      throw ThermoError(ExitCode::Internal,
+                        fmt::format("cannot write to stdout: {}; is the disk full?", std::strerror(errno)));
+    }
+  }
 }
 
 }  // namespace thermo
