@@ -66,8 +66,8 @@ void carve(Carver& carver, const ModelConfig& c, int n_batch, int n_threads, Act
   floats(&Activations::rope_window, dim(c.rope_window.n_rot));
   scratch(&Activations::attention_scratch, attention_scratch_floats(c.max_n_head(), c.n_head_kv, c.head_dim));
   if (c.ssm_n_head_v > 0) {
-    floats(&Activations::conv_input, dim(c.ssm_channels()));
-    floats(&Activations::conv_output, dim(c.ssm_channels()));
+    floats(&Activations::conv_input, dim(c.ssm_channel_stride()));
+    floats(&Activations::conv_output, dim(c.ssm_channel_stride()));
     floats(&Activations::z, dim(c.ssm_inner()));
     floats(&Activations::alpha, dim(c.ssm_n_head_v));
     floats(&Activations::beta, dim(c.ssm_n_head_v));

@@ -180,7 +180,7 @@ void Forward::delta_net(int il) noexcept {
   norm(weights_.layers[static_cast<size_t>(il)].attn_norm, formats);
 
   const LinearJob jobs[4] = {
-      {.w = &w.qkv, .x = &act_.h, .y = act_.conv_input, .y_stride = config_.ssm_channels()},
+      {.w = &w.qkv, .x = &act_.h, .y = act_.conv_input, .y_stride = config_.ssm_channel_stride()},
       {.w = &w.z, .x = &act_.h, .y = act_.z, .y_stride = config_.ssm_inner()},
       {.w = &w.alpha, .x = &act_.h, .y = act_.alpha, .y_stride = config_.ssm_n_head_v},
       {.w = &w.beta, .x = &act_.h, .y = act_.beta, .y_stride = config_.ssm_n_head_v}};
@@ -202,13 +202,13 @@ void Forward::delta_net(int il) noexcept {
 void Forward::delta_net_group(int il, const RowGroup& group) noexcept {
   const DeltaNetWeights& w = *weights_.layers[static_cast<size_t>(il)].delta_net;
   const int dim = config_.ssm_dim, n_k = config_.ssm_n_head_k, n_v = config_.ssm_n_head_v;
-  const int channels = config_.ssm_channels();
+  const int stride = config_.ssm_channel_stride();
   const int64_t row = group.row_begin;
   const int n = group.n_rows;
   const bool keep = commit_ == Commit::Later;
   float* const conv_state = group.sequence->conv_state(il);
-  const float* const conv_input = act_.conv_input + row * channels;
-  float* const conv_output = act_.conv_output + row * channels;
+  const float* const conv_input = act_.conv_input + row * stride;
+  float* const conv_output = act_.conv_output + row * stride;
   float* const g = act_.alpha + row * n_v;
   float* const beta = act_.beta + row * n_v;
   float* const out = act_.mixed.row(group.row_begin);
@@ -221,16 +221,16 @@ void Forward::delta_net_group(int il, const RowGroup& group) noexcept {
                       .parents = group.parents,
                       .out = conv_output,
                       .n_rows = n,
-                      .n_channels = channels,
-                      .taps = config_.ssm_taps};
+                      .taps = config_.ssm_taps,
+                      .stride = stride};
   const DeltaNetArgs rule{.q = conv_output,
                           .k = conv_output + static_cast<int64_t>(n_k) * dim,
                           .v = conv_output + static_cast<int64_t>(2 * n_k) * dim,
                           .g = g,
                           .beta = beta,
-                          .q_stride = channels,
-                          .k_stride = channels,
-                          .v_stride = channels,
+                          .q_stride = stride,
+                          .k_stride = stride,
+                          .v_stride = stride,
                           .state = group.sequence->delta_state(il),
                           .out = out,
                           .delta = tape.delta,
@@ -244,18 +244,18 @@ void Forward::delta_net_group(int il, const RowGroup& group) noexcept {
 
   if (keep)
     std::memcpy(tape.conv_input, conv_input,
-                static_cast<size_t>(n) * static_cast<size_t>(channels) * sizeof(float));
+                static_cast<size_t>(n) * static_cast<size_t>(stride) * sizeof(float));
   pool_.run(n_k, [&](int kh, int thread) {
     const auto convolve = [&](int begin) {
       kernels_.delta_net.conv(conv, begin, begin + dim);
       if (!keep)
         shift_conv_state(conv_state, conv_input, row_numbers_.first(static_cast<size_t>(n)), config_.ssm_taps,
-                         channels, begin, begin + dim);
+                         stride, begin, begin + dim);
     };
     convolve(kh * dim);
     convolve((n_k + kh) * dim);
     for (int r = 0; r < n; ++r) {
-      float* const q = conv_output + static_cast<int64_t>(r) * channels + static_cast<int64_t>(kh) * dim;
+      float* const q = conv_output + static_cast<int64_t>(r) * stride + static_cast<int64_t>(kh) * dim;
       float* const k = q + static_cast<int64_t>(n_k) * dim;
       kernels_.delta_net.l2_normalize(q, 1, dim, q_scale);
       kernels_.delta_net.l2_normalize(k, 1, dim, 1.0f);

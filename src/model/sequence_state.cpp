@@ -16,7 +16,7 @@ size_t delta_floats(const ModelConfig& c) {
          static_cast<size_t>(c.ssm_dim);
 }
 size_t conv_floats(const ModelConfig& c) {
-  return static_cast<size_t>(c.ssm_taps - 1) * static_cast<size_t>(c.ssm_channels());
+  return static_cast<size_t>(c.ssm_taps - 1) * static_cast<size_t>(c.ssm_channel_stride());
 }
 size_t recurrent_floats(const ModelConfig& c) {
   return align_up<size_t>(delta_floats(c) + conv_floats(c), 16);
@@ -26,7 +26,7 @@ size_t recurrent_floats(const ModelConfig& c) {
 struct TapeLayout {
   size_t conv_input, k, g, delta;  // floats per row
   explicit TapeLayout(const ModelConfig& c)
-      : conv_input(align_up<size_t>(static_cast<size_t>(c.ssm_channels()), 16)),
+      : conv_input(static_cast<size_t>(c.ssm_channel_stride())),
         k(align_up<size_t>(static_cast<size_t>(c.ssm_n_head_k * c.ssm_dim), 16)),
         g(align_up<size_t>(static_cast<size_t>(c.ssm_n_head_v), 16)),
         delta(align_up<size_t>(static_cast<size_t>(c.ssm_inner()), 16)) {}
@@ -168,18 +168,18 @@ void SequenceState::commit_path(std::span<const int32_t> path, const DeltaNetKer
                     .n_head_v = config_->ssm_n_head_v,
                     .dim = config_->ssm_dim},
                    0, config_->ssm_n_head_v);
-    shift_conv_state(conv_state(layer), rows.conv_input, path, config_->ssm_taps, config_->ssm_channels(), 0,
-                     config_->ssm_channels());
+    shift_conv_state(conv_state(layer), rows.conv_input, path, config_->ssm_taps,
+                     config_->ssm_channel_stride(), 0, config_->ssm_channels());
   }
   n_past_ += n;
 }
 
-void shift_conv_state(float* state, const float* inputs, std::span<const int32_t> path, int taps,
-                      int n_channels, int begin, int end) noexcept {
+void shift_conv_state(float* state, const float* inputs, std::span<const int32_t> path, int taps, int stride,
+                      int begin, int end) noexcept {
   // The new columns are the last taps - 1 of [old columns, inputs along the path].
   const int keep = taps - 1;
   const int n = static_cast<int>(path.size());
-  const size_t column = static_cast<size_t>(n_channels);
+  const size_t column = static_cast<size_t>(stride);
   for (int t = 0; t < keep; ++t) {
     const int source = t + n - keep;  // along the path; negative: an old column
     const float* const from = source >= 0

@@ -29,9 +29,9 @@ struct Checkpoint {
 };
 
 // Channels [begin, end) of the stored convolution columns after the rows `path` of `inputs`
-// ([rows][n_channels]) were appended.
-void shift_conv_state(float* state, const float* inputs, std::span<const int32_t> path, int taps,
-                      int n_channels, int begin, int end) noexcept;
+// (rows `stride` floats apart) were appended.
+void shift_conv_state(float* state, const float* inputs, std::span<const int32_t> path, int taps, int stride,
+                      int begin, int end) noexcept;
 
 class SequenceState {
  public:
@@ -60,11 +60,11 @@ class SequenceState {
   // For the forward pass. `layer` counts all layers; the next-token block's layer included.
   KvView kv(int layer) noexcept;
   float* delta_state(int layer) noexcept;  // [n_head_v][dim][dim]
-  float* conv_state(int layer) noexcept;   // [taps - 1][channels]
+  float* conv_state(int layer) noexcept;   // [taps - 1] columns of ssm_channel_stride
 
   // The tape of one DeltaNet layer: what commit() needs of each row.
   struct Tape {
-    float* conv_input;  // [rows][channels] raw
+    float* conv_input;  // [rows] of ssm_channel_stride, raw
     float* k;           // [rows][n_head_k * dim]
     float* g;           // [rows][n_head_v]
     float* delta;       // [rows][n_head_v * dim]

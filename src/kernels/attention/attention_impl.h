@@ -5,16 +5,15 @@
 // transposed, [slot][query]: a register holds different queries of one slot, so the maximum and the sum over
 // slots need no shuffles, and the second product reads its weights by broadcast from consecutive floats.
 //
-//   many queries   transposed queries [dim][query] are the right-hand matrix and the keys, as stored, the
-//   left-hand one:
-//                  two gemm calls per block. K and V blocks that are not f32 are widened into scratch first,
-//                  once per block: 1 part in 2 * n_queries of the work.
-//   few queries    (one decoded row) K and V are widened in registers and read once; scores are plain dot
-//   products with
-//                  kLanes of them summed across lanes at a time. Bound by memory: 2 * head_dim * bytes per
-//                  slot.
+// Many queries: the transposed queries [dim][query] are the right-hand matrix and the keys, as stored, the
+// left-hand one: two gemm calls per block. K and V blocks that are not f32 are widened into scratch first,
+// once per block: about 1 part in 2 * n_queries of the work.
 //
-// Tried: dot products for many queries too; the sums across lanes cost 15 to 50 % by head_dim.
+// Few queries (one decoded row): K and V are widened in registers and read once. Scores are plain dot
+// products, kWidth of them summed across lanes at a time. Bound by memory: K and V of a slot once per group.
+//
+// Not tried: dot products for many queries too. The sums across lanes would add about 32 operations per
+// 24 * head_dim / kWidth multiply-adds: 10 % at head_dim 256 and more below.
 #pragma once
 
 #include "kernels/attention/attention.h"

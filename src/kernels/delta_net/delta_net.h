@@ -1,7 +1,7 @@
 // The gated delta rule: a linear-attention layer whose memory is one matrix per value head.
 //
-// Per value head n (key head kh = n mod n_head_k), state S[j][i] (j: value dim, i: key dim, contiguous), row
-// r:
+// Per value head n (key head kh = n mod n_head_k), state S[j][i] (j: value dim, i: key dim, contiguous), of
+// row r:
 //   S <- exp(g_r) S;  dl[j] = beta_r (v_r[j] - S[j].k_r);  S[j] <- S[j] + dl[j] k_r;  o_r[j] = S[j].q_r
 //
 // Rows may be a chain (prefill, decode) or a tree (draft verification). A chain that is kept updates the
@@ -10,9 +10,8 @@
 //
 // Three forms of the same arithmetic:
 //   - one row: the recurrence above, state read and written once;
-//   - a chunk of up to 64 rows: with G_r the decay summed along r's path (f64), e(r,c) = exp(G_r - G_c), c
-//   over
-//     ancestors of r (for a chain: c < r):
+//   - a chunk of up to 64 rows: with G_r the decay summed along r's path (f64), e(r,c) = exp(G_r - G_c),
+//     c over ancestors of r (for a chain: c < r):
 //       dl_r = beta_r (v_r - exp(G_r) S k_r - sum_c e(r,c) (k_c.k_r) dl_c)
 //       o_r  = exp(G_r) S q_r + sum_{c or c = r} e(r,c) (k_c.q_r) dl_c
 //       S'   = exp(G_last) S + sum_c e(last,c) dl_c (x) k_c
@@ -62,12 +61,13 @@ struct DeltaNetCommitArgs {
 //   out[r, ch] = silu(sum_i w[ch][i] * u_{r - (taps-1) + i}[ch])
 // where u_{r-1} is the input of r's parent row, and before the first row the stored columns.
 struct ConvArgs {
-  const float* u;          // [n_rows, n_channels] raw inputs
+  const float* u;          // [n_rows] raw inputs, `stride` floats apart
   const float* weight;     // [n_channels][taps]
-  const float* state;      // [taps - 1][n_channels], oldest first
+  const float* state;      // [taps - 1] columns, oldest first, `stride` apart
   const int32_t* parents;  // [n_rows], -1: the committed state; nullptr: a chain
-  float* out;              // [n_rows, n_channels]
-  int n_rows, n_channels, taps;
+  float* out;              // [n_rows], `stride` apart
+  int n_rows, taps;
+  int64_t stride;
 };
 
 struct DeltaNetKernels {
@@ -90,7 +90,7 @@ size_t delta_net_scratch_floats(int dim);
 
 void delta_net_ref(const DeltaNetArgs& args);  // row by row, a copy of the state per branch, double
 void delta_net_commit_ref(const DeltaNetCommitArgs& args);
-void conv_ref(const ConvArgs& args);
+void conv_ref(const ConvArgs& args, int n_channels);
 void l2_normalize_ref(float* x, int n, int dim, float scale);
 void gated_norm_ref(float* o, const float* z, const float* weight, int n, int dim, float eps);
 

@@ -17,7 +17,8 @@
 namespace thermo {
 namespace {
 
-constexpr int kSequentialRows = 6;
+// Up to here one row after the other is as fast as a chunk, measured at dim 128.
+constexpr int kSequentialRows = Vf::kWidth == 16 ? 6 : 10;
 // Chunks of a chain that updates the state. Shorter than kDeltaChunk: the terms in L^2 grow with the length,
 // and 32 rows already amortise the passes over the state.
 constexpr int kChainChunk = 32;
@@ -354,7 +355,6 @@ void conv_channels(const ConvArgs& args, int channel_begin, int channel_end) noe
   constexpr int W = Vf::kWidth;
   constexpr int kBlock = 128;  // channels whose weights are kept, transposed
   const int taps = args.taps;
-  const int64_t n_channels = args.n_channels;
   alignas(64) float weight[kMaxConvTaps][kBlock];
   for (int begin = channel_begin; begin < channel_end; begin += kBlock) {
     const int n = min_int(kBlock, channel_end - begin);
@@ -377,13 +377,13 @@ void conv_channels(const ConvArgs& args, int channel_begin, int channel_end) noe
       int column = taps - 2;
       for (int t = taps - 1; t >= 0; --t) {
         if (row >= 0) {
-          input[t] = args.u + row * n_channels + begin;
+          input[t] = args.u + row * args.stride + begin;
           row = args.parents == nullptr ? row - 1 : args.parents[row];
         } else {
-          input[t] = args.state + column-- * n_channels + begin;
+          input[t] = args.state + column-- * args.stride + begin;
         }
       }
-      float* out = args.out + r * n_channels + begin;
+      float* out = args.out + r * args.stride + begin;
       for_each_vec(n, [&](int i, int count) {
         Vf sum = vload_part(&weight[0][i], count) * vload_part(input[0] + i, count);
         for (int t = 1; t < taps; ++t)

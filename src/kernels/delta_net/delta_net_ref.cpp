@@ -64,25 +64,25 @@ void delta_net_commit_ref(const DeltaNetCommitArgs& args) {
   }
 }
 
-void conv_ref(const ConvArgs& args) {
-  const size_t n_channels = static_cast<size_t>(args.n_channels);
+void conv_ref(const ConvArgs& args, int n_channels) {
+  const size_t stride = static_cast<size_t>(args.stride);
   const size_t taps = static_cast<size_t>(args.taps);
   for (int r = 0; r < args.n_rows; ++r) {
-    for (size_t ch = 0; ch < n_channels; ++ch) {
+    for (size_t ch = 0; ch < static_cast<size_t>(n_channels); ++ch) {
       double sum = 0.0;
       int row = r;
       size_t column = taps - 1;
       for (size_t t = taps; t-- > 0;) {
         double u;
         if (row >= 0) {
-          u = args.u[static_cast<size_t>(row) * n_channels + ch];
+          u = args.u[static_cast<size_t>(row) * stride + ch];
           row = args.parents == nullptr ? row - 1 : args.parents[row];
         } else {
-          u = args.state[--column * n_channels + ch];
+          u = args.state[--column * stride + ch];
         }
         sum += double{args.weight[ch * taps + t]} * u;
       }
-      args.out[static_cast<size_t>(r) * n_channels + ch] = static_cast<float>(sum / (1.0 + std::exp(-sum)));
+      args.out[static_cast<size_t>(r) * stride + ch] = static_cast<float>(sum / (1.0 + std::exp(-sum)));
     }
   }
 }

@@ -304,11 +304,13 @@ TEST_P(DeltaNet, ConvolvesLikeTheReference) {
         for (bool tree : {false, true}) {
           Inputs in(71);
           const size_t channels = static_cast<size_t>(n_channels);
-          const auto u = in.spiky(channels * static_cast<size_t>(n_rows));
+          const size_t stride = channels + 5;  // rows need not be packed
+          const auto u = in.spiky(stride * static_cast<size_t>(n_rows));
           const auto weight = in.normal(channels * static_cast<size_t>(taps));
-          const auto state = in.spiky(channels * static_cast<size_t>(taps - 1));
+          const auto state = in.spiky(stride * static_cast<size_t>(taps - 1));
           const auto parents = in.tree(n_rows);
           GuardedBuffer<float> out(u.size(), 1);
+          std::fill(out.data(), out.data() + out.size(), 0.0f);  // what lies between rows is not written
           std::vector<float> want(u.size());
           ConvArgs args = {.u = u.data(),
                            .weight = weight.data(),
@@ -316,12 +318,12 @@ TEST_P(DeltaNet, ConvolvesLikeTheReference) {
                            .parents = tree ? parents.data() : nullptr,
                            .out = out.data(),
                            .n_rows = n_rows,
-                           .n_channels = n_channels,
-                           .taps = taps};
+                           .taps = taps,
+                           .stride = static_cast<int64_t>(stride)};
           kernels.conv(args, 0, n_channels / 3);
           kernels.conv(args, n_channels / 3, n_channels);
           args.out = want.data();
-          conv_ref(args);
+          conv_ref(args, n_channels);
           EXPECT_TRUE(out.intact());
           // taps products of at most 32 * 4, rounded each; silu has slope 1.1.
           EXPECT_TRUE(all_close(out.span(), want,
@@ -331,7 +333,7 @@ TEST_P(DeltaNet, ConvolvesLikeTheReference) {
 }
 
 TEST_P(DeltaNet, ConvolutionWalksTheWorkedTree) {
-  // speculation.md 5.1, last column. Inputs are distinct powers of two and weights one, so the sum names its
+  // A tree of six rows. Inputs are distinct powers of two and weights one, so the sum names its
   // inputs.
   const std::vector<int32_t> parents = {-1, 0, 1, 0, 2, 3};
   const std::vector<float> u = {1, 2, 4, 8, 16, 32}, weight = {1, 1, 1, 1}, state = {64, 128, 256};
@@ -342,8 +344,8 @@ TEST_P(DeltaNet, ConvolutionWalksTheWorkedTree) {
                 .parents = parents.data(),
                 .out = out.data(),
                 .n_rows = 6,
-                .n_channels = 1,
-                .taps = 4},
+                .taps = 4,
+                .stride = 1},
                0, 1);
   const float want[] = {64 + 128 + 256 + 1, 128 + 256 + 1 + 2, 256 + 1 + 2 + 4,
                         128 + 256 + 1 + 8,  1 + 2 + 4 + 16,    256 + 1 + 8 + 32};

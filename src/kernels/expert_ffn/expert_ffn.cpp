@@ -59,7 +59,7 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
   }
   hidden.set_cols(max_ff);
   const int out_panels = n_panels(args.n_embd);
-  const int tile_b = std::clamp(out_panels / (2 * n_threads), 1, LinearScratch::kTilePanels);
+  const int tile_b = std::clamp(out_panels / n_threads, 1, LinearScratch::kTilePanels);
   const int n_tasks_b = ceil_div(out_panels, tile_b);
 
   const auto run_a = [&](int task, int thread) {

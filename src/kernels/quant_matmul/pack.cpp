@@ -1,8 +1,9 @@
 // GGUF rows to panels (panel_layout.h). Only the places of bits change.
 //
-// Four neighbouring codes of a row are the four bytes of one 32-bit word, in the file and in the panel, so all the
-// work is on words: eight words w[g] are a 32-column sub-block of a row, and word r of code vector V_g is w[g] of
-// row r. A type is described by how its words and scales are read; how vectors are written depends on the bits only.
+// Four neighbouring codes of a row are the four bytes of one 32-bit word, in the file and in the panel, so
+// all the work is on words: eight words w[g] are a 32-column sub-block of a row, and word r of code vector
+// V_g is w[g] of row r. A type is described by how its words and scales are read; how vectors are written
+// depends on the bits only.
 #include <bit>
 #include <cstring>
 
@@ -15,7 +16,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "GGUF blocks and panels are little-endian");
 
-constexpr uint32_t k01 = 0x01010101, k03 = 0x03030303, k07 = 0x07070707, k0f = 0x0f0f0f0f, k3f = 0x3f3f3f3f, k80 = 0x80808080;
+constexpr uint32_t k01 = 0x01010101, k03 = 0x03030303, k07 = 0x07070707, k0f = 0x0f0f0f0f, k3f = 0x3f3f3f3f,
+                   k80 = 0x80808080;
 
 uint32_t load32(const uint8_t* p) {
   uint32_t v;
@@ -28,13 +30,19 @@ uint16_t load16(const uint8_t* p) {
   return v;
 }
 // Bits 0..3 of x to the lowest bits of the four bytes.
-uint32_t spread4(uint32_t x) { return ((x & 15) * 0x00204081u) & k01; }
+uint32_t spread4(uint32_t x) {
+  return ((x & 15) * 0x00204081u) & k01;
+}
 
 // The codes of sub-block s of a GGUF block, four to a word.
 template <DType T>
 inline void read_codes(const uint8_t* block, int s, uint32_t w[8]) {
-  if constexpr (T == DType::Q4_0 || T == DType::Q4_1 || T == DType::IQ4_NL || T == DType::MXFP4 || T == DType::IQ4_XS) {
-    const uint8_t* q = block + (T == DType::Q4_1 ? 4 : T == DType::MXFP4 ? 1 : T == DType::IQ4_XS ? 8 + 16 * s : 2);
+  if constexpr (T == DType::Q4_0 || T == DType::Q4_1 || T == DType::IQ4_NL || T == DType::MXFP4 ||
+                T == DType::IQ4_XS) {
+    const uint8_t* q = block + (T == DType::Q4_1     ? 4
+                                : T == DType::MXFP4  ? 1
+                                : T == DType::IQ4_XS ? 8 + 16 * s
+                                                     : 2);
     for (int g = 0; g < 4; ++g) {
       w[g] = load32(q + 4 * g) & k0f;
       w[g + 4] = (load32(q + 4 * g) >> 4) & k0f;
@@ -80,10 +88,12 @@ inline void write_codes(const uint32_t w[8], uint32_t* out) {
   } else if constexpr (Bits == 4) {
     for (int i = 0; i < 4; ++i) out[16 * i] = w[i] | w[i + 4] << 4;
   } else if constexpr (Bits == 2) {
-    for (int i = 0; i < 2; ++i) out[16 * i] = w[4 * i] | w[4 * i + 1] << 2 | w[4 * i + 2] << 4 | w[4 * i + 3] << 6;
+    for (int i = 0; i < 2; ++i)
+      out[16 * i] = w[4 * i] | w[4 * i + 1] << 2 | w[4 * i + 2] << 4 | w[4 * i + 3] << 6;
   } else if constexpr (Bits == 6) {
     for (int h = 0; h < 2; ++h)
-      for (int i = 0; i < 3; ++i) out[16 * (3 * h + i)] = w[4 * h + i] | ((w[4 * h + 3] >> (2 * i)) & k03) << 6;
+      for (int i = 0; i < 3; ++i)
+        out[16 * (3 * h + i)] = w[4 * h + i] | ((w[4 * h + 3] >> (2 * i)) & k03) << 6;
   } else if constexpr (Bits == 5) {
     out[0] = w[0] | (w[5] & k07) << 5;
     out[16] = w[1] | ((w[5] >> 3) & k03) << 6 | ((w[7] >> 3) & k01) << 5;
@@ -123,7 +133,8 @@ inline void write_scales(const uint8_t* block, int r, uint8_t* header, uint32_t*
     put16(0, block + 108);
     const uint32_t a = load32(block + 96), b = load32(block + 100), h = load32(block + 104);
     const uint32_t t[4] = {(a & k0f) | (h & k03) << 4, (b & k0f) | ((h >> 2) & k03) << 4,
-                           ((a >> 4) & k0f) | ((h >> 4) & k03) << 4, ((b >> 4) & k0f) | ((h >> 6) & k03) << 4};
+                           ((a >> 4) & k0f) | ((h >> 4) & k03) << 4,
+                           ((b >> 4) & k0f) | ((h >> 6) & k03) << 4};
     write_six(t, scales + r);
   } else if constexpr (kind == ScaleKind::SixMin) {
     put16(0, block);
@@ -159,7 +170,8 @@ void pack_quant(const std::byte* rows, int n_rows, int n_cols, int panel, std::b
   const int n_blocks = n_cols / f.block_cols;
   const size_t row_stride = static_cast<size_t>(n_blocks) * static_cast<size_t>(block_bytes);
   static constexpr uint8_t kZeroBlock[256] = {};
-  const uint8_t* first = reinterpret_cast<const uint8_t*>(rows) + static_cast<size_t>(panel) * kPanelRows * row_stride;
+  const uint8_t* first =
+      reinterpret_cast<const uint8_t*>(rows) + static_cast<size_t>(panel) * kPanelRows * row_stride;
   const int rows_here = n_rows - panel * kPanelRows < kPanelRows ? n_rows - panel * kPanelRows : kPanelRows;
 
   uint8_t* o = reinterpret_cast<uint8_t*>(out);
@@ -173,7 +185,8 @@ void pack_quant(const std::byte* rows, int n_rows, int n_cols, int panel, std::b
     uint32_t* words = reinterpret_cast<uint32_t*>(o);
     for (int r = 0; r < kPanelRows; ++r) {
       const uint8_t* block =
-          r < rows_here ? first + static_cast<size_t>(r) * row_stride + static_cast<size_t>(b) * block_bytes : kZeroBlock;
+          r < rows_here ? first + static_cast<size_t>(r) * row_stride + static_cast<size_t>(b) * block_bytes
+                        : kZeroBlock;
       write_scales<T>(block, r, header + b % f.unit_blocks * f.header_step(), words);
       uint32_t* sub = words + f.scale_bytes / 4 + r;
 #pragma GCC unroll 8
@@ -202,7 +215,8 @@ void pack_float(const std::byte* rows, int n_rows, int n_cols, int panel, std::b
     for (int r = 0; r < kPanelRows; ++r) {
       Element tile[kTile] = {};
       if (r < rows_here)
-        std::memcpy(tile, first + static_cast<size_t>(r) * row_stride + static_cast<size_t>(c0) * sizeof(Element),
+        std::memcpy(tile,
+                    first + static_cast<size_t>(r) * row_stride + static_cast<size_t>(c0) * sizeof(Element),
                     static_cast<size_t>(n) * sizeof(Element));
       for (int c = 0; c < n; ++c) o[static_cast<size_t>(c0 + c) * kPanelRows + r] = tile[c];
     }
@@ -211,12 +225,16 @@ void pack_float(const std::byte* rows, int n_rows, int n_cols, int panel, std::b
 
 }  // namespace
 
-void pack_panel(DType dtype, const std::byte* rows, int n_rows, int n_cols, int panel, std::byte* out) noexcept {
+void pack_panel(DType dtype, const std::byte* rows, int n_rows, int n_cols, int panel,
+                std::byte* out) noexcept {
   switch (dtype) {
-    case DType::F32: return pack_float<uint32_t>(rows, n_rows, n_cols, panel, out);
+    case DType::F32:
+      return pack_float<uint32_t>(rows, n_rows, n_cols, panel, out);
     case DType::F16:
-    case DType::BF16: return pack_float<uint16_t>(rows, n_rows, n_cols, panel, out);
-    default: break;
+    case DType::BF16:
+      return pack_float<uint16_t>(rows, n_rows, n_cols, panel, out);
+    default:
+      break;
   }
 #define CASE(t) return pack_quant<DType::t>(rows, n_rows, n_cols, panel, out)
   THERMO_FOR_QUANT_TYPE(dtype, CASE)

@@ -1,7 +1,8 @@
-// Reading panels with AVX-512: code vectors and scales in registers. Included by the AVX-512 and AMX files only.
+// Reading panels with AVX-512: code vectors and scales in registers. Included by the AVX-512 and AMX files
+// only.
 //
-// Everything is in an anonymous namespace: a function with external linkage compiled here could be the copy that
-// runs on a machine without AVX-512.
+// Everything is in an anonymous namespace: a function with external linkage compiled here could be the copy
+// that runs on a machine without AVX-512.
 #pragma once
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -33,15 +34,21 @@ THERMO_INLINE void unroll(F&& f) {
 }
 #define THERMO_LAMBDA __attribute__((always_inline))
 
-THERMO_INLINE __m512i load(const void* p) { return _mm512_load_si512(p); }
-THERMO_INLINE __m512i bytes(int b) { return _mm512_set1_epi8(static_cast<char>(b)); }
+THERMO_INLINE __m512i load(const void* p) {
+  return _mm512_load_si512(p);
+}
+THERMO_INLINE __m512i bytes(int b) {
+  return _mm512_set1_epi8(static_cast<char>(b));
+}
 THERMO_INLINE __m512i broadcast32(const void* p) {
   int32_t v;
   std::memcpy(&v, p, sizeof(v));
   return _mm512_set1_epi32(v);
 }
 // (a & mask) | b
-THERMO_INLINE __m512i and_or(__m512i a, __m512i mask, __m512i b) { return _mm512_ternarylogic_epi32(a, mask, b, 0xea); }
+THERMO_INLINE __m512i and_or(__m512i a, __m512i mask, __m512i b) {
+  return _mm512_ternarylogic_epi32(a, mask, b, 0xea);
+}
 // Moves bits left (n > 0) or right; bits cross byte borders, so mask the result.
 template <int N>
 THERMO_INLINE __m512i shift(__m512i v) {
@@ -58,8 +65,8 @@ THERMO_INLINE __m512 half16(const uint8_t* p) {
 
 // ---- codes ----
 
-// VPERMB looks at six bits of an index; the table is repeated four times, so the two upper ones do not matter and
-// nibbles need no mask.
+// VPERMB looks at six bits of an index; the table is repeated four times, so the two upper ones do not matter
+// and nibbles need no mask.
 template <DType T>
 struct alignas(64) CodeBytes {
   uint8_t byte[64];
@@ -89,7 +96,7 @@ THERMO_INLINE void unpack(const uint8_t* sub, __m512i v[8]) {
   } else if constexpr (f.bits == 8) {
     unroll<8>([&](auto g) THERMO_LAMBDA { v[g] = x[g]; });
   } else if constexpr (f.bits == 4) {
-    unroll<8>([&](auto g) THERMO_LAMBDA { v[g] = mask(shift<g < 4 ? 0 : -4>(x[g % 4]), 15); });
+    unroll<8>([&](auto g) THERMO_LAMBDA { v[g] = mask(shift < g < 4 ? 0 : -4 > (x[g % 4]), 15); });
   } else if constexpr (f.bits == 2) {
     unroll<8>([&](auto g) THERMO_LAMBDA { v[g] = mask(shift<-2 * (g % 4)>(x[g / 4]), 3); });
   } else if constexpr (f.bits == 6) {
@@ -111,7 +118,7 @@ THERMO_INLINE void unpack(const uint8_t* sub, __m512i v[8]) {
   }
 }
 
-// ---- small scales of 256-column blocks ----
+// ---- scales ----
 
 // Byte i of each 32-bit lane, as float.
 template <int I>
@@ -135,13 +142,27 @@ THERMO_INLINE void unpack_six(const uint8_t* p, __m512i t[4]) {
   t[3] = and_or(_mm512_srli_epi16(v2, 2), bytes(48), t[3]);
 }
 
+// The scale of a 32-column block.
+template <DType T>
+THERMO_INLINE __m512 block_scale(const uint8_t* header) {
+  if constexpr (kPanelFormat<T>.scales == ScaleKind::Exponent) {
+    // 2^(e - 128); the exponents 0 and 1 are subnormal floats.
+    const __m512i e = _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(header)));
+    const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+    const __mmask16 tiny = _mm512_cmplt_epu32_mask(e, _mm512_set1_epi32(2));
+    return _mm512_castsi512_ps(_mm512_mask_sllv_epi32(normal, tiny, _mm512_set1_epi32(0x00200000), e));
+  } else {
+    return half16(header);
+  }
+}
+
 // weight = d * scale(group) * value - dmin * min; the minima only ever meet sums of activations.
 template <DType T>
 struct Scales256 {
   static constexpr PanelFormat f = kPanelFormat<T>;
   static constexpr int kMinVectors = f.has_min() ? f.group_cols == 16 ? 4 : 2 : 1;
   __m512 d, dmin;
-  __m512i t[4];              // small scales, byte i of lane r of t[j]: group 4 * j + i
+  __m512i t[4];  // small scales, byte i of lane r of t[j]: group 4 * j + i
   __m512i mins[kMinVectors];
 
   THERMO_INLINE void read(const uint8_t* header, const uint8_t* body) {
@@ -165,7 +186,8 @@ struct Scales256 {
     } else {
       static_assert(f.scales == ScaleKind::SixSplit);
       const __m512i low = load(body);
-      // Lower half of the register: rows 0..7 at bits 0-1 (and 4-5), upper half: rows 8..15 at bits 2-3 (6-7).
+      // Lower half of the register: rows 0..7 at bits 0-1 (and 4-5), upper half: rows 8..15 at bits 2-3
+      // (6-7).
       const __m256i top = _mm256_load_si256(reinterpret_cast<const __m256i*>(header + 32));
       const __m512i high = _mm512_inserti64x4(_mm512_castsi256_si512(top), _mm256_srli_epi16(top, 2), 1);
       t[0] = and_or(_mm512_slli_epi16(high, 4), bytes(48), _mm512_and_si512(low, bytes(15)));

@@ -1,5 +1,6 @@
-// Plain C++ reading of panels: values and scales of one block. The portable kernel is built on it and the tests
-// decode panels with it. Everything has internal linkage, because files of different instruction sets include it.
+// Plain C++ reading of panels: values and scales of one block. The portable kernel is built on it and the
+// tests decode panels with it. Everything has internal linkage, because files of different instruction sets
+// include it.
 #pragma once
 
 #include <bit>

@@ -7,7 +7,9 @@
 namespace thermo {
 namespace {
 
-size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+size_t round_up(size_t n, size_t to) {
+  return (n + to - 1) / to * to;
+}
 
 template <DType T>
 size_t quant_panel_bytes(int n_cols) {
@@ -27,33 +29,45 @@ ActFormat act_format(DType weight) {
     case DType::Q5_1:
     case DType::Q8_0:
     case DType::IQ4_NL:
-    case DType::MXFP4: return ActFormat::Q8x32;
+    case DType::MXFP4:
+      return ActFormat::Q8x32;
     case DType::Q2_K:
     case DType::Q3_K:
     case DType::Q4_K:
     case DType::Q5_K:
     case DType::Q6_K:
-    case DType::IQ4_XS: return ActFormat::Q8x256;
-    default: return ActFormat::F32;
+    case DType::IQ4_XS:
+      return ActFormat::Q8x256;
+    default:
+      return ActFormat::F32;
   }
 }
 
 size_t act_row_bytes(ActFormat format, int n_cols) {
   const size_t n = static_cast<size_t>(n_cols);
+  // An odd number of cache lines, so that the same column of many rows does not fall into a few sets of the
+  // cache.
+  const auto odd_lines = [](size_t bytes) { return (round_up(bytes, 64) / 64 | 1) * 64; };
   switch (format) {
-    case ActFormat::F32: return round_up(n * sizeof(float), 64);
-    case ActFormat::Q8x32: return round_up(n, 64) + round_up(round_up(n, 64) / 32 * sizeof(ActMeta32), 64);
-    case ActFormat::Q8x256: return round_up(n, 256) + round_up(n, 256) / 256 * sizeof(ActMeta256);
+    case ActFormat::F32:
+      return round_up(n * sizeof(float), 64);
+    case ActFormat::Q8x32:
+      return odd_lines(round_up(n, 64) + round_up(n, 64) / 32 * sizeof(ActMeta32));
+    case ActFormat::Q8x256:
+      return odd_lines(round_up(n, 256) + round_up(n, 256) / 256 * sizeof(ActMeta256));
   }
   return 0;
 }
 
 size_t panel_bytes(DType dtype, int n_cols) {
   switch (dtype) {
-    case DType::F32: return round_up(static_cast<size_t>(n_cols) * kPanelRows * 4, 64);
+    case DType::F32:
+      return round_up(static_cast<size_t>(n_cols) * kPanelRows * 4, 64);
     case DType::F16:
-    case DType::BF16: return round_up(static_cast<size_t>(n_cols) * kPanelRows * 2, 64);
-    default: break;
+    case DType::BF16:
+      return round_up(static_cast<size_t>(n_cols) * kPanelRows * 2, 64);
+    default:
+      break;
   }
 #define CASE(t) return quant_panel_bytes<DType::t>(n_cols)
   THERMO_FOR_QUANT_TYPE(dtype, CASE)
@@ -64,10 +78,14 @@ size_t panel_bytes(DType dtype, int n_cols) {
 const QuantMatmulKernels& quant_matmul_kernels(Isa isa) {
 #if defined(__x86_64__)
   switch (isa) {
-    case Isa::Portable: return kQuantMatmulPortable;
-    case Isa::Avx2: return kQuantMatmulAvx2;
-    case Isa::Avx512: return kQuantMatmulAvx512;
-    case Isa::Amx: return kQuantMatmulAvx512;
+    case Isa::Portable:
+      return kQuantMatmulPortable;
+    case Isa::Avx2:
+      return kQuantMatmulAvx2;
+    case Isa::Avx512:
+      return kQuantMatmulAvx512;
+    case Isa::Amx:
+      return kQuantMatmulAmx;
   }
 #endif
   static_cast<void>(isa);

@@ -27,33 +27,37 @@ enum class ActFormat : uint8_t {
 inline constexpr int kActFormats = 3;
 
 ActFormat act_format(DType weight);
-// Bytes of one activation row, a multiple of 64. n_cols need not be a multiple of the block: the tail is zero.
+// Bytes of one activation row, a multiple of 64. n_cols need not be a multiple of the block: the tail is
+// zero.
 size_t act_row_bytes(ActFormat format, int n_cols);
 
 // Bytes of one panel (16 rows of n_cols), a multiple of 64. REQUIRES: n_cols a multiple of the type's block.
 size_t panel_bytes(DType dtype, int n_cols);
-inline int n_panels(int n_rows) { return (n_rows + kPanelRows - 1) / kPanelRows; }
+inline int n_panels(int n_rows) {
+  return (n_rows + kPanelRows - 1) / kPanelRows;
+}
 inline size_t packed_matrix_bytes(DType dtype, int n_rows, int n_cols) {
   return static_cast<size_t>(n_panels(n_rows)) * panel_bytes(dtype, n_cols);
 }
 
-// Repacks panel `panel` of a matrix stored as GGUF rows into `out` (panel_bytes). Rows past n_rows read as zero.
-// Exact: only the places of the bits change. `out` is 64-byte aligned; `rows` has no alignment.
-void pack_panel(DType dtype, const std::byte* rows, int n_rows, int n_cols, int panel, std::byte* out) noexcept;
+// Repacks panel `panel` of a matrix stored as GGUF rows into `out` (panel_bytes). Rows past n_rows read as
+// zero. Exact: only the places of the bits change. `out` is 64-byte aligned; `rows` has no alignment.
+void pack_panel(DType dtype, const std::byte* rows, int n_rows, int n_cols, int panel,
+                std::byte* out) noexcept;
 
 // Consecutive panels of one matrix times a set of activation rows.
 struct PanelMatmulArgs {
   DType dtype;
   int n_cols;
-  const std::byte* panels;     // the first panel to multiply, 64-byte aligned
-  int n_panels;                // how many follow each other
-  int n_rows;                  // outputs to write: at most 16 * n_panels; less when the last panel is padded
-  const std::byte* acts;       // activation rows in act_format(dtype), 64-byte aligned
-  size_t act_stride;           // bytes between activation rows, a multiple of 64
-  const int32_t* act_index;    // activation row of each of the n_act inputs, or nullptr: 0, 1, 2, ...
-  int n_act;                   // activation rows to multiply, >= 1
-  float* y;                    // y[i * y_stride + r], i in 0..n_act-1
-  int64_t y_stride;            // floats
+  const std::byte* panels;   // the first panel to multiply, 64-byte aligned
+  int n_panels;              // how many follow each other
+  int n_rows;                // outputs to write: at most 16 * n_panels; less when the last panel is padded
+  const std::byte* acts;     // activation rows in act_format(dtype), 64-byte aligned
+  size_t act_stride;         // bytes between activation rows, a multiple of 64
+  const int32_t* act_index;  // activation row of each of the n_act inputs, or nullptr: 0, 1, 2, ...
+  int n_act;                 // activation rows to multiply, >= 1
+  float* y;                  // y[i * y_stride + r], i in 0..n_act-1
+  int64_t y_stride;          // floats
 };
 
 struct QuantMatmulKernels {
@@ -67,6 +71,7 @@ const QuantMatmulKernels& quant_matmul_kernels(Isa isa);
 
 // The definition of correct: decodes the GGUF rows to float and accumulates in double, activations as given.
 // y[t * n_rows + r].
-void quant_matmul_ref(DType dtype, const std::byte* rows, int n_rows, int n_cols, const float* x, int n_act, float* y);
+void quant_matmul_ref(DType dtype, const std::byte* rows, int n_rows, int n_cols, const float* x, int n_act,
+                      float* y);
 
 }  // namespace thermo

@@ -1,15 +1,31 @@
-// The panels with 32-byte vectors: the lower and the upper 8 rows of every 64-byte vector are two passes over the
-// same bytes, block by block, so that each cache line is read from memory once.
+// The panels with 32-byte vectors: the lower and the upper 8 rows of every 64-byte vector are two passes over
+// the same bytes, block by block, so that each cache line is read from memory once.
 //
-// VPMADDUBSW multiplies unsigned codes with activation codes and adds pairs to 16 bits, saturating. With codes up
-// to m and activations up to 127 there is room for 32767 / (254 * m) of them: 8 for 4-bit codes, 4 for 5-bit ones,
-// 2 for 6-bit ones. Then VPMADDWD widens, and multiplies by the small scale on the way: a block of 256 columns is
-// one exact 32-bit integer per row until it meets its float scale. Codes that need all 8 bits (Q8_0, IQ4) are used
-// as |code| and the sign moves to the activation: 128 * 127 * 2 still fits, but only once.
+// VPMADDUBSW multiplies unsigned codes with activation codes and adds pairs to 16 bits, saturating. With
+// codes up to m and activations up to 127 there is room for 32767 / (254 * m) of them: 8 for 4-bit codes, 4
+// for 5-bit ones, 2 for 6-bit ones. Then VPMADDWD widens, and multiplies by the small scale on the way: a
+// block of 256 columns is one exact 32-bit integer per row until it meets its float scale. Codes that need
+// all 8 bits (Q8_0, IQ4) are used as |code| and the sign moves to the activation: 128 * 127 * 2 still fits,
+// but only once.
 //
-// Work per 256 columns and 8 rows of Q4_K: 64 VPMADDUBSW, 56 VPADDW, 8 VPMADDWD, about 50 to unpack: 180 operations
-// for 1152 bytes, so a core of 3 GHz and 3 vector operations a cycle reads more than 50 GB/s and decode waits for
-// memory.
+// Work per 256 columns and 8 rows of Q4_K: 64 VPMADDUBSW, 56 VPADDW, 8 VPMADDWD, about 50 to unpack: 180
+// operations for 1152 bytes, so decode waits for memory.
+//
+// Measured on a Zen 4 server core (EPYC, 3.64 GHz, shared with other work: best of many), K = 2048. Left:
+// GMAC/s of one core with the weights in L2. Right: n_act = 1, weights from memory, two cores, and the share
+// of plain reading (66-70 GB/s).
+//
+//     n_act    1    2    4   64     from memory
+//     Q4_K    77  106  110  114     57.7 GB/s  88 %
+//     Q5_K    63   87   95   97     55.2       84
+//     Q6_K    53   73   84   88     55.6       85
+//     Q8_0    49   56   64   64     60.9       93
+//     F16     29   51   52   53     62.2       94
+//
+// Tried: prefetching by software with one or two activation rows, 10-25 % slower; prefetching a block at
+// once, 65 instead of 97 GMAC/s at n_act = 4 from memory; a copy of the kernel without the test for cold
+// weights, +9 % for Q4_K, -12 % for Q6_K (GCC spills differently) and twice the code; 4 columns of float
+// weights, spills.
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -35,8 +51,12 @@ THERMO_INLINE void unroll(F&& f) {
   unroll_sequence(f, std::make_integer_sequence<int, N>{});
 }
 
-THERMO_INLINE __m256i load(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
-THERMO_INLINE __m256i bytes(int b) { return _mm256_set1_epi8(static_cast<char>(b)); }
+THERMO_INLINE __m256i load(const void* p) {
+  return _mm256_load_si256(static_cast<const __m256i*>(p));
+}
+THERMO_INLINE __m256i bytes(int b) {
+  return _mm256_set1_epi8(static_cast<char>(b));
+}
 THERMO_INLINE __m256i broadcast32(const void* p) {
   int32_t v;
   std::memcpy(&v, p, sizeof(v));
@@ -72,15 +92,15 @@ struct alignas(32) CodeBytes {
   consteval CodeBytes() : byte{} {
     for (int i = 0; i < 32; ++i)
       byte[i] = static_cast<int8_t>(kPanelFormat<T>.table == CodeTable::Iq4 ? kIq4Values[i % 16]
-                                                                           : kMxfp4Values[i % 16] + 16);
+                                                                            : kMxfp4Values[i % 16] + 16);
   }
 };
 template <DType T>
 constexpr CodeBytes<T> kCodeBytes;
 
-// Code vector V_G of a sub-block for 8 rows; `sub` points at the lower or upper half of its first vector. Signed codes
-// are values, unsigned ones have the offset in them. One at a time: eight would not fit into the 16 registers next to
-// the sums.
+// Code vector V_G of a sub-block for 8 rows; `sub` points at the lower or upper half of its first vector.
+// Signed codes are values, unsigned ones have the offset in them. One at a time: eight would not fit into the
+// 16 registers next to the sums.
 template <DType T, int G>
 THERMO_INLINE __m256i code_vector(const uint8_t* sub) {
   constexpr PanelFormat f = kPanelFormat<T>;
@@ -92,7 +112,7 @@ THERMO_INLINE __m256i code_vector(const uint8_t* sub) {
   if constexpr (f.bits == 8) {
     return _mm256_xor_si256(load(sub + 64 * G), bytes(0x80));
   } else if constexpr (f.bits == 4) {
-    const __m256i v = bits.template operator()<G % 4, G < 4 ? 0 : 4, 4, 0>();
+    const __m256i v = bits.template operator() < G % 4, G < 4 ? 0 : 4, 4, 0 > ();
     return f.table == CodeTable::None ? v : _mm256_shuffle_epi8(load(kCodeBytes<T>.byte), v);
   } else if constexpr (f.bits == 2) {
     return bits.template operator()<G / 4, 2 * (G % 4), 2, 0>();
@@ -101,8 +121,9 @@ THERMO_INLINE __m256i code_vector(const uint8_t* sub) {
     if constexpr (G % 4 < 3) {
       return bits.template operator()<h + G % 4, 0, 6, 0>();
     } else {
-      return either(bits.template operator()<h, 6, 2, 0>(),
-                    either(bits.template operator()<h + 1, 6, 2, 2>(), bits.template operator()<h + 2, 6, 2, 4>()));
+      return either(
+          bits.template operator()<h, 6, 2, 0>(),
+          either(bits.template operator()<h + 1, 6, 2, 2>(), bits.template operator()<h + 2, 6, 2, 4>()));
     }
   } else if constexpr (f.bits == 5) {
     if constexpr (G < 5) {
@@ -123,8 +144,8 @@ THERMO_INLINE __m256i code_vector(const uint8_t* sub) {
   }
 }
 
-// sum[c] += (codes First..First+N-1 . activations of column c) * scale. `scale` has the scale in both 16-bit halves
-// of a row's lane; `at` is the activation column of code vector 0.
+// sum[c] += (codes First..First+N-1 . activations of column c) * scale. `scale` has the scale in both 16-bit
+// halves of a row's lane; `at` is the activation column of code vector 0.
 template <DType T, int First, int N, int NC>
 THERMO_INLINE void dot(__m256i* sum, const uint8_t* sub, const int8_t* const* codes, int at, __m256i scale) {
   if constexpr (kSignedCodes<T>) {
@@ -133,8 +154,10 @@ THERMO_INLINE void dot(__m256i* sum, const uint8_t* sub, const int8_t* const* co
       const __m256i v = code_vector<T, g>(sub);
       const __m256i size = _mm256_abs_epi8(v);
       unroll<NC>([&](auto c) THERMO_LAMBDA {
-        const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(broadcast32(codes[c] + at + 4 * g), v));
+        const __m256i pairs =
+            _mm256_maddubs_epi16(size, _mm256_sign_epi8(broadcast32(codes[c] + at + 4 * g), v));
         sum[c] = _mm256_add_epi32(sum[c], _mm256_madd_epi16(pairs, scale));
+        asm("" : "+x"(sum[c]));
       });
     });
   } else {
@@ -147,9 +170,13 @@ THERMO_INLINE void dot(__m256i* sum, const uint8_t* sub, const int8_t* const* co
         unroll<NC>([&](auto c) THERMO_LAMBDA {
           const __m256i product = _mm256_maddubs_epi16(v, broadcast32(codes[c] + at + 4 * g));
           pairs[c] = j == 0 ? product : _mm256_add_epi16(pairs[c], product);
+          // Here the sum is a register: else GCC turns the additions into a tree and spills its leaves.
+          asm("" : "+x"(pairs[c]));
         });
       });
-      unroll<NC>([&](auto c) THERMO_LAMBDA { sum[c] = _mm256_add_epi32(sum[c], _mm256_madd_epi16(pairs[c], scale)); });
+      unroll<NC>([&](auto c) THERMO_LAMBDA {
+        sum[c] = _mm256_add_epi32(sum[c], _mm256_madd_epi16(pairs[c], scale));
+      });
     });
   }
 }
@@ -196,8 +223,10 @@ struct Scales256 {
     } else {
       const __m256i low = load(p);
       const __m256i top = _mm256_srl_epi16(load(header + 32), _mm_cvtsi32_si128(2 * half));
-      t[0] = _mm256_or_si256(_mm256_and_si256(low, bytes(15)), _mm256_and_si256(_mm256_slli_epi16(top, 4), bytes(48)));
-      t[1] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(low, 4), bytes(15)), _mm256_and_si256(top, bytes(48)));
+      t[0] = _mm256_or_si256(_mm256_and_si256(low, bytes(15)),
+                             _mm256_and_si256(_mm256_slli_epi16(top, 4), bytes(48)));
+      t[1] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(low, 4), bytes(15)),
+                             _mm256_and_si256(top, bytes(48)));
       unroll<2>([&](auto j) THERMO_LAMBDA { t[j] = _mm256_sub_epi8(t[j], bytes(32)); });
     }
   }
@@ -212,13 +241,15 @@ struct Scales256 {
         static_cast<char>(low), static_cast<char>(high), static_cast<char>(low), static_cast<char>(high),
         static_cast<char>(low + step), static_cast<char>(high + step), static_cast<char>(low + step),
         static_cast<char>(high + step), static_cast<char>(low + 2 * step), static_cast<char>(high + 2 * step),
-        static_cast<char>(low + 2 * step), static_cast<char>(high + 2 * step), static_cast<char>(low + 3 * step),
-        static_cast<char>(high + 3 * step), static_cast<char>(low + 3 * step), static_cast<char>(high + 3 * step),
-        static_cast<char>(low), static_cast<char>(high), static_cast<char>(low), static_cast<char>(high),
+        static_cast<char>(low + 2 * step), static_cast<char>(high + 2 * step),
+        static_cast<char>(low + 3 * step), static_cast<char>(high + 3 * step),
+        static_cast<char>(low + 3 * step), static_cast<char>(high + 3 * step), static_cast<char>(low),
+        static_cast<char>(high), static_cast<char>(low), static_cast<char>(high),
         static_cast<char>(low + step), static_cast<char>(high + step), static_cast<char>(low + step),
         static_cast<char>(high + step), static_cast<char>(low + 2 * step), static_cast<char>(high + 2 * step),
-        static_cast<char>(low + 2 * step), static_cast<char>(high + 2 * step), static_cast<char>(low + 3 * step),
-        static_cast<char>(high + 3 * step), static_cast<char>(low + 3 * step), static_cast<char>(high + 3 * step));
+        static_cast<char>(low + 2 * step), static_cast<char>(high + 2 * step),
+        static_cast<char>(low + 3 * step), static_cast<char>(high + 3 * step),
+        static_cast<char>(low + 3 * step), static_cast<char>(high + 3 * step));
     const __m256i words = _mm256_shuffle_epi8(t[Group / 4], places);
     return kUnsigned ? words : _mm256_srai_epi16(words, 8);
   }
@@ -245,6 +276,19 @@ struct Scales256 {
 
 // ---- one block, 8 rows, NC activation rows ----
 
+// Asks for weights that will be used soon, if they are not in the cache yet. With one or two activation rows
+// the processor's own prefetcher does better; with more, their streams make it lose the weights'.
+constexpr int kAhead = 12288;
+template <int NC, int N>
+THERMO_INLINE void prefetch(const uint8_t* p, bool cold) {
+  if constexpr (NC >= 3) {
+    if (cold)
+      unroll<N / 64>([&](auto i) THERMO_LAMBDA {
+        _mm_prefetch(reinterpret_cast<const char*>(p + kAhead + 64 * i), _MM_HINT_T1);
+      });
+  }
+}
+
 template <int NC>
 struct Columns {
   const int8_t* codes[NC];
@@ -252,9 +296,10 @@ struct Columns {
 };
 
 template <DType T, int NC>
-THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body, int half, int b, const Columns<NC>& x,
-                                     __m256 acc[NC]) {
+THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body, int half, int b,
+                                     const Columns<NC>& x, bool cold, __m256 acc[NC]) {
   static constexpr PanelFormat f = kPanelFormat<T>;
+  prefetch<NC, 64 + f.scale_bytes>(body - 64, cold);
   Scales256<T> scales;
   scales.read(header, body, half);
   __m256i sum[NC];
@@ -267,6 +312,7 @@ THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body,
   });
   unroll<8>([&](auto s) THERMO_LAMBDA {
     const uint8_t* sub = body + f.scale_bytes + s * f.sub_bytes() + 32 * half;
+    prefetch<NC, f.sub_bytes()>(sub, cold);
     if constexpr (f.group_cols == 16) {
       dot<T, 0, 4, NC>(sum, sub, x.codes, b * 256 + s * 32, scales.template scale<2 * s>());
       dot<T, 4, 4, NC>(sum, sub, x.codes, b * 256 + s * 32, scales.template scale<2 * s + 1>());
@@ -278,18 +324,20 @@ THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body,
     const ActMeta256& meta = reinterpret_cast<const ActMeta256*>(x.meta[c])[b];
     __m256 value = _mm256_mul_ps(half8(header + 16 * half), _mm256_cvtepi32_ps(sum[c]));
     if constexpr (f.has_min())
-      value = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(scales.sum_dot(meta)), half8(header + 32 + 16 * half), value);
+      value =
+          _mm256_fnmadd_ps(_mm256_cvtepi32_ps(scales.sum_dot(meta)), half8(header + 32 + 16 * half), value);
     acc[c] = _mm256_fmadd_ps(value, _mm256_set1_ps(meta.d), acc[c]);
   });
 }
 
 template <DType T, int NC>
-THERMO_INLINE void multiply_block32(const uint8_t* header, const uint8_t* body, int half, int b, const Columns<NC>& x,
-                                    __m256 acc[NC]) {
+THERMO_INLINE void multiply_block32(const uint8_t* header, const uint8_t* body, int half, int b,
+                                    const Columns<NC>& x, bool cold, __m256 acc[NC]) {
   static constexpr PanelFormat f = kPanelFormat<T>;
   __m256 scale, min;
   if constexpr (f.scales == ScaleKind::Exponent) {
-    const __m256i e = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(header + 8 * half)));
+    const __m256i e =
+        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(header + 8 * half)));
     // 2^(e - 128); the exponents 0 and 1 are subnormal floats.
     const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
     const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
@@ -299,6 +347,7 @@ THERMO_INLINE void multiply_block32(const uint8_t* header, const uint8_t* body, 
     scale = half8(header + 16 * half);
   }
   if constexpr (f.has_min()) min = half8(header + 32 + 16 * half);
+  prefetch<NC, 64 + f.body_bytes()>(body - 64, cold);  // with the header before it
   const auto meta = [&](int c) THERMO_LAMBDA { return reinterpret_cast<const ActMeta32*>(x.meta[c]) + b; };
   __m256i sum[NC];
   unroll<NC>([&](auto c) THERMO_LAMBDA {
@@ -318,7 +367,7 @@ THERMO_INLINE void multiply_block32(const uint8_t* header, const uint8_t* body, 
 // ---- a panel times NC activation rows ----
 
 template <DType T, int NC>
-void multiply_panel(const uint8_t* panel, int n_cols, const Columns<NC>& x, __m256 out[2][NC]) {
+void multiply_panel(const uint8_t* panel, int n_cols, const Columns<NC>& x, bool cold, __m256 out[2][NC]) {
   static constexpr PanelFormat f = kPanelFormat<T>;
   __m256 acc[2][NC];
   unroll<2 * NC>([&](auto i) THERMO_LAMBDA { acc[i / NC][i % NC] = _mm256_setzero_ps(); });
@@ -333,9 +382,11 @@ void multiply_panel(const uint8_t* panel, int n_cols, const Columns<NC>& x, __m2
         // Both halves broadcast the same activations; GCC would keep all of them, on the stack.
         asm volatile("" ::: "memory");
         if constexpr (f.block_cols == 256)
-          multiply_block256<T, NC>(header + i * f.header_step(), body, half, b0 + i, x, acc[half]);
+          multiply_block256<T, NC>(header + i * f.header_step(), body, half, b0 + i, x, cold && half == 0,
+                                   acc[half]);
         else
-          multiply_block32<T, NC>(header + i * f.header_step(), body, half, b0 + i, x, acc[half]);
+          multiply_block32<T, NC>(header + i * f.header_step(), body, half, b0 + i, x, cold && half == 0,
+                                  acc[half]);
       }
       body += f.body_bytes();
     }
@@ -345,10 +396,12 @@ void multiply_panel(const uint8_t* panel, int n_cols, const Columns<NC>& x, __m2
 
 template <DType T>
 THERMO_INLINE __m256 float_column(const uint8_t* panel, int64_t c, int half) {
-  if constexpr (T == DType::F32) return _mm256_load_ps(reinterpret_cast<const float*>(panel + 64 * c + 32 * half));
+  if constexpr (T == DType::F32)
+    return _mm256_load_ps(reinterpret_cast<const float*>(panel + 64 * c + 32 * half));
   if constexpr (T == DType::F16) return half8(panel + 32 * c + 16 * half);
   return _mm256_castsi256_ps(_mm256_slli_epi32(
-      _mm256_cvtepu16_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(panel + 32 * c + 16 * half))), 16));
+      _mm256_cvtepu16_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(panel + 32 * c + 16 * half))),
+      16));
 }
 
 template <DType T, int NC>
@@ -378,55 +431,78 @@ void multiply_float_panel(const uint8_t* panel, int n_cols, const Columns<NC>& x
 
 // ---- driver ----
 
-constexpr bool is_float(DType dtype) { return dtype == DType::F32 || dtype == DType::F16 || dtype == DType::BF16; }
+constexpr bool is_float(DType dtype) {
+  return dtype == DType::F32 || dtype == DType::F16 || dtype == DType::BF16;
+}
+
+// Panels that are multiplied with all activation rows before the next ones: they stay in the second-level
+// cache.
+constexpr size_t kGroupBytes = 128 * 1024;
 
 template <DType T, int NC>
-void multiply_columns(const PanelMatmulArgs& a, const uint8_t* panel, int p, int t0) {
+void multiply_columns(const PanelMatmulArgs& a, size_t stride, int p0, int p1, int t0,
+                      [[maybe_unused]] bool cold) {
   Columns<NC> x;
   for (int c = 0; c < NC; ++c) {
-    const std::byte* row = a.acts + static_cast<size_t>(a.act_index ? a.act_index[t0 + c] : t0 + c) * a.act_stride;
-    x.codes[c] = reinterpret_cast<const int8_t*>(row);
+    const std::byte* row =
+        a.acts + static_cast<size_t>(a.act_index ? a.act_index[t0 + c] : t0 + c) * a.act_stride;
     const int pad = kPanelFormat<T>.block_cols == 256 ? 256 : 64;
+    x.codes[c] = reinterpret_cast<const int8_t*>(row);
     x.meta[c] = row + (a.n_cols + pad - 1) / pad * pad;
   }
-  __m256 out[2][NC];
-  if constexpr (is_float(T))
-    multiply_float_panel<T, NC>(panel, a.n_cols, x, out);
-  else
-    multiply_panel<T, NC>(panel, a.n_cols, x, out);
-  const int rows = a.n_rows - 16 * p;
-  for (int c = 0; c < NC; ++c) {
-    float* y = a.y + (t0 + c) * a.y_stride + 16 * p;
-    if (rows >= 16) {
-      _mm256_storeu_ps(y, out[0][c]);
-      _mm256_storeu_ps(y + 8, out[1][c]);
-    } else {
-      alignas(32) float last[16];
-      _mm256_store_ps(last, out[0][c]);
-      _mm256_store_ps(last + 8, out[1][c]);
-      std::memcpy(y, last, static_cast<size_t>(rows) * sizeof(float));
+  for (int p = p0; p < p1; ++p) {
+    const uint8_t* panel = reinterpret_cast<const uint8_t*>(a.panels) + static_cast<size_t>(p) * stride;
+    __m256 out[2][NC];
+    if constexpr (is_float(T))
+      multiply_float_panel<T, NC>(panel, a.n_cols, x, out);
+    else
+      multiply_panel<T, NC>(panel, a.n_cols, x, cold, out);
+    const int rows = a.n_rows - 16 * p;
+    for (int c = 0; c < NC; ++c) {
+      float* y = a.y + (t0 + c) * a.y_stride + 16 * p;
+      if (rows >= 16) {
+        _mm256_storeu_ps(y, out[0][c]);
+        _mm256_storeu_ps(y + 8, out[1][c]);
+      } else {
+        alignas(32) float last[16];
+        _mm256_store_ps(last, out[0][c]);
+        _mm256_store_ps(last + 8, out[1][c]);
+        std::memcpy(y, last, static_cast<size_t>(rows) * sizeof(float));
+      }
     }
   }
 }
 
 template <DType T>
 void multiply(const PanelMatmulArgs& a) {
+  constexpr int kMaxColumns = is_float(T) ? 2 : 4;
   const size_t stride = panel_bytes(T, a.n_cols);
-  for (int p = 0; p < a.n_panels; ++p) {
-    const uint8_t* panel = reinterpret_cast<const uint8_t*>(a.panels) + static_cast<size_t>(p) * stride;
-    int t = 0;
-    for (; t + 4 <= a.n_act; t += 4) multiply_columns<T, 4>(a, panel, p, t);
-    if (a.n_act - t >= 2) multiply_columns<T, 2>(a, panel, p, t), t += 2;
-    if (a.n_act - t >= 1) multiply_columns<T, 1>(a, panel, p, t);
+  const int passes = (a.n_act + kMaxColumns - 1) / kMaxColumns;
+  const int group = passes == 1             ? a.n_panels
+                    : stride >= kGroupBytes ? 1
+                                            : static_cast<int>(kGroupBytes / stride);
+  for (int p0 = 0; p0 < a.n_panels; p0 += group) {
+    const int p1 = a.n_panels - p0 < group ? a.n_panels : p0 + group;
+    for (int i = 0, t = 0; i < passes; ++i) {
+      const int width = a.n_act / passes + (i < a.n_act % passes ? 1 : 0);
+      unroll<kMaxColumns>([&](auto n) THERMO_LAMBDA {
+        if (width == n + 1) multiply_columns<T, n + 1>(a, stride, p0, p1, t, i == 0);
+      });
+      t += width;
+    }
   }
 }
 
 void matmul_avx2(const PanelMatmulArgs& a) noexcept {
   switch (a.dtype) {
-    case DType::F32: return multiply<DType::F32>(a);
-    case DType::F16: return multiply<DType::F16>(a);
-    case DType::BF16: return multiply<DType::BF16>(a);
-    default: break;
+    case DType::F32:
+      return multiply<DType::F32>(a);
+    case DType::F16:
+      return multiply<DType::F16>(a);
+    case DType::BF16:
+      return multiply<DType::BF16>(a);
+    default:
+      break;
   }
 #define CASE(t) return multiply<DType::t>(a)
   THERMO_FOR_QUANT_TYPE(a.dtype, CASE)
@@ -439,7 +515,8 @@ THERMO_INLINE uint32_t max_abs_bits(const float* x, int n) {
   __m256i max = _mm256_setzero_si256();
   int i = 0;
   for (; i + 8 <= n; i += 8)
-    max = _mm256_max_epu32(max, _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(x + i)), _mm256_set1_epi32(0x7fffffff)));
+    max = _mm256_max_epu32(
+        max, _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(x + i)), _mm256_set1_epi32(0x7fffffff)));
   alignas(32) uint32_t lane[8];
   _mm256_store_si256(reinterpret_cast<__m256i*>(lane), max);
   uint32_t result = 0;
@@ -473,7 +550,9 @@ THERMO_INLINE float quantize_block(const float* x, int n, int size, int8_t* code
       from = last;
     }
     __m256i q[4];
-    unroll<4>([&](auto k) THERMO_LAMBDA { q[k] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + 8 * k), inverse)); });
+    unroll<4>([&](auto k) THERMO_LAMBDA {
+      q[k] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + 8 * k), inverse));
+    });
     const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + i),
                         _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));

@@ -1,5 +1,6 @@
-// Plain C++ that any compiler vectorises somewhat: the path for processors we have no kernel for, and a second
-// opinion in tests. A sub-block is decoded to 16-bit values once and multiplied with up to 8 activation rows.
+// Plain C++ that any compiler vectorises somewhat: the path for processors we have no kernel for, and a
+// second opinion in tests. A sub-block is decoded to 16-bit values once and multiplied with up to 8
+// activation rows.
 #include <bit>
 #include <cstring>
 
@@ -11,7 +12,9 @@ namespace {
 
 constexpr int kMaxCols = 8;
 
-int round_up(int n, int to) { return (n + to - 1) / to * to; }
+int round_up(int n, int to) {
+  return (n + to - 1) / to * to;
+}
 
 // ---- activations ----
 
@@ -75,7 +78,8 @@ void quantize_row_portable(ActFormat format, const float* x, int n_cols, std::by
 using Accumulators = float[kMaxCols][16];
 
 template <DType T>
-void multiply_block(BlockPlace place, int b, int n_cols, const std::byte* const* acts, int n_act, Accumulators& acc) {
+void multiply_block(BlockPlace place, int b, int n_cols, const std::byte* const* acts, int n_act,
+                    Accumulators& acc) {
   constexpr PanelFormat f = kPanelFormat<T>;
   BlockScales scales;
   decode_scales<T>(place, scales);
@@ -137,9 +141,9 @@ void multiply_panel(DType dtype, const uint8_t* panel, int n_cols, const std::by
   if (dtype == DType::F32) return multiply_float<float>(dtype, panel, n_cols, acts, n_act, acc);
   if (dtype == DType::F16 || dtype == DType::BF16)
     return multiply_float<uint16_t>(dtype, panel, n_cols, acts, n_act, acc);
-#define CASE(t)                                                                              \
-  for (int b = 0; b < n_cols / kPanelFormat<DType::t>.block_cols; ++b)                       \
-    multiply_block<DType::t>(find_block<DType::t>(panel, b), b, n_cols, acts, n_act, acc);   \
+#define CASE(t)                                                                            \
+  for (int b = 0; b < n_cols / kPanelFormat<DType::t>.block_cols; ++b)                     \
+    multiply_block<DType::t>(find_block<DType::t>(panel, b), b, n_cols, acts, n_act, acc); \
   return
   THERMO_FOR_QUANT_TYPE(dtype, CASE)
 #undef CASE

@@ -6,16 +6,7 @@
 // the portable path could end up running the AVX-512 copy.
 #pragma once
 
-// GCC 12 takes the deliberately undefined operands inside its own header for mistakes (GCC bug 105593).
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
-#pragma GCC diagnostic pop
-#else
-#include <immintrin.h>
-#endif
 
 #include <cstdint>
 #include <cstring>
