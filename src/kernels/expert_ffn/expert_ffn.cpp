@@ -47,7 +47,7 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
   ActBuffer& hidden = scratch.hidden_;
 
   // Groups may differ in width and type (the shared expert), so each has its own tile size.
-  const auto tile_a = [&](const Ffn& ffn) { return std::min(panels_per_task(ffn.gate, 1), 4); };
+  const auto tile_a = [&](const Ffn& ffn) { return std::min(panels_per_task(ffn.gate, 1, 1), 4); };
   int n_tasks_a = 0;
   int max_ff = 0;
   for (int i = 0; i < n_groups; ++i) {
@@ -82,10 +82,11 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     for (int begin = 0; begin < group.n_pairs; begin += kTileActs) {
       const int n = std::min(kTileActs, group.n_pairs - begin);
       const int pair = group.pair_begin + begin;
-      multiply_tile(ffn.gate, panel, tile_panels, *args.x, args.pair_rows + pair, n, gate, tile_rows,
-                    context.scratch.panels(thread), context.kernels);
-      multiply_tile(ffn.up, panel, tile_panels, *args.x, args.pair_rows + pair, n, up, tile_rows,
-                    context.scratch.panels(thread), context.kernels);
+      const ActRange acts{.x = args.x, .index = args.pair_rows + pair, .n = n};
+      multiply_tile(ffn.gate, panel, tile_panels, acts, gate, tile_rows, context.scratch.panels(thread),
+                    context.kernels);
+      multiply_tile(ffn.up, panel, tile_panels, acts, up, tile_rows, context.scratch.panels(thread),
+                    context.kernels);
       row_ops.swiglu(gate, up, n * tile_rows);
       for (int i = 0; i < n; ++i)
         std::copy_n(gate + static_cast<int64_t>(i) * tile_rows, tile_rows, hidden.row(pair + i) + row);
@@ -107,7 +108,6 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     const int row = panel * kPanelRows;
     const int tile_rows = std::min(tile_panels * kPanelRows, args.n_embd - row);
     float* const tile = context.scratch.tile(thread, 0);
-    int32_t index[kTileActs];
     for (int g = 0; g < n_groups; ++g) {
       const FfnGroup& group = args.groups[static_cast<size_t>(g)];
       if (g + 1 < n_groups) prefetch_tile(args.groups[static_cast<size_t>(g) + 1].ffn->down, panel);
@@ -115,9 +115,8 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
       for (int begin = 0; begin < group.n_pairs; begin += kTileActs) {
         const int n = std::min(kTileActs, group.n_pairs - begin);
         const int pair = group.pair_begin + begin;
-        for (int i = 0; i < n; ++i) index[i] = pair + i;
-        multiply_tile(group.ffn->down, panel, tile_panels, hidden, index, n, tile, tile_rows,
-                      context.scratch.panels(thread), context.kernels);
+        multiply_tile(group.ffn->down, panel, tile_panels, {.x = &hidden, .first = pair, .n = n}, tile,
+                      tile_rows, context.scratch.panels(thread), context.kernels);
         for (int i = 0; i < n; ++i)
           row_ops.add_scaled(args.y + args.pair_rows[pair + i] * args.y_stride + row,
                              tile + static_cast<int64_t>(i) * tile_rows, args.pair_weights[pair + i],

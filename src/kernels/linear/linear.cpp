@@ -83,11 +83,12 @@ std::byte* LinearScratch::panels(int thread) const {
   return memory_.data() + static_cast<size_t>(thread) * thread_bytes_ + 2 * kTileFloats * sizeof(float);
 }
 
-int panels_per_task(const Matrix& w, int n_threads) noexcept {
-  const size_t bytes = panel_bytes(w.dtype, w.n_cols);
-  const int by_bytes = static_cast<int>(std::max<size_t>(1, kTaskBytes / bytes));
-  const int by_threads = std::max(1, n_panels(w.n_rows) / (4 * n_threads));
-  return std::min({by_bytes, by_threads, LinearScratch::kTilePanels});
+int panels_per_task(const Matrix& w, int n_rows, int n_threads) noexcept {
+  const int count = n_panels(w.n_rows);
+  const int by_bytes = static_cast<int>(std::max<size_t>(1, kTaskBytes / panel_bytes(w.dtype, w.n_cols)));
+  const int few = std::min(by_bytes, std::max(1, count / (4 * n_threads)));
+  const int many = std::max(1, count / (2 * n_threads));
+  return std::min(n_rows < LinearScratch::kTileActs ? few : many, LinearScratch::kTilePanels);
 }
 
 void prefetch_tile(const Matrix& w, int panel) noexcept {
@@ -97,9 +98,8 @@ void prefetch_tile(const Matrix& w, int panel) noexcept {
   for (int offset = 0; offset < kHeadBytes; offset += 64) __builtin_prefetch(head + offset, 0, 2);
 }
 
-void multiply_tile(const Matrix& w, int panel, int tile_panels, const ActBuffer& x, const int32_t* act_index,
-                   int n_acts, float* y, int64_t y_stride, std::byte* panel_scratch,
-                   const QuantMatmulKernels& kernels) noexcept {
+void multiply_tile(const Matrix& w, int panel, int tile_panels, const ActRange& acts, float* y,
+                   int64_t y_stride, std::byte* panel_scratch, const QuantMatmulKernels& kernels) noexcept {
   const size_t bytes = panel_bytes(w.dtype, w.n_cols);
   const std::byte* panels = nullptr;
   if (w.panels) {
@@ -111,17 +111,27 @@ void multiply_tile(const Matrix& w, int panel, int tile_panels, const ActBuffer&
     panels = panel_scratch;
   }
   const ActFormat format = act_format(w.dtype);
-  kernels.matmul({.dtype = w.dtype,
-                  .n_cols = w.n_cols,
-                  .panels = panels,
-                  .n_panels = tile_panels,
-                  .n_rows = std::min(tile_panels * kPanelRows, w.n_rows - panel * kPanelRows),
-                  .acts = x.rows(format),
-                  .act_stride = x.stride(format),
-                  .act_index = act_index,
-                  .n_act = n_acts,
-                  .y = y,
-                  .y_stride = y_stride});
+  PanelMatmulArgs args{.dtype = w.dtype,
+                       .n_cols = w.n_cols,
+                       .panels = panels,
+                       .n_panels = tile_panels,
+                       .n_rows = std::min(tile_panels * kPanelRows, w.n_rows - panel * kPanelRows),
+                       .acts = acts.x->rows(format),
+                       .act_stride = acts.x->stride(format),
+                       .act_index = acts.index,
+                       .n_act = 0,
+                       .y = y,
+                       .y_stride = y_stride};
+  if (!acts.index) args.acts += static_cast<size_t>(acts.first) * args.act_stride;
+  for (int begin = 0; begin < acts.n; begin += LinearScratch::kBlockActs) {
+    args.n_act = std::min(LinearScratch::kBlockActs, acts.n - begin);
+    kernels.matmul(args);
+    args.y += args.n_act * y_stride;
+    if (args.act_index)
+      args.act_index += args.n_act;
+    else
+      args.acts += static_cast<size_t>(args.n_act) * args.act_stride;
+  }
 }
 
 void linear_cpu(std::span<const LinearJob> jobs, int n_rows, const int32_t* row_index,
@@ -133,7 +143,7 @@ void linear_cpu(std::span<const LinearJob> jobs, int n_rows, const int32_t* row_
   int first_task[kMaxJobs + 1] = {0};
   for (size_t j = 0; j < jobs.size(); ++j) {
     const Matrix& w = *jobs[j].w;
-    tile[j] = panels_per_task(w, context.pool.size());
+    tile[j] = panels_per_task(w, n_rows, context.pool.size());
     first_task[j + 1] = first_task[j] + ceil_div(n_panels(w.n_rows), tile[j]);
   }
   context.pool.run(first_task[jobs.size()], [&](int task, int thread) {
@@ -146,18 +156,17 @@ void linear_cpu(std::span<const LinearJob> jobs, int n_rows, const int32_t* row_
     const int row = panel * kPanelRows;
     const int tile_rows = std::min(tile_panels * kPanelRows, w.n_rows - row);
     if (!job.add) {
-      multiply_tile(w, panel, tile_panels, *job.x, row_index, n_rows, job.y + row, job.y_stride,
-                    context.scratch.panels(thread), context.kernels);
+      multiply_tile(w, panel, tile_panels, {.x = job.x, .index = row_index, .n = n_rows}, job.y + row,
+                    job.y_stride, context.scratch.panels(thread), context.kernels);
       return;
     }
     // Multiply a slice into the thread's tile, then add it where it belongs.
     float* const tile_y = context.scratch.tile(thread, 0);
-    int32_t index[LinearScratch::kTileActs];
     for (int begin = 0; begin < n_rows; begin += LinearScratch::kTileActs) {
       const int n = std::min(LinearScratch::kTileActs, n_rows - begin);
-      for (int i = 0; i < n; ++i) index[i] = row_index ? row_index[begin + i] : begin + i;
-      multiply_tile(w, panel, tile_panels, *job.x, index, n, tile_y, tile_rows,
-                    context.scratch.panels(thread), context.kernels);
+      multiply_tile(w, panel, tile_panels,
+                    {.x = job.x, .first = begin, .index = row_index ? row_index + begin : nullptr, .n = n},
+                    tile_y, tile_rows, context.scratch.panels(thread), context.kernels);
       for (int i = 0; i < n; ++i) {
         float* const y = job.y + (begin + i) * job.y_stride + row;
         const float* const t = tile_y + static_cast<int64_t>(i) * tile_rows;

@@ -65,7 +65,8 @@ class LinearScratch {
   std::byte* panels(int thread) const;       // kTilePanels panels
 
   static constexpr int kTilePanels = 16;
-  static constexpr int kTileActs = 64;  // activation rows multiplied into a tile at a time
+  static constexpr int kTileActs = 64;    // activation rows multiplied into a tile at a time
+  static constexpr int kBlockActs = 128;  // activation rows that stay in the L2 cache while a tile passes
   static constexpr int kTileFloats = kTilePanels * kPanelRows * kTileActs;
 
  private:
@@ -93,18 +94,27 @@ struct LinearJob {
 void linear_cpu(std::span<const LinearJob> jobs, int n_rows, const int32_t* row_index,
                 const LinearContext& context) noexcept;
 
-// One tile, on the calling thread: panels [panel, panel + n_panels) of w into y[n_acts][n_panels * 16] (or
-// into place with y_stride), packing on the fly where the matrix is not repacked. n_panels <= kTilePanels.
-void multiply_tile(const Matrix& w, int panel, int n_panels, const ActBuffer& x, const int32_t* act_index,
-                   int n_acts, float* y, int64_t y_stride, std::byte* panel_scratch,
-                   const QuantMatmulKernels& kernels) noexcept;
+// Which activation rows a tile is multiplied with: `index` (n of them), or first, first + 1, ...
+struct ActRange {
+  const ActBuffer* x;
+  int first = 0;
+  const int32_t* index = nullptr;
+  int n = 0;
+};
+
+// One tile, on the calling thread: panels [panel, panel + n_panels) of w into y[i * y_stride + row - 16 *
+// panel], packing on the fly where the matrix is not repacked. n_panels <= kTilePanels.
+void multiply_tile(const Matrix& w, int panel, int n_panels, const ActRange& acts, float* y, int64_t y_stride,
+                   std::byte* panel_scratch, const QuantMatmulKernels& kernels) noexcept;
 
 // Starts loading the head of a tile that will be multiplied soon. The processor follows a stream once it has
 // seen it, but experts and tiles start at unrelated addresses. Worth 5 % in decode and 10 % in short
 // prefills.
 void prefetch_tile(const Matrix& w, int panel) noexcept;
 
-// Panels per task: enough bytes that a task is worth handing out, few enough that all threads have work.
-int panels_per_task(const Matrix& w, int n_threads) noexcept;
+// Panels per task. Few rows: about 64 KiB of weights, so that all threads have work and nobody waits long at
+// the end. Many rows: as many panels as still keep all threads busy, because a task reads all activation rows
+// once.
+int panels_per_task(const Matrix& w, int n_rows, int n_threads) noexcept;
 
 }  // namespace thermo
