@@ -33,7 +33,7 @@ enum class TensorKind {
 };
 const char* tensor_kind_name(TensorKind kind);
 
-// By the names that models.md lists. `n_layer` is the main stack: what lies behind it belongs to the
+// By the names of the file format. `n_layer` is the main stack: what lies behind it belongs to the
 // next-token block. DeltaNet and Laguna both have an `attn_gate`; `recurrent` says which layer this is.
 TensorKind tensor_kind(std::string_view name, const ModelConfig* config);
 

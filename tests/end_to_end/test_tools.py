@@ -24,7 +24,7 @@ QUANTS = ["Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q3_K_M", "Q2_K", "Q6_K", "Q8_
           "IQ4_NL", "IQ4_XS", "MXFP4", "F16", "BF16", "F32"]
 ISAS = ["portable", "avx2", "avx512", "amx"]
 
-# server.md, section 16.
+# The fields of llama-bench, in its order, then ours.
 LLAMA_FIELDS = """build_commit build_number cpu_info gpu_info backends model_filename model_type model_size
     model_n_params n_batch n_ubatch n_threads cpu_mask cpu_strict poll type_k type_v n_gpu_layers n_cpu_moe split_mode
     main_gpu no_kv_offload flash_attn devices tensor_split tensor_buft_overrides load_mode embeddings no_op_offload

@@ -212,7 +212,7 @@ TEST_P(Attention, RunsTheRealShapes) {
 }
 
 TEST_P(Attention, WindowCountsTheRowItself) {
-  // models.md 5.3: key j is visible to query i iff i - j < window. A window of 1 is the row alone.
+  // Key j is visible to query i iff i - j < window. A window of 1 is the row alone.
   Problem problem({4, 2, 32}, {40, 3, 1}, KvType::F32, KvType::F32, 31);
   GuardedBuffer<float> out(problem.out_size());
   GuardedBuffer<float> scratch(attention_scratch_floats(4, 2, 32));
@@ -265,7 +265,7 @@ TEST_P(Attention, TreeRowsEqualTheirBranchRunAsAChain) {
 }
 
 TEST_P(Attention, FollowsTheWorkedTree) {
-  // speculation.md 5.1: root, A, AC, B, ACE, BC.
+  // A tree of six rows: root, A, AC, B, ACE, BC.
   Problem problem({4, 2, 32}, {10, 6}, KvType::F32, KvType::F32, 51);
   problem.parents = {-1, 0, 1, 0, 2, 3};
   problem.positions = {10, 11, 12, 11, 13, 12};

@@ -241,7 +241,7 @@ TEST_P(DeltaNet, TreeRowsEqualTheirBranchRunAsAChain) {
 }
 
 TEST_P(DeltaNet, FollowsTheWorkedTree) {
-  // speculation.md 5.1; the accepted path is 0, 3, 5.
+  // A tree of six rows; the accepted path is 0, 3, 5.
   Problem tree(kFixture, 6, 51, Decay::Mixed);
   tree.set_tree({-1, 0, 1, 0, 2, 3});
   expect_same(tree, true);

@@ -143,7 +143,7 @@ struct Conformance {
   double sum, wsum, y0, y1, y16, y31, last;
 };
 
-// Blocks of bytes (37 i + 11) mod 256 with d = 0.25 and min = 0.125, from another decoder (models.md 2.5).
+// Blocks of bytes (37 i + 11) mod 256 with d = 0.25 and min = 0.125, values from another decoder.
 constexpr Conformance kConformance[] = {
     {DType::Q4_0, -5.25, -129.5, -0.75, 0.5, -0.75, 0, 0},
     {DType::Q4_1, 65.25, 1061.75, 3.875, 1.125, 2.375, 3.125, 3.125},

@@ -12,11 +12,11 @@
 namespace thermo {
 namespace {
 
-__device__ __forceinline__ DeviceMatrix matrix_of(const DeviceExpertArgs& a, int expert,
-                                                  const DeviceMatrix& routed, const DeviceMatrix& shared) {
-  if (expert == a.n_expert) return shared;
+__device__ __forceinline__ DeviceMatrix matrix_of(const uint8_t* base, const DeviceMatrix& routed,
+                                                  const DeviceMatrix& shared) {
+  if (base == nullptr) return shared;
   DeviceMatrix m = routed;
-  m.panels = a.base[expert] + reinterpret_cast<size_t>(routed.panels);
+  m.panels = base + reinterpret_cast<size_t>(routed.panels);
   return m;
 }
 
@@ -24,64 +24,76 @@ __device__ __forceinline__ ActsOut acts_out(const DeviceActsOut& o) {
   return {static_cast<half*>(o.f16), o.f32, o.f16_stride, o.f32_stride, o.scale};
 }
 
-__global__ void __launch_bounds__(512) expert_in_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
-  __shared__ float part[16][kPartFloats];
-  allow_next();
+// Warps that share a panel, and panels of a block of `n_warps` warps.
+constexpr int kInWarps = 4;   // of gate, and as many of up
+constexpr int kOutWarps = 8;
+__host__ __device__ constexpr int expert_split_log2(int n_cols, int n_warps) {
+  const int n_chunks = (n_cols + 255) / 256;
+  const int most = n_chunks >= 8 ? 3 : n_chunks >= 4 ? 2 : n_chunks >= 2 ? 1 : 0;
+  const int have = n_warps >= 8 ? 3 : 2;
+  return most < have ? most : have;
+}
+
+__global__ void __launch_bounds__(64 * kInWarps, 4) expert_in_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
+  __shared__ __align__(16) float part[2 * kInWarps][kPartFloats];
+  extern __shared__ __align__(16) std::byte stages[];
   wait_for_inputs();
-  const int slot = blockIdx.y;
-  if (slot >= *a.routes.n_slots) return;
-  const int expert = a.routes.slot_expert[slot], first = a.routes.slot_first[slot],
-            n_acts = a.routes.slot_count[slot];
+  allow_next();  // after the wait: the next kernel reads the slots before its own
+  const DeviceSlot& slot = a.routes.slots[blockIdx.y];
+  const uint8_t* const base = slot.base;
+  const int first = slot.first, n_acts = slot.count;
+  if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const DeviceMatrix w =
-      warp < 8 ? matrix_of(a, expert, a.gate, a.shared_gate) : matrix_of(a, expert, a.up, a.shared_up);
-  const int split = split_warps(w.n_cols), panels_here = 8 / split;
+  const DeviceMatrix& w = warp < kInWarps ? (base == nullptr ? a.shared_gate : a.gate) : (base == nullptr ? a.shared_up : a.up);
+  const int split = expert_split_log2(w.n_cols, kInWarps), panels_here = kInWarps >> split;
   const int first_panel = blockIdx.x * panels_here;
-  const int panel = first_panel + warp % 8 / split;
-  if (panel * 16 < w.n_rows)
-    warp_product<1>(
-        w.dtype, w.panels + panel * w.panel_bytes, w.n_cols, warp % split, split, a.x,
-        [&](int p) { return a.routes.pair_row[first + p]; }, n_acts, lane, part[warp]);
+  const int panel = first_panel + (warp % kInWarps >> split);
+  // `panels` of a routed matrix counts from the expert's address.
+  warp_product<1>(
+      w, panel * 16 < w.n_rows ? base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes : nullptr, warp & ((1 << split) - 1), 1 << split,
+      a.x, [&](int p) { return slot.rows[p]; }, n_acts, lane, stages + warp * a.stage_bytes, part[warp], [] {});
   __syncthreads();
   const ActsOut hidden = acts_out(a.hidden);
-  for (int i = threadIdx.x; i < panels_here * 16 * n_acts; i += 512) {
-    const int r = i % 16, p = i / 16 % panels_here, act = i / 16 / panels_here;
+  for (int i = threadIdx.x; i < panels_here * 16 * n_acts; i += 64 * kInWarps) {
+    const int r = i & 15, p = (i >> 4) & (panels_here - 1), act = (i >> 4) / panels_here;
     const int row = (first_panel + p) * 16 + r;
     if (row >= w.n_rows) continue;
     float gate = 0.0f, up = 0.0f;
-    for (int s = 0; s < split; ++s) {
-      gate += part[p * split + s][act * 16 + r];
-      up += part[8 + p * split + s][act * 16 + r];
+    for (int s = 0; s < 1 << split; ++s) {
+      gate += part[(p << split) + s][act * 16 + r];
+      up += part[kInWarps + (p << split) + s][act * 16 + r];
     }
     hidden.put(first + act, row, silu(gate) * up);
   }
 }
 
-__global__ void __launch_bounds__(256) expert_out_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
-  __shared__ float part[8][kPartFloats];
+__global__ void __launch_bounds__(32 * kOutWarps, 4) expert_out_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
+  __shared__ __align__(16) float part[kOutWarps][kPartFloats];
+  extern __shared__ __align__(16) std::byte stages[];
   allow_next();
-  wait_for_inputs();
-  const int slot = blockIdx.y;
-  if (slot >= *a.routes.n_slots) return;
-  const int expert = a.routes.slot_expert[slot], first = a.routes.slot_first[slot],
-            n_acts = a.routes.slot_count[slot];
+  const DeviceSlot& slot = a.routes.slots[blockIdx.y];
+  const uint8_t* const base = slot.base;
+  const int first = slot.first, n_acts = slot.count;
+  if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots) {
+    wait_for_inputs();
+    return;
+  }
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const DeviceMatrix w = matrix_of(a, expert, a.down, a.shared_down);
-  const int split = split_warps(w.n_cols), panels_here = 8 / split;
+  const DeviceMatrix& w = base == nullptr ? a.shared_down : a.down;
+  const int split = expert_split_log2(w.n_cols, kOutWarps), panels_here = kOutWarps >> split;
   const int first_panel = blockIdx.x * panels_here;
-  const int panel = first_panel + warp / split;
+  const int panel = first_panel + (warp >> split);
   const DeviceActs x{a.hidden.f16, a.hidden.f32, a.hidden.f16_stride, a.hidden.f32_stride, a.hidden.scale};
-  if (panel * 16 < w.n_rows)
-    warp_product<1>(
-        w.dtype, w.panels + panel * w.panel_bytes, w.n_cols, warp % split, split, x,
-        [&](int p) { return first + p; }, n_acts, lane, part[warp]);
+  warp_product<1>(
+      w, panel * 16 < w.n_rows ? base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes : nullptr, warp & ((1 << split) - 1), 1 << split, x,
+      [&](int p) { return first + p; }, n_acts, lane, stages + warp * a.stage_bytes, part[warp], [] { wait_for_inputs(); });
   __syncthreads();
-  for (int i = threadIdx.x; i < panels_here * 16 * n_acts; i += 256) {
-    const int r = i % 16, p = i / 16 % panels_here, act = i / 16 / panels_here;
+  for (int i = threadIdx.x; i < panels_here * 16 * n_acts; i += 32 * kOutWarps) {
+    const int r = i & 15, p = (i >> 4) & (panels_here - 1), act = (i >> 4) / panels_here;
     const int row = (first_panel + p) * 16 + r;
     if (row >= w.n_rows) continue;
     float sum = 0.0f;
-    for (int s = 0; s < split; ++s) sum += part[p * split + s][act * 16 + r];
+    for (int s = 0; s < 1 << split; ++s) sum += part[(p << split) + s][act * 16 + r];
     a.y[static_cast<int64_t>(first + act) * a.n_embd + row] = sum;
   }
 }
@@ -94,13 +106,12 @@ __global__ void __launch_bounds__(kTileThreads)
   int* const rows = reinterpret_cast<int*>(shared + 2 * kTileStageBytes);
   allow_next();
   wait_for_inputs();
-  const int slot = blockIdx.y;
-  if (slot >= *a.routes.n_slots) return;
-  const int expert = a.routes.slot_expert[slot], first = a.routes.slot_first[slot],
-            n_acts = a.routes.slot_count[slot];
-  if ((expert == a.n_expert) != kShared) return;
-  const DeviceMatrix gate = matrix_of(a, expert, a.gate, a.shared_gate),
-                     up = matrix_of(a, expert, a.up, a.shared_up);
+  if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots) return;
+  const DeviceSlot& slot = a.routes.slots[blockIdx.y];
+  const int first = slot.first, n_acts = slot.count;
+  if ((slot.base == nullptr) != kShared) return;
+  const DeviceMatrix gate = matrix_of(slot.base,  a.gate, a.shared_gate),
+                     up = matrix_of(slot.base,  a.up, a.shared_up);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
   const int panel = blockIdx.x * 8 + warp;
   for (int i = threadIdx.x; i < kTileActs; i += kTileThreads)
@@ -131,12 +142,11 @@ __global__ void __launch_bounds__(kTileThreads)
   int* const rows = reinterpret_cast<int*>(shared + 2 * kTileStageBytes);
   allow_next();
   wait_for_inputs();
-  const int slot = blockIdx.y;
-  if (slot >= *a.routes.n_slots) return;
-  const int expert = a.routes.slot_expert[slot], first = a.routes.slot_first[slot],
-            n_acts = a.routes.slot_count[slot];
-  if ((expert == a.n_expert) != kShared) return;
-  const DeviceMatrix w = matrix_of(a, expert, a.down, a.shared_down);
+  if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots) return;
+  const DeviceSlot& slot = a.routes.slots[blockIdx.y];
+  const int first = slot.first, n_acts = slot.count;
+  if ((slot.base == nullptr) != kShared) return;
+  const DeviceMatrix w = matrix_of(slot.base,  a.down, a.shared_down);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
   const int panel = blockIdx.x * 8 + warp;
   for (int i = threadIdx.x; i < kTileActs; i += kTileThreads) rows[i] = i < n_acts ? first + i : -1;
@@ -183,9 +193,9 @@ void launch_out_tiles(const DeviceExpertArgs& args, StreamView stream) {
          kTileThreads, kTileSharedBytes, stream, args);
 }
 
-unsigned small_blocks(const DeviceMatrix& a, const DeviceMatrix& b) {
-  const auto blocks = [](const DeviceMatrix& m) {
-    return m.n_rows == 0 ? 0 : ceil_div(ceil_div(m.n_rows, 16), 8 / split_warps(m.n_cols));
+unsigned small_blocks(const DeviceMatrix& a, const DeviceMatrix& b, int n_warps) {
+  const auto blocks = [n_warps](const DeviceMatrix& m) {
+    return m.n_rows == 0 ? 0 : ceil_div(ceil_div(m.n_rows, 16), n_warps >> expert_split_log2(m.n_cols, n_warps));
   };
   return static_cast<unsigned>(blocks(a) > blocks(b) ? blocks(a) : blocks(b));
 }
@@ -202,12 +212,29 @@ bool expert_tiles_possible(const DeviceExpertArgs& a) noexcept {
 
 void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept {
   if (!args.large) {
-    launch(expert_in_small_kernel,
-           dim3(small_blocks(args.gate, args.shared_gate), static_cast<unsigned>(args.max_slots)), 512, 0,
-           stream, args);
-    launch(expert_out_small_kernel,
-           dim3(small_blocks(args.down, args.shared_down), static_cast<unsigned>(args.max_slots)), 256, 0,
-           stream, args);
+    static const bool ready = [] {
+      allow_shared(expert_in_small_kernel, 2 * kInWarps * kMaxWarpStageBytes);
+      allow_shared(expert_out_small_kernel, kOutWarps * kMaxWarpStageBytes);
+      return true;
+    }();
+    static_cast<void>(ready);
+    const auto stage = [&](std::initializer_list<const DeviceMatrix*> matrices, int n_warps) {
+      int bytes = 0;
+      for (const DeviceMatrix* m : matrices) {
+        if (m->n_rows == 0) continue;
+        const int needed = warp_stage_bytes(*m, args.max_slot_rows, chunks_per_warp(m->n_cols, 1 << expert_split_log2(m->n_cols, n_warps)));
+        if (needed > bytes) bytes = needed;
+      }
+      return bytes;
+    };
+    const unsigned slots = static_cast<unsigned>(args.max_slots);
+    DeviceExpertArgs in = args, out = args;
+    in.stage_bytes = stage({&args.gate, &args.up, &args.shared_gate, &args.shared_up}, kInWarps);
+    out.stage_bytes = stage({&args.down, &args.shared_down}, kOutWarps);
+    launch(expert_in_small_kernel, dim3(small_blocks(args.gate, args.shared_gate, kInWarps), slots), 64 * kInWarps,
+           2 * kInWarps * static_cast<size_t>(in.stage_bytes), stream, in);
+    launch(expert_out_small_kernel, dim3(small_blocks(args.down, args.shared_down, kOutWarps), slots), 32 * kOutWarps,
+           kOutWarps * static_cast<size_t>(out.stage_bytes), stream, out);
     return;
   }
 #define CASE(t)                                                     \

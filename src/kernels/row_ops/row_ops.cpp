@@ -26,7 +26,7 @@ const RowOpKernels& row_op_kernels(Isa isa) {
   }
 }
 
-// YaRN as in models.md 6.6: fast pairs keep their frequency, slow pairs get it divided by the factor, and a
+// YaRN: fast pairs keep their frequency, slow pairs get it divided by the factor, and a
 // ramp over the pair index joins them.
 RopeTable make_rope_table(const RopeConfig& config) {
   RopeTable table;

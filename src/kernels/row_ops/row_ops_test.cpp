@@ -142,7 +142,7 @@ TEST(Rope, AnglesArePlainWithoutScaling) {
   }
 }
 
-// models.md 6.6, check values.
+// Values computed once with another implementation.
 TEST(Rope, YarnMatchesThePublishedValues) {
   struct Value {
     size_t i;

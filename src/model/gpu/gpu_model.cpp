@@ -80,7 +80,9 @@ struct Inputs {
 
 size_t f16_columns(int columns) { return align_up<size_t>(static_cast<size_t>(columns), 32); }
 
-int max_pairs_of(const ModelConfig& c, int n_rows) { return max_route_pairs(c.route, true, n_rows); }
+int max_pairs_of(const ModelConfig& c, int n_rows) {
+  return std::max(max_route_pairs(c.route, true, n_rows), 2 * n_rows);  // or the parts of an output projection
+}
 
 // Activations, sized for n_batch rows.
 struct Workspace {
@@ -137,14 +139,15 @@ struct Workspace {
     shared_logit = floats(1);
     const size_t slots = static_cast<size_t>(std::max(max_route_slots(c.route, true, n_batch, kExpertSmallTile), 1));
     routes.n_slots = carver.take<int32_t>(1);
-    routes.slot_expert = carver.take<int32_t>(slots);
-    routes.slot_first = carver.take<int32_t>(slots);
-    routes.slot_count = carver.take<int32_t>(slots);
+    routes.slots = carver.take<DeviceSlot>(slots);
     routes.pair_row = carver.take<int32_t>(pairs);
     routes.pair_of = carver.take<int32_t>(rows * static_cast<size_t>(n_used + 1));
     routes.pair_weight = carver.take<float>(rows * static_cast<size_t>(n_used + 1));
     routes.expert_count = carver.take<int32_t>(static_cast<size_t>(n_expert));
     routes.expert_first = carver.take<int32_t>(static_cast<size_t>(n_expert) + 1);
+    routes.expert_slot = carver.take<int32_t>(static_cast<size_t>(n_expert) + 1);
+    routes.partial = carver.take<float>(static_cast<size_t>(kRouterParts * kMaxSmallRouteRows * n_expert));
+    routes.counter = carver.take<uint32_t>(1);
     routes.chosen = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
     routes.rank = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
     logits = carver.take<float>(static_cast<size_t>(kLogitRows) * static_cast<size_t>(c.n_vocab));
@@ -291,6 +294,7 @@ struct GpuModel::Impl {
   void attention(int il, int n_rows, const DeviceRows& rows) noexcept;
   void delta_net(int il, int n_rows, bool keep, const DeviceRows& rows) noexcept;
   void feed_forward(int il, int n_rows, const DeviceRows& rows) noexcept;
+  void project_out(const DeviceMatrix& w, const DeviceActs& x, int n_rows) noexcept;
   void head(int n_logits, const int32_t* rows) noexcept;
   void linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_rows, const int32_t* row_index = nullptr) noexcept;
   bool check(const char* what) noexcept;
@@ -336,6 +340,19 @@ void GpuModel::Impl::linear(std::initializer_list<DeviceLinearJob> jobs, const D
   linear_cuda(args, stream.view());
 }
 
+// Output projections have few panels and many columns: with few rows their sum is cut in two, added up by the norm that follows.
+constexpr int kOutputParts = 2;
+int output_parts(int n_rows) { return n_rows <= kMaxSmallActs ? kOutputParts : 1; }
+
+void GpuModel::Impl::project_out(const DeviceMatrix& w, const DeviceActs& x, int n_rows) noexcept {
+  linear({{.w = w,
+           .y = act.parts,
+           .y_stride = config.n_embd,
+           .k_parts = output_parts(n_rows),
+           .part_stride = static_cast<int64_t>(n_rows) * config.n_embd}},
+         x, n_rows);
+}
+
 void GpuModel::Impl::attention(int il, int n_rows, const DeviceRows& rows) noexcept {
   const GpuAttentionWeights& w = weights.layers[static_cast<size_t>(il)].attention;
   const LayerConfig& layer = config.layers[static_cast<size_t>(il)];
@@ -376,7 +393,7 @@ void GpuModel::Impl::attention(int il, int n_rows, const DeviceRows& rows) noexc
                   .n_splits = attention_splits(n_rows, layer.n_head, config.n_head_kv, device.n_multiprocessors),
                   .out = out},
                  stream.view());
-  linear({{w.output, act.parts, config.n_embd}}, out.read(), n_rows);
+  project_out(w.output, out.read(), n_rows);
 }
 
 void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& rows) noexcept {
@@ -420,13 +437,13 @@ void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& 
                   .rule_out = act.rule_out,
                   .out = out},
                  stream.view());
-  linear({{w.output, act.parts, config.n_embd}}, out.read(), n_rows);
+  project_out(w.output, out.read(), n_rows);
 }
 
 void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows) noexcept {
   const GpuFfnWeights& w = weights.layers[static_cast<size_t>(il)].ffn;
   DeviceExpertArgs args;
-  args.base = w.experts;
+  
   args.gate = w.gate;
   args.up = w.up;
   args.down = w.down;
@@ -447,12 +464,15 @@ void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows) no
 
   DeviceRouteArgs route;
   if (w.moe) {
-    linear({{w.router, act.router_logits, config.route.n_expert}}, act.h.read(), n_rows);
+    
     route.config = config.route;
   } else {
     route.config.n_expert = 0;
     route.config.n_expert_used = 0;
   }
+  route.router = w.router;
+  route.x = act.h.read();
+  route.base = w.experts;
   route.logits = act.router_logits;
   route.bias = w.router_bias;
   route.shared = w.shared_gate.n_rows > 0;
@@ -463,6 +483,7 @@ void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows) no
   route.out = act.routes;
   route_topk_cuda(route, stream.view());
   args.max_slots = max_route_slots(route.config, route.shared, n_rows, route.tile);
+  args.max_slot_rows = std::min(n_rows, kExpertSmallTile);
   expert_ffn_cuda(args, stream.view());
 }
 
@@ -506,6 +527,7 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
     }
     norm.parts = act.parts;
     norm.pair_of = nullptr;
+    norm.n_parts = output_parts(n_rows);
     norm.norm = w.ffn_norm;
     norm.shared_gate = w.ffn.shared_weight;
     norm.shared_logit = act.shared_logit;

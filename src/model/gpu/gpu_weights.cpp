@@ -52,11 +52,12 @@ class Uploader {
   DeviceMatrix add(const Matrix& m) {
     if (m.empty()) return {};
     const size_t bytes = panel_bytes(m.dtype, m.n_cols);
-    const DeviceMatrix result{.panels = reinterpret_cast<const uint8_t*>(device_ + offset_),
+    const DeviceMatrix plain{.panels = reinterpret_cast<const uint8_t*>(device_ + offset_),
                               .panel_bytes = bytes,
                               .dtype = m.dtype,
                               .n_rows = m.n_rows,
                               .n_cols = m.n_cols};
+    const DeviceMatrix result = with_chunks(plain);
     const int count = n_panels(m.n_rows);
     const int step = static_cast<int>(std::max<size_t>(1, 256 * KiB / bytes));
     for (int p = 0; p < count;) {

@@ -82,6 +82,7 @@ int main(int argc, char** argv) {
     model.step({.rows = chain(1, 2, n_vocab)});
     fmt::print("one step: fault '{}'\n", model.fault());
   }
+  if (only == "big") model.step({.rows = chain(prefill, 1, n_vocab)});
   if (wants("decode")) {
     model.step({.rows = chain(64, 1, n_vocab)});
     const auto [wall, device] = time_steps(1, steps, Commit::All);
