@@ -12,7 +12,7 @@
 
 namespace thermo {
 
-enum class ErrorCode { InvalidArgument, ContextFull, OutOfMemory, Unsupported, Cancelled, Internal };
+enum class ErrorCode { InvalidArgument, ContextFull, OutOfMemory, Unsupported, Cancelled, DeviceFault, Internal };
 
 struct Error {
   ErrorCode code;

@@ -27,7 +27,7 @@ namespace {
 
 constexpr int kCheckPrompt = 32, kCheckTokens = 24;
 
-// An option of llama-bench that only has a meaning with a GPU: accepts the values that mean "none".
+// An option of llama-bench that has one meaning here: accepts the values that say so.
 void add_cpu_only(OptionSet& set, std::string_view names, std::vector<std::string> accepted,
                   std::string help) {
   const std::string first(names.substr(0, names.find(',')));
@@ -35,9 +35,8 @@ void add_cpu_only(OptionSet& set, std::string_view names, std::vector<std::strin
          names, "VALUE",
          [accepted, first](std::string_view text) {
            if (std::find(accepted.begin(), accepted.end(), text) == accepted.end())
-             throw ConfigError(
-                 fmt::format("this build computes everything on the CPU; leave {} out or use {}", first,
-                             fmt::join(accepted, " or ")));
+             throw ConfigError(fmt::format("this release does not do that; leave {} out or use {}", first,
+                                           fmt::join(accepted, " or ")));
          },
          std::move(help))
       .advanced()
@@ -83,7 +82,11 @@ class BenchCommand : public Command {
     set.section("Setup");
     list("-t,--threads", "LIST", lists_.n_threads, "threads (default: one for each core)");
     list("-b,--batch-size", "LIST", lists_.n_batch, "logical batch (default 2048)");
-    list("-ub,--ubatch-size", "LIST", lists_.n_ubatch, "tokens of a prompt chunk (default 512)");
+    list("-ub,--ubatch-size", "LIST", lists_.n_ubatch,
+         "tokens of a prompt chunk (default 512; on a GPU 2048)");
+    set.value("-dev,--device", "NAME", device_, "auto, cpu or cuda:N (a build with CUDA)").no_environment();
+    set.value("-ngl,--n-gpu-layers", "N", n_gpu_layers_, "0: the CPU, all: the GPU (default auto)")
+        .no_environment();
     list("-ctk,--cache-type-k", "LIST", lists_.k_type, "type of the keys: f32, f16, q8_0 (default f16)");
     list("-ctv,--cache-type-v", "LIST", lists_.v_type, "type of the values (default f16)");
     list("--isa", "LIST", lists_.isa, "code path: auto, portable, avx2, avx512, amx (default auto)");
@@ -113,11 +116,10 @@ class BenchCommand : public Command {
     set.flag("--bandwidth", bandwidth_, "measure what this machine reads from memory (default)")
         .no_environment();
     set.section("Accepted for llama-bench scripts");
-    add_cpu_only(set, "-ngl,--n-gpu-layers", {"0", "auto"}, "layers on the GPU: 0");
     add_cpu_only(set, "-fa,--flash-attn", {"1", "on", "auto"}, "attention is always computed in one pass: 1");
     add_cpu_only(set, "-np,--parallel", {"1"}, "sequences at once: 1");
-    add_cpu_only(set, "-ncmoe,--n-cpu-moe", {"0", "all"}, "experts are always computed on the CPU: 0");
-    add_cpu_only(set, "--expert-cache", {"0", "auto"}, "experts on the GPU: 0");
+    add_cpu_only(set, "-ncmoe,--n-cpu-moe", {"0", "all"}, "experts are where the rest of the model is: 0");
+    add_cpu_only(set, "--expert-cache", {"0", "auto"}, "experts are where the rest of the model is: 0");
     add_cpu_only(set, "--spec-type", {"none"}, "drafting is not measured here: none");
   }
 
@@ -174,6 +176,7 @@ class BenchCommand : public Command {
     Engine engine(file, options);
     progress.clear();
     context.engine = engine.info();
+    context.setup.n_ubatch = engine.n_batch();
     context.model_filename = model_.empty() ? "embedded" : resolve_model_path(model_);
     context.model_type = engine.config().describe(engine.info().n_params);
     if (const std::string type = quantisation_name(file); !type.empty()) context.model_type += " " + type;
@@ -202,8 +205,9 @@ class BenchCommand : public Command {
     }
   }
 
-  static EngineOptions engine_options_of(const BenchSetup& setup, int n_ctx) {
+  EngineOptions engine_options_of(const BenchSetup& setup, int n_ctx) const {
     EngineOptions options;
+    options.device = device_option(device_, n_gpu_layers_);
     options.n_ctx = n_ctx;
     options.k_type = setup.k_type;
     options.v_type = setup.v_type;
@@ -217,6 +221,7 @@ class BenchCommand : public Command {
   // The plain path is portable code that reads the file as it is, with a float cache.
   void check(const GgufFile& file, const BenchSetup& setup, Engine& engine) const {
     EngineOptions options = engine_options_of(setup, kCheckPrompt + kCheckTokens);
+    options.device = "cpu";
     options.isa = Isa::Portable;
     options.repack = false;
     options.n_batch = kCheckPrompt;
@@ -280,6 +285,7 @@ class BenchCommand : public Command {
   BenchRunOptions run_;
   uint64_t seed_ = 1;
   double delay_seconds_ = 0.0, fail_below_ = 0.0;
+  std::string device_ = "auto", n_gpu_layers_ = "auto";
   bool check_ = false, warm_up_ = true, bandwidth_ = true;
 
   BenchText text_ids_;

@@ -25,8 +25,9 @@ void add_llama_fields(const BenchContext& context, const BenchResult& result, Js
   f["build_commit"] = build_commit();
   f["build_number"] = 0;
   f["cpu_info"] = cpu_info().name;
-  f["gpu_info"] = "";
-  f["backends"] = "CPU";
+  const bool on_gpu = context.engine.device != "cpu";
+  f["gpu_info"] = on_gpu ? context.engine.device : "";
+  f["backends"] = on_gpu ? "CUDA" : "CPU";
   f["model_filename"] = context.model_filename;
   f["model_type"] = context.model_type;
   f["model_size"] = context.model_size;
@@ -39,13 +40,13 @@ void add_llama_fields(const BenchContext& context, const BenchResult& result, Js
   f["poll"] = 50;
   f["type_k"] = kv_type_name(setup.k_type);
   f["type_v"] = kv_type_name(setup.v_type);
-  f["n_gpu_layers"] = 0;
+  f["n_gpu_layers"] = on_gpu ? -1 : 0;
   f["n_cpu_moe"] = 0;
   f["split_mode"] = "none";
   f["main_gpu"] = 0;
   f["no_kv_offload"] = false;
   f["flash_attn"] = true;
-  f["devices"] = "none";
+  f["devices"] = on_gpu ? context.engine.device : "none";
   f["tensor_split"] = "0.00";
   f["tensor_buft_overrides"] = "none";
   f["load_mode"] = setup.repack ? "none" : "mmap";

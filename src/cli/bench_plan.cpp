@@ -147,13 +147,14 @@ BenchPlan make_bench_plan(const BenchLists& lists) {
   if (plan.tests.empty())
     throw ConfigError("there is nothing to measure: -p and -n are both 0; give one of them");
   for (const int n_batch : ints_or("-b", lists.n_batch, 2048))
-    for (const int n_ubatch : ints_or("-ub", lists.n_ubatch, 512))
+    for (const int n_ubatch : ints_or("-ub", lists.n_ubatch, 0))
       for (const int n_threads : ints_or("-t", lists.n_threads, 0))
         for (const std::string& k_type : words_or(lists.k_type, "f16"))
           for (const std::string& v_type : words_or(lists.v_type, "f16"))
             for (const std::string& isa : words_or(lists.isa, "auto"))
               for (const std::string& repack : words_or(lists.repack, "1")) {
-                if (n_batch < 1 || n_ubatch < 1) throw ConfigError("-b and -ub are at least 1");
+                if (n_batch < 1 || n_ubatch < 0 || (n_ubatch == 0 && !lists.n_ubatch.empty()))
+                  throw ConfigError("-b and -ub are at least 1");
                 plan.setups.push_back({.n_batch = n_batch,
                                        .n_ubatch = std::min(n_ubatch, n_batch),
                                        .n_threads = n_threads,

@@ -31,7 +31,7 @@ struct BenchTest {
 // What the engine must be loaded anew for.
 struct BenchSetup {
   int n_batch = 2048;
-  int n_ubatch = 512;
+  int n_ubatch = 0;   // 0: the engine's choice
   int n_threads = 0;  // 0: one for each core
   KvType k_type = KvType::F16;
   KvType v_type = KvType::F16;

@@ -16,6 +16,7 @@
 #include "cli/bandwidth.h"
 #include "cli/commands.h"
 #include "cli/version.h"
+#include "engine/gpu_backend.h"
 #include "kernels/isa.h"
 
 namespace thermo {
@@ -43,11 +44,19 @@ std::string first_line(const std::string& path) {
 
 Finding check_gpu() {
   const std::string name = "gpu";
-  const bool driver = access("/proc/driver/nvidia/version", R_OK) == 0;
-  if (driver)
-    return {Verdict::Warn, name, first_line("/proc/driver/nvidia/version"),
-            "this build has no CUDA and uses the CPU only; build with -DTHERMO_CUDA=ON to use the GPU"};
-  return {Verdict::Ok, name, "no NVIDIA driver, the CPU does everything"};
+  if (access("/proc/driver/nvidia/version", R_OK) != 0)
+    return {Verdict::Ok, name, "no NVIDIA driver, the CPU does everything"};
+#ifdef THERMO_HAS_CUDA
+  std::string note;
+  if (const std::optional<GpuChoice> gpu = choose_gpu("auto", note))
+    return {Verdict::Ok, name,
+            fmt::format("cuda:{} {}, {} free of {}", gpu->index, gpu->name, format_bytes(gpu->free_bytes),
+                        format_bytes(gpu->total_bytes))};
+  return {Verdict::Warn, name, first_line("/proc/driver/nvidia/version"), note};
+#else
+  return {Verdict::Warn, name, first_line("/proc/driver/nvidia/version"),
+          "this build has no CUDA and uses the CPU only; build with -DTHERMO_CUDA=ON to use the GPU"};
+#endif
 }
 
 Finding check_cuda() {
@@ -55,7 +64,7 @@ Finding check_cuda() {
   void* library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
   if (library == nullptr) return {Verdict::Ok, "cuda", "no CUDA library; not needed by this build"};
   dlclose(library);
-  return {Verdict::Ok, "cuda", "libcuda.so.1 is there; not used by this build"};
+  return {Verdict::Ok, "cuda", "libcuda.so.1 is there"};
 }
 
 Finding check_isa() {

@@ -85,15 +85,7 @@ class InspectCommand : public Command {
 
   ExitCode run(const Terminal& terminal) override {
     const GgufFile file = open_model(model_);
-    const EngineOptions engine = engine_options(flags_);
-    MemoryPlanInputs inputs;
-    inputs.n_ctx = engine.n_ctx;
-    inputs.n_batch = engine.n_batch;
-    inputs.n_threads = engine.n_threads > 0 ? engine.n_threads : cpu_info().n_cores;
-    inputs.repack = engine.repack;
-    inputs.k_type = engine.k_type.value_or(KvType::F16);
-    inputs.v_type = engine.v_type.value_or(KvType::F16);
-    const ModelFacts facts = gather_facts(file, inputs);
+    const ModelFacts facts = gather_facts(file, engine_options(flags_));
     if (template_) {
       if (!facts.chat_template)
         throw LoadError(fmt::format("{}: the file has no chat template", file.path()));

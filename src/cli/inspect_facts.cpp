@@ -148,7 +148,7 @@ std::string quantisation_name(const GgufFile& file) {
   return label.empty() ? fmt::format("file type {}", *id) : std::string(label);
 }
 
-ModelFacts gather_facts(const GgufFile& file, MemoryPlanInputs inputs) {
+ModelFacts gather_facts(const GgufFile& file, const EngineOptions& options) {
   ModelFacts facts;
   facts.architecture = text_of(file, "general.architecture");
   facts.name = text_of(file, "general.name");
@@ -168,10 +168,7 @@ ModelFacts gather_facts(const GgufFile& file, MemoryPlanInputs inputs) {
     if (const auto text = file.find_string("tokenizer.chat_template"))
       facts.chat_template = std::string(*text);
   });
-  if (facts.config) {
-    if (inputs.available_bytes == 0) inputs.available_bytes = available_memory_bytes();
-    or_warning(facts, [&] { facts.plan = plan_memory(*facts.config, file, inputs); });
-  }
+  if (facts.config) or_warning(facts, [&] { facts.plan = Engine::plan_for(file, options); });
   return facts;
 }
 

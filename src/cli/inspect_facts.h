@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/memory_plan.h"
+#include "engine/engine.h"
 #include "model/model_config.h"
 #include "tensor/dtype.h"
 
@@ -76,7 +76,7 @@ struct ModelFacts {
 };
 
 // `inputs.available_bytes` may be 0: what the machine has now is used.
-ModelFacts gather_facts(const GgufFile& file, MemoryPlanInputs inputs);
+ModelFacts gather_facts(const GgufFile& file, const EngineOptions& options);
 
 // "Q4_K_M" as general.file_type says; empty when the file does not.
 std::string quantisation_name(const GgufFile& file);

@@ -25,7 +25,7 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
   set.value("-t,--threads", "N", flags.n_threads, "threads (default: one for each physical core)")
       .range(-1, 1024)
       .llama_env("LLAMA_ARG_THREADS");
-  set.value("-b,--batch-size", "N", flags.n_batch, "tokens of a prompt chunk (default 512)")
+  set.value("-b,--batch-size", "N", flags.n_batch, "tokens of a prompt chunk (default 512; on a GPU 2048)")
       .range(1, 65536)
       .llama_env("LLAMA_ARG_BATCH")
       .advanced();
@@ -41,19 +41,11 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
             "type of cached values: f32, f16 or q8_0 (default f16)")
       .choices({"f32", "f16", "q8_0"})
       .advanced();
-  set.value("-dev,--device", "NAME", flags.device, "auto or cpu; cuda:N needs a build with CUDA")
+  set.value("-dev,--device", "NAME", flags.device, "auto, cpu or cuda:N (a build with CUDA)")
       .llama_env("LLAMA_ARG_DEVICE");
   set.value("-ngl,--gpu-layers,--n-gpu-layers", "N", flags.n_gpu_layers,
-            "dense layers on the GPU; 0 or auto in a build without CUDA")
+            "0: the CPU, all: the GPU (default auto)")
       .llama_env("LLAMA_ARG_N_GPU_LAYERS")
-      .advanced();
-  set.custom_flag(
-         "-cmoe,--cpu-moe",
-         [](bool on) {
-           if (!on) throw ConfigError("all experts are computed by the CPU in this build");
-         },
-         "compute all experts on the CPU; always so in a build without CUDA")
-      .llama_env("LLAMA_ARG_CPU_MOE")
       .advanced();
   set.custom(
          "-fa,--flash-attn", "WHEN",
@@ -84,32 +76,23 @@ KvType kv_type_from_name(const std::string& name) {
   throw ConfigError(fmt::format("cache type '{}' is not known: one of f32, f16, q8_0 was expected", name));
 }
 
-void check_device(const std::string& device, const std::string& n_gpu_layers) {
-  bool asks_gpu = device != "auto" && device != "cpu" && device != "none";
-  if (asks_gpu && !device.starts_with("cuda") && !device.starts_with("CUDA") && !device.starts_with("gpu"))
-    throw ConfigError(fmt::format("--device: '{}' is not known, use auto or cpu", device));
-  if (asks_gpu)
-    throw ThermoError(ExitCode::Device,
-                      fmt::format("--device {}: this build has no CUDA; use --device cpu, or build with "
-                                  "-DTHERMO_CUDA=ON on a machine with the CUDA toolkit",
-                                  device));
-  if (n_gpu_layers == "auto" || n_gpu_layers == "0") return;
+std::string device_option(const std::string& device, const std::string& n_gpu_layers) {
+  if (n_gpu_layers == "auto") return device;
+  int layers = 1;
   if (n_gpu_layers != "all") {
-    int layers = 0;
     try {
       parse_value(n_gpu_layers, layers);
     } catch (const ConfigError&) {
       throw ConfigError(fmt::format("--n-gpu-layers: '{}' cannot be used, a number, all or auto was expected",
                                     n_gpu_layers));
     }
-    if (layers <= 0) return;
   }
-  throw ThermoError(ExitCode::Device,
-                    fmt::format("-ngl {}: this build has no CUDA; leave it out or use -ngl 0", n_gpu_layers));
+  if (layers == 0) return "cpu";
+  if (layers < 0) return device;
+  return device == "auto" ? "cuda:0" : device;  // asked for: missing is an error
 }
 
 EngineOptions engine_options(const EngineFlags& flags) {
-  check_device(flags.device, flags.n_gpu_layers);
   if (flags.n_ctx < 0)
     throw ConfigError(fmt::format("--ctx-size: {} is negative; 0 is the training length", flags.n_ctx));
   if (!flags.use_mmap && !flags.repack)
@@ -117,6 +100,7 @@ EngineOptions engine_options(const EngineFlags& flags) {
         "--no-mmap and --no-repack contradict each other: weights are either copied or read through the "
         "mapping; leave one out");
   EngineOptions options;
+  options.device = device_option(flags.device, flags.n_gpu_layers);
   options.n_ctx = flags.n_ctx;
   options.k_type = kv_type_from_name(flags.k_type);
   options.v_type = kv_type_from_name(flags.v_type);

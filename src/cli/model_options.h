@@ -31,8 +31,8 @@ struct EngineFlags {
 void add_engine_options(OptionSet& set, EngineFlags& flags);
 // Throws ConfigError (values that make no sense together) or ThermoError with ExitCode::Device.
 EngineOptions engine_options(const EngineFlags& flags);
-// `--device` and `-ngl` alone: refuses what this build cannot do.
-void check_device(const std::string& device, const std::string& n_gpu_layers);
+// What `--device` and `-ngl` together mean for EngineOptions::device. Throws ConfigError.
+std::string device_option(const std::string& device, const std::string& n_gpu_layers);
 // "f16" and so on; throws ConfigError.
 KvType kv_type_from_name(const std::string& name);
 

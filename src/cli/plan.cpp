@@ -29,18 +29,10 @@ class PlanCommand : public Command {
   }
 
   ExitCode run(const Terminal& terminal) override {
-    EngineOptions options = engine_options(flags_);
+    const EngineOptions options = engine_options(flags_);
     GgufFile file = open_model(model_);
     ModelConfig config = read_model_config(file);
-    MemoryPlanInputs inputs;
-    inputs.n_ctx = options.n_ctx;
-    inputs.n_batch = options.n_batch;
-    inputs.n_threads = options.n_threads > 0 ? options.n_threads : cpu_info().n_cores;
-    inputs.repack = options.repack;
-    inputs.k_type = *options.k_type;
-    inputs.v_type = *options.v_type;
-    inputs.available_bytes = available_memory_bytes();
-    MemoryPlan plan = plan_memory(config, file, inputs);
+    const MemoryPlan plan = Engine::plan_for(file, options);
     write_stdout(json_ ? as_json(file, config, plan) : as_table(file, config, plan, terminal));
     return ExitCode::Ok;
   }
@@ -56,11 +48,18 @@ class PlanCommand : public Command {
                        const Terminal& terminal) const {
     std::string out = fmt::format("plan   {} ({}, {} layers), {}\n\n", file.path(), config.arch_name,
                                   config.n_layer, context_reason(config, plan));
-    for (const MemoryPlanItem& item : plan.items)
-      out += fmt::format("  {:<18}{:>12}   {}\n", item.name, format_bytes(item.bytes), item.detail);
-    out += terminal.on_stdout(Style::Bold,
-                              fmt::format("  {:<18}{:>12}", "total", format_bytes(plan.total_bytes))) +
-           fmt::format("   of {} available\n", format_bytes(plan.available_bytes));
+    const auto tier = [&](const std::vector<MemoryPlanItem>& items, uint64_t total, uint64_t available) {
+      for (const MemoryPlanItem& item : items)
+        out += fmt::format("  {:<18}{:>12}   {}\n", item.name, format_bytes(item.bytes), item.detail);
+      out += terminal.on_stdout(Style::Bold, fmt::format("  {:<18}{:>12}", "total", format_bytes(total))) +
+             fmt::format("   of {} available\n", format_bytes(available));
+    };
+    if (!plan.device_items.empty()) {
+      out += fmt::format("  on {}\n", plan.device_name);
+      tier(plan.device_items, plan.device_total_bytes, plan.device_available_bytes);
+      out += "\n  in main memory\n";
+    }
+    tier(plan.items, plan.total_bytes, plan.available_bytes);
     if (plan.mapped_bytes > 0)
       out += fmt::format("  {:<18}{:>12}   read through the file mapping, not counted\n", "mapped",
                          format_bytes(plan.mapped_bytes));
@@ -85,6 +84,15 @@ class PlanCommand : public Command {
     for (const MemoryPlanItem& item : plan.items)
       host["items"].push_back({{"name", item.name}, {"bytes", item.bytes}, {"detail", item.detail}});
     out["tiers"] = Json::array({host});
+    if (!plan.device_items.empty()) {
+      Json device = {{"name", plan.device_name},
+                     {"free_at_start", plan.device_available_bytes},
+                     {"planned", plan.device_total_bytes},
+                     {"items", Json::array()}};
+      for (const MemoryPlanItem& item : plan.device_items)
+        device["items"].push_back({{"name", item.name}, {"bytes", item.bytes}, {"detail", item.detail}});
+      out["tiers"].push_back(std::move(device));
+    }
     out["decisions"] = Json::array({context_reason(config, plan),
                                     fmt::format("kv {}/{}: {}", flags_.k_type, flags_.v_type,
                                                 flags_.k_type == "f16" ? "default" : "asked"),

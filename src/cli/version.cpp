@@ -59,8 +59,13 @@ const char* build_commit() {
 }
 
 std::string version_line() {
-  return fmt::format("thermocline {} ({}), {}, {}, CPU", version_number(), build_commit(), kCompiler,
-                     kProcessor);
+#ifdef THERMO_HAS_CUDA
+  constexpr const char* kBackends = "CPU and CUDA";
+#else
+  constexpr const char* kBackends = "CPU";
+#endif
+  return fmt::format("thermocline {} ({}), {}, {}, {}", version_number(), build_commit(), kCompiler,
+                     kProcessor, kBackends);
 }
 
 std::unique_ptr<Command> make_version_command() {

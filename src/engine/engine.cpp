@@ -8,6 +8,9 @@
 #include "base/cpu_info.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/units.h"
+#include "engine/backend.h"
+#include "engine/gpu_backend.h"
 #include "engine/session.h"
 #include "gguf/gguf_file.h"
 #include "model/model.h"
@@ -20,7 +23,8 @@ struct Engine::Impl {
   int n_batch = 0;
   int n_sequences = 1;
   ThreadPool pool;
-  std::unique_ptr<Model> model;
+  int max_draft_rows = 0;
+  std::unique_ptr<Backend> backend;
   std::vector<bool> taken;        // sequences that a Session holds
   std::vector<int> pending_rows;  // of each sequence: rows of a step that waits for commit(), else 0
   std::vector<std::vector<int32_t>> pending_parents;  // relative to the sequence's first row
@@ -49,8 +53,69 @@ void check_options(const EngineOptions& o) {
   range("--ctx-size", o.n_ctx, 0, 1 << 24);
   range("--parallel", o.n_sequences, 1, 256);
   range("--threads", o.n_threads, 0, 1024);
-  range("--ubatch-size", o.n_batch, 1, 16384);
+  range("--ubatch-size", o.n_batch, 0, 16384);
   range("draft rows", o.max_draft_rows, 0, kDeltaChunk);
+}
+
+// Where a model runs and what it takes there.
+struct Placement {
+  std::optional<GpuChoice> gpu;  // nullopt: the processor
+  MemoryPlan plan;
+  int n_batch = 0;
+  SequenceConfig sequence;
+};
+
+constexpr int kBatchCpu = 512, kBatchGpu = 2048;
+
+Placement choose_place(const ModelConfig& config, const GgufFile& file, const EngineOptions& o) {
+  Placement place;
+  place.sequence = {.n_ctx = o.n_ctx,
+                    .max_draft_rows = o.max_draft_rows,
+                    .k_type = o.k_type.value_or(KvType::F16),
+                    .v_type = o.v_type.value_or(KvType::F16)};
+  for (const KvType type : {place.sequence.k_type, place.sequence.v_type})
+    if (type == KvType::Q8_0 && config.head_dim % 32 != 0)
+      throw ConfigError(fmt::format(
+          "a q8_0 cache needs heads of a multiple of 32, this model has {}; use f16", config.head_dim));
+  MemoryPlanInputs inputs;
+  inputs.n_ctx = o.n_ctx;
+  inputs.n_sequences = o.n_sequences;
+  inputs.max_draft_rows = o.max_draft_rows;
+  inputs.n_threads = o.n_threads > 0 ? o.n_threads : cpu_info().n_cores;
+  inputs.repack = o.repack;
+  inputs.k_type = place.sequence.k_type;
+  inputs.v_type = place.sequence.v_type;
+  inputs.available_bytes = available_memory_bytes();
+
+  std::string note;
+  place.gpu = choose_gpu(o.device, note);
+  if (!note.empty()) log_warning("engine", "{}", note);
+  if (place.gpu) {
+    place.n_batch = o.n_batch > 0 ? o.n_batch : kBatchGpu;
+    const Weights weights = Weights::bind(config, file);
+    place.plan = plan_device_memory(config, inputs, place.gpu->name, place.gpu->free_bytes, [&](int n_ctx) {
+      place.sequence.n_ctx = n_ctx;
+      return plan_gpu_memory(
+          config, weights,
+          {.n_batch = place.n_batch, .n_sequences = o.n_sequences, .sequence = place.sequence});
+    });
+    if (!place.plan.fits()) {
+      const std::string shortage =
+          fmt::format("{} needs {} of GPU memory with a context of {}, but {} has {} free", file.path(),
+                      format_bytes(place.plan.device_total_bytes), place.plan.n_ctx, place.gpu->name,
+                      format_bytes(place.gpu->free_bytes));
+      if (o.device != "auto")
+        throw MemoryError(shortage + "; use --device cpu, a smaller --ctx-size or a smaller quantisation");
+      log_warning("engine", "{}; the CPU does everything", shortage);
+      place.gpu.reset();
+    }
+  }
+  if (!place.gpu) {
+    place.n_batch = inputs.n_batch = o.n_batch > 0 ? o.n_batch : kBatchCpu;
+    place.plan = plan_memory(config, file, inputs);
+  }
+  place.sequence.n_ctx = place.plan.n_ctx;
+  return place;
 }
 
 Error invalid(std::string message) {
@@ -62,62 +127,58 @@ Error invalid(std::string message) {
 Engine::Engine(const GgufFile& file, const EngineOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   check_options(options);
-  const Isa isa = choose_isa(options.isa);
   ModelConfig config = read_model_config(file);
-
-  MemoryPlanInputs inputs;
-  inputs.n_ctx = options.n_ctx;
-  inputs.n_sequences = options.n_sequences;
-  inputs.max_draft_rows = options.max_draft_rows;
-  inputs.n_batch = options.n_batch;
-  inputs.n_threads = options.n_threads > 0 ? options.n_threads : cpu_info().n_cores;
-  inputs.repack = options.repack;
-  inputs.k_type = options.k_type.value_or(KvType::F16);
-  inputs.v_type = options.v_type.value_or(KvType::F16);
-  inputs.available_bytes = available_memory_bytes();
-  for (const KvType type : {inputs.k_type, inputs.v_type})
-    if (type == KvType::Q8_0 && config.head_dim % 32 != 0)
-      throw ConfigError(fmt::format(
-          "a q8_0 cache needs heads of a multiple of 32, this model has {}; use f16", config.head_dim));
-  MemoryPlan plan = plan_memory(config, file, inputs);
-
+  Placement place = choose_place(config, file, options);
   impl_ =
       std::make_unique<Impl>(ThreadPoolOptions{.n_threads = options.n_threads, .pin = options.pin_threads});
   Impl& e = *impl_;
-  Weights weights = Weights::load(config, file, options.repack, e.pool, options.progress);
-  e.info = {.isa = isa,
+
+  // On a GPU the weights stay views of the file until they are uploaded.
+  Weights weights = Weights::load(config, file, options.repack && !place.gpu, e.pool, options.progress);
+  e.info = {.device = place.gpu ? place.gpu->name : "cpu",
+            .isa = choose_isa(options.isa),
             .n_threads = e.pool.size(),
-            .repacked = options.repack,
+            .repacked = options.repack || place.gpu,
             .n_params = weights.n_params,
             .file_bytes = file.total_tensor_bytes(),
             .bytes_per_token = weights.bytes_per_token,
             .load_seconds = 0.0,
-            .k_type = inputs.k_type,
-            .v_type = inputs.v_type};
-  ModelOptions model_options;
-  model_options.n_batch = options.n_batch;
-  model_options.n_sequences = options.n_sequences;
-  model_options.isa = isa;
-  model_options.sequence = {.n_ctx = plan.n_ctx,
-                            .max_draft_rows = options.max_draft_rows,
-                            .k_type = inputs.k_type,
-                            .v_type = inputs.v_type};
-  e.plan = std::move(plan);
-  e.n_batch = options.n_batch;
+            .k_type = place.sequence.k_type,
+            .v_type = place.sequence.v_type};
+  e.plan = std::move(place.plan);
+  e.n_batch = place.n_batch;
   e.n_sequences = options.n_sequences;
+  e.max_draft_rows = options.max_draft_rows;
   e.taken.assign(static_cast<size_t>(options.n_sequences), false);
   e.pending_rows.assign(static_cast<size_t>(options.n_sequences), 0);
   e.pending_parents.resize(static_cast<size_t>(options.n_sequences));
-  e.model = std::make_unique<Model>(std::move(config), std::move(weights), model_options, e.pool);
+  if (place.gpu) {
+    e.backend = make_gpu_backend(
+        std::move(config), weights, *place.gpu,
+        {.n_batch = place.n_batch, .n_sequences = options.n_sequences, .sequence = place.sequence}, e.pool,
+        options.progress);
+  } else {
+    const ModelOptions model_options{.n_batch = place.n_batch,
+                                     .n_sequences = options.n_sequences,
+                                     .sequence = place.sequence,
+                                     .isa = e.info.isa};
+    e.backend = std::make_unique<BackendOf<Model>>(
+        std::make_unique<Model>(std::move(config), std::move(weights), model_options, e.pool));
+  }
   e.info.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  log_info("engine", "loaded {} in {:.2f} s: {} threads, {}, context {}", file.path(), e.info.load_seconds,
-           e.info.n_threads, isa_name(isa), e.plan.n_ctx);
+  log_info("engine", "loaded {} on {} in {:.2f} s: {} threads, {}, context {}", file.path(), e.info.device,
+           e.info.load_seconds, e.info.n_threads, isa_name(e.info.isa), e.plan.n_ctx);
+}
+
+MemoryPlan Engine::plan_for(const GgufFile& file, const EngineOptions& options) {
+  check_options(options);
+  return choose_place(read_model_config(file), file, options).plan;
 }
 
 Engine::~Engine() = default;
 
 const ModelConfig& Engine::config() const {
-  return impl_->model->config();
+  return impl_->backend->config();
 }
 const EngineInfo& Engine::info() const {
   return impl_->info;
@@ -156,19 +217,19 @@ Status Engine::Impl::check_group(const StepBatch& batch, size_t begin, size_t en
     return invalid(fmt::format("sequence {} is outside 0..{}", sequence, n_sequences - 1));
   if (pending_rows[static_cast<size_t>(sequence)] != 0)
     return invalid(fmt::format("sequence {} has a step that waits for commit()", sequence));
-  const SequenceState& state = model->sequence(sequence);
+  const int n_past = backend->n_past(sequence);
   const int n = static_cast<int>(end - begin);
-  if (batch.commit == Commit::Later && n > state.max_draft_rows())
-    return invalid(fmt::format("{} uncommitted rows, at most {} were planned", n, state.max_draft_rows()));
-  if (state.n_past() + n > state.n_ctx())
+  if (batch.commit == Commit::Later && n > max_draft_rows)
+    return invalid(fmt::format("{} uncommitted rows, at most {} were planned", n, max_draft_rows));
+  if (n_past + n > plan.n_ctx)
     return Error{ErrorCode::ContextFull,
                  fmt::format("{} tokens and {} more do not fit into a context of {}; use a larger --ctx-size",
-                             state.n_past(), n, state.n_ctx())};
+                             n_past, n, plan.n_ctx)};
   for (size_t r = begin; r < end; ++r) {
     const Row& row = batch.rows[r];
-    if (row.token < 0 || row.token >= model->config().n_vocab)
+    if (row.token < 0 || row.token >= backend->config().n_vocab)
       return invalid(
-          fmt::format("token {} is outside the vocabulary of {}", row.token, model->config().n_vocab));
+          fmt::format("token {} is outside the vocabulary of {}", row.token, backend->config().n_vocab));
     const int32_t previous = r == begin ? -1 : static_cast<int32_t>(r) - 1;
     if (batch.commit == Commit::All && row.parent != previous)
       return invalid(fmt::format("row {} has parent {}, expected {}: only uncommitted steps may branch", r,
@@ -194,7 +255,10 @@ Result<StepOutput> Engine::step(const StepBatch& batch) {
       impl_->pending_parents[s].push_back(row.parent < 0 ? -1 : row.parent - static_cast<int32_t>(first));
     }
   }
-  return impl_->model->step(batch);
+  const StepOutput output = impl_->backend->step(batch);
+  if (const std::string_view fault = impl_->backend->fault(); !fault.empty())
+    return Error{ErrorCode::DeviceFault, fmt::format("the GPU failed: {}; start again", fault)};
+  return output;
 }
 
 Status Engine::commit(int sequence, std::span<const int32_t> path) {
@@ -212,7 +276,7 @@ Status Engine::commit(int sequence, std::span<const int32_t> path) {
       return invalid(fmt::format("row {} does not follow row {}", row, parent));
     parent = row;
   }
-  e.model->commit(sequence, path);
+  e.backend->commit(sequence, path);
   e.pending_rows[s] = 0;
   return {};
 }
@@ -223,11 +287,10 @@ Result<Session> Engine::open_session() {
     if (e.taken[static_cast<size_t>(s)]) continue;
     e.taken[static_cast<size_t>(s)] = true;
     e.pending_rows[static_cast<size_t>(s)] = 0;
-    SequenceState& state = e.model->sequence(s);
-    state.clear();
+    e.backend->clear(s);
     auto session = std::make_unique<Session::Impl>();
     session->engine = this;
-    session->state = &state;
+    session->backend = e.backend.get();
     session->sequence = s;
     session->release = [this, s] { impl_->taken[static_cast<size_t>(s)] = false; };
     return Session(std::move(session));

@@ -25,7 +25,6 @@
 namespace thermo {
 
 class GgufFile;
-class Model;
 
 struct EngineOptions {
   // Behaviour.
@@ -34,17 +33,19 @@ struct EngineOptions {
   int max_draft_rows = 0;        // rows of an uncommitted step (speculation), at most 64
   std::optional<KvType> k_type;  // nullopt: f16
   std::optional<KvType> v_type;
+  std::string device = "auto";  // auto, cpu or cuda:N
 
   // Performance.
   int n_threads = 0;  // 0: one for each physical core
   bool pin_threads = true;
   std::optional<Isa> isa;   // nullopt: the best this machine has
   bool repack = true;       // false: multiply from the file mapping, packing panels as they are used
-  int n_batch = 512;        // rows of a prefill chunk
+  int n_batch = 0;          // rows of a prefill chunk; 0: 512, on a GPU 2048
   LoadProgressFn progress;  // called on the loading thread, any number of times; may be empty
 };
 
 struct EngineInfo {
+  std::string device;  // "cpu", or the GPU's name
   Isa isa{};
   int n_threads = 1;
   bool repacked = true;
@@ -64,6 +65,9 @@ class Engine {
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
+
+  // What the constructor would take with these options; loads nothing. Throws as the constructor does.
+  static MemoryPlan plan_for(const GgufFile& file, const EngineOptions& options);
 
   const ModelConfig& config() const;
   const EngineInfo& info() const;

@@ -202,7 +202,10 @@ TEST(Engine, RefusesStepsThatMakeNoSense) {
 
 TEST(Engine, SaysWhatIsWrongWithItsOptions) {
   EngineOptions options = small();
-  options.n_batch = 0;
+  options.n_batch = -1;
+  EXPECT_THROW(Engine(plankton(), options), ConfigError);
+  options = small();
+  options.device = "toaster";
   EXPECT_THROW(Engine(plankton(), options), ConfigError);
   options = small();
   options.n_ctx = 1 << 24;
@@ -222,6 +225,27 @@ TEST(MemoryPlan, HalvesTheContextUntilItFits) {
   uint64_t sum = 0;
   for (const MemoryPlanItem& item : wide.items) sum += item.bytes;
   EXPECT_EQ(sum, wide.total_bytes);
+}
+
+TEST(MemoryPlan, ChoosesAContextForADevice) {
+  const ModelConfig config = read_model_config(plankton());
+  MemoryPlanInputs inputs;
+  inputs.available_bytes = 8 * GiB;
+  const auto items = [](int n_ctx) {
+    return std::vector<MemoryPlanItem>{{"kv cache", static_cast<uint64_t>(n_ctx) * MiB, ""}};
+  };
+  EXPECT_EQ(plan_device_memory(config, inputs, "card", 16 * GiB, items).n_ctx, 4096);
+  EXPECT_EQ(plan_device_memory(config, inputs, "card", 3 * GiB, items).n_ctx, 2048);
+  EXPECT_FALSE(plan_device_memory(config, inputs, "card", 512 * MiB, items).fits());
+  inputs.n_ctx = 4096;  // asked for: never silently less
+  EXPECT_FALSE(plan_device_memory(config, inputs, "card", 3 * GiB, items).fits());
+}
+
+TEST(Engine, PlansWithoutLoading) {
+  const MemoryPlan plan = Engine::plan_for(plankton(), small());
+  EXPECT_EQ(plan.n_ctx, 256);
+  Engine engine(plankton(), small());
+  EXPECT_EQ(engine.plan().total_bytes, plan.total_bytes);
 }
 
 TEST(MemoryPlan, NamesWhatWouldFit) {

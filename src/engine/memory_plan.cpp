@@ -17,7 +17,8 @@ namespace {
 // What `auto` never goes beyond without being asked: a long context costs memory for every sequence.
 constexpr int kAutoContext = 32768;
 constexpr int kMinContext = 512;
-constexpr uint64_t kProgramBytes = 64 * MiB;  // code, stacks, vocabulary, small vectors
+constexpr uint64_t kProgramBytes = 64 * MiB;    // code, stacks, vocabulary, small vectors
+constexpr uint64_t kDeviceReserve = 512 * MiB;  // the driver's context and other programs
 
 size_t largest_panel(const GgufFile& file) {
   size_t most = 0;
@@ -88,6 +89,30 @@ MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const Me
   throw MemoryError(fmt::format("{} needs {} of memory with a context of {}, but {} are available; {}",
                                 file.path(), format_bytes(plan.total_bytes), shown_ctx,
                                 format_bytes(in.available_bytes), remedy));
+}
+
+MemoryPlan plan_device_memory(const ModelConfig& config, const MemoryPlanInputs& in,
+                              const std::string& device_name, uint64_t free_bytes,
+                              const DeviceItemsFn& items) {
+  const auto plan_with = [&](int n_ctx) {
+    MemoryPlan plan;
+    plan.n_ctx = n_ctx;
+    plan.available_bytes = in.available_bytes;
+    plan.items = {{"program", kProgramBytes, "code, vocabulary, staging"}};
+    plan.total_bytes = kProgramBytes;
+    plan.device_name = device_name;
+    plan.device_available_bytes = free_bytes;
+    plan.device_items = items(n_ctx);
+    plan.device_items.push_back({"reserve", kDeviceReserve, "driver and other programs"});
+    for (const MemoryPlanItem& item : plan.device_items) plan.device_total_bytes += item.bytes;
+    return plan;
+  };
+  if (in.n_ctx > 0) return plan_with(in.n_ctx);
+  const int smallest = std::min(kMinContext, config.n_ctx_train);
+  int n_ctx = std::min(config.n_ctx_train, kAutoContext);
+  MemoryPlan plan = plan_with(n_ctx);
+  while (!plan.fits() && n_ctx / 2 >= smallest) plan = plan_with(n_ctx /= 2);
+  return plan;
 }
 
 }  // namespace thermo

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -37,10 +38,24 @@ struct MemoryPlan {
   uint64_t total_bytes = 0;           // of the items
   uint64_t available_bytes = 0;
 
-  bool fits() const { return total_bytes <= available_bytes; }
+  // On a GPU; empty when the processor does everything.
+  std::string device_name;
+  std::vector<MemoryPlanItem> device_items;
+  uint64_t device_total_bytes = 0;
+  uint64_t device_available_bytes = 0;
+
+  bool fits() const { return total_bytes <= available_bytes && device_total_bytes <= device_available_bytes; }
 };
 
-// Throws MemoryError when even the smallest context does not fit, naming what would.
+// With everything in main memory. Throws MemoryError when even the smallest context does not fit, naming what
+// would.
 MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const MemoryPlanInputs& inputs);
+
+// With everything on a GPU that has `free_bytes`. Given the device's items for a context, halves an automatic
+// context until they fit; the result does not fit() when none does.
+using DeviceItemsFn = std::function<std::vector<MemoryPlanItem>(int n_ctx)>;
+MemoryPlan plan_device_memory(const ModelConfig& config, const MemoryPlanInputs& inputs,
+                              const std::string& device_name, uint64_t free_bytes,
+                              const DeviceItemsFn& items);
 
 }  // namespace thermo

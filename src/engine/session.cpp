@@ -28,7 +28,7 @@ int Session::sequence() const {
   return impl_->sequence;
 }
 int Session::n_past() const {
-  return impl_->state->n_past();
+  return impl_->n_past();
 }
 std::span<const TokenId> Session::tokens() const {
   return impl_->tokens;
@@ -40,11 +40,11 @@ std::span<const float> Session::logits() const {
 Status Session::append(std::span<const TokenId> tokens, const PrefillProgressFn& progress) {
   Impl& s = *impl_;
   if (tokens.empty()) return {};
-  const int n_ctx = s.state->n_ctx();
-  if (tokens.size() > static_cast<size_t>(n_ctx - s.state->n_past()))
+  const int n_ctx = s.engine->n_ctx();
+  if (tokens.size() > static_cast<size_t>(n_ctx - s.n_past()))
     return Error{ErrorCode::ContextFull, fmt::format("{} tokens do not fit: the context holds {} and {} are "
                                                      "taken; use a larger --ctx-size or a shorter prompt",
-                                                     tokens.size(), n_ctx, s.state->n_past())};
+                                                     tokens.size(), n_ctx, s.n_past())};
   const int total = static_cast<int>(tokens.size());
   for (int done = 0; done < total;) {
     if (progress && !progress(done, total))
@@ -74,7 +74,7 @@ Result<int> Session::set_tokens(std::span<const TokenId> tokens, const PrefillPr
   // At least one token is evaluated, so that there are logits.
   if (common == tokens.size() && common > 0 && (common < s.tokens.size() || s.logits.empty())) --common;
   if (common < s.tokens.size()) s.go_back_to(static_cast<int>(common));
-  const int reused = s.state->n_past();
+  const int reused = s.n_past();
   if (Status status = append(tokens.subspan(static_cast<size_t>(reused)), progress); !status)
     return status.error();
   return reused;
@@ -102,7 +102,7 @@ Result<GenerateResult> Session::generate(const GenerateOptions& options,
     if (options.sampling.n_probs)
       generated.logprobs = top_logprobs(s.logits, token, *options.sampling.n_probs);
     const bool go_on = on_token(generated);
-    if (s.state->n_past() == s.state->n_ctx()) {
+    if (s.n_past() == s.engine->n_ctx()) {
       result.reason = FinishReason::ContextFull;
       return result;
     }
@@ -118,29 +118,29 @@ Result<GenerateResult> Session::generate(const GenerateOptions& options,
 
 void Session::Impl::go_back_to(int n) {
   if (engine->config().n_recurrent_layers() == 0) {
-    state->truncate(n);
+    backend->truncate(sequence, n);
   } else {
     while (!checkpoints.empty() && checkpoints.back().n_past > n) checkpoints.pop_back();
     if (checkpoints.empty())
-      state->clear();
+      backend->clear(sequence);
     else
-      state->restore(checkpoints.back());
+      backend->restore(sequence, checkpoints.back());
   }
-  tokens.resize(static_cast<size_t>(state->n_past()));
+  tokens.resize(static_cast<size_t>(n_past()));
   logits.clear();
 }
 
 void Session::checkpoint() {
   Impl& s = *impl_;
   if (s.engine->config().n_recurrent_layers() == 0) return;  // attention memory can be cut anywhere
-  if (!s.checkpoints.empty() && s.checkpoints.back().n_past == s.state->n_past()) return;
+  if (!s.checkpoints.empty() && s.checkpoints.back().n_past == s.n_past()) return;
   if (s.checkpoints.size() == kMaxCheckpoints)
     s.checkpoints.erase(s.checkpoints.begin() + 1);  // keep the first: the system prompt
-  s.checkpoints.push_back(s.state->checkpoint());
+  s.checkpoints.push_back(s.backend->checkpoint(s.sequence));
 }
 
 void Session::clear() {
-  impl_->state->clear();
+  impl_->backend->clear(impl_->sequence);
   impl_->tokens.clear();
   impl_->logits.clear();
   impl_->checkpoints.clear();

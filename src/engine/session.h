@@ -4,6 +4,7 @@
 #include <functional>
 #include <vector>
 
+#include "engine/backend.h"
 #include "engine/engine.h"
 #include "model/sequence_state.h"
 
@@ -11,7 +12,7 @@ namespace thermo {
 
 struct Session::Impl {
   Engine* engine = nullptr;
-  SequenceState* state = nullptr;
+  Backend* backend = nullptr;
   int sequence = 0;
   std::function<void()> release;
 
@@ -20,6 +21,7 @@ struct Session::Impl {
   std::vector<Checkpoint> checkpoints;  // increasing lengths; the empty beginning is always reachable
   std::vector<Row> rows;                // of the chunk being run
 
+  int n_past() const { return backend->n_past(sequence); }
   // The newest point from which the first n tokens can be continued.
   void go_back_to(int n);
 };

@@ -333,9 +333,14 @@ void pack_all(Weights& w, std::byte* out, const GgufFile& file, ThreadPool& pool
 
 }  // namespace
 
-uint64_t Weights::planned_packed_bytes(const ModelConfig& config, const GgufFile& file) {
+Weights Weights::bind(const ModelConfig& config, const GgufFile& file) {
   Weights w;
   bind_all(w, config, file);
+  return w;
+}
+
+uint64_t Weights::planned_packed_bytes(const ModelConfig& config, const GgufFile& file) {
+  const Weights w = bind(config, file);
   uint64_t bytes = 0;
   for_each_matrix(w, [&](const Matrix& m) { bytes += packed_bytes_of(m); });
   return bytes;
@@ -351,8 +356,7 @@ size_t Weights::max_unpacked_panel_bytes() const {
 
 Weights Weights::load(const ModelConfig& config, const GgufFile& file, bool repack, ThreadPool& pool,
                       const LoadProgressFn& progress) {
-  Weights w;
-  bind_all(w, config, file);
+  Weights w = bind(config, file);
   if (!repack) return w;
   for_each_matrix(w, [&](const Matrix& m) { w.packed_bytes += packed_bytes_of(m); });
   w.storage_ = std::make_unique<Storage>();

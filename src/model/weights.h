@@ -74,6 +74,8 @@ class Weights {
   uint64_t packed_bytes = 0;
   uint64_t n_params = 0;
 
+  // Binds: views of the file, shapes checked. Throws LoadError.
+  static Weights bind(const ModelConfig& config, const GgufFile& file);
   // Binds and, with `repack`, repacks on all threads of the pool. `file` must outlive the result. Throws
   // LoadError (a tensor missing or of the wrong shape) and MemoryError.
   static Weights load(const ModelConfig& config, const GgufFile& file, bool repack, ThreadPool& pool,

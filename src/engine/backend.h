@@ -1,0 +1,56 @@
+// What the engine needs of a loaded model, wherever it runs: Model on the processor, GpuModel on a GPU. Both
+// offer the same functions; this is their common face.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "model/sequence_state.h"
+#include "model/step.h"
+
+namespace thermo {
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual const ModelConfig& config() const = 0;
+  virtual StepOutput step(const StepBatch& batch) noexcept = 0;
+  virtual void commit(int sequence, std::span<const int32_t> path) noexcept = 0;
+  // Why the device cannot go on; empty while it can.
+  virtual std::string_view fault() const noexcept = 0;
+
+  // The memory of one sequence; see SequenceState.
+  virtual int n_past(int sequence) const = 0;
+  virtual void clear(int sequence) = 0;
+  virtual Checkpoint checkpoint(int sequence) const = 0;
+  virtual void restore(int sequence, const Checkpoint& checkpoint) = 0;
+  virtual void truncate(int sequence, int n) = 0;
+};
+
+template <class ModelT>
+class BackendOf final : public Backend {
+ public:
+  explicit BackendOf(std::unique_ptr<ModelT> model) : model_(std::move(model)) {}
+
+  const ModelConfig& config() const override { return model_->config(); }
+  StepOutput step(const StepBatch& batch) noexcept override { return model_->step(batch); }
+  void commit(int sequence, std::span<const int32_t> path) noexcept override {
+    model_->commit(sequence, path);
+  }
+  std::string_view fault() const noexcept override {
+    if constexpr (requires { model_->fault(); }) return model_->fault();
+    return {};
+  }
+  int n_past(int sequence) const override { return model_->sequence(sequence).n_past(); }
+  void clear(int sequence) override { model_->sequence(sequence).clear(); }
+  Checkpoint checkpoint(int sequence) const override { return model_->sequence(sequence).checkpoint(); }
+  void restore(int sequence, const Checkpoint& point) override { model_->sequence(sequence).restore(point); }
+  void truncate(int sequence, int n) override { model_->sequence(sequence).truncate(n); }
+
+ private:
+  std::unique_ptr<ModelT> model_;
+};
+
+}  // namespace thermo

@@ -1,0 +1,107 @@
+#include "engine/gpu_backend.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+
+#include "base/check.h"
+#include "base/error.h"
+
+#ifdef THERMO_HAS_CUDA
+#include "device/device_info.h"
+#include "model/gpu/gpu_model.h"
+#endif
+
+namespace thermo {
+namespace {
+
+// The N of "cuda:N"; 0 for "cuda"; nullopt for what is no GPU at all.
+std::optional<int> gpu_index(const std::string& device) {
+  if (device == "cuda" || device == "gpu") return 0;
+  if (!device.starts_with("cuda:") && !device.starts_with("CUDA:")) return std::nullopt;
+  const std::string_view digits = std::string_view(device).substr(5);
+  int index = -1;
+  const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
+  if (code != std::errc{} || end != digits.data() + digits.size() || index < 0) return std::nullopt;
+  return index;
+}
+
+}  // namespace
+
+#ifdef THERMO_HAS_CUDA
+
+std::optional<GpuChoice> choose_gpu(const std::string& device, std::string& note) {
+  if (device == "cpu" || device == "none") return std::nullopt;
+  const std::optional<int> wanted = gpu_index(device);
+  if (!wanted && device != "auto")
+    throw ConfigError(fmt::format("--device: '{}' is not known, use auto, cpu or cuda:N", device));
+  std::string why;
+  const std::vector<DeviceInfo> devices = list_devices(&why);
+  for (const DeviceInfo& info : devices) {
+    if (wanted ? info.index != *wanted : !info.usable()) continue;
+    if (!info.usable()) {
+      why = fmt::format("{} has compute capability {}.{}, 7.5 or newer is needed", info.name,
+                        info.compute_capability / 10, info.compute_capability % 10);
+      break;
+    }
+    return GpuChoice{info.index, info.name, info.free_bytes, info.total_bytes};
+  }
+  if (why.empty()) why = fmt::format("there are {} usable GPUs", devices.size());
+  if (wanted)
+    throw ThermoError(ExitCode::Device, fmt::format("--device {}: {}; use --device cpu", device, why));
+  note = why + "; the CPU does everything";
+  return std::nullopt;
+}
+
+namespace {
+
+GpuModelOptions model_options(const GpuBackendOptions& options, int device) {
+  GpuModelOptions o;
+  o.device = device;
+  o.n_batch = options.n_batch;
+  o.n_sequences = options.n_sequences;
+  o.sequence = options.sequence;
+  return o;
+}
+
+}  // namespace
+
+std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig& config, const Weights& weights,
+                                            const GpuBackendOptions& options) {
+  std::vector<MemoryPlanItem> items;
+  for (const GpuMemoryItem& item : GpuModel::plan(config, weights, model_options(options, 0)))
+    items.push_back({item.name, item.bytes, ""});
+  return items;
+}
+
+std::unique_ptr<Backend> make_gpu_backend(ModelConfig config, const Weights& weights, const GpuChoice& gpu,
+                                          const GpuBackendOptions& options, ThreadPool& pool,
+                                          const LoadProgressFn& progress) {
+  return std::make_unique<BackendOf<GpuModel>>(std::make_unique<GpuModel>(
+      std::move(config), weights, model_options(options, gpu.index), pool, progress));
+}
+
+#else
+
+std::optional<GpuChoice> choose_gpu(const std::string& device, std::string&) {
+  if (device == "cpu" || device == "none" || device == "auto") return std::nullopt;
+  if (!gpu_index(device))
+    throw ConfigError(fmt::format("--device: '{}' is not known, use auto or cpu", device));
+  throw ThermoError(ExitCode::Device,
+                    fmt::format("--device {}: this build has no CUDA; use --device cpu, or build with "
+                                "-DTHERMO_CUDA=ON on a machine with the CUDA toolkit",
+                                device));
+}
+
+std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig&, const Weights&, const GpuBackendOptions&) {
+  return {};
+}
+
+std::unique_ptr<Backend> make_gpu_backend(ModelConfig, const Weights&, const GpuChoice&,
+                                          const GpuBackendOptions&, ThreadPool&, const LoadProgressFn&) {
+  check_failed(__FILE__, __LINE__, "THERMO_HAS_CUDA", "a GPU was chosen in a build without CUDA");
+}
+
+#endif
+
+}  // namespace thermo

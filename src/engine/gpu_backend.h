@@ -1,0 +1,44 @@
+// The GPU side of the engine. In a build without CUDA there is no GPU to choose, and the rest is never
+// called.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "engine/backend.h"
+#include "engine/memory_plan.h"
+#include "model/weights.h"
+
+namespace thermo {
+
+struct GpuChoice {
+  int index = 0;
+  std::string name;  // "NVIDIA H200"
+  uint64_t free_bytes = 0;
+  uint64_t total_bytes = 0;
+};
+
+// The GPU that `device` means: "cpu" or "none": nullopt; "cuda" or "cuda:N": that one, or ThermoError (exit
+// code 6) when it cannot be used; "auto": the first that can, or nullopt with the reason in `note` when there
+// is a driver but no usable card. Throws ConfigError for anything else.
+std::optional<GpuChoice> choose_gpu(const std::string& device, std::string& note);
+
+struct GpuBackendOptions {
+  int n_batch = 0;
+  int n_sequences = 1;
+  SequenceConfig sequence;
+};
+
+// Every byte that make_gpu_backend() takes on the device.
+std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig& config, const Weights& weights,
+                                            const GpuBackendOptions& options);
+
+// `weights` bound without repacking; not needed afterwards.
+std::unique_ptr<Backend> make_gpu_backend(ModelConfig config, const Weights& weights, const GpuChoice& gpu,
+                                          const GpuBackendOptions& options, ThreadPool& pool,
+                                          const LoadProgressFn& progress);
+
+}  // namespace thermo
