@@ -20,6 +20,7 @@ double seconds_since(Clock::time_point start) {
 
 [[noreturn]] void throw_step_error(const Error& error) {
   if (error.code == ErrorCode::OutOfMemory) throw MemoryError(error.message);
+  if (error.code == ErrorCode::DeviceFault) throw ThermoError(ExitCode::DeviceFault, error.message);
   if (error.code == ErrorCode::InvalidArgument || error.code == ErrorCode::ContextFull)
     throw ConfigError(error.message);
   throw ThermoError(ExitCode::Internal, error.message);
