@@ -6,9 +6,12 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <random>
 
+#include "base/error.h"
 #include "gguf/gguf_file.h"
+#include "gguf/gguf_writer.h"
 
 namespace thermo {
 namespace {
@@ -249,6 +252,114 @@ TEST_P(ArchitectureTest, RunsWithEveryCacheType) {
     EXPECT_LT(errors[errors.size() / 2], bound) << kv_type_name(type);
     EXPECT_GT(errors[errors.size() / 2], 0.0) << kv_type_name(type);
   }
+}
+
+// Copies a model file; `edit` may change, add or drop (return false) each tensor, and set keys.
+struct EditedFile {
+  std::vector<std::byte> bytes;
+  std::vector<std::vector<std::byte>> owned;
+
+  GgufFile open() const { return GgufFile(std::span<const std::byte>(bytes), "edited"); }
+
+  EditedFile(const GgufFile& source, const std::function<void(GgufWriter&, EditedFile&)>& add,
+             const std::function<bool(const GgufTensor&)>& keep) {
+    GgufWriter writer;
+    for (const GgufEntry& entry : source.metadata()) writer.set(entry.key, entry.value);
+    for (const GgufTensor& tensor : source.tensors()) {
+      if (!keep(tensor)) continue;
+      writer.add_tensor(tensor.name, tensor.dtype, {tensor.dims.begin(), tensor.dims.begin() + tensor.n_dims},
+                        std::span(tensor.data, tensor.n_bytes));
+    }
+    if (add) add(writer, *this);
+    bytes = writer.to_bytes();
+  }
+};
+
+std::vector<float> logits_of(const GgufFile& file, std::span<const TokenId> ids) {
+  ThreadPool pool({.n_threads = 2});
+  const auto model = make_model(file, pool, best_isa());
+  return run_in_chunks(*model, ids, 64).logits;
+}
+
+TEST(ModelFiles, MayHoldGateAndUpOfTheExpertsInOneTensor) {
+  const Fixture fixture("qwen35moe");
+  const auto is_gate_or_up = [](const GgufTensor& tensor) {
+    return tensor.name.ends_with("ffn_gate_exps.weight") || tensor.name.ends_with("ffn_up_exps.weight");
+  };
+  const EditedFile fused(
+      fixture.file,
+      [&](GgufWriter& writer, EditedFile& edited) {
+        for (const GgufTensor& gate : fixture.file.tensors()) {
+          if (!gate.name.ends_with("ffn_gate_exps.weight")) continue;
+          const std::string block(gate.name.substr(0, gate.name.find("ffn_")));
+          const GgufTensor& up = fixture.file.require_tensor(block + "ffn_up_exps.weight");
+          const size_t expert = gate.n_bytes / gate.dims[2];
+          std::vector<std::byte>& data = edited.owned.emplace_back();
+          for (size_t e = 0; e < gate.dims[2]; ++e) {
+            data.insert(data.end(), gate.data + e * expert, gate.data + (e + 1) * expert);
+            data.insert(data.end(), up.data + e * expert, up.data + (e + 1) * expert);
+          }
+          writer.add_tensor(block + "ffn_gate_up_exps.weight", gate.dtype,
+                            {gate.dims[0], 2 * gate.dims[1], gate.dims[2]}, data);
+        }
+      },
+      [&](const GgufTensor& tensor) { return !is_gate_or_up(tensor); });
+  EXPECT_EQ(logits_of(fused.open(), fixture.ids), logits_of(fixture.file, fixture.ids));
+}
+
+TEST(ModelFiles, MayUseTheEmbeddingAsHead) {
+  const Fixture fixture("qwen35");
+  const GgufTensor& embedding = fixture.file.require_tensor("token_embd.weight");
+  const auto not_head = [](const GgufTensor& tensor) { return tensor.name != "output.weight"; };
+  const EditedFile tied(fixture.file, {}, not_head);
+  const EditedFile copied(
+      fixture.file,
+      [&](GgufWriter& writer, EditedFile&) {
+        writer.add_tensor("output.weight", embedding.dtype, {embedding.dims[0], embedding.dims[1]},
+                          std::span(embedding.data, embedding.n_bytes));
+      },
+      not_head);
+  EXPECT_EQ(logits_of(tied.open(), fixture.ids), logits_of(copied.open(), fixture.ids));
+}
+
+// The sentence of a failed load.
+std::string load_error(const EditedFile& edited) {
+  try {
+    const GgufFile file = edited.open();
+    const ModelConfig config = read_model_config(file);
+    Weights::bind(config, file);
+  } catch (const LoadError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(ModelFiles, AreRefusedWithTheNameOfTheTensorThatIsWrong) {
+  const Fixture fixture("laguna");
+  const auto without = [](std::string_view name) {
+    return [name](const GgufTensor& tensor) { return tensor.name != name; };
+  };
+  EXPECT_NE(load_error(EditedFile(fixture.file, {}, without("blk.1.ffn_up_exps.weight")))
+                .find("blk.1.ffn_up_exps.weight"),
+            std::string::npos);
+
+  const std::vector<std::byte> zeros(64 * 15 * sizeof(float));
+  const std::string shape = load_error(EditedFile(
+      fixture.file,
+      [&](GgufWriter& writer, EditedFile&) {
+        writer.add_tensor("blk.1.ffn_gate_inp.weight", DType::F32, {64, 15}, zeros);
+      },
+      without("blk.1.ffn_gate_inp.weight")));
+  EXPECT_NE(shape.find("[64, 15]"), std::string::npos) << shape;
+  EXPECT_NE(shape.find("[64, 16]"), std::string::npos) << shape;
+
+  const std::string block = load_error(EditedFile(
+      fixture.file,
+      [&](GgufWriter& writer, EditedFile&) {
+        writer.add_tensor("blk.9.attn_norm.weight", DType::F32, {64}, std::span(zeros).first(256));
+      },
+      [](const GgufTensor&) { return true; }));
+  EXPECT_NE(block.find("blk.9.attn_norm.weight"), std::string::npos) << block;
 }
 
 }  // namespace
