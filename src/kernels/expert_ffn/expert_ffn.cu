@@ -25,7 +25,7 @@ __device__ __forceinline__ ActsOut acts_out(const DeviceActsOut& o) {
 }
 
 // Warps that share a panel, and panels of a block of `n_warps` warps.
-constexpr int kInWarps = 4;   // of gate, and as many of up
+constexpr int kInWarps = 8;  // of gate, and as many of up
 constexpr int kOutWarps = 8;
 __host__ __device__ constexpr int expert_split_log2(int n_cols, int n_warps) {
   const int n_chunks = (n_cols + 255) / 256;
@@ -34,7 +34,8 @@ __host__ __device__ constexpr int expert_split_log2(int n_cols, int n_warps) {
   return most < have ? most : have;
 }
 
-__global__ void __launch_bounds__(64 * kInWarps, 4) expert_in_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
+template <bool kDot>
+__global__ void __launch_bounds__(64 * kInWarps, 2) expert_in_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
   __shared__ __align__(16) float part[2 * kInWarps][kPartFloats];
   extern __shared__ __align__(16) std::byte stages[];
   wait_for_inputs();
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(64 * kInWarps, 4) expert_in_small_kernel(const
   const int first_panel = blockIdx.x * panels_here;
   const int panel = first_panel + (warp % kInWarps >> split);
   // `panels` of a routed matrix counts from the expert's address.
-  warp_product<1>(
+  warp_product<1, kDot>(
       w, panel * 16 < w.n_rows ? base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes : nullptr, warp & ((1 << split) - 1), 1 << split,
       a.x, [&](int p) { return slot.rows[p]; }, n_acts, lane, stages + warp * a.stage_bytes, part[warp], [] {});
   __syncthreads();
@@ -67,6 +68,7 @@ __global__ void __launch_bounds__(64 * kInWarps, 4) expert_in_small_kernel(const
   }
 }
 
+template <bool kDot>
 __global__ void __launch_bounds__(32 * kOutWarps, 4) expert_out_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
   __shared__ __align__(16) float part[kOutWarps][kPartFloats];
   extern __shared__ __align__(16) std::byte stages[];
@@ -84,7 +86,7 @@ __global__ void __launch_bounds__(32 * kOutWarps, 4) expert_out_small_kernel(con
   const int first_panel = blockIdx.x * panels_here;
   const int panel = first_panel + (warp >> split);
   const DeviceActs x{a.hidden.f16, a.hidden.f32, a.hidden.f16_stride, a.hidden.f32_stride, a.hidden.scale};
-  warp_product<1>(
+  warp_product<1, kDot>(
       w, panel * 16 < w.n_rows ? base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes : nullptr, warp & ((1 << split) - 1), 1 << split, x,
       [&](int p) { return first + p; }, n_acts, lane, stages + warp * a.stage_bytes, part[warp], [] { wait_for_inputs(); });
   __syncthreads();
@@ -213,27 +215,33 @@ bool expert_tiles_possible(const DeviceExpertArgs& a) noexcept {
 void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept {
   if (!args.large) {
     static const bool ready = [] {
-      allow_shared(expert_in_small_kernel, 2 * kInWarps * kMaxWarpStageBytes);
-      allow_shared(expert_out_small_kernel, kOutWarps * kMaxWarpStageBytes);
+      allow_shared(expert_in_small_kernel<false>, 2 * kInWarps * (kTableBytes + kMaxChunkBytes + 8 * kStageRowBytes));
+      allow_shared(expert_out_small_kernel<false>, kOutWarps * kMaxWarpStageBytes);
       return true;
     }();
     static_cast<void>(ready);
-    const auto stage = [&](std::initializer_list<const DeviceMatrix*> matrices, int n_warps) {
+    const auto all_dot = [&](std::initializer_list<const DeviceMatrix*> matrices) {
+      bool dot = args.max_slot_rows == 1;
+      for (const DeviceMatrix* m : matrices) dot = dot && (m->n_rows == 0 || has_dot(m->dtype));
+      return dot;
+    };
+    const auto stage = [&](std::initializer_list<const DeviceMatrix*> matrices, int n_warps, bool dot) {
       int bytes = 0;
       for (const DeviceMatrix* m : matrices) {
         if (m->n_rows == 0) continue;
-        const int needed = warp_stage_bytes(*m, args.max_slot_rows, chunks_per_warp(m->n_cols, 1 << expert_split_log2(m->n_cols, n_warps)));
+        const int needed = warp_stage_bytes(*m, args.max_slot_rows, chunks_per_warp(m->n_cols, 1 << expert_split_log2(m->n_cols, n_warps)), dot);
         if (needed > bytes) bytes = needed;
       }
       return bytes;
     };
     const unsigned slots = static_cast<unsigned>(args.max_slots);
     DeviceExpertArgs in = args, out = args;
-    in.stage_bytes = stage({&args.gate, &args.up, &args.shared_gate, &args.shared_up}, kInWarps);
-    out.stage_bytes = stage({&args.down, &args.shared_down}, kOutWarps);
-    launch(expert_in_small_kernel, dim3(small_blocks(args.gate, args.shared_gate, kInWarps), slots), 64 * kInWarps,
+    const bool in_dot = all_dot({&args.gate, &args.up, &args.shared_gate, &args.shared_up}), out_dot = all_dot({&args.down, &args.shared_down});
+    in.stage_bytes = stage({&args.gate, &args.up, &args.shared_gate, &args.shared_up}, kInWarps, in_dot);
+    out.stage_bytes = stage({&args.down, &args.shared_down}, kOutWarps, out_dot);
+    launch(in_dot ? expert_in_small_kernel<true> : expert_in_small_kernel<false>, dim3(small_blocks(args.gate, args.shared_gate, kInWarps), slots), 64 * kInWarps,
            2 * kInWarps * static_cast<size_t>(in.stage_bytes), stream, in);
-    launch(expert_out_small_kernel, dim3(small_blocks(args.down, args.shared_down, kOutWarps), slots), 32 * kOutWarps,
+    launch(out_dot ? expert_out_small_kernel<true> : expert_out_small_kernel<false>, dim3(small_blocks(args.down, args.shared_down, kOutWarps), slots), 32 * kOutWarps,
            kOutWarps * static_cast<size_t>(out.stage_bytes), stream, out);
     return;
   }

@@ -312,7 +312,7 @@ void multiply(const PanelMatmulArgs& a) {
           multiply_strip<T, Tiles>(strip, n_groups, b, tiles[i], &acc[i][0][0]);
       }
       const int rows = a.n_rows - 16 * p;
-      const __mmask16 mask = rows >= 16 ? 0xffff : static_cast<__mmask16>((1u << rows) - 1);
+      const __mmask16 mask = static_cast<__mmask16>(rows >= 16 ? 0xffffu : (1u << rows) - 1);
       for (int t = 0; t < n_acts; ++t)
         _mm512_mask_storeu_ps(a.y + (t0 + t) * a.y_stride + 16 * p, mask,
                               _mm512_load_ps(acc[t / kTileActs][t % kTileActs]));

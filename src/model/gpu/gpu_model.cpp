@@ -146,7 +146,7 @@ struct Workspace {
     routes.expert_count = carver.take<int32_t>(static_cast<size_t>(n_expert));
     routes.expert_first = carver.take<int32_t>(static_cast<size_t>(n_expert) + 1);
     routes.expert_slot = carver.take<int32_t>(static_cast<size_t>(n_expert) + 1);
-    routes.partial = carver.take<float>(static_cast<size_t>(kRouterParts * kMaxSmallRouteRows * n_expert));
+    routes.partial = carver.take<float>(static_cast<size_t>(kRouterParts * kMaxFusedRouteRows * n_expert));
     routes.counter = carver.take<uint32_t>(1);
     routes.chosen = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
     routes.rank = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
