@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(64 * kInWarps, 2) expert_in_small_kernel(const
 }
 
 template <bool kDot>
-__global__ void __launch_bounds__(32 * kOutWarps, 4) expert_out_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
+__global__ void __launch_bounds__(32 * kOutWarps, kDot ? 3 : 4) expert_out_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
   __shared__ __align__(16) float part[kOutWarps][kPartFloats];
   extern __shared__ __align__(16) std::byte stages[];
   allow_next();

@@ -21,7 +21,7 @@ struct SmallPlan {
 };
 
 template <int NT8, bool kDot>
-__global__ void __launch_bounds__(256, NT8 == 1 ? 4 : 3) linear_small_kernel(const __grid_constant__ SmallPlan plan) {
+__global__ void __launch_bounds__(256, NT8 == 1 && !kDot ? 4 : 3) linear_small_kernel(const __grid_constant__ SmallPlan plan) {
   __shared__ __align__(16) float part[8][NT8 * kPartFloats];
   extern __shared__ __align__(16) std::byte stages[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
