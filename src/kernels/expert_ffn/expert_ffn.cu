@@ -25,7 +25,7 @@ __device__ __forceinline__ ActsOut acts_out(const DeviceActsOut& o) {
 }
 
 // Warps that share a panel, and panels of a block of `n_warps` warps.
-constexpr int kInWarps = 8;  // of gate, and as many of up
+constexpr int kInWarps = 4;  // of gate, and as many of up: all blocks of a decoded token are resident at once
 constexpr int kOutWarps = 8;
 __host__ __device__ constexpr int expert_split_log2(int n_cols, int n_warps) {
   const int n_chunks = (n_cols + 255) / 256;
@@ -35,7 +35,7 @@ __host__ __device__ constexpr int expert_split_log2(int n_cols, int n_warps) {
 }
 
 template <bool kDot>
-__global__ void __launch_bounds__(64 * kInWarps, 2) expert_in_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
+__global__ void __launch_bounds__(64 * kInWarps, kDot ? 3 : 4) expert_in_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
   __shared__ __align__(16) float part[2 * kInWarps][kPartFloats];
   extern __shared__ __align__(16) std::byte stages[];
   wait_for_inputs();
@@ -215,7 +215,7 @@ bool expert_tiles_possible(const DeviceExpertArgs& a) noexcept {
 void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept {
   if (!args.large) {
     static const bool ready = [] {
-      allow_shared(expert_in_small_kernel<false>, 2 * kInWarps * (kTableBytes + kMaxChunkBytes + 8 * kStageRowBytes));
+      allow_shared(expert_in_small_kernel<false>, 2 * kInWarps * kMaxWarpStageBytes);
       allow_shared(expert_out_small_kernel<false>, kOutWarps * kMaxWarpStageBytes);
       return true;
     }();
