@@ -176,6 +176,8 @@ class BenchCommand : public Command {
     Engine engine(file, options);
     progress.clear();
     context.engine = engine.info();
+    // The share of the bandwidth is that of main memory, which a GPU does not read.
+    if (context.engine.device != "cpu") context.read_bytes_per_s = 0.0;
     context.setup.n_ubatch = engine.n_batch();
     context.model_filename = model_.empty() ? "embedded" : resolve_model_path(model_);
     context.model_type = engine.config().describe(engine.info().n_params);

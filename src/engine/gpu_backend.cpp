@@ -44,7 +44,8 @@ std::optional<GpuChoice> choose_gpu(const std::string& device, std::string& note
                         info.compute_capability / 10, info.compute_capability % 10);
       break;
     }
-    return GpuChoice{info.index, info.name, info.free_bytes, info.total_bytes};
+    const DeviceInfo used = use_device(info.index);  // only a device in use tells what is free
+    return GpuChoice{used.index, used.name, used.free_bytes, used.total_bytes};
   }
   if (why.empty()) why = fmt::format("there are {} usable GPUs", devices.size());
   if (wanted)

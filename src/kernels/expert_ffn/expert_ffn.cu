@@ -35,7 +35,8 @@ __host__ __device__ constexpr int expert_split_log2(int n_cols, int n_warps) {
 }
 
 template <bool kDot>
-__global__ void __launch_bounds__(64 * kInWarps, kDot ? 3 : 4) expert_in_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
+__global__ void __launch_bounds__(64 * kInWarps, kDot ? 3 : 4)
+    expert_in_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
   __shared__ __align__(16) float part[2 * kInWarps][kPartFloats];
   extern __shared__ __align__(16) std::byte stages[];
   wait_for_inputs();
@@ -45,14 +46,16 @@ __global__ void __launch_bounds__(64 * kInWarps, kDot ? 3 : 4) expert_in_small_k
   const int first = slot.first, n_acts = slot.count;
   if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const DeviceMatrix& w = warp < kInWarps ? (base == nullptr ? a.shared_gate : a.gate) : (base == nullptr ? a.shared_up : a.up);
+  const DeviceMatrix& w =
+      warp < kInWarps ? (base == nullptr ? a.shared_gate : a.gate) : (base == nullptr ? a.shared_up : a.up);
   const int split = expert_split_log2(w.n_cols, kInWarps), panels_here = kInWarps >> split;
   const int first_panel = blockIdx.x * panels_here;
   const int panel = first_panel + (warp % kInWarps >> split);
   // `panels` of a routed matrix counts from the expert's address.
   warp_product<1, kDot>(
-      w, panel * 16 < w.n_rows ? base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes : nullptr, warp & ((1 << split) - 1), 1 << split,
-      a.x, [&](int p) { return slot.rows[p]; }, n_acts, lane, stages + warp * a.stage_bytes, part[warp], [] {});
+      w, panel * 16 < w.n_rows ? base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes : nullptr,
+      warp & ((1 << split) - 1), 1 << split, a.x, [&](int p) { return slot.rows[p]; }, n_acts, lane,
+      stages + warp * a.stage_bytes, part[warp], [] {});
   __syncthreads();
   const ActsOut hidden = acts_out(a.hidden);
   for (int i = threadIdx.x; i < panels_here * 16 * n_acts; i += 64 * kInWarps) {
@@ -69,7 +72,8 @@ __global__ void __launch_bounds__(64 * kInWarps, kDot ? 3 : 4) expert_in_small_k
 }
 
 template <bool kDot>
-__global__ void __launch_bounds__(32 * kOutWarps, kDot ? 3 : 4) expert_out_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
+__global__ void __launch_bounds__(32 * kOutWarps, kDot ? 3 : 4)
+    expert_out_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
   __shared__ __align__(16) float part[kOutWarps][kPartFloats];
   extern __shared__ __align__(16) std::byte stages[];
   allow_next();
@@ -87,8 +91,9 @@ __global__ void __launch_bounds__(32 * kOutWarps, kDot ? 3 : 4) expert_out_small
   const int panel = first_panel + (warp >> split);
   const DeviceActs x{a.hidden.f16, a.hidden.f32, a.hidden.f16_stride, a.hidden.f32_stride, a.hidden.scale};
   warp_product<1, kDot>(
-      w, panel * 16 < w.n_rows ? base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes : nullptr, warp & ((1 << split) - 1), 1 << split, x,
-      [&](int p) { return first + p; }, n_acts, lane, stages + warp * a.stage_bytes, part[warp], [] { wait_for_inputs(); });
+      w, panel * 16 < w.n_rows ? base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes : nullptr,
+      warp & ((1 << split) - 1), 1 << split, x, [&](int p) { return first + p; }, n_acts, lane,
+      stages + warp * a.stage_bytes, part[warp], [] { wait_for_inputs(); });
   __syncthreads();
   for (int i = threadIdx.x; i < panels_here * 16 * n_acts; i += 32 * kOutWarps) {
     const int r = i & 15, p = (i >> 4) & (panels_here - 1), act = (i >> 4) / panels_here;
@@ -112,8 +117,8 @@ __global__ void __launch_bounds__(kTileThreads)
   const DeviceSlot& slot = a.routes.slots[blockIdx.y];
   const int first = slot.first, n_acts = slot.count;
   if ((slot.base == nullptr) != kShared) return;
-  const DeviceMatrix gate = matrix_of(slot.base,  a.gate, a.shared_gate),
-                     up = matrix_of(slot.base,  a.up, a.shared_up);
+  const DeviceMatrix gate = matrix_of(slot.base, a.gate, a.shared_gate),
+                     up = matrix_of(slot.base, a.up, a.shared_up);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
   const int panel = blockIdx.x * 8 + warp;
   for (int i = threadIdx.x; i < kTileActs; i += kTileThreads)
@@ -148,7 +153,7 @@ __global__ void __launch_bounds__(kTileThreads)
   const DeviceSlot& slot = a.routes.slots[blockIdx.y];
   const int first = slot.first, n_acts = slot.count;
   if ((slot.base == nullptr) != kShared) return;
-  const DeviceMatrix w = matrix_of(slot.base,  a.down, a.shared_down);
+  const DeviceMatrix w = matrix_of(slot.base, a.down, a.shared_down);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
   const int panel = blockIdx.x * 8 + warp;
   for (int i = threadIdx.x; i < kTileActs; i += kTileThreads) rows[i] = i < n_acts ? first + i : -1;
@@ -197,7 +202,8 @@ void launch_out_tiles(const DeviceExpertArgs& args, StreamView stream) {
 
 unsigned small_blocks(const DeviceMatrix& a, const DeviceMatrix& b, int n_warps) {
   const auto blocks = [n_warps](const DeviceMatrix& m) {
-    return m.n_rows == 0 ? 0 : ceil_div(ceil_div(m.n_rows, 16), n_warps >> expert_split_log2(m.n_cols, n_warps));
+    return m.n_rows == 0 ? 0
+                         : ceil_div(ceil_div(m.n_rows, 16), n_warps >> expert_split_log2(m.n_cols, n_warps));
   };
   return static_cast<unsigned>(blocks(a) > blocks(b) ? blocks(a) : blocks(b));
 }
@@ -229,19 +235,24 @@ void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept {
       int bytes = 0;
       for (const DeviceMatrix* m : matrices) {
         if (m->n_rows == 0) continue;
-        const int needed = warp_stage_bytes(*m, args.max_slot_rows, chunks_per_warp(m->n_cols, 1 << expert_split_log2(m->n_cols, n_warps)), dot);
+        const int needed =
+            warp_stage_bytes(*m, args.max_slot_rows,
+                             chunks_per_warp(m->n_cols, 1 << expert_split_log2(m->n_cols, n_warps)), dot);
         if (needed > bytes) bytes = needed;
       }
       return bytes;
     };
     const unsigned slots = static_cast<unsigned>(args.max_slots);
     DeviceExpertArgs in = args, out = args;
-    const bool in_dot = all_dot({&args.gate, &args.up, &args.shared_gate, &args.shared_up}), out_dot = all_dot({&args.down, &args.shared_down});
+    const bool in_dot = all_dot({&args.gate, &args.up, &args.shared_gate, &args.shared_up}),
+               out_dot = all_dot({&args.down, &args.shared_down});
     in.stage_bytes = stage({&args.gate, &args.up, &args.shared_gate, &args.shared_up}, kInWarps, in_dot);
     out.stage_bytes = stage({&args.down, &args.shared_down}, kOutWarps, out_dot);
-    launch(in_dot ? expert_in_small_kernel<true> : expert_in_small_kernel<false>, dim3(small_blocks(args.gate, args.shared_gate, kInWarps), slots), 64 * kInWarps,
+    launch(in_dot ? expert_in_small_kernel<true> : expert_in_small_kernel<false>,
+           dim3(small_blocks(args.gate, args.shared_gate, kInWarps), slots), 64 * kInWarps,
            2 * kInWarps * static_cast<size_t>(in.stage_bytes), stream, in);
-    launch(out_dot ? expert_out_small_kernel<true> : expert_out_small_kernel<false>, dim3(small_blocks(args.down, args.shared_down, kOutWarps), slots), 32 * kOutWarps,
+    launch(out_dot ? expert_out_small_kernel<true> : expert_out_small_kernel<false>,
+           dim3(small_blocks(args.down, args.shared_down, kOutWarps), slots), 32 * kOutWarps,
            kOutWarps * static_cast<size_t>(out.stage_bytes), stream, out);
     return;
   }

@@ -26,12 +26,12 @@ struct DeviceExpertArgs {
   DeviceRoutes routes;
   int max_slots = 0;
   int max_slot_rows = 0;  // of a slot, at most kExpertSmallTile in the small form
-  DeviceActs x;          // by row
-  DeviceActsOut hidden;  // by pair
-  float* y = nullptr;    // [pairs][n_embd]
+  DeviceActs x;           // by row
+  DeviceActsOut hidden;   // by pair
+  float* y = nullptr;     // [pairs][n_embd]
   int n_embd = 0;
-  int stage_bytes = 0;    // set by expert_ffn_cuda
-  bool large = false;  // slots of kTileActs pairs for the tensor-core tiles; else of 8
+  int stage_bytes = 0;  // set by expert_ffn_cuda
+  bool large = false;   // slots of kTileActs pairs for the tensor-core tiles; else of 8
 };
 
 // Whether the large form can run these matrices: quantised, gate and up of one type.

@@ -21,7 +21,8 @@ struct SmallPlan {
 };
 
 template <int NT8, bool kDot>
-__global__ void __launch_bounds__(256, NT8 == 1 && !kDot ? 4 : 3) linear_small_kernel(const __grid_constant__ SmallPlan plan) {
+__global__ void __launch_bounds__(256, NT8 == 1 && !kDot ? 4 : 3)
+    linear_small_kernel(const __grid_constant__ SmallPlan plan) {
   __shared__ __align__(16) float part[8][NT8 * kPartFloats];
   extern __shared__ __align__(16) std::byte stages[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -39,9 +40,11 @@ __global__ void __launch_bounds__(256, NT8 == 1 && !kDot ? 4 : 3) linear_small_k
   const int32_t* const row_index = plan.args.row_index;
 
   warp_product<NT8, kDot>(
-      w, panel * 16 < w.n_rows ? w.panels + panel * w.panel_bytes : nullptr, (k_part << split) + (warp & ((1 << split) - 1)),
-      job.k_parts << split, plan.args.x, [&](int a) { return row_index == nullptr ? first_act + a : row_index[first_act + a]; }, n_acts, lane,
-      stages + warp * plan.stage_bytes, part[warp], [] {
+      w, panel * 16 < w.n_rows ? w.panels + panel * w.panel_bytes : nullptr,
+      (k_part << split) + (warp & ((1 << split) - 1)), job.k_parts << split, plan.args.x,
+      [&](int a) { return row_index == nullptr ? first_act + a : row_index[first_act + a]; }, n_acts, lane,
+      stages + warp * plan.stage_bytes, part[warp],
+      [] {
         allow_next();
         wait_for_inputs();
       });
@@ -95,20 +98,26 @@ __global__ void __launch_bounds__(kTileThreads)
 
 template <int NT8, bool kDot>
 void launch_small(const DeviceLinearArgs& args, StreamView stream) {
-  static const bool ready = [] { return allow_shared(linear_small_kernel<NT8, kDot>, 8 * kMaxWarpStageBytes), true; }();
+  static const bool ready = [] {
+    return allow_shared(linear_small_kernel<NT8, kDot>, 8 * kMaxWarpStageBytes), true;
+  }();
   static_cast<void>(ready);
   SmallPlan plan{.args = args, .first_block = {}, .split_log2 = {}, .stage_bytes = 0};
   int all_panels = 0;
-  for (int j = 0; j < args.n_jobs; ++j) all_panels += ceil_div(args.jobs[j].w.n_rows, 16) * args.jobs[j].k_parts;
+  for (int j = 0; j < args.n_jobs; ++j)
+    all_panels += ceil_div(args.jobs[j].w.n_rows, 16) * args.jobs[j].k_parts;
   for (int j = 0; j < args.n_jobs; ++j) {
     const DeviceMatrix& w = args.jobs[j].w;
     const int split = split_log2(w.n_cols / args.jobs[j].k_parts, all_panels, kDot);
     plan.split_log2[j] = split;
-    plan.first_block[j + 1] = plan.first_block[j] + args.jobs[j].k_parts * ceil_div(ceil_div(w.n_rows, 16), 8 >> split);
-    const int bytes = warp_stage_bytes(w, NT8 == 1 ? (args.n_acts < 8 ? args.n_acts : 8) : 0, chunks_per_warp(w.n_cols, args.jobs[j].k_parts << split), kDot);
+    plan.first_block[j + 1] =
+        plan.first_block[j] + args.jobs[j].k_parts * ceil_div(ceil_div(w.n_rows, 16), 8 >> split);
+    const int bytes = warp_stage_bytes(w, NT8 == 1 ? (args.n_acts < 8 ? args.n_acts : 8) : 0,
+                                       chunks_per_warp(w.n_cols, args.jobs[j].k_parts << split), kDot);
     if (bytes > plan.stage_bytes) plan.stage_bytes = bytes;
   }
-  const dim3 grid(static_cast<unsigned>(plan.first_block[args.n_jobs]), static_cast<unsigned>(ceil_div(args.n_acts, NT8 * 8)));
+  const dim3 grid(static_cast<unsigned>(plan.first_block[args.n_jobs]),
+                  static_cast<unsigned>(ceil_div(args.n_acts, NT8 * 8)));
   launch(linear_small_kernel<NT8, kDot>, grid, 256, 8 * static_cast<size_t>(plan.stage_bytes), stream, plan);
 }
 

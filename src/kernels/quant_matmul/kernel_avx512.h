@@ -230,7 +230,7 @@ void multiply_columns(const PanelMatmulArgs& a, size_t stride, int p0, int p1, i
     else
       multiply_panel<T, NC>(panel, a.n_cols, x, cold, out);
     const int rows = a.n_rows - 16 * p;
-    const __mmask16 mask = rows >= 16 ? 0xffff : static_cast<__mmask16>((1u << rows) - 1);
+    const __mmask16 mask = static_cast<__mmask16>(rows >= 16 ? 0xffffu : (1u << rows) - 1);
     unroll<NC>([&](auto c) THERMO_LAMBDA {
       _mm512_mask_storeu_ps(a.y + (t0 + c) * a.y_stride + 16 * p, mask, out[c]);
     });

@@ -1,9 +1,11 @@
 // The step on the GPU: the same blocks as model/forward.cpp, each a few launches over all rows.
 //
-//   [project] [DeltaNet or attention] [project] [add, norm] [router] [choose] [gate, up] [down] [add, norm] ... [head]
+//   [project] [DeltaNet or attention] [project] [add, norm] [router] [choose] [gate, up] [down] [add, norm]
+//   ... [head]
 //
-// Everything a step depends on (tokens, positions, lengths, ancestors, sequences) is read from one block of device memory that the
-// step first copies from page-locked host memory, so one recorded graph per row bucket serves every step.
+// Everything a step depends on (tokens, positions, lengths, ancestors, sequences) is read from one block of
+// device memory that the step first copies from page-locked host memory, so one recorded graph per row bucket
+// serves every step.
 #include "model/gpu/gpu_model.h"
 
 #include <cuda_runtime.h>
@@ -67,21 +69,26 @@ struct Inputs {
     ancestors = carver.take<uint64_t>(rows);
     n_valid = carver.take<int32_t>(1);
     n_groups = carver.take<int32_t>(1);
-    for (int32_t** array : {&token, &group, &position, &parent, &logit_row, &group_sequence, &group_begin, &group_rows, &group_past})
+    for (int32_t** array : {&token, &group, &position, &parent, &logit_row, &group_sequence, &group_begin,
+                            &group_rows, &group_past})
       *array = carver.take<int32_t>(rows);
     bytes = carver.used();
   }
   size_t bytes = 0;
 
   DeviceRows device_rows(bool tree) const {
-    return {n_valid, n_groups, token, group, position, parent, ancestors, group_sequence, group_begin, group_rows, group_past, tree};
+    return {n_valid,   n_groups,       token,       group,      position,   parent,
+            ancestors, group_sequence, group_begin, group_rows, group_past, tree};
   }
 };
 
-size_t f16_columns(int columns) { return align_up<size_t>(static_cast<size_t>(columns), 32); }
+size_t f16_columns(int columns) {
+  return align_up<size_t>(static_cast<size_t>(columns), 32);
+}
 
 int max_pairs_of(const ModelConfig& c, int n_rows) {
-  return std::max(max_route_pairs(c.route, true, n_rows), 2 * n_rows);  // or the parts of an output projection
+  return std::max(max_route_pairs(c.route, true, n_rows),
+                  2 * n_rows);  // or the parts of an output projection
 }
 
 // Activations, sized for n_batch rows.
@@ -94,7 +101,8 @@ struct Workspace {
   DeviceRoutes routes;
   float* logits;  // [kLogitRows][n_vocab]
 
-  void carve(Carver& carver, const ModelConfig& c, int n_batch, bool float_ffn, bool float_mixed, int n_multiprocessors) {
+  void carve(Carver& carver, const ModelConfig& c, int n_batch, bool float_ffn, bool float_mixed,
+             int n_multiprocessors) {
     const size_t rows = static_cast<size_t>(n_batch);
     const auto floats = [&](int columns) { return carver.take<float>(rows * static_cast<size_t>(columns)); };
     const auto acts = [&](size_t n, int columns, bool f16, bool f32, float scale) {
@@ -121,12 +129,16 @@ struct Workspace {
     v = floats(c.n_kv_dim());
     gate = floats(c.attn_gate == AttnGate::SigmoidElement ? 0 : q_dim);
     size_t partial_floats = 0;
-    for (int n : {1, 2, 4, 8, 16, 32, n_batch})
+    for (int i = 1; i <= kMaxBucket + 1; ++i) {
+      const int n = i <= kMaxBucket ? i : n_batch;
       for (const LayerConfig& layer : c.layers)
         if (!layer.recurrent)
-          partial_floats = std::max(partial_floats, static_cast<size_t>(n) * static_cast<size_t>(layer.n_head) *
-                                                        static_cast<size_t>(attention_splits(n, layer.n_head, c.n_head_kv, n_multiprocessors)) *
-                                                        static_cast<size_t>(c.head_dim + 2));
+          partial_floats = std::max(
+              partial_floats,
+              static_cast<size_t>(n) * static_cast<size_t>(layer.n_head) *
+                  static_cast<size_t>(attention_splits(n, layer.n_head, c.n_head_kv, n_multiprocessors)) *
+                  static_cast<size_t>(c.head_dim + 2));
+    }
     partial = carver.take<float>(partial_floats);
     conv_input = floats(c.ssm_channels());
     conv_output = floats(c.ssm_channels());
@@ -137,7 +149,8 @@ struct Workspace {
     gates = floats(2 * c.ssm_n_head_v);
     router_logits = floats(n_expert);
     shared_logit = floats(1);
-    const size_t slots = static_cast<size_t>(std::max(max_route_slots(c.route, true, n_batch, kExpertSmallTile), 1));
+    const size_t slots =
+        static_cast<size_t>(std::max(max_route_slots(c.route, true, n_batch, kExpertSmallTile), 1));
     routes.n_slots = carver.take<int32_t>(1);
     routes.slots = carver.take<DeviceSlot>(slots);
     routes.pair_row = carver.take<int32_t>(pairs);
@@ -159,21 +172,24 @@ struct SequenceLayout {
   size_t k_row, v_row;       // bytes of a slot
   size_t k_bytes, kv_layer;  // of a layer: keys, keys and values
   int n_attention = 0, n_recurrent = 0;
-  size_t delta_floats, recurrent_floats;  // of a layer
+  size_t delta_floats, recurrent_floats;                      // of a layer
   size_t tape_conv, tape_k, tape_g, tape_delta, tape_floats;  // of a layer, all rows
-  std::vector<int> index;    // of each layer among its kind
+  std::vector<int> index;                                     // of each layer among its kind
 
   SequenceLayout(const ModelConfig& c, const SequenceConfig& o) {
-    for (int il = 0; il < c.n_layer; ++il) index.push_back(c.layers[static_cast<size_t>(il)].recurrent ? n_recurrent++ : n_attention++);
+    for (int il = 0; il < c.n_layer; ++il)
+      index.push_back(c.layers[static_cast<size_t>(il)].recurrent ? n_recurrent++ : n_attention++);
     const size_t slots = static_cast<size_t>(o.n_ctx + o.max_draft_rows);
     k_row = static_cast<size_t>(c.n_head_kv) * kv_head_bytes(o.k_type, c.head_dim);
     v_row = static_cast<size_t>(c.n_head_kv) * kv_head_bytes(o.v_type, c.head_dim);
     k_bytes = align_up<size_t>(slots * k_row, 256);
     kv_layer = k_bytes + align_up<size_t>(slots * v_row, 256);
-    const size_t dim = static_cast<size_t>(c.ssm_dim), n_v = static_cast<size_t>(c.ssm_n_head_v), n_k = static_cast<size_t>(c.ssm_n_head_k);
+    const size_t dim = static_cast<size_t>(c.ssm_dim), n_v = static_cast<size_t>(c.ssm_n_head_v),
+                 n_k = static_cast<size_t>(c.ssm_n_head_k);
     const size_t channels = static_cast<size_t>(c.ssm_channels());
     delta_floats = n_v * dim * dim;
-    recurrent_floats = align_up<size_t>(delta_floats + static_cast<size_t>(std::max(c.ssm_taps - 1, 0)) * channels, 16);
+    recurrent_floats =
+        align_up<size_t>(delta_floats + static_cast<size_t>(std::max(c.ssm_taps - 1, 0)) * channels, 16);
     const size_t rows = static_cast<size_t>(o.max_draft_rows);
     tape_conv = rows * channels;
     tape_k = align_up<size_t>(rows * n_k * dim, 4);
@@ -182,7 +198,9 @@ struct SequenceLayout {
     tape_floats = align_up<size_t>(tape_conv + tape_k + tape_g + tape_delta, 4);
   }
   size_t kv_bytes() const { return static_cast<size_t>(n_attention) * kv_layer; }
-  size_t recurrent_bytes() const { return static_cast<size_t>(n_recurrent) * recurrent_floats * sizeof(float); }
+  size_t recurrent_bytes() const {
+    return static_cast<size_t>(n_recurrent) * recurrent_floats * sizeof(float);
+  }
   size_t tape_bytes() const { return static_cast<size_t>(n_recurrent) * tape_floats * sizeof(float); }
 };
 
@@ -190,25 +208,31 @@ bool any_float_ffn(const ModelConfig& c, const Weights& w) {
   for (int il = 0; il < c.n_layer; ++il) {
     const LayerWeights& layer = w.layers[static_cast<size_t>(il)];
     if (layer.ffn && is_float_type(layer.ffn->down.dtype)) return true;
-    if (layer.moe && (is_float_type(layer.moe->experts[0].down.dtype) || (!layer.moe->shared.empty() && is_float_type(layer.moe->shared.down.dtype)))) return true;
+    if (layer.moe && (is_float_type(layer.moe->experts[0].down.dtype) ||
+                      (!layer.moe->shared.empty() && is_float_type(layer.moe->shared.down.dtype))))
+      return true;
   }
   return false;
 }
 bool any_float_output(const ModelConfig& c, const Weights& w) {
   for (int il = 0; il < c.n_layer; ++il) {
     const LayerWeights& layer = w.layers[static_cast<size_t>(il)];
-    if (is_float_type(layer.attention ? layer.attention->output.dtype : layer.delta_net->output.dtype)) return true;
+    if (is_float_type(layer.attention ? layer.attention->output.dtype : layer.delta_net->output.dtype))
+      return true;
   }
   return false;
 }
 
 void check_shapes(const ModelConfig& c) {
   const auto refuse = [](const char* what, int value, const char* expected) {
-    throw LoadError(fmt::format("{} is {}, the GPU engine has kernels for {}; use --device cpu", what, value, expected));
+    throw LoadError(
+        fmt::format("{} is {}, the GPU engine has kernels for {}; use --device cpu", what, value, expected));
   };
-  if (c.head_dim != 32 && c.head_dim != 64 && c.head_dim != 128 && c.head_dim != 256) refuse("the head size", c.head_dim, "32, 64, 128 and 256");
+  if (c.head_dim != 32 && c.head_dim != 64 && c.head_dim != 128 && c.head_dim != 256)
+    refuse("the head size", c.head_dim, "32, 64, 128 and 256");
   if (c.n_recurrent_layers() > 0) {
-    if (c.ssm_dim != 16 && c.ssm_dim != 32 && c.ssm_dim != 64 && c.ssm_dim != 128) refuse("the state size", c.ssm_dim, "16, 32, 64 and 128");
+    if (c.ssm_dim != 16 && c.ssm_dim != 32 && c.ssm_dim != 64 && c.ssm_dim != 128)
+      refuse("the state size", c.ssm_dim, "16, 32, 64 and 128");
     if (c.ssm_taps > kMaxConvTaps) refuse("the convolution length", c.ssm_taps, "up to 8");
   }
   if (c.route.n_expert > kMaxDeviceExperts) refuse("the number of experts", c.route.n_expert, "up to 512");
@@ -242,8 +266,13 @@ struct GpuModel::Impl {
   std::string fault;
   float step_ms = 0.0f;
 
-  Impl(ModelConfig c, const Weights& w, const GpuModelOptions& o, ThreadPool& pool, const LoadProgressFn& progress)
-      : config(std::move(c)), options(o), device(use_device(o.device)), weights(config, w, pool, progress), layout(config, o.sequence) {
+  Impl(ModelConfig c, const Weights& w, const GpuModelOptions& o, ThreadPool& pool,
+       const LoadProgressFn& progress)
+      : config(std::move(c)),
+        options(o),
+        device(use_device(o.device)),
+        weights(config, w, pool, progress),
+        layout(config, o.sequence) {
     const size_t n_sequences = static_cast<size_t>(o.n_sequences);
     kv = DeviceBuffer(n_sequences * layout.kv_bytes());
     recurrent = DeviceBuffer(n_sequences * layout.recurrent_bytes());
@@ -255,7 +284,8 @@ struct GpuModel::Impl {
     Carver carver(workspace_memory.data());
     act.carve(carver, config, o.n_batch, float_ffn, float_mixed, device.n_multiprocessors);
 
-    const size_t small_bytes = Inputs(nullptr, kMaxBucket).bytes, large_bytes = Inputs(nullptr, o.n_batch).bytes;
+    const size_t small_bytes = Inputs(nullptr, kMaxBucket).bytes,
+                 large_bytes = Inputs(nullptr, o.n_batch).bytes;
     const size_t path_bytes = (kMaxDeltaRows + 1) * sizeof(int32_t);
     input_memory = DeviceBuffer(small_bytes + large_bytes + path_bytes);
     input_pinned = PinnedBuffer(small_bytes + large_bytes + path_bytes);
@@ -265,14 +295,17 @@ struct GpuModel::Impl {
     large_host = Inputs(input_pinned.data() + small_bytes, o.n_batch);
     path = reinterpret_cast<int32_t*>(input_memory.data() + small_bytes + large_bytes);
     path_host = reinterpret_cast<int32_t*>(input_pinned.data() + small_bytes + large_bytes);
-    logits_pinned = PinnedBuffer(static_cast<size_t>(kLogitRows) * static_cast<size_t>(config.n_vocab) * sizeof(float));
-    logits_host = HostBuffer(static_cast<size_t>(o.n_batch) * static_cast<size_t>(config.n_vocab) * sizeof(float));
+    logits_pinned =
+        PinnedBuffer(static_cast<size_t>(kLogitRows) * static_cast<size_t>(config.n_vocab) * sizeof(float));
+    logits_host =
+        HostBuffer(static_cast<size_t>(o.n_batch) * static_cast<size_t>(config.n_vocab) * sizeof(float));
     upload_rope();
 
     sequences.resize(n_sequences);
     logit_rows.reserve(static_cast<size_t>(o.n_batch));
     if (o.graphs) record_graphs();
-    if (!stream.synchronize()) throw CudaError(ExitCode::Device, "the GPU failed while the model was prepared");
+    if (!stream.synchronize())
+      throw CudaError(ExitCode::Device, "the GPU failed while the model was prepared");
   }
 
   void upload_rope() {
@@ -283,9 +316,13 @@ struct GpuModel::Impl {
     magnitude_full = full.magnitude;
     magnitude_window = window.magnitude;
     if (!full.inv_freq.empty())
-      cuda_check(cudaMemcpy(rope_full, full.inv_freq.data(), full.inv_freq.size() * sizeof(float), cudaMemcpyHostToDevice), "uploading tables");
+      cuda_check(cudaMemcpy(rope_full, full.inv_freq.data(), full.inv_freq.size() * sizeof(float),
+                            cudaMemcpyHostToDevice),
+                 "uploading tables");
     if (!window.inv_freq.empty())
-      cuda_check(cudaMemcpy(rope_window, window.inv_freq.data(), window.inv_freq.size() * sizeof(float), cudaMemcpyHostToDevice), "uploading tables");
+      cuda_check(cudaMemcpy(rope_window, window.inv_freq.data(), window.inv_freq.size() * sizeof(float),
+                            cudaMemcpyHostToDevice),
+                 "uploading tables");
   }
 
   void record_graphs();
@@ -296,22 +333,29 @@ struct GpuModel::Impl {
   void feed_forward(int il, int n_rows, const DeviceRows& rows) noexcept;
   void project_out(const DeviceMatrix& w, const DeviceActs& x, int n_rows) noexcept;
   void head(int n_logits, const int32_t* rows) noexcept;
-  void linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_rows, const int32_t* row_index = nullptr) noexcept;
+  void linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_rows,
+              const int32_t* row_index = nullptr) noexcept;
   bool check(const char* what) noexcept;
 
   float* delta_state(int il, int sequence) {
-    return recurrent.as<float>() + (static_cast<size_t>(sequence * layout.n_recurrent + layout.index[static_cast<size_t>(il)])) * layout.recurrent_floats;
+    return recurrent.as<float>() +
+           (static_cast<size_t>(sequence * layout.n_recurrent + layout.index[static_cast<size_t>(il)])) *
+               layout.recurrent_floats;
   }
   DeviceTape tape_of(int il, int sequence) {
-    float* const base = tape.as<float>() + static_cast<size_t>(sequence * layout.n_recurrent + layout.index[static_cast<size_t>(il)]) * layout.tape_floats;
+    float* const base = tape.as<float>() + static_cast<size_t>(sequence * layout.n_recurrent +
+                                                               layout.index[static_cast<size_t>(il)]) *
+                                               layout.tape_floats;
     return {.conv_input = base,
             .k = base + layout.tape_conv,
             .g = base + layout.tape_conv + layout.tape_k,
             .delta = base + layout.tape_conv + layout.tape_k + layout.tape_g,
-            .sequence_stride = static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) * layout.tape_floats)};
+            .sequence_stride =
+                static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) * layout.tape_floats)};
   }
   DeviceKv kv_of(int il, int sequence) {
-    std::byte* const base = kv.data() + static_cast<size_t>(sequence) * layout.kv_bytes() + static_cast<size_t>(layout.index[static_cast<size_t>(il)]) * layout.kv_layer;
+    std::byte* const base = kv.data() + static_cast<size_t>(sequence) * layout.kv_bytes() +
+                            static_cast<size_t>(layout.index[static_cast<size_t>(il)]) * layout.kv_layer;
     return {.k_type = options.sequence.k_type,
             .v_type = options.sequence.v_type,
             .k = base,
@@ -330,7 +374,8 @@ bool GpuModel::Impl::check(const char* what) noexcept {
   return false;
 }
 
-void GpuModel::Impl::linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_rows, const int32_t* row_index) noexcept {
+void GpuModel::Impl::linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_rows,
+                            const int32_t* row_index) noexcept {
   DeviceLinearArgs args;
   for (const DeviceLinearJob& job : jobs)
     if (job.w.n_rows > 0) args.jobs[args.n_jobs++] = job;
@@ -340,9 +385,12 @@ void GpuModel::Impl::linear(std::initializer_list<DeviceLinearJob> jobs, const D
   linear_cuda(args, stream.view());
 }
 
-// Output projections have few panels and many columns: with few rows their sum is cut in two, added up by the norm that follows.
+// Output projections have few panels and many columns: with few rows their sum is cut in two, added up by the
+// norm that follows.
 constexpr int kOutputParts = 2;
-int output_parts(int n_rows) { return n_rows <= kMaxSmallActs ? kOutputParts : 1; }
+int output_parts(int n_rows) {
+  return n_rows <= kMaxSmallActs ? kOutputParts : 1;
+}
 
 void GpuModel::Impl::project_out(const DeviceMatrix& w, const DeviceActs& x, int n_rows) noexcept {
   linear({{.w = w,
@@ -357,7 +405,11 @@ void GpuModel::Impl::attention(int il, int n_rows, const DeviceRows& rows) noexc
   const GpuAttentionWeights& w = weights.layers[static_cast<size_t>(il)].attention;
   const LayerConfig& layer = config.layers[static_cast<size_t>(il)];
   const int q_dim = layer.n_head * config.head_dim;
-  linear({{w.q, act.q_full, w.q.n_rows}, {w.k, act.k, w.k.n_rows}, {w.v, act.v, w.v.n_rows}, {w.gate, act.gate, w.gate.n_rows}}, act.h.read(), n_rows);
+  linear({{w.q, act.q_full, w.q.n_rows},
+          {w.k, act.k, w.k.n_rows},
+          {w.v, act.v, w.v.n_rows},
+          {w.gate, act.gate, w.gate.n_rows}},
+         act.h.read(), n_rows);
 
   const bool windowed = layer.window > 0 && config.arch == Arch::Laguna;
   DeviceActsOut out = act.mixed;
@@ -367,32 +419,33 @@ void GpuModel::Impl::attention(int il, int n_rows, const DeviceRows& rows) noexc
     out.f16 = nullptr;
   else
     out.f32 = nullptr;
-  attention_cuda({.rows = rows,
-                  .kv = kv_of(il, 0),
-                  .n_rows = n_rows,
-                  .n_head = layer.n_head,
-                  .n_head_kv = config.n_head_kv,
-                  .head_dim = config.head_dim,
-                  .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim)),
-                  .window = layer.window,
-                  .eps = config.norm_eps,
-                  .q_full = act.q_full,
-                  .k = act.k,
-                  .v = act.v,
-                  .gate = act.gate,
-                  .head_gate = config.attn_gate == AttnGate::SigmoidElement ? HeadGate::SigmoidElement
-                               : config.attn_gate == AttnGate::SoftplusHead ? HeadGate::SoftplusHead
-                                                                            : HeadGate::SoftplusElement,
-                  .q_norm = w.q_norm,
-                  .k_norm = w.k_norm,
-                  .inv_freq = windowed ? rope_window : rope_full,
-                  .n_rot = windowed ? config.rope_window.n_rot : config.rope_full.n_rot,
-                  .rope_magnitude = windowed ? magnitude_window : magnitude_full,
-                  .q = act.q,
-                  .partial = act.partial,
-                  .n_splits = attention_splits(n_rows, layer.n_head, config.n_head_kv, device.n_multiprocessors),
-                  .out = out},
-                 stream.view());
+  attention_cuda(
+      {.rows = rows,
+       .kv = kv_of(il, 0),
+       .n_rows = n_rows,
+       .n_head = layer.n_head,
+       .n_head_kv = config.n_head_kv,
+       .head_dim = config.head_dim,
+       .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim)),
+       .window = layer.window,
+       .eps = config.norm_eps,
+       .q_full = act.q_full,
+       .k = act.k,
+       .v = act.v,
+       .gate = act.gate,
+       .head_gate = config.attn_gate == AttnGate::SigmoidElement ? HeadGate::SigmoidElement
+                    : config.attn_gate == AttnGate::SoftplusHead ? HeadGate::SoftplusHead
+                                                                 : HeadGate::SoftplusElement,
+       .q_norm = w.q_norm,
+       .k_norm = w.k_norm,
+       .inv_freq = windowed ? rope_window : rope_full,
+       .n_rot = windowed ? config.rope_window.n_rot : config.rope_full.n_rot,
+       .rope_magnitude = windowed ? magnitude_window : magnitude_full,
+       .q = act.q,
+       .partial = act.partial,
+       .n_splits = attention_splits(n_rows, layer.n_head, config.n_head_kv, device.n_multiprocessors),
+       .out = out},
+      stream.view());
   project_out(w.output, out.read(), n_rows);
 }
 
@@ -429,7 +482,8 @@ void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& 
                   .norm = w.norm,
                   .state = delta_state(il, 0),
                   .conv_state = delta_state(il, 0) + layout.delta_floats,
-                  .sequence_stride = static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) * layout.recurrent_floats),
+                  .sequence_stride =
+                      static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) * layout.recurrent_floats),
                   .keep = keep,
                   .tape = tape_of(il, 0),
                   .mixed = act.conv_output,
@@ -443,7 +497,7 @@ void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& 
 void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows) noexcept {
   const GpuFfnWeights& w = weights.layers[static_cast<size_t>(il)].ffn;
   DeviceExpertArgs args;
-  
+
   args.gate = w.gate;
   args.up = w.up;
   args.down = w.down;
@@ -454,8 +508,10 @@ void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows) no
   args.routes = act.routes;
   args.x = act.h.read();
   args.hidden = act.hidden;
-  const bool needs_float = (w.gate.n_rows > 0 && is_float_type(w.down.dtype)) || (w.shared_gate.n_rows > 0 && is_float_type(w.shared_down.dtype));
-  const bool needs_half = (w.gate.n_rows > 0 && !is_float_type(w.down.dtype)) || (w.shared_gate.n_rows > 0 && !is_float_type(w.shared_down.dtype));
+  const bool needs_float = (w.gate.n_rows > 0 && is_float_type(w.down.dtype)) ||
+                           (w.shared_gate.n_rows > 0 && is_float_type(w.shared_down.dtype));
+  const bool needs_half = (w.gate.n_rows > 0 && !is_float_type(w.down.dtype)) ||
+                          (w.shared_gate.n_rows > 0 && !is_float_type(w.shared_down.dtype));
   if (!needs_float) args.hidden.f32 = nullptr;
   if (!needs_half) args.hidden.f16 = nullptr;
   args.y = act.parts;
@@ -464,7 +520,6 @@ void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows) no
 
   DeviceRouteArgs route;
   if (w.moe) {
-    
     route.config = config.route;
   } else {
     route.config.n_expert = 0;
@@ -491,17 +546,25 @@ void GpuModel::Impl::head(int n_logits, const int32_t* rows) noexcept {
   linear({{weights.output, act.logits, config.n_vocab}}, act.h.read(), n_logits, rows);
 }
 
-// Queues a whole step of n_rows rows, the last of them padding when n_valid is less. `hidden` (host) gets every layer's input and
-// the final norm; only for steps that are not recorded.
-void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& from, float* hidden, int n_valid) noexcept {
+// Queues a whole step of n_rows rows, the last of them padding when n_valid is less. `hidden` (host) gets
+// every layer's input and the final norm; only for steps that are not recorded.
+void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& from, float* hidden,
+                             int n_valid) noexcept {
   const DeviceRows rows = from.device_rows(keep);
   const size_t row_floats = static_cast<size_t>(n_valid) * static_cast<size_t>(config.n_embd);
   const auto capture = [&](int k, const float* x) {
     if (hidden != nullptr)
-      cudaMemcpyAsync(hidden + static_cast<size_t>(k) * row_floats, x, row_floats * sizeof(float), cudaMemcpyDeviceToHost, stream.view().handle);
+      cudaMemcpyAsync(hidden + static_cast<size_t>(k) * row_floats, x, row_floats * sizeof(float),
+                      cudaMemcpyDeviceToHost, stream.view().handle);
   };
   embed_cuda(weights.token_embd, rows.token, n_rows, act.x, config.n_embd, stream.view());
-  ResidualNormArgs norm{.x = act.x, .norm = nullptr, .eps = config.norm_eps, .h = act.h, .n_rows = n_rows, .n_embd = config.n_embd, .conv = {}};
+  ResidualNormArgs norm{.x = act.x,
+                        .norm = nullptr,
+                        .eps = config.norm_eps,
+                        .h = act.h,
+                        .n_rows = n_rows,
+                        .n_embd = config.n_embd,
+                        .conv = {}};
   for (int il = 0; il < config.n_layer; ++il) {
     const GpuLayerWeights& w = weights.layers[static_cast<size_t>(il)];
     // What the layer before left, and the norm before this one.
@@ -513,7 +576,8 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
       delta_net(il, n_rows, keep, rows);
       if (!keep)
         norm.conv = {.state = delta_state(il, 0) + layout.delta_floats,
-                     .sequence_stride = static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) * layout.recurrent_floats),
+                     .sequence_stride = static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) *
+                                                             layout.recurrent_floats),
                      .input = act.conv_input,
                      .n_groups = rows.n_groups,
                      .group_sequence = rows.group_sequence,
@@ -551,18 +615,22 @@ void GpuModel::Impl::record_graphs() {
     for (size_t b = 0; b < std::size(kBuckets); ++b) {
       const int n = kBuckets[b];
       if (n > options.n_batch) continue;
-      // Once for real, so that kernels are loaded and allowed their shared memory; with no valid row it changes nothing.
+      // Once for real, so that kernels are loaded and allowed their shared memory; with no valid row it
+      // changes nothing.
       *small_host.n_valid = 0;
       *small_host.n_groups = 0;
       std::fill_n(small_host.group, n, -1);
       std::fill_n(small_host.token, n, 0);
       std::fill_n(small_host.logit_row, n, 0);
       const auto work = [&] {
-        cudaMemcpyAsync(small.ancestors, small_host.ancestors, small.bytes, cudaMemcpyHostToDevice, stream.view().handle);
+        cudaMemcpyAsync(small.ancestors, small_host.ancestors, small.bytes, cudaMemcpyHostToDevice,
+                        stream.view().handle);
         enqueue(n, keep, n, small, nullptr, n);
       };
       work();
-      if (!stream.synchronize()) throw CudaError(ExitCode::Device, fmt::format("the GPU failed in its first step: {}", cudaGetErrorString(cudaGetLastError())));
+      if (!stream.synchronize())
+        throw CudaError(ExitCode::Device, fmt::format("the GPU failed in its first step: {}",
+                                                      cudaGetErrorString(cudaGetLastError())));
       graphs[keep][b] = CapturedGraph(stream.view(), work);
     }
   }
@@ -614,7 +682,8 @@ int bucket_of(int n_rows) {
 
 }  // namespace
 
-GpuModel::GpuModel(ModelConfig config, const Weights& weights, const GpuModelOptions& options, ThreadPool& pool, const LoadProgressFn& progress) {
+GpuModel::GpuModel(ModelConfig config, const Weights& weights, const GpuModelOptions& options,
+                   ThreadPool& pool, const LoadProgressFn& progress) {
   check_shapes(config);
   use_device(options.device);
   impl_ = std::make_unique<Impl>(std::move(config), weights, options, pool, progress);
@@ -628,10 +697,18 @@ GpuModel::GpuModel(ModelConfig config, const Weights& weights, const GpuModelOpt
 }
 GpuModel::~GpuModel() = default;
 
-const ModelConfig& GpuModel::config() const { return impl_->config; }
-GpuSequence& GpuModel::sequence(int index) { return impl_->sequences[static_cast<size_t>(index)]; }
-const std::string& GpuModel::fault() const noexcept { return impl_->fault; }
-float GpuModel::last_step_ms() const noexcept { return impl_->step_ms; }
+const ModelConfig& GpuModel::config() const {
+  return impl_->config;
+}
+GpuSequence& GpuModel::sequence(int index) {
+  return impl_->sequences[static_cast<size_t>(index)];
+}
+const std::string& GpuModel::fault() const noexcept {
+  return impl_->fault;
+}
+float GpuModel::last_step_ms() const noexcept {
+  return impl_->step_ms;
+}
 
 std::vector<GpuMemoryItem> GpuModel::plan(const ModelConfig& c, const Weights& w, const GpuModelOptions& o) {
   const SequenceLayout layout(c, o.sequence);
@@ -659,10 +736,13 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   if (replay) {
     m.lay_out(batch, m.small_host, kBuckets[b]);
     const size_t n_logits = m.logit_rows.size();
-    for (int i = 0; i < kBuckets[b]; ++i) m.small_host.logit_row[i] = static_cast<size_t>(i) < n_logits ? m.logit_rows[static_cast<size_t>(i)] : 0;
+    for (int i = 0; i < kBuckets[b]; ++i)
+      m.small_host.logit_row[i] =
+          static_cast<size_t>(i) < n_logits ? m.logit_rows[static_cast<size_t>(i)] : 0;
     m.graphs[keep][b].replay(m.stream.view());
     m.step_end.record(m.stream.view());
-    if (n_logits > 0) cudaMemcpyAsync(logits, m.act.logits, n_logits * row_bytes, cudaMemcpyDeviceToHost, stream);
+    if (n_logits > 0)
+      cudaMemcpyAsync(logits, m.act.logits, n_logits * row_bytes, cudaMemcpyDeviceToHost, stream);
     m.stream.synchronize();
   } else {
     m.lay_out(batch, m.large_host, n);
@@ -671,7 +751,9 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
     cudaMemcpyAsync(m.large.ancestors, m.large_host.ancestors, m.large.bytes, cudaMemcpyHostToDevice, stream);
     m.enqueue(n, keep, std::min(n_logits, kLogitRows), m.large, batch.hidden, n);
     m.step_end.record(m.stream.view());
-    if (n_logits > 0) cudaMemcpyAsync(logits, m.act.logits, static_cast<size_t>(std::min(n_logits, kLogitRows)) * row_bytes, cudaMemcpyDeviceToHost, stream);
+    if (n_logits > 0)
+      cudaMemcpyAsync(logits, m.act.logits, static_cast<size_t>(std::min(n_logits, kLogitRows)) * row_bytes,
+                      cudaMemcpyDeviceToHost, stream);
     m.stream.synchronize();
     if (n_logits > kLogitRows) {
       float* const all = m.logits_host.as<float>();
@@ -679,10 +761,12 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
         const int now = std::min(kLogitRows, n_logits - done);
         if (done > 0) {
           m.head(now, m.large.logit_row + done);
-          cudaMemcpyAsync(logits, m.act.logits, static_cast<size_t>(now) * row_bytes, cudaMemcpyDeviceToHost, stream);
+          cudaMemcpyAsync(logits, m.act.logits, static_cast<size_t>(now) * row_bytes, cudaMemcpyDeviceToHost,
+                          stream);
           m.stream.synchronize();
         }
-        std::memcpy(all + static_cast<size_t>(done) * static_cast<size_t>(m.config.n_vocab), logits, static_cast<size_t>(now) * row_bytes);
+        std::memcpy(all + static_cast<size_t>(done) * static_cast<size_t>(m.config.n_vocab), logits,
+                    static_cast<size_t>(now) * row_bytes);
       }
       logits = all;
     }
@@ -691,7 +775,8 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   m.step_ms = Event::elapsed_ms(m.step_begin, m.step_end);
   if (!keep)
     for (const Row& row : batch.rows) ++m.sequences[static_cast<size_t>(row.sequence)].n_past_;
-  return {.logits = {logits, m.logit_rows.size() * static_cast<size_t>(m.config.n_vocab)}, .logit_rows = m.logit_rows};
+  return {.logits = {logits, m.logit_rows.size() * static_cast<size_t>(m.config.n_vocab)},
+          .logit_rows = m.logit_rows};
 }
 
 void GpuModel::commit(int sequence, std::span<const int32_t> path) noexcept {
@@ -700,7 +785,8 @@ void GpuModel::commit(int sequence, std::span<const int32_t> path) noexcept {
   GpuSequence& state = m.sequences[static_cast<size_t>(sequence)];
   m.path_host[0] = static_cast<int32_t>(path.size());
   std::copy(path.begin(), path.end(), m.path_host + 1);
-  cudaMemcpyAsync(m.path, m.path_host, (path.size() + 1) * sizeof(int32_t), cudaMemcpyHostToDevice, m.stream.view().handle);
+  cudaMemcpyAsync(m.path, m.path_host, (path.size() + 1) * sizeof(int32_t), cudaMemcpyHostToDevice,
+                  m.stream.view().handle);
   for (int il = 0; il < m.config.n_layer; ++il) {
     if (m.config.layers[static_cast<size_t>(il)].recurrent)
       delta_net_commit_cuda({.path = m.path + 1,
@@ -731,7 +817,9 @@ void GpuModel::commit(int sequence, std::span<const int32_t> path) noexcept {
 void GpuSequence::clear() noexcept {
   GpuModel::Impl& m = *model_->impl_;
   const size_t bytes = m.layout.recurrent_bytes();
-  if (bytes > 0) cudaMemsetAsync(m.recurrent.data() + static_cast<size_t>(index_) * bytes, 0, bytes, m.stream.view().handle);
+  if (bytes > 0)
+    cudaMemsetAsync(m.recurrent.data() + static_cast<size_t>(index_) * bytes, 0, bytes,
+                    m.stream.view().handle);
   m.stream.synchronize();
   n_past_ = 0;
 }
@@ -743,7 +831,8 @@ Checkpoint GpuSequence::checkpoint() const {
   point.n_past = n_past_;
   point.recurrent.resize(bytes / sizeof(float));
   if (bytes > 0)
-    cudaMemcpyAsync(point.recurrent.data(), m.recurrent.data() + static_cast<size_t>(index_) * bytes, bytes, cudaMemcpyDeviceToHost, m.stream.view().handle);
+    cudaMemcpyAsync(point.recurrent.data(), m.recurrent.data() + static_cast<size_t>(index_) * bytes, bytes,
+                    cudaMemcpyDeviceToHost, m.stream.view().handle);
   m.stream.synchronize();
   return point;
 }
@@ -752,11 +841,14 @@ void GpuSequence::restore(const Checkpoint& point) noexcept {
   GpuModel::Impl& m = *model_->impl_;
   const size_t bytes = m.layout.recurrent_bytes();
   if (bytes > 0)
-    cudaMemcpyAsync(m.recurrent.data() + static_cast<size_t>(index_) * bytes, point.recurrent.data(), bytes, cudaMemcpyHostToDevice, m.stream.view().handle);
+    cudaMemcpyAsync(m.recurrent.data() + static_cast<size_t>(index_) * bytes, point.recurrent.data(), bytes,
+                    cudaMemcpyHostToDevice, m.stream.view().handle);
   m.stream.synchronize();
   n_past_ = point.n_past;
 }
 
-void GpuSequence::truncate(int n) noexcept { n_past_ = n; }
+void GpuSequence::truncate(int n) noexcept {
+  n_past_ = n;
+}
 
 }  // namespace thermo

@@ -1,7 +1,9 @@
-// A model whose weights, memory and arithmetic are on a GPU. The same step as model/model.h, see step.h for what a step is.
+// A model whose weights, memory and arithmetic are on a GPU. The same step as model/model.h, see step.h for
+// what a step is.
 //
-// Steps of up to 32 rows replay a recorded graph, one per row bucket; larger ones queue their kernels. The host writes a step's rows
-// to page-locked memory, starts it, and waits once for the logits. One thread at a time may call a GpuModel.
+// Steps of up to 32 rows replay a recorded graph, one per row bucket; larger ones queue their kernels. The
+// host writes a step's rows to page-locked memory, starts it, and waits once for the logits. One thread at a
+// time may call a GpuModel.
 #pragma once
 
 #include <cstdint>
@@ -53,15 +55,18 @@ class GpuSequence {
 
 class GpuModel {
  public:
-  // `weights` may be bound without repacking: panels are then packed while they are uploaded and no host copy is
-  // kept. Nothing of it is needed afterwards. Throws CudaError, MemoryError, and LoadError for a shape that has no kernel.
-  GpuModel(ModelConfig config, const Weights& weights, const GpuModelOptions& options, ThreadPool& pool, const LoadProgressFn& progress);
+  // `weights` may be bound without repacking: panels are then packed while they are uploaded and no host copy
+  // is kept. Nothing of it is needed afterwards. Throws CudaError, MemoryError, and LoadError for a shape
+  // that has no kernel.
+  GpuModel(ModelConfig config, const Weights& weights, const GpuModelOptions& options, ThreadPool& pool,
+           const LoadProgressFn& progress);
   ~GpuModel();
   GpuModel(const GpuModel&) = delete;
   GpuModel& operator=(const GpuModel&) = delete;
 
   // Every byte of GPU memory that the constructor takes: arithmetic only.
-  static std::vector<GpuMemoryItem> plan(const ModelConfig& config, const Weights& weights, const GpuModelOptions& options);
+  static std::vector<GpuMemoryItem> plan(const ModelConfig& config, const Weights& weights,
+                                         const GpuModelOptions& options);
 
   const ModelConfig& config() const;
   GpuSequence& sequence(int index);

@@ -13,7 +13,9 @@ namespace {
 constexpr uint64_t kAlign = 256;
 constexpr size_t kStageBytes = 128 * MiB;
 
-uint64_t bytes_of(const Matrix& m) { return m.empty() ? 0 : align_up<uint64_t>(packed_matrix_bytes(m.dtype, m.n_rows, m.n_cols), kAlign); }
+uint64_t bytes_of(const Matrix& m) {
+  return m.empty() ? 0 : align_up<uint64_t>(packed_matrix_bytes(m.dtype, m.n_rows, m.n_cols), kAlign);
+}
 
 // Calls visit(matrix) in the order in which they lie in GPU memory. An expert's matrices are neighbours.
 template <class Visit>
@@ -22,9 +24,12 @@ void for_each_gpu_matrix(const ModelConfig& c, const Weights& w, const Visit& vi
   for (int il = 0; il < c.n_layer; ++il) {
     const LayerWeights& layer = w.layers[static_cast<size_t>(il)];
     if (layer.attention)
-      for (const Matrix* m : {&layer.attention->q, &layer.attention->k, &layer.attention->v, &layer.attention->gate, &layer.attention->output}) visit(*m);
+      for (const Matrix* m : {&layer.attention->q, &layer.attention->k, &layer.attention->v,
+                              &layer.attention->gate, &layer.attention->output})
+        visit(*m);
     if (layer.delta_net)
-      for (const Matrix* m : {&layer.delta_net->qkv, &layer.delta_net->z, &layer.delta_net->alpha, &layer.delta_net->beta, &layer.delta_net->output})
+      for (const Matrix* m : {&layer.delta_net->qkv, &layer.delta_net->z, &layer.delta_net->alpha,
+                              &layer.delta_net->beta, &layer.delta_net->output})
         visit(*m);
     const auto visit_ffn = [&](const Ffn& ffn) {
       visit(ffn.gate);
@@ -41,7 +46,8 @@ void for_each_gpu_matrix(const ModelConfig& c, const Weights& w, const Visit& vi
   if (w.output.rows != w.token_embd.rows) visit(w.output);
 }
 
-// Copies matrices one behind the other: panels are packed (or copied) into one staging buffer while the other one travels.
+// Copies matrices one behind the other: panels are packed (or copied) into one staging buffer while the other
+// one travels.
 class Uploader {
  public:
   Uploader(std::byte* device, uint64_t total_bytes, ThreadPool& pool, const LoadProgressFn& progress)
@@ -53,10 +59,10 @@ class Uploader {
     if (m.empty()) return {};
     const size_t bytes = panel_bytes(m.dtype, m.n_cols);
     const DeviceMatrix plain{.panels = reinterpret_cast<const uint8_t*>(device_ + offset_),
-                              .panel_bytes = bytes,
-                              .dtype = m.dtype,
-                              .n_rows = m.n_rows,
-                              .n_cols = m.n_cols};
+                             .panel_bytes = bytes,
+                             .dtype = m.dtype,
+                             .n_rows = m.n_rows,
+                             .n_cols = m.n_cols};
     const DeviceMatrix result = with_chunks(plain);
     const int count = n_panels(m.n_rows);
     const int step = static_cast<int>(std::max<size_t>(1, 256 * KiB / bytes));
@@ -83,7 +89,8 @@ class Uploader {
   void flush() {
     if (used_ == 0) return;
     const int which = turn_++ % 2;
-    if (!events_[which].synchronize()) throw CudaError(ExitCode::Device, "the GPU failed while weights were uploaded");
+    if (!events_[which].synchronize())
+      throw CudaError(ExitCode::Device, "the GPU failed while weights were uploaded");
     std::byte* const stage = stages_[which].data();
     pool_.run(static_cast<int>(tasks_.size()), [&](int i, int) {
       const Task& task = tasks_[static_cast<size_t>(i)];
@@ -97,7 +104,9 @@ class Uploader {
           pack_panel(m.dtype, m.rows, m.n_rows, m.n_cols, p, out);
       }
     });
-    cuda_check(cudaMemcpyAsync(device_ + flushed_, stage, used_, cudaMemcpyHostToDevice, stream_.view().handle), "uploading weights");
+    cuda_check(
+        cudaMemcpyAsync(device_ + flushed_, stage, used_, cudaMemcpyHostToDevice, stream_.view().handle),
+        "uploading weights");
     events_[which].record(stream_.view());
     flushed_ += used_;
     used_ = 0;
@@ -107,7 +116,8 @@ class Uploader {
 
   void finish() {
     flush();
-    if (!stream_.synchronize()) throw CudaError(ExitCode::Device, "the GPU failed while weights were uploaded");
+    if (!stream_.synchronize())
+      throw CudaError(ExitCode::Device, "the GPU failed while weights were uploaded");
   }
 
  private:
@@ -143,7 +153,8 @@ class VectorPool {
   }
   DeviceBuffer send() const {
     DeviceBuffer buffer(values_.size() * sizeof(float));
-    cuda_check(cudaMemcpy(buffer.data(), values_.data(), buffer.size(), cudaMemcpyHostToDevice), "uploading norms");
+    cuda_check(cudaMemcpy(buffer.data(), values_.data(), buffer.size(), cudaMemcpyHostToDevice),
+               "uploading norms");
     for (const Place& place : places_) *place.where = buffer.as<float>() + place.offset;
     return buffer;
   }
@@ -170,7 +181,8 @@ uint64_t GpuWeights::planned_bytes(const ModelConfig& c, const Weights& w) {
   return bytes;
 }
 
-GpuWeights::GpuWeights(const ModelConfig& c, const Weights& w, ThreadPool& pool, const LoadProgressFn& progress) {
+GpuWeights::GpuWeights(const ModelConfig& c, const Weights& w, ThreadPool& pool,
+                       const LoadProgressFn& progress) {
   const uint64_t total = planned_bytes(c, w);
   panels_ = DeviceBuffer(total);
   Uploader upload(panels_.data(), total, pool, progress);
@@ -236,7 +248,8 @@ GpuWeights::GpuWeights(const ModelConfig& c, const Weights& w, ThreadPool& pool,
 
   tables_ = DeviceBuffer(expert_table.size() * sizeof(const uint8_t*));
   if (!expert_table.empty())
-    cuda_check(cudaMemcpy(tables_.data(), expert_table.data(), tables_.size(), cudaMemcpyHostToDevice), "uploading the expert table");
+    cuda_check(cudaMemcpy(tables_.data(), expert_table.data(), tables_.size(), cudaMemcpyHostToDevice),
+               "uploading the expert table");
   size_t next = 0;
   for (GpuLayerWeights& layer : layers) {
     if (!layer.ffn.moe) continue;

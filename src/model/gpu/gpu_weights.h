@@ -47,8 +47,10 @@ class GpuWeights {
   std::vector<GpuLayerWeights> layers;  // main stack
 
   GpuWeights() = default;
-  // Packs what is not packed on all threads, through page-locked staging memory. Throws MemoryError, CudaError.
-  GpuWeights(const ModelConfig& config, const Weights& weights, ThreadPool& pool, const LoadProgressFn& progress);
+  // Packs what is not packed on all threads, through page-locked staging memory. Throws MemoryError,
+  // CudaError.
+  GpuWeights(const ModelConfig& config, const Weights& weights, ThreadPool& pool,
+             const LoadProgressFn& progress);
 
   static uint64_t planned_bytes(const ModelConfig& config, const Weights& weights);
 

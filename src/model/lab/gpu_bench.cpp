@@ -1,5 +1,6 @@
 // Whole-model measurements on the GPU without the engine around it:
-//   gpu_bench MODEL.gguf [--ctx N] [--prefill N] [--deep N] [--steps N] [--no-graphs] [--only decode|rows|prefill|deep|repeat|one]
+//   gpu_bench MODEL.gguf [--ctx N] [--prefill N] [--deep N] [--steps N] [--no-graphs] [--only
+//   decode|rows|prefill|deep|repeat|one]
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,11 +16,17 @@ using namespace thermo;
 
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 std::vector<Row> chain(int n, int seed, int n_vocab) {
   std::vector<Row> rows;
-  for (int i = 0; i < n; ++i) rows.push_back({.token = (seed * 7919 + i * 104729) % n_vocab, .sequence = 0, .parent = i - 1, .want_logits = i + 1 == n});
+  for (int i = 0; i < n; ++i)
+    rows.push_back({.token = (seed * 7919 + i * 104729) % n_vocab,
+                    .sequence = 0,
+                    .parent = i - 1,
+                    .want_logits = i + 1 == n});
   return rows;
 }
 
@@ -36,13 +43,20 @@ int main(int argc, char** argv) {
   std::string only;
   for (int i = 2; i < argc; ++i) {
     const std::string flag = argv[i];
-    if (flag == "--no-graphs") graphs = false;
-    else if (i + 1 >= argc) return 2;
-    else if (flag == "--ctx") n_ctx = std::atoi(argv[++i]);
-    else if (flag == "--prefill") prefill = std::atoi(argv[++i]);
-    else if (flag == "--deep") deep = std::atoi(argv[++i]);
-    else if (flag == "--steps") steps = std::atoi(argv[++i]);
-    else if (flag == "--only") only = argv[++i];
+    if (flag == "--no-graphs")
+      graphs = false;
+    else if (i + 1 >= argc)
+      return 2;
+    else if (flag == "--ctx")
+      n_ctx = std::atoi(argv[++i]);
+    else if (flag == "--prefill")
+      prefill = std::atoi(argv[++i]);
+    else if (flag == "--deep")
+      deep = std::atoi(argv[++i]);
+    else if (flag == "--steps")
+      steps = std::atoi(argv[++i]);
+    else if (flag == "--only")
+      only = argv[++i];
   }
   const auto wants = [&](const char* what) { return only.empty() || only.find(what) != std::string::npos; };
   if (deep > 0) n_ctx = std::max(n_ctx, deep + 256);
@@ -56,7 +70,8 @@ int main(int argc, char** argv) {
   options.n_batch = std::max(prefill, 64);
   options.graphs = graphs;
   options.sequence = {.n_ctx = n_ctx, .max_draft_rows = 64, .k_type = KvType::F16, .v_type = KvType::F16};
-  for (const GpuMemoryItem& item : GpuModel::plan(config, weights, options)) fmt::print("plan {:16} {}\n", item.name, format_bytes(item.bytes));
+  for (const GpuMemoryItem& item : GpuModel::plan(config, weights, options))
+    fmt::print("plan {:16} {}\n", item.name, format_bytes(item.bytes));
   const uint64_t bytes_per_token = weights.bytes_per_token;
   GpuModel model(std::move(config), weights, options, pool, {});
   const int n_vocab = model.config().n_vocab;
@@ -86,8 +101,9 @@ int main(int argc, char** argv) {
   if (wants("decode")) {
     model.step({.rows = chain(64, 1, n_vocab)});
     const auto [wall, device] = time_steps(1, steps, Commit::All);
-    fmt::print("decode at {}: {:.3f} ms wall ({:.0f} tok/s), {:.3f} ms device ({:.0f} tok/s, {:.0f} GB/s)\n", model.sequence(0).n_past(), wall, 1e3 / wall, device,
-               1e3 / device, static_cast<double>(bytes_per_token) / device / 1e6);
+    fmt::print("decode at {}: {:.3f} ms wall ({:.0f} tok/s), {:.3f} ms device ({:.0f} tok/s, {:.0f} GB/s)\n",
+               model.sequence(0).n_past(), wall, 1e3 / wall, device, 1e3 / device,
+               static_cast<double>(bytes_per_token) / device / 1e6);
     std::fflush(stdout);
   }
   if (wants("rows")) {
@@ -95,7 +111,8 @@ int main(int argc, char** argv) {
     for (const int n : {1, 2, 4, 8, 16, 32, 64}) {
       const auto [wall, device] = time_steps(n, 15, Commit::Later);
       if (n == 1) one = device;
-      fmt::print("rows {:3}: {:.3f} ms wall, {:.3f} ms device, {:.2f} of one\n", n, wall, device, device / one);
+      fmt::print("rows {:3}: {:.3f} ms wall, {:.3f} ms device, {:.2f} of one\n", n, wall, device,
+                 device / one);
     }
     std::fflush(stdout);
   }
@@ -113,17 +130,20 @@ int main(int argc, char** argv) {
           device.push_back(model.last_step_ms() * 1e-3);
         }
       }
-      fmt::print("prefill {}: {:.0f} tok/s wall, {:.0f} tok/s device ({:.2f} ms)\n", n, n / median(wall), n / median(device), median(device) * 1e3);
+      fmt::print("prefill {}: {:.0f} tok/s wall, {:.0f} tok/s device ({:.2f} ms)\n", n, n / median(wall),
+                 n / median(device), median(device) * 1e3);
       std::fflush(stdout);
     }
   }
   if (deep > 0 && wants("deep")) {
     model.sequence(0).clear();
     const double t = now();
-    for (int done = 0; done < deep; done += prefill) model.step({.rows = chain(std::min(prefill, deep - done), done, n_vocab)});
+    for (int done = 0; done < deep; done += prefill)
+      model.step({.rows = chain(std::min(prefill, deep - done), done, n_vocab)});
     fmt::print("prefill of {} in chunks of {}: {:.0f} tok/s\n", deep, prefill, deep / (now() - t));
     const auto [wall, device] = time_steps(1, 50, Commit::All);
-    fmt::print("decode at {}: {:.3f} ms wall ({:.0f} tok/s), {:.3f} ms device\n", model.sequence(0).n_past(), wall, 1e3 / wall, device);
+    fmt::print("decode at {}: {:.3f} ms wall ({:.0f} tok/s), {:.3f} ms device\n", model.sequence(0).n_past(),
+               wall, 1e3 / wall, device);
   }
   if (!model.fault().empty()) fmt::print("FAULT {}\n", model.fault());
   return model.fault().empty() ? 0 : 7;

@@ -1,0 +1,51 @@
+#include "device/buffer.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/log.h"
+#include "device/cuda_check.h"
+
+namespace thermo {
+
+DeviceBuffer::DeviceBuffer(size_t n_bytes) : size_(n_bytes) {
+  if (n_bytes == 0) return;
+  cuda_check(cudaMalloc(reinterpret_cast<void**>(&data_), n_bytes), "taking GPU memory");
+  cuda_check(cudaMemset(data_, 0, n_bytes), "clearing GPU memory");
+}
+
+DeviceBuffer::~DeviceBuffer() {
+  if (data_ != nullptr && cudaFree(data_) != cudaSuccess)
+    log_warning("device", "GPU memory could not be given back");
+}
+
+DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+PinnedBuffer::PinnedBuffer(size_t n_bytes) : size_(n_bytes) {
+  if (n_bytes == 0) return;
+  cuda_check(cudaMallocHost(reinterpret_cast<void**>(&data_), n_bytes), "taking page-locked memory");
+  std::memset(data_, 0, n_bytes);
+}
+
+PinnedBuffer::~PinnedBuffer() {
+  if (data_ != nullptr && cudaFreeHost(data_) != cudaSuccess)
+    log_warning("device", "page-locked memory could not be given back");
+}
+
+PinnedBuffer::PinnedBuffer(PinnedBuffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+}  // namespace thermo

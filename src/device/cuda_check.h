@@ -1,0 +1,26 @@
+// A failed CUDA call at load becomes an exception; inside a step it becomes the sticky fault of whoever runs
+// it. For .cu files only.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace thermo {
+
+// A device that is missing, too old, or failed.
+class CudaError : public ThermoError {
+ public:
+  CudaError(ExitCode code, const std::string& message) : ThermoError(code, message) {}
+};
+
+inline void cuda_check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  if (status == cudaErrorMemoryAllocation)
+    throw MemoryError(fmt::format(
+        "{}: the GPU has too little memory; use a smaller --ctx-size or another quantisation", what));
+  throw CudaError(ExitCode::Device, fmt::format("{}: {}", what, cudaGetErrorString(status)));
+}
+
+}  // namespace thermo

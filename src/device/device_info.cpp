@@ -1,0 +1,62 @@
+#include "device/device_info.h"
+
+#include "device/cuda_check.h"
+
+namespace thermo {
+
+namespace {
+bool g_dependent_launch = false;  // of the one device that is used
+}  // namespace
+
+bool dependent_launch() noexcept {
+  return g_dependent_launch;
+}
+
+std::vector<DeviceInfo> list_devices(std::string* why_none) {
+  std::vector<DeviceInfo> devices;
+  int n = 0;
+  const cudaError_t status = cudaGetDeviceCount(&n);
+  if (status != cudaSuccess || n == 0) {
+    if (why_none != nullptr)
+      *why_none = status == cudaSuccess ? "no CUDA device found" : cudaGetErrorString(status);
+    return devices;
+  }
+  for (int i = 0; i < n; ++i) {
+    cudaDeviceProp p;
+    if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
+    DeviceInfo info;
+    info.index = i;
+    info.name = p.name;
+    info.compute_capability = p.major * 10 + p.minor;
+    info.n_multiprocessors = p.multiProcessorCount;
+    info.total_bytes = p.totalGlobalMem;
+    info.max_shared_bytes = p.sharedMemPerBlockOptin;
+    devices.push_back(std::move(info));
+  }
+  return devices;
+}
+
+DeviceInfo use_device(int index) {
+  std::string why;
+  const std::vector<DeviceInfo> devices = list_devices(&why);
+  for (DeviceInfo device : devices) {
+    if (device.index != index) continue;
+    if (!device.usable())
+      throw CudaError(
+          ExitCode::Device,
+          fmt::format("{} has compute capability {}.{}, expected 7.5 or newer; use --device cpu", device.name,
+                      device.compute_capability / 10, device.compute_capability % 10));
+    cuda_check(cudaSetDevice(index), "choosing the GPU");
+    size_t free_bytes = 0, total_bytes = 0;
+    cuda_check(cudaMemGetInfo(&free_bytes, &total_bytes), "asking the GPU for its memory");
+    device.free_bytes = free_bytes;
+    g_dependent_launch = device.compute_capability >= 90;
+    return device;
+  }
+  throw CudaError(ExitCode::Device, devices.empty()
+                                        ? fmt::format("no usable GPU: {}; use --device cpu", why)
+                                        : fmt::format("there is no cuda:{}, this machine has {} GPU(s)",
+                                                      index, devices.size()));
+}
+
+}  // namespace thermo

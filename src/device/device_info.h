@@ -1,0 +1,31 @@
+// What GPUs this machine has. With no driver or no card there are none, which is no error.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace thermo {
+
+struct DeviceInfo {
+  int index = 0;
+  std::string name;
+  int compute_capability = 0;  // 90 for 9.0
+  int n_multiprocessors = 0;
+  uint64_t total_bytes = 0;
+  uint64_t free_bytes = 0;
+  size_t max_shared_bytes = 0;  // of one block
+
+  bool usable() const { return compute_capability >= 75; }
+};
+
+// In the order of the driver. `why_none`: a sentence when the list is empty, may be null.
+std::vector<DeviceInfo> list_devices(std::string* why_none);
+// Makes `index` the device of the calling thread. Throws CudaError when there is no such device or it is too
+// old.
+DeviceInfo use_device(int index);
+// Whether the device in use starts a kernel while the one before it ends (compute capability 9.0).
+bool dependent_launch() noexcept;
+
+}  // namespace thermo

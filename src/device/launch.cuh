@@ -1,0 +1,50 @@
+// How every kernel of ours is started: with dependent launch where the card has it, so that a kernel's start
+// overlaps the end of the one before. In exchange each kernel calls wait_for_inputs() before it touches
+// anything another kernel wrote; all of its threads do, also those without work, because the next kernel
+// relies on that for everything earlier.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "device/device_info.h"
+#include "device/stream.h"
+
+namespace thermo {
+
+__device__ __forceinline__ void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel start; it still waits for this one's end before it reads.
+__device__ __forceinline__ void allow_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, StreamView stream,
+            const Args&... args) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream.handle;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = dependent_launch() ? 1 : 0;
+  cudaLaunchKernelEx(&config, kernel,
+                     static_cast<Params>(args)...);  // errors are sticky and seen at the end of the step
+}
+
+// More than 48 KiB of shared memory must be asked for once per kernel.
+template <class Kernel>
+void allow_shared(Kernel* kernel, size_t bytes) {
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+}
+
+}  // namespace thermo

@@ -1,0 +1,82 @@
+// Attention on the GPU for rows of any number of sequences: heads prepared and appended to the cache,
+// attended, gated. See attention.h for what a row sees.
+#pragma once
+
+#include <cstdint>
+
+#include "device/stream.h"
+#include "kernels/attention/attention.h"
+#include "kernels/row_ops/row_ops_cuda.h"
+
+namespace thermo {
+
+// The rows of a step, in device memory: a recorded graph reads whatever the host put there. Rows of one
+// sequence are a group.
+struct DeviceRows {
+  const int32_t* n_valid;     // [1] rows from here on are padding: computed, stored nowhere, seen by nobody
+  const int32_t* n_groups;    // [1]
+  const int32_t* token;       // [rows]
+  const int32_t* group;       // [rows] -1: padding
+  const int32_t* position;    // [rows]
+  const int32_t* parent;      // [rows] relative to the group's first row, -1: none
+  const uint64_t* ancestors;  // [rows] bit j: row j of the group is this row or an ancestor; used when `tree`
+  const int32_t* group_sequence;  // [groups]
+  const int32_t* group_begin;
+  const int32_t* group_rows;
+  const int32_t* group_past;  // committed length of the sequence
+  bool tree;                  // else every group is a chain
+};
+
+// The cache of one layer: sequence s lies at k + s * sequence_bytes.
+struct DeviceKv {
+  KvType k_type, v_type;
+  std::byte* k;
+  std::byte* v;
+  int64_t sequence_bytes;
+};
+
+enum class HeadGate : uint8_t { SigmoidElement, SoftplusHead, SoftplusElement };
+
+struct DeviceAttentionArgs {
+  DeviceRows rows;
+  DeviceKv kv;
+  int n_rows, n_head, n_head_kv, head_dim;
+  float scale;
+  int window;  // 0: none
+  float eps;
+
+  const float* q_full;  // [rows][n_head][head_dim, or twice that with the gate behind]
+  const float* k;       // [rows][n_head_kv][head_dim] as projected
+  const float* v;
+  const float* gate;  // laguna
+  HeadGate head_gate;
+  const float* q_norm;
+  const float* k_norm;
+  const float* inv_freq;  // [n_rot / 2]
+  int n_rot;
+  float rope_magnitude;
+
+  float* q;           // [rows][n_head][head_dim] scratch
+  float* partial;     // [rows][n_head][n_splits][head_dim + 2] scratch
+  int n_splits;       // attention_splits()
+  DeviceActsOut out;  // [rows][n_head * head_dim]
+};
+
+// Parts into which the cache of a row is cut, so that few rows still fill the card.
+int attention_splits(int n_rows, int n_head, int n_head_kv, int n_multiprocessors) noexcept;
+inline constexpr int kMaxAttentionSplits = 64;
+
+// head_dim 32, 64, 128 or 256.
+void attention_cuda(const DeviceAttentionArgs& args, StreamView stream) noexcept;
+
+// Moves the accepted rows of an uncommitted step down behind the committed ones: slot past + path[d] to past
+// + d. `kv` is of the sequence itself.
+struct DeviceKvMoveArgs {
+  DeviceKv kv;
+  const int32_t* path;
+  const int32_t* n_path;
+  int past, n_head_kv, head_dim;
+};
+void kv_move_cuda(const DeviceKvMoveArgs& args, StreamView stream) noexcept;
+
+}  // namespace thermo

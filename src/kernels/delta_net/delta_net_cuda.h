@@ -1,0 +1,69 @@
+// Gated DeltaNet on the GPU for rows of any number of sequences: convolution, norms, gates, the delta rule
+// and the gated norm. See delta_net.h for the arithmetic. The convolution columns of a kept chain are shifted
+// by residual_norm_cuda afterwards.
+#pragma once
+
+#include <cstdint>
+
+#include "device/stream.h"
+#include "kernels/attention/attention_cuda.h"  // DeviceRows
+#include "kernels/row_ops/row_ops_cuda.h"
+
+namespace thermo {
+
+// The tape of one layer, sequence s at + s * sequence_stride floats: what delta_net_commit_cuda needs of each
+// uncommitted row.
+struct DeviceTape {
+  float* conv_input = nullptr;  // [rows][n_channels]
+  float* k = nullptr;           // [rows][n_head_k * dim]
+  float* g = nullptr;           // [rows][n_head_v]
+  float* delta = nullptr;       // [rows][n_head_v * dim]
+  int64_t sequence_stride = 0;
+};
+
+struct DeviceDeltaNetArgs {
+  DeviceRows rows;
+  int n_rows, max_groups;
+  int max_group_rows;  // at most kMaxDeltaRows when `keep`
+  int n_head_k, n_head_v, dim, taps;
+  float eps;
+  const float* u;      // [rows][n_channels] projected, raw
+  const float* z;      // [rows][n_head_v * dim]
+  const float* alpha;  // [rows][n_head_v]
+  const float* beta;
+  const float* conv_weight;  // [n_channels][taps]
+  const float* a;            // [n_head_v]
+  const float* dt_bias;
+  const float* norm;        // [dim]
+  float* state;             // [n_head_v][dim][dim] of sequence 0
+  float* conv_state;        // [taps - 1][n_channels]
+  int64_t sequence_stride;  // floats between sequences, of both
+  bool keep;                // leave the state alone and write the tape
+  DeviceTape tape;
+
+  float* mixed;     // [rows][n_channels] scratch of large steps
+  float* gates;     // [rows][n_head_v][2] scratch of large steps
+  float* rule_out;  // [rows][n_head_v * dim] scratch of large steps
+  DeviceActsOut out;
+
+  constexpr int n_channels() const { return (2 * n_head_k + n_head_v) * dim; }
+};
+
+inline constexpr int kMaxDeltaRows = 64;       // of a kept step
+inline constexpr int kMaxFusedDeltaRows = 32;  // of a step that one kernel does
+
+// dim 16, 32, 64 or 128.
+void delta_net_cuda(const DeviceDeltaNetArgs& args, StreamView stream) noexcept;
+
+// Ends a kept step: applies rows path[0 .. *n_path) of one sequence. Pointers are of that sequence.
+struct DeviceDeltaCommitArgs {
+  const int32_t* path;
+  const int32_t* n_path;
+  DeviceTape tape;
+  float* state;
+  float* conv_state;
+  int n_head_k, n_head_v, dim, taps, n_channels;
+};
+void delta_net_commit_cuda(const DeviceDeltaCommitArgs& args, StreamView stream) noexcept;
+
+}  // namespace thermo

@@ -1,0 +1,36 @@
+// Products of whole matrices with the rows of a step, on the GPU.
+#pragma once
+
+#include <cstdint>
+
+#include "device/stream.h"
+#include "kernels/linear/device_matrix.h"
+
+namespace thermo {
+
+struct DeviceLinearJob {
+  DeviceMatrix w;
+  float* y = nullptr;    // y[a * y_stride + row], overwritten
+  int64_t y_stride = 0;  // floats
+  // 2: the sum over columns is cut into two parts, part p written part_stride floats further; the reader adds
+  // them. Only with few rows: it doubles the blocks of a matrix that has few panels.
+  int k_parts = 1;
+  int64_t part_stride = 0;
+};
+
+inline constexpr int kMaxLinearJobs = 4;
+
+// Several products over the same activation rows.
+struct DeviceLinearArgs {
+  DeviceLinearJob jobs[kMaxLinearJobs];
+  int n_jobs = 0;
+  DeviceActs x;
+  const int32_t* row_index = nullptr;  // activation row of each of the n_acts inputs; nullptr: 0, 1, 2, ...
+  int n_acts = 0;
+};
+
+inline constexpr int kMaxSmallActs = 32;  // up to here one launch serves all jobs and reads each weight once
+
+void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept;
+
+}  // namespace thermo

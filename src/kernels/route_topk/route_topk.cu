@@ -1,0 +1,455 @@
+// Up to 4 rows and a float router: one launch. The router's 2 MB (35B-A3B) are spread over 64 blocks, asked
+// for before the wait for the norm and multiplied from registers; the last block to finish chooses, row by
+// row. Otherwise the product is linear_cuda's; beyond 4 rows one kernel chooses (a warp per row, scores in
+// registers, one warp-wide maximum per chosen expert) and counts, one block lays out the slots, one kernel
+// places the pairs. The order of pairs inside an expert depends on timing; results do not, because each pair
+// is computed alone and summed by row.
+#include "base/units.h"
+#include "device/launch.cuh"
+#include "kernels/linear/linear_cuda.h"
+#include "kernels/route_topk/route_topk_cuda.h"
+#include "kernels/row_ops/warp_ops.cuh"
+
+namespace thermo {
+namespace {
+
+constexpr int kThreads = 256;
+
+__device__ __forceinline__ uint32_t warp_max(uint32_t x) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(0xffffffffu, x);
+#else
+  for (int mask = 16; mask > 0; mask /= 2) x = max(x, __shfl_xor_sync(0xffffffffu, x, mask));
+  return x;
+#endif
+}
+__device__ __forceinline__ uint32_t warp_min(uint32_t x) {
+  return ~warp_max(~x);
+}
+
+// Order of floats as order of unsigned numbers above 1; 1 is a NaN, which loses to every number; 0 is no
+// expert.
+__device__ __forceinline__ uint32_t order_key(float x) {
+  if (isnan(x)) return 1;
+  const uint32_t bits = __float_as_uint(x);
+  return max(2u, bits & 0x80000000u ? ~bits : bits | 0x80000000u);
+}
+
+// Ids and weights of one row, entry k in lane k. `logit(e)`: of expert e.
+template <int kPer, class Logit>
+__device__ void choose(const RouteConfig& config, const Logit& logit, const float* bias, int lane, int& id,
+                       float& weight) {
+  float value[kPer];   // what becomes the weight
+  uint32_t key[kPer];  // what is compared
+  float top = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int e = lane + 32 * i;
+    value[i] = e < config.n_expert ? logit(e) : -INFINITY;
+    if (value[i] > top) top = value[i];
+  }
+  for (int mask = 16; mask > 0; mask /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
+  const bool softmax = config.gating == Gating::Softmax;
+  float total = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int e = lane + 32 * i;
+    const float x = value[i];
+    if (config.gating == Gating::Sigmoid) value[i] = sigmoid_device(x);
+    if (config.gating == Gating::SqrtSoftplus) value[i] = sqrtf(softplus_device(x));
+    if (softmax) {
+      value[i] = expf(x - top);
+      if (e < config.n_expert && !isnan(value[i])) total += value[i];
+    }
+    key[i] = e < config.n_expert ? order_key(softmax && bias == nullptr ? x : value[i]) : 0;
+  }
+  if (softmax) {
+    total = warp_sum(total);
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) value[i] /= total;
+  }
+  if (bias != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kPer; ++i)
+      if (lane + 32 * i < config.n_expert) key[i] = order_key(value[i] + bias[lane + 32 * i]);
+  }
+
+  id = 0;
+  weight = 0.0f;
+  float sum = 0.0f;
+  for (int k = 0; k < config.n_expert_used; ++k) {
+    uint32_t best = key[0];
+    int best_i = 0;
+    float best_value = value[0];
+#pragma unroll
+    for (int i = 1; i < kPer; ++i)
+      if (key[i] > best) best = key[i], best_i = i, best_value = value[i];
+    const uint32_t winner = warp_max(best);
+    const int chosen =
+        static_cast<int>(warp_min(best == winner ? static_cast<uint32_t>(lane + 32 * best_i) : 0xffffu));
+    best_value = __shfl_sync(0xffffffffu, best_value, chosen & 31);
+    if (config.gating == Gating::SoftmaxSelected) best_value = expf(best_value - top);
+    if (isnan(best_value)) best_value = 0.0f;
+    sum += best_value;
+    if (lane == k) id = chosen, weight = best_value;
+#pragma unroll
+    for (int i = 0; i < kPer; ++i)
+      if (lane + 32 * i == chosen) key[i] = 0;
+  }
+  if (!(sum > 0.0f) && config.normalize) {
+    weight = 1.0f;
+    sum = static_cast<float>(config.n_expert_used);
+  }
+  const bool divide = config.normalize || config.gating == Gating::SoftmaxSelected;
+  if (divide && sum > 0.0f) weight /= sum;
+  weight *= config.weights_scale;
+}
+
+template <class Logit>
+__device__ __forceinline__ void choose_any(const RouteConfig& config, const Logit& logit, const float* bias,
+                                           int lane, int& id, float& weight) {
+  if (config.n_expert <= 256)
+    choose<8>(config, logit, bias, lane, id, weight);
+  else
+    choose<kMaxDeviceExperts / 32>(config, logit, bias, lane, id, weight);
+}
+
+// Asked for early: it is needed when time is short.
+__device__ __forceinline__ const uint8_t* expert_base(const DeviceRouteArgs& a) {
+  const int e = threadIdx.x * ((a.config.n_expert + kThreads - 1) / kThreads);
+  return e < a.config.n_expert ? a.base[e] : nullptr;
+}
+
+// First pair and first slot of every expert, and the slots but for their rows, by a block of kThreads.
+// `count`: [n_expert]; `first`, `slot`: [n_expert + 1]; `base`: of the thread's first expert, expert_base().
+__device__ void lay_out_slots(const DeviceRouteArgs& a, const int32_t* count, int32_t* first, int32_t* slot,
+                              int n_valid, const uint8_t* base) {
+  __shared__ int2 warp_totals[kThreads / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int n_expert = a.config.n_expert;
+  const int each = (n_expert + kThreads - 1) / kThreads;
+  const int begin = threadIdx.x * each, end = min(n_expert, begin + each);
+  int2 mine = {0, 0};  // pairs, slots
+  for (int e = begin; e < end; ++e) {
+    mine.x += count[e];
+    mine.y += (count[e] + a.tile - 1) / a.tile;
+  }
+  int2 sum = mine;
+  for (int step = 1; step < 32; step *= 2) {
+    const int p = __shfl_up_sync(0xffffffffu, sum.x, step), s = __shfl_up_sync(0xffffffffu, sum.y, step);
+    if (lane >= step) sum.x += p, sum.y += s;
+  }
+  if (lane == 31) warp_totals[warp] = sum;
+  __syncthreads();
+  int2 before = {sum.x - mine.x, sum.y - mine.y}, all = {0, 0};
+  for (int w = 0; w < kThreads / 32; ++w) {
+    if (w < warp) before.x += warp_totals[w].x, before.y += warp_totals[w].y;
+    all.x += warp_totals[w].x, all.y += warp_totals[w].y;
+  }
+  const auto put = [&](int at, const uint8_t* base, int expert, int first_pair, int n) {
+    DeviceSlot& s = a.out.slots[at];
+    s.base = base;
+    s.expert = expert;
+    s.first = first_pair;
+    s.count = n;
+  };
+  for (int e = begin; e < end; ++e) {
+    first[e] = before.x;
+    slot[e] = before.y;
+    for (int done = 0; done < count[e]; done += a.tile)
+      put(before.y++, e == begin ? base : a.base[e], e, before.x + done, min(a.tile, count[e] - done));
+    before.x += count[e];
+  }
+  const int shared_slots = a.shared ? (n_valid + a.tile - 1) / a.tile : 0;
+  for (int s = threadIdx.x; s < shared_slots; s += kThreads)
+    put(all.y + s, nullptr, n_expert, all.x + s * a.tile, min(a.tile, n_valid - s * a.tile));
+  if (threadIdx.x == 0) {
+    first[n_expert] = all.x;
+    slot[n_expert] = all.y;
+    *a.out.n_slots = all.y + shared_slots;
+  }
+}
+
+// Pair number k of a row (n_expert_used: the shared expert): the rank-th of its expert, whose pairs start at
+// `first` and slots at `slot`.
+__device__ void place_pair(const DeviceRouteArgs& a, int row, int k, bool used, int first, int slot, int rank,
+                           float weight) {
+  const int at = row * (a.config.n_expert_used + 1) + k;
+  a.out.pair_of[at] = used ? first + rank : -1;
+  a.out.pair_weight[at] = weight;
+  if (!used) return;
+  a.out.pair_row[first + rank] = row;
+  if (rank % a.tile < kSlotRows) a.out.slots[slot + rank / a.tile].rows[rank % a.tile] = row;
+}
+
+__device__ void place_shared(const DeviceRouteArgs& a, int row, int first, int slot, bool valid) {
+  const float weight = a.shared_logit == nullptr ? 1.0f : sigmoid_device(a.shared_logit[row]);
+  place_pair(a, row, a.config.n_expert_used, a.shared && valid, first, slot, row, weight);
+}
+
+// Sum or maximum over the block; every thread gets it. `scratch`: kThreads / 32 floats.
+template <bool kMax>
+__device__ float block_reduce(float x, float* scratch) {
+  for (int mask = 16; mask > 0; mask /= 2) {
+    const float other = __shfl_xor_sync(0xffffffffu, x, mask);
+    x = kMax ? fmaxf(x, other) : x + other;
+  }
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = scratch[0];
+  for (int w = 1; w < kThreads / 32; ++w) x = kMax ? fmaxf(x, scratch[w]) : x + scratch[w];
+  return x;
+}
+
+// Everything after the router product, by one block of kThreads, row by row, for few rows and up to kThreads
+// experts. Logits are sums of kParts. An expert's place is the number of experts before it: short code in
+// loops, because a cold instruction costs more here than a comparison.
+template <int kParts>
+__device__ void route_rows(const DeviceRouteArgs& a, const float* logits, int64_t part_stride) {
+  __shared__ int32_t count[kThreads];
+  __shared__ int32_t first[kThreads + 1], slot[kThreads + 1];
+  __shared__ int16_t ids[kMaxFusedRouteRows][32], ranks[kMaxFusedRouteRows][32];
+  __shared__ float weights[kMaxFusedRouteRows][32];
+  __shared__ __align__(16) uint32_t keys[kThreads];
+  __shared__ float scratch[kThreads / 32];
+  const int e = threadIdx.x, n_expert = a.config.n_expert, n_used = a.config.n_expert_used;
+  const int n_valid = *a.n_valid;
+  const uint8_t* const base = expert_base(a);
+  count[e] = 0;
+#pragma unroll 1
+  for (int row = 0; row < n_valid; ++row) {
+    float x = -INFINITY;
+    if (e < n_expert) {
+      x = 0.0f;
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) x += __ldcg(logits + p * part_stride + row * n_expert + e);
+    }
+    const float top = block_reduce<true>(x, scratch);
+    float value = x;
+    switch (a.config.gating) {
+      case Gating::Sigmoid:
+        value = sigmoid_device(x);
+        break;
+      case Gating::SqrtSoftplus:
+        value = sqrtf(softplus_device(x));
+        break;
+      default:
+        value = expf(x - top);
+        break;
+    }
+    float score = value;
+    if (a.config.gating == Gating::Softmax) {
+      value /= block_reduce<false>(e < n_expert && !isnan(value) ? value : 0.0f, scratch);
+      score = a.bias == nullptr ? x : value;
+    } else if (a.config.gating == Gating::SoftmaxSelected) {
+      score = x;
+    }
+    if (a.bias != nullptr && e < n_expert) score += a.bias[e];
+    const uint32_t key = e < n_expert ? order_key(score) : 0;
+    keys[e] = key;
+    __syncthreads();
+    int before = 0;
+#pragma unroll 4
+    for (int i = 0; i < kThreads; i += 4) {
+      const uint4 k = *reinterpret_cast<const uint4*>(keys + i);
+      before += (k.x > key || (k.x == key && i < e)) + (k.y > key || (k.y == key && i + 1 < e)) +
+                (k.z > key || (k.z == key && i + 2 < e)) + (k.w > key || (k.w == key && i + 3 < e));
+    }
+    const bool chosen = before < n_used && e < n_expert;
+    if (isnan(value)) value = 0.0f;
+    const float sum = block_reduce<false>(chosen ? value : 0.0f, scratch);
+    if (chosen) {
+      const bool divide = a.config.normalize || a.config.gating == Gating::SoftmaxSelected;
+      if (!(sum > 0.0f) && a.config.normalize)
+        value = 1.0f / static_cast<float>(n_used);
+      else if (divide && sum > 0.0f)
+        value /= sum;
+      ids[row][before] = static_cast<int16_t>(e);
+      weights[row][before] = value * a.config.weights_scale;
+      ranks[row][before] = static_cast<int16_t>(count[e]++);  // this thread's own counter
+    }
+    __syncthreads();
+  }
+  __syncthreads();
+  lay_out_slots(a, count, first, slot, n_valid, base);
+  __syncthreads();
+  for (int i = threadIdx.x; i < a.n_rows * 32; i += kThreads) {
+    const int row = i / 32, k = i % 32;
+    const bool valid = row < n_valid;
+    if (k == n_used) {
+      place_shared(a, row, first[n_expert], slot[n_expert], valid);
+    } else if (k < n_used) {
+      const int id = valid ? ids[row][k] : 0;
+      place_pair(a, row, k, valid, first[id], slot[id], valid ? ranks[row][k] : 0,
+                 valid ? weights[row][k] : 0.0f);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) route_small_kernel(const __grid_constant__ DeviceRouteArgs a) {
+  allow_next();
+  wait_for_inputs();
+  route_rows<1>(a, a.logits, 0);
+}
+
+__device__ __forceinline__ uint32_t count_up(uint32_t* counter) {
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
+template <DType T>
+__global__ void __launch_bounds__(kThreads) router_small_kernel(const __grid_constant__ DeviceRouteArgs a) {
+  constexpr int kLoads = 8;
+  constexpr int kMaxRows = 4;  // at a time
+  __shared__ __align__(16) float part[kThreads / 32][kMaxRows][16];
+  __shared__ bool is_last;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q = lane & 3;
+  const int panel = blockIdx.x, k_part = blockIdx.y;
+  // Columns of this warp.
+  const int n_cols = a.router.n_cols;
+  const int share = (n_cols + kRouterParts * 8 - 1) / (kRouterParts * 8);
+  const int begin = (k_part * 8 + warp) * share, end = min(n_cols, begin + share);
+  const uint8_t* const weights = a.router.panels + panel * a.router.panel_bytes;
+  float4 w[kLoads];
+  const auto load = [&](int from) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int c = from + lane / 4 + 8 * i;
+      w[i] = c < end ? load_column<T>(weights, c, q) : float4{0, 0, 0, 0};
+    }
+  };
+  load(begin);
+  const int n_valid = *a.n_valid;  // there since the step began
+  allow_next();
+  wait_for_inputs();
+  const auto multiply = [&]<int kRows>() {
+    for (int row = 0; row < n_valid; row += kRows) {
+      float acc[kRows][4] = {};
+      for (int from = begin; from < end; from += 8 * kLoads) {
+        if (end - begin > 8 * kLoads) load(from);
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+          const int c = min(from + lane / 4 + 8 * i, n_cols - 1);
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
+            const float x = a.x.f32[min(row + r, n_valid - 1) * a.x.f32_stride + c];
+            acc[r][0] = fmaf(w[i].x, x, acc[r][0]);
+            acc[r][1] = fmaf(w[i].y, x, acc[r][1]);
+            acc[r][2] = fmaf(w[i].z, x, acc[r][2]);
+            acc[r][3] = fmaf(w[i].w, x, acc[r][3]);
+          }
+        }
+      }
+      finish_columns<kRows>(acc);
+      if (lane < 4)
+#pragma unroll
+        for (int r = 0; r < kRows; ++r)
+          *reinterpret_cast<float4*>(&part[warp][r][4 * q]) = {acc[r][0], acc[r][1], acc[r][2], acc[r][3]};
+      __syncthreads();
+      if (threadIdx.x < kRows * 16) {
+        const int r = threadIdx.x / 16, e = panel * 16 + threadIdx.x % 16;
+        float sum = 0.0f;
+        for (int s = 0; s < kThreads / 32; ++s) sum += part[s][r][threadIdx.x % 16];
+        if (row + r < n_valid && e < a.config.n_expert)
+          a.out.partial[(static_cast<int64_t>(k_part) * kMaxFusedRouteRows + row + r) * a.config.n_expert +
+                        e] = sum;
+      }
+      __syncthreads();
+    }
+  };
+  if (n_valid == 1)
+    multiply.template operator()<1>();
+  else
+    multiply.template operator()<kMaxRows>();
+  // Release of this block's sums, acquire of the others': through thread 0, ordered with the rest of the
+  // block by the barriers.
+  __syncthreads();
+  if (threadIdx.x == 0) is_last = count_up(a.out.counter) == gridDim.x * gridDim.y - 1;
+  __syncthreads();
+  if (!is_last) return;
+  if (threadIdx.x == 0) *a.out.counter = 0;
+  route_rows<kRouterParts>(a, a.out.partial, static_cast<int64_t>(kMaxFusedRouteRows) * a.config.n_expert);
+}
+
+__global__ void __launch_bounds__(256) route_choose_kernel(const __grid_constant__ DeviceRouteArgs a) {
+  allow_next();
+  wait_for_inputs();
+  const int row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (row >= *a.n_valid || a.config.n_expert == 0) return;
+  int id;
+  float weight;
+  const float* const logits = a.logits + static_cast<int64_t>(row) * a.config.n_expert;
+  choose_any(
+      a.config, [&](int e) { return logits[e]; }, a.bias, lane, id, weight);
+  if (lane >= a.config.n_expert_used) return;
+  const int at = row * a.config.n_expert_used + lane;
+  a.out.chosen[at] = id;
+  a.out.rank[at] = atomicAdd(a.out.expert_count + id, 1);
+  a.out.pair_weight[row * (a.config.n_expert_used + 1) + lane] = weight;
+}
+
+__global__ void __launch_bounds__(kThreads) route_slots_kernel(const __grid_constant__ DeviceRouteArgs a) {
+  allow_next();
+  wait_for_inputs();
+  lay_out_slots(a, a.out.expert_count, a.out.expert_first, a.out.expert_slot, *a.n_valid, expert_base(a));
+  __syncthreads();
+  for (int e = threadIdx.x; e < a.config.n_expert; e += kThreads) a.out.expert_count[e] = 0;
+}
+
+__global__ void __launch_bounds__(256) route_place_kernel(const __grid_constant__ DeviceRouteArgs a) {
+  allow_next();
+  wait_for_inputs();
+  const int n_used = a.config.n_expert_used;
+  const int i = blockIdx.x * 256 + threadIdx.x;
+  const int row = i / (n_used + 1), k = i % (n_used + 1);
+  if (row >= a.n_rows) return;
+  const bool valid = row < *a.n_valid;
+  if (k == n_used)
+    return place_shared(a, row, a.out.expert_first[a.config.n_expert], a.out.expert_slot[a.config.n_expert],
+                        valid);
+  const int id = valid ? a.out.chosen[row * n_used + k] : 0;
+  place_pair(a, row, k, valid, a.out.expert_first[id], a.out.expert_slot[id],
+             valid ? a.out.rank[row * n_used + k] : 0, a.out.pair_weight[row * (n_used + 1) + k]);
+}
+
+void multiply_router(const DeviceRouteArgs& args, StreamView stream) {
+  if (args.config.n_expert == 0) return;
+  DeviceLinearArgs linear;
+  linear.jobs[0] = {args.router, args.logits, args.config.n_expert};
+  linear.n_jobs = 1;
+  linear.x = args.x;
+  linear.n_acts = args.n_rows;
+  linear_cuda(linear, stream);
+}
+
+}  // namespace
+
+void route_topk_cuda(const DeviceRouteArgs& args, StreamView stream) noexcept {
+  const int n_expert = args.config.n_expert;
+  if (args.n_rows <= kMaxFusedRouteRows && n_expert <= kThreads && args.config.n_expert_used < 32) {
+    const dim3 grid(static_cast<unsigned>(ceil_div(n_expert, 16)), kRouterParts);
+    if (n_expert > 0 && is_float_type(args.router.dtype)) {
+      switch (args.router.dtype) {
+        case DType::F32:
+          return launch(router_small_kernel<DType::F32>, grid, kThreads, 0, stream, args);
+        case DType::F16:
+          return launch(router_small_kernel<DType::F16>, grid, kThreads, 0, stream, args);
+        default:
+          return launch(router_small_kernel<DType::BF16>, grid, kThreads, 0, stream, args);
+      }
+    }
+    multiply_router(args, stream);
+    launch(route_small_kernel, 1, kThreads, 0, stream, args);
+    return;
+  }
+  multiply_router(args, stream);
+  launch(route_choose_kernel, static_cast<unsigned>(ceil_div(args.n_rows, 8)), 256, 0, stream, args);
+  launch(route_slots_kernel, 1, kThreads, 0, stream, args);
+  launch(route_place_kernel,
+         static_cast<unsigned>(ceil_div(args.n_rows * (args.config.n_expert_used + 1), 256)), 256, 0, stream,
+         args);
+}
+
+}  // namespace thermo

@@ -1,0 +1,78 @@
+// The choice of experts on the GPU, and the lists that the expert products work through. Nothing of it is
+// read by the host.
+//
+// A pair is (row, expert it uses). Pairs are sorted by expert; a slot is a run of at most `tile` pairs of one
+// expert. The shared expert, or the one FFN of a dense layer, is expert number n_expert and has a pair for
+// every row.
+#pragma once
+
+#include <cstdint>
+
+#include "device/stream.h"
+#include "kernels/linear/device_matrix.h"
+#include "kernels/route_topk/route_topk.h"
+
+namespace thermo {
+
+inline constexpr int kSlotRows = 8;
+
+struct alignas(64) DeviceSlot {
+  const uint8_t* base;  // where the expert's gate panels lie; nullptr: the shared expert
+  int32_t expert;
+  int32_t first;            // pair
+  int32_t count;            // pairs
+  int32_t rows[kSlotRows];  // rows of the first pairs
+};
+
+struct DeviceRoutes {
+  int32_t* n_slots = nullptr;    // [1]
+  DeviceSlot* slots = nullptr;   // [max_slots]
+  int32_t* pair_row = nullptr;   // [max_pairs]
+  int32_t* pair_of = nullptr;    // [rows][n_expert_used + 1] pair, -1: none
+  float* pair_weight = nullptr;  // [rows][n_expert_used + 1]
+
+  // Between the kernels of a large step. `expert_count` is zero between steps.
+  int32_t* expert_count = nullptr;  // [n_expert]
+  int32_t* expert_first = nullptr;  // [n_expert + 1] first pair
+  int32_t* expert_slot = nullptr;   // [n_expert + 1] first slot
+  int32_t* chosen = nullptr;        // [rows][n_expert_used]
+  int32_t* rank = nullptr;          // [rows][n_expert_used] place among the pairs of its expert
+  // Between the blocks of a small one.
+  float* partial = nullptr;     // [kRouterParts][kMaxFusedRouteRows][n_expert]
+  uint32_t* counter = nullptr;  // [1], zero between steps
+};
+
+struct DeviceRouteArgs {
+  RouteConfig config;  // n_expert 0: no routing, only the shared expert
+  DeviceMatrix router;
+  DeviceActs x;                          // what the router reads
+  float* logits = nullptr;               // [rows][n_expert] scratch
+  const float* bias = nullptr;           // [n_expert] or nullptr
+  const uint8_t* const* base = nullptr;  // [n_expert] in device memory
+  bool shared = false;
+  const float* shared_logit = nullptr;  // [rows]: weight is its sigmoid; nullptr: 1
+  int n_rows = 0;
+  const int32_t* n_valid = nullptr;  // [1]: rows from here on are padding and use no expert
+  int tile = 8;
+  DeviceRoutes out;
+};
+
+inline constexpr int kRouterParts = 4;  // cuts of the router's columns in a small step
+
+// n_expert <= 512, n_expert_used <= 32.
+// Router product, choice and lists.
+void route_topk_cuda(const DeviceRouteArgs& args, StreamView stream) noexcept;
+
+inline constexpr int kMaxDeviceExperts = 512;
+inline constexpr int kMaxFusedRouteRows = 4;
+
+constexpr int max_route_pairs(const RouteConfig& config, bool shared, int n_rows) {
+  return n_rows * (config.n_expert_used + (shared ? 1 : 0));
+}
+constexpr int max_route_slots(const RouteConfig& config, bool shared, int n_rows, int tile) {
+  const int routed = n_rows * config.n_expert_used;
+  return (routed < config.n_expert ? routed : config.n_expert) + routed / tile +
+         (shared ? (n_rows + tile - 1) / tile : 0);
+}
+
+}  // namespace thermo

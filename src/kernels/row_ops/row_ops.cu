@@ -1,0 +1,146 @@
+// One block per row. Bytes are few; what counts is that there is one launch between two products.
+#include "base/units.h"
+#include "device/launch.cuh"
+#include "kernels/row_ops/row_ops_cuda.h"
+#include "kernels/row_ops/warp_ops.cuh"
+
+namespace thermo {
+namespace {
+
+__global__ void embed_kernel(DeviceMatrix table, const int32_t* tokens, float* x, int n_embd) {
+  allow_next();
+  wait_for_inputs();
+  const int row = blockIdx.x, token = tokens[row];
+  const uint8_t* const panel = table.panels + static_cast<size_t>(token / 16) * table.panel_bytes;
+  const auto decode = [&]<DType T>() {
+    const int c = blockIdx.y * blockDim.x + threadIdx.x;
+    if (c < n_embd) x[static_cast<int64_t>(row) * n_embd + c] = panel_value<T>(panel, token % 16, c);
+  };
+  for_float_type(table.dtype, decode);
+  for_quant_type(table.dtype, decode);
+}
+
+constexpr int kNormThreads = 512;
+
+constexpr int kMaxColumns = 7;  // stored columns of a channel
+
+__device__ void shift_conv(const ConvShiftArgs& c, int block) {
+  const int blocks_of_group = (c.n_channels + kNormThreads - 1) / kNormThreads;
+  const int group = block / blocks_of_group, channel = block % blocks_of_group * kNormThreads + threadIdx.x;
+  if (group >= *c.n_groups || channel >= c.n_channels) return;
+  const int rows = c.group_rows[group];
+  float* const state = c.state + c.group_sequence[group] * c.sequence_stride + channel;
+  const float* const input = c.input + static_cast<int64_t>(c.group_begin[group]) * c.n_channels + channel;
+  // All reads first, so that they run together.
+  float columns[kMaxColumns];
+#pragma unroll
+  for (int k = 0; k < kMaxColumns; ++k) {
+    if (k >= c.taps - 1) break;
+    const int from = rows - (c.taps - 1) + k;  // row of the step, or an older column
+    columns[k] =
+        from >= 0 ? input[static_cast<int64_t>(from) * c.n_channels] : state[(k + rows) * c.n_channels];
+  }
+#pragma unroll
+  for (int k = 0; k < kMaxColumns; ++k) {
+    if (k >= c.taps - 1) break;
+    state[k * c.n_channels] = columns[k];
+  }
+}
+
+// kNormFloat4: pieces of a thread.
+template <int kNormFloat4>
+__global__ void __launch_bounds__(kNormThreads)
+    residual_norm_kernel(const __grid_constant__ ResidualNormArgs a) {
+  __shared__ float2 scratch[32];
+  float4 norm_weight[kNormFloat4], gate_weight[kNormFloat4];
+#pragma unroll
+  for (int i = 0; i < kNormFloat4; ++i) {
+    const int c = threadIdx.x + i * kNormThreads;
+    if (c >= a.n_embd / 4) break;
+    norm_weight[i] = __ldg(reinterpret_cast<const float4*>(a.norm) + c);
+    if (a.shared_gate != nullptr) gate_weight[i] = __ldg(reinterpret_cast<const float4*>(a.shared_gate) + c);
+  }
+  allow_next();
+  wait_for_inputs();
+  const int row = blockIdx.x;
+  if (row >= a.n_rows) {
+    shift_conv(a.conv, row - a.n_rows);
+    return;
+  }
+  const int n4 = a.n_embd / 4;
+  float4* const x = reinterpret_cast<float4*>(a.x + static_cast<int64_t>(row) * a.n_embd);
+  float4 v[kNormFloat4];
+  float square = 0.0f, dot = 0.0f;  // dot: with the shared expert's gate, before the scale
+#pragma unroll
+  for (int i = 0; i < kNormFloat4; ++i) {
+    const int c = threadIdx.x + i * kNormThreads;
+    if (c >= n4) break;
+    v[i] = x[c];
+    if (a.parts != nullptr) {
+      const auto add = [&](int64_t pair, float weight) {
+        const float4 p = reinterpret_cast<const float4*>(a.parts + pair * a.n_embd)[c];
+        v[i].x = fmaf(weight, p.x, v[i].x);
+        v[i].y = fmaf(weight, p.y, v[i].y);
+        v[i].z = fmaf(weight, p.z, v[i].z);
+        v[i].w = fmaf(weight, p.w, v[i].w);
+      };
+      if (a.pair_of == nullptr) {
+        for (int k = 0; k < a.n_parts; ++k) add(row + k * a.n_rows, 1.0f);
+      } else {
+#pragma unroll 4
+        for (int k = 0; k < a.n_parts; ++k) {
+          const int pair = a.pair_of[row * a.n_parts + k];
+          if (pair >= 0) add(pair, a.pair_weight[row * a.n_parts + k]);
+        }
+      }
+      x[c] = v[i];
+    }
+    square += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
+    if (a.shared_gate != nullptr) {
+      const float4 w = norm_weight[i], s = gate_weight[i];
+      dot += v[i].x * w.x * s.x + v[i].y * w.y * s.y + v[i].z * w.z * s.z + v[i].w * w.w * s.w;
+    }
+  }
+  block_sums(square, dot, scratch);
+  const float scale = rsqrtf(square / static_cast<float>(a.n_embd) + a.eps);
+  const ActsOut h{static_cast<half*>(a.h.f16), a.h.f32, a.h.f16_stride, a.h.f32_stride, a.h.scale};
+#pragma unroll
+  for (int i = 0; i < kNormFloat4; ++i) {
+    const int c = threadIdx.x + i * kNormThreads;
+    if (c >= n4) break;
+    const float4 w = norm_weight[i];
+    const float y[4] = {v[i].x * scale * w.x, v[i].y * scale * w.y, v[i].z * scale * w.z,
+                        v[i].w * scale * w.w};
+    if (h.f32 != nullptr)
+      *reinterpret_cast<float4*>(h.f32 + row * h.f32_stride + 4 * c) = {y[0], y[1], y[2], y[3]};
+    if (h.f16 != nullptr) {
+      const half2 pair[2] = {__floats2half2_rn(y[0], y[2]),
+                             __floats2half2_rn(y[1], y[3])};  // the order of act_place()
+      *reinterpret_cast<uint2*>(h.f16 + row * h.f16_stride + act_place(4 * c)) =
+          *reinterpret_cast<const uint2*>(pair);
+    }
+  }
+  if (a.shared_gate != nullptr && threadIdx.x == 0) a.shared_logit[row] = dot * scale;
+}
+
+}  // namespace
+
+void embed_cuda(const DeviceMatrix& table, const int32_t* tokens, int n_rows, float* x, int n_embd,
+                StreamView stream) noexcept {
+  launch(embed_kernel, dim3(static_cast<unsigned>(n_rows), static_cast<unsigned>(ceil_div(n_embd, 256))), 256,
+         0, stream, table, tokens, x, n_embd);
+}
+
+void residual_norm_cuda(const ResidualNormArgs& args, StreamView stream) noexcept {
+  int conv_blocks = 0;
+  if (args.conv.state != nullptr)
+    conv_blocks = args.conv.max_groups * ceil_div(args.conv.n_channels, kNormThreads);
+  const unsigned blocks = static_cast<unsigned>(args.n_rows + conv_blocks);
+  const int pieces = ceil_div(args.n_embd, 4 * kNormThreads);
+  launch(pieces <= 1   ? residual_norm_kernel<1>
+         : pieces <= 2 ? residual_norm_kernel<2>
+                       : residual_norm_kernel<4>,
+         blocks, kNormThreads, 0, stream, args);
+}
+
+}  // namespace thermo

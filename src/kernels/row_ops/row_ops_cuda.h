@@ -1,0 +1,58 @@
+// The residual stream on the GPU: embedding rows in, blocks' outputs added, norms out.
+#pragma once
+
+#include <cstdint>
+
+#include "device/stream.h"
+#include "kernels/linear/device_matrix.h"
+
+namespace thermo {
+
+// Where a kernel leaves rows for a product; the writing side of DeviceActs.
+struct DeviceActsOut {
+  void* f16 = nullptr;
+  float* f32 = nullptr;
+  int64_t f16_stride = 0;
+  int64_t f32_stride = 0;
+  float scale = 1.0f;
+
+  DeviceActs read() const { return {f16, f32, f16_stride, f32_stride, scale}; }
+};
+
+// x[r] = row tokens[r] of the table.
+void embed_cuda(const DeviceMatrix& table, const int32_t* tokens, int n_rows, float* x, int n_embd,
+                StreamView stream) noexcept;
+
+// The last taps - 1 inputs of every channel, shifted along the rows of a step; runs beside a norm because it
+// must wait for all readers of the old columns, as the norm does.
+struct ConvShiftArgs {
+  float* state = nullptr;  // of sequence 0: [taps - 1][n_channels]; nullptr: nothing to shift
+  int64_t sequence_stride = 0;
+  const float* input = nullptr;  // [rows][n_channels]
+  const int32_t* n_groups = nullptr;
+  const int32_t* group_sequence = nullptr;
+  const int32_t* group_begin = nullptr;
+  const int32_t* group_rows = nullptr;
+  int max_groups = 0;
+  int n_channels = 0;
+  int taps = 0;
+};
+
+// x[r] += sum_k weight[r, k] * parts[pair_of[r, k]], then h[r] = x[r] / sqrt(mean(x[r]^2) + eps) * norm.
+struct ResidualNormArgs {
+  float* x;                          // [rows][n_embd]
+  const float* parts = nullptr;      // [pairs][n_embd]; nullptr: nothing to add
+  const int32_t* pair_of = nullptr;  // [rows][n_parts], -1: none; nullptr: r + k * n_rows, weight 1
+  const float* pair_weight = nullptr;
+  int n_parts = 0;
+  const float* norm;  // [n_embd]
+  float eps;
+  DeviceActsOut h;
+  const float* shared_gate = nullptr;  // [n_embd]; nullptr: none
+  float* shared_logit = nullptr;       // [rows] = shared_gate . h
+  int n_rows, n_embd;
+  ConvShiftArgs conv;
+};
+void residual_norm_cuda(const ResidualNormArgs& args, StreamView stream) noexcept;
+
+}  // namespace thermo
