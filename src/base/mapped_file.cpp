@@ -62,10 +62,6 @@ void MappedFile::advise_sequential() const noexcept {
   ::madvise(const_cast<std::byte*>(data_), size_, MADV_SEQUENTIAL);
 }
 
-void MappedFile::advise_random() const noexcept {
-  ::madvise(const_cast<std::byte*>(data_), size_, MADV_RANDOM);
-}
-
 void MappedFile::release(size_t offset, size_t length) const noexcept {
   const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   const size_t begin = (offset + page - 1) / page * page;

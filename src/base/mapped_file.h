@@ -22,7 +22,6 @@ class MappedFile {
 
   // Hints; a refusal by the system is no error.
   void advise_sequential() const noexcept;
-  void advise_random() const noexcept;
   // Tells the system that this range is no longer needed in memory.
   void release(size_t offset, size_t length) const noexcept;
 
