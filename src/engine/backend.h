@@ -6,6 +6,8 @@
 #include <span>
 #include <string_view>
 
+#include "experts/heat.h"
+#include "experts/telemetry.h"
 #include "model/sequence_state.h"
 #include "model/step.h"
 
@@ -20,6 +22,8 @@ class Backend {
   virtual void commit(int sequence, std::span<const int32_t> path) noexcept = 0;
   // Why the device cannot go on; empty while it can.
   virtual std::string_view fault() const noexcept = 0;
+  virtual ExpertTelemetry expert_telemetry() const = 0;
+  virtual const HeatMap* heat() const = 0;
 
   // The memory of one sequence; see SequenceState.
   virtual int n_past(int sequence) const = 0;
@@ -42,6 +46,14 @@ class BackendOf final : public Backend {
   std::string_view fault() const noexcept override {
     if constexpr (requires { model_->fault(); }) return model_->fault();
     return {};
+  }
+  ExpertTelemetry expert_telemetry() const override {
+    if constexpr (requires { model_->expert_telemetry(); }) return model_->expert_telemetry();
+    return {};
+  }
+  const HeatMap* heat() const override {
+    if constexpr (requires { model_->heat(); }) return model_->heat();
+    return nullptr;
   }
   int n_past(int sequence) const override { return model_->sequence(sequence).n_past(); }
   void clear(int sequence) override { model_->sequence(sequence).clear(); }

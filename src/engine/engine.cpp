@@ -192,6 +192,12 @@ int Engine::n_ctx() const {
 int Engine::n_batch() const {
   return impl_->n_batch;
 }
+ExpertTelemetry Engine::expert_telemetry() const {
+  return impl_->backend->expert_telemetry();
+}
+const HeatMap* Engine::heat() const {
+  return impl_->backend->heat();
+}
 
 Status Engine::Impl::check(const StepBatch& batch) const {
   if (batch.rows.empty()) return invalid("a step without rows");
