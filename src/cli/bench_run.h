@@ -21,6 +21,7 @@ struct BenchResult {
   std::vector<uint64_t> token_ns;    // of each generated token, all repetitions
   double cpu_busy_ratio = 0.0;       // processor time over wall time and threads
   std::string output_sha256;         // of the most likely token after each timed step
+  ExpertTelemetry experts;           // of the timed steps, all repetitions
 
   double avg_ns() const;
   double stddev_ns() const;
