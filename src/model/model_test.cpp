@@ -12,30 +12,10 @@
 #include "base/error.h"
 #include "gguf/gguf_file.h"
 #include "gguf/gguf_writer.h"
+#include "model/testing/model_fixture.h"
 
 namespace thermo {
 namespace {
-
-struct Fixture {
-  GgufFile file;
-  GgufFile expected;
-  std::vector<TokenId> ids;
-
-  explicit Fixture(const std::string& name)
-      : file(std::string(THERMO_TEST_DATA) + "/" + name + "-f32.gguf"),
-        expected(std::string(THERMO_TEST_DATA) + "/" + name + "-expected.gguf") {
-    const GgufTensor& tensor = expected.require_tensor("ids");
-    ids.resize(tensor.n_elements());
-    std::memcpy(ids.data(), tensor.data, tensor.n_bytes);
-  }
-
-  std::vector<float> reference(const std::string& name) const {
-    const GgufTensor& tensor = expected.require_tensor(name);
-    std::vector<float> values(tensor.n_elements());
-    std::memcpy(values.data(), tensor.data, tensor.n_bytes);
-    return values;
-  }
-};
 
 std::unique_ptr<Model> make_model(const GgufFile& file, ThreadPool& pool, Isa isa, bool repack = true,
                                   int n_sequences = 2) {
@@ -47,53 +27,6 @@ std::unique_ptr<Model> make_model(const GgufFile& file, ThreadPool& pool, Isa is
   options.isa = isa;
   options.sequence = {.n_ctx = 160, .max_draft_rows = 64, .k_type = KvType::F32, .v_type = KvType::F32};
   return std::make_unique<Model>(std::move(config), std::move(weights), options, pool);
-}
-
-std::vector<Row> chain(std::span<const TokenId> ids, int sequence = 0) {
-  std::vector<Row> rows;
-  for (size_t i = 0; i < ids.size(); ++i)
-    rows.push_back(
-        {.token = ids[i], .sequence = sequence, .parent = static_cast<int32_t>(i) - 1, .want_logits = true});
-  return rows;
-}
-
-struct Outputs {
-  std::vector<float> logits;               // [tokens][n_vocab]
-  std::vector<std::vector<float>> hidden;  // of each layer: [tokens][n_embd]
-};
-
-Outputs run_in_chunks(Model& model, std::span<const TokenId> ids, size_t chunk) {
-  const ModelConfig& c = model.config();
-  Outputs all;
-  all.hidden.resize(static_cast<size_t>(c.n_layer) + 1);
-  model.sequence(0).clear();
-  for (size_t begin = 0; begin < ids.size(); begin += chunk) {
-    const size_t n = std::min(chunk, ids.size() - begin);
-    const std::vector<Row> rows = chain(ids.subspan(begin, n));
-    std::vector<float> hidden((static_cast<size_t>(c.n_layer) + 1) * n * static_cast<size_t>(c.n_embd));
-    const StepOutput out = model.step({.rows = rows, .hidden = hidden.data()});
-    all.logits.insert(all.logits.end(), out.logits.begin(), out.logits.end());
-    const size_t layer = n * static_cast<size_t>(c.n_embd);
-    for (size_t l = 0; l < all.hidden.size(); ++l)
-      all.hidden[l].insert(all.hidden[l].end(), hidden.begin() + static_cast<std::ptrdiff_t>(l * layer),
-                           hidden.begin() + static_cast<std::ptrdiff_t>((l + 1) * layer));
-  }
-  return all;
-}
-
-// Largest difference in units of the reference's standard deviation.
-double error_of(std::span<const float> got, std::span<const float> want) {
-  EXPECT_EQ(got.size(), want.size());
-  double mean = 0, square = 0, worst = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    mean += want[i];
-    square += static_cast<double>(want[i]) * want[i];
-    const double difference = std::fabs(static_cast<double>(got[i]) - want[i]);
-    worst = difference > worst || std::isnan(difference) ? (std::isnan(difference) ? HUGE_VAL : difference)
-                                                         : worst;
-  }
-  mean /= static_cast<double>(want.size());
-  return worst / std::sqrt(square / static_cast<double>(want.size()) - mean * mean);
 }
 
 constexpr double kTolerance = 1e-4;  // the recorded outputs agree among implementations to a few 1e-5
@@ -108,7 +41,7 @@ TEST_P(ArchitectureTest, MatchesTheReferenceOnEveryPathAndChunkLength) {
   for (Isa isa : available_isas()) {
     const auto model = make_model(fixture.file, pool, isa);
     for (size_t chunk : {size_t{100}, size_t{1}, size_t{7}, size_t{63}, size_t{64}, size_t{65}}) {
-      const Outputs got = run_in_chunks(*model, fixture.ids, chunk);
+      const Outputs got = run_in_chunks(*model, fixture.ids, chunk, true);
       EXPECT_LT(error_of(got.logits, fixture.reference("logits")), kTolerance)
           << isa_name(isa) << " chunk " << chunk;
       for (size_t l = 0; l < got.hidden.size(); ++l)
