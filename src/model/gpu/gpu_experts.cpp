@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 
 #include "base/check.h"
@@ -20,6 +19,7 @@
 #include "experts/expert_store.h"
 #include "experts/lane_split.h"
 #include "experts/placement.h"
+#include "experts/trace.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -37,12 +37,6 @@ constexpr int kMovesAfterPrompt = 64;
 // Times of a larger step's lanes, to deal experts of few rows: copying one expert, and computing one on the
 // processor.
 constexpr float kCopyUs = 42.0f, kCpuExpertUs = 18.0f, kCpuRowUs = 4.0f;
-
-uint64_t now_ns() {
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                   std::chrono::steady_clock::now().time_since_epoch())
-                                   .count());
-}
 
 ExpertCatalog catalog_of(const ModelConfig& c, const Weights& w) {
   std::vector<std::vector<Ffn>> layers;
@@ -161,6 +155,8 @@ struct GpuExperts::Impl {
 
   ExpertTelemetry count;
   const char* fault = nullptr;
+  std::vector<int64_t> answer_begin;  // of each layer in this step; 0: none
+  int64_t step_begin = 0;
 
   Impl(const ModelConfig& config, const Weights& weights, const GpuExpertOptions& o, int batch, Isa isa,
        ThreadPool& p, const LoadProgressFn& progress)
@@ -235,6 +231,7 @@ struct GpuExperts::Impl {
     large_lane = std::make_unique<CpuLane>(
         catalog, host, pool, CpuLaneOptions{.max_rows = kMaxCpuPairs, .max_pairs = kMaxCpuPairs, .isa = isa});
     large_pairs.reserve(kMaxCpuPairs);
+    answer_begin.resize(static_cast<size_t>(n_layer));
   }
 
   size_t table_bytes() const {
@@ -265,6 +262,7 @@ struct GpuExperts::Impl {
   }
 
   void answer(uint32_t posted, int n_rows) noexcept;
+  void trace_step(int n_rows) noexcept;
   void stream_all(StreamView stream) noexcept;
   void plan_layer(int layer, const int32_t* first) noexcept;
   void add_batches(int layer, const int32_t* experts, int n) noexcept;
@@ -309,6 +307,7 @@ DeviceCold GpuExperts::cold(int layer, const uint32_t* ticket, const int32_t* fe
 
 void GpuExperts::begin(uint32_t& ticket, std::span<int32_t> fetch_of, StreamView stream) noexcept {
   Impl& m = *impl_;
+  m.step_begin = TraceWriter::now_ns();
   m.store->begin_step();
   m.upload_control(stream);
   m.ticket += static_cast<uint32_t>(m.n_layer) + 1;
@@ -341,17 +340,57 @@ void GpuExperts::serve(int n_rows, const Event& end) noexcept {
 }
 
 void GpuExperts::Impl::answer(uint32_t posted, int n_rows) noexcept {
-  const uint64_t begin = now_ns();
+  const int64_t begin = TraceWriter::now_ns();
   ColdMail& box = mail();
   const int layer = box.layer, n = box.n_pairs;
   lane->compute(layer, {box.pairs, static_cast<size_t>(n)}, x.as<float>(), n_rows, y.as<float>());
   std::atomic_ref<uint32_t>(box.answered).store(posted, std::memory_order_release);
-  const uint64_t took = now_ns() - begin;
-  count.cpu_ns += took;
+  const int64_t took = TraceWriter::now_ns() - begin;
+  count.cpu_ns += static_cast<uint64_t>(took);
   count.cpu_pairs += static_cast<uint64_t>(n);
   count.cpu_bytes +=
       static_cast<uint64_t>(lane->last_experts()) * catalog.layers[static_cast<size_t>(layer)].expert_bytes;
   split.cpu_took(lane->last_experts(), static_cast<float>(took) * 1e-3f);
+  answer_begin[static_cast<size_t>(layer)] = begin;
+  if (options.trace != nullptr)
+    options.trace->add({.lane = TraceLane::Cpu,
+                        .name = "cold experts",
+                        .category = "decode",
+                        .begin_ns = begin,
+                        .duration_ns = took,
+                        .args = {{{"layer", layer}, {"experts", lane->last_experts()}, {"pairs", n}}}});
+}
+
+// The device's times are on its own clock: a layer was posted just before its answer began.
+void GpuExperts::Impl::trace_step(int n_rows) noexcept {
+  const ColdRecord* const record = records.as<ColdRecord>();
+  int64_t shift = INT64_MAX;
+  for (int il = 0; il < n_layer; ++il)
+    if (answer_begin[static_cast<size_t>(il)] != 0)
+      shift =
+          std::min(shift, answer_begin[static_cast<size_t>(il)] - static_cast<int64_t>(record[il].posted_ns));
+  const auto add = [&](TraceLane at, const char* name, uint64_t from, uint64_t to, int layer, int n) {
+    options.trace->add({.lane = at,
+                        .name = name,
+                        .category = "decode",
+                        .begin_ns = static_cast<int64_t>(from) + shift,
+                        .duration_ns = static_cast<int64_t>(to - from),
+                        .args = {{{"layer", layer}, {"experts", n}}}});
+  };
+  for (int il = 0; il < n_layer; ++il) {
+    if (answer_begin[static_cast<size_t>(il)] == 0) continue;
+    const ColdRecord& r = record[il];
+    add(TraceLane::Device, "hot experts", r.posted_ns, r.ready_ns, il, r.n_cold);
+    if (r.n_fetched > 0) add(TraceLane::Fetch, "fetched experts", r.posted_ns, r.ready_ns, il, r.n_fetched);
+    add(TraceLane::Device, "waiting for the CPU", r.ready_ns, r.went_ns, il, r.n_cold - r.n_fetched);
+    answer_begin[static_cast<size_t>(il)] = 0;
+  }
+  options.trace->add({.lane = TraceLane::Step,
+                      .name = "step",
+                      .category = "decode",
+                      .begin_ns = step_begin,
+                      .duration_ns = TraceWriter::now_ns() - step_begin,
+                      .args = {{{"rows", n_rows}}}});
 }
 
 void GpuExperts::finish(int n_rows) noexcept {
@@ -386,6 +425,7 @@ void GpuExperts::finish(int n_rows) noexcept {
         m.split.gpu_took(record.n_fetched, static_cast<float>(record.ready_ns - record.posted_ns) * 1e-3f);
     }
   }
+  if (m.options.trace != nullptr) m.trace_step(n_rows);
   ++m.count.steps;
   m.count.tokens += static_cast<uint64_t>(n_rows);
   m.heat.advance(n_rows);
@@ -397,6 +437,7 @@ void GpuExperts::finish(int n_rows) noexcept {
 
 void GpuExperts::begin_large(int n_rows, StreamView stream) noexcept {
   Impl& m = *impl_;
+  m.step_begin = TraceWriter::now_ns();
   m.store->begin_step();
   m.store->take_guest();
   m.upload_control(stream);
@@ -546,11 +587,19 @@ void GpuExperts::Impl::compute_few(int layer, const int32_t* first, const Device
                   gathered.as<float>() + large_pairs.size() * width);
       large_pairs.push_back({static_cast<int16_t>(large_pairs.size()), static_cast<int16_t>(cold[i]), 1.0f});
     }
-  const uint64_t start = now_ns();
+  const int64_t start = TraceWriter::now_ns();
   // The copies of the layer before read the answer's memory; they ended before this layer was routed.
   large_lane->compute(layer, large_pairs, gathered.as<float>(), static_cast<int>(large_pairs.size()),
                       large_y.as<float>());
-  count.cpu_ns += now_ns() - start;
+  const int64_t took = TraceWriter::now_ns() - start;
+  count.cpu_ns += static_cast<uint64_t>(took);
+  if (options.trace != nullptr)
+    options.trace->add({.lane = TraceLane::Cpu,
+                        .name = "rare experts",
+                        .category = "prefill",
+                        .begin_ns = start,
+                        .duration_ns = took,
+                        .args = {{{"layer", layer}, {"experts", n_cpu}, {"pairs", cpu_pairs}}}});
   count.cpu_pairs += large_pairs.size();
   count.cpu_bytes += static_cast<uint64_t>(n_cpu) * catalog.layers[static_cast<size_t>(layer)].expert_bytes;
   size_t done = 0;
@@ -585,6 +634,14 @@ void GpuExperts::finish_large() noexcept {
   m.heat.advance(m.large_rows_now);
   m.store->give_back_guest();
   m.store->end_step(kMovesAfterPrompt);
+  if (m.options.trace != nullptr)
+    m.options.trace->add(
+        {.lane = TraceLane::Step,
+         .name = "prompt",
+         .category = "prefill",
+         .begin_ns = m.step_begin,
+         .duration_ns = TraceWriter::now_ns() - m.step_begin,
+         .args = {{{"rows", m.large_rows_now}, {"batches streamed", static_cast<int64_t>(m.n_issued)}}}});
 }
 
 const char* GpuExperts::fault() const noexcept {
