@@ -30,6 +30,7 @@
 #include "kernels/linear/linear_cuda.h"
 #include "kernels/route_topk/route_topk_cuda.h"
 #include "kernels/row_ops/row_ops_cuda.h"
+#include "kernels/sample/sample_cuda.h"
 #include "model/gpu/gpu_weights.h"
 
 namespace thermo {
@@ -58,7 +59,7 @@ class Carver {
 
 // The rows of a step as DeviceRows wants them, in host or device memory: the same layout in both.
 struct Inputs {
-  int32_t *n_valid, *n_groups, *token, *group, *position, *parent, *logit_row;
+  int32_t *n_valid, *n_groups, *n_logits, *n_top, *token, *group, *position, *parent, *logit_row;
   int32_t *group_sequence, *group_begin, *group_rows, *group_past;
   uint64_t* ancestors;
 
@@ -69,6 +70,8 @@ struct Inputs {
     ancestors = carver.take<uint64_t>(rows);
     n_valid = carver.take<int32_t>(1);
     n_groups = carver.take<int32_t>(1);
+    n_logits = carver.take<int32_t>(1);
+    n_top = carver.take<int32_t>(1);
     for (int32_t** array : {&token, &group, &position, &parent, &logit_row, &group_sequence, &group_begin,
                             &group_rows, &group_past})
       *array = carver.take<int32_t>(rows);
@@ -99,7 +102,8 @@ struct Workspace {
   float *conv_input, *conv_output, *z, *alpha, *beta, *gates, *rule_out;
   float *router_logits, *shared_logit;
   DeviceRoutes routes;
-  float* logits;  // [kLogitRows][n_vocab]
+  float* logits;       // [kLogitRows][n_vocab]
+  float* top_scratch;  // of each of these rows
 
   void carve(Carver& carver, const ModelConfig& c, int n_batch, bool float_ffn, bool float_mixed,
              int n_multiprocessors) {
@@ -164,6 +168,7 @@ struct Workspace {
     routes.chosen = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
     routes.rank = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
     logits = carver.take<float>(static_cast<size_t>(kLogitRows) * static_cast<size_t>(c.n_vocab));
+    top_scratch = carver.take<float>(static_cast<size_t>(kLogitRows) * top_logits_scratch_floats());
   }
 };
 
@@ -252,7 +257,7 @@ struct GpuModel::Impl {
   DeviceBuffer kv, recurrent, tape;  // all sequences
   DeviceBuffer workspace_memory;     // graphs hold addresses in all of these
   DeviceBuffer input_memory, rope_memory, hidden_memory;
-  PinnedBuffer input_pinned, logits_pinned;
+  PinnedBuffer input_pinned, logits_pinned, tops_pinned;
   HostBuffer logits_host;  // when more than kLogitRows rows are asked for
   Workspace act;
   Inputs small, small_host, large, large_host;
@@ -297,6 +302,7 @@ struct GpuModel::Impl {
     path_host = reinterpret_cast<int32_t*>(input_pinned.data() + small_bytes + large_bytes);
     logits_pinned =
         PinnedBuffer(static_cast<size_t>(kLogitRows) * static_cast<size_t>(config.n_vocab) * sizeof(float));
+    tops_pinned = PinnedBuffer(kLogitRows * sizeof(TopLogits));
     logits_host =
         HostBuffer(static_cast<size_t>(o.n_batch) * static_cast<size_t>(config.n_vocab) * sizeof(float));
     upload_rope();
@@ -333,6 +339,7 @@ struct GpuModel::Impl {
   void feed_forward(int il, int n_rows, const DeviceRows& rows) noexcept;
   void project_out(const DeviceMatrix& w, const DeviceActs& x, int n_rows) noexcept;
   void head(int n_logits, const int32_t* rows) noexcept;
+  void top_of_head(int n_logits, const Inputs& from) noexcept;
   void linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_rows,
               const int32_t* row_index = nullptr) noexcept;
   bool check(const char* what) noexcept;
@@ -546,6 +553,17 @@ void GpuModel::Impl::head(int n_logits, const int32_t* rows) noexcept {
   linear({{weights.output, act.logits, config.n_vocab}}, act.h.read(), n_logits, rows);
 }
 
+void GpuModel::Impl::top_of_head(int n_logits, const Inputs& from) noexcept {
+  top_logits_cuda({.logits = act.logits,
+                   .n_vocab = config.n_vocab,
+                   .max_rows = n_logits,
+                   .n_rows = from.n_logits,
+                   .n_wanted = from.n_top,
+                   .scratch = act.top_scratch,
+                   .out = tops_pinned.as<TopLogits>()},
+                  stream.view());
+}
+
 // Queues a whole step of n_rows rows, the last of them padding when n_valid is less. `hidden` (host) gets
 // every layer's input and the final norm; only for steps that are not recorded.
 void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& from, float* hidden,
@@ -606,7 +624,10 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
   norm.norm = weights.output_norm;
   residual_norm_cuda(norm, stream.view());
   capture(config.n_layer, act.h.f32);
-  if (n_logits > 0) head(n_logits, from.logit_row);
+  if (n_logits > 0) {
+    head(n_logits, from.logit_row);
+    top_of_head(n_logits, from);
+  }
 }
 
 void GpuModel::Impl::record_graphs() {
@@ -619,6 +640,8 @@ void GpuModel::Impl::record_graphs() {
       // changes nothing.
       *small_host.n_valid = 0;
       *small_host.n_groups = 0;
+      *small_host.n_logits = n;
+      *small_host.n_top = kTopTokens;
       std::fill_n(small_host.group, n, -1);
       std::fill_n(small_host.token, n, 0);
       std::fill_n(small_host.logit_row, n, 0);
@@ -663,6 +686,10 @@ void GpuModel::Impl::lay_out(const StepBatch& batch, Inputs& to, int n_rows) noe
     if (row.want_logits) logit_rows.push_back(r);
   }
   *to.n_groups = n_groups;
+  // More rows than the head computes at a time are copied as they come.
+  const bool tops = batch.need != LogitsNeed::Row && logit_rows.size() <= static_cast<size_t>(kLogitRows);
+  *to.n_logits = static_cast<int32_t>(logit_rows.size());
+  *to.n_top = !tops ? 0 : batch.need == LogitsNeed::Best ? 1 : kTopTokens;
   for (int r = n; r < n_rows; ++r) {
     to.token[r] = 0;
     to.group[r] = -1;
@@ -732,6 +759,7 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   cudaStream_t const stream = m.stream.view().handle;
   m.step_begin.record(m.stream.view());
   float* logits = m.logits_pinned.as<float>();
+  bool tops = false;
   const bool replay = b >= 0 && batch.hidden == nullptr && !m.graphs[keep][b].empty();
   if (replay) {
     m.lay_out(batch, m.small_host, kBuckets[b]);
@@ -739,19 +767,21 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
     for (int i = 0; i < kBuckets[b]; ++i)
       m.small_host.logit_row[i] =
           static_cast<size_t>(i) < n_logits ? m.logit_rows[static_cast<size_t>(i)] : 0;
+    tops = *m.small_host.n_top > 0;
     m.graphs[keep][b].replay(m.stream.view());
     m.step_end.record(m.stream.view());
-    if (n_logits > 0)
+    if (n_logits > 0 && !tops)
       cudaMemcpyAsync(logits, m.act.logits, n_logits * row_bytes, cudaMemcpyDeviceToHost, stream);
     m.stream.synchronize();
   } else {
     m.lay_out(batch, m.large_host, n);
     const int n_logits = static_cast<int>(m.logit_rows.size());
+    tops = *m.large_host.n_top > 0;
     std::copy(m.logit_rows.begin(), m.logit_rows.end(), m.large_host.logit_row);
     cudaMemcpyAsync(m.large.ancestors, m.large_host.ancestors, m.large.bytes, cudaMemcpyHostToDevice, stream);
     m.enqueue(n, keep, std::min(n_logits, kLogitRows), m.large, batch.hidden, n);
     m.step_end.record(m.stream.view());
-    if (n_logits > 0)
+    if (n_logits > 0 && !tops)
       cudaMemcpyAsync(logits, m.act.logits, static_cast<size_t>(std::min(n_logits, kLogitRows)) * row_bytes,
                       cudaMemcpyDeviceToHost, stream);
     m.stream.synchronize();
@@ -775,8 +805,25 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   m.step_ms = Event::elapsed_ms(m.step_begin, m.step_end);
   if (!keep)
     for (const Row& row : batch.rows) ++m.sequences[static_cast<size_t>(row.sequence)].n_past_;
+  if (tops)
+    return {.logits = {},
+            .tops = {m.tops_pinned.as<TopLogits>(), m.logit_rows.size()},
+            .logit_rows = m.logit_rows};
   return {.logits = {logits, m.logit_rows.size() * static_cast<size_t>(m.config.n_vocab)},
+          .tops = {},
           .logit_rows = m.logit_rows};
+}
+
+std::span<const float> GpuModel::fetch_logits(int i) noexcept {
+  Impl& m = *impl_;
+  if (!m.fault.empty()) return {};
+  const size_t n_vocab = static_cast<size_t>(m.config.n_vocab);
+  float* const row = m.logits_pinned.as<float>();
+  cudaMemcpyAsync(row, m.act.logits + static_cast<size_t>(i) * n_vocab, n_vocab * sizeof(float),
+                  cudaMemcpyDeviceToHost, m.stream.view().handle);
+  m.stream.synchronize();
+  if (!m.check("fetching logits")) return {};
+  return {row, n_vocab};
 }
 
 void GpuModel::commit(int sequence, std::span<const int32_t> path) noexcept {
