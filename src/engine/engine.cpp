@@ -100,7 +100,7 @@ Placement choose_place(const ModelConfig& config, const GgufFile& file, const En
     place.plan = plan_device_memory(config, inputs, place.gpu->name, place.gpu->free_bytes, [&](int n_ctx) {
       place.sequence.n_ctx = n_ctx;
       return plan_gpu_memory(
-          config, weights,
+          config, weights, *place.gpu,
           {.n_batch = place.n_batch, .n_sequences = o.n_sequences, .sequence = place.sequence});
     });
     if (!place.plan.fits()) {

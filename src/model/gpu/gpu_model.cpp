@@ -85,6 +85,17 @@ struct Inputs {
   }
 };
 
+// Of recorded steps, of larger ones, and of a commit's path.
+size_t input_bytes(int n_batch) {
+  return Inputs(nullptr, kMaxBucket).bytes + Inputs(nullptr, n_batch).bytes +
+         (kMaxDeltaRows + 1) * sizeof(int32_t);
+}
+
+size_t rope_bytes(const ModelConfig& c) {
+  return (make_rope_table(c.rope_full).inv_freq.size() + make_rope_table(c.rope_window).inv_freq.size() + 2) *
+         sizeof(float);
+}
+
 size_t f16_columns(int columns) {
   return align_up<size_t>(static_cast<size_t>(columns), 32);
 }
@@ -256,7 +267,7 @@ struct GpuModel::Impl {
   SequenceLayout layout;
   DeviceBuffer kv, recurrent, tape;  // all sequences
   DeviceBuffer workspace_memory;     // graphs hold addresses in all of these
-  DeviceBuffer input_memory, rope_memory, hidden_memory;
+  DeviceBuffer input_memory, rope_memory;
   PinnedBuffer input_pinned, logits_pinned, tops_pinned;
   HostBuffer logits_host;  // when more than kLogitRows rows are asked for
   Workspace act;
@@ -291,9 +302,8 @@ struct GpuModel::Impl {
 
     const size_t small_bytes = Inputs(nullptr, kMaxBucket).bytes,
                  large_bytes = Inputs(nullptr, o.n_batch).bytes;
-    const size_t path_bytes = (kMaxDeltaRows + 1) * sizeof(int32_t);
-    input_memory = DeviceBuffer(small_bytes + large_bytes + path_bytes);
-    input_pinned = PinnedBuffer(small_bytes + large_bytes + path_bytes);
+    input_memory = DeviceBuffer(input_bytes(o.n_batch));
+    input_pinned = PinnedBuffer(input_bytes(o.n_batch));
     small = Inputs(input_memory.data(), kMaxBucket);
     small_host = Inputs(input_pinned.data(), kMaxBucket);
     large = Inputs(input_memory.data() + small_bytes, o.n_batch);
@@ -316,7 +326,7 @@ struct GpuModel::Impl {
 
   void upload_rope() {
     const RopeTable full = make_rope_table(config.rope_full), window = make_rope_table(config.rope_window);
-    rope_memory = DeviceBuffer((full.inv_freq.size() + window.inv_freq.size() + 2) * sizeof(float));
+    rope_memory = DeviceBuffer(rope_bytes(config));
     rope_full = rope_memory.as<float>();
     rope_window = rope_full + full.inv_freq.size();
     magnitude_full = full.magnitude;
@@ -737,16 +747,19 @@ float GpuModel::last_step_ms() const noexcept {
   return impl_->step_ms;
 }
 
-std::vector<GpuMemoryItem> GpuModel::plan(const ModelConfig& c, const Weights& w, const GpuModelOptions& o) {
+std::vector<GpuMemoryItem> GpuModel::plan(const ModelConfig& c, const Weights& w, const GpuModelOptions& o,
+                                          int n_multiprocessors) {
   const SequenceLayout layout(c, o.sequence);
   const uint64_t n = static_cast<uint64_t>(o.n_sequences);
   Carver count(nullptr);
-  Workspace().carve(count, c, o.n_batch, any_float_ffn(c, w), any_float_output(c, w), 128);
+  Workspace().carve(count, c, o.n_batch, any_float_ffn(c, w), any_float_output(c, w), n_multiprocessors);
   return {{"weights", GpuWeights::planned_bytes(c, w)},
           {"kv cache", n * layout.kv_bytes()},
           {"recurrent state", n * layout.recurrent_bytes()},
           {"draft tape", n * layout.tape_bytes()},
-          {"activations", count.used()}};
+          {"activations", count.used()},
+          {"norms and tables", GpuWeights::planned_small_bytes(c, w) + rope_bytes(c)},
+          {"rows of a step", input_bytes(o.n_batch)}};
 }
 
 StepOutput GpuModel::step(const StepBatch& batch) noexcept {

@@ -64,9 +64,10 @@ class GpuModel {
   GpuModel(const GpuModel&) = delete;
   GpuModel& operator=(const GpuModel&) = delete;
 
-  // Every byte of GPU memory that the constructor takes: arithmetic only.
+  // Every byte of GPU memory that the constructor takes: arithmetic only. The device is known by its number
+  // of multiprocessors.
   static std::vector<GpuMemoryItem> plan(const ModelConfig& config, const Weights& weights,
-                                         const GpuModelOptions& options);
+                                         const GpuModelOptions& options, int n_multiprocessors);
 
   const ModelConfig& config() const;
   GpuSequence& sequence(int index);
