@@ -22,6 +22,9 @@ class DeviceBuffer {
     return reinterpret_cast<T*>(data_);
   }
 
+  // Sizes of all that exist now; what a memory plan is held against.
+  static size_t total_bytes() noexcept;
+
  private:
   std::byte* data_ = nullptr;
   size_t size_ = 0;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <set>
 
@@ -28,11 +29,14 @@ struct Engine::Impl {
   std::vector<bool> taken;        // sequences that a Session holds
   std::vector<int> pending_rows;  // of each sequence: rows of a step that waits for commit(), else 0
   std::vector<std::vector<int32_t>> pending_parents;  // relative to the sequence's first row
+  Session::Impl* unread =
+      nullptr;  // the session whose logits are still on the device, in the next step's way
 
   explicit Impl(const ThreadPoolOptions& threads) : pool(threads) {}
 
   Status check(const StepBatch& batch) const;
   Status check_group(const StepBatch& batch, size_t begin, size_t end) const;
+  void save_unread_logits(const StepBatch& batch);
 };
 
 namespace {
@@ -96,7 +100,7 @@ Placement choose_place(const ModelConfig& config, const GgufFile& file, const En
     place.plan = plan_device_memory(config, inputs, place.gpu->name, place.gpu->free_bytes, [&](int n_ctx) {
       place.sequence.n_ctx = n_ctx;
       return plan_gpu_memory(
-          config, weights,
+          config, weights, *place.gpu,
           {.n_batch = place.n_batch, .n_sequences = o.n_sequences, .sequence = place.sequence});
     });
     if (!place.plan.fits()) {
@@ -261,10 +265,24 @@ Result<StepOutput> Engine::step(const StepBatch& batch) {
       impl_->pending_parents[s].push_back(row.parent < 0 ? -1 : row.parent - static_cast<int32_t>(first));
     }
   }
+  impl_->save_unread_logits(batch);
   const StepOutput output = impl_->backend->step(batch);
-  if (const std::string_view fault = impl_->backend->fault(); !fault.empty())
-    return Error{ErrorCode::DeviceFault, fmt::format("the GPU failed: {}; start again", fault)};
+  if (!impl_->backend->fault().empty()) return device_fault(*impl_->backend);
   return output;
+}
+
+// A step of that session's own timeline replaces its logits; any other one only takes their place.
+void Engine::Impl::save_unread_logits(const StepBatch& batch) {
+  if (unread == nullptr) return;
+  const auto is_own = [&](const Row& row) { return row.sequence == unread->sequence; };
+  if (batch.commit == Commit::All && std::any_of(batch.rows.begin(), batch.rows.end(), is_own))
+    unread->drop_logits();
+  else
+    unread->fetch_logits();
+}
+
+Error device_fault(const Backend& backend) {
+  return {ErrorCode::DeviceFault, fmt::format("the GPU failed: {}; start again", backend.fault())};
 }
 
 Status Engine::commit(int sequence, std::span<const int32_t> path) {
@@ -298,6 +316,7 @@ Result<Session> Engine::open_session() {
     session->engine = this;
     session->backend = e.backend.get();
     session->sequence = s;
+    session->unread = &e.unread;
     session->release = [this, s] { impl_->taken[static_cast<size_t>(s)] = false; };
     return Session(std::move(session));
   }

@@ -19,6 +19,7 @@ struct GpuChoice {
   std::string name;  // "NVIDIA H200"
   uint64_t free_bytes = 0;
   uint64_t total_bytes = 0;
+  int n_multiprocessors = 0;
 };
 
 // The GPU that `device` means: "cpu" or "none": nullopt; "cuda" or "cuda:N": that one, or ThermoError (exit
@@ -34,7 +35,10 @@ struct GpuBackendOptions {
 
 // Every byte that make_gpu_backend() takes on the device.
 std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig& config, const Weights& weights,
-                                            const GpuBackendOptions& options);
+                                            const GpuChoice& gpu, const GpuBackendOptions& options);
+
+// Bytes per second that the GPU in use reads from its memory; 0 when it has no memory left to try.
+double measure_gpu_read_bandwidth();
 
 // `weights` bound without repacking; not needed afterwards.
 std::unique_ptr<Backend> make_gpu_backend(ModelConfig config, const Weights& weights, const GpuChoice& gpu,

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "gguf/gguf_file.h"
 #include "gguf/gguf_writer.h"
-#include "model/testing/model_fixture.h"
+#include "model/testing/recorded_model.h"
 
 namespace thermo {
 namespace {
@@ -36,7 +36,7 @@ INSTANTIATE_TEST_SUITE_P(All, ArchitectureTest, testing::Values("qwen35moe", "qw
                          [](const auto& test) { return test.param; });
 
 TEST_P(ArchitectureTest, MatchesTheReferenceOnEveryPathAndChunkLength) {
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   for (Isa isa : available_isas()) {
     const auto model = make_model(fixture.file, pool, isa);
@@ -52,7 +52,7 @@ TEST_P(ArchitectureTest, MatchesTheReferenceOnEveryPathAndChunkLength) {
 }
 
 TEST_P(ArchitectureTest, GivesTheSameWithoutRepacking) {
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   const auto packed = make_model(fixture.file, pool, best_isa(), true);
   const auto mapped = make_model(fixture.file, pool, best_isa(), false);
@@ -61,7 +61,7 @@ TEST_P(ArchitectureTest, GivesTheSameWithoutRepacking) {
 }
 
 TEST_P(ArchitectureTest, KeepsSequencesApart) {
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   const auto model = make_model(fixture.file, pool, best_isa());
   const std::span<const TokenId> ids(fixture.ids);
@@ -93,7 +93,7 @@ TEST_P(ArchitectureTest, KeepsSequencesApart) {
 // Every node of a random tree must see exactly its own path, and committing any path must leave the sequence
 // as if that path had been evaluated token by token.
 TEST_P(ArchitectureTest, EvaluatesAndCommitsTreesLikeTheirPaths) {
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   std::mt19937 random(7);
   for (Isa isa : available_isas()) {
@@ -143,7 +143,7 @@ TEST_P(ArchitectureTest, EvaluatesAndCommitsTreesLikeTheirPaths) {
 }
 
 TEST_P(ArchitectureTest, ComesBackToACheckpoint) {
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   const auto model = make_model(fixture.file, pool, best_isa());
   const std::span<const TokenId> ids(fixture.ids);
@@ -159,7 +159,7 @@ TEST_P(ArchitectureTest, ComesBackToACheckpoint) {
 }
 
 TEST_P(ArchitectureTest, RunsWithEveryCacheType) {
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   // Rounding of the cache: half a unit of 11 bits, and of 7 bits relative to the block's largest value,
   // carried through a few layers. A row whose router was near a tie may choose another expert, so the bound
@@ -215,7 +215,7 @@ std::vector<float> logits_of(const GgufFile& file, std::span<const TokenId> ids)
 }
 
 TEST(ModelFiles, MayHoldGateAndUpOfTheExpertsInOneTensor) {
-  const Fixture fixture("qwen35moe");
+  const RecordedModel fixture("qwen35moe");
   const auto is_gate_or_up = [](const GgufTensor& tensor) {
     return tensor.name.ends_with("ffn_gate_exps.weight") || tensor.name.ends_with("ffn_up_exps.weight");
   };
@@ -241,7 +241,7 @@ TEST(ModelFiles, MayHoldGateAndUpOfTheExpertsInOneTensor) {
 }
 
 TEST(ModelFiles, MayUseTheEmbeddingAsHead) {
-  const Fixture fixture("qwen35");
+  const RecordedModel fixture("qwen35");
   const GgufTensor& embedding = fixture.file.require_tensor("token_embd.weight");
   const auto not_head = [](const GgufTensor& tensor) { return tensor.name != "output.weight"; };
   const EditedFile tied(fixture.file, {}, not_head);
@@ -268,7 +268,7 @@ std::string load_error(const EditedFile& edited) {
 }
 
 TEST(ModelFiles, AreRefusedWithTheNameOfTheTensorThatIsWrong) {
-  const Fixture fixture("laguna");
+  const RecordedModel fixture("laguna");
   const auto without = [](std::string_view name) {
     return [name](const GgufTensor& tensor) { return tensor.name != name; };
   };

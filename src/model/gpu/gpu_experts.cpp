@@ -280,8 +280,12 @@ std::vector<GpuMemoryItem> GpuExperts::plan(const ModelConfig& config, const Wei
                                             const GpuExpertOptions& options) {
   const ExpertCatalog catalog = catalog_of(config, weights);
   const HeatMap heat = options.heat != nullptr ? *options.heat : HeatMap(catalog);
+  const uint64_t n_layer = static_cast<uint64_t>(config.n_layer),
+                 n_expert = static_cast<uint64_t>(config.route.n_expert);
   return {{"hot experts", ExpertStore::slot_bytes(catalog, place(catalog, heat, options))},
-          {"expert streaming", guest_bytes(catalog)}};
+          {"expert streaming", guest_bytes(catalog)},
+          {"expert tables",
+           (2 * n_layer + kBatches) * n_expert * sizeof(const uint8_t*) + 2 * n_layer * sizeof(int32_t)}};
 }
 
 const uint8_t* const* GpuExperts::table(int layer) const noexcept {

@@ -10,7 +10,7 @@
 #include "experts/expert_store.h"
 #include "gguf/gguf_file.h"
 #include "model/gpu/gpu_model.h"
-#include "model/testing/model_fixture.h"
+#include "model/testing/recorded_model.h"
 
 namespace thermo {
 namespace {
@@ -52,7 +52,7 @@ INSTANTIATE_TEST_SUITE_P(All, GpuSplitTest, testing::Values("qwen35moe", "laguna
 
 TEST_P(GpuSplitTest, MatchesTheReferenceForEveryShareAndLane) {
   SKIP_WITHOUT_GPU();
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 4});
   for (const double share : {0.0, 0.01, 0.3, 0.6, 1.0})
     for (const Lanes lanes : {Lanes::Both, Lanes::Cpu, Lanes::Fetch}) {
@@ -76,7 +76,7 @@ TEST_P(GpuSplitTest, MatchesTheReferenceForEveryShareAndLane) {
 
 TEST_P(GpuSplitTest, StaysExactWhileExpertsMove) {
   SKIP_WITHOUT_GPU();
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 4});
   const auto model = make_split(fixture.file, pool, 0.4, Lanes::Both);
   const ModelConfig& c = model->config();
@@ -101,7 +101,7 @@ TEST_P(GpuSplitTest, StaysExactWhileExpertsMove) {
 
 TEST_P(GpuSplitTest, RunsDraftTreesLikeTheResidentModel) {
   SKIP_WITHOUT_GPU();
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 4});
   const auto split = make_split(fixture.file, pool, 0.3, Lanes::Both),
              whole = make_split(fixture.file, pool, 1.0, Lanes::Both);

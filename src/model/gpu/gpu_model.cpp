@@ -30,6 +30,7 @@
 #include "kernels/linear/linear_cuda.h"
 #include "kernels/route_topk/route_topk_cuda.h"
 #include "kernels/row_ops/row_ops_cuda.h"
+#include "kernels/sample/sample_cuda.h"
 #include "model/gpu/gpu_weights.h"
 
 namespace thermo {
@@ -58,7 +59,7 @@ class Carver {
 
 // The rows of a step as DeviceRows wants them, in host or device memory: the same layout in both.
 struct Inputs {
-  int32_t *n_valid, *n_groups, *token, *group, *position, *parent, *logit_row;
+  int32_t *n_valid, *n_groups, *n_logits, *n_top, *token, *group, *position, *parent, *logit_row;
   int32_t *group_sequence, *group_begin, *group_rows, *group_past;
   uint64_t* ancestors;
   uint32_t* ticket;   // split experts: of the step
@@ -73,6 +74,8 @@ struct Inputs {
     n_groups = carver.take<int32_t>(1);
     ticket = carver.take<uint32_t>(1);
     fetch_of = carver.take<int32_t>(kMaxFetchTable + 1);
+    n_logits = carver.take<int32_t>(1);
+    n_top = carver.take<int32_t>(1);
     for (int32_t** array : {&token, &group, &position, &parent, &logit_row, &group_sequence, &group_begin,
                             &group_rows, &group_past})
       *array = carver.take<int32_t>(rows);
@@ -85,6 +88,17 @@ struct Inputs {
             ancestors, group_sequence, group_begin, group_rows, group_past, tree};
   }
 };
+
+// Of recorded steps, of larger ones, and of a commit's path.
+size_t input_bytes(int n_batch) {
+  return Inputs(nullptr, kMaxBucket).bytes + Inputs(nullptr, n_batch).bytes +
+         (kMaxDeltaRows + 1) * sizeof(int32_t);
+}
+
+size_t rope_bytes(const ModelConfig& c) {
+  return (make_rope_table(c.rope_full).inv_freq.size() + make_rope_table(c.rope_window).inv_freq.size() + 2) *
+         sizeof(float);
+}
 
 size_t f16_columns(int columns) {
   return align_up<size_t>(static_cast<size_t>(columns), 32);
@@ -103,7 +117,8 @@ struct Workspace {
   float *conv_input, *conv_output, *z, *alpha, *beta, *gates, *rule_out;
   float *router_logits, *shared_logit;
   DeviceRoutes routes;
-  float* logits;  // [kLogitRows][n_vocab]
+  float* logits;       // [kLogitRows][n_vocab]
+  float* top_scratch;  // of each of these rows
 
   void carve(Carver& carver, const ModelConfig& c, int n_batch, bool float_ffn, bool float_mixed,
              int n_multiprocessors) {
@@ -168,6 +183,7 @@ struct Workspace {
     routes.chosen = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
     routes.rank = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
     logits = carver.take<float>(static_cast<size_t>(kLogitRows) * static_cast<size_t>(c.n_vocab));
+    top_scratch = carver.take<float>(static_cast<size_t>(kLogitRows) * top_logits_scratch_floats());
   }
 };
 
@@ -257,7 +273,7 @@ struct GpuModel::Impl {
   DeviceBuffer kv, recurrent, tape;  // all sequences
   DeviceBuffer workspace_memory;     // graphs hold addresses in all of these
   DeviceBuffer input_memory, rope_memory;
-  PinnedBuffer input_pinned, logits_pinned;
+  PinnedBuffer input_pinned, logits_pinned, tops_pinned;
   PinnedBuffer hidden_pinned;  // of a small step with split experts, taken when first asked for
   HostBuffer logits_host;      // when more than kLogitRows rows are asked for
   Workspace act;
@@ -295,9 +311,8 @@ struct GpuModel::Impl {
 
     const size_t small_bytes = Inputs(nullptr, kMaxBucket).bytes,
                  large_bytes = Inputs(nullptr, o.n_batch).bytes;
-    const size_t path_bytes = (kMaxDeltaRows + 1) * sizeof(int32_t);
-    input_memory = DeviceBuffer(small_bytes + large_bytes + path_bytes);
-    input_pinned = PinnedBuffer(small_bytes + large_bytes + path_bytes);
+    input_memory = DeviceBuffer(input_bytes(o.n_batch));
+    input_pinned = PinnedBuffer(input_bytes(o.n_batch));
     small = Inputs(input_memory.data(), kMaxBucket);
     small_host = Inputs(input_pinned.data(), kMaxBucket);
     large = Inputs(input_memory.data() + small_bytes, o.n_batch);
@@ -306,6 +321,7 @@ struct GpuModel::Impl {
     path_host = reinterpret_cast<int32_t*>(input_pinned.data() + small_bytes + large_bytes);
     logits_pinned =
         PinnedBuffer(static_cast<size_t>(kLogitRows) * static_cast<size_t>(config.n_vocab) * sizeof(float));
+    tops_pinned = PinnedBuffer(kLogitRows * sizeof(TopLogits));
     logits_host =
         HostBuffer(static_cast<size_t>(o.n_batch) * static_cast<size_t>(config.n_vocab) * sizeof(float));
     upload_rope();
@@ -319,7 +335,7 @@ struct GpuModel::Impl {
 
   void upload_rope() {
     const RopeTable full = make_rope_table(config.rope_full), window = make_rope_table(config.rope_window);
-    rope_memory = DeviceBuffer((full.inv_freq.size() + window.inv_freq.size() + 2) * sizeof(float));
+    rope_memory = DeviceBuffer(rope_bytes(config));
     rope_full = rope_memory.as<float>();
     rope_window = rope_full + full.inv_freq.size();
     magnitude_full = full.magnitude;
@@ -342,6 +358,7 @@ struct GpuModel::Impl {
   void feed_forward(int il, int n_rows, const DeviceRows& rows, const DeviceCold& cold) noexcept;
   void project_out(const DeviceMatrix& w, const DeviceActs& x, int n_rows) noexcept;
   void head(int n_logits, const int32_t* rows) noexcept;
+  void top_of_head(int n_logits, const Inputs& from) noexcept;
   void linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_rows,
               const int32_t* row_index = nullptr) noexcept;
   bool check(const char* what) noexcept;
@@ -569,6 +586,17 @@ void GpuModel::Impl::head(int n_logits, const int32_t* rows) noexcept {
   linear({{weights.output, act.logits, config.n_vocab}}, act.h.read(), n_logits, rows);
 }
 
+void GpuModel::Impl::top_of_head(int n_logits, const Inputs& from) noexcept {
+  top_logits_cuda({.logits = act.logits,
+                   .n_vocab = config.n_vocab,
+                   .max_rows = n_logits,
+                   .n_rows = from.n_logits,
+                   .n_wanted = from.n_top,
+                   .scratch = act.top_scratch,
+                   .out = tops_pinned.as<TopLogits>()},
+                  stream.view());
+}
+
 // Queues a whole step of n_rows rows, the last of them padding when n_valid is less. `hidden` (host) gets
 // every layer's input and the final norm; only for steps that are not recorded.
 void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& from, float* hidden,
@@ -638,7 +666,10 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
   norm.norm = weights.output_norm;
   residual_norm_cuda(norm, stream.view());
   capture(config.n_layer, act.h.f32);
-  if (n_logits > 0) head(n_logits, from.logit_row);
+  if (n_logits > 0) {
+    head(n_logits, from.logit_row);
+    top_of_head(n_logits, from);
+  }
 }
 
 void GpuModel::Impl::record_graphs() {
@@ -651,6 +682,8 @@ void GpuModel::Impl::record_graphs() {
       // changes nothing.
       *small_host.n_valid = 0;
       *small_host.n_groups = 0;
+      *small_host.n_logits = n;
+      *small_host.n_top = kTopTokens;
       std::fill_n(small_host.group, n, -1);
       std::fill_n(small_host.token, n, 0);
       std::fill_n(small_host.logit_row, n, 0);
@@ -695,6 +728,10 @@ void GpuModel::Impl::lay_out(const StepBatch& batch, Inputs& to, int n_rows) noe
     if (row.want_logits) logit_rows.push_back(r);
   }
   *to.n_groups = n_groups;
+  // More rows than the head computes at a time are copied as they come.
+  const bool tops = batch.need != LogitsNeed::Row && logit_rows.size() <= static_cast<size_t>(kLogitRows);
+  *to.n_logits = static_cast<int32_t>(logit_rows.size());
+  *to.n_top = !tops ? 0 : batch.need == LogitsNeed::Best ? 1 : kTopTokens;
   for (int r = n; r < n_rows; ++r) {
     to.token[r] = 0;
     to.group[r] = -1;
@@ -752,21 +789,24 @@ GpuExperts* GpuModel::experts() noexcept {
   return impl_->experts.get();
 }
 
-std::vector<GpuMemoryItem> GpuModel::plan(const ModelConfig& c, const Weights& w, const GpuModelOptions& o) {
+std::vector<GpuMemoryItem> GpuModel::plan(const ModelConfig& c, const Weights& w, const GpuModelOptions& o,
+                                          int n_multiprocessors) {
   const SequenceLayout layout(c, o.sequence);
   const uint64_t n = static_cast<uint64_t>(o.n_sequences);
   Carver count(nullptr);
-  Workspace().carve(count, c, o.n_batch, any_float_ffn(c, w), any_float_output(c, w), 128);
+  Workspace().carve(count, c, o.n_batch, any_float_ffn(c, w), any_float_output(c, w), n_multiprocessors);
   const bool split = o.experts.split && c.route.n_expert > 0;
   std::vector<GpuMemoryItem> items = {
       {split ? "core weights" : "weights", GpuWeights::planned_bytes(c, w, !split)}};
   if (split)
     for (GpuMemoryItem& item : GpuExperts::plan(c, w, o.experts)) items.push_back(std::move(item));
-  for (const GpuMemoryItem& item :
-       std::initializer_list<GpuMemoryItem>{{"kv cache", n * layout.kv_bytes()},
-                                            {"recurrent state", n * layout.recurrent_bytes()},
-                                            {"draft tape", n * layout.tape_bytes()},
-                                            {"activations", count.used()}})
+  for (const GpuMemoryItem& item : std::initializer_list<GpuMemoryItem>{
+           {"kv cache", n * layout.kv_bytes()},
+           {"recurrent state", n * layout.recurrent_bytes()},
+           {"draft tape", n * layout.tape_bytes()},
+           {"activations", count.used()},
+           {"norms and tables", GpuWeights::planned_small_bytes(c, w, !split) + rope_bytes(c)},
+           {"rows of a step", input_bytes(o.n_batch)}})
     items.push_back(item);
   return items;
 }
@@ -781,6 +821,7 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   cudaStream_t const stream = m.stream.view().handle;
   m.step_begin.record(m.stream.view());
   float* logits = m.logits_pinned.as<float>();
+  bool tops = false;
   const bool replay = b >= 0 && batch.hidden == nullptr && !m.graphs[keep][b].empty();
   if (replay) {
     m.lay_out(batch, m.small_host, kBuckets[b]);
@@ -789,9 +830,10 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
     for (int i = 0; i < kBuckets[b]; ++i)
       m.small_host.logit_row[i] =
           static_cast<size_t>(i) < n_logits ? m.logit_rows[static_cast<size_t>(i)] : 0;
+    tops = *m.small_host.n_top > 0;
     m.graphs[keep][b].replay(m.stream.view());
     m.step_end.record(m.stream.view());
-    if (n_logits > 0)
+    if (n_logits > 0 && !tops)
       cudaMemcpyAsync(logits, m.act.logits, n_logits * row_bytes, cudaMemcpyDeviceToHost, stream);
     if (m.experts != nullptr) m.experts->serve(n, m.step_end);
     m.stream.synchronize();
@@ -802,6 +844,7 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
     if (split && large) m.experts->begin_large(n, m.stream.view());
     if (split && !large) m.begin_split(m.large_host);
     const int n_logits = static_cast<int>(m.logit_rows.size());
+    tops = *m.large_host.n_top > 0;
     std::copy(m.logit_rows.begin(), m.logit_rows.end(), m.large_host.logit_row);
     cudaMemcpyAsync(m.large.ancestors, m.large_host.ancestors, m.large.bytes, cudaMemcpyHostToDevice, stream);
     // Copies to memory that is not page-locked stop this thread, which must answer the device.
@@ -809,7 +852,7 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
     if (hidden != nullptr && split && !large) hidden = m.small_hidden();
     m.enqueue(n, keep, std::min(n_logits, kLogitRows), m.large, hidden, n);
     m.step_end.record(m.stream.view());
-    if (n_logits > 0)
+    if (n_logits > 0 && !tops)
       cudaMemcpyAsync(logits, m.act.logits, static_cast<size_t>(std::min(n_logits, kLogitRows)) * row_bytes,
                       cudaMemcpyDeviceToHost, stream);
     if (split && !large) m.experts->serve(n, m.step_end);
@@ -842,8 +885,25 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   m.step_ms = Event::elapsed_ms(m.step_begin, m.step_end);
   if (!keep)
     for (const Row& row : batch.rows) ++m.sequences[static_cast<size_t>(row.sequence)].n_past_;
+  if (tops)
+    return {.logits = {},
+            .tops = {m.tops_pinned.as<TopLogits>(), m.logit_rows.size()},
+            .logit_rows = m.logit_rows};
   return {.logits = {logits, m.logit_rows.size() * static_cast<size_t>(m.config.n_vocab)},
+          .tops = {},
           .logit_rows = m.logit_rows};
+}
+
+std::span<const float> GpuModel::fetch_logits(int i) noexcept {
+  Impl& m = *impl_;
+  if (!m.fault.empty()) return {};
+  const size_t n_vocab = static_cast<size_t>(m.config.n_vocab);
+  float* const row = m.logits_pinned.as<float>();
+  cudaMemcpyAsync(row, m.act.logits + static_cast<size_t>(i) * n_vocab, n_vocab * sizeof(float),
+                  cudaMemcpyDeviceToHost, m.stream.view().handle);
+  m.stream.synchronize();
+  if (!m.check("fetching logits")) return {};
+  return {row, n_vocab};
 }
 
 void GpuModel::commit(int sequence, std::span<const int32_t> path) noexcept {

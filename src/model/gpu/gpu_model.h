@@ -64,15 +64,18 @@ class GpuModel {
   GpuModel(const GpuModel&) = delete;
   GpuModel& operator=(const GpuModel&) = delete;
 
-  // Every byte of GPU memory that the constructor takes: arithmetic only.
+  // Every byte of GPU memory that the constructor takes: arithmetic only. The device is known by its number
+  // of multiprocessors.
   static std::vector<GpuMemoryItem> plan(const ModelConfig& config, const Weights& weights,
-                                         const GpuModelOptions& options);
+                                         const GpuModelOptions& options, int n_multiprocessors);
 
   const ModelConfig& config() const;
   GpuSequence& sequence(int index);
 
-  // As Model::step() and Model::commit(). After a device fault steps return no logits and fault() tells.
+  // As Model::step() and Model::commit(). After a device fault steps return no logits and fault() tells. When
+  // less than rows of logits is needed they stay on the device, and fetch_logits() copies row i of them.
   StepOutput step(const StepBatch& batch) noexcept;
+  std::span<const float> fetch_logits(int i) noexcept;
   void commit(int sequence, std::span<const int32_t> path) noexcept;
   const std::string& fault() const noexcept;
   // Milliseconds the device spent on the last step.

@@ -278,4 +278,29 @@ GpuWeights::GpuWeights(const ModelConfig& c, const Weights& w, const GpuExperts*
   }
 }
 
+uint64_t GpuWeights::planned_small_bytes(const ModelConfig& c, const Weights& w, bool with_experts) {
+  uint64_t floats = 0, tables = 0;
+  const auto add = [&](const std::vector<float>& values) { floats += align_up<uint64_t>(values.size(), 64); };
+  for (int il = 0; il < c.n_layer; ++il) {
+    const LayerWeights& layer = w.layers[static_cast<size_t>(il)];
+    add(layer.attn_norm);
+    add(layer.ffn_norm);
+    if (layer.attention) {
+      add(layer.attention->q_norm);
+      add(layer.attention->k_norm);
+    }
+    if (layer.delta_net)
+      for (const std::vector<float>* v :
+           {&layer.delta_net->conv, &layer.delta_net->a, &layer.delta_net->dt_bias, &layer.delta_net->norm})
+        add(*v);
+    if (layer.moe) {
+      add(layer.moe->router_bias);
+      add(layer.moe->shared_gate);
+      if (with_experts) tables += static_cast<uint64_t>(c.route.n_expert) * sizeof(const uint8_t*);
+    }
+  }
+  add(w.output_norm);
+  return floats * sizeof(float) + tables;
+}
+
 }  // namespace thermo

@@ -56,6 +56,8 @@ class GpuWeights {
              const LoadProgressFn& progress);
 
   static uint64_t planned_bytes(const ModelConfig& config, const Weights& weights, bool with_experts);
+  // The vectors, and the table of experts.
+  static uint64_t planned_small_bytes(const ModelConfig& config, const Weights& weights, bool with_experts);
 
  private:
   DeviceBuffer panels_, vectors_, tables_;

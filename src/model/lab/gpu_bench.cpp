@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/units.h"
+#include "device/device_info.h"
 #include "gguf/gguf_file.h"
 #include "model/gpu/gpu_model.h"
 
@@ -90,7 +91,7 @@ int main(int argc, char** argv) {
     options.experts = experts;
     options.isa = best_isa();
   }
-  for (const GpuMemoryItem& item : GpuModel::plan(config, weights, options))
+  for (const GpuMemoryItem& item : GpuModel::plan(config, weights, options, use_device(0).n_multiprocessors))
     fmt::print("plan {:16} {}\n", item.name, format_bytes(item.bytes));
   const uint64_t bytes_per_token = weights.bytes_per_token;
   GpuModel model(std::move(config), weights, options, pool, {});
