@@ -38,15 +38,6 @@ constexpr int kMovesAfterPrompt = 64;
 // processor.
 constexpr float kCopyUs = 42.0f, kCpuExpertUs = 18.0f, kCpuRowUs = 4.0f;
 
-ExpertCatalog catalog_of(const ModelConfig& c, const Weights& w) {
-  std::vector<std::vector<Ffn>> layers;
-  for (int il = 0; il < c.n_layer; ++il) {
-    const auto& moe = w.layers[static_cast<size_t>(il)].moe;
-    layers.push_back(moe ? moe->experts : std::vector<Ffn>());
-  }
-  return ExpertCatalog::of(std::move(layers), c.route.n_expert_used, c.n_embd);
-}
-
 uint64_t guest_bytes(const ExpertCatalog& catalog) {
   const uint64_t experts =
       std::min<uint64_t>(kBatches * kBatchExperts, static_cast<uint64_t>(catalog.n_expert) *
@@ -54,7 +45,7 @@ uint64_t guest_bytes(const ExpertCatalog& catalog) {
   return experts * align_up<uint64_t>(catalog.max_expert_bytes(), kExpertAlign);
 }
 
-Placement place(const ExpertCatalog& catalog, const HeatMap& heat, const GpuExpertOptions& options) {
+Placement place(const ExpertCatalog& catalog, const HeatMap& heat, const SplitOptions& options) {
   return place_experts({.catalog = &catalog,
                         .heat = &heat,
                         .budget_bytes = options.budget_bytes,
@@ -108,7 +99,7 @@ class CudaSlots final : public SlotDevice {
 
 struct GpuExperts::Impl {
   ExpertCatalog catalog;
-  GpuExpertOptions options;
+  SplitOptions options;
   ThreadPool& pool;
   int n_layer, n_expert, n_used, n_embd, n_batch;
 
@@ -158,9 +149,9 @@ struct GpuExperts::Impl {
   std::vector<int64_t> answer_begin;  // of each layer in this step; 0: none
   int64_t step_begin = 0;
 
-  Impl(const ModelConfig& config, const Weights& weights, const GpuExpertOptions& o, int batch, Isa isa,
+  Impl(const ModelConfig& config, const Weights& weights, const SplitOptions& o, int batch, Isa isa,
        ThreadPool& p, const LoadProgressFn& progress)
-      : catalog(catalog_of(config, weights)),
+      : catalog(expert_catalog(config, weights)),
         options(o),
         pool(p),
         n_layer(config.n_layer),
@@ -271,14 +262,14 @@ struct GpuExperts::Impl {
   void compute_few(int layer, const int32_t* first, const DeviceExpertArgs& args, StreamView stream) noexcept;
 };
 
-GpuExperts::GpuExperts(const ModelConfig& config, const Weights& weights, const GpuExpertOptions& options,
+GpuExperts::GpuExperts(const ModelConfig& config, const Weights& weights, const SplitOptions& options,
                        int n_batch, Isa isa, ThreadPool& pool, const LoadProgressFn& progress)
     : impl_(std::make_unique<Impl>(config, weights, options, n_batch, isa, pool, progress)) {}
 GpuExperts::~GpuExperts() = default;
 
 std::vector<GpuMemoryItem> GpuExperts::plan(const ModelConfig& config, const Weights& weights,
-                                            const GpuExpertOptions& options) {
-  const ExpertCatalog catalog = catalog_of(config, weights);
+                                            const SplitOptions& options) {
+  const ExpertCatalog catalog = expert_catalog(config, weights);
   const HeatMap heat = options.heat != nullptr ? *options.heat : HeatMap(catalog);
   const uint64_t n_layer = static_cast<uint64_t>(config.n_layer),
                  n_expert = static_cast<uint64_t>(config.route.n_expert);

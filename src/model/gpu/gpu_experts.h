@@ -14,6 +14,7 @@
 
 #include "device/stream.h"
 #include "experts/heat.h"
+#include "experts/split_options.h"
 #include "experts/telemetry.h"
 #include "kernels/expert_ffn/expert_ffn_cuda.h"
 #include "kernels/isa.h"
@@ -26,29 +27,16 @@ namespace thermo {
 
 class ExpertStore;
 class ThreadPool;
-class TraceWriter;
-
-struct GpuExpertOptions {
-  bool split = false;         // false: every expert is in GPU memory with the other weights
-  uint64_t budget_bytes = 0;  // GPU memory for hot experts
-  uint64_t host_bytes = 0;    // main memory for experts; 0: all of them
-  int pin_layers = 0;
-  bool swaps = true;
-  bool fetch = true;              // the fetch lane; without it every cold expert is computed by the processor
-  bool cpu = true;                // the cpu lane; without it every cold expert is fetched
-  const HeatMap* heat = nullptr;  // to place by; copied
-  TraceWriter* trace = nullptr;
-};
 
 class GpuExperts {
  public:
   // `weights` bound without repacking; its file must outlive this. Throws MemoryError, CudaError.
-  GpuExperts(const ModelConfig& config, const Weights& weights, const GpuExpertOptions& options, int n_batch,
+  GpuExperts(const ModelConfig& config, const Weights& weights, const SplitOptions& options, int n_batch,
              Isa isa, ThreadPool& pool, const LoadProgressFn& progress);
   ~GpuExperts();
 
   static std::vector<GpuMemoryItem> plan(const ModelConfig& config, const Weights& weights,
-                                         const GpuExpertOptions& options);
+                                         const SplitOptions& options);
 
   // For the kernels of a layer. The addresses never change.
   const uint8_t* const* table(int layer) const noexcept;

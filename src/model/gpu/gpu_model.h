@@ -28,9 +28,9 @@ struct GpuModelOptions {
   int n_batch = 2048;  // most rows of a step
   int n_sequences = 1;
   SequenceConfig sequence;
-  GpuExpertOptions experts;  // where the routed experts are
-  Isa isa = Isa::Portable;   // of the processor's share of them
-  bool graphs = true;        // false: queue every kernel, to measure what graphs buy
+  SplitOptions experts;     // where the routed experts are
+  Isa isa = Isa::Portable;  // of the processor's share of them
+  bool graphs = true;       // false: queue every kernel, to measure what graphs buy
 };
 
 class GpuModel;

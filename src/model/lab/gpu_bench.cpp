@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
   int n_ctx = 4096, prefill = 2048, deep = 0, steps = 100;
   bool graphs = true;
   double split = -1.0;  // share of the experts' bytes in GPU memory; negative: resident
-  GpuExpertOptions experts;
+  SplitOptions experts;
   std::string only;
   for (int i = 2; i < argc; ++i) {
     const std::string flag = argv[i];
