@@ -1,5 +1,6 @@
 #include "device/buffer.h"
 
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -7,16 +8,25 @@
 #include "device/cuda_check.h"
 
 namespace thermo {
+namespace {
+std::atomic<size_t> g_total_bytes{0};
+}  // namespace
 
 DeviceBuffer::DeviceBuffer(size_t n_bytes) : size_(n_bytes) {
   if (n_bytes == 0) return;
   cuda_check(cudaMalloc(reinterpret_cast<void**>(&data_), n_bytes), "taking GPU memory");
+  g_total_bytes += n_bytes;
   cuda_check(cudaMemset(data_, 0, n_bytes), "clearing GPU memory");
 }
 
 DeviceBuffer::~DeviceBuffer() {
-  if (data_ != nullptr && cudaFree(data_) != cudaSuccess)
-    log_warning("device", "GPU memory could not be given back");
+  if (data_ == nullptr) return;
+  g_total_bytes -= size_;
+  if (cudaFree(data_) != cudaSuccess) log_warning("device", "GPU memory could not be given back");
+}
+
+size_t DeviceBuffer::total_bytes() noexcept {
+  return g_total_bytes;
 }
 
 DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
@@ -45,6 +55,23 @@ PinnedBuffer::PinnedBuffer(PinnedBuffer&& other) noexcept
 PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  return *this;
+}
+
+PageLock::PageLock(void* data, size_t n_bytes) noexcept {
+  if (n_bytes == 0) return;
+  if (cudaHostRegister(data, n_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped) == cudaSuccess)
+    data_ = data;
+  else
+    cudaGetLastError();  // a refusal is no fault
+}
+PageLock::~PageLock() {
+  if (data_ != nullptr && cudaHostUnregister(data_) != cudaSuccess)
+    log_warning("device", "memory could not be unlocked");
+}
+PageLock::PageLock(PageLock&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
+PageLock& PageLock::operator=(PageLock&& other) noexcept {
+  std::swap(data_, other.data_);
   return *this;
 }
 

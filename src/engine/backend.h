@@ -6,6 +6,7 @@
 #include <span>
 #include <string_view>
 
+#include "base/result.h"
 #include "experts/heat.h"
 #include "experts/telemetry.h"
 #include "model/sequence_state.h"
@@ -19,6 +20,9 @@ class Backend {
 
   virtual const ModelConfig& config() const = 0;
   virtual StepOutput step(const StepBatch& batch) noexcept = 0;
+  // A row of logits that the last step left where they are (StepOutput::tops); empty after a fault. Valid
+  // until the next call or step.
+  virtual std::span<const float> fetch_logits(int i) noexcept = 0;
   virtual void commit(int sequence, std::span<const int32_t> path) noexcept = 0;
   // Why the device cannot go on; empty while it can.
   virtual std::string_view fault() const noexcept = 0;
@@ -33,6 +37,9 @@ class Backend {
   virtual void truncate(int sequence, int n) = 0;
 };
 
+// What a caller is told when the device cannot go on.
+Error device_fault(const Backend& backend);
+
 template <class ModelT>
 class BackendOf final : public Backend {
  public:
@@ -40,6 +47,10 @@ class BackendOf final : public Backend {
 
   const ModelConfig& config() const override { return model_->config(); }
   StepOutput step(const StepBatch& batch) noexcept override { return model_->step(batch); }
+  std::span<const float> fetch_logits(int i) noexcept override {
+    if constexpr (requires { model_->fetch_logits(i); }) return model_->fetch_logits(i);
+    return {};
+  }
   void commit(int sequence, std::span<const int32_t> path) noexcept override {
     model_->commit(sequence, path);
   }

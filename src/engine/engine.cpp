@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <set>
 
@@ -12,6 +13,8 @@
 #include "engine/backend.h"
 #include "engine/gpu_backend.h"
 #include "engine/session.h"
+#include "experts/budget.h"
+#include "experts/split_options.h"
 #include "gguf/gguf_file.h"
 #include "model/model.h"
 
@@ -28,11 +31,14 @@ struct Engine::Impl {
   std::vector<bool> taken;        // sequences that a Session holds
   std::vector<int> pending_rows;  // of each sequence: rows of a step that waits for commit(), else 0
   std::vector<std::vector<int32_t>> pending_parents;  // relative to the sequence's first row
+  Session::Impl* unread =
+      nullptr;  // the session whose logits are still on the device, in the next step's way
 
   explicit Impl(const ThreadPoolOptions& threads) : pool(threads) {}
 
   Status check(const StepBatch& batch) const;
   Status check_group(const StepBatch& batch, size_t begin, size_t end) const;
+  void save_unread_logits(const StepBatch& batch);
 };
 
 namespace {
@@ -63,9 +69,57 @@ struct Placement {
   MemoryPlan plan;
   int n_batch = 0;
   SequenceConfig sequence;
+  SplitOptions experts;
 };
 
 constexpr int kBatchCpu = 512, kBatchGpu = 2048;
+
+// With everything in GPU memory where it fits, else with the experts split: as many hot as there is room for,
+// or as was asked for.
+void plan_on_gpu(Placement& place, const ModelConfig& config, const Weights& weights,
+                 const MemoryPlanInputs& inputs, const EngineOptions& o) {
+  const ExpertCatalog catalog = expert_catalog(config, weights);
+  const uint64_t total = catalog.total_bytes();
+  const Result<ExpertBudget> cache = parse_expert_budget(o.expert_cache),
+                             ram = parse_expert_budget(o.expert_ram);
+  if (!cache) throw ConfigError("--expert-cache: " + cache.error().message);
+  if (!ram) throw ConfigError("--expert-ram: " + ram.error().message);
+  const auto items = [&](int n_ctx) {
+    place.sequence.n_ctx = n_ctx;
+    return plan_gpu_memory(config, weights, *place.gpu,
+                           {.n_batch = place.n_batch,
+                            .n_sequences = o.n_sequences,
+                            .sequence = place.sequence,
+                            .experts = place.experts});
+  };
+  const auto plan = [&] {
+    place.plan = plan_device_memory(config, inputs, place.gpu->name, place.gpu->free_bytes, items);
+  };
+  const bool asked = !cache->is_auto();
+  if (total == 0 || !asked || cache->resolve(total, total) >= total) {
+    plan();
+    if (place.plan.fits() || total == 0 || asked) return;
+  }
+  place.experts.split = true;
+  place.experts.pin_layers = o.pin_layers;
+  place.experts.swaps = o.expert_swaps;
+  place.experts.budget_bytes = asked ? cache->resolve(total, 0) : 0;
+  plan();
+  if (!asked && place.plan.fits()) {
+    place.experts.budget_bytes =
+        std::min(total, place.plan.device_available_bytes - place.plan.device_total_bytes);
+    plan();
+  }
+  // In main memory: all of them, or what there is room for.
+  const uint64_t room = inputs.available_bytes - std::min(inputs.available_bytes, place.plan.total_bytes);
+  const uint64_t host = std::min(ram->resolve(total, total), room - room / 16);
+  place.experts.host_bytes = host >= total ? 0 : host;
+  place.plan.items.push_back({"experts", std::min(host, total),
+                              host >= total
+                                  ? "all of them, page-locked"
+                                  : fmt::format("of {}, the rest in the file", format_bytes(total))});
+  place.plan.total_bytes += std::min(host, total);
+}
 
 Placement choose_place(const ModelConfig& config, const GgufFile& file, const EngineOptions& o) {
   Placement place;
@@ -92,13 +146,7 @@ Placement choose_place(const ModelConfig& config, const GgufFile& file, const En
   if (!note.empty()) log_warning("engine", "{}", note);
   if (place.gpu) {
     place.n_batch = o.n_batch > 0 ? o.n_batch : kBatchGpu;
-    const Weights weights = Weights::bind(config, file);
-    place.plan = plan_device_memory(config, inputs, place.gpu->name, place.gpu->free_bytes, [&](int n_ctx) {
-      place.sequence.n_ctx = n_ctx;
-      return plan_gpu_memory(
-          config, weights,
-          {.n_batch = place.n_batch, .n_sequences = o.n_sequences, .sequence = place.sequence});
-    });
+    plan_on_gpu(place, config, Weights::bind(config, file), inputs, o);
     if (!place.plan.fits()) {
       const std::string shortage =
           fmt::format("{} needs {} of GPU memory with a context of {}, but {} has {} free", file.path(),
@@ -153,10 +201,13 @@ Engine::Engine(const GgufFile& file, const EngineOptions& options) {
   e.pending_rows.assign(static_cast<size_t>(options.n_sequences), 0);
   e.pending_parents.resize(static_cast<size_t>(options.n_sequences));
   if (place.gpu) {
-    e.backend = make_gpu_backend(
-        std::move(config), weights, *place.gpu,
-        {.n_batch = place.n_batch, .n_sequences = options.n_sequences, .sequence = place.sequence}, e.pool,
-        options.progress);
+    e.backend = make_gpu_backend(std::move(config), weights, *place.gpu,
+                                 {.n_batch = place.n_batch,
+                                  .n_sequences = options.n_sequences,
+                                  .sequence = place.sequence,
+                                  .experts = place.experts,
+                                  .isa = e.info.isa},
+                                 e.pool, options.progress);
   } else {
     const ModelOptions model_options{.n_batch = place.n_batch,
                                      .n_sequences = options.n_sequences,
@@ -261,10 +312,24 @@ Result<StepOutput> Engine::step(const StepBatch& batch) {
       impl_->pending_parents[s].push_back(row.parent < 0 ? -1 : row.parent - static_cast<int32_t>(first));
     }
   }
+  impl_->save_unread_logits(batch);
   const StepOutput output = impl_->backend->step(batch);
-  if (const std::string_view fault = impl_->backend->fault(); !fault.empty())
-    return Error{ErrorCode::DeviceFault, fmt::format("the GPU failed: {}; start again", fault)};
+  if (!impl_->backend->fault().empty()) return device_fault(*impl_->backend);
   return output;
+}
+
+// A step of that session's own timeline replaces its logits; any other one only takes their place.
+void Engine::Impl::save_unread_logits(const StepBatch& batch) {
+  if (unread == nullptr) return;
+  const auto is_own = [&](const Row& row) { return row.sequence == unread->sequence; };
+  if (batch.commit == Commit::All && std::any_of(batch.rows.begin(), batch.rows.end(), is_own))
+    unread->drop_logits();
+  else
+    unread->fetch_logits();
+}
+
+Error device_fault(const Backend& backend) {
+  return {ErrorCode::DeviceFault, fmt::format("the GPU failed: {}; start again", backend.fault())};
 }
 
 Status Engine::commit(int sequence, std::span<const int32_t> path) {
@@ -298,6 +363,7 @@ Result<Session> Engine::open_session() {
     session->engine = this;
     session->backend = e.backend.get();
     session->sequence = s;
+    session->unread = &e.unread;
     session->release = [this, s] { impl_->taken[static_cast<size_t>(s)] = false; };
     return Session(std::move(session));
   }

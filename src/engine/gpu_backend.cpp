@@ -9,6 +9,7 @@
 
 #ifdef THERMO_HAS_CUDA
 #include "device/device_info.h"
+#include "device/read_bandwidth.h"
 #include "model/gpu/gpu_model.h"
 #endif
 
@@ -45,7 +46,7 @@ std::optional<GpuChoice> choose_gpu(const std::string& device, std::string& note
       break;
     }
     const DeviceInfo used = use_device(info.index);  // only a device in use tells what is free
-    return GpuChoice{used.index, used.name, used.free_bytes, used.total_bytes};
+    return GpuChoice{used.index, used.name, used.free_bytes, used.total_bytes, used.n_multiprocessors};
   }
   if (why.empty()) why = fmt::format("there are {} usable GPUs", devices.size());
   if (wanted)
@@ -62,17 +63,24 @@ GpuModelOptions model_options(const GpuBackendOptions& options, int device) {
   o.n_batch = options.n_batch;
   o.n_sequences = options.n_sequences;
   o.sequence = options.sequence;
+  o.experts = options.experts;
+  o.isa = options.isa;
   return o;
 }
 
 }  // namespace
 
 std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig& config, const Weights& weights,
-                                            const GpuBackendOptions& options) {
+                                            const GpuChoice& gpu, const GpuBackendOptions& options) {
   std::vector<MemoryPlanItem> items;
-  for (const GpuMemoryItem& item : GpuModel::plan(config, weights, model_options(options, 0)))
+  for (const GpuMemoryItem& item :
+       GpuModel::plan(config, weights, model_options(options, gpu.index), gpu.n_multiprocessors))
     items.push_back({item.name, item.bytes, ""});
   return items;
+}
+
+double measure_gpu_read_bandwidth() {
+  return measure_device_read_bandwidth();
 }
 
 std::unique_ptr<Backend> make_gpu_backend(ModelConfig config, const Weights& weights, const GpuChoice& gpu,
@@ -94,8 +102,13 @@ std::optional<GpuChoice> choose_gpu(const std::string& device, std::string&) {
                                 device));
 }
 
-std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig&, const Weights&, const GpuBackendOptions&) {
+std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig&, const Weights&, const GpuChoice&,
+                                            const GpuBackendOptions&) {
   return {};
+}
+
+double measure_gpu_read_bandwidth() {
+  return 0.0;
 }
 
 std::unique_ptr<Backend> make_gpu_backend(ModelConfig, const Weights&, const GpuChoice&,

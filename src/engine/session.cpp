@@ -21,7 +21,9 @@ Session& Session::operator=(Session&& other) noexcept {
   return *this;
 }
 Session::~Session() {
-  if (impl_) impl_->release();
+  if (!impl_) return;
+  impl_->drop_logits();
+  impl_->release();
 }
 
 int Session::sequence() const {
@@ -34,33 +36,43 @@ std::span<const TokenId> Session::tokens() const {
   return impl_->tokens;
 }
 std::span<const float> Session::logits() const {
+  impl_->fetch_logits();
   return impl_->logits;
 }
 
 Status Session::append(std::span<const TokenId> tokens, const PrefillProgressFn& progress) {
-  Impl& s = *impl_;
-  if (tokens.empty()) return {};
-  const int n_ctx = s.engine->n_ctx();
-  if (tokens.size() > static_cast<size_t>(n_ctx - s.n_past()))
+  return impl_->append(tokens, LogitsNeed::Top, progress);
+}
+
+Status Session::Impl::append(std::span<const TokenId> ids, LogitsNeed need,
+                             const PrefillProgressFn& progress) {
+  if (ids.empty()) return {};
+  const int n_ctx = engine->n_ctx();
+  if (ids.size() > static_cast<size_t>(n_ctx - n_past()))
     return Error{ErrorCode::ContextFull, fmt::format("{} tokens do not fit: the context holds {} and {} are "
                                                      "taken; use a larger --ctx-size or a shorter prompt",
-                                                     tokens.size(), n_ctx, s.n_past())};
-  const int total = static_cast<int>(tokens.size());
+                                                     ids.size(), n_ctx, n_past())};
+  const int total = static_cast<int>(ids.size());
   for (int done = 0; done < total;) {
     if (progress && !progress(done, total))
       return Error{ErrorCode::Cancelled, "stopped while reading the prompt"};
-    const int n = std::min(s.engine->n_batch(), total - done);
-    s.rows.clear();
+    const int n = std::min(engine->n_batch(), total - done);
+    rows.clear();
     for (int i = 0; i < n; ++i)
-      s.rows.push_back({.token = tokens[static_cast<size_t>(done + i)],
-                        .sequence = s.sequence,
-                        .parent = i - 1,
-                        .want_logits = done + i + 1 == total});
-    Result<StepOutput> output = s.engine->step({.rows = s.rows});
+      rows.push_back({.token = ids[static_cast<size_t>(done + i)],
+                      .sequence = sequence,
+                      .parent = i - 1,
+                      .want_logits = done + i + 1 == total});
+    Result<StepOutput> output = engine->step({.rows = rows, .need = need});
     if (!output) return output.error();
-    s.tokens.insert(s.tokens.end(), tokens.begin() + done, tokens.begin() + done + n);
+    tokens.insert(tokens.end(), ids.begin() + done, ids.begin() + done + n);
     done += n;
-    s.logits.assign(output->logits.begin(), output->logits.end());
+    drop_logits();
+    logits.assign(output->logits.begin(), output->logits.end());
+    if (!output->tops.empty()) {
+      top = output->tops.data();
+      *unread = this;
+    }
   }
   if (progress) progress(total, total);
   return {};
@@ -72,7 +84,7 @@ Result<int> Session::set_tokens(std::span<const TokenId> tokens, const PrefillPr
   size_t common = 0;
   while (common < limit && tokens[common] == s.tokens[common]) ++common;
   // At least one token is evaluated, so that there are logits.
-  if (common == tokens.size() && common > 0 && (common < s.tokens.size() || s.logits.empty())) --common;
+  if (common == tokens.size() && common > 0 && (common < s.tokens.size() || !s.has_logits())) --common;
   if (common < s.tokens.size()) s.go_back_to(static_cast<int>(common));
   const int reused = s.n_past();
   if (Status status = append(tokens.subspan(static_cast<size_t>(reused)), progress); !status)
@@ -84,13 +96,15 @@ Result<GenerateResult> Session::generate(const GenerateOptions& options,
                                          const std::function<bool(const GeneratedToken&)>& on_token) {
   Impl& s = *impl_;
   const int n_vocab = s.engine->config().n_vocab;
-  if (s.logits.empty()) return Error{ErrorCode::InvalidArgument, "nothing to continue: the prompt is empty"};
+  if (!s.has_logits()) return Error{ErrorCode::InvalidArgument, "nothing to continue: the prompt is empty"};
   if (Status status = validate(options.sampling, n_vocab); !status) return status.error();
   Sampler sampler(options.sampling, n_vocab, options.stop_tokens);
   sampler.accept_prompt(s.tokens);
   GenerateResult result{.reason = FinishReason::Length, .n_generated = 0, .seed = sampler.seed()};
   while (options.max_tokens < 0 || result.n_generated < options.max_tokens) {
-    const TokenId token = sampler.sample(s.logits, static_cast<int64_t>(s.tokens.size()));
+    const std::optional<TokenId> chosen = s.choose(sampler);
+    if (!chosen) return device_fault(*s.backend);
+    const TokenId token = *chosen;
     if (std::find(options.stop_tokens.begin(), options.stop_tokens.end(), token) !=
         options.stop_tokens.end()) {
       result.reason = FinishReason::Stop;
@@ -99,21 +113,47 @@ Result<GenerateResult> Session::generate(const GenerateOptions& options,
     sampler.accept(token);
     ++result.n_generated;
     GeneratedToken generated{token, {}};
-    if (options.sampling.n_probs)
+    if (options.sampling.n_probs) {
+      if (!s.fetch_logits()) return device_fault(*s.backend);
       generated.logprobs = top_logprobs(s.logits, token, *options.sampling.n_probs);
+    }
     const bool go_on = on_token(generated);
     if (s.n_past() == s.engine->n_ctx()) {
       result.reason = FinishReason::ContextFull;
       return result;
     }
     // Evaluated even when the caller stops here, so that the session holds every token it reported.
-    if (Status status = append({&token, 1}); !status) return status.error();
+    const LogitsNeed need = options.sampling.n_probs ? LogitsNeed::Row : sampler.need();
+    if (Status status = s.append({&token, 1}, need, {}); !status) return status.error();
     if (!go_on) {
       result.reason = FinishReason::Cancelled;
       return result;
     }
   }
   return result;
+}
+
+std::optional<TokenId> Session::Impl::choose(Sampler& sampler) {
+  const auto position = static_cast<int64_t>(tokens.size());
+  if (top != nullptr)
+    if (const std::optional<TokenId> token = sampler.sample(*top, position)) return token;
+  if (!fetch_logits()) return std::nullopt;
+  return sampler.sample(logits, position);
+}
+
+bool Session::Impl::fetch_logits() {
+  if (top == nullptr) return true;
+  const std::span<const float> row = backend->fetch_logits(0);
+  logits.assign(row.begin(), row.end());
+  top = nullptr;
+  *unread = nullptr;
+  return !logits.empty();
+}
+
+void Session::Impl::drop_logits() {
+  logits.clear();
+  if (top != nullptr) *unread = nullptr;
+  top = nullptr;
 }
 
 void Session::Impl::go_back_to(int n) {
@@ -127,7 +167,7 @@ void Session::Impl::go_back_to(int n) {
       backend->restore(sequence, checkpoints.back());
   }
   tokens.resize(static_cast<size_t>(n_past()));
-  logits.clear();
+  drop_logits();
 }
 
 void Session::checkpoint() {
@@ -142,7 +182,7 @@ void Session::checkpoint() {
 void Session::clear() {
   impl_->backend->clear(impl_->sequence);
   impl_->tokens.clear();
-  impl_->logits.clear();
+  impl_->drop_logits();
   impl_->checkpoints.clear();
 }
 

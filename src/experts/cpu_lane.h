@@ -9,17 +9,11 @@
 #include "experts/catalog.h"
 #include "experts/host_tier.h"
 #include "kernels/isa.h"
+#include "kernels/route_topk/cold_mail.h"
 
 namespace thermo {
 
 class ThreadPool;
-
-// One row sent to one cold expert. As the device writes it.
-struct ColdPair {
-  int16_t row = 0;
-  int16_t expert = 0;
-  float weight = 0.0f;
-};
 
 struct CpuLaneOptions {
   int max_rows = 32;

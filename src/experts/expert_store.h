@@ -7,7 +7,9 @@
 // an expert's.
 //
 // Swaps follow use: after each step the hottest experts outside replace the coldest inside, a few per step,
-// when they are clearly hotter. One thread at a time calls a store.
+// when they are clearly hotter, and no layer falls below the placement's floor. "Hot" is what expert_value()
+// says: how often an expert is used in the long run, and that one used just now is likely to be used again.
+// One thread at a time calls a store.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +44,7 @@ struct ExpertStoreOptions {
   int max_moves = 2;           // copies started per step
   int max_in_flight = 16;
   float hysteresis = 1.25f;  // how much hotter a newcomer must be
+  int pin_layers = 0;        // experts of the first layers never leave
   bool frozen = false;       // no swaps
 };
 
@@ -53,6 +56,10 @@ struct ExpertStoreStats {
   int n_guests = 0;
 };
 
+// Uses to be expected of an expert in the near future: its share of its layer's heat (`heat` of `layer_heat`)
+// over some tokens, and a part that fades with the tokens since its last use.
+float expert_value(float heat, float layer_heat, int n_active, uint64_t age) noexcept;
+
 class ExpertStore {
  public:
   ExpertStore(const ExpertCatalog& catalog, HostTier& host, SlotDevice& device, const Placement& placement,
@@ -63,7 +70,8 @@ class ExpertStore {
 
   static uint64_t slot_bytes(const ExpertCatalog& catalog, const Placement& placement);
 
-  // Copies the placed experts in and publishes them; returns when all are there.
+  // Copies the placed experts in and publishes them, and others into the guest memory; returns when all are
+  // there.
   void fill(const std::function<void(uint64_t done, uint64_t total)>& progress);
 
   // Between steps. begin_step(): publishes what has arrived. end_step(): the heat map holds the step's uses;

@@ -139,6 +139,7 @@ StepOutput Model::step(const StepBatch& batch) noexcept {
   if (batch.commit == Commit::All)
     for (const RowGroup& group : m.groups) group.sequence->advance(group.n_rows);
   return {.logits = {m.act.logits, m.logit_rows.size() * static_cast<size_t>(m.config.n_vocab)},
+          .tops = {},
           .logit_rows = m.logit_rows};
 }
 

@@ -12,30 +12,10 @@
 #include "base/error.h"
 #include "gguf/gguf_file.h"
 #include "gguf/gguf_writer.h"
+#include "model/testing/recorded_model.h"
 
 namespace thermo {
 namespace {
-
-struct Fixture {
-  GgufFile file;
-  GgufFile expected;
-  std::vector<TokenId> ids;
-
-  explicit Fixture(const std::string& name)
-      : file(std::string(THERMO_TEST_DATA) + "/" + name + "-f32.gguf"),
-        expected(std::string(THERMO_TEST_DATA) + "/" + name + "-expected.gguf") {
-    const GgufTensor& tensor = expected.require_tensor("ids");
-    ids.resize(tensor.n_elements());
-    std::memcpy(ids.data(), tensor.data, tensor.n_bytes);
-  }
-
-  std::vector<float> reference(const std::string& name) const {
-    const GgufTensor& tensor = expected.require_tensor(name);
-    std::vector<float> values(tensor.n_elements());
-    std::memcpy(values.data(), tensor.data, tensor.n_bytes);
-    return values;
-  }
-};
 
 std::unique_ptr<Model> make_model(const GgufFile& file, ThreadPool& pool, Isa isa, bool repack = true,
                                   int n_sequences = 2) {
@@ -49,53 +29,6 @@ std::unique_ptr<Model> make_model(const GgufFile& file, ThreadPool& pool, Isa is
   return std::make_unique<Model>(std::move(config), std::move(weights), options, pool);
 }
 
-std::vector<Row> chain(std::span<const TokenId> ids, int sequence = 0) {
-  std::vector<Row> rows;
-  for (size_t i = 0; i < ids.size(); ++i)
-    rows.push_back(
-        {.token = ids[i], .sequence = sequence, .parent = static_cast<int32_t>(i) - 1, .want_logits = true});
-  return rows;
-}
-
-struct Outputs {
-  std::vector<float> logits;               // [tokens][n_vocab]
-  std::vector<std::vector<float>> hidden;  // of each layer: [tokens][n_embd]
-};
-
-Outputs run_in_chunks(Model& model, std::span<const TokenId> ids, size_t chunk) {
-  const ModelConfig& c = model.config();
-  Outputs all;
-  all.hidden.resize(static_cast<size_t>(c.n_layer) + 1);
-  model.sequence(0).clear();
-  for (size_t begin = 0; begin < ids.size(); begin += chunk) {
-    const size_t n = std::min(chunk, ids.size() - begin);
-    const std::vector<Row> rows = chain(ids.subspan(begin, n));
-    std::vector<float> hidden((static_cast<size_t>(c.n_layer) + 1) * n * static_cast<size_t>(c.n_embd));
-    const StepOutput out = model.step({.rows = rows, .hidden = hidden.data()});
-    all.logits.insert(all.logits.end(), out.logits.begin(), out.logits.end());
-    const size_t layer = n * static_cast<size_t>(c.n_embd);
-    for (size_t l = 0; l < all.hidden.size(); ++l)
-      all.hidden[l].insert(all.hidden[l].end(), hidden.begin() + static_cast<std::ptrdiff_t>(l * layer),
-                           hidden.begin() + static_cast<std::ptrdiff_t>((l + 1) * layer));
-  }
-  return all;
-}
-
-// Largest difference in units of the reference's standard deviation.
-double error_of(std::span<const float> got, std::span<const float> want) {
-  EXPECT_EQ(got.size(), want.size());
-  double mean = 0, square = 0, worst = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    mean += want[i];
-    square += static_cast<double>(want[i]) * want[i];
-    const double difference = std::fabs(static_cast<double>(got[i]) - want[i]);
-    worst = difference > worst || std::isnan(difference) ? (std::isnan(difference) ? HUGE_VAL : difference)
-                                                         : worst;
-  }
-  mean /= static_cast<double>(want.size());
-  return worst / std::sqrt(square / static_cast<double>(want.size()) - mean * mean);
-}
-
 constexpr double kTolerance = 1e-4;  // the recorded outputs agree among implementations to a few 1e-5
 
 class ArchitectureTest : public testing::TestWithParam<const char*> {};
@@ -103,12 +36,12 @@ INSTANTIATE_TEST_SUITE_P(All, ArchitectureTest, testing::Values("qwen35moe", "qw
                          [](const auto& test) { return test.param; });
 
 TEST_P(ArchitectureTest, MatchesTheReferenceOnEveryPathAndChunkLength) {
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   for (Isa isa : available_isas()) {
     const auto model = make_model(fixture.file, pool, isa);
     for (size_t chunk : {size_t{100}, size_t{1}, size_t{7}, size_t{63}, size_t{64}, size_t{65}}) {
-      const Outputs got = run_in_chunks(*model, fixture.ids, chunk);
+      const Outputs got = run_in_chunks(*model, fixture.ids, chunk, true);
       EXPECT_LT(error_of(got.logits, fixture.reference("logits")), kTolerance)
           << isa_name(isa) << " chunk " << chunk;
       for (size_t l = 0; l < got.hidden.size(); ++l)
@@ -119,7 +52,7 @@ TEST_P(ArchitectureTest, MatchesTheReferenceOnEveryPathAndChunkLength) {
 }
 
 TEST_P(ArchitectureTest, GivesTheSameWithoutRepacking) {
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   const auto packed = make_model(fixture.file, pool, best_isa(), true);
   const auto mapped = make_model(fixture.file, pool, best_isa(), false);
@@ -128,7 +61,7 @@ TEST_P(ArchitectureTest, GivesTheSameWithoutRepacking) {
 }
 
 TEST_P(ArchitectureTest, KeepsSequencesApart) {
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   const auto model = make_model(fixture.file, pool, best_isa());
   const std::span<const TokenId> ids(fixture.ids);
@@ -160,7 +93,7 @@ TEST_P(ArchitectureTest, KeepsSequencesApart) {
 // Every node of a random tree must see exactly its own path, and committing any path must leave the sequence
 // as if that path had been evaluated token by token.
 TEST_P(ArchitectureTest, EvaluatesAndCommitsTreesLikeTheirPaths) {
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   std::mt19937 random(7);
   for (Isa isa : available_isas()) {
@@ -210,7 +143,7 @@ TEST_P(ArchitectureTest, EvaluatesAndCommitsTreesLikeTheirPaths) {
 }
 
 TEST_P(ArchitectureTest, ComesBackToACheckpoint) {
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   const auto model = make_model(fixture.file, pool, best_isa());
   const std::span<const TokenId> ids(fixture.ids);
@@ -226,7 +159,7 @@ TEST_P(ArchitectureTest, ComesBackToACheckpoint) {
 }
 
 TEST_P(ArchitectureTest, RunsWithEveryCacheType) {
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   // Rounding of the cache: half a unit of 11 bits, and of 7 bits relative to the block's largest value,
   // carried through a few layers. A row whose router was near a tie may choose another expert, so the bound
@@ -282,7 +215,7 @@ std::vector<float> logits_of(const GgufFile& file, std::span<const TokenId> ids)
 }
 
 TEST(ModelFiles, MayHoldGateAndUpOfTheExpertsInOneTensor) {
-  const Fixture fixture("qwen35moe");
+  const RecordedModel fixture("qwen35moe");
   const auto is_gate_or_up = [](const GgufTensor& tensor) {
     return tensor.name.ends_with("ffn_gate_exps.weight") || tensor.name.ends_with("ffn_up_exps.weight");
   };
@@ -308,7 +241,7 @@ TEST(ModelFiles, MayHoldGateAndUpOfTheExpertsInOneTensor) {
 }
 
 TEST(ModelFiles, MayUseTheEmbeddingAsHead) {
-  const Fixture fixture("qwen35");
+  const RecordedModel fixture("qwen35");
   const GgufTensor& embedding = fixture.file.require_tensor("token_embd.weight");
   const auto not_head = [](const GgufTensor& tensor) { return tensor.name != "output.weight"; };
   const EditedFile tied(fixture.file, {}, not_head);
@@ -335,7 +268,7 @@ std::string load_error(const EditedFile& edited) {
 }
 
 TEST(ModelFiles, AreRefusedWithTheNameOfTheTensorThatIsWrong) {
-  const Fixture fixture("laguna");
+  const RecordedModel fixture("laguna");
   const auto without = [](std::string_view name) {
     return [name](const GgufTensor& tensor) { return tensor.name != name; };
   };

@@ -9,6 +9,8 @@
 #include <span>
 #include <vector>
 
+#include "kernels/sample/sample.h"
+
 namespace thermo {
 
 using TokenId = int32_t;
@@ -29,13 +31,15 @@ enum class Commit : uint8_t {
 struct StepBatch {
   std::span<const Row> rows;  // the rows of one sequence are neighbours, parents before children
   Commit commit = Commit::All;
+  LogitsNeed need = LogitsNeed::Row;  // of the rows that want logits; a model may give more than is needed
   float* hidden = nullptr;  // [n_layer + 1][n_rows][n_embd]: embedding, output of each layer but the last
                             // one, and the final norm; for verification and drafters. nullptr: not wanted
 };
 
 // Valid until the next step.
 struct StepOutput {
-  std::span<const float> logits;        // [logit rows][n_vocab]
+  std::span<const float> logits;        // [logit rows][n_vocab]; empty when `tops` is not
+  std::span<const TopLogits> tops;      // [logit rows] when less than rows is needed and these stay on a GPU
   std::span<const int32_t> logit_rows;  // row of the batch that each belongs to, increasing
 
   std::span<const float> logits_of(int i, int n_vocab) const {

@@ -368,4 +368,13 @@ Weights Weights::load(const ModelConfig& config, const GgufFile& file, bool repa
   return w;
 }
 
+ExpertCatalog expert_catalog(const ModelConfig& config, const Weights& weights) {
+  std::vector<std::vector<Ffn>> layers;
+  for (int il = 0; il < config.n_layer; ++il) {
+    const auto& moe = weights.layers[static_cast<size_t>(il)].moe;
+    layers.push_back(moe ? moe->experts : std::vector<Ffn>());
+  }
+  return ExpertCatalog::of(std::move(layers), config.route.n_expert_used, config.n_embd);
+}
+
 }  // namespace thermo

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "experts/catalog.h"
 #include "kernels/linear/matrix.h"
 #include "model/model_config.h"
 
@@ -95,5 +96,8 @@ class Weights {
   struct Storage;
   std::unique_ptr<Storage> storage_;
 };
+
+// The routed experts of the main stack.
+ExpertCatalog expert_catalog(const ModelConfig& config, const Weights& weights);
 
 }  // namespace thermo

@@ -8,12 +8,11 @@
 #include <span>
 #include <vector>
 
+#include "kernels/sample/sample.h"
+
 namespace thermo {
 
-struct Candidate {
-  float logit;
-  int32_t id;
-};
+using Candidate = TokenLogit;
 
 // Larger logit first, lower id on ties: a total order, so every selection is unique.
 inline bool comes_first(const Candidate& a, const Candidate& b) noexcept {

@@ -82,37 +82,50 @@ bool Sampler::is_banned(int32_t token) const {
   return end_tokens_banned() && std::find(end_tokens_.begin(), end_tokens_.end(), token) != end_tokens_.end();
 }
 
-std::span<const float> Sampler::edit(std::span<const float> logits, const TokenFilter& eager_filter) {
-  const std::span<const RepeatedRun> runs =
-      runs_.find(dry_window_.tokens(), params_.dry_allowed_length, dry_breakers_);
-  if (params_.logit_bias.empty() && !end_tokens_banned() && reply_counts_.entries().empty() &&
-      repeat_counts_.entries().empty() && runs.empty() && !eager_filter)
-    return logits;
+bool Sampler::edits_nothing(std::span<const RepeatedRun> runs) const noexcept {
+  return params_.logit_bias.empty() && !end_tokens_banned() && reply_counts_.entries().empty() &&
+         repeat_counts_.entries().empty() && runs.empty();
+}
 
-  edited_.assign(logits.begin(), logits.end());
-  const auto logit = [&](int32_t token) -> float& { return edited_[static_cast<size_t>(token)]; };
-
+template <class LogitOf, class Filter>
+void Sampler::edit_tokens(const LogitOf& logit, const Filter& filter,
+                          std::span<const RepeatedRun> runs) const {
   for (const auto& [token, bias] : params_.logit_bias)
-    logit(token) = bias <= kBanBias ? -INFINITY : logit(token) + bias;
+    if (float* const x = logit(token)) *x = bias <= kBanBias ? -INFINITY : *x + bias;
   if (end_tokens_banned())
-    for (int32_t token : end_tokens_) logit(token) = -INFINITY;
+    for (int32_t token : end_tokens_)
+      if (float* const x = logit(token)) *x = -INFINITY;
 
-  for (const TokenCounts::Entry& e : repeat_counts_.entries()) {
-    float& value = logit(e.token);
-    value = value > 0.0f ? value / params_.repetition_penalty : value * params_.repetition_penalty;
-  }
+  for (const TokenCounts::Entry& e : repeat_counts_.entries())
+    if (float* const x = logit(e.token))
+      *x = *x > 0.0f ? *x / params_.repetition_penalty : *x * params_.repetition_penalty;
   for (const TokenCounts::Entry& e : reply_counts_.entries())
-    logit(e.token) -= params_.presence_penalty + params_.frequency_penalty * static_cast<float>(e.count);
+    if (float* const x = logit(e.token))
+      *x -= params_.presence_penalty + params_.frequency_penalty * static_cast<float>(e.count);
 
-  if (eager_filter)
-    for (int32_t token = 0; token < n_vocab_; ++token)
-      if (logit(token) > -INFINITY && !eager_filter(token)) logit(token) = -INFINITY;
+  filter();
 
   for (const RepeatedRun& run : runs) {
     // Capped: the power of a long run overflows, and no logit comes back from a hundred thousand below.
     const double grown = std::pow(params_.dry_base, run.length - params_.dry_allowed_length);
-    logit(run.next) -= static_cast<float>(std::min(1e5, params_.dry_multiplier * grown));
+    if (float* const x = logit(run.next))
+      *x -= static_cast<float>(std::min(1e5, params_.dry_multiplier * grown));
   }
+}
+
+std::span<const float> Sampler::edit(std::span<const float> logits, const TokenFilter& eager_filter) {
+  const std::span<const RepeatedRun> runs =
+      runs_.find(dry_window_.tokens(), params_.dry_allowed_length, dry_breakers_);
+  if (edits_nothing(runs) && !eager_filter) return logits;
+
+  edited_.assign(logits.begin(), logits.end());
+  const auto logit = [&](int32_t token) { return &edited_[static_cast<size_t>(token)]; };
+  const auto filter = [&] {
+    if (eager_filter)
+      for (int32_t token = 0; token < n_vocab_; ++token)
+        if (*logit(token) > -INFINITY && !eager_filter(token)) *logit(token) = -INFINITY;
+  };
+  edit_tokens(logit, filter, runs);
   return edited_;
 }
 
@@ -185,13 +198,102 @@ void Sampler::gather(std::span<const float> row, const TokenFilter& filter) {
     append_from(row, threshold, candidates_);
     if (nucleus || typical) std::sort(candidates_.begin(), candidates_.end(), comes_first);
   }
-  if (typical && candidates_.size() > 1) cut_typical();
-  if (nucleus && candidates_.size() > 1) {
+  cut_by_mass();
+}
+
+void Sampler::cut_by_mass() {
+  if (params_.typical_p < 1.0f && candidates_.size() > 1) cut_typical();
+  if (params_.top_p < 1.0f && candidates_.size() > 1) {
     double total = 0.0;
     for (const Candidate& c : candidates_)
       total += std::exp(static_cast<double>(c.logit) - candidates_[0].logit);
     cut_top_p(total);
   }
+}
+
+LogitsNeed Sampler::need() const noexcept {
+  if (is_plain_greedy()) return LogitsNeed::Best;
+  // A token that is raised from below the floor cannot be seen in the top.
+  const bool raises = (params_.repetition_penalty < 1.0f && !repeat_counts_.entries().empty()) ||
+                      ((params_.presence_penalty < 0.0f || params_.frequency_penalty < 0.0f) &&
+                       !reply_counts_.entries().empty()) ||
+                      std::any_of(params_.logit_bias.begin(), params_.logit_bias.end(),
+                                  [](const auto& entry) { return entry.second > 0.0f; });
+  if (raises) return LogitsNeed::Row;
+  if (params_.temperature == 0.0f) return LogitsNeed::Top;
+  if (params_.top_n_sigma > 0.0f) return LogitsNeed::Row;
+  if (params_.top_k > 0) return params_.top_k <= kTopTokens ? LogitsNeed::Top : LogitsNeed::Row;
+  const bool cut = params_.top_p < 1.0f || params_.min_p > 0.0f;
+  return cut && params_.typical_p >= 1.0f ? LogitsNeed::Top : LogitsNeed::Row;
+}
+
+std::optional<int32_t> Sampler::sample(const TopLogits& top, int64_t position) {
+  const LogitsNeed needed = need();
+  if (needed == LogitsNeed::Row) return std::nullopt;
+  if (needed == LogitsNeed::Best) return top.best >= 0 ? top.best : last_resort({});
+  if (top.n == TopLogits::kNotListed) return std::nullopt;
+
+  const bool edited = edit_top(top);
+  if (candidates_.empty()) {
+    if (top.floor > -INFINITY) return std::nullopt;
+    return last_resort({});
+  }
+  std::sort(candidates_.begin(), candidates_.end(), comes_first);
+  if (params_.temperature == 0.0f || candidates_[0].logit == INFINITY) return candidates_[0].id;
+  if (!gather_top(top, edited)) return std::nullopt;
+  cut_min_p();
+  return choose(position);
+}
+
+// Fills candidates_ with the tokens that certainly come before all that are not listed. Returns whether any
+// token of the row was edited.
+bool Sampler::edit_top(const TopLogits& top) {
+  candidates_.assign(top.list().begin(), top.list().end());
+  const std::span<const RepeatedRun> runs =
+      runs_.find(dry_window_.tokens(), params_.dry_allowed_length, dry_breakers_);
+  if (edits_nothing(runs)) return false;
+  place_.resize(static_cast<size_t>(n_vocab_), -1);
+  for (size_t i = 0; i < candidates_.size(); ++i)
+    place_[static_cast<size_t>(candidates_[i].id)] = static_cast<int32_t>(i);
+  const auto logit = [&](int32_t token) -> float* {
+    const int32_t place = place_[static_cast<size_t>(token)];
+    return place < 0 ? nullptr : &candidates_[static_cast<size_t>(place)].logit;
+  };
+  edit_tokens(
+      logit, [] {}, runs);
+  for (const Candidate& c : candidates_) place_[static_cast<size_t>(c.id)] = -1;
+  std::erase_if(candidates_,
+                [&](const Candidate& c) { return !(c.logit >= top.floor && c.logit > -INFINITY); });
+  return true;
+}
+
+// gather() for what need() calls Top; false when the listed tokens are too few. REQUIRES: candidates_ sorted.
+bool Sampler::gather_top(const TopLogits& top, bool edited) {
+  const bool whole = top.floor == -INFINITY;
+  if (params_.top_k > 0) {
+    const auto n = static_cast<size_t>(params_.top_k);
+    if (candidates_.size() < n && !whole) return false;
+    candidates_.resize(std::min(candidates_.size(), n));
+    cut_by_mass();
+    return true;
+  }
+  if (params_.top_p < 1.0f) {
+    // The row's sum was rounded in another order than ours would be: the cut must be the same at both ends of
+    // what it may be.
+    if (edited) return false;
+    constexpr double kSumError = 3e-5;
+    const std::vector<Candidate> all = candidates_;
+    cut_top_p(top.sum_exp * (1.0 - kSumError));
+    const size_t n = candidates_.size();
+    candidates_ = all;
+    cut_top_p(top.sum_exp * (1.0 + kSumError));
+    // A cut that took everything may have wanted more.
+    return candidates_.size() == n && (whole || n < all.size());
+  }
+  const float threshold = candidates_[0].logit + std::log(params_.min_p) - 1e-3f;
+  if (threshold < top.floor && !whole) return false;
+  std::erase_if(candidates_, [&](const Candidate& c) { return c.logit < threshold; });
+  return true;
 }
 
 // Keeps the tokens whose surprise -log p is nearest to its expectation, the entropy, until they hold

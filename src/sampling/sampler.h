@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <unordered_set>
 #include <vector>
@@ -41,6 +42,12 @@ class Sampler {
   // not banned and that the filter allows. REQUIRES: logits.size() == n_vocab.
   int32_t sample(std::span<const float> logits, int64_t position, const TokenFilter& filter = {});
 
+  // The same token from the top of the row; nullopt when that does not settle it and the row is needed.
+  // Exact: what is not listed is below the floor, and tokens are only ever lowered without being listed.
+  std::optional<int32_t> sample(const TopLogits& top, int64_t position);
+  // What the next sample() without a filter should be given.
+  LogitsNeed need() const noexcept;
+
   // Whether the next token without a filter is the argmax of the raw logits (lowest id on ties), so that the
   // caller may take it where the logits are. May change from one accept() to the next.
   bool is_plain_greedy() const noexcept;
@@ -52,12 +59,20 @@ class Sampler {
  private:
   bool end_tokens_banned() const noexcept;
   bool is_banned(int32_t token) const;
+  bool edits_nothing(std::span<const RepeatedRun> runs) const noexcept;
+  // Bias, penalties and DRY, in order; the filter comes between them. `logit(token)` is where the token's
+  // logit lies, or null.
+  template <class LogitOf, class Filter>
+  void edit_tokens(const LogitOf& logit, const Filter& filter, std::span<const RepeatedRun> runs) const;
   // The logits after bias, penalties, filter and DRY: `logits` itself when none applies, else edited_.
   std::span<const float> edit(std::span<const float> logits, const TokenFilter& eager_filter);
   int32_t last_resort(const TokenFilter& filter) const;
   // Fills candidates_ with the first n tokens of top_ that the filter allows.
   void take_allowed(int64_t n, const TokenFilter& filter);
   void gather(std::span<const float> row, const TokenFilter& filter);
+  bool edit_top(const TopLogits& top);
+  bool gather_top(const TopLogits& top, bool edited);
+  void cut_by_mass();
   void cut_typical();
   void cut_top_p(double total);
   void cut_min_p();
@@ -80,6 +95,7 @@ class Sampler {
   std::vector<float> edited_;
   std::vector<Candidate> candidates_;
   std::vector<double> weights_;
+  std::vector<int32_t> place_;  // of a token in candidates_, or -1; kept when penalties meet a listed top
   TopTokens top_;
   RunFinder runs_;
 };

@@ -30,6 +30,7 @@
 #include "kernels/linear/linear_cuda.h"
 #include "kernels/route_topk/route_topk_cuda.h"
 #include "kernels/row_ops/row_ops_cuda.h"
+#include "kernels/sample/sample_cuda.h"
 #include "model/gpu/gpu_weights.h"
 
 namespace thermo {
@@ -58,9 +59,11 @@ class Carver {
 
 // The rows of a step as DeviceRows wants them, in host or device memory: the same layout in both.
 struct Inputs {
-  int32_t *n_valid, *n_groups, *token, *group, *position, *parent, *logit_row;
+  int32_t *n_valid, *n_groups, *n_logits, *n_top, *token, *group, *position, *parent, *logit_row;
   int32_t *group_sequence, *group_begin, *group_rows, *group_past;
   uint64_t* ancestors;
+  uint32_t* ticket;   // split experts: of the step
+  int32_t* fetch_of;  // [kMaxFetchTable + 1]
 
   Inputs() = default;
   Inputs(std::byte* base, int max_rows) {
@@ -69,6 +72,10 @@ struct Inputs {
     ancestors = carver.take<uint64_t>(rows);
     n_valid = carver.take<int32_t>(1);
     n_groups = carver.take<int32_t>(1);
+    ticket = carver.take<uint32_t>(1);
+    fetch_of = carver.take<int32_t>(kMaxFetchTable + 1);
+    n_logits = carver.take<int32_t>(1);
+    n_top = carver.take<int32_t>(1);
     for (int32_t** array : {&token, &group, &position, &parent, &logit_row, &group_sequence, &group_begin,
                             &group_rows, &group_past})
       *array = carver.take<int32_t>(rows);
@@ -81,6 +88,17 @@ struct Inputs {
             ancestors, group_sequence, group_begin, group_rows, group_past, tree};
   }
 };
+
+// Of recorded steps, of larger ones, and of a commit's path.
+size_t input_bytes(int n_batch) {
+  return Inputs(nullptr, kMaxBucket).bytes + Inputs(nullptr, n_batch).bytes +
+         (kMaxDeltaRows + 1) * sizeof(int32_t);
+}
+
+size_t rope_bytes(const ModelConfig& c) {
+  return (make_rope_table(c.rope_full).inv_freq.size() + make_rope_table(c.rope_window).inv_freq.size() + 2) *
+         sizeof(float);
+}
 
 size_t f16_columns(int columns) {
   return align_up<size_t>(static_cast<size_t>(columns), 32);
@@ -99,7 +117,8 @@ struct Workspace {
   float *conv_input, *conv_output, *z, *alpha, *beta, *gates, *rule_out;
   float *router_logits, *shared_logit;
   DeviceRoutes routes;
-  float* logits;  // [kLogitRows][n_vocab]
+  float* logits;       // [kLogitRows][n_vocab]
+  float* top_scratch;  // of each of these rows
 
   void carve(Carver& carver, const ModelConfig& c, int n_batch, bool float_ffn, bool float_mixed,
              int n_multiprocessors) {
@@ -164,6 +183,7 @@ struct Workspace {
     routes.chosen = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
     routes.rank = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
     logits = carver.take<float>(static_cast<size_t>(kLogitRows) * static_cast<size_t>(c.n_vocab));
+    top_scratch = carver.take<float>(static_cast<size_t>(kLogitRows) * top_logits_scratch_floats());
   }
 };
 
@@ -246,14 +266,16 @@ struct GpuModel::Impl {
   ModelConfig config;
   GpuModelOptions options;
   DeviceInfo device;
-  Stream stream;  // destroyed last
+  Stream stream;                        // destroyed last
+  std::unique_ptr<GpuExperts> experts;  // nullptr: they are with the other weights
   GpuWeights weights;
   SequenceLayout layout;
   DeviceBuffer kv, recurrent, tape;  // all sequences
   DeviceBuffer workspace_memory;     // graphs hold addresses in all of these
-  DeviceBuffer input_memory, rope_memory, hidden_memory;
-  PinnedBuffer input_pinned, logits_pinned;
-  HostBuffer logits_host;  // when more than kLogitRows rows are asked for
+  DeviceBuffer input_memory, rope_memory;
+  PinnedBuffer input_pinned, logits_pinned, tops_pinned;
+  PinnedBuffer hidden_pinned;  // of a small step with split experts, taken when first asked for
+  HostBuffer logits_host;      // when more than kLogitRows rows are asked for
   Workspace act;
   Inputs small, small_host, large, large_host;
   int32_t *path, *path_host;  // [0]: length, then rows
@@ -271,7 +293,10 @@ struct GpuModel::Impl {
       : config(std::move(c)),
         options(o),
         device(use_device(o.device)),
-        weights(config, w, pool, progress),
+        experts(o.experts.split && config.route.n_expert > 0
+                    ? std::make_unique<GpuExperts>(config, w, o.experts, o.n_batch, o.isa, pool, progress)
+                    : nullptr),
+        weights(config, w, experts.get(), pool, progress),
         layout(config, o.sequence) {
     const size_t n_sequences = static_cast<size_t>(o.n_sequences);
     kv = DeviceBuffer(n_sequences * layout.kv_bytes());
@@ -286,9 +311,8 @@ struct GpuModel::Impl {
 
     const size_t small_bytes = Inputs(nullptr, kMaxBucket).bytes,
                  large_bytes = Inputs(nullptr, o.n_batch).bytes;
-    const size_t path_bytes = (kMaxDeltaRows + 1) * sizeof(int32_t);
-    input_memory = DeviceBuffer(small_bytes + large_bytes + path_bytes);
-    input_pinned = PinnedBuffer(small_bytes + large_bytes + path_bytes);
+    input_memory = DeviceBuffer(input_bytes(o.n_batch));
+    input_pinned = PinnedBuffer(input_bytes(o.n_batch));
     small = Inputs(input_memory.data(), kMaxBucket);
     small_host = Inputs(input_pinned.data(), kMaxBucket);
     large = Inputs(input_memory.data() + small_bytes, o.n_batch);
@@ -297,6 +321,7 @@ struct GpuModel::Impl {
     path_host = reinterpret_cast<int32_t*>(input_pinned.data() + small_bytes + large_bytes);
     logits_pinned =
         PinnedBuffer(static_cast<size_t>(kLogitRows) * static_cast<size_t>(config.n_vocab) * sizeof(float));
+    tops_pinned = PinnedBuffer(kLogitRows * sizeof(TopLogits));
     logits_host =
         HostBuffer(static_cast<size_t>(o.n_batch) * static_cast<size_t>(config.n_vocab) * sizeof(float));
     upload_rope();
@@ -310,7 +335,7 @@ struct GpuModel::Impl {
 
   void upload_rope() {
     const RopeTable full = make_rope_table(config.rope_full), window = make_rope_table(config.rope_window);
-    rope_memory = DeviceBuffer((full.inv_freq.size() + window.inv_freq.size() + 2) * sizeof(float));
+    rope_memory = DeviceBuffer(rope_bytes(config));
     rope_full = rope_memory.as<float>();
     rope_window = rope_full + full.inv_freq.size();
     magnitude_full = full.magnitude;
@@ -330,12 +355,22 @@ struct GpuModel::Impl {
   void enqueue(int n_rows, bool keep, int n_logits, const Inputs& from, float* hidden, int n_valid) noexcept;
   void attention(int il, int n_rows, const DeviceRows& rows) noexcept;
   void delta_net(int il, int n_rows, bool keep, const DeviceRows& rows) noexcept;
-  void feed_forward(int il, int n_rows, const DeviceRows& rows) noexcept;
+  void feed_forward(int il, int n_rows, const DeviceRows& rows, const DeviceCold& cold) noexcept;
   void project_out(const DeviceMatrix& w, const DeviceActs& x, int n_rows) noexcept;
   void head(int n_logits, const int32_t* rows) noexcept;
+  void top_of_head(int n_logits, const Inputs& from) noexcept;
   void linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_rows,
               const int32_t* row_index = nullptr) noexcept;
   bool check(const char* what) noexcept;
+  float* small_hidden() {
+    if (hidden_pinned.size() == 0)
+      hidden_pinned = PinnedBuffer(static_cast<size_t>(config.n_layer + 1) * kMaxMailRows *
+                                   static_cast<size_t>(config.n_embd) * sizeof(float));
+    return hidden_pinned.as<float>();
+  }
+  void begin_split(Inputs& inputs) noexcept {
+    experts->begin(*inputs.ticket, {inputs.fetch_of, kMaxFetchTable + 1}, stream.view());
+  }
 
   float* delta_state(int il, int sequence) {
     return recurrent.as<float>() +
@@ -494,7 +529,8 @@ void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& 
   project_out(w.output, out.read(), n_rows);
 }
 
-void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows) noexcept {
+void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows,
+                                  const DeviceCold& cold) noexcept {
   const GpuFfnWeights& w = weights.layers[static_cast<size_t>(il)].ffn;
   DeviceExpertArgs args;
 
@@ -528,6 +564,7 @@ void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows) no
   route.router = w.router;
   route.x = act.h.read();
   route.base = w.experts;
+  route.cold = cold;
   route.logits = act.router_logits;
   route.bias = w.router_bias;
   route.shared = w.shared_gate.n_rows > 0;
@@ -539,11 +576,25 @@ void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows) no
   route_topk_cuda(route, stream.view());
   args.max_slots = max_route_slots(route.config, route.shared, n_rows, route.tile);
   args.max_slot_rows = std::min(n_rows, kExpertSmallTile);
-  expert_ffn_cuda(args, stream.view());
+  if (experts != nullptr && w.moe && n_rows > kMaxMailRows)
+    experts->run_large(il, args, n_rows, stream.view());
+  else
+    expert_ffn_cuda(args, stream.view());
 }
 
 void GpuModel::Impl::head(int n_logits, const int32_t* rows) noexcept {
   linear({{weights.output, act.logits, config.n_vocab}}, act.h.read(), n_logits, rows);
+}
+
+void GpuModel::Impl::top_of_head(int n_logits, const Inputs& from) noexcept {
+  top_logits_cuda({.logits = act.logits,
+                   .n_vocab = config.n_vocab,
+                   .max_rows = n_logits,
+                   .n_rows = from.n_logits,
+                   .n_wanted = from.n_top,
+                   .scratch = act.top_scratch,
+                   .out = tops_pinned.as<TopLogits>()},
+                  stream.view());
 }
 
 // Queues a whole step of n_rows rows, the last of them padding when n_valid is less. `hidden` (host) gets
@@ -564,7 +615,9 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
                         .h = act.h,
                         .n_rows = n_rows,
                         .n_embd = config.n_embd,
-                        .conv = {}};
+                        .conv = {},
+                        .cold_in = {},
+                        .cold_out = {}};
   for (int il = 0; il < config.n_layer; ++il) {
     const GpuLayerWeights& w = weights.layers[static_cast<size_t>(il)];
     // What the layer before left, and the norm before this one.
@@ -595,10 +648,17 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
     norm.norm = w.ffn_norm;
     norm.shared_gate = w.ffn.shared_weight;
     norm.shared_logit = act.shared_logit;
+    const DeviceCold cold = experts != nullptr && w.ffn.moe && n_rows <= kMaxMailRows
+                                ? experts->cold(il, from.ticket, from.fetch_of)
+                                : DeviceCold{};
+    norm.cold_in = {};
+    norm.cold_out = cold;
     residual_norm_cuda(norm, stream.view());
     norm.conv = {};
     norm.shared_gate = nullptr;
-    feed_forward(il, n_rows, rows);
+    norm.cold_in = cold;
+    norm.cold_out = {};
+    feed_forward(il, n_rows, rows, cold);
     norm.pair_of = act.routes.pair_of;
     norm.pair_weight = act.routes.pair_weight;
     norm.n_parts = (w.ffn.moe ? config.route.n_expert_used : 0) + 1;
@@ -606,7 +666,10 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
   norm.norm = weights.output_norm;
   residual_norm_cuda(norm, stream.view());
   capture(config.n_layer, act.h.f32);
-  if (n_logits > 0) head(n_logits, from.logit_row);
+  if (n_logits > 0) {
+    head(n_logits, from.logit_row);
+    top_of_head(n_logits, from);
+  }
 }
 
 void GpuModel::Impl::record_graphs() {
@@ -619,6 +682,8 @@ void GpuModel::Impl::record_graphs() {
       // changes nothing.
       *small_host.n_valid = 0;
       *small_host.n_groups = 0;
+      *small_host.n_logits = n;
+      *small_host.n_top = kTopTokens;
       std::fill_n(small_host.group, n, -1);
       std::fill_n(small_host.token, n, 0);
       std::fill_n(small_host.logit_row, n, 0);
@@ -663,6 +728,10 @@ void GpuModel::Impl::lay_out(const StepBatch& batch, Inputs& to, int n_rows) noe
     if (row.want_logits) logit_rows.push_back(r);
   }
   *to.n_groups = n_groups;
+  // More rows than the head computes at a time are copied as they come.
+  const bool tops = batch.need != LogitsNeed::Row && logit_rows.size() <= static_cast<size_t>(kLogitRows);
+  *to.n_logits = static_cast<int32_t>(logit_rows.size());
+  *to.n_top = !tops ? 0 : batch.need == LogitsNeed::Best ? 1 : kTopTokens;
   for (int r = n; r < n_rows; ++r) {
     to.token[r] = 0;
     to.group[r] = -1;
@@ -710,16 +779,36 @@ float GpuModel::last_step_ms() const noexcept {
   return impl_->step_ms;
 }
 
-std::vector<GpuMemoryItem> GpuModel::plan(const ModelConfig& c, const Weights& w, const GpuModelOptions& o) {
+ExpertTelemetry GpuModel::expert_telemetry() const noexcept {
+  return impl_->experts == nullptr ? ExpertTelemetry{} : impl_->experts->telemetry();
+}
+const HeatMap* GpuModel::heat() const noexcept {
+  return impl_->experts == nullptr ? nullptr : &impl_->experts->heat();
+}
+GpuExperts* GpuModel::experts() noexcept {
+  return impl_->experts.get();
+}
+
+std::vector<GpuMemoryItem> GpuModel::plan(const ModelConfig& c, const Weights& w, const GpuModelOptions& o,
+                                          int n_multiprocessors) {
   const SequenceLayout layout(c, o.sequence);
   const uint64_t n = static_cast<uint64_t>(o.n_sequences);
   Carver count(nullptr);
-  Workspace().carve(count, c, o.n_batch, any_float_ffn(c, w), any_float_output(c, w), 128);
-  return {{"weights", GpuWeights::planned_bytes(c, w)},
-          {"kv cache", n * layout.kv_bytes()},
-          {"recurrent state", n * layout.recurrent_bytes()},
-          {"draft tape", n * layout.tape_bytes()},
-          {"activations", count.used()}};
+  Workspace().carve(count, c, o.n_batch, any_float_ffn(c, w), any_float_output(c, w), n_multiprocessors);
+  const bool split = o.experts.split && c.route.n_expert > 0;
+  std::vector<GpuMemoryItem> items = {
+      {split ? "core weights" : "weights", GpuWeights::planned_bytes(c, w, !split)}};
+  if (split)
+    for (GpuMemoryItem& item : GpuExperts::plan(c, w, o.experts)) items.push_back(std::move(item));
+  for (const GpuMemoryItem& item : std::initializer_list<GpuMemoryItem>{
+           {"kv cache", n * layout.kv_bytes()},
+           {"recurrent state", n * layout.recurrent_bytes()},
+           {"draft tape", n * layout.tape_bytes()},
+           {"activations", count.used()},
+           {"norms and tables", GpuWeights::planned_small_bytes(c, w, !split) + rope_bytes(c)},
+           {"rows of a step", input_bytes(o.n_batch)}})
+    items.push_back(item);
+  return items;
 }
 
 StepOutput GpuModel::step(const StepBatch& batch) noexcept {
@@ -732,29 +821,49 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   cudaStream_t const stream = m.stream.view().handle;
   m.step_begin.record(m.stream.view());
   float* logits = m.logits_pinned.as<float>();
+  bool tops = false;
   const bool replay = b >= 0 && batch.hidden == nullptr && !m.graphs[keep][b].empty();
   if (replay) {
     m.lay_out(batch, m.small_host, kBuckets[b]);
+    if (m.experts != nullptr) m.begin_split(m.small_host);
     const size_t n_logits = m.logit_rows.size();
     for (int i = 0; i < kBuckets[b]; ++i)
       m.small_host.logit_row[i] =
           static_cast<size_t>(i) < n_logits ? m.logit_rows[static_cast<size_t>(i)] : 0;
+    tops = *m.small_host.n_top > 0;
     m.graphs[keep][b].replay(m.stream.view());
     m.step_end.record(m.stream.view());
-    if (n_logits > 0)
+    if (n_logits > 0 && !tops)
       cudaMemcpyAsync(logits, m.act.logits, n_logits * row_bytes, cudaMemcpyDeviceToHost, stream);
+    if (m.experts != nullptr) m.experts->serve(n, m.step_end);
     m.stream.synchronize();
+    if (m.experts != nullptr) m.experts->finish(n);
   } else {
     m.lay_out(batch, m.large_host, n);
+    const bool split = m.experts != nullptr, large = n > kMaxMailRows;
+    if (split && large) m.experts->begin_large(n, m.stream.view());
+    if (split && !large) m.begin_split(m.large_host);
     const int n_logits = static_cast<int>(m.logit_rows.size());
+    tops = *m.large_host.n_top > 0;
     std::copy(m.logit_rows.begin(), m.logit_rows.end(), m.large_host.logit_row);
     cudaMemcpyAsync(m.large.ancestors, m.large_host.ancestors, m.large.bytes, cudaMemcpyHostToDevice, stream);
-    m.enqueue(n, keep, std::min(n_logits, kLogitRows), m.large, batch.hidden, n);
+    // Copies to memory that is not page-locked stop this thread, which must answer the device.
+    float* hidden = batch.hidden;
+    if (hidden != nullptr && split && !large) hidden = m.small_hidden();
+    m.enqueue(n, keep, std::min(n_logits, kLogitRows), m.large, hidden, n);
     m.step_end.record(m.stream.view());
-    if (n_logits > 0)
+    if (n_logits > 0 && !tops)
       cudaMemcpyAsync(logits, m.act.logits, static_cast<size_t>(std::min(n_logits, kLogitRows)) * row_bytes,
                       cudaMemcpyDeviceToHost, stream);
+    if (split && !large) m.experts->serve(n, m.step_end);
     m.stream.synchronize();
+    if (split && large) m.experts->finish_large();
+    if (split && !large) m.experts->finish(n);
+    if (hidden != batch.hidden)
+      std::copy_n(hidden,
+                  static_cast<size_t>(m.config.n_layer + 1) * static_cast<size_t>(n) *
+                      static_cast<size_t>(m.config.n_embd),
+                  batch.hidden);
     if (n_logits > kLogitRows) {
       float* const all = m.logits_host.as<float>();
       for (int done = 0; done < n_logits; done += kLogitRows) {
@@ -771,12 +880,30 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
       logits = all;
     }
   }
-  if (!m.check("a step")) return {};
+  if (m.experts != nullptr && m.fault.empty()) m.fault = m.experts->fault();
+  if (!m.check("a step") || !m.fault.empty()) return {};
   m.step_ms = Event::elapsed_ms(m.step_begin, m.step_end);
   if (!keep)
     for (const Row& row : batch.rows) ++m.sequences[static_cast<size_t>(row.sequence)].n_past_;
+  if (tops)
+    return {.logits = {},
+            .tops = {m.tops_pinned.as<TopLogits>(), m.logit_rows.size()},
+            .logit_rows = m.logit_rows};
   return {.logits = {logits, m.logit_rows.size() * static_cast<size_t>(m.config.n_vocab)},
+          .tops = {},
           .logit_rows = m.logit_rows};
+}
+
+std::span<const float> GpuModel::fetch_logits(int i) noexcept {
+  Impl& m = *impl_;
+  if (!m.fault.empty()) return {};
+  const size_t n_vocab = static_cast<size_t>(m.config.n_vocab);
+  float* const row = m.logits_pinned.as<float>();
+  cudaMemcpyAsync(row, m.act.logits + static_cast<size_t>(i) * n_vocab, n_vocab * sizeof(float),
+                  cudaMemcpyDeviceToHost, m.stream.view().handle);
+  m.stream.synchronize();
+  if (!m.check("fetching logits")) return {};
+  return {row, n_vocab};
 }
 
 void GpuModel::commit(int sequence, std::span<const int32_t> path) noexcept {

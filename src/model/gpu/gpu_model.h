@@ -13,6 +13,9 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "kernels/isa.h"
+#include "model/gpu/gpu_experts.h"
+#include "model/gpu/gpu_memory.h"
 #include "model/model_config.h"
 #include "model/sequence_state.h"
 #include "model/step.h"
@@ -25,12 +28,9 @@ struct GpuModelOptions {
   int n_batch = 2048;  // most rows of a step
   int n_sequences = 1;
   SequenceConfig sequence;
-  bool graphs = true;  // false: queue every kernel, to measure what graphs buy
-};
-
-struct GpuMemoryItem {
-  std::string name;
-  uint64_t bytes = 0;
+  SplitOptions experts;     // where the routed experts are
+  Isa isa = Isa::Portable;  // of the processor's share of them
+  bool graphs = true;       // false: queue every kernel, to measure what graphs buy
 };
 
 class GpuModel;
@@ -56,27 +56,35 @@ class GpuSequence {
 class GpuModel {
  public:
   // `weights` may be bound without repacking: panels are then packed while they are uploaded and no host copy
-  // is kept. Nothing of it is needed afterwards. Throws CudaError, MemoryError, and LoadError for a shape
-  // that has no kernel.
+  // is kept. Nothing of it is needed afterwards, unless experts are split: then its file must outlive this.
+  // Throws CudaError, MemoryError, and LoadError for a shape that has no kernel.
   GpuModel(ModelConfig config, const Weights& weights, const GpuModelOptions& options, ThreadPool& pool,
            const LoadProgressFn& progress);
   ~GpuModel();
   GpuModel(const GpuModel&) = delete;
   GpuModel& operator=(const GpuModel&) = delete;
 
-  // Every byte of GPU memory that the constructor takes: arithmetic only.
+  // Every byte of GPU memory that the constructor takes: arithmetic only. The device is known by its number
+  // of multiprocessors.
   static std::vector<GpuMemoryItem> plan(const ModelConfig& config, const Weights& weights,
-                                         const GpuModelOptions& options);
+                                         const GpuModelOptions& options, int n_multiprocessors);
 
   const ModelConfig& config() const;
   GpuSequence& sequence(int index);
 
-  // As Model::step() and Model::commit(). After a device fault steps return no logits and fault() tells.
+  // As Model::step() and Model::commit(). After a device fault steps return no logits and fault() tells. When
+  // less than rows of logits is needed they stay on the device, and fetch_logits() copies row i of them.
   StepOutput step(const StepBatch& batch) noexcept;
+  std::span<const float> fetch_logits(int i) noexcept;
   void commit(int sequence, std::span<const int32_t> path) noexcept;
   const std::string& fault() const noexcept;
   // Milliseconds the device spent on the last step.
   float last_step_ms() const noexcept;
+
+  // All zero and nullptr unless experts are split.
+  ExpertTelemetry expert_telemetry() const noexcept;
+  const HeatMap* heat() const noexcept;
+  GpuExperts* experts() noexcept;
 
  private:
   friend class GpuSequence;

@@ -10,9 +10,11 @@
 #include <cstring>
 #include <random>
 
+#include "device/buffer.h"
 #include "device/device_info.h"
 #include "gguf/gguf_file.h"
 #include "model/model.h"
+#include "model/testing/recorded_model.h"
 
 namespace thermo {
 namespace {
@@ -24,25 +26,6 @@ constexpr double kTolerance = 1e-4;  // as on the CPU: float32 weights, float32 
     std::string why;                                                          \
     if (list_devices(&why).empty()) GTEST_SKIP() << "no usable GPU: " << why; \
   } while (false)
-
-struct Fixture {
-  GgufFile file, expected;
-  std::vector<TokenId> ids;
-
-  explicit Fixture(const std::string& name)
-      : file(std::string(THERMO_TEST_DATA) + "/" + name + "-f32.gguf"),
-        expected(std::string(THERMO_TEST_DATA) + "/" + name + "-expected.gguf") {
-    const GgufTensor& tensor = expected.require_tensor("ids");
-    ids.resize(tensor.n_elements());
-    std::memcpy(ids.data(), tensor.data, tensor.n_bytes);
-  }
-  std::vector<float> reference(const std::string& name) const {
-    const GgufTensor& tensor = expected.require_tensor(name);
-    std::vector<float> values(tensor.n_elements());
-    std::memcpy(values.data(), tensor.data, tensor.n_bytes);
-    return values;
-  }
-};
 
 std::unique_ptr<GpuModel> make_gpu(const GgufFile& file, ThreadPool& pool, KvType kv, int n_sequences = 2,
                                    bool graphs = true) {
@@ -56,62 +39,13 @@ std::unique_ptr<GpuModel> make_gpu(const GgufFile& file, ThreadPool& pool, KvTyp
   return std::make_unique<GpuModel>(std::move(config), weights, options, pool, LoadProgressFn{});
 }
 
-std::vector<Row> chain(std::span<const TokenId> ids, int sequence = 0) {
-  std::vector<Row> rows;
-  for (size_t i = 0; i < ids.size(); ++i)
-    rows.push_back(
-        {.token = ids[i], .sequence = sequence, .parent = static_cast<int32_t>(i) - 1, .want_logits = true});
-  return rows;
-}
-
-struct Outputs {
-  std::vector<float> logits;
-  std::vector<std::vector<float>> hidden;
-};
-
-template <class AnyModel>
-Outputs run_in_chunks(AnyModel& model, std::span<const TokenId> ids, size_t chunk, bool with_hidden = false) {
-  const ModelConfig& c = model.config();
-  Outputs all;
-  all.hidden.resize(static_cast<size_t>(c.n_layer) + 1);
-  model.sequence(0).clear();
-  for (size_t begin = 0; begin < ids.size(); begin += chunk) {
-    const size_t n = std::min(chunk, ids.size() - begin);
-    const std::vector<Row> rows = chain(ids.subspan(begin, n));
-    std::vector<float> hidden(
-        with_hidden ? (static_cast<size_t>(c.n_layer) + 1) * n * static_cast<size_t>(c.n_embd) : 0);
-    const StepOutput out = model.step({.rows = rows, .hidden = with_hidden ? hidden.data() : nullptr});
-    all.logits.insert(all.logits.end(), out.logits.begin(), out.logits.end());
-    const size_t layer = n * static_cast<size_t>(c.n_embd);
-    for (size_t l = 0; with_hidden && l < all.hidden.size(); ++l)
-      all.hidden[l].insert(all.hidden[l].end(), hidden.begin() + static_cast<std::ptrdiff_t>(l * layer),
-                           hidden.begin() + static_cast<std::ptrdiff_t>((l + 1) * layer));
-  }
-  return all;
-}
-
-// Largest difference in units of the reference's standard deviation.
-double error_of(std::span<const float> got, std::span<const float> want) {
-  EXPECT_EQ(got.size(), want.size());
-  if (got.size() != want.size()) return HUGE_VAL;
-  double mean = 0, square = 0, worst = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    mean += want[i];
-    square += static_cast<double>(want[i]) * want[i];
-    const double difference = std::fabs(static_cast<double>(got[i]) - want[i]);
-    worst = std::isnan(difference) ? HUGE_VAL : std::max(worst, difference);
-  }
-  mean /= static_cast<double>(want.size());
-  return worst / std::sqrt(square / static_cast<double>(want.size()) - mean * mean);
-}
-
 class GpuArchitectureTest : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(All, GpuArchitectureTest, testing::Values("qwen35moe", "qwen35", "laguna"),
                          [](const auto& test) { return test.param; });
 
 TEST_P(GpuArchitectureTest, MatchesTheReferenceForEveryChunkLength) {
   SKIP_WITHOUT_GPU();
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   const auto model = make_gpu(fixture.file, pool, KvType::F32);
   for (size_t chunk : {size_t{100}, size_t{1}, size_t{2}, size_t{7}, size_t{16}, size_t{32}, size_t{33},
@@ -130,7 +64,7 @@ TEST_P(GpuArchitectureTest, MatchesTheReferenceForEveryChunkLength) {
 
 TEST_P(GpuArchitectureTest, KeepsSequencesApart) {
   SKIP_WITHOUT_GPU();
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   const auto model = make_gpu(fixture.file, pool, KvType::F32);
   const std::span<const TokenId> ids(fixture.ids);
@@ -158,7 +92,7 @@ TEST_P(GpuArchitectureTest, KeepsSequencesApart) {
 
 TEST_P(GpuArchitectureTest, EvaluatesAndCommitsTreesLikeTheirPaths) {
   SKIP_WITHOUT_GPU();
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   std::mt19937 random(7);
   const auto model = make_gpu(fixture.file, pool, KvType::F32);
@@ -204,7 +138,7 @@ TEST_P(GpuArchitectureTest, EvaluatesAndCommitsTreesLikeTheirPaths) {
 
 TEST_P(GpuArchitectureTest, ComesBackToACheckpoint) {
   SKIP_WITHOUT_GPU();
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   const auto model = make_gpu(fixture.file, pool, KvType::F32);
   const std::span<const TokenId> ids(fixture.ids);
@@ -222,7 +156,7 @@ TEST_P(GpuArchitectureTest, ComesBackToACheckpoint) {
 // row whose router was near a tie may choose another expert, so the bound is on the typical row.
 TEST_P(GpuArchitectureTest, RunsWithEveryCacheType) {
   SKIP_WITHOUT_GPU();
-  const Fixture fixture(GetParam());
+  const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   const std::pair<KvType, double> cases[] = {{KvType::F16, 0.005}, {KvType::Q8_0, 0.1}};
   const std::vector<float> want = fixture.reference("logits");
@@ -231,13 +165,8 @@ TEST_P(GpuArchitectureTest, RunsWithEveryCacheType) {
     for (const size_t chunk : {size_t{33}, size_t{1}}) {
       const Outputs got = run_in_chunks(*model, fixture.ids, chunk);
       const auto n_vocab = static_cast<size_t>(model->config().n_vocab);
-      std::vector<double> errors;
-      for (size_t r = 0; r < fixture.ids.size(); ++r)
-        errors.push_back(error_of(std::span(got.logits).subspan(r * n_vocab, n_vocab),
-                                  std::span(want).subspan(r * n_vocab, n_vocab)));
-      std::nth_element(errors.begin(), errors.begin() + static_cast<std::ptrdiff_t>(errors.size() / 2),
-                       errors.end());
-      EXPECT_LT(errors[errors.size() / 2], bound) << kv_type_name(type) << " chunk " << chunk;
+      EXPECT_LT(median_error_of_rows(got.logits, want, n_vocab), bound)
+          << kv_type_name(type) << " chunk " << chunk;
     }
   }
 }
@@ -248,9 +177,7 @@ TEST(GpuPlankton, AnswersLikeTheCpu) {
   SKIP_WITHOUT_GPU();
   const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
   const GgufFile expected(std::string(THERMO_TEST_DATA) + "/plankton-expected.gguf");
-  const GgufTensor& tensor = expected.require_tensor("ids");
-  std::vector<TokenId> ids(tensor.n_elements());
-  std::memcpy(ids.data(), tensor.data, tensor.n_bytes);
+  const std::vector<TokenId> ids = recorded_values<TokenId>(expected, "ids");
 
   ThreadPool pool({.n_threads = 2});
   ModelConfig config = read_model_config(file);
@@ -267,14 +194,7 @@ TEST(GpuPlankton, AnswersLikeTheCpu) {
   for (const size_t chunk : {size_t{100}, size_t{1}, size_t{5}, size_t{16}, size_t{30}}) {
     const Outputs got = run_in_chunks(*gpu, ids, chunk);
     ASSERT_EQ(gpu->fault(), "");
-    std::vector<double> errors;
-    for (size_t r = 0; r < ids.size(); ++r)
-      errors.push_back(error_of(std::span(got.logits).subspan(r * n_vocab, n_vocab),
-                                std::span(want.logits).subspan(r * n_vocab, n_vocab)));
-    std::nth_element(errors.begin(), errors.begin() + static_cast<std::ptrdiff_t>(errors.size() / 2),
-                     errors.end());
-    EXPECT_LT(errors[errors.size() / 2], 0.25) << "chunk " << chunk;
-    printf("plankton chunk %zu: median error %.4f of the spread\n", chunk, errors[errors.size() / 2]);
+    EXPECT_LT(median_error_of_rows(got.logits, want.logits, n_vocab), 0.25) << "chunk " << chunk;
   }
 
   // Greedy from here; a difference counts when the CPU was sure.
@@ -292,6 +212,65 @@ TEST(GpuPlankton, AnswersLikeTheCpu) {
     if (other != token) {
       EXPECT_LT(a.logits[static_cast<size_t>(token)] - a.logits[static_cast<size_t>(other)], 0.5f)
           << "token " << i;
+    }
+  }
+}
+
+TEST_P(GpuArchitectureTest, TakesTheBytesThatWerePlanned) {
+  SKIP_WITHOUT_GPU();
+  const RecordedModel fixture(GetParam());
+  ThreadPool pool({.n_threads = 2});
+  const ModelConfig config = read_model_config(fixture.file);
+  const Weights weights = Weights::load(config, fixture.file, false, pool, {});
+  for (const int n_batch : {1, 33, 512}) {
+    GpuModelOptions options;
+    options.n_batch = n_batch;
+    options.n_sequences = 3;
+    options.sequence = {.n_ctx = 300, .max_draft_rows = 9, .k_type = KvType::F16, .v_type = KvType::Q8_0};
+    uint64_t planned = 0;
+    for (const GpuMemoryItem& item :
+         GpuModel::plan(config, weights, options, use_device(0).n_multiprocessors))
+      planned += item.bytes;
+    const size_t before = DeviceBuffer::total_bytes();
+    const GpuModel model(config, weights, options, pool, {});
+    EXPECT_EQ(DeviceBuffer::total_bytes() - before, planned) << "batch " << n_batch;
+  }
+}
+
+// The top of each row is that of the row itself, in recorded steps and in larger ones.
+TEST(GpuPlankton, FindsTheTopOfTheRows) {
+  SKIP_WITHOUT_GPU();
+  const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
+  ThreadPool pool({.n_threads = 2});
+  const auto gpu = make_gpu(file, pool, KvType::F16, 1);
+  const auto n_vocab = static_cast<size_t>(gpu->config().n_vocab);
+  std::vector<TokenId> ids;
+  for (int i = 0; i < 40; ++i) ids.push_back(17 * i % 4000);
+  for (const size_t n : {size_t{1}, size_t{3}, size_t{32}, size_t{40}}) {
+    for (const LogitsNeed need : {LogitsNeed::Best, LogitsNeed::Top}) {
+      std::vector<Row> rows = chain(std::span(ids).first(n));
+      if (n == 40)
+        for (size_t i = 0; i < 30; ++i) rows[i].want_logits = false;
+      gpu->sequence(0).clear();
+      const StepOutput plain = gpu->step({.rows = rows});
+      const std::vector<float> want(plain.logits.begin(), plain.logits.end());
+      gpu->sequence(0).clear();
+      const StepOutput out = gpu->step({.rows = rows, .need = need});
+      ASSERT_EQ(gpu->fault(), "");
+      EXPECT_TRUE(out.logits.empty());
+      ASSERT_EQ(out.tops.size() * n_vocab, want.size());
+      for (size_t i = 0; i < out.tops.size(); ++i) {
+        const std::span<const float> row = std::span(want).subspan(i * n_vocab, n_vocab);
+        TopLogits expected;
+        top_logits_ref(row, need == LogitsNeed::Best ? 1 : kTopTokens, expected);
+        EXPECT_EQ(out.tops[i].best, expected.best) << n << " row " << i;
+        EXPECT_EQ(out.tops[i].max, expected.max) << n << " row " << i;
+        if (need == LogitsNeed::Top) {
+          EXPECT_GE(out.tops[i].n, kTopTokens);
+        }
+        const std::span<const float> fetched = gpu->fetch_logits(static_cast<int>(i));
+        EXPECT_TRUE(std::equal(fetched.begin(), fetched.end(), row.begin(), row.end())) << n << " row " << i;
+      }
     }
   }
 }

@@ -1,0 +1,150 @@
+// The engine on a GPU: tokens chosen from what the device hands over, logits that stay there until someone
+// asks, and memory that does not grow. Skipped where there is no GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "device/device_info.h"
+#include "engine/engine.h"
+#include "gguf/gguf_file.h"
+#include "sampling/sampler.h"
+
+namespace thermo {
+namespace {
+
+#define SKIP_WITHOUT_GPU()                                                    \
+  do {                                                                        \
+    std::string why;                                                          \
+    if (list_devices(&why).empty()) GTEST_SKIP() << "no usable GPU: " << why; \
+  } while (false)
+
+const GgufFile& plankton() {
+  static const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
+  return file;
+}
+
+EngineOptions on_gpu(int n_sequences = 1) {
+  EngineOptions options;
+  options.device = "cuda:0";
+  options.n_ctx = 256;
+  options.n_threads = 2;
+  options.n_sequences = n_sequences;
+  return options;
+}
+
+std::vector<TokenId> prompt(int seed, int n = 12) {
+  std::vector<TokenId> ids;
+  for (int i = 0; i < n; ++i) ids.push_back((seed * 7919 + i * 104729) % 4000);
+  return ids;
+}
+
+std::vector<TokenId> generate(Session& session, const SamplingParams& sampling, int n) {
+  std::vector<TokenId> tokens;
+  const Result<GenerateResult> result = session.generate(
+      {.sampling = sampling, .max_tokens = n, .stop_tokens = {}}, [&](const GeneratedToken& token) {
+        tokens.push_back(token.id);
+        return true;
+      });
+  EXPECT_TRUE(result.has_value());
+  return tokens;
+}
+
+// The same with every row of logits on the host.
+std::vector<TokenId> generate_from_rows(Session& session, const SamplingParams& sampling, int n) {
+  Sampler sampler(sampling, static_cast<int>(session.logits().size()));
+  sampler.accept_prompt(session.tokens());
+  std::vector<TokenId> tokens;
+  for (int i = 0; i < n; ++i) {
+    const TokenId token = sampler.sample(session.logits(), static_cast<int64_t>(session.tokens().size()));
+    sampler.accept(token);
+    tokens.push_back(token);
+    EXPECT_TRUE(session.append({&token, 1}).ok());
+  }
+  return tokens;
+}
+
+TEST(GpuEngine, ChoosesTheTokensThatTheRowsOfLogitsGive) {
+  SKIP_WITHOUT_GPU();
+  Engine engine(plankton(), on_gpu());
+  std::vector<SamplingParams> cases(9);
+  cases[1].temperature = 0.0f;
+  cases[2].temperature = 0.0f;
+  cases[2].repetition_penalty = 1.2f;
+  cases[3].top_k = 200;
+  cases[3].top_p = 0.99f;
+  cases[3].temperature = 1.5f;
+  cases[4].top_k = 0;
+  cases[4].top_p = 0.9f;
+  cases[5].top_k = 0;
+  cases[5].top_p = 1.0f;
+  cases[5].min_p = 0.02f;
+  cases[6].top_k = 0;
+  cases[6].top_p = 1.0f;  // no cut at all: needs the rows
+  cases[7].presence_penalty = 1.0f;
+  cases[7].frequency_penalty = 0.5f;
+  cases[7].dry_multiplier = 0.8f;
+  cases[8].logit_bias = {{11, 3.0f}, {12, -100.0f}};
+  for (int seed = 0; seed < 20; ++seed) {
+    for (size_t i = 0; i < cases.size(); ++i) {
+      cases[i].seed = static_cast<uint64_t>(seed) + 1;
+      std::vector<TokenId> answers[2];
+      for (const bool rows : {false, true}) {
+        Session session = std::move(engine.open_session().value());
+        ASSERT_TRUE(session.append(prompt(seed)).ok());
+        answers[rows] = rows ? generate_from_rows(session, cases[i], 12) : generate(session, cases[i], 12);
+      }
+      ASSERT_EQ(answers[0], answers[1]) << "parameters " << i << " seed " << seed;
+    }
+  }
+}
+
+TEST(GpuEngine, KeepsTheLogitsOfASessionWhileAnotherRuns) {
+  SKIP_WITHOUT_GPU();
+  Engine engine(plankton(), on_gpu(2));
+  std::vector<float> alone;
+  {
+    Session session = std::move(engine.open_session().value());
+    ASSERT_TRUE(session.append(prompt(1)).ok());
+    alone.assign(session.logits().begin(), session.logits().end());
+  }
+  Session first = std::move(engine.open_session().value());
+  Session second = std::move(engine.open_session().value());
+  ASSERT_TRUE(first.append(prompt(1)).ok());
+  ASSERT_TRUE(second.append(prompt(2)).ok());
+  ASSERT_TRUE(second.append(prompt(3)).ok());
+  EXPECT_TRUE(std::equal(alone.begin(), alone.end(), first.logits().begin(), first.logits().end()));
+  EXPECT_EQ(generate(first, {.temperature = 0.0f}, 1)[0],
+            std::max_element(alone.begin(), alone.end()) - alone.begin());
+}
+
+TEST(GpuEngine, LeavesDeviceMemoryAsItWasAfterAThousandGenerations) {
+  SKIP_WITHOUT_GPU();
+  Engine engine(plankton(), on_gpu());
+  const auto generation = [&](int i) {
+    Session session = std::move(engine.open_session().value());
+    ASSERT_TRUE(session.append(prompt(i, 4 + i % 60)).ok());
+    SamplingParams sampling;
+    sampling.temperature = i % 2 == 0 ? 0.0f : 1.0f;
+    sampling.seed = 1;
+    ASSERT_EQ(generate(session, sampling, 8).size(), 8u);
+  };
+  // The driver loads a kernel, and takes what it needs for it, when it first runs.
+  for (int i = 0; i < 60; ++i) generation(i);
+  const uint64_t before = use_device(0).free_bytes;
+  for (int i = 0; i < 1000; ++i) generation(i);
+  EXPECT_EQ(use_device(0).free_bytes, before);
+}
+
+TEST(GpuEngine, GivesAllItsMemoryBack) {
+  SKIP_WITHOUT_GPU();
+  { const Engine engine(plankton(), on_gpu()); }  // what the driver keeps
+  const uint64_t before = use_device(0).free_bytes;
+  for (int i = 0; i < 3; ++i) {
+    const Engine engine(plankton(), on_gpu());
+    EXPECT_LT(use_device(0).free_bytes, before);
+  }
+  EXPECT_EQ(use_device(0).free_bytes, before);
+}
+
+}  // namespace
+}  // namespace thermo
