@@ -181,6 +181,7 @@ class BenchCommand : public Command {
     options.max_draft_rows = plan.max_rows();
     Engine engine(file, options);
     progress.clear();
+    terminal.note_unless_empty(engine.plan().note);
     context.engine = engine.info();
     if (engine.info().device != "cpu" && bandwidth_)
       context.read_bytes_per_s = measure_gpu_read_bandwidth();  // decoding reads the card's memory
