@@ -98,12 +98,14 @@ Json bench_fields(const BenchContext& context, const BenchResult& result) {
   f["bytes_per_token"] = context.engine.bytes_per_token;
   std::optional<double> read, bandwidth, share;
   if (context.read_bytes_per_s > 0.0) bandwidth = context.read_bytes_per_s * 1e-9;
-  if (result.test.n_prompt == 0)
+  if (result.test.n_prompt == 0 && result.test.n_gen > 0)
     read = static_cast<double>(context.engine.bytes_per_token) * result.avg_ts() * 1e-9;
   if (read && bandwidth) share = *read / *bandwidth;
   f["read_gb_s"] = optional_json(read);
   f["bandwidth_gb_s"] = optional_json(bandwidth);
   f["bandwidth_share"] = optional_json(share);
+  f["n_rows"] = result.test.n_rows;
+  f["cost_of_one"] = optional_json(result.cost_of_one);
   f["isa"] = isa_name(context.engine.isa);
   f["repack"] = context.engine.repacked;
   f["load_seconds"] = context.engine.load_seconds;

@@ -33,6 +33,7 @@ class PlanCommand : public Command {
     GgufFile file = open_model(model_);
     ModelConfig config = read_model_config(file);
     const MemoryPlan plan = Engine::plan_for(file, options);
+    terminal.note_unless_empty(plan.note);
     write_stdout(json_ ? as_json(file, config, plan) : as_table(file, config, plan, terminal));
     return ExitCode::Ok;
   }

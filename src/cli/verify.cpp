@@ -117,6 +117,7 @@ class VerifyCommand : public Command {
     ProgressLine progress(terminal);
     Engine engine(file, make_options(progress));
     progress.clear();
+    terminal.note_unless_empty(engine.plan().note);
     run_ways(engine, reference, chunks);
 
     const bool passed = std::all_of(ways_.begin(), ways_.end(),
