@@ -1,22 +1,108 @@
 #!/usr/bin/env bash
-# Builds for the GPU of this machine, tests, verifies and measures, in one call:
-#   tools/gpu_check.sh [MODEL.gguf]        without a model a synthetic 35B-A3B is written to /dev/shm
-set -euo pipefail
-cd "$(dirname "$0")/.."
-build=build/gpu-lab
-cmake --preset gpu-lab > /dev/null
-cmake --build "$build" -j "$(nproc)"
-ctest --test-dir "$build" -R '^(kernels|model|engine)$' --output-on-failure
+# Everything that must hold on a GPU, in one call; a table of what did comes last.
+#
+#   tools/gpu_check.sh [--bin DIR] [--parts LIST] [--logs DIR] [MODEL.gguf]
+#
+#   --bin DIR     programs that are already built (thermocline, kernels_test, model_test, engine_test); nothing is built
+#   --parts LIST  some of: tests,verify,text,generations,memcheck,racecheck,bench (default: all, in this order)
+#   --logs DIR    where the output of each part goes (default: build/gpu-check)
+#   MODEL.gguf    what is benchmarked; without one a synthetic 35B-A3B is written to /dev/shm (20 GiB)
+#
+# Every part has a time limit. Exit status 1 when one of them failed.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
 
-thermocline="$build/bin/thermocline"
-for name in qwen35moe qwen35 laguna; do
-  "$thermocline" verify -m "tests/data/$name-f32.gguf" --expected "tests/data/$name-expected.gguf" --device cuda:0 \
-    --cache-type-k f32 --cache-type-v f32
+bin='' parts=tests,verify,text,generations,memcheck,racecheck,bench logs=build/gpu-check model=/dev/shm/thermocline-35b-a3b.gguf
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --bin) bin=$2; shift 2 ;;
+    --parts) parts=$2; shift 2 ;;
+    --logs) logs=$2; shift 2 ;;
+    -*) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) model=$1; shift ;;
+  esac
 done
-
-model="${1:-/dev/shm/thermocline-35b-a3b.gguf}"
-[ -f "$model" ] || "$thermocline" synth "$model" --shape qwen35moe-35b-a3b
-"$build/bin/gpu_bench" "$model" --deep 16384
-if command -v compute-sanitizer > /dev/null; then
-  compute-sanitizer --tool memcheck "$build/bin/model_test" --gtest_filter='*Gpu*MatchesTheReference*:*Gpu*Trees*'
+mkdir -p "$logs"
+if [ -z "$bin" ]; then
+  cmake --preset gpu-lab > /dev/null && cmake --build --preset gpu-lab -j "$(nproc)" || exit 1
+  bin=build/gpu-lab/bin
 fi
+
+thermocline="$bin/thermocline"
+"$thermocline" run -q --device cuda:0 -n 1 -p hello > /dev/null || exit 1  # says why there is no GPU
+
+rows=() failed=0
+# part NAME LIMIT_SECONDS COMMAND...: runs it, keeps its output, remembers how it went.
+part() {
+  local name=$1 limit=$2 start=$SECONDS log="$logs/${1// /-}.log" result=ok
+  shift 2
+  echo "== $name"
+  timeout "$limit" "$@" > "$log" 2>&1
+  local status=$?
+  if [ $status -ne 0 ]; then
+    failed=1 result="FAILED ($status)"
+    [ $status -eq 124 ] && result='OUT OF TIME'
+    tail -n 30 "$log"
+  fi
+  rows+=("$(printf '%-28s %-12s %5d s  %s' "$name" "$result" $((SECONDS - start)) "$(summary "$log")")")
+}
+# The line of a log that says most.
+summary() {
+  grep -hE '^\[  PASSED  \]|ERROR SUMMARY|RACECHECK SUMMARY|^passed|^PASSED|same most likely' "$1" | tail -n 2 | tr -s ' ' | paste -sd ';'
+}
+wants() { [[ ",$parts," == *",$1,"* ]]; }
+
+cuda_tests='*Cuda*:*Gpu*'
+if wants tests; then
+  for name in kernels model engine; do
+    part "$name tests" 300 "$bin/${name}_test" --gtest_filter="$cuda_tests-*AThousandGenerations*"
+  done
+fi
+if wants verify; then
+  for name in qwen35moe qwen35 laguna; do
+    part "verify $name" 60 "$thermocline" verify -m "tests/data/$name-f32.gguf" --expected "tests/data/$name-expected.gguf" \
+      --device cuda:0 --cache-type-k f32 --cache-type-v f32 --tolerance 1e-4
+  done
+  # The expected outputs are of full-precision weights, the file has four bits.
+  part 'verify plankton' 60 "$thermocline" verify -m models/plankton-q4_k_m.gguf --expected tests/data/plankton-expected.gguf \
+    --device cuda:0 --tolerance 2
+fi
+# shellcheck disable=SC2317  # called through bash -c
+same_text() {
+  local question device
+  for question in 'What is 17 + 25?' 'Name three colours.' 'What lives in a lake?' 'Write a short poem.'; do
+    local answers=()
+    for device in cpu cuda:0; do
+      answers+=("$("$thermocline" run -m models/plankton-q4_k_m.gguf --temp 0 -n 64 -q -p "$question" --device "$device")") || return 1
+    done
+    printf '%s\n  %s\n' "$question" "${answers[0]}"
+    [ "${answers[0]}" = "${answers[1]}" ] || { printf 'on the GPU:\n  %s\n' "${answers[1]}"; return 1; }
+  done
+}
+if wants text; then
+  export thermocline; export -f same_text
+  part 'greedy text of plankton' 60 bash -c same_text
+fi
+if wants generations; then
+  part '1000 generations' 90 "$bin/engine_test" --gtest_filter='GpuEngine.*Memory*'
+fi
+# The sanitizer slows kernels down up to a hundredfold: whole models run a few short steps.
+sanitize() {
+  local tool=$1 limit=$2
+  command -v compute-sanitizer > /dev/null || { rows+=("$(printf '%-28s %-12s' "$tool" 'not here')"); return; }
+  local check=(compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 5)
+  part "$tool kernels" "$limit" "${check[@]}" "$bin/kernels_test" --gtest_filter="$cuda_tests"
+  part "$tool model" "$limit" "${check[@]}" "$bin/model_test" --gtest_filter='*Gpu*KeepsSequencesApart*:*Gpu*ComesBack*:GpuPlankton.FindsTheTop*'
+}
+wants memcheck && sanitize memcheck 240
+wants racecheck && sanitize racecheck 300
+if wants bench; then
+  [ -f "$model" ] || part 'write a model' 300 "$thermocline" synth "$model" --shape qwen35moe-35b-a3b -q
+  part bench 300 "$thermocline" bench -m "$model" --device cuda:0 -p 512,2048 -n 128 --rows '1-64*2' -d 0,16384 -r 3
+fi
+
+echo
+wants bench && grep -h '^|' "$logs/bench.log"
+echo
+printf '%s\n' "${rows[@]}"
+exit $failed

@@ -20,6 +20,7 @@
 #include "cli/model_options.h"
 #include "cli/model_source.h"
 #include "cli/progress.h"
+#include "engine/gpu_backend.h"
 #include "gguf/gguf_file.h"
 
 namespace thermo {
@@ -51,8 +52,10 @@ class BenchCommand : public Command {
             "combination. "
             "Tokenising and sampling are not timed, as in llama-bench. GB/s is what the weights of a token "
             "make of "
-            "the decode speed; the last column is its share of what this machine reads from memory.",
+            "the decode speed; the last column is its share of what this machine (on a GPU: the card) reads "
+            "from memory. --rows measures what verifying n drafted tokens costs against one.",
             "thermocline bench -m model.gguf -p 512,2048 -n 128 -d 0,4096\n"
+            "thermocline bench -m model.gguf --rows 1-64*2\n"
             "thermocline bench -m model.gguf -o json > before.json\n"
             "thermocline bench -m model.gguf --compare before.json --fail-below 0.97\n"
             "thermocline bench -m model.gguf --sweep-expert-cache 0,40,60,100 -o csv\n"};
@@ -70,6 +73,8 @@ class BenchCommand : public Command {
     list("-n,--n-gen", "LIST", lists_.n_gen, "tokens generated one by one (default 128; 0: none)");
     list("-pg,--prompt-gen", "PP,TG", lists_.prompt_gen,
          "a prompt and then generation, timed together; repeatable");
+    list("--rows", "LIST", lists_.n_rows,
+         "rows of a step that verifies a draft, up to 64; without -p and -n only these");
     list("-d,--n-depth", "LIST", lists_.n_depth, "tokens already in the context (default 0)");
     set.value("-r,--repetitions", "N", run_.n_repetitions, "times each test is run")
         .range(1, 1000)
@@ -196,18 +201,20 @@ class BenchCommand : public Command {
                  const BenchSetup& setup, const std::function<void(Json)>& emit) {
     BenchContext context;
     context.setup = setup;
-    context.read_bytes_per_s = read_bandwidth(setup.n_threads);
+    context.read_bytes_per_s = read_bandwidth(setup.n_threads);  // while there is memory
     ProgressLine progress(terminal);
     const int n_ctx = std::max(plan.max_tokens(), check_ ? kCheckPrompt + kCheckTokens : 0);
     EngineOptions options = engine_options_of(setup, n_ctx);
     set_expert_options(expert_flags(setup), read_model_config(file), options);
     options.progress = progress.callback();
+    options.max_draft_rows = plan.max_rows();
     Engine engine(file, options);
     progress.clear();
     note_unused_cache(expert_flags(setup), engine, terminal);
+    terminal.note_unless_empty(engine.plan().note);
     context.engine = engine.info();
-    // The share of the bandwidth is that of main memory, which a GPU does not read.
-    if (context.engine.device != "cpu") context.read_bytes_per_s = 0.0;
+    if (!runs_on_processor(engine.info()) && bandwidth_)
+      context.read_bytes_per_s = measure_gpu_read_bandwidth();  // decoding reads the card's memory
     context.setup.n_ubatch = engine.n_batch();
     context.model_filename = model_.empty() ? "embedded" : resolve_model_path(model_);
     context.model_type = engine.config().describe(engine.info().n_params);
@@ -221,6 +228,7 @@ class BenchCommand : public Command {
 
     Result<Session> session = engine.open_session();
     if (!session) throw ThermoError(ExitCode::Internal, "bench: " + session.error().message);
+    std::map<int, double> one_row_ns;  // by depth
     for (size_t i = 0; i < plan.tests.size(); ++i) {
       const BenchTest& test = plan.tests[i];
       if (delay_seconds_ > 0.0) std::this_thread::sleep_for(std::chrono::duration<double>(delay_seconds_));
@@ -233,8 +241,12 @@ class BenchCommand : public Command {
           fmt::print(stderr, "bench: test {}/{} {}, run {}/{}\n", i + 1, plan.tests.size(), test.name(),
                      repetition + 1, run_.n_repetitions);
       };
-      const std::optional<BenchResult> result = run_bench_test(engine, *session, test, text_ids_.ids, run);
+      const std::optional<BenchResult> result =
+          test.n_rows > 0
+              ? run_rows_test(engine, *session, test, text_ids_.ids, run, one_row_ns[test.n_depth])
+              : run_bench_test(engine, *session, test, text_ids_.ids, run);
       if (!result) return;
+      if (test.n_rows == 1) one_row_ns[test.n_depth] = result->avg_ns();
       emit(bench_fields(context, *result));
     }
   }
@@ -318,6 +330,8 @@ class BenchCommand : public Command {
     add(!lists_.repack.empty(), "repack");
     add(!lists_.n_cpu_moe.empty(), "n_cpu_moe");
     add(!lists_.expert_cache.empty() || !lists_.expert_sweep.empty(), "expert_cache");
+    add(!lists_.n_rows.empty(), "ms a step");
+    add(!lists_.n_rows.empty(), "x one row");
     add(text_ != "builtin", "text");
     add(!compare_.empty(), "ratio");
     return columns;

@@ -31,7 +31,7 @@ void add_llama_fields(const BenchContext& context, const BenchResult& result, Js
   f["build_commit"] = build_commit();
   f["build_number"] = 0;
   f["cpu_info"] = cpu_info().name;
-  const bool on_gpu = context.engine.device != "cpu" && !context.engine.device.starts_with("sim");
+  const bool on_gpu = !runs_on_processor(context.engine);
   f["gpu_info"] = on_gpu ? context.engine.device : "";
   f["backends"] = on_gpu ? "CUDA" : context.engine.device == "cpu" ? "CPU" : "sim";
   f["model_filename"] = context.model_filename;
@@ -75,6 +75,10 @@ void add_llama_fields(const BenchContext& context, const BenchResult& result, Js
 
 }  // namespace
 
+bool runs_on_processor(const EngineInfo& engine) {
+  return engine.device == "cpu" || engine.device.starts_with("sim");
+}
+
 Json bench_fields(const BenchContext& context, const BenchResult& result) {
   Json f;
   add_llama_fields(context, result, f);
@@ -107,12 +111,14 @@ Json bench_fields(const BenchContext& context, const BenchResult& result) {
   f["bytes_per_token"] = context.engine.bytes_per_token;
   std::optional<double> read, bandwidth, share;
   if (context.read_bytes_per_s > 0.0) bandwidth = context.read_bytes_per_s * 1e-9;
-  if (result.test.n_prompt == 0)
+  if (result.test.n_prompt == 0 && result.test.n_gen > 0)
     read = static_cast<double>(context.engine.bytes_per_token) * result.avg_ts() * 1e-9;
   if (read && bandwidth) share = *read / *bandwidth;
   f["read_gb_s"] = optional_json(read);
   f["bandwidth_gb_s"] = optional_json(bandwidth);
   f["bandwidth_share"] = optional_json(share);
+  f["n_rows"] = result.test.n_rows;
+  f["cost_of_one"] = optional_json(result.cost_of_one);
   f["isa"] = isa_name(context.engine.isa);
   f["repack"] = context.engine.repacked;
   f["load_seconds"] = context.engine.load_seconds;

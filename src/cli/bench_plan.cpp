@@ -7,12 +7,14 @@
 
 #include "base/error.h"
 #include "cli/model_options.h"
+#include "kernels/delta_net/delta_net.h"
 
 namespace thermo {
 namespace {
 
 constexpr int kMaxValue = 1 << 24;
-constexpr size_t kMaxValues = 1000;  // a list longer than this is a slip of the keyboard
+constexpr int kMaxRows = kDeltaChunk;  // of a step that is not kept
+constexpr size_t kMaxValues = 1000;    // a list longer than this is a slip of the keyboard
 
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
@@ -132,10 +134,16 @@ std::vector<BenchTest> make_tests(const BenchLists& lists) {
     test.n_depth = depth;
     if (test.n_tokens() > 0) tests.push_back(test);
   };
+  // Who asks for rows wants these alone.
+  const bool defaults = lists.n_rows.empty();
   for (const int depth : ints_or("-d", lists.n_depth, 0)) {
-    for (const int n : ints_or("-p", lists.n_prompt, 512)) add({.n_prompt = n}, depth);
-    for (const int n : ints_or("-n", lists.n_gen, 128)) add({.n_gen = n}, depth);
+    for (const int n : ints_or("-p", lists.n_prompt, defaults ? 512 : 0)) add({.n_prompt = n}, depth);
+    for (const int n : ints_or("-n", lists.n_gen, defaults ? 128 : 0)) add({.n_gen = n}, depth);
     for (const BenchTest& pair : pairs) add(pair, depth);
+    for (const int n : parse_int_lists("--rows", lists.n_rows)) {
+      if (n > kMaxRows) throw ConfigError(fmt::format("--rows: {} is too many, at most {}", n, kMaxRows));
+      add({.n_rows = n}, depth);
+    }
   }
   return tests;
 }
@@ -161,6 +169,7 @@ std::string BenchTest::name() const {
   if (n_prompt > 0) name += fmt::format("pp{}", n_prompt);
   if (n_prompt > 0 && n_gen > 0) name += '+';
   if (n_gen > 0) name += fmt::format("tg{}", n_gen);
+  if (n_rows > 0) name += fmt::format("rows{}", n_rows);
   if (n_depth > 0) name += fmt::format(" @ d{}", n_depth);
   return name;
 }
@@ -171,11 +180,17 @@ int BenchPlan::max_tokens() const {
   return most;
 }
 
+int BenchPlan::max_rows() const {
+  int most = 0;
+  for (const BenchTest& test : tests) most = std::max(most, test.n_rows);
+  return most;
+}
+
 BenchPlan make_bench_plan(const BenchLists& lists) {
   BenchPlan plan;
   plan.tests = make_tests(lists);
   if (plan.tests.empty())
-    throw ConfigError("there is nothing to measure: -p and -n are both 0; give one of them");
+    throw ConfigError("there is nothing to measure: -p and -n are both 0; give one of them, or --rows");
   for (const int n_batch : ints_or("-b", lists.n_batch, 2048))
     for (const int n_ubatch : ints_or("-ub", lists.n_ubatch, 0))
       for (const int n_threads : ints_or("-t", lists.n_threads, 0))

@@ -73,6 +73,22 @@ TEST(BenchPlan, RunsEveryCombination) {
   EXPECT_EQ(plan.max_tokens(), 96);
 }
 
+TEST(BenchPlan, MeasuresOnlyRowsWhenAskedForRows) {
+  BenchLists lists;
+  lists.n_rows = {"1-64*2"};
+  lists.n_depth = {"0,32"};
+  const BenchPlan plan = make_bench_plan(lists);
+  ASSERT_EQ(plan.tests.size(), 14u);
+  EXPECT_EQ(plan.tests[0].name(), "rows1");
+  EXPECT_EQ(plan.tests[13].name(), "rows64 @ d32");
+  EXPECT_EQ(plan.max_rows(), 64);
+  EXPECT_EQ(plan.max_tokens(), 96);
+  lists.n_gen = {"8"};
+  EXPECT_EQ(make_bench_plan(lists).tests[0].name(), "tg8");
+  lists.n_rows = {"65"};
+  EXPECT_THROW(make_bench_plan(lists), ConfigError);
+}
+
 TEST(BenchPlan, HasTheDefaultsOfLlamaBench) {
   const BenchPlan plan = make_bench_plan({});
   ASSERT_EQ(plan.tests.size(), 2u);

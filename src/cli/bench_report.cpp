@@ -36,7 +36,9 @@ std::string quote(const std::string& text, char mark) {
 }
 
 std::string test_name(const Json& f) {
-  return BenchTest{.n_prompt = f["n_prompt"], .n_gen = f["n_gen"], .n_depth = f["n_depth"]}.name();
+  return BenchTest{
+      .n_prompt = f["n_prompt"], .n_gen = f["n_gen"], .n_depth = f["n_depth"], .n_rows = f["n_rows"]}
+      .name();
 }
 
 class CsvPrinter : public BenchPrinter {
@@ -212,6 +214,10 @@ class MarkdownPrinter : public BenchPrinter {
                  ? ""
                  : fmt::format("{:.0f}", 100.0 * f["bandwidth_share"].get<double>());
     if (const std::optional<std::string> value = expert_value(column, f)) return *value;
+    if (column == "ms a step")
+      return f["n_rows"] == 0 ? "" : fmt::format("{:.3f}", f["avg_ns"].get<double>() * 1e-6);
+    if (column == "x one row")
+      return f["cost_of_one"].is_null() ? "" : fmt::format("{:.2f}", f["cost_of_one"].get<double>());
     if (column == "threads") return plain_text(f["n_threads"]);
     if (column == "text") return f["text_source"];
     if (column == "ratio") return f["ratio"].is_null() ? "" : fmt::format("{:.3f}", f["ratio"].get<double>());
@@ -265,9 +271,9 @@ BenchBaseline::BenchBaseline(const std::string& path) {
 }
 
 std::optional<double> BenchBaseline::ratio(const Json& fields) const {
-  constexpr const char* kKeys[] = {"model_type", "n_prompt",  "n_gen",       "n_depth",
-                                   "n_ubatch",   "n_threads", "type_k",      "type_v",
-                                   "isa",        "repack",    "text_source", "expert_cache"};
+  constexpr const char* kKeys[] = {"model_type", "n_prompt",    "n_gen",       "n_depth", "n_rows",
+                                   "n_ubatch",   "n_threads",   "type_k",      "type_v",  "isa",
+                                   "repack",     "text_source", "expert_cache"};
   for (const Json& row : rows_) {
     const bool same = std::all_of(std::begin(kKeys), std::end(kKeys), [&](const char* key) {
       return !row.contains(key) || row[key] == fields[key];  // other programs' files lack our fields

@@ -23,6 +23,9 @@ struct BenchContext {
   double read_bytes_per_s = 0.0;  // measured; 0: not measured
 };
 
+// The processor itself, or the processor playing a device.
+bool runs_on_processor(const EngineInfo& engine);
+
 // All fields in order; samples_ns and samples_ts among them. Not measured: null.
 Json bench_fields(const BenchContext& context, const BenchResult& result);
 

@@ -165,6 +165,66 @@ std::optional<BenchResult> run_bench_test(Engine& engine, Session& session, cons
   return result;
 }
 
+std::optional<BenchResult> run_rows_test(Engine& engine, Session& session, const BenchTest& test,
+                                         std::span<const TokenId> ids, const BenchRunOptions& options,
+                                         double one_row_ns) {
+  constexpr int kSteps = 16, kWarmSteps = 3;
+  constexpr uint64_t kEnoughNs = 500'000'000;  // a slow machine needs fewer steps for a steady mean
+  const auto go_on = [&](int, int) { return !options.stop || !options.stop(); };
+  BenchResult result;
+  result.test = test;
+  result.test_time = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+  session.clear();
+  if (!require(session.append(ids.first(static_cast<size_t>(test.n_depth)), go_on))) return std::nullopt;
+
+  std::vector<Row> rows(static_cast<size_t>(test.n_rows));
+  std::vector<int32_t> chosen;
+  size_t next = 0;  // other tokens in every step, so that other experts are read
+  const auto one_step = [&]() -> uint64_t {
+    for (size_t r = 0; r < rows.size(); ++r)
+      rows[r] = {.token = ids[next++ % ids.size()],
+                 .sequence = session.sequence(),
+                 .parent = static_cast<int32_t>(r) - 1,
+                 .want_logits = true};
+    const auto before = Clock::now();
+    const Result<StepOutput> output =
+        engine.step({.rows = rows, .commit = Commit::Later, .need = LogitsNeed::Best});
+    const uint64_t ns = ns_since(before);
+    if (!output) throw ThermoError(ExitCode::Internal, "bench: " + output.error().message);
+    for (int r = 0; r < test.n_rows; ++r)
+      chosen.push_back(output->tops.empty() ? argmax(output->logits_of(r, engine.config().n_vocab))
+                                            : output->tops[static_cast<size_t>(r)].best);
+    require(engine.commit(session.sequence(), {}));
+    return ns;
+  };
+  for (int i = 0; i < kWarmSteps; ++i) one_step();
+  double timed_seconds = 0.0, busy_seconds = 0.0;
+  for (int repetition = 0; repetition < options.n_repetitions; ++repetition) {
+    if (options.on_repetition) options.on_repetition(repetition);
+    const double busy_before = cpu_seconds();
+    const ExpertTelemetry experts_before = engine.expert_telemetry();
+    next = 0;
+    chosen.clear();
+    uint64_t total_ns = 0;
+    int n_steps = 0;
+    for (; n_steps < kSteps && (n_steps < 2 || total_ns < kEnoughNs); ++n_steps) {
+      if (!go_on(0, 0)) return std::nullopt;
+      total_ns += one_step();
+    }
+    busy_seconds += cpu_seconds() - busy_before;
+    add_difference(experts_before, engine.expert_telemetry(), result.experts);
+    timed_seconds += 1e-9 * static_cast<double>(total_ns);
+    result.samples_ns.push_back(total_ns / static_cast<uint64_t>(n_steps));
+  }
+  if (test.n_rows == 1)
+    result.cost_of_one = 1.0;
+  else if (one_row_ns > 0.0)
+    result.cost_of_one = result.avg_ns() / one_row_ns;
+  result.cpu_busy_ratio = std::min(1.0, busy_seconds / (timed_seconds * engine.info().n_threads));
+  result.output_sha256 = sha256_hex(std::as_bytes(std::span(chosen)));
+  return result;
+}
+
 void warm_up(Session& session, const BenchTest& test, int n_batch, std::span<const TokenId> ids) {
   session.clear();
   if (test.n_prompt > 0)

@@ -16,12 +16,13 @@ namespace thermo {
 
 struct BenchResult {
   BenchTest test;
-  std::string test_time;             // start, UTC, "2026-01-31T12:00:00Z"
-  std::vector<uint64_t> samples_ns;  // one for each repetition
-  std::vector<uint64_t> token_ns;    // of each generated token, all repetitions
-  double cpu_busy_ratio = 0.0;       // processor time over wall time and threads
-  std::string output_sha256;         // of the most likely token after each timed step
-  ExpertTelemetry experts;           // of the timed steps, all repetitions
+  std::string test_time;              // start, UTC, "2026-01-31T12:00:00Z"
+  std::vector<uint64_t> samples_ns;   // one for each repetition
+  std::vector<uint64_t> token_ns;     // of each generated token, all repetitions
+  double cpu_busy_ratio = 0.0;        // processor time over wall time and threads
+  std::string output_sha256;          // of the most likely token after each timed step
+  std::optional<double> cost_of_one;  // time of a step of n_rows rows over that of one row
+  ExpertTelemetry experts;            // of the timed steps, all repetitions
 
   double avg_ns() const;
   double stddev_ns() const;
@@ -43,6 +44,12 @@ struct BenchRunOptions {
 // ThermoError when the engine refuses.
 std::optional<BenchResult> run_bench_test(Engine& engine, Session& session, const BenchTest& test,
                                           std::span<const TokenId> ids, const BenchRunOptions& options);
+
+// The same for a test of rows: each repetition is the mean of several steps. Rows want the most likely token
+// each. `one_row_ns`: the time of one row at this depth, 0 when it was not measured.
+std::optional<BenchResult> run_rows_test(Engine& engine, Session& session, const BenchTest& test,
+                                         std::span<const TokenId> ids, const BenchRunOptions& options,
+                                         double one_row_ns);
 
 // Feeds a little of everything once, so that pages are touched and clocks are up.
 void warm_up(Session& session, const BenchTest& test, int n_batch, std::span<const TokenId> ids);

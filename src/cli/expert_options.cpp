@@ -109,11 +109,7 @@ void note_unused_cache(const ExpertFlags& flags, const Engine& engine, const Ter
 }
 
 ExpertCatalog expert_catalog(const ModelConfig& config, const GgufFile& file) {
-  const Weights weights = Weights::bind(config, file);
-  std::vector<std::vector<Ffn>> layers(static_cast<size_t>(config.n_layer));
-  for (size_t l = 0; l < layers.size(); ++l)
-    if (weights.layers[l].moe) layers[l] = weights.layers[l].moe->experts;
-  return ExpertCatalog::of(std::move(layers), config.route.n_expert_used, config.n_embd);
+  return expert_catalog(config, Weights::bind(config, file));
 }
 
 std::string describe(const ExpertTelemetry& t) {

@@ -34,6 +34,7 @@ class PlanCommand : public Command {
     ModelConfig config = read_model_config(file);
     set_expert_options(flags_.experts, config, options);
     const MemoryPlan plan = Engine::plan_for(file, options);
+    terminal.note_unless_empty(plan.note);
     write_stdout(json_ ? as_json(file, config, plan) : as_table(file, config, plan, terminal));
     return ExitCode::Ok;
   }

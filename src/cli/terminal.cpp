@@ -79,6 +79,10 @@ void Terminal::note(std::string_view line) const {
   std::fputs(text.c_str(), stderr);
 }
 
+void Terminal::note_unless_empty(std::string_view line) const {
+  if (!line.empty()) note(line);
+}
+
 Terminal detect_terminal(const TerminalOptions& options) {
   Terminal terminal;
   terminal.stdin_is_terminal = isatty(STDIN_FILENO) != 0;

@@ -32,6 +32,7 @@ struct Terminal {
   std::string on_stderr(Style style, std::string_view text) const;
   // One line on stderr that is neither a warning nor an error: which model, which seed. Nothing when quiet.
   void note(std::string_view line) const;
+  void note_unless_empty(std::string_view line) const;
 };
 
 Terminal detect_terminal(const TerminalOptions& options);

@@ -60,6 +60,8 @@ void TextModel::load(const EngineOptions& options, const Terminal& terminal) {
   EngineOptions with_progress = options;
   with_progress.progress = progress.callback();
   engine_ = std::make_unique<Engine>(file_, with_progress);
+  progress.clear();
+  terminal.note_unless_empty(engine_->plan().note);
 }
 
 AnswerRequest TextModel::make_request(const AnswerFlags& flags, bool raw) const {

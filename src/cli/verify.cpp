@@ -118,6 +118,7 @@ class VerifyCommand : public Command {
     Engine engine(file, make_options(config, progress));
     progress.clear();
     note_unused_cache(flags_.experts, engine, terminal);
+    terminal.note_unless_empty(engine.plan().note);
     run_ways(engine, reference, chunks);
 
     const bool passed = std::all_of(ways_.begin(), ways_.end(),

@@ -6,6 +6,18 @@ namespace thermo {
 
 namespace {
 bool g_dependent_launch = false;  // of the one device that is used
+
+// Why there is no device. The runtime calls a missing driver one that is too old.
+std::string reason(cudaError_t status) {
+  int version = 0;
+  if (cudaDriverGetVersion(&version) == cudaSuccess && version == 0) return "there is no NVIDIA driver";
+  if (status == cudaErrorInsufficientDriver)
+    return fmt::format("the NVIDIA driver is for CUDA {}.{}, this program needs {}.{} or newer",
+                       version / 1000, version % 1000 / 10, CUDART_VERSION / 1000,
+                       CUDART_VERSION % 1000 / 10);
+  if (status == cudaSuccess || status == cudaErrorNoDevice) return "there is no NVIDIA GPU";
+  return cudaGetErrorString(status);
+}
 }  // namespace
 
 bool dependent_launch() noexcept {
@@ -17,8 +29,7 @@ std::vector<DeviceInfo> list_devices(std::string* why_none) {
   int n = 0;
   const cudaError_t status = cudaGetDeviceCount(&n);
   if (status != cudaSuccess || n == 0) {
-    if (why_none != nullptr)
-      *why_none = status == cudaSuccess ? "no CUDA device found" : cudaGetErrorString(status);
+    if (why_none != nullptr) *why_none = reason(status);
     return devices;
   }
   for (int i = 0; i < n; ++i) {

@@ -143,7 +143,6 @@ Placement choose_place(const ModelConfig& config, const GgufFile& file, const En
 
   std::string note;
   place.gpu = choose_gpu(o.device, note);
-  if (!note.empty()) log_warning("engine", "{}", note);
   if (place.gpu) {
     place.n_batch = o.n_batch > 0 ? o.n_batch : kBatchGpu;
     plan_on_gpu(place, config, Weights::bind(config, file), inputs, o);
@@ -154,7 +153,7 @@ Placement choose_place(const ModelConfig& config, const GgufFile& file, const En
                       format_bytes(place.gpu->free_bytes));
       if (o.device != "auto")
         throw MemoryError(shortage + "; use --device cpu, a smaller --ctx-size or a smaller quantisation");
-      log_warning("engine", "{}; the CPU does everything", shortage);
+      note = shortage + "; the CPU does everything";
       place.gpu.reset();
     }
   }
@@ -162,6 +161,7 @@ Placement choose_place(const ModelConfig& config, const GgufFile& file, const En
     place.n_batch = inputs.n_batch = o.n_batch > 0 ? o.n_batch : kBatchCpu;
     place.plan = plan_memory(config, file, inputs);
   }
+  place.plan.note = note;
   place.sequence.n_ctx = place.plan.n_ctx;
   return place;
 }

@@ -51,7 +51,7 @@ std::optional<GpuChoice> choose_gpu(const std::string& device, std::string& note
   if (why.empty()) why = fmt::format("there are {} usable GPUs", devices.size());
   if (wanted)
     throw ThermoError(ExitCode::Device, fmt::format("--device {}: {}; use --device cpu", device, why));
-  note = why + "; the CPU does everything";
+  note = "no usable GPU: " + why + "; the CPU does everything";
   return std::nullopt;
 }
 

@@ -43,6 +43,7 @@ struct MemoryPlan {
   std::vector<MemoryPlanItem> device_items;
   uint64_t device_total_bytes = 0;
   uint64_t device_available_bytes = 0;
+  std::string note;  // why the processor does everything although a GPU might have been used; may be empty
 
   bool fits() const { return total_bytes <= available_bytes && device_total_bytes <= device_available_bytes; }
 };

@@ -1,6 +1,8 @@
 """Everything a user can get wrong: one clear message each, and the right exit code."""
+import os
 import pathlib
 import shutil
+import unittest
 
 from harness import (DATA, DEVICE, Gguf, MEMORY, MODEL, MODEL_ERROR, ProgramTest, USAGE, run, temporary_folder)
 
@@ -165,6 +167,7 @@ class Options(ProgramTest):
         self.assertIn("no roles", self.refusal(USAGE, "run", *ASK, "--chat-template", "{{ raise_exception('no roles') }}"))
         self.assertIn("chatml", self.refusal(USAGE, "run", *ASK, "--chat-template", "llama9"))
 
+    @unittest.skipIf(os.environ.get("CUDA_BUILD") == "1", "this build has CUDA: see test_gpu.py")
     def test_refuses_a_gpu_in_a_build_without_one(self):
         self.assertIn("no CUDA", self.refusal(DEVICE, "run", *ASK, "--device", "cuda:0"))
         self.assertIn("no CUDA", self.refusal(DEVICE, "run", *ASK, "-ngl", "99"))
@@ -179,5 +182,4 @@ class Options(ProgramTest):
 
 
 if __name__ == "__main__":
-    import unittest
     unittest.main()

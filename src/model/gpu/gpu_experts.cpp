@@ -187,7 +187,9 @@ struct GpuExperts::Impl {
     guest = DeviceBuffer(guest_bytes(catalog));
     store = std::make_unique<ExpertStore>(catalog, host, device, placement, heat,
                                           ExpertStoreOptions{.slots = {slots.data(), slots.size()},
-                                                             .guest = {guest.data(), guest.size()},
+                                                             .guest = lendable(),
+                                                             .max_in_flight = kMovesAfterPrompt,
+                                                             .pin_layers = options.pin_layers,
                                                              .frozen = !options.swaps});
     store->fill([&](uint64_t done, uint64_t total) {
       if (progress) progress({"upload experts", done, total});
@@ -232,6 +234,10 @@ struct GpuExperts::Impl {
   uint64_t host_arena_bytes() const {
     const uint64_t all = HostTier::bytes_for_all(catalog);
     return options.host_bytes == 0 ? all : std::clamp(options.host_bytes, HostTier::min_bytes(catalog), all);
+  }
+  // Who gives experts no memory gets none between prompts either.
+  std::span<std::byte> lendable() const {
+    return options.budget_bytes > 0 ? std::span(guest.data(), guest.size()) : std::span<std::byte>();
   }
   ColdMail& mail() const { return *mail_memory.as<ColdMail>(); }
 

@@ -1,0 +1,60 @@
+"""A build with CUDA: with a card it answers as the processor does, without one it says so and goes on.
+
+CUDA_VISIBLE_DEVICES hides every card, so the second half runs on any machine.
+"""
+import json
+import os
+import unittest
+
+from harness import DATA, DEVICE, MODEL, ProgramTest, USAGE, run
+
+NO_CARD = {"CUDA_VISIBLE_DEVICES": "-1"}
+ASK = ("run", MODEL, "--temp", "0", "-p")
+QUESTIONS = ("What is 17 + 25?", "Name three colours.", "What lives in a lake?", "Write a short poem.")
+
+HAS_CUDA = os.environ.get("CUDA_BUILD") == "1"
+HAS_CARD = HAS_CUDA and run(*ASK, "hello", "-n", "1", "--device", "cuda:0").returncode == 0
+
+
+@unittest.skipUnless(HAS_CUDA, "this build has no CUDA")
+class WithoutACard(ProgramTest):
+    def test_auto_says_so_and_uses_the_processor(self):
+        result = run(*ASK, QUESTIONS[0], "--device", "auto", env=NO_CARD)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.stdout, self.answer(*ASK, QUESTIONS[0], "--device", "cpu"))
+        self.assertIn("no usable GPU", result.stderr)
+        self.assertIn("the CPU does everything", result.stderr)
+
+    def test_the_processor_needs_no_word_about_cards(self):
+        self.assertNotIn("GPU", run(*ASK, QUESTIONS[0], "--device", "cpu", env=NO_CARD).stderr)
+
+    def test_a_card_that_was_asked_for_is_missed(self):
+        for command in ((*ASK, "hello"), ("plan", MODEL), ("bench", "-m", MODEL, "-p", "8", "-n", "0"),
+                        ("verify", "-m", DATA / "qwen35-f32.gguf", "--expected", DATA / "qwen35-expected.gguf")):
+            for device in ("cuda:0", "cuda:7", "cuda"):
+                line = self.refusal(DEVICE, *command, "--device", device, env=NO_CARD)
+                self.assertIn(f"--device {device}", line)
+                self.assertIn("--device cpu", line)
+
+    def test_what_is_no_device_is_a_usage_error(self):
+        for device in ("cuda:x", "cuda:-1", "vulkan"):
+            self.assertIn(device, self.refusal(USAGE, *ASK, "hello", "--device", device, env=NO_CARD))
+
+
+@unittest.skipUnless(HAS_CARD, "there is no usable GPU")
+class WithACard(ProgramTest):
+    def test_greedy_text_is_the_processors(self):
+        for question in QUESTIONS:
+            command = (*ASK, question, "-n", "48")
+            self.assertEqual(self.answer(*command, "--device", "cuda:0"), self.answer(*command, "--device", "cpu"))
+
+    def test_the_bench_knows_the_share_of_the_bandwidth(self):
+        text = self.answer("bench", "-m", MODEL, "-p", "0", "-n", "16", "-r", "2", "-o", "json", "--device", "cuda:0")
+        row = json.loads(text)[0]
+        self.assertEqual(row["backends"], "CUDA")
+        self.assertGreater(row["bandwidth_gb_s"], 100)
+        self.assertTrue(0 < row["bandwidth_share"] < 1, row["bandwidth_share"])
+
+
+if __name__ == "__main__":
+    unittest.main()
