@@ -16,6 +16,7 @@ namespace thermo {
 // What is the same for all tests of a setup.
 struct BenchContext {
   std::string model_filename, model_type, text_source;
+  std::string heat_state;  // "cold", "warm" or the heat file
   uint64_t model_size = 0, model_n_params = 0;
   BenchSetup setup;
   EngineInfo engine;

@@ -130,8 +130,8 @@ bool HeatFileInfo::same_model(const HeatFileInfo& other) const {
 
 std::string HeatFileInfo::describe() const {
   const int most = n_expert.empty() ? 0 : *std::max_element(n_expert.begin(), n_expert.end());
-  return fmt::format("{} '{}' ({} layers of {} experts, {} active, {} wide)", architecture, name,
-                     n_expert.size(), most, n_active, n_embd);
+  return fmt::format("{}{} ({} layers of {} experts, {} active, {} wide)", architecture,
+                     name.empty() ? "" : fmt::format(" '{}'", name), n_expert.size(), most, n_active, n_embd);
 }
 
 Status save_heat(const std::string& path, const HeatFileInfo& info, const HeatMap& heat) {
