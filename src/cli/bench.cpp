@@ -210,8 +210,8 @@ class BenchCommand : public Command {
     options.max_draft_rows = plan.max_rows();
     Engine engine(file, options);
     progress.clear();
-    note_unused_cache(expert_flags(setup), engine, terminal);
     terminal.note_unless_empty(engine.plan().note);
+    note_unused_cache(expert_flags(setup), engine, terminal);
     context.engine = engine.info();
     if (!runs_on_processor(engine.info()) && bandwidth_)
       context.read_bytes_per_s = measure_gpu_read_bandwidth();  // decoding reads the card's memory
@@ -328,10 +328,10 @@ class BenchCommand : public Command {
     add(!lists_.v_type.empty(), "type_v");
     add(!lists_.isa.empty(), "isa");
     add(!lists_.repack.empty(), "repack");
-    add(!lists_.n_cpu_moe.empty(), "n_cpu_moe");
-    add(!lists_.expert_cache.empty() || !lists_.expert_sweep.empty(), "expert_cache");
     add(!lists_.n_rows.empty(), "ms a step");
     add(!lists_.n_rows.empty(), "x one row");
+    add(!lists_.n_cpu_moe.empty(), "n_cpu_moe");
+    add(!lists_.expert_cache.empty() || !lists_.expert_sweep.empty(), "expert_cache");
     add(text_ != "builtin", "text");
     add(!compare_.empty(), "ratio");
     return columns;

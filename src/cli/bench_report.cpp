@@ -213,11 +213,11 @@ class MarkdownPrinter : public BenchPrinter {
       return f["bandwidth_share"].is_null()
                  ? ""
                  : fmt::format("{:.0f}", 100.0 * f["bandwidth_share"].get<double>());
-    if (const std::optional<std::string> value = expert_value(column, f)) return *value;
     if (column == "ms a step")
       return f["n_rows"] == 0 ? "" : fmt::format("{:.3f}", f["avg_ns"].get<double>() * 1e-6);
     if (column == "x one row")
       return f["cost_of_one"].is_null() ? "" : fmt::format("{:.2f}", f["cost_of_one"].get<double>());
+    if (const std::optional<std::string> value = expert_value(column, f)) return *value;
     if (column == "threads") return plain_text(f["n_threads"]);
     if (column == "text") return f["text_source"];
     if (column == "ratio") return f["ratio"].is_null() ? "" : fmt::format("{:.3f}", f["ratio"].get<double>());

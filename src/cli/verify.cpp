@@ -117,8 +117,8 @@ class VerifyCommand : public Command {
     ProgressLine progress(terminal);
     Engine engine(file, make_options(config, progress));
     progress.clear();
-    note_unused_cache(flags_.experts, engine, terminal);
     terminal.note_unless_empty(engine.plan().note);
+    note_unused_cache(flags_.experts, engine, terminal);
     run_ways(engine, reference, chunks);
 
     const bool passed = std::all_of(ways_.begin(), ways_.end(),

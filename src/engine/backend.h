@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <type_traits>
 
 #include "base/result.h"
 #include "experts/heat.h"
@@ -13,6 +14,8 @@
 #include "model/step.h"
 
 namespace thermo {
+
+class Model;
 
 class Backend {
  public:
@@ -24,7 +27,8 @@ class Backend {
   // until the next call or step.
   virtual std::span<const float> fetch_logits(int i) noexcept = 0;
   virtual void commit(int sequence, std::span<const int32_t> path) noexcept = 0;
-  // Why the device cannot go on; empty while it can.
+  virtual bool is_gpu() const noexcept = 0;
+  // Why it cannot go on; empty while it can.
   virtual std::string_view fault() const noexcept = 0;
   virtual ExpertTelemetry expert_telemetry() const = 0;
   virtual const HeatMap* heat() const = 0;
@@ -54,6 +58,7 @@ class BackendOf final : public Backend {
   void commit(int sequence, std::span<const int32_t> path) noexcept override {
     model_->commit(sequence, path);
   }
+  bool is_gpu() const noexcept override { return !std::is_same_v<ModelT, Model>; }
   std::string_view fault() const noexcept override {
     if constexpr (requires { model_->fault(); }) return model_->fault();
     return {};

@@ -31,7 +31,6 @@ struct Engine::Impl {
   MemoryPlan plan;
   int n_batch = 0;
   int n_sequences = 1;
-  bool on_gpu = false;
   ThreadPool pool;
   int max_draft_rows = 0;
   std::unique_ptr<TraceWriter> trace;  // the backend adds to it
@@ -113,7 +112,7 @@ void append_note(std::string& note, const std::string& more) {
 // What to know about a device budget that holds fewer experts of a layer than a step and the one after it
 // choose; empty: nothing.
 std::string floor_note(const ExpertCatalog& catalog, const SplitOptions& experts) {
-  if (!experts.split) return "";
+  if (!experts.split || experts.budget_bytes == 0) return "";  // none is what was asked for
   const thermo::Placement placement = place_experts({.catalog = &catalog,
                                                      .heat = nullptr,
                                                      .budget_bytes = experts.budget_bytes,
@@ -296,7 +295,6 @@ Engine::Engine(const GgufFile& file, const EngineOptions& options) {
             .v_type = place.sequence.v_type};
   e.plan = std::move(place.plan);
   e.n_batch = place.n_batch;
-  e.on_gpu = place.gpu.has_value();
   e.n_sequences = options.n_sequences;
   e.max_draft_rows = options.max_draft_rows;
   e.taken.assign(static_cast<size_t>(options.n_sequences), false);
@@ -457,7 +455,15 @@ Result<StepOutput> Engine::step(const StepBatch& batch) {
     }
   }
   impl_->save_unread_logits(batch);
+  const int64_t begin_ns = impl_->trace ? TraceWriter::now_ns() : 0;
   const StepOutput output = impl_->backend->step(batch);
+  if (impl_->trace)
+    impl_->trace->add({.lane = TraceLane::Step,
+                       .name = batch.rows.size() == 1 ? "token" : "step",
+                       .category = "step",
+                       .begin_ns = begin_ns,
+                       .duration_ns = TraceWriter::now_ns() - begin_ns,
+                       .args = {{{"rows", static_cast<int64_t>(batch.rows.size())}}}});
   if (!impl_->backend->fault().empty()) return device_fault(*impl_->backend);
   return output;
 }
@@ -473,7 +479,8 @@ void Engine::Impl::save_unread_logits(const StepBatch& batch) {
 }
 
 Error device_fault(const Backend& backend) {
-  return {ErrorCode::DeviceFault, fmt::format("the GPU failed: {}; start again", backend.fault())};
+  return {ErrorCode::DeviceFault,
+          fmt::format("{}{}; start again", backend.is_gpu() ? "the GPU failed: " : "", backend.fault())};
 }
 
 Status Engine::commit(int sequence, std::span<const int32_t> path) {

@@ -82,7 +82,8 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
       Model::workspace_bytes(config, options, in.n_threads, in.repack ? 0 : largest_panel(file)),
       fmt::format("{} rows", in.n_batch));
   add("program", kProgramBytes, "code, vocabulary, stacks");
-  if (plan.experts_in_file()) add("reserve", kFileReserve, "pages of the file, buffers of its readers");
+  if (plan.experts_in_file())
+    add("reserve", std::min(kFileReserve, sizes.experts / 8), "pages of the file, buffers of its readers");
   if (in.stand_in_bytes) {
     add("stand-in device", *in.stand_in_bytes, "its memory for hot experts");
     plan.device_name = "stand-in device";
