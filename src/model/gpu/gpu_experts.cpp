@@ -428,6 +428,9 @@ void GpuExperts::finish(int n_rows) noexcept {
       const uint64_t stall = record.went_ns > record.ready_ns ? record.went_ns - record.ready_ns : 0;
       m.count.stall_ns += stall;
       m.count.max_stall_ns = std::max(m.count.max_stall_ns, stall);
+      if (record.went_ns > record.posted_ns)
+        m.split.layer_took(record.n_cold, record.n_fetched,
+                           static_cast<float>(record.went_ns - record.posted_ns) * 1e-3f);
       if (record.ready_ns > record.posted_ns)
         m.split.gpu_took(record.n_fetched, static_cast<float>(record.ready_ns - record.posted_ns) * 1e-3f);
     }
@@ -667,6 +670,9 @@ ExpertTelemetry GpuExperts::telemetry() const noexcept {
 }
 const HeatMap& GpuExperts::heat() const noexcept {
   return impl_->heat;
+}
+const LaneSplit& GpuExperts::lanes() const noexcept {
+  return impl_->split;
 }
 ExpertStore& GpuExperts::store() noexcept {
   return *impl_->store;
