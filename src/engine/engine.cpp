@@ -266,10 +266,12 @@ Engine::Engine(const GgufFile& file, const EngineOptions& options) {
   // cores.
   const bool shares_cores = place.stand_in || (!place.gpu && place.experts.host_bytes > 0);
   impl_ = std::make_unique<Impl>(ThreadPoolOptions{
-      .n_threads = options.n_threads, .pin = options.pin_threads, .spin_us = shares_cores ? 20u : 50'000u});
+      .n_threads = options.n_threads, .pin = options.pin_threads, .spin_us = shares_cores ? 200u : 50'000u});
   Impl& e = *impl_;
   e.open_trace(options.trace_file, file);
   place.experts.trace = e.trace.get();
+  for (int i = 0; i < file.n_parts(); ++i)
+    if (file.part(i)) place.experts.files.push_back(file.part(i));
   const Isa isa = choose_isa(options.isa);
   const CpuBackendOptions cpu{.n_batch = place.n_batch,
                               .n_sequences = options.n_sequences,
@@ -316,8 +318,7 @@ Engine::Engine(const GgufFile& file, const EngineOptions& options) {
   } else {
     CpuBackendOptions with_heat = cpu;
     with_heat.experts.heat = place.experts.heat;
-    e.backend =
-        make_cpu_backend(std::move(config), std::move(weights), file, with_heat, e.pool, options.progress);
+    e.backend = make_cpu_backend(std::move(config), std::move(weights), with_heat, e.pool, options.progress);
   }
   e.info.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   log_info("engine", "loaded {} on {} in {:.2f} s: {} threads, {}, context {}", file.path(), e.info.device,

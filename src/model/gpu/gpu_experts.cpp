@@ -165,7 +165,7 @@ struct GpuExperts::Impl {
         n_batch(batch),
         batch_experts(batch_experts_of(catalog)),
         arena(host_arena_bytes()),
-        host(catalog, {.arena = {arena.data(), arena.size()}, .n_readers = 2}),
+        host(catalog, {.arena = {arena.data(), arena.size()}, .n_readers = 2, .files = o.files}),
         heat(o.heat != nullptr ? *o.heat : HeatMap(catalog)),
         control_host(table_bytes() + static_cast<size_t>(n_layer) * sizeof(int32_t)),
         control(control_host.size()),
