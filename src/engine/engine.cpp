@@ -257,9 +257,36 @@ Error invalid(std::string message) {
 
 }  // namespace
 
+namespace {
+
+// GPU memory that was free when the plan was made was not any more: another program took it.
+class GpuMemoryLost : public MemoryError {
+ public:
+  using MemoryError::MemoryError;
+};
+
+}  // namespace
+
 Engine::Engine(const GgufFile& file, const EngineOptions& options) {
-  const auto start = std::chrono::steady_clock::now();
   check_options(options);
+  EngineOptions now = options;
+  for (int tries = 1;; ++tries) {
+    try {
+      load(file, now);
+      return;
+    } catch (const GpuMemoryLost& error) {
+      // Plan again with what is free now; after that without the GPU, where that was left to us.
+      impl_.reset();
+      if (tries > 2 || (tries == 2 && options.device != "auto")) throw;
+      if (tries == 2) now.device = "cpu";
+      log_warning("engine", "{}; another program may have taken it: {}", error.what(),
+                  tries == 1 ? "planning again with what is free now" : "the CPU does everything");
+    }
+  }
+}
+
+void Engine::load(const GgufFile& file, const EngineOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
   ModelConfig config = read_model_config(file);
   Place place = choose_place(config, file, options);
   // Threads that spin between regions keep the readers of the file and the lane of the stand-in off the
@@ -308,13 +335,17 @@ Engine::Engine(const GgufFile& file, const EngineOptions& options) {
     if (heat) place.experts.heat = &*heat;
   }
   if (place.gpu) {
-    e.backend = make_gpu_backend(std::move(config), weights, *place.gpu,
-                                 {.n_batch = place.n_batch,
-                                  .n_sequences = options.n_sequences,
-                                  .sequence = place.sequence,
-                                  .experts = place.experts,
-                                  .isa = e.info.isa},
-                                 e.pool, options.progress);
+    try {
+      e.backend = make_gpu_backend(std::move(config), weights, *place.gpu,
+                                   {.n_batch = place.n_batch,
+                                    .n_sequences = options.n_sequences,
+                                    .sequence = place.sequence,
+                                    .experts = place.experts,
+                                    .isa = e.info.isa},
+                                   e.pool, options.progress);
+    } catch (const MemoryError& error) {
+      throw GpuMemoryLost(error.what());
+    }
   } else {
     CpuBackendOptions with_heat = cpu;
     with_heat.experts.heat = place.experts.heat;
