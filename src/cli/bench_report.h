@@ -20,6 +20,7 @@ struct BenchContext {
   BenchSetup setup;
   EngineInfo engine;
   double read_bytes_per_s = 0.0;  // measured; 0: not measured
+  uint64_t device_bytes = 0;      // GPU memory taken, all of it at load
 };
 
 // All fields in order; samples_ns and samples_ts among them. Not measured: null.
