@@ -169,12 +169,12 @@ TEST(GpuPlankton, FindsTheTopOfTheRows) {
   const auto gpu = make_gpu(file, pool, KvType::F16, 1);
   const auto n_vocab = static_cast<size_t>(gpu->config().n_vocab);
   std::vector<TokenId> ids;
-  for (int i = 0; i < 40; ++i) ids.push_back(17 * i % 4000);
-  for (const size_t n : {size_t{1}, size_t{3}, size_t{32}, size_t{40}}) {
+  for (int i = 0; i < 100; ++i) ids.push_back(17 * i % 4000);
+  for (const size_t n : {size_t{1}, size_t{3}, size_t{32}, size_t{64}, size_t{100}}) {
     for (const LogitsNeed need : {LogitsNeed::Best, LogitsNeed::Top}) {
       std::vector<Row> rows = chain(std::span(ids).first(n));
-      if (n == 40)
-        for (size_t i = 0; i < 30; ++i) rows[i].want_logits = false;
+      if (n == 100)
+        for (size_t i = 0; i < 90; ++i) rows[i].want_logits = false;
       gpu->sequence(0).clear();
       const StepOutput plain = gpu->step({.rows = rows});
       const std::vector<float> want(plain.logits.begin(), plain.logits.end());
