@@ -76,28 +76,55 @@ uint64_t cache_bytes(int level) {
   return 0;
 }
 
-// The tightest memory limit of the cgroups (v2) this process is in; 0 when there is none.
+// The tightest memory limit of the cgroups this process is in; 0 when there is none.
 struct CgroupMemory {
   uint64_t limit = 0;
-  uint64_t used = 0;
+  uint64_t used = 0;  // without pages of files, which the system takes back when it needs them
 };
+
+// A number of a "key value" file, 0 when it is not there.
+uint64_t keyed_number(const std::string& path, const std::string& key) {
+  std::ifstream file(path);
+  std::string name;
+  uint64_t value = 0;
+  while (file >> name >> value)
+    if (name == key) return value;
+  return 0;
+}
+
+// What the two versions of the interface call things.
+struct CgroupNames {
+  std::string root;
+  const char *limit, *used, *inactive_file, *active_file;
+};
+
 CgroupMemory cgroup_memory() {
-  std::ifstream file("/proc/self/cgroup");
-  std::string line, path;
-  while (std::getline(file, line))
-    if (line.rfind("0::", 0) == 0) path = line.substr(3);
+  const CgroupNames v2{"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file", "active_file"};
+  const CgroupNames v1{"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+                       "total_inactive_file", "total_active_file"};
   CgroupMemory tightest;
-  while (!path.empty()) {
-    const std::string folder = "/sys/fs/cgroup" + (path == "/" ? "" : path);
-    const std::string limit = read_word(folder + "/memory.max");
-    if (!limit.empty() && limit != "max") {
-      const uint64_t bytes = std::strtoull(limit.c_str(), nullptr, 10);
-      if (bytes > 0 && (tightest.limit == 0 || bytes < tightest.limit))
-        tightest = {bytes, std::strtoull(read_word(folder + "/memory.current").c_str(), nullptr, 10)};
+  // From our group up to the root: any of them may be the limit.
+  const auto look = [&](const CgroupNames& names, std::string path) {
+    while (!path.empty()) {
+      const std::string folder = names.root + (path == "/" ? "" : path) + "/";
+      const std::string limit = read_word(folder + names.limit);
+      const uint64_t bytes = limit.empty() || limit == "max" ? 0 : std::strtoull(limit.c_str(), nullptr, 10);
+      if (bytes > 0 && (tightest.limit == 0 || bytes < tightest.limit)) {
+        const uint64_t used = std::strtoull(read_word(folder + names.used).c_str(), nullptr, 10);
+        const uint64_t files = keyed_number(folder + "memory.stat", names.inactive_file) +
+                               keyed_number(folder + "memory.stat", names.active_file);
+        tightest = {bytes, used - std::min(used, files)};
+      }
+      if (path == "/") break;
+      path = path.substr(0, path.rfind('/'));
+      if (path.empty()) path = "/";
     }
-    if (path == "/") break;
-    path = path.substr(0, path.rfind('/'));
-    if (path.empty()) path = "/";
+  };
+  std::ifstream file("/proc/self/cgroup");
+  std::string line;
+  while (std::getline(file, line)) {  // "0::/path" or "4:memory:/path"
+    if (line.rfind("0::", 0) == 0) look(v2, line.substr(3));
+    if (const size_t at = line.find(":memory:"); at != std::string::npos) look(v1, line.substr(at + 8));
   }
   return tightest;
 }

@@ -15,7 +15,7 @@
 namespace thermo {
 namespace {
 
-// Closes the descriptor on every way out of the constructor; the mapping does not need it.
+// Closes the descriptor when the constructor throws.
 struct FileDescriptor {
   int fd;
   ~FileDescriptor() {
@@ -26,7 +26,7 @@ struct FileDescriptor {
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-  const FileDescriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  FileDescriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
   if (file.fd < 0)
     throw LoadError(
         fmt::format("cannot open {}: {}; check the path and its permissions", path, std::strerror(errno)));
@@ -40,21 +40,25 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   void* address = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd, 0);
   if (address == MAP_FAILED) throw LoadError(fmt::format("cannot map {}: {}", path, std::strerror(errno)));
   data_ = static_cast<const std::byte*>(address);
+  fd_ = std::exchange(file.fd, -1);
 }
 
 MappedFile::~MappedFile() {
   if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (fd_ >= 0) ::close(fd_);
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
       data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+      size_(std::exchange(other.size_, 0)),
+      fd_(std::exchange(other.fd_, -1)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(fd_, other.fd_);
   return *this;
 }
 

@@ -25,10 +25,14 @@ class MappedFile {
   // Tells the system that this range is no longer needed in memory.
   void release(size_t offset, size_t length) const noexcept;
 
+  // Stays open as long as this, for those who read instead of looking (FileReader).
+  int descriptor() const noexcept { return fd_; }
+
  private:
   std::string path_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
+  int fd_ = -1;
 };
 
 }  // namespace thermo

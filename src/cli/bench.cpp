@@ -57,7 +57,8 @@ class BenchCommand : public Command {
             "thermocline bench -m model.gguf -p 512,2048 -n 128 -d 0,4096\n"
             "thermocline bench -m model.gguf --rows 1-64*2\n"
             "thermocline bench -m model.gguf -o json > before.json\n"
-            "thermocline bench -m model.gguf --compare before.json --fail-below 0.97\n"};
+            "thermocline bench -m model.gguf --compare before.json --fail-below 0.97\n"
+            "thermocline bench -m model.gguf --sweep-expert-cache 0,40,60,100 -o csv\n"};
   }
 
   void declare(OptionSet& set) override {
@@ -66,7 +67,7 @@ class BenchCommand : public Command {
     set.section("Tests");
     const auto list = [&](std::string_view names, std::string metavar, std::vector<std::string>& target,
                           std::string help) {
-      set.list(names, std::move(metavar), target, std::move(help)).no_environment();
+      return &set.list(names, std::move(metavar), target, std::move(help)).no_environment();
     };
     list("-p,--n-prompt", "LIST", lists_.n_prompt, "tokens of the prompt (default 512; 0: none)");
     list("-n,--n-gen", "LIST", lists_.n_gen, "tokens generated one by one (default 128; 0: none)");
@@ -89,7 +90,9 @@ class BenchCommand : public Command {
     list("-b,--batch-size", "LIST", lists_.n_batch, "logical batch (default 2048)");
     list("-ub,--ubatch-size", "LIST", lists_.n_ubatch,
          "tokens of a prompt chunk (default 512; on a GPU 2048)");
-    set.value("-dev,--device", "NAME", device_, "auto, cpu or cuda:N (a build with CUDA)").no_environment();
+    set.value("-dev,--device", "NAME", device_,
+              "auto, cpu, cuda:N (a build with CUDA), or sim: the CPU playing a device")
+        .no_environment();
     set.value("-ngl,--n-gpu-layers", "N", n_gpu_layers_, "0: the CPU, all: the GPU (default auto)")
         .no_environment();
     list("-ctk,--cache-type-k", "LIST", lists_.k_type, "type of the keys: f32, f16, q8_0 (default f16)");
@@ -98,6 +101,33 @@ class BenchCommand : public Command {
     set.custom_flag(
            "--repack", [this](bool on) { lists_.repack = {on ? "1" : "0"}; },
            "lay weights out for the processor at load (default)")
+        .no_environment();
+    set.section("Experts");
+    list("--expert-cache", "LIST", lists_.expert_cache,
+         "device memory for experts: sizes (11G), shares of them (60%), or auto: what fits (default)");
+    list("--sweep-expert-cache", "[LIST]", lists_.expert_sweep,
+         "run with these shares of the experts on the device (default 0,20,40,60,80,100), loading the model "
+         "anew for each")
+        ->bare("0,20,40,60,80,100");
+    list("-ncmoe,--n-cpu-moe", "LIST", lists_.n_cpu_moe,
+         "as a budget: what the experts of all but N layers take");
+    set.custom(
+           "--expert-ram", "SIZE",
+           [this](std::string_view text) {
+             check_expert_budget(text);
+             experts_.ram = text;
+           },
+           "main memory for experts; the rest is read from the file (default auto)")
+        .no_environment();
+    set.value("--pin-layers", "N", experts_.pin_layers,
+              "keep all experts of the first N layers on the device")
+        .range(0, 10000)
+        .no_environment();
+    set.flag("--expert-swaps", experts_.swaps, "move experts by their use while running (default on)")
+        .no_environment();
+    set.value("--heat-file", "FILE", experts_.heat_file, "start from this heat; it is updated at the end")
+        .no_environment();
+    set.value("--trace", "FILE", experts_.trace_file, "write what each lane does when, for chrome://tracing")
         .no_environment();
     set.section("Output");
     const std::vector<std::string> formats{"md", "csv", "json", "jsonl", "sql"};
@@ -123,8 +153,6 @@ class BenchCommand : public Command {
     set.section("Accepted for llama-bench scripts");
     add_cpu_only(set, "-fa,--flash-attn", {"1", "on", "auto"}, "attention is always computed in one pass: 1");
     add_cpu_only(set, "-np,--parallel", {"1"}, "sequences at once: 1");
-    add_cpu_only(set, "-ncmoe,--n-cpu-moe", {"0", "all"}, "experts are where the rest of the model is: 0");
-    add_cpu_only(set, "--expert-cache", {"0", "auto"}, "experts are where the rest of the model is: 0");
     add_cpu_only(set, "--spec-type", {"none"}, "drafting is not measured here: none");
   }
 
@@ -177,13 +205,15 @@ class BenchCommand : public Command {
     ProgressLine progress(terminal);
     const int n_ctx = std::max(plan.max_tokens(), check_ ? kCheckPrompt + kCheckTokens : 0);
     EngineOptions options = engine_options_of(setup, n_ctx);
+    set_expert_options(expert_flags(setup), read_model_config(file), options);
     options.progress = progress.callback();
     options.max_draft_rows = plan.max_rows();
     Engine engine(file, options);
     progress.clear();
     terminal.note_unless_empty(engine.plan().note);
+    note_unused_cache(expert_flags(setup), engine, terminal);
     context.engine = engine.info();
-    if (engine.info().device != "cpu" && bandwidth_)
+    if (!runs_on_processor(engine.info()) && bandwidth_)
       context.read_bytes_per_s = measure_gpu_read_bandwidth();  // decoding reads the card's memory
     context.device_bytes = engine.plan().device_total_bytes;
     context.setup.n_ubatch = engine.n_batch();
@@ -193,6 +223,8 @@ class BenchCommand : public Command {
     context.model_size = engine.info().file_bytes;
     context.model_n_params = engine.info().n_params;
     context.text_source = text_ids_.source;
+    context.heat_state = !experts_.heat_file.empty() ? experts_.heat_file : warm_up_ ? "warm" : "cold";
+    context.setup.expert_cache = options.expert_cache;
     if (check_) check(file, setup, engine);
 
     Result<Session> session = engine.open_session();
@@ -231,6 +263,13 @@ class BenchCommand : public Command {
     options.repack = setup.repack;
     options.n_batch = setup.n_ubatch;
     return options;
+  }
+
+  ExpertFlags expert_flags(const BenchSetup& setup) const {
+    ExpertFlags flags = experts_;
+    flags.cache = setup.expert_cache;
+    flags.n_cpu_moe = setup.n_cpu_moe;
+    return flags;
   }
 
   // The plain path is portable code that reads the file as it is, with a float cache.
@@ -292,6 +331,8 @@ class BenchCommand : public Command {
     add(!lists_.repack.empty(), "repack");
     add(!lists_.n_rows.empty(), "ms a step");
     add(!lists_.n_rows.empty(), "x one row");
+    add(!lists_.n_cpu_moe.empty(), "n_cpu_moe");
+    add(!lists_.expert_cache.empty() || !lists_.expert_sweep.empty(), "expert_cache");
     add(text_ != "builtin", "text");
     add(!compare_.empty(), "ratio");
     return columns;
@@ -303,6 +344,7 @@ class BenchCommand : public Command {
   uint64_t seed_ = 1;
   double delay_seconds_ = 0.0, fail_below_ = 0.0;
   std::string device_ = "auto", n_gpu_layers_ = "auto";
+  ExpertFlags experts_;  // what is the same in every setup
   bool check_ = false, warm_up_ = true, bandwidth_ = true;
 
   BenchText text_ids_;

@@ -2,6 +2,8 @@
 // over.
 #include <sys/resource.h>
 
+#include <algorithm>
+
 #include "base/cpu_info.h"
 #include "cli/bench_report.h"
 #include "cli/version.h"
@@ -20,14 +22,18 @@ Json optional_json(const std::optional<T>& value) {
   return value ? Json(*value) : Json(nullptr);
 }
 
+uint64_t per_token(uint64_t sum, const ExpertTelemetry& experts) {
+  return sum / std::max<uint64_t>(1, experts.tokens);
+}
+
 void add_llama_fields(const BenchContext& context, const BenchResult& result, Json& f) {
   const BenchSetup& setup = context.setup;
   f["build_commit"] = build_commit();
   f["build_number"] = 0;
   f["cpu_info"] = cpu_info().name;
-  const bool on_gpu = context.engine.device != "cpu";
+  const bool on_gpu = !runs_on_processor(context.engine);
   f["gpu_info"] = on_gpu ? context.engine.device : "";
-  f["backends"] = on_gpu ? "CUDA" : "CPU";
+  f["backends"] = on_gpu ? "CUDA" : context.engine.device == "cpu" ? "CPU" : "sim";
   f["model_filename"] = context.model_filename;
   f["model_type"] = context.model_type;
   f["model_size"] = context.model_size;
@@ -41,7 +47,7 @@ void add_llama_fields(const BenchContext& context, const BenchResult& result, Js
   f["type_k"] = kv_type_name(setup.k_type);
   f["type_v"] = kv_type_name(setup.v_type);
   f["n_gpu_layers"] = on_gpu ? -1 : 0;
-  f["n_cpu_moe"] = 0;
+  f["n_cpu_moe"] = std::max(0, setup.n_cpu_moe);
   f["split_mode"] = "none";
   f["main_gpu"] = 0;
   f["no_kv_offload"] = false;
@@ -69,20 +75,27 @@ void add_llama_fields(const BenchContext& context, const BenchResult& result, Js
 
 }  // namespace
 
+bool runs_on_processor(const EngineInfo& engine) {
+  return engine.device == "cpu" || engine.device.starts_with("sim");
+}
+
 Json bench_fields(const BenchContext& context, const BenchResult& result) {
   Json f;
   add_llama_fields(context, result, f);
   f["n_parallel"] = 1;
   f["text_source"] = context.text_source;
-  f["heat_state"] = nullptr;
-  f["expert_cache_bytes"] = 0;
-  f["experts_hot"] = 0;
-  f["expert_hit_ratio"] = nullptr;
-  f["expert_moves"] = 0;
-  f["bytes_h2d"] = 0;
+  const ExpertTelemetry& experts = result.experts;
+  const bool split = experts.pairs > 0;  // otherwise every expert was where it is computed
+  const auto if_split = [&](auto value) { return split ? Json(value) : Json(nullptr); };
+  f["heat_state"] = split ? Json(context.heat_state) : Json(nullptr);
+  f["expert_cache_bytes"] = experts.budget_bytes;
+  f["experts_hot"] = nullptr;  // counted in bytes: expert_resident_bytes
+  f["expert_hit_ratio"] = if_split(experts.hit_rate());
+  f["expert_moves"] = experts.moved;
+  f["bytes_h2d"] = experts.fetched_bytes + experts.streamed_bytes + experts.moved_bytes;
   f["cpu_busy_ratio"] = result.cpu_busy_ratio;
   f["gpu_busy_ratio"] = nullptr;
-  f["moe_stall_ns"] = nullptr;
+  f["moe_stall_ns"] = if_split(per_token(experts.stall_ns, experts));
   f["drafter"] = "";
   f["accept_len"] = nullptr;
   f["vram_peak_bytes"] = context.device_bytes;
@@ -109,6 +122,18 @@ Json bench_fields(const BenchContext& context, const BenchResult& result) {
   f["isa"] = isa_name(context.engine.isa);
   f["repack"] = context.engine.repacked;
   f["load_seconds"] = context.engine.load_seconds;
+
+  f["expert_cache"] = context.setup.expert_cache;
+  f["expert_total_bytes"] = experts.total_expert_bytes;
+  f["expert_resident_bytes"] = experts.hot_expert_bytes;
+  f["all_hot_ratio"] = if_split(static_cast<double>(experts.all_hot) /
+                                static_cast<double>(std::max<uint64_t>(1, experts.layer_steps)));
+  f["hot_bytes_per_token"] = if_split(per_token(experts.hot_bytes, experts));
+  f["cpu_bytes_per_token"] = if_split(per_token(experts.cpu_bytes, experts));
+  f["fetched_bytes_per_token"] = if_split(per_token(experts.fetched_bytes, experts));
+  f["streamed_bytes_per_token"] = if_split(per_token(experts.streamed_bytes, experts));
+  f["disk_bytes_per_token"] = if_split(per_token(experts.disk_bytes, experts));
+  f["moe_stall_max_ns"] = if_split(experts.max_stall_ns);
   return f;
 }
 

@@ -90,6 +90,36 @@ bool parse_repack(const std::string& text) {
   return value;
 }
 
+// How much device memory experts get, in every setup: one of three ways to say it, or auto.
+std::vector<BenchSetup> expert_setups(const BenchLists& lists) {
+  const int n_ways =
+      int{!lists.expert_cache.empty()} + int{!lists.expert_sweep.empty()} + int{!lists.n_cpu_moe.empty()};
+  if (n_ways > 1)
+    throw ConfigError(
+        "--expert-cache, --sweep-expert-cache and --n-cpu-moe exclude each other: give one of them");
+  std::vector<BenchSetup> setups;
+  for (const std::string& text : parse_word_lists(lists.expert_cache)) {
+    try {
+      check_expert_budget(text);
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("--expert-cache: '{}' cannot be used, {}", text, error.what()));
+    }
+    setups.emplace_back().expert_cache = text;
+  }
+  std::vector<std::string> sweep = lists.expert_sweep;
+  for (std::string& text : sweep) std::erase(text, '%');
+  for (const int percent : parse_int_lists("--sweep-expert-cache", sweep)) {
+    if (percent > 100)
+      throw ConfigError(fmt::format(
+          "--sweep-expert-cache: {}% cannot be used, shares of the experts from 0 to 100 were expected",
+          percent));
+    setups.emplace_back().expert_cache = fmt::format("{}%", percent);
+  }
+  for (const int n : parse_int_lists("-ncmoe", lists.n_cpu_moe)) setups.emplace_back().n_cpu_moe = n;
+  if (setups.empty()) setups.emplace_back();
+  return setups;
+}
+
 std::vector<BenchTest> make_tests(const BenchLists& lists) {
   std::vector<BenchTest> pairs;
   for (const std::string& text : lists.prompt_gen) {
@@ -167,17 +197,20 @@ BenchPlan make_bench_plan(const BenchLists& lists) {
         for (const std::string& k_type : words_or(lists.k_type, "f16"))
           for (const std::string& v_type : words_or(lists.v_type, "f16"))
             for (const std::string& isa : words_or(lists.isa, "auto"))
-              for (const std::string& repack : words_or(lists.repack, "1")) {
-                if (n_batch < 1 || n_ubatch < 0 || (n_ubatch == 0 && !lists.n_ubatch.empty()))
-                  throw ConfigError("-b and -ub are at least 1");
-                plan.setups.push_back({.n_batch = n_batch,
-                                       .n_ubatch = std::min(n_ubatch, n_batch),
-                                       .n_threads = n_threads,
-                                       .k_type = kv_type_from_name(k_type),
-                                       .v_type = kv_type_from_name(v_type),
-                                       .isa = parse_isa(isa),
-                                       .repack = parse_repack(repack)});
-              }
+              for (const std::string& repack : words_or(lists.repack, "1"))
+                for (const BenchSetup& experts : expert_setups(lists)) {
+                  if (n_batch < 1 || n_ubatch < 0 || (n_ubatch == 0 && !lists.n_ubatch.empty()))
+                    throw ConfigError("-b and -ub are at least 1");
+                  BenchSetup setup = experts;
+                  setup.n_batch = n_batch;
+                  setup.n_ubatch = std::min(n_ubatch, n_batch);
+                  setup.n_threads = n_threads;
+                  setup.k_type = kv_type_from_name(k_type);
+                  setup.v_type = kv_type_from_name(v_type);
+                  setup.isa = parse_isa(isa);
+                  setup.repack = parse_repack(repack);
+                  plan.setups.push_back(setup);
+                }
   return plan;
 }
 

@@ -39,6 +39,8 @@ struct BenchSetup {
   KvType v_type = KvType::F16;
   std::optional<Isa> isa;  // nullopt: the best
   bool repack = true;
+  std::string expert_cache = "auto";  // as EngineOptions
+  int n_cpu_moe = -1;                 // instead of it: as ExpertFlags
 };
 
 struct BenchPlan {
@@ -53,6 +55,7 @@ struct BenchPlan {
 struct BenchLists {
   std::vector<std::string> n_prompt, n_gen, prompt_gen, n_depth, n_rows;
   std::vector<std::string> n_batch, n_ubatch, n_threads, k_type, v_type, isa, repack;
+  std::vector<std::string> expert_cache, expert_sweep, n_cpu_moe;
 };
 
 // Every combination. Throws ConfigError.

@@ -27,6 +27,34 @@ TEST(BenchPlan, RefusesWhatIsNoList) {
     EXPECT_THROW(ints({text}), ConfigError) << text;
 }
 
+TEST(BenchPlan, SweepsTheShareOfHotExperts) {
+  const auto caches = [](const BenchLists& lists) {
+    std::vector<std::string> texts;
+    for (const BenchSetup& setup : make_bench_plan(lists).setups) texts.push_back(setup.expert_cache);
+    return texts;
+  };
+  BenchLists lists;
+  EXPECT_EQ(caches(lists), (std::vector<std::string>{"auto"}));
+  lists.expert_sweep = {"0,20-60+20,100%"};
+  EXPECT_EQ(caches(lists), (std::vector<std::string>{"0%", "20%", "40%", "60%", "100%"}));
+  lists.n_cpu_moe = {"8"};
+  EXPECT_THROW(make_bench_plan(lists), ConfigError);
+  lists.expert_sweep.clear();
+  EXPECT_EQ(make_bench_plan(lists).setups[0].n_cpu_moe, 8);
+  lists.n_cpu_moe.clear();
+  lists.expert_cache = {"4G,60%,auto"};
+  EXPECT_EQ(caches(lists), (std::vector<std::string>{"4G", "60%", "auto"}));
+  for (const char* text : {"150%", "-4G", "much", ""}) {
+    lists.expert_cache = {text};
+    EXPECT_THROW(make_bench_plan(lists), ConfigError) << text;
+  }
+  lists.expert_cache.clear();
+  for (const char* text : {"150", "-1", "x", "0,"}) {
+    lists.expert_sweep = {text};
+    EXPECT_THROW(make_bench_plan(lists), ConfigError) << text;
+  }
+}
+
 TEST(BenchPlan, RunsEveryCombination) {
   BenchLists lists;
   lists.n_prompt = {"16,32"};

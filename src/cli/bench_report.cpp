@@ -128,6 +128,12 @@ class MarkdownPrinter : public BenchPrinter {
   }
 
   void row(const Json& fields) override {
+    if (widths_.empty() && !fields["expert_hit_ratio"].is_null()) {
+      // Behind the speed, before the share of the bandwidth, which says little when lanes share the work.
+      columns_.resize(columns_.size() - 2);
+      for (const char* name : {"hot %", "moved", "cpu MiB/t", "link MiB/t", "disk MiB/t", "stall us/t"})
+        columns_.emplace_back(name);
+    }
     std::vector<std::string> values;
     for (const std::string& column : columns_) values.push_back(value_of(column, fields));
     if (widths_.empty()) {
@@ -170,6 +176,25 @@ class MarkdownPrinter : public BenchPrinter {
     return out + "\n";
   }
 
+  // What the expert machinery did; empty cells where it did nothing.
+  static std::optional<std::string> expert_value(const std::string& column, const Json& f) {
+    const bool split = !f["expert_hit_ratio"].is_null();
+    const auto mib = [&](std::initializer_list<const char*> names) {
+      double bytes = 0.0;
+      for (const char* name : names) bytes += split ? f[name].get<double>() : 0.0;
+      return split ? fmt::format("{:.2f}", bytes / static_cast<double>(MiB)) : std::string();
+    };
+    if (column == "hot %")
+      return split ? fmt::format("{:.1f}", 100.0 * f["expert_hit_ratio"].get<double>()) : std::string();
+    if (column == "moved") return split ? plain_text(f["expert_moves"]) : std::string();
+    if (column == "cpu MiB/t") return mib({"cpu_bytes_per_token"});
+    if (column == "link MiB/t") return mib({"fetched_bytes_per_token", "streamed_bytes_per_token"});
+    if (column == "disk MiB/t") return mib({"disk_bytes_per_token"});
+    if (column == "stall us/t")
+      return split ? fmt::format("{:.1f}", 1e-3 * f["moe_stall_ns"].get<double>()) : std::string();
+    return std::nullopt;
+  }
+
   static std::string value_of(const std::string& column, const Json& f) {
     if (column == "model") return f["model_type"];
     if (column == "size") return format_bytes(f["model_size"]);
@@ -192,6 +217,7 @@ class MarkdownPrinter : public BenchPrinter {
       return f["n_rows"] == 0 ? "" : fmt::format("{:.3f}", f["avg_ns"].get<double>() * 1e-6);
     if (column == "x one row")
       return f["cost_of_one"].is_null() ? "" : fmt::format("{:.2f}", f["cost_of_one"].get<double>());
+    if (const std::optional<std::string> value = expert_value(column, f)) return *value;
     if (column == "threads") return plain_text(f["n_threads"]);
     if (column == "text") return f["text_source"];
     if (column == "ratio") return f["ratio"].is_null() ? "" : fmt::format("{:.3f}", f["ratio"].get<double>());
@@ -245,8 +271,9 @@ BenchBaseline::BenchBaseline(const std::string& path) {
 }
 
 std::optional<double> BenchBaseline::ratio(const Json& fields) const {
-  constexpr const char* kKeys[] = {"model_type", "n_prompt", "n_gen",  "n_depth", "n_rows", "n_ubatch",
-                                   "n_threads",  "type_k",   "type_v", "isa",     "repack", "text_source"};
+  constexpr const char* kKeys[] = {"model_type", "n_prompt",    "n_gen",       "n_depth", "n_rows",
+                                   "n_ubatch",   "n_threads",   "type_k",      "type_v",  "isa",
+                                   "repack",     "text_source", "expert_cache"};
   for (const Json& row : rows_) {
     const bool same = std::all_of(std::begin(kKeys), std::end(kKeys), [&](const char* key) {
       return !row.contains(key) || row[key] == fields[key];  // other programs' files lack our fields

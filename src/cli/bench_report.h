@@ -16,12 +16,16 @@ namespace thermo {
 // What is the same for all tests of a setup.
 struct BenchContext {
   std::string model_filename, model_type, text_source;
+  std::string heat_state;  // "cold", "warm" or the heat file
   uint64_t model_size = 0, model_n_params = 0;
   BenchSetup setup;
   EngineInfo engine;
   double read_bytes_per_s = 0.0;  // measured; 0: not measured
   uint64_t device_bytes = 0;      // GPU memory taken, all of it at load
 };
+
+// The processor itself, or the processor playing a device.
+bool runs_on_processor(const EngineInfo& engine);
 
 // All fields in order; samples_ns and samples_ts among them. Not measured: null.
 Json bench_fields(const BenchContext& context, const BenchResult& result);

@@ -54,6 +54,22 @@ int32_t argmax(std::span<const float> logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
+// Adds what happened between two readings. Sizes are those of the later one.
+void add_difference(const ExpertTelemetry& before, const ExpertTelemetry& after, ExpertTelemetry& sum) {
+  constexpr uint64_t ExpertTelemetry::*kCounters[] = {
+      &ExpertTelemetry::steps,      &ExpertTelemetry::tokens,        &ExpertTelemetry::layer_steps,
+      &ExpertTelemetry::all_hot,    &ExpertTelemetry::pairs,         &ExpertTelemetry::hot_pairs,
+      &ExpertTelemetry::cpu_pairs,  &ExpertTelemetry::fetched_pairs, &ExpertTelemetry::hot_bytes,
+      &ExpertTelemetry::cpu_bytes,  &ExpertTelemetry::fetched_bytes, &ExpertTelemetry::streamed_bytes,
+      &ExpertTelemetry::disk_bytes, &ExpertTelemetry::moved,         &ExpertTelemetry::moved_bytes,
+      &ExpertTelemetry::cpu_ns,     &ExpertTelemetry::stall_ns,      &ExpertTelemetry::disk_wait_ns};
+  for (const auto counter : kCounters) sum.*counter += after.*counter - before.*counter;
+  sum.max_stall_ns = after.max_stall_ns;
+  sum.budget_bytes = after.budget_bytes;
+  sum.hot_expert_bytes = after.hot_expert_bytes;
+  sum.total_expert_bytes = after.total_expert_bytes;
+}
+
 // False when it was cancelled.
 bool require(const Status& status) {
   if (status) return true;
@@ -123,6 +139,7 @@ std::optional<BenchResult> run_bench_test(Engine& engine, Session& session, cons
     chosen.clear();
     uint64_t sample_ns = 0;
     const double busy_before = cpu_seconds();
+    const ExpertTelemetry experts_before = engine.expert_telemetry();
     if (!prompt.empty()) {
       const auto before = Clock::now();
       if (!require(session.append(prompt, go_on))) return std::nullopt;
@@ -139,6 +156,7 @@ std::optional<BenchResult> run_bench_test(Engine& engine, Session& session, cons
       if (!go_on(0, 0)) return std::nullopt;
     }
     busy_seconds += cpu_seconds() - busy_before;
+    add_difference(experts_before, engine.expert_telemetry(), result.experts);
     timed_seconds += 1e-9 * static_cast<double>(sample_ns);
     result.samples_ns.push_back(sample_ns);
   }
@@ -184,6 +202,7 @@ std::optional<BenchResult> run_rows_test(Engine& engine, Session& session, const
   for (int repetition = 0; repetition < options.n_repetitions; ++repetition) {
     if (options.on_repetition) options.on_repetition(repetition);
     const double busy_before = cpu_seconds();
+    const ExpertTelemetry experts_before = engine.expert_telemetry();
     next = 0;
     chosen.clear();
     uint64_t total_ns = 0;
@@ -193,6 +212,7 @@ std::optional<BenchResult> run_rows_test(Engine& engine, Session& session, const
       total_ns += one_step();
     }
     busy_seconds += cpu_seconds() - busy_before;
+    add_difference(experts_before, engine.expert_telemetry(), result.experts);
     timed_seconds += 1e-9 * static_cast<double>(total_ns);
     result.samples_ns.push_back(total_ns / static_cast<uint64_t>(n_steps));
   }

@@ -22,6 +22,7 @@ struct BenchResult {
   double cpu_busy_ratio = 0.0;        // processor time over wall time and threads
   std::string output_sha256;          // of the most likely token after each timed step
   std::optional<double> cost_of_one;  // time of a step of n_rows rows over that of one row
+  ExpertTelemetry experts;            // of the timed steps, all repetitions
 
   double avg_ns() const;
   double stddev_ns() const;

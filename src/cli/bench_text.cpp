@@ -110,6 +110,12 @@ std::vector<TokenId> hash_words(std::string_view text, int n_vocab) {
 
 }  // namespace
 
+std::vector<TokenId> encode_or_hash(const std::string& text, const GgufFile& file, int n_vocab) {
+  std::optional<VocabData> vocab = read_vocab(file);
+  if (!vocab) return hash_words(text, n_vocab);
+  return Tokenizer(std::move(*vocab)).encode(text, {.parse_special = false});
+}
+
 BenchText make_bench_text(const std::string& text, const GgufFile& file, int n_vocab, size_t n_ids,
                           uint64_t seed) {
   BenchText out{.source = text, .ids = {}};
@@ -120,13 +126,9 @@ BenchText make_bench_text(const std::string& text, const GgufFile& file, int n_v
     return out;
   }
   const std::string content = text == "builtin" ? std::string(kBuiltinText) : read_text(text);
-  std::vector<TokenId> once;
-  if (std::optional<VocabData> vocab = read_vocab(file)) {
-    once = Tokenizer(std::move(*vocab)).encode(content, {.parse_special = false});
-  } else {
-    once = hash_words(content, n_vocab);
-    out.source += " (words)";
-  }
+  const std::vector<TokenId> once = encode_or_hash(content, file, n_vocab);
+  const auto tokenizer = file.find_string("tokenizer.ggml.model");
+  if (!tokenizer || *tokenizer == "none") out.source += " (words)";
   out.ids.reserve(n_ids);
   for (size_t i = 0; i < n_ids; ++i) out.ids.push_back(once[i % once.size()]);
   return out;

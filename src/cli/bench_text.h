@@ -17,6 +17,9 @@ struct BenchText {
   std::vector<TokenId> ids;  // as many as asked for; the text is repeated
 };
 
+// The text's ids; a model without a vocabulary gets an id for each word, the same for the same word.
+std::vector<TokenId> encode_or_hash(const std::string& text, const GgufFile& file, int n_vocab);
+
 // `text` is builtin, random or the path of a text file. A model without a vocabulary gets an id for each
 // word, the same for the same word, which keeps how often words come back. Throws LoadError: file not
 // readable or empty.

@@ -165,6 +165,8 @@ class Conversation {
                       turns_.size(), n_prompt_tokens_, n_answer_tokens_, session_.n_past(),
                       model_.engine().n_ctx()));
       if (last_.n_completion > 0) say("last: " + last_.describe());
+      if (const std::string experts = describe(model_.engine().expert_telemetry()); !experts.empty())
+        say(experts);
     } else if (name == "/save") {
       save(rest);
     } else {
@@ -221,9 +223,11 @@ class ChatCommand : public Command {
   }
 
   ExitCode run(const Terminal& terminal) override {
-    const EngineOptions options = engine_options(engine_);
+    EngineOptions options = engine_options(engine_);
     TextModel model(model_);
+    set_expert_options(engine_.experts, model.config(), options);
     model.load(options, terminal);
+    note_unused_cache(engine_.experts, model.engine(), terminal);
     if (model_.empty())
       terminal.note(
           "no model given: using the embedded one (Plankton, 35M parameters); -m FILE names another");

@@ -85,7 +85,9 @@ class InspectCommand : public Command {
 
   ExitCode run(const Terminal& terminal) override {
     const GgufFile file = open_model(model_);
-    const ModelFacts facts = gather_facts(file, engine_options(flags_));
+    EngineOptions options = engine_options(flags_);
+    if (flags_.experts.n_cpu_moe >= 0) set_expert_options(flags_.experts, read_model_config(file), options);
+    const ModelFacts facts = gather_facts(file, options);
     if (template_) {
       if (!facts.chat_template)
         throw LoadError(fmt::format("{}: the file has no chat template", file.path()));
@@ -158,6 +160,13 @@ class InspectCommand : public Command {
                            dtype_name(tensor.dtype), describe_shape(tensor), format_bytes(tensor.n_bytes),
                            facts.config ? tensor_kind_name(tensor_kind(tensor.name, &*facts.config)) : "");
     }
+    if (facts.plan && !facts.plan->device_items.empty()) {
+      title(fmt::format("Memory plan on {}", facts.plan->device_name));
+      for (const MemoryPlanItem& item : facts.plan->device_items)
+        line(item.name, fmt::format("{:>11}  {}", format_bytes(item.bytes), item.detail));
+      line("in all", fmt::format("{:>11}  of {} available", format_bytes(facts.plan->device_total_bytes),
+                                 format_bytes(facts.plan->device_available_bytes)));
+    }
     if (facts.plan) {
       title("Memory plan on this machine");
       for (const MemoryPlanItem& item : facts.plan->items)
@@ -228,6 +237,15 @@ class InspectCommand : public Command {
       plan["total_bytes"] = facts.plan->total_bytes;
       plan["mapped_bytes"] = facts.plan->mapped_bytes;
       plan["available_bytes"] = facts.plan->available_bytes;
+      if (!facts.plan->device_items.empty()) {
+        plan["device"] = facts.plan->device_name;
+        plan["device_items"] = Json::array();
+        for (const MemoryPlanItem& item : facts.plan->device_items)
+          plan["device_items"].push_back(
+              {{"name", item.name}, {"bytes", item.bytes}, {"detail", item.detail}});
+        plan["device_total_bytes"] = facts.plan->device_total_bytes;
+        plan["device_available_bytes"] = facts.plan->device_available_bytes;
+      }
     }
     out["warnings"] = facts.warnings;
     return out;

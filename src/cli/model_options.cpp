@@ -41,7 +41,9 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
             "type of cached values: f32, f16 or q8_0 (default f16)")
       .choices({"f32", "f16", "q8_0"})
       .advanced();
-  set.value("-dev,--device", "NAME", flags.device, "auto, cpu or cuda:N (a build with CUDA)")
+  set.value("-dev,--device", "NAME", flags.device,
+            "auto, cpu, cuda:N (a build with CUDA), or sim: the CPU playing a "
+            "device, to try expert placement")
       .llama_env("LLAMA_ARG_DEVICE");
   set.value("-ngl,--gpu-layers,--n-gpu-layers", "N", flags.n_gpu_layers,
             "0: the CPU, all: the GPU (default auto)")
@@ -67,6 +69,7 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
   set.flag("--mmap", flags.use_mmap, "accepted; with --repack the mapping is only read while loading")
       .advanced();
   set.flag("--pin-threads", flags.pin_threads, "bind each thread to a core (default on)").advanced();
+  add_expert_options(set, flags.experts);
 }
 
 KvType kv_type_from_name(const std::string& name) {
@@ -118,6 +121,7 @@ EngineOptions engine_options(const EngineFlags& flags) {
           fmt::format("--isa {}: this processor or this build does not have it; the best here is {}",
                       flags.isa, isa_name(best_isa())));
   }
+  set_expert_options(flags.experts, options);
   return options;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/expert_options.h"
 #include "cli/options.h"
 #include "engine/engine.h"
 #include "sampling/sampling_params.h"
@@ -14,7 +15,7 @@ namespace thermo {
 // MODEL as a positional and -m, --model; see model_source.h for what it may be. Empty: the embedded model.
 void add_model_option(OptionSet& set, std::string& model);
 
-// -c -b -ub -t -ctk -ctv --isa --repack --device and their llama.cpp spellings.
+// -c -b -ub -t -ctk -ctv --isa --repack --device, those of experts, and their llama.cpp spellings.
 struct EngineFlags {
   int n_ctx = 0;
   int n_batch = 0;   // 0: the engine's default
@@ -27,6 +28,7 @@ struct EngineFlags {
   bool repack = true;
   bool pin_threads = true;
   bool use_mmap = true;
+  ExpertFlags experts;
 };
 void add_engine_options(OptionSet& set, EngineFlags& flags);
 // Throws ConfigError (values that make no sense together) or ThermoError with ExitCode::Device.

@@ -30,6 +30,11 @@ bool is_option_like(std::string_view argument) {
   return !(argument[1] >= '0' && argument[1] <= '9') && argument[1] != '.' && argument[1] != ' ';
 }
 
+bool is_number_list(std::string_view argument) {
+  return !argument.empty() && argument.find_first_not_of("0123456789.,%+*-") == std::string_view::npos &&
+         argument[0] >= '0' && argument[0] <= '9';
+}
+
 std::string with_underscores_as_dashes(std::string_view text) {
   std::string result(text);
   for (char& c : result)
@@ -108,6 +113,11 @@ Option& Option::advanced() {
 }
 Option& Option::no_environment() {
   environment_ = false;
+  return *this;
+}
+
+Option& Option::bare(std::string value) {
+  bare_ = std::move(value);
   return *this;
 }
 
@@ -245,6 +255,11 @@ void OptionValues::parse_arguments(std::span<const std::string> arguments) {
     }
     if (equals != std::string::npos) {
       add(*match.option, argument.substr(equals + 1), OptionSource::CommandLine, name);
+      continue;
+    }
+    if (match.option->bare_) {
+      const bool has_value = i + 1 < arguments.size() && is_number_list(arguments[i + 1]);
+      add(*match.option, has_value ? arguments[++i] : *match.option->bare_, OptionSource::CommandLine, name);
       continue;
     }
     if (i + 1 == arguments.size())

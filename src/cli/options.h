@@ -50,6 +50,8 @@ class Option {
   Option& llama_env(std::string name);  // the variable of llama-server when it is not LLAMA_ARG_<NAME>
   Option& advanced();                   // shown by --help-all only
   Option& no_environment();             // on the command line only
+  // --x alone means --x=VALUE; the next argument is its value only when it is a list of numbers.
+  Option& bare(std::string value);
 
   const std::string& name() const { return longs_.front(); }  // "ctx-size"
   bool is_flag() const { return flag_; }
@@ -63,6 +65,7 @@ class Option {
   std::string metavar_, help_, section_, llama_env_;
   std::vector<std::string> choices_;
   std::optional<std::pair<double, double>> range_;
+  std::optional<std::string> bare_;
   bool flag_ = false, count_ = false, repeatable_ = false, advanced_ = false, environment_ = true;
   std::function<void(std::string_view)> set_;
 };

@@ -56,6 +56,24 @@ TEST(Options, ReadsEverySpelling) {
   EXPECT_EQ(e.prompt, "a b");
 }
 
+TEST(Options, TakesAnOptionalListOfNumbers) {
+  const auto parsed = [](std::vector<std::string> arguments) {
+    std::string model, shares = "none";
+    OptionSet set;
+    set.positional("MODEL", model, "");
+    set.value("--sweep", "[LIST]", shares, "").bare("0,50,100");
+    OptionValues values(set);
+    values.parse_arguments(arguments);
+    values.apply();
+    return shares + " " + model;
+  };
+  EXPECT_EQ(parsed({}), "none ");
+  EXPECT_EQ(parsed({"--sweep"}), "0,50,100 ");
+  EXPECT_EQ(parsed({"--sweep", "20-40+10,60%"}), "20-40+10,60% ");
+  EXPECT_EQ(parsed({"--sweep=7"}), "7 ");
+  EXPECT_EQ(parsed({"--sweep", "30B.gguf"}), "0,50,100 30B.gguf");
+}
+
 TEST(Options, TakesValuesThatLookLikeOptions) {
   Example e;
   e.parse({"-p", "-5 degrees", "--stop", "---"});

@@ -29,9 +29,10 @@ class PlanCommand : public Command {
   }
 
   ExitCode run(const Terminal& terminal) override {
-    const EngineOptions options = engine_options(flags_);
+    EngineOptions options = engine_options(flags_);
     GgufFile file = open_model(model_);
     ModelConfig config = read_model_config(file);
+    set_expert_options(flags_.experts, config, options);
     const MemoryPlan plan = Engine::plan_for(file, options);
     terminal.note_unless_empty(plan.note);
     write_stdout(json_ ? as_json(file, config, plan) : as_table(file, config, plan, terminal));

@@ -45,7 +45,7 @@ class RunCommand : public Command {
     if (answer_.n_logprobs && !json_) throw ConfigError("--logprobs is printed with --json only: add --json");
     if (raw_ && !(answer_.system_prompt.empty() && answer_.system_prompt_file.empty()))
       throw ConfigError("--raw has no place for a system prompt: write it into the text, or leave --raw out");
-    const EngineOptions options = engine_options(engine_);
+    EngineOptions options = engine_options(engine_);
     const std::string prompt = read_prompt();
     TextModel model(model_);
     if (model_.empty())
@@ -55,7 +55,9 @@ class RunCommand : public Command {
     AnswerRequest request = model.make_request(answer_, raw_);
     encode_prompt(model, prompt, request);
     if (options.n_ctx > 0) check_prompt_fits(request.prompt.size(), options.n_ctx, model.n_ctx_train());
+    set_expert_options(engine_.experts, model.config(), options);
     model.load(options, terminal);
+    note_unused_cache(engine_.experts, model.engine(), terminal);
     const int n_ctx = model.engine().n_ctx();
     check_prompt_fits(request.prompt.size(), n_ctx, model.n_ctx_train());
 
@@ -78,6 +80,8 @@ class RunCommand : public Command {
     else if (answer.context_full)
       terminal.note(fmt::format("the context of {} tokens is full: the answer ends here", n_ctx));
     terminal.note(answer.stats.describe());
+    if (const std::string experts = describe(model.engine().expert_telemetry()); !experts.empty())
+      terminal.note(experts);
     return answer.interrupted ? ExitCode::Interrupted : ExitCode::Ok;
   }
 

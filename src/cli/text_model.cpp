@@ -52,7 +52,7 @@ std::string system_prompt(const AnswerFlags& flags) {
 TextModel::TextModel(const std::string& model)
     : file_(open_model(model)),
       id_(model_display_name(model)),
-      n_ctx_train_(read_model_config(file_).n_ctx_train),
+      config_(read_model_config(file_)),
       tokenizer_(require_vocab(file_)) {}
 
 void TextModel::load(const EngineOptions& options, const Terminal& terminal) {

@@ -40,7 +40,8 @@ class TextModel {
   const GgufFile& file() const { return file_; }
   const Tokenizer& tokenizer() const { return tokenizer_; }
   const std::string& id() const { return id_; }
-  int n_ctx_train() const { return n_ctx_train_; }
+  const ModelConfig& config() const { return config_; }
+  int n_ctx_train() const { return config_.n_ctx_train; }
   Engine& engine() { return *engine_; }  // REQUIRES: load()
 
   // What every answer of these flags has in common; the prompt is left empty. Throws ConfigError.
@@ -49,7 +50,7 @@ class TextModel {
  private:
   GgufFile file_;
   std::string id_;
-  int n_ctx_train_;  // before the vocabulary: an unknown architecture is the better message
+  ModelConfig config_;  // before the vocabulary: an unknown architecture is the better message
   Tokenizer tokenizer_;
   std::unique_ptr<Engine> engine_;
 };

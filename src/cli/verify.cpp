@@ -115,9 +115,10 @@ class VerifyCommand : public Command {
     n_embd_ = config.n_embd;
 
     ProgressLine progress(terminal);
-    Engine engine(file, make_options(progress));
+    Engine engine(file, make_options(config, progress));
     progress.clear();
     terminal.note_unless_empty(engine.plan().note);
+    note_unused_cache(flags_.experts, engine, terminal);
     run_ways(engine, reference, chunks);
 
     const bool passed = std::all_of(ways_.begin(), ways_.end(),
@@ -132,9 +133,10 @@ class VerifyCommand : public Command {
   }
 
  private:
-  EngineOptions make_options(ProgressLine& progress) const {
+  EngineOptions make_options(const ModelConfig& config, ProgressLine& progress) const {
     const int n_tokens = static_cast<int>(ids_.size());
     EngineOptions options = engine_options(flags_);
+    set_expert_options(flags_.experts, config, options);
     const int needed = n_tokens + kVerifyDraftRows;
     if (flags_.n_ctx > 0 && flags_.n_ctx < needed)
       throw ConfigError(fmt::format("-c {}: verifying {} tokens needs {}", flags_.n_ctx, n_tokens, needed));

@@ -58,4 +58,21 @@ PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
   return *this;
 }
 
+PageLock::PageLock(void* data, size_t n_bytes) noexcept {
+  if (n_bytes == 0) return;
+  if (cudaHostRegister(data, n_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped) == cudaSuccess)
+    data_ = data;
+  else
+    cudaGetLastError();  // a refusal is no fault
+}
+PageLock::~PageLock() {
+  if (data_ != nullptr && cudaHostUnregister(data_) != cudaSuccess)
+    log_warning("device", "memory could not be unlocked");
+}
+PageLock::PageLock(PageLock&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
+PageLock& PageLock::operator=(PageLock&& other) noexcept {
+  std::swap(data_, other.data_);
+  return *this;
+}
+
 }  // namespace thermo

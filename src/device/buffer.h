@@ -30,7 +30,7 @@ class DeviceBuffer {
   size_t size_ = 0;
 };
 
-// Host memory that the GPU copies from and to without a stop in between.
+// Host memory that the GPU copies from and to without a stop in between, and reads and writes in its kernels.
 class PinnedBuffer {
  public:
   PinnedBuffer() = default;
@@ -51,6 +51,25 @@ class PinnedBuffer {
  private:
   std::byte* data_ = nullptr;
   size_t size_ = 0;
+};
+
+// Page-locks memory that somebody else owns, while it lives. For what is too large to be taken page-locked:
+// memory that is already there (in large pages) is locked far faster than it is taken.
+class PageLock {
+ public:
+  PageLock() = default;
+  // Not locked() when the system refuses: the memory works as before, only slower.
+  PageLock(void* data, size_t n_bytes) noexcept;
+  ~PageLock();
+  PageLock(PageLock&& other) noexcept;
+  PageLock& operator=(PageLock&& other) noexcept;
+  PageLock(const PageLock&) = delete;
+  PageLock& operator=(const PageLock&) = delete;
+
+  bool locked() const noexcept { return data_ != nullptr; }
+
+ private:
+  void* data_ = nullptr;
 };
 
 }  // namespace thermo

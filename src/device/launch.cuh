@@ -6,6 +6,8 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
+
 #include "device/device_info.h"
 #include "device/stream.h"
 
@@ -22,6 +24,13 @@ __device__ __forceinline__ void allow_next() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+// The clock that all multiprocessors share.
+__device__ __forceinline__ uint64_t device_clock_ns() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
 }
 
 template <class... Params, class... Args>

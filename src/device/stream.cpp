@@ -30,6 +30,13 @@ bool Event::synchronize() const noexcept {
   return cudaEventSynchronize(handle_) == cudaSuccess;
 }
 
+bool Event::reached() const noexcept {
+  return cudaEventQuery(handle_) == cudaSuccess;
+}
+void Event::hold_back(StreamView stream) const noexcept {
+  cudaStreamWaitEvent(stream.handle, handle_);
+}
+
 float Event::elapsed_ms(const Event& begin, const Event& end) noexcept {
   float ms = 0.0f;
   cudaEventElapsedTime(&ms, begin.handle_, end.handle_);

@@ -35,6 +35,9 @@ class Event {
 
   void record(StreamView stream) noexcept;
   bool synchronize() const noexcept;
+  bool reached() const noexcept;
+  // What `stream` is given from now on starts after this point.
+  void hold_back(StreamView stream) const noexcept;
   // Milliseconds between two recorded and reached events.
   static float elapsed_ms(const Event& begin, const Event& end) noexcept;
 

@@ -5,12 +5,17 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <type_traits>
 
 #include "base/result.h"
+#include "experts/heat.h"
+#include "experts/telemetry.h"
 #include "model/sequence_state.h"
 #include "model/step.h"
 
 namespace thermo {
+
+class Model;
 
 class Backend {
  public:
@@ -22,8 +27,11 @@ class Backend {
   // until the next call or step.
   virtual std::span<const float> fetch_logits(int i) noexcept = 0;
   virtual void commit(int sequence, std::span<const int32_t> path) noexcept = 0;
-  // Why the device cannot go on; empty while it can.
+  virtual bool is_gpu() const noexcept = 0;
+  // Why it cannot go on; empty while it can.
   virtual std::string_view fault() const noexcept = 0;
+  virtual ExpertTelemetry expert_telemetry() const = 0;
+  virtual const HeatMap* heat() const = 0;
 
   // The memory of one sequence; see SequenceState.
   virtual int n_past(int sequence) const = 0;
@@ -50,9 +58,18 @@ class BackendOf final : public Backend {
   void commit(int sequence, std::span<const int32_t> path) noexcept override {
     model_->commit(sequence, path);
   }
+  bool is_gpu() const noexcept override { return !std::is_same_v<ModelT, Model>; }
   std::string_view fault() const noexcept override {
     if constexpr (requires { model_->fault(); }) return model_->fault();
     return {};
+  }
+  ExpertTelemetry expert_telemetry() const override {
+    if constexpr (requires { model_->expert_telemetry(); }) return model_->expert_telemetry();
+    return {};
+  }
+  const HeatMap* heat() const override {
+    if constexpr (requires { model_->heat(); }) return model_->heat();
+    return nullptr;
   }
   int n_past(int sequence) const override { return model_->sequence(sequence).n_past(); }
   void clear(int sequence) override { model_->sequence(sequence).clear(); }

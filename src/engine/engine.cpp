@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <set>
 
 #include "base/cpu_info.h"
@@ -11,8 +12,15 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "engine/backend.h"
+#include "engine/cpu_backend.h"
 #include "engine/gpu_backend.h"
 #include "engine/session.h"
+#include "experts/budget.h"
+#include "experts/heat_file.h"
+#include "experts/host_tier.h"
+#include "experts/placement.h"
+#include "experts/split_options.h"
+#include "experts/trace.h"
 #include "gguf/gguf_file.h"
 #include "model/model.h"
 
@@ -25,6 +33,7 @@ struct Engine::Impl {
   int n_sequences = 1;
   ThreadPool pool;
   int max_draft_rows = 0;
+  std::unique_ptr<TraceWriter> trace;  // the backend adds to it
   std::unique_ptr<Backend> backend;
   std::vector<bool> taken;        // sequences that a Session holds
   std::vector<int> pending_rows;  // of each sequence: rows of a step that waits for commit(), else 0
@@ -32,7 +41,16 @@ struct Engine::Impl {
   Session::Impl* unread =
       nullptr;  // the session whose logits are still on the device, in the next step's way
 
+  // What was read of the heat file, and where heat goes at the end; empty: nowhere.
+  std::string heat_path;
+  HeatFileInfo heat_info;
+
   explicit Impl(const ThreadPoolOptions& threads) : pool(threads) {}
+
+  void open_trace(const std::string& path, const GgufFile& file);
+  std::optional<HeatMap> read_heat(const std::string& path, const ModelConfig& config, const Weights& weights,
+                                   const GgufFile& file);
+  void write_heat() noexcept;
 
   Status check(const StepBatch& batch) const;
   Status check_group(const StepBatch& batch, size_t begin, size_t end) const;
@@ -59,20 +77,131 @@ void check_options(const EngineOptions& o) {
   range("--threads", o.n_threads, 0, 1024);
   range("--ubatch-size", o.n_batch, 0, 16384);
   range("draft rows", o.max_draft_rows, 0, kDeltaChunk);
+  range("--pin-layers", o.pin_layers, 0, 1 << 16);
 }
 
 // Where a model runs and what it takes there.
-struct Placement {
+struct Place {
   std::optional<GpuChoice> gpu;  // nullopt: the processor
+  bool stand_in = false;         // the processor, and a stand-in for a GPU
   MemoryPlan plan;
   int n_batch = 0;
   SequenceConfig sequence;
+  SplitOptions experts;
 };
 
 constexpr int kBatchCpu = 512, kBatchGpu = 2048;
 
-Placement choose_place(const ModelConfig& config, const GgufFile& file, const EngineOptions& o) {
-  Placement place;
+struct ExpertBudgets {
+  ExpertBudget cache, ram;
+};
+ExpertBudgets read_budgets(const EngineOptions& o) {
+  const Result<ExpertBudget> cache = parse_expert_budget(o.expert_cache),
+                             ram = parse_expert_budget(o.expert_ram);
+  if (!cache)
+    throw ConfigError(fmt::format("--expert-cache '{}': {}", o.expert_cache, cache.error().message));
+  if (!ram) throw ConfigError(fmt::format("--expert-ram '{}': {}", o.expert_ram, ram.error().message));
+  return {*cache, *ram};
+}
+
+void append_note(std::string& note, const std::string& more) {
+  if (!note.empty() && !more.empty()) note += "; ";
+  note += more;
+}
+
+// What to know about a device budget that holds fewer experts of a layer than a step and the one after it
+// choose; empty: nothing.
+std::string floor_note(const ExpertCatalog& catalog, const SplitOptions& experts) {
+  if (!experts.split || experts.budget_bytes == 0) return "";  // none is what was asked for
+  const thermo::Placement placement = place_experts({.catalog = &catalog,
+                                                     .heat = nullptr,
+                                                     .budget_bytes = experts.budget_bytes,
+                                                     .floor = 0,
+                                                     .pin_layers = experts.pin_layers});
+  const int wanted = 2 * catalog.n_active;
+  if (placement.floor >= wanted) return "";
+  return fmt::format(
+      "{} for experts hold {} of each layer, {} or more keep a layer on the device; the processor computes "
+      "most of them",
+      format_bytes(experts.budget_bytes), placement.floor, wanted);
+}
+
+// With everything in GPU memory where it fits, else with the experts split: as many hot as there is room for,
+// or as was asked for.
+void plan_on_gpu(Place& place, const ModelConfig& config, const Weights& weights,
+                 const MemoryPlanInputs& inputs, const EngineOptions& o) {
+  const ExpertCatalog catalog = expert_catalog(config, weights);
+  const uint64_t total = catalog.total_bytes();
+  const auto [cache, ram] = read_budgets(o);
+  const auto items = [&](int n_ctx) {
+    place.sequence.n_ctx = n_ctx;
+    return plan_gpu_memory(config, weights, *place.gpu,
+                           {.n_batch = place.n_batch,
+                            .n_sequences = o.n_sequences,
+                            .sequence = place.sequence,
+                            .experts = place.experts});
+  };
+  const auto plan = [&] {
+    place.plan = plan_device_memory(config, inputs, place.gpu->name, place.gpu->free_bytes, items);
+  };
+  const bool asked = !cache.is_auto();
+  if (total == 0 || !asked || cache.resolve(total, total) >= total) {
+    plan();
+    if (place.plan.fits() || total == 0 || asked) return;
+  }
+  place.experts.split = true;
+  place.experts.pin_layers = o.pin_layers;
+  place.experts.swaps = o.expert_swaps;
+  place.experts.budget_bytes = asked ? cache.resolve(total, 0) : 0;
+  plan();
+  if (!asked && place.plan.fits()) {
+    place.experts.budget_bytes =
+        std::min(total, place.plan.device_available_bytes - place.plan.device_total_bytes);
+    plan();
+  }
+  // In main memory: all of them, or what there is room for.
+  const uint64_t room = inputs.available_bytes - std::min(inputs.available_bytes, place.plan.total_bytes);
+  const uint64_t host =
+      std::min(std::max(ram.resolve(total, total), HostTier::min_bytes(catalog)), room - room / 16);
+  place.experts.host_bytes = host >= total ? 0 : host;
+  place.plan.items.push_back({"experts", std::min(host, total),
+                              host >= total
+                                  ? "all of them, page-locked"
+                                  : fmt::format("of {}, the rest in the file", format_bytes(total))});
+  place.plan.total_bytes += std::min(host, total);
+  append_note(place.plan.note, floor_note(catalog, place.experts));
+}
+
+// On the processor, with or without the stand-in device.
+void plan_on_cpu(Place& place, const ModelConfig& config, const GgufFile& file, MemoryPlanInputs& inputs,
+                 const EngineOptions& o) {
+  place.n_batch = inputs.n_batch = o.n_batch > 0 ? o.n_batch : kBatchCpu;
+  const auto [cache, ram] = read_budgets(o);
+  const ExpertCatalog catalog = expert_catalog(config, Weights::bind(config, file));
+  const uint64_t total = catalog.total_bytes();
+  if (place.stand_in && (total == 0 || !o.repack)) {
+    place.stand_in = false;
+    append_note(place.plan.note, total == 0 ? "this model has no experts to split; the CPU does everything"
+                                            : "--device sim needs repacked weights; the CPU does everything");
+  }
+  std::string note = place.plan.note;
+  if (!ram.is_auto()) inputs.expert_ram = ram.resolve(total, total);
+  if (place.stand_in) {
+    place.experts.split = true;
+    place.experts.budget_bytes = cache.resolve(total, total);
+    inputs.stand_in_bytes = place.experts.budget_bytes;
+  }
+  place.experts.pin_layers = o.pin_layers;
+  place.experts.swaps = o.expert_swaps;
+  place.plan = plan_memory(config, file, inputs);
+  if (place.plan.experts_in_file()) place.experts.host_bytes = place.plan.host_expert_bytes;
+  append_note(note, place.plan.note);
+  append_note(note, floor_note(catalog, place.experts));
+  place.plan.note = note;
+}
+
+Place choose_place(const ModelConfig& config, const GgufFile& file, const EngineOptions& o) {
+  Place place;
   place.sequence = {.n_ctx = o.n_ctx,
                     .max_draft_rows = o.max_draft_rows,
                     .k_type = o.k_type.value_or(KvType::F16),
@@ -91,17 +220,15 @@ Placement choose_place(const ModelConfig& config, const GgufFile& file, const En
   inputs.v_type = place.sequence.v_type;
   inputs.available_bytes = available_memory_bytes();
 
+  if (o.pin_layers > config.n_layer)
+    throw ConfigError(fmt::format("--pin-layers {}: this model has {} layers", o.pin_layers, config.n_layer));
+
   std::string note;
-  place.gpu = choose_gpu(o.device, note);
+  place.stand_in = o.device == "sim";
+  if (!place.stand_in) place.gpu = choose_gpu(o.device, note);
   if (place.gpu) {
     place.n_batch = o.n_batch > 0 ? o.n_batch : kBatchGpu;
-    const Weights weights = Weights::bind(config, file);
-    place.plan = plan_device_memory(config, inputs, place.gpu->name, place.gpu->free_bytes, [&](int n_ctx) {
-      place.sequence.n_ctx = n_ctx;
-      return plan_gpu_memory(
-          config, weights, *place.gpu,
-          {.n_batch = place.n_batch, .n_sequences = o.n_sequences, .sequence = place.sequence});
-    });
+    plan_on_gpu(place, config, Weights::bind(config, file), inputs, o);
     if (!place.plan.fits()) {
       const std::string shortage =
           fmt::format("{} needs {} of GPU memory with a context of {}, but {} has {} free", file.path(),
@@ -114,9 +241,11 @@ Placement choose_place(const ModelConfig& config, const GgufFile& file, const En
     }
   }
   if (!place.gpu) {
-    place.n_batch = inputs.n_batch = o.n_batch > 0 ? o.n_batch : kBatchCpu;
-    place.plan = plan_memory(config, file, inputs);
+    place.plan.note.clear();
+    place.experts = {};
+    plan_on_cpu(place, config, file, inputs, o);
   }
+  append_note(note, place.plan.note);
   place.plan.note = note;
   place.sequence.n_ctx = place.plan.n_ctx;
   return place;
@@ -132,15 +261,30 @@ Engine::Engine(const GgufFile& file, const EngineOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   check_options(options);
   ModelConfig config = read_model_config(file);
-  Placement place = choose_place(config, file, options);
-  impl_ =
-      std::make_unique<Impl>(ThreadPoolOptions{.n_threads = options.n_threads, .pin = options.pin_threads});
+  Place place = choose_place(config, file, options);
+  // Threads that spin between regions keep the readers of the file and the lane of the stand-in off the
+  // cores.
+  const bool shares_cores = place.stand_in || (!place.gpu && place.experts.host_bytes > 0);
+  impl_ = std::make_unique<Impl>(ThreadPoolOptions{
+      .n_threads = options.n_threads, .pin = options.pin_threads, .spin_us = shares_cores ? 20u : 50'000u});
   Impl& e = *impl_;
+  e.open_trace(options.trace_file, file);
+  place.experts.trace = e.trace.get();
+  const Isa isa = choose_isa(options.isa);
+  const CpuBackendOptions cpu{.n_batch = place.n_batch,
+                              .n_sequences = options.n_sequences,
+                              .sequence = place.sequence,
+                              .isa = isa,
+                              .stand_in = place.stand_in,
+                              .experts = place.experts};
 
   // On a GPU the weights stay views of the file until they are uploaded.
-  Weights weights = Weights::load(config, file, options.repack && !place.gpu, e.pool, options.progress);
-  e.info = {.device = place.gpu ? place.gpu->name : "cpu",
-            .isa = choose_isa(options.isa),
+  Weights weights =
+      Weights::load(config, file, options.repack && !place.gpu, e.pool, options.progress, keeps_experts(cpu));
+  e.info = {.device = place.gpu        ? place.gpu->name
+                      : place.stand_in ? "sim"
+                                       : "cpu",
+            .isa = isa,
             .n_threads = e.pool.size(),
             .repacked = options.repack || place.gpu,
             .n_params = weights.n_params,
@@ -156,22 +300,65 @@ Engine::Engine(const GgufFile& file, const EngineOptions& options) {
   e.taken.assign(static_cast<size_t>(options.n_sequences), false);
   e.pending_rows.assign(static_cast<size_t>(options.n_sequences), 0);
   e.pending_parents.resize(static_cast<size_t>(options.n_sequences));
+  std::optional<HeatMap> heat;
+  if (!options.heat_file.empty()) {
+    heat = e.read_heat(options.heat_file, config, weights, file);
+    if (heat) place.experts.heat = &*heat;
+  }
   if (place.gpu) {
-    e.backend = make_gpu_backend(
-        std::move(config), weights, *place.gpu,
-        {.n_batch = place.n_batch, .n_sequences = options.n_sequences, .sequence = place.sequence}, e.pool,
-        options.progress);
+    e.backend = make_gpu_backend(std::move(config), weights, *place.gpu,
+                                 {.n_batch = place.n_batch,
+                                  .n_sequences = options.n_sequences,
+                                  .sequence = place.sequence,
+                                  .experts = place.experts,
+                                  .isa = e.info.isa},
+                                 e.pool, options.progress);
   } else {
-    const ModelOptions model_options{.n_batch = place.n_batch,
-                                     .n_sequences = options.n_sequences,
-                                     .sequence = place.sequence,
-                                     .isa = e.info.isa};
-    e.backend = std::make_unique<BackendOf<Model>>(
-        std::make_unique<Model>(std::move(config), std::move(weights), model_options, e.pool));
+    CpuBackendOptions with_heat = cpu;
+    with_heat.experts.heat = place.experts.heat;
+    e.backend =
+        make_cpu_backend(std::move(config), std::move(weights), file, with_heat, e.pool, options.progress);
   }
   e.info.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   log_info("engine", "loaded {} on {} in {:.2f} s: {} threads, {}, context {}", file.path(), e.info.device,
            e.info.load_seconds, e.info.n_threads, isa_name(e.info.isa), e.plan.n_ctx);
+}
+
+void Engine::Impl::open_trace(const std::string& path, const GgufFile& file) {
+  if (path.empty()) return;
+  auto writer = TraceWriter::open(path, file.path());
+  if (!writer) throw ConfigError("--trace: " + writer.error().message);
+  trace = std::move(*writer);
+}
+
+// The heat to start from; nullopt: a model without experts. A file of another model is not overwritten.
+std::optional<HeatMap> Engine::Impl::read_heat(const std::string& path, const ModelConfig& config,
+                                               const Weights& weights, const GgufFile& file) {
+  const ExpertCatalog catalog = expert_catalog(config, weights);
+  if (catalog.total_bytes() == 0) {
+    log_warning("engine", "--heat-file {}: this model has no experts; the file is not used", path);
+    return std::nullopt;
+  }
+  heat_info = HeatFileInfo::of(catalog, config.arch_name,
+                               std::string(file.find_string("general.name").value_or(file.path())));
+  HeatMap heat(catalog);
+  std::error_code error;
+  if (std::filesystem::exists(path, error)) {
+    if (const Status status = load_heat(path, heat_info, heat); !status) {
+      log_warning("engine", "{}; it is left as it is, and every expert counts the same",
+                  status.error().message);
+      return heat;
+    }
+    log_info("engine", "heat of {} tokens from {}", heat.n_tokens(), path);
+  }
+  heat_path = path;
+  return heat;
+}
+
+void Engine::Impl::write_heat() noexcept {
+  if (heat_path.empty() || !backend || !backend->heat()) return;
+  if (const Status status = save_heat(heat_path, heat_info, *backend->heat()); !status)
+    log_warning("engine", "{}", status.error().message);
 }
 
 MemoryPlan Engine::plan_for(const GgufFile& file, const EngineOptions& options) {
@@ -179,7 +366,9 @@ MemoryPlan Engine::plan_for(const GgufFile& file, const EngineOptions& options) 
   return choose_place(read_model_config(file), file, options).plan;
 }
 
-Engine::~Engine() = default;
+Engine::~Engine() {
+  if (impl_) impl_->write_heat();
+}
 
 const ModelConfig& Engine::config() const {
   return impl_->backend->config();
@@ -195,6 +384,12 @@ int Engine::n_ctx() const {
 }
 int Engine::n_batch() const {
   return impl_->n_batch;
+}
+ExpertTelemetry Engine::expert_telemetry() const {
+  return impl_->backend->expert_telemetry();
+}
+const HeatMap* Engine::heat() const {
+  return impl_->backend->heat();
 }
 
 Status Engine::Impl::check(const StepBatch& batch) const {
@@ -260,7 +455,15 @@ Result<StepOutput> Engine::step(const StepBatch& batch) {
     }
   }
   impl_->save_unread_logits(batch);
+  const int64_t begin_ns = impl_->trace ? TraceWriter::now_ns() : 0;
   const StepOutput output = impl_->backend->step(batch);
+  if (impl_->trace)
+    impl_->trace->add({.lane = TraceLane::Step,
+                       .name = batch.rows.size() == 1 ? "token" : "step",
+                       .category = "step",
+                       .begin_ns = begin_ns,
+                       .duration_ns = TraceWriter::now_ns() - begin_ns,
+                       .args = {{{"rows", static_cast<int64_t>(batch.rows.size())}}}});
   if (!impl_->backend->fault().empty()) return device_fault(*impl_->backend);
   return output;
 }
@@ -276,7 +479,8 @@ void Engine::Impl::save_unread_logits(const StepBatch& batch) {
 }
 
 Error device_fault(const Backend& backend) {
-  return {ErrorCode::DeviceFault, fmt::format("the GPU failed: {}; start again", backend.fault())};
+  return {ErrorCode::DeviceFault,
+          fmt::format("{}{}; start again", backend.is_gpu() ? "the GPU failed: " : "", backend.fault())};
 }
 
 Status Engine::commit(int sequence, std::span<const int32_t> path) {

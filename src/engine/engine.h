@@ -14,6 +14,8 @@
 
 #include "base/result.h"
 #include "engine/memory_plan.h"
+#include "experts/heat.h"
+#include "experts/telemetry.h"
 #include "kernels/attention/attention.h"
 #include "kernels/isa.h"
 #include "model/model_config.h"
@@ -33,15 +35,23 @@ struct EngineOptions {
   int max_draft_rows = 0;        // rows of an uncommitted step (speculation), at most 64
   std::optional<KvType> k_type;  // nullopt: f16
   std::optional<KvType> v_type;
-  std::string device = "auto";  // auto, cpu or cuda:N
+  std::string device = "auto";  // auto, cpu, sim or cuda:N
 
   // Performance.
   int n_threads = 0;  // 0: one for each physical core
   bool pin_threads = true;
-  std::optional<Isa> isa;   // nullopt: the best this machine has
-  bool repack = true;       // false: multiply from the file mapping, packing panels as they are used
-  int n_batch = 0;          // rows of a prefill chunk; 0: 512, on a GPU 2048
-  LoadProgressFn progress;  // called on the loading thread, any number of times; may be empty
+  std::optional<Isa> isa;  // nullopt: the best this machine has
+  bool repack = true;      // false: multiply from the file mapping, packing panels as they are used
+  int n_batch = 0;         // rows of a prefill chunk; 0: 512, on a GPU 2048
+  // Hot and cold experts; see docs/experts.md.
+  std::string expert_cache =
+      "auto";  // device memory for experts: "11G", "60%" of their bytes, or auto: what fits
+  std::string expert_ram = "auto";  // main memory for experts, likewise; the rest stays in the file
+  int pin_layers = 0;               // the first layers' experts are hot whatever their heat
+  bool expert_swaps = true;         // move experts while running
+  std::string heat_file;            // read at load when it exists, written when the engine ends; empty: none
+  std::string trace_file;           // Chrome trace of every step; empty: none
+  LoadProgressFn progress;          // called on the loading thread, any number of times; may be empty
 };
 
 struct EngineInfo {
@@ -74,6 +84,9 @@ class Engine {
   const MemoryPlan& plan() const;
   int n_ctx() const;
   int n_batch() const;
+  // What the expert machinery did so far; all zero where every expert is where it is computed.
+  ExpertTelemetry expert_telemetry() const;
+  const HeatMap* heat() const;  // nullptr: nobody counts
 
   // A free sequence, or an error when all n_sequences are taken.
   Result<Session> open_session();

@@ -2,10 +2,17 @@
 
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/units.h"
 #include "gguf/gguf_file.h"
 
@@ -213,18 +220,39 @@ TEST(Engine, SaysWhatIsWrongWithItsOptions) {
 }
 
 TEST(MemoryPlan, HalvesTheContextUntilItFits) {
-  const ModelConfig config = read_model_config(plankton());
+  const GgufFile dense(std::string(THERMO_TEST_DATA) + "/qwen35-f32.gguf");
+  const ModelConfig config = read_model_config(dense);
   MemoryPlanInputs inputs;
   inputs.available_bytes = 8 * GiB;
-  const MemoryPlan wide = plan_memory(config, plankton(), inputs);
-  EXPECT_EQ(wide.n_ctx, 4096);
+  const MemoryPlan wide = plan_memory(config, dense, inputs);
+  EXPECT_EQ(wide.n_ctx, 2048);
   inputs.available_bytes = wide.total_bytes - 1;
-  EXPECT_EQ(plan_memory(config, plankton(), inputs).n_ctx, 2048);
-  inputs.n_ctx = 4096;  // asked for: never silently less
-  EXPECT_THROW(plan_memory(config, plankton(), inputs), MemoryError);
+  EXPECT_EQ(plan_memory(config, dense, inputs).n_ctx, 1024);
+  inputs.n_ctx = 2048;  // asked for: never silently less
+  EXPECT_THROW(plan_memory(config, dense, inputs), MemoryError);
   uint64_t sum = 0;
   for (const MemoryPlanItem& item : wide.items) sum += item.bytes;
   EXPECT_EQ(sum, wide.total_bytes);
+}
+
+// Reading every step's experts from the file costs more than a shorter context, up to a point.
+TEST(MemoryPlan, ShortensALongContextBeforeExpertsMoveToTheFile) {
+  const ModelConfig config = read_model_config(plankton());
+  ModelConfig longer = config;
+  longer.n_ctx_train = 32768;
+  MemoryPlanInputs inputs;
+  inputs.available_bytes = 8 * GiB;
+  const MemoryPlan wide = plan_memory(longer, plankton(), inputs);
+  EXPECT_EQ(wide.n_ctx, 32768);
+  inputs.available_bytes = wide.total_bytes - 1;
+  EXPECT_EQ(plan_memory(longer, plankton(), inputs).n_ctx, 16384);
+  EXPECT_FALSE(plan_memory(longer, plankton(), inputs).experts_in_file());
+  inputs.n_ctx = kRoomyContext;
+  inputs.available_bytes = plan_memory(longer, plankton(), inputs).total_bytes - 1;
+  inputs.n_ctx = 0;
+  const MemoryPlan tight = plan_memory(longer, plankton(), inputs);
+  EXPECT_EQ(tight.n_ctx, kRoomyContext);
+  EXPECT_TRUE(tight.experts_in_file());
 }
 
 TEST(MemoryPlan, ChoosesAContextForADevice) {
@@ -253,6 +281,7 @@ TEST(MemoryPlan, NamesWhatWouldFit) {
   MemoryPlanInputs inputs;
   inputs.available_bytes = 8 * GiB;
   inputs.n_ctx = 512;
+  inputs.expert_ram = 0;  // as few experts as can do
   const uint64_t needed = plan_memory(config, plankton(), inputs).total_bytes;
   inputs.available_bytes = needed - 1 * MiB;
   try {
@@ -261,6 +290,209 @@ TEST(MemoryPlan, NamesWhatWouldFit) {
   } catch (const MemoryError& error) {
     EXPECT_NE(std::string(error.what()).find("--no-repack"), std::string::npos) << error.what();
   }
+}
+
+std::string temporary(const std::string& name) {
+  return ::testing::TempDir() + "/" + std::to_string(::getpid()) + "-" + name;
+}
+
+TEST(Engine, WritesTheSameTextOnTheStandInDevice) {
+  const std::vector<TokenId> tokens = prompt();
+  const std::vector<TokenId> want = answer(small(), tokens);
+  for (const std::string cache : {"0", "2M", "10%", "40%", "auto"})
+    for (const std::string ram : {"auto", "1%"}) {
+      EngineOptions options = small();
+      options.device = "sim";
+      options.n_batch = 64;  // a prompt in one chunk: popular experts are streamed
+      options.expert_cache = cache;
+      options.expert_ram = ram;
+      EXPECT_EQ(answer(options, tokens), want) << cache << " " << ram;
+    }
+}
+
+TEST(Engine, TellsWhatTheStandInDeviceDid) {
+  EngineOptions options = small();
+  options.device = "sim";
+  options.n_batch = 64;
+  options.expert_cache = "40%";
+  Engine engine(plankton(), options);
+  EXPECT_EQ(engine.info().device, "sim");
+  Session session = std::move(engine.open_session().value());
+  ASSERT_TRUE(session.append(prompt()).ok());
+  greedy(session, 40);
+  const ExpertTelemetry t = engine.expert_telemetry();
+  EXPECT_EQ(t.pairs, t.hot_pairs + t.cpu_pairs + t.fetched_pairs);
+  EXPECT_GT(t.hot_pairs, 0u);
+  EXPECT_GT(t.cpu_pairs, 0u);
+  EXPECT_GT(t.moved, 0u);
+  EXPECT_GT(t.cpu_ns, 0u);
+  EXPECT_LE(t.hot_expert_bytes, t.budget_bytes);
+  EXPECT_NEAR(static_cast<double>(t.budget_bytes), 0.4 * static_cast<double>(t.total_expert_bytes), 2.0);
+  EXPECT_EQ(t.tokens, static_cast<uint64_t>(session.n_past()));
+}
+
+TEST(Engine, RunsWithMostExpertsInTheFile) {
+  const std::vector<TokenId> tokens = prompt();
+  EngineOptions options = small();
+  options.expert_ram = "1%";
+  Engine engine(plankton(), options), plain(plankton(), small());
+  EXPECT_TRUE(engine.plan().experts_in_file());
+  EXPECT_NE(engine.plan().note.find("too few for one layer"), std::string::npos) << engine.plan().note;
+  Session session = std::move(engine.open_session().value()), other = std::move(plain.open_session().value());
+  ASSERT_TRUE(session.append(tokens).ok());
+  ASSERT_TRUE(other.append(tokens).ok());
+  EXPECT_EQ(std::vector<float>(session.logits().begin(), session.logits().end()),
+            std::vector<float>(other.logits().begin(), other.logits().end()));
+  EXPECT_EQ(greedy(session, 24), greedy(other, 24));
+  EXPECT_GT(engine.expert_telemetry().disk_bytes, 0u);
+  EXPECT_EQ(plain.expert_telemetry().pairs, 0u);
+}
+
+// A file that is replaced or a disk that goes away while experts are read from it.
+TEST(Engine, FailsCleanlyWhenItsFileBecomesShorter) {
+  const std::string path = temporary("shrinking.gguf");
+  std::filesystem::copy_file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf", path,
+                             std::filesystem::copy_options::overwrite_existing);
+  {
+    const GgufFile file(path);
+    const GgufTensor& embedding = file.require_tensor("token_embd.weight");
+    uint64_t keep = embedding.file_offset + embedding.n_bytes;  // looked up through the mapping
+    keep = (keep + 4095) / 4096 * 4096 + 65536;
+    ASSERT_LT(keep, std::filesystem::file_size(path));
+    EngineOptions options = small();
+    options.expert_ram = "1%";
+    Engine engine(file, options);
+    Session session = std::move(engine.open_session().value());
+    ASSERT_TRUE(session.append(std::vector<TokenId>{1, 2, 3}).ok());
+    std::filesystem::resize_file(path, keep);
+    Status status;
+    for (TokenId token = 0; token < 200 && status.ok(); ++token)
+      status = session.append(std::vector<TokenId>{token * 17 % 4096});
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().code, ErrorCode::DeviceFault);
+    EXPECT_NE(status.error().message.find("became shorter"), std::string::npos) << status.error().message;
+    EXPECT_EQ(status.error().message.find("GPU"), std::string::npos) << status.error().message;
+  }
+  std::remove(path.c_str());
+}
+
+TEST(Engine, KeepsHeatInAFileFromRunToRun) {
+  const std::string path = temporary("heat.json");
+  std::remove(path.c_str());
+  EngineOptions options = small();
+  options.heat_file = path;
+  uint64_t n_tokens = 0;
+  std::vector<float> values;
+  for (int run = 1; run <= 3; ++run) {
+    options.device = run == 2 ? "sim" : "cpu";
+    Engine engine(plankton(), options);
+    ASSERT_NE(engine.heat(), nullptr);
+    EXPECT_EQ(engine.heat()->n_tokens(), n_tokens) << "run " << run;
+    EXPECT_EQ(engine.heat()->empty(), run == 1);
+    if (run > 1) {
+      const std::vector<float> read = engine.heat()->values();
+      ASSERT_EQ(read.size(), values.size());
+      for (size_t i = 0; i < read.size(); ++i) EXPECT_NEAR(read[i], values[i], 1e-3f * (1.0f + values[i]));
+    }
+    Session session = std::move(engine.open_session().value());
+    ASSERT_TRUE(session.append(prompt()).ok());
+    n_tokens = engine.heat()->n_tokens();
+    values = engine.heat()->values();
+  }
+  // Another model's: not used, and not written over.
+  std::ifstream in(path);
+  const std::string before((std::istreambuf_iterator<char>(in)), {});
+  {
+    const GgufFile other(std::string(THERMO_TEST_DATA) + "/laguna-f32.gguf");
+    options.device = "cpu";
+    Engine engine(other, options);
+    EXPECT_TRUE(engine.heat()->empty());
+    ASSERT_TRUE(engine.step({.rows = std::vector<Row>{{.token = 1}}}).has_value());
+  }
+  std::ifstream again(path);
+  EXPECT_EQ(std::string((std::istreambuf_iterator<char>(again)), {}), before);
+  std::remove(path.c_str());
+}
+
+TEST(Engine, WritesATraceOfItsSteps) {
+  const std::string path = temporary("trace.json");
+  EngineOptions options = small();
+  options.device = "sim";
+  options.expert_cache = "30%";
+  options.trace_file = path;
+  {
+    Engine engine(plankton(), options);
+    Session session = std::move(engine.open_session().value());
+    ASSERT_TRUE(session.append(prompt()).ok());
+    greedy(session, 8);
+  }
+  std::ifstream in(path);
+  const Json trace = Json::parse(in);
+  int n_tokens = 0, n_cold = 0;
+  for (const Json& event : trace) {
+    n_tokens += event.value("name", "") == "token";
+    n_cold += event.value("name", "") == "cold experts";
+  }
+  EXPECT_GE(n_tokens, 7);
+  EXPECT_GT(n_cold, 0);
+  std::remove(path.c_str());
+  options.trace_file = "/nowhere/trace.json";
+  EXPECT_THROW(Engine(plankton(), options), ConfigError);
+}
+
+TEST(Engine, SaysWhatIsWrongWithItsExpertOptions) {
+  const auto error = [](const EngineOptions& options) -> std::string {
+    try {
+      Engine::plan_for(plankton(), options);
+    } catch (const ConfigError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EngineOptions options = small();
+  options.expert_cache = "banana";
+  EXPECT_NE(error(options).find("--expert-cache 'banana'"), std::string::npos) << error(options);
+  options = small();
+  options.expert_ram = "120%";
+  EXPECT_NE(error(options).find("--expert-ram '120%'"), std::string::npos) << error(options);
+  options = small();
+  options.pin_layers = 99;
+  EXPECT_NE(error(options).find("--pin-layers 99"), std::string::npos) << error(options);
+  options = small();
+  options.device = "sim";
+  options.expert_cache = "10%";
+  EXPECT_EQ(error(options), "");
+  EXPECT_NE(Engine::plan_for(plankton(), options).note.find("of each layer"), std::string::npos);
+}
+
+TEST(MemoryPlan, LeavesExpertsInTheFileWhereTheyDoNotFit) {
+  const ModelConfig config = read_model_config(plankton());
+  MemoryPlanInputs inputs;
+  inputs.available_bytes = 8 * GiB;
+  inputs.n_ctx = 1024;
+  const MemoryPlan all = plan_memory(config, plankton(), inputs);
+  EXPECT_FALSE(all.experts_in_file());
+  EXPECT_EQ(all.note, "");
+  inputs.available_bytes = all.total_bytes - 1;
+  const MemoryPlan some = plan_memory(config, plankton(), inputs);
+  EXPECT_TRUE(some.experts_in_file());
+  EXPECT_TRUE(some.fits());
+  EXPECT_EQ(some.n_ctx, 1024);
+  EXPECT_LT(some.host_expert_bytes, some.expert_bytes);
+  EXPECT_GT(some.host_expert_bytes, some.expert_bytes / 2);
+  EXPECT_NE(some.note.find("the rest in the file"), std::string::npos) << some.note;
+  uint64_t sum = 0;
+  for (const MemoryPlanItem& item : some.items) sum += item.bytes;
+  EXPECT_EQ(sum, some.total_bytes);
+  // Asked for: as much as that, or the least that works.
+  inputs.available_bytes = 8 * GiB;
+  inputs.expert_ram = some.expert_bytes * 3 / 4;
+  EXPECT_EQ(plan_memory(config, plankton(), inputs).host_expert_bytes, some.expert_bytes * 3 / 4);
+  inputs.expert_ram = 0;
+  const MemoryPlan least = plan_memory(config, plankton(), inputs);
+  EXPECT_GT(least.host_expert_bytes, 0u);
+  EXPECT_LT(least.host_expert_bytes, some.expert_bytes);
+  EXPECT_NE(least.note, "");
 }
 
 }  // namespace

@@ -63,6 +63,8 @@ GpuModelOptions model_options(const GpuBackendOptions& options, int device) {
   o.n_batch = options.n_batch;
   o.n_sequences = options.n_sequences;
   o.sequence = options.sequence;
+  o.experts = options.experts;
+  o.isa = options.isa;
   return o;
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "experts/host_tier.h"
 #include "gguf/gguf_file.h"
 #include "kernels/quant_matmul/quant_matmul.h"
 #include "model/model.h"
@@ -18,6 +19,7 @@ namespace {
 constexpr int kAutoContext = 32768;
 constexpr int kMinContext = 512;
 constexpr uint64_t kProgramBytes = 64 * MiB;    // code, stacks, vocabulary, small vectors
+constexpr uint64_t kFileReserve = 128 * MiB;    // where experts are read from the file while running
 constexpr uint64_t kDeviceReserve = 512 * MiB;  // the driver's context and other programs
 
 size_t largest_panel(const GgufFile& file) {
@@ -28,8 +30,26 @@ size_t largest_panel(const GgufFile& file) {
   return most;
 }
 
+// What the weights take, and how few experts can do.
+struct WeightSizes {
+  uint64_t core = 0;         // packed, without the routed experts of the main stack
+  uint64_t experts = 0;      // packed
+  uint64_t min_experts = 0;  // the smallest cache of them
+  int n_experts = 0;
+};
+
+WeightSizes weight_sizes(const ModelConfig& config, const GgufFile& file, bool repack) {
+  if (!repack) return {};
+  const ExpertCatalog catalog = expert_catalog(config, Weights::bind(config, file));
+  WeightSizes sizes{.core = Weights::planned_packed_bytes(config, file, false),
+                    .experts = catalog.total_bytes(),
+                    .min_experts = HostTier::min_bytes(catalog)};
+  for (const ExpertLayer& layer : catalog.layers) sizes.n_experts += layer.n_expert();
+  return sizes;
+}
+
 MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const MemoryPlanInputs& in,
-                   uint64_t packed_bytes, int n_ctx) {
+                   const WeightSizes& sizes, uint64_t host_experts, int n_ctx) {
   const SequenceConfig sequence{
       .n_ctx = n_ctx, .max_draft_rows = in.max_draft_rows, .k_type = in.k_type, .v_type = in.v_type};
   const uint64_t n_seq = static_cast<uint64_t>(in.n_sequences);
@@ -39,13 +59,18 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
   MemoryPlan plan;
   plan.n_ctx = n_ctx;
   plan.available_bytes = in.available_bytes;
+  plan.expert_bytes = sizes.experts;
+  plan.host_expert_bytes = host_experts;
   plan.mapped_bytes =
       in.repack ? file.require_tensor("token_embd.weight").n_bytes : file.total_tensor_bytes();
   const auto add = [&](std::string name, uint64_t bytes, std::string detail) {
     if (bytes > 0) plan.items.push_back({std::move(name), bytes, std::move(detail)});
     plan.total_bytes += bytes;
   };
-  if (in.repack) add("weights", packed_bytes, "repacked for the processor");
+  add(sizes.experts > 0 ? "core weights" : "weights", sizes.core, "repacked for the processor");
+  add("experts", host_experts,
+      plan.experts_in_file() ? fmt::format("of {}, the rest in the file", format_bytes(sizes.experts))
+                             : fmt::format("all {}, repacked for the processor", sizes.n_experts));
   add("kv cache", n_seq * SequenceState::kv_bytes(config, sequence),
       fmt::format("{} tokens x {}, k {}, v {}", n_ctx, in.n_sequences, kv_type_name(in.k_type),
                   kv_type_name(in.v_type)));
@@ -57,29 +82,77 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
       Model::workspace_bytes(config, options, in.n_threads, in.repack ? 0 : largest_panel(file)),
       fmt::format("{} rows", in.n_batch));
   add("program", kProgramBytes, "code, vocabulary, stacks");
+  if (plan.experts_in_file())
+    add("reserve", std::min(kFileReserve, sizes.experts / 8), "pages of the file, buffers of its readers");
+  if (in.stand_in_bytes) {
+    add("stand-in device", *in.stand_in_bytes, "its memory for hot experts");
+    plan.device_name = "stand-in device";
+    plan.device_items = {
+        {"expert budget", *in.stand_in_bytes, fmt::format("of {}", format_bytes(sizes.experts))}};
+    plan.device_total_bytes = plan.device_available_bytes = *in.stand_in_bytes;
+  }
   return plan;
+}
+
+// The largest context that fits with all experts in memory, nullopt: none from `lowest` on.
+std::optional<MemoryPlan> plan_with_all(const ModelConfig& config, const GgufFile& file,
+                                        const MemoryPlanInputs& in, const WeightSizes& sizes, int lowest) {
+  const int largest = in.n_ctx > 0 ? in.n_ctx : std::min(config.n_ctx_train, kAutoContext);
+  for (int n_ctx = largest; n_ctx >= (in.n_ctx > 0 ? in.n_ctx : lowest); n_ctx /= 2) {
+    MemoryPlan plan = plan_at(config, file, in, sizes, sizes.experts, n_ctx);
+    if (plan.fits()) return plan;
+  }
+  return std::nullopt;
+}
+
+// With a cache of experts over the file: what was asked for, or whatever the rest leaves.
+std::optional<MemoryPlan> plan_with_file(const ModelConfig& config, const GgufFile& file,
+                                         const MemoryPlanInputs& in, const WeightSizes& sizes) {
+  if (sizes.min_experts >= sizes.experts) return std::nullopt;
+  const uint64_t wanted = std::clamp(in.expert_ram.value_or(sizes.experts), sizes.min_experts, sizes.experts);
+  const int lowest = in.n_ctx > 0 ? in.n_ctx : std::min(kMinContext, config.n_ctx_train);
+  int n_ctx = in.n_ctx > 0 ? in.n_ctx : std::min(config.n_ctx_train, kAutoContext);
+  if (in.n_ctx == 0 && !in.expert_ram) n_ctx = std::min(n_ctx, kRoomyContext);  // experts need the room more
+  for (; n_ctx >= lowest; n_ctx /= 2) {
+    const uint64_t rest = plan_at(config, file, in, sizes, sizes.min_experts, n_ctx).total_bytes;
+    if (rest > in.available_bytes) continue;
+    const uint64_t most = sizes.min_experts + (in.available_bytes - rest);
+    MemoryPlan plan = plan_at(config, file, in, sizes, std::min(wanted, most), n_ctx);
+    if (in.expert_ram && *in.expert_ram < sizes.min_experts)
+      plan.note = fmt::format("{} of main memory for experts are too few for one layer; {} are used",
+                              format_bytes(*in.expert_ram), format_bytes(plan.host_expert_bytes));
+    else if (in.expert_ram && wanted > most)
+      plan.note = fmt::format("{} of main memory for experts do not fit; {} are used", format_bytes(wanted),
+                              format_bytes(most));
+    else if (!in.expert_ram)
+      plan.note = fmt::format("experts in memory {} of {}, the rest in the file",
+                              format_bytes(plan.host_expert_bytes), format_bytes(sizes.experts));
+    return plan;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
 
 MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const MemoryPlanInputs& in) {
-  const uint64_t packed = in.repack ? Weights::planned_packed_bytes(config, file) : 0;
-  if (in.n_ctx > 0) {
-    MemoryPlan plan = plan_at(config, file, in, packed, in.n_ctx);
-    if (plan.fits()) return plan;
-  }
-  // Chosen for the user: the training length up to the automatic limit, halved until it fits.
-  int n_ctx = in.n_ctx > 0 ? 0 : std::min(config.n_ctx_train, kAutoContext);
-  for (; n_ctx >= std::min(kMinContext, config.n_ctx_train); n_ctx /= 2) {
-    MemoryPlan plan = plan_at(config, file, in, packed, n_ctx);
-    if (plan.fits()) return plan;
-  }
+  const WeightSizes sizes = weight_sizes(config, file, in.repack);
+  const int smallest = std::min(kMinContext, config.n_ctx_train);
+  const int roomy = std::min(kRoomyContext, config.n_ctx_train);
+  const bool may_use_file = sizes.min_experts < sizes.experts;
+  const bool want_all = !in.expert_ram || *in.expert_ram >= sizes.experts || !may_use_file;
+  if (want_all)
+    if (auto plan = plan_with_all(config, file, in, sizes, roomy)) return *plan;
+  if (auto plan = plan_with_file(config, file, in, sizes)) return *plan;
+  if (want_all)
+    if (auto plan = plan_with_all(config, file, in, sizes, smallest)) return *plan;
+
   const int shown_ctx = in.n_ctx > 0 ? in.n_ctx : kMinContext;
-  const MemoryPlan plan = plan_at(config, file, in, packed, shown_ctx);
+  const uint64_t least = std::min(sizes.min_experts, sizes.experts);
+  const MemoryPlan plan = plan_at(config, file, in, sizes, least, shown_ctx);
   MemoryPlanInputs mapped = in;
   mapped.repack = false;
-  const uint64_t mapped_total = plan_at(config, file, mapped, 0, shown_ctx).total_bytes;
-  const uint64_t short_total = plan_at(config, file, in, packed, kMinContext).total_bytes;
+  const uint64_t mapped_total = plan_at(config, file, mapped, {}, 0, shown_ctx).total_bytes;
+  const uint64_t short_total = plan_at(config, file, in, sizes, least, kMinContext).total_bytes;
   std::string remedy = "close other programs or use a smaller quantisation";
   if (in.repack && mapped_total <= in.available_bytes)
     remedy = fmt::format("--no-repack would take {} and read the rest through the file mapping",

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,10 @@ struct MemoryPlanInputs {
   KvType k_type = KvType::F16;
   KvType v_type = KvType::F16;
   uint64_t available_bytes = 0;  // memory that may be taken
+
+  // Routed experts; see experts/host_tier.h.
+  std::optional<uint64_t> expert_ram;      // main memory for them; nullopt: what fits
+  std::optional<uint64_t> stand_in_bytes;  // --device sim: its "device memory" for experts
 };
 
 struct MemoryPlanItem {
@@ -37,19 +42,24 @@ struct MemoryPlan {
   uint64_t mapped_bytes = 0;          // read through the file mapping; the system may drop and re-read it
   uint64_t total_bytes = 0;           // of the items
   uint64_t available_bytes = 0;
+  uint64_t expert_bytes = 0;       // of all routed experts, packed
+  uint64_t host_expert_bytes = 0;  // main memory for them; less than all: the rest stays in the file
 
   // On a GPU; empty when the processor does everything.
   std::string device_name;
   std::vector<MemoryPlanItem> device_items;
   uint64_t device_total_bytes = 0;
   uint64_t device_available_bytes = 0;
-  std::string note;  // why the processor does everything although a GPU might have been used; may be empty
+  std::string note;  // what is not as it was asked for or could be, for people; may be empty
 
+  bool experts_in_file() const { return host_expert_bytes < expert_bytes; }
   bool fits() const { return total_bytes <= available_bytes && device_total_bytes <= device_available_bytes; }
 };
 
-// With everything in main memory. Throws MemoryError when even the smallest context does not fit, naming what
-// would.
+// In main memory: everything where it fits, else the core weights and as many experts as there is room for.
+// An automatic context is halved until it fits, but not below kRoomyContext to keep all experts in memory.
+// Throws MemoryError when even the smallest context and the fewest experts do not fit, naming what would.
+inline constexpr int kRoomyContext = 4096;
 MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const MemoryPlanInputs& inputs);
 
 // With everything on a GPU that has `free_bytes`. Given the device's items for a context, halves an automatic

@@ -297,8 +297,9 @@ void Forward::feed_forward(int il) noexcept {
   norm(w.ffn_norm, formats);
 
   act_.groups.clear();
+  int n_routed = 0;
   if (w.moe) {
-    route(*w.moe);
+    n_routed = route(*w.moe);
   } else {
     for (int r = 0; r < n_rows(); ++r) {
       act_.pair_rows[r] = r;
@@ -306,18 +307,35 @@ void Forward::feed_forward(int il) noexcept {
     }
     act_.groups.push_back({&*w.ffn, 0, n_rows()});
   }
-  expert_ffn_cpu({.groups = act_.groups,
-                  .pair_rows = act_.pair_rows,
-                  .pair_weights = act_.pair_weights,
-                  .x = &act_.h,
-                  .y = act_.x,
-                  .y_stride = config_.n_embd,
-                  .n_embd = config_.n_embd},
-                 act_.ffn_scratch, kernels_.rows, linear_);
+  const ExpertFfnArgs args{.groups = act_.groups,
+                           .pair_rows = act_.pair_rows,
+                           .pair_weights = act_.pair_weights,
+                           .x = &act_.h,
+                           .y = act_.x,
+                           .y_stride = config_.n_embd,
+                           .n_embd = config_.n_embd};
+  // Only the main stack's experts are counted and may lie elsewhere.
+  const bool main_stack = w.moe && il < config_.n_layer;
+  if (main_stack && heat_)
+    for (int g = 0; g < n_routed; ++g) {
+      const FfnGroup& group = act_.groups[static_cast<size_t>(g)];
+      heat_->use(il, static_cast<int>(group.ffn - w.moe->experts.data()), static_cast<float>(group.n_pairs));
+    }
+  if (main_stack && runner_)
+    runner_->run({.layer = il,
+                  .experts = w.moe->experts.data(),
+                  .n_routed = n_routed,
+                  .n_rows = n_rows(),
+                  .args = args,
+                  .scratch = act_.ffn_scratch,
+                  .row_ops = kernels_.rows,
+                  .linear = linear_});
+  else
+    expert_ffn_cpu(args, act_.ffn_scratch, kernels_.rows, linear_);
 }
 
 // Chooses experts for every row and sorts the (row, expert) pairs by expert.
-void Forward::route(const MoeWeights& moe) noexcept {
+int Forward::route(const MoeWeights& moe) noexcept {
   const int n_expert = config_.route.n_expert, n_used = config_.route.n_expert_used;
   const LinearJob router{.w = &moe.router, .x = &act_.h, .y = act_.router_logits, .y_stride = n_expert};
   linear_cpu({&router, 1}, n_rows(), nullptr, linear_);
@@ -348,12 +366,14 @@ void Forward::route(const MoeWeights& moe) noexcept {
     act_.pair_rows[at] = p / n_used;
     act_.pair_weights[at] = act_.expert_weights[p];
   }
-  if (moe.shared.empty()) return;
+  const int n_routed = static_cast<int>(act_.groups.size());
+  if (moe.shared.empty()) return n_routed;
   for (int r = 0; r < n_rows(); ++r) {
     act_.pair_rows[n_pairs + r] = r;
     act_.pair_weights[n_pairs + r] = act_.shared_weights[r];
   }
   act_.groups.push_back({&moe.shared, n_pairs, n_rows()});
+  return n_routed;
 }
 
 }  // namespace thermo

@@ -7,6 +7,7 @@
 
 #include "base/host_buffer.h"
 #include "base/thread_pool.h"
+#include "experts/expert_runner.h"
 #include "kernels/attention/attention.h"
 #include "kernels/delta_net/delta_net.h"
 #include "kernels/expert_ffn/expert_ffn.h"
@@ -104,6 +105,11 @@ class Forward {
   void begin(std::span<const RowGroup> groups, std::span<const TokenId> tokens,
              std::span<const int32_t> positions, Commit commit,
              std::span<const int32_t> row_numbers) noexcept;
+  // Counts the uses of experts, and hands routed layers to `runner`. Either may be null.
+  void attach(HeatMap* heat, ExpertRunner* runner) noexcept {
+    heat_ = heat;
+    runner_ = runner;
+  }
 
   void embed(const Matrix& table) noexcept;
   // x += Attention(rms(x)), keys and values appended to the cache of `layer`.
@@ -132,7 +138,7 @@ class Forward {
   void prepare_heads(int layer, const RopeTable& rope, const float* angles) noexcept;
   void gate_heads(int layer) noexcept;
   void delta_net_group(int layer, const RowGroup& group) noexcept;
-  void route(const MoeWeights& moe) noexcept;
+  int route(const MoeWeights& moe) noexcept;  // returns the number of routed groups
 
   const ModelConfig& config_;
   const Weights& weights_;
@@ -140,6 +146,8 @@ class Forward {
   const CpuKernels& kernels_;
   ThreadPool& pool_;
   LinearContext linear_;
+  HeatMap* heat_ = nullptr;
+  ExpertRunner* runner_ = nullptr;
 
   std::span<const RowGroup> groups_;
   std::span<const TokenId> tokens_;

@@ -17,6 +17,9 @@ struct Model::Impl {
   Activations act;
   std::vector<SequenceState> sequences;
   Forward pass;
+  std::unique_ptr<ExpertRunner> experts;
+  std::optional<HeatMap> own_heat;  // where nobody else counts
+  HeatMap* heat = nullptr;
 
   // The rows of the current step, reserved at load.
   std::vector<RowGroup> groups;
@@ -28,7 +31,7 @@ struct Model::Impl {
   std::vector<int32_t> row_numbers;
   int words_per_row;
 
-  Impl(ModelConfig c, Weights w, const ModelOptions& o, ThreadPool& p)
+  Impl(ModelConfig c, Weights w, const ModelOptions& o, ThreadPool& p, std::unique_ptr<ExpertRunner> runner)
       : config(std::move(c)),
         weights(std::move(w)),
         options(o),
@@ -37,6 +40,7 @@ struct Model::Impl {
         rope{make_rope_table(config.rope_full), make_rope_table(config.rope_window)},
         act(config, o.n_batch, p.size(), weights.max_unpacked_panel_bytes()),
         pass(config, weights, act, kernels, p),
+        experts(std::move(runner)),
         words_per_row((o.sequence.max_draft_rows + 63) / 64) {
     const size_t rows = static_cast<size_t>(o.n_batch);
     for (int s = 0; s < o.n_sequences; ++s) sequences.emplace_back(config, o.sequence);
@@ -48,6 +52,11 @@ struct Model::Impl {
     logit_rows.reserve(rows);
     row_numbers.resize(rows);
     std::iota(row_numbers.begin(), row_numbers.end(), 0);
+    if (experts)
+      heat = &experts->heat();
+    else if (config.is_moe())
+      heat = &own_heat.emplace(expert_catalog(config, weights));
+    pass.attach(heat, experts.get());
   }
 
   void lay_out_rows(const StepBatch& batch) noexcept;
@@ -101,8 +110,10 @@ RowGroup Model::Impl::lay_out_group(std::span<const Row> rows, int begin, int en
   return group;
 }
 
-Model::Model(ModelConfig config, Weights weights, const ModelOptions& options, ThreadPool& pool)
-    : impl_(std::make_unique<Impl>(std::move(config), std::move(weights), options, pool)) {}
+Model::Model(ModelConfig config, Weights weights, const ModelOptions& options, ThreadPool& pool,
+             std::unique_ptr<ExpertRunner> experts)
+    : impl_(
+          std::make_unique<Impl>(std::move(config), std::move(weights), options, pool, std::move(experts))) {}
 Model::~Model() = default;
 
 uint64_t Model::workspace_bytes(const ModelConfig& config, const ModelOptions& options, int n_threads,
@@ -126,6 +137,7 @@ StepOutput Model::step(const StepBatch& batch) noexcept {
   const size_t n = batch.rows.size();
   m.pass.begin(m.groups, std::span(m.tokens).first(n), std::span(m.positions).first(n), batch.commit,
                m.row_numbers);
+  if (m.experts) m.experts->begin_step(static_cast<int>(n));
   if (m.config.arch == Arch::Laguna)
     forward_laguna(m.pass, m.rope, batch.hidden);
   else
@@ -138,6 +150,8 @@ StepOutput Model::step(const StepBatch& batch) noexcept {
   m.pass.head(m.weights.output, m.logit_rows);
   if (batch.commit == Commit::All)
     for (const RowGroup& group : m.groups) group.sequence->advance(group.n_rows);
+  if (m.heat) m.heat->advance(static_cast<int>(n));
+  if (m.experts) m.experts->end_step();
   return {.logits = {m.act.logits, m.logit_rows.size() * static_cast<size_t>(m.config.n_vocab)},
           .tops = {},
           .logit_rows = m.logit_rows};
@@ -145,6 +159,16 @@ StepOutput Model::step(const StepBatch& batch) noexcept {
 
 void Model::commit(int sequence, std::span<const int32_t> path) noexcept {
   impl_->sequences[static_cast<size_t>(sequence)].commit_path(path, impl_->kernels.delta_net);
+}
+
+HeatMap* Model::heat() noexcept {
+  return impl_->heat;
+}
+ExpertTelemetry Model::expert_telemetry() const noexcept {
+  return impl_->experts ? impl_->experts->telemetry() : ExpertTelemetry{};
+}
+std::string_view Model::fault() const noexcept {
+  return impl_->experts ? impl_->experts->fault() : std::string_view{};
 }
 
 }  // namespace thermo

@@ -6,8 +6,10 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include "base/thread_pool.h"
+#include "experts/expert_runner.h"
 #include "kernels/isa.h"
 #include "model/model_config.h"
 #include "model/sequence_state.h"
@@ -25,8 +27,10 @@ struct ModelOptions {
 
 class Model {
  public:
-  // Everything is taken here; a step allocates nothing. `weights` was loaded for `config`.
-  Model(ModelConfig config, Weights weights, const ModelOptions& options, ThreadPool& pool);
+  // Everything is taken here; a step allocates nothing. `weights` was loaded for `config`. `experts`:
+  // computes the routed experts of the main stack; nullptr: they are in `weights`.
+  Model(ModelConfig config, Weights weights, const ModelOptions& options, ThreadPool& pool,
+        std::unique_ptr<ExpertRunner> experts = nullptr);
   ~Model();
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
@@ -43,6 +47,12 @@ class Model {
   // the context.
   StepOutput step(const StepBatch& batch) noexcept;
   void commit(int sequence, std::span<const int32_t> path) noexcept;
+
+  // How the experts were used; nullptr for a model without any.
+  HeatMap* heat() noexcept;
+  ExpertTelemetry expert_telemetry() const noexcept;
+  // Why steps can no longer be trusted; empty while they can.
+  std::string_view fault() const noexcept;
 
  private:
   struct Impl;

@@ -190,15 +190,18 @@ LayerWeights bind_layer(Binder& bind, const ModelConfig& c, int il) {
 }
 
 // Calls visit(Matrix&) for every matrix that is multiplied, in the order a step reads them. The matrices of
-// one expert are neighbours, so an expert is one run of memory.
+// one expert are neighbours, so an expert is one run of memory. The routed experts of the main stack can be
+// left out.
 template <class WeightsT, class Visit>
-void for_each_matrix(WeightsT& w, const Visit& visit) {
+void for_each_matrix(WeightsT& w, bool with_experts, const Visit& visit) {
+  const size_t n_main = w.layers.size() - (w.nextn ? 1 : 0);
   const auto visit_ffn = [&](auto& ffn) {
     visit(ffn.gate);
     visit(ffn.up);
     visit(ffn.down);
   };
-  for (auto& layer : w.layers) {
+  for (size_t l = 0; l < w.layers.size(); ++l) {
+    auto& layer = w.layers[l];
     if (layer.attention) {
       visit(layer.attention->q);
       visit(layer.attention->k);
@@ -217,7 +220,8 @@ void for_each_matrix(WeightsT& w, const Visit& visit) {
     if (layer.moe) {
       visit(layer.moe->router);
       visit_ffn(layer.moe->shared);
-      for (auto& expert : layer.moe->experts) visit_ffn(expert);
+      if (with_experts || l >= n_main)
+        for (auto& expert : layer.moe->experts) visit_ffn(expert);
     }
   }
   if (w.nextn) {
@@ -292,7 +296,7 @@ struct PackTask {
   int panel_begin, panel_end;
 };
 
-void pack_all(Weights& w, std::byte* out, const GgufFile& file, ThreadPool& pool,
+void pack_all(Weights& w, bool with_experts, std::byte* out, const GgufFile& file, ThreadPool& pool,
               const LoadProgressFn& progress) {
   constexpr uint64_t kTaskBytes = 512 * KiB;
   constexpr uint64_t kRoundBytes = 256 * MiB;  // between looks at the progress bar
@@ -313,7 +317,7 @@ void pack_all(Weights& w, std::byte* out, const GgufFile& file, ThreadPool& pool
     if (progress) progress({"repack", done, total});
   };
   if (progress) progress({"repack", 0, total});
-  for_each_matrix(w, [&](Matrix& m) {
+  for_each_matrix(w, with_experts, [&](Matrix& m) {
     if (m.empty()) return;
     const size_t bytes = panel_bytes(m.dtype, m.n_cols);
     const int step = static_cast<int>(std::max<uint64_t>(1, kTaskBytes / bytes));
@@ -339,33 +343,42 @@ Weights Weights::bind(const ModelConfig& config, const GgufFile& file) {
   return w;
 }
 
-uint64_t Weights::planned_packed_bytes(const ModelConfig& config, const GgufFile& file) {
+uint64_t Weights::planned_packed_bytes(const ModelConfig& config, const GgufFile& file, bool pack_experts) {
   const Weights w = bind(config, file);
   uint64_t bytes = 0;
-  for_each_matrix(w, [&](const Matrix& m) { bytes += packed_bytes_of(m); });
+  for_each_matrix(w, pack_experts, [&](const Matrix& m) { bytes += packed_bytes_of(m); });
   return bytes;
 }
 
 size_t Weights::max_unpacked_panel_bytes() const {
   size_t most = 0;
-  for_each_matrix(*this, [&](const Matrix& m) {
+  for_each_matrix(*this, packed_bytes == 0, [&](const Matrix& m) {
     if (!m.empty() && !m.panels) most = std::max(most, panel_bytes(m.dtype, m.n_cols));
   });
   return most;
 }
 
 Weights Weights::load(const ModelConfig& config, const GgufFile& file, bool repack, ThreadPool& pool,
-                      const LoadProgressFn& progress) {
+                      const LoadProgressFn& progress, bool pack_experts) {
   Weights w = bind(config, file);
   if (!repack) return w;
-  for_each_matrix(w, [&](const Matrix& m) { w.packed_bytes += packed_bytes_of(m); });
+  for_each_matrix(w, pack_experts, [&](const Matrix& m) { w.packed_bytes += packed_bytes_of(m); });
   w.storage_ = std::make_unique<Storage>();
   w.storage_->panels = HostBuffer(w.packed_bytes);
   for (int part = 0; part < file.n_parts(); ++part)
     if (const MappedFile* mapping = file.part(part)) mapping->advise_sequential();
-  pack_all(w, w.storage_->panels.data(), file, pool, progress);
+  pack_all(w, pack_experts, w.storage_->panels.data(), file, pool, progress);
   if (w.nextn && w.nextn->output.rows == w.output.rows) w.nextn->output = w.output;
   return w;
+}
+
+ExpertCatalog expert_catalog(const ModelConfig& config, const Weights& weights) {
+  std::vector<std::vector<Ffn>> layers;
+  for (int il = 0; il < config.n_layer; ++il) {
+    const auto& moe = weights.layers[static_cast<size_t>(il)].moe;
+    layers.push_back(moe ? moe->experts : std::vector<Ffn>());
+  }
+  return ExpertCatalog::of(std::move(layers), config.route.n_expert_used, config.n_embd);
 }
 
 }  // namespace thermo

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "experts/catalog.h"
 #include "kernels/linear/matrix.h"
 #include "model/model_config.h"
 
@@ -77,13 +78,15 @@ class Weights {
   // Binds: views of the file, shapes checked. Throws LoadError.
   static Weights bind(const ModelConfig& config, const GgufFile& file);
   // Binds and, with `repack`, repacks on all threads of the pool. `file` must outlive the result. Throws
-  // LoadError (a tensor missing or of the wrong shape) and MemoryError.
+  // LoadError (a tensor missing or of the wrong shape) and MemoryError. Without `pack_experts` the routed
+  // experts of the main stack stay views of the file: somebody else (ExpertRunner) keeps them.
   static Weights load(const ModelConfig& config, const GgufFile& file, bool repack, ThreadPool& pool,
-                      const LoadProgressFn& progress);
+                      const LoadProgressFn& progress, bool pack_experts = true);
   // Bytes that load() will take for panels: arithmetic only.
-  static uint64_t planned_packed_bytes(const ModelConfig& config, const GgufFile& file);
+  static uint64_t planned_packed_bytes(const ModelConfig& config, const GgufFile& file,
+                                       bool pack_experts = true);
 
-  // The largest panel of any matrix that is packed on the fly; 0 when all are repacked.
+  // The largest panel of any matrix that is packed on the fly; 0 when all are repacked, or kept elsewhere.
   size_t max_unpacked_panel_bytes() const;
 
   Weights(Weights&&) noexcept;
@@ -95,5 +98,8 @@ class Weights {
   struct Storage;
   std::unique_ptr<Storage> storage_;
 };
+
+// The routed experts of the main stack.
+ExpertCatalog expert_catalog(const ModelConfig& config, const Weights& weights);
 
 }  // namespace thermo

@@ -1,6 +1,7 @@
 #include "kernels/expert_ffn/expert_ffn.h"
 
 #include <algorithm>
+#include <limits>
 #include <thread>
 
 #include "base/check.h"
@@ -29,6 +30,33 @@ void wait_until_zero(const std::atomic<int>& counter) noexcept {
   }
 }
 
+// Panels of gate and up in one A task.
+int tile_a(const Ffn& ffn, int widest) noexcept {
+  return std::min(panels_per_task(ffn.gate, 1, 1), widest);
+}
+
+// The widest A tile. Few experts on many threads get smaller ones: of those that give every thread two tasks,
+// the one whose last round of tasks ends first.
+int choose_widest_a(std::span<const FfnGroup> groups, int n_threads) noexcept {
+  constexpr int kWidest = 4;
+  int n_all = 0;
+  for (const FfnGroup& group : groups) n_all += n_panels(group.ffn->gate.n_rows);
+  if (n_threads == 1 || n_all >= 8 * kWidest * n_threads) return kWidest;
+  int best = 1, best_time = std::numeric_limits<int>::max();
+  for (int widest = 1; widest <= kWidest; ++widest) {
+    int n_tasks = 0, longest = 0;
+    for (const FfnGroup& group : groups) {
+      const int tile = tile_a(*group.ffn, widest);
+      n_tasks += ceil_div(n_panels(group.ffn->gate.n_rows), tile);
+      longest = std::max(longest, tile);
+    }
+    if (widest > 1 && n_tasks < 2 * n_threads) break;
+    const int time = ceil_div(n_tasks, n_threads) * longest;
+    if (time <= best_time) best = widest, best_time = time;
+  }
+  return best;
+}
+
 }  // namespace
 
 ExpertFfnScratch::ExpertFfnScratch(int max_pairs, int max_ff, int max_groups, int n_threads)
@@ -41,39 +69,44 @@ ExpertFfnScratch::ExpertFfnScratch(int max_pairs, int max_ff, int max_groups, in
 void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const RowOpKernels& row_ops,
                     const LinearContext& context) noexcept {
   const int n_groups = static_cast<int>(args.groups.size());
-  if (n_groups == 0) return;
+  if (n_groups == 0) {
+    for (int r = 0; r < args.n_zeroed; ++r) std::fill_n(args.y + r * args.y_stride, args.n_embd, 0.0f);
+    return;
+  }
   THERMO_CHECK(n_groups <= scratch.max_groups_, "more groups than planned");
   const int n_threads = context.pool.size();
   ActBuffer& hidden = scratch.hidden_;
 
   // Groups may differ in width and type (the shared expert), so each has its own tile size.
-  const auto tile_a = [&](const Ffn& ffn) { return std::min(panels_per_task(ffn.gate, 1, 1), 4); };
+  const int widest_a = choose_widest_a(args.groups, n_threads);
   int n_tasks_a = 0;
   int max_ff = 0;
   for (int i = 0; i < n_groups; ++i) {
     const Ffn& ffn = *args.groups[static_cast<size_t>(i)].ffn;
-    const int tiles = ceil_div(n_panels(ffn.gate.n_rows), tile_a(ffn));
+    const int tiles = ceil_div(n_panels(ffn.gate.n_rows), tile_a(ffn, widest_a));
     scratch.tiles_left_[static_cast<size_t>(i)].store(tiles + 1, std::memory_order_relaxed);
     n_tasks_a += tiles;
     max_ff = std::max(max_ff, ffn.gate.n_rows);
   }
   hidden.set_cols(max_ff);
   const int out_panels = n_panels(args.n_embd);
-  const int tile_b = std::clamp(out_panels / n_threads, 1, LinearScratch::kTilePanels);
+  // Two tasks for every thread, so that one that comes late is not waited for with half of the work.
+  const int tile_b =
+      std::clamp(out_panels / (n_threads > 1 ? 2 * n_threads : 1), 1, LinearScratch::kTilePanels);
   const int n_tasks_b = ceil_div(out_panels, tile_b);
 
   const auto run_a = [&](int task, int thread) {
     int g = 0;
     for (;; ++g) {
       const Ffn& ffn = *args.groups[static_cast<size_t>(g)].ffn;
-      const int tiles = ceil_div(n_panels(ffn.gate.n_rows), tile_a(ffn));
+      const int tiles = ceil_div(n_panels(ffn.gate.n_rows), tile_a(ffn, widest_a));
       if (task < tiles) break;
       task -= tiles;
     }
     const FfnGroup& group = args.groups[static_cast<size_t>(g)];
     const Ffn& ffn = *group.ffn;
-    const int panel = task * tile_a(ffn);
-    const int tile_panels = std::min(tile_a(ffn), n_panels(ffn.gate.n_rows) - panel);
+    const int panel = task * tile_a(ffn, widest_a);
+    const int tile_panels = std::min(tile_a(ffn, widest_a), n_panels(ffn.gate.n_rows) - panel);
     const int row = panel * kPanelRows;
     const int tile_rows = std::min(tile_panels * kPanelRows, ffn.gate.n_rows - row);
     float* const gate = context.scratch.tile(thread, 0);
@@ -108,6 +141,7 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     const int row = panel * kPanelRows;
     const int tile_rows = std::min(tile_panels * kPanelRows, args.n_embd - row);
     float* const tile = context.scratch.tile(thread, 0);
+    for (int r = 0; r < args.n_zeroed; ++r) std::fill_n(args.y + r * args.y_stride + row, tile_rows, 0.0f);
     for (int g = 0; g < n_groups; ++g) {
       const FfnGroup& group = args.groups[static_cast<size_t>(g)];
       if (g + 1 < n_groups) prefetch_tile(args.groups[static_cast<size_t>(g) + 1].ffn->down, panel);

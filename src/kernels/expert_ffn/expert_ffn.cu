@@ -24,6 +24,20 @@ __device__ __forceinline__ ActsOut acts_out(const DeviceActsOut& o) {
   return {static_cast<half*>(o.f16), o.f32, o.f16_stride, o.f32_stride, o.scale};
 }
 
+// Whether the slot is to be computed now, and where its expert lies (nullptr: the shared one).
+__device__ __forceinline__ bool resolve(const DeviceExpertArgs& a, const DeviceSlot& slot,
+                                        const uint8_t*& base) {
+  base = slot.base;
+  if (a.table == nullptr) return true;
+  const int expert = slot.expert;
+  if (expert == a.n_expert) {
+    base = nullptr;
+    return a.with_shared;
+  }
+  base = a.table[expert];
+  return base != nullptr;
+}
+
 // Warps that share a panel, and panels of a block of `n_warps` warps.
 constexpr int kInWarps = 4;  // of gate, and as many of up: all blocks of a decoded token are resident at once
 constexpr int kOutWarps = 8;
@@ -42,9 +56,9 @@ __global__ void __launch_bounds__(64 * kInWarps, kDot ? 3 : 4)
   wait_for_inputs();
   allow_next();  // after the wait: the next kernel reads the slots before its own
   const DeviceSlot& slot = a.routes.slots[blockIdx.y];
-  const uint8_t* const base = slot.base;
   const int first = slot.first, n_acts = slot.count;
-  if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots) return;
+  const uint8_t* base;
+  if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots || !resolve(a, slot, base)) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const DeviceMatrix& w =
       warp < kInWarps ? (base == nullptr ? a.shared_gate : a.gate) : (base == nullptr ? a.shared_up : a.up);
@@ -78,9 +92,9 @@ __global__ void __launch_bounds__(32 * kOutWarps, kDot ? 3 : 4)
   extern __shared__ __align__(16) std::byte stages[];
   allow_next();
   const DeviceSlot& slot = a.routes.slots[blockIdx.y];
-  const uint8_t* const base = slot.base;
   const int first = slot.first, n_acts = slot.count;
-  if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots) {
+  const uint8_t* base;
+  if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots || !resolve(a, slot, base)) {
     wait_for_inputs();
     return;
   }
@@ -116,9 +130,9 @@ __global__ void __launch_bounds__(kTileThreads)
   if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots) return;
   const DeviceSlot& slot = a.routes.slots[blockIdx.y];
   const int first = slot.first, n_acts = slot.count;
-  if ((slot.base == nullptr) != kShared) return;
-  const DeviceMatrix gate = matrix_of(slot.base, a.gate, a.shared_gate),
-                     up = matrix_of(slot.base, a.up, a.shared_up);
+  const uint8_t* base;
+  if ((slot.expert == a.n_expert) != kShared || !resolve(a, slot, base)) return;
+  const DeviceMatrix gate = matrix_of(base, a.gate, a.shared_gate), up = matrix_of(base, a.up, a.shared_up);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
   const int panel = blockIdx.x * 8 + warp;
   for (int i = threadIdx.x; i < kTileActs; i += kTileThreads)
@@ -152,8 +166,9 @@ __global__ void __launch_bounds__(kTileThreads)
   if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots) return;
   const DeviceSlot& slot = a.routes.slots[blockIdx.y];
   const int first = slot.first, n_acts = slot.count;
-  if ((slot.base == nullptr) != kShared) return;
-  const DeviceMatrix w = matrix_of(slot.base, a.down, a.shared_down);
+  const uint8_t* base;
+  if ((slot.expert == a.n_expert) != kShared || !resolve(a, slot, base)) return;
+  const DeviceMatrix w = matrix_of(base, a.down, a.shared_down);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
   const int panel = blockIdx.x * 8 + warp;
   for (int i = threadIdx.x; i < kTileActs; i += kTileThreads) rows[i] = i < n_acts ? first + i : -1;
@@ -264,7 +279,8 @@ void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept {
 #define CASE(t)                                                           \
   launch_in_tiles<DType::t, true>(args, args.shared_gate.n_rows, stream); \
   break
-  if (args.shared_gate.n_rows > 0) THERMO_FOR_QUANT_TYPE(args.shared_gate.dtype, CASE)
+  const bool shared = args.shared_gate.n_rows > 0 && (args.table == nullptr || args.with_shared);
+  if (shared) THERMO_FOR_QUANT_TYPE(args.shared_gate.dtype, CASE)
 #undef CASE
 #define CASE(t)                                    \
   launch_out_tiles<DType::t, false>(args, stream); \
@@ -274,7 +290,7 @@ void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept {
 #define CASE(t)                                   \
   launch_out_tiles<DType::t, true>(args, stream); \
   break
-  if (args.shared_down.n_rows > 0) THERMO_FOR_QUANT_TYPE(args.shared_down.dtype, CASE)
+  if (shared) THERMO_FOR_QUANT_TYPE(args.shared_down.dtype, CASE)
 #undef CASE
 }
 

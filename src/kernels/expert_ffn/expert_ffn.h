@@ -39,6 +39,7 @@ struct ExpertFfnArgs {
   float* y;            // [rows] of y_stride floats
   int64_t y_stride;
   int n_embd;
+  int n_zeroed = 0;  // the first rows of y start from zero, whatever they held
 };
 
 // Working memory for up to max_pairs pairs of FFNs up to max_ff wide.

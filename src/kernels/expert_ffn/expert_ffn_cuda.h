@@ -15,9 +15,8 @@
 namespace thermo {
 
 struct DeviceExpertArgs {
-  // Routed experts: base[e] is where the gate panels of expert e lie; the matrices hold shapes, types and
-  // offsets from there (as `panels` counted from null). The table may change between steps: experts can move.
-  const uint8_t* const* base = nullptr;
+  // Routed experts: a slot's base is where the gate panels of its expert lie; the matrices hold shapes, types
+  // and offsets from there (as `panels` counted from null).
   DeviceMatrix gate, up, down;
   // Expert number n_expert.
   DeviceMatrix shared_gate, shared_up, shared_down;
@@ -30,6 +29,11 @@ struct DeviceExpertArgs {
   DeviceActsOut hidden;   // by pair
   float* y = nullptr;     // [pairs][n_embd]
   int n_embd = 0;
+  // Not null: slots are resolved here and not by their `base`: only experts with an address are computed.
+  // With `with_shared` the shared expert's slots are, too. So a layer can be computed in parts, as its
+  // experts arrive.
+  const uint8_t* const* table = nullptr;
+  bool with_shared = true;
   int stage_bytes = 0;  // set by expert_ffn_cuda
   bool large = false;   // slots of kTileActs pairs for the tensor-core tiles; else of 8
 };

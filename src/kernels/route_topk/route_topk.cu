@@ -120,44 +120,98 @@ __device__ __forceinline__ const uint8_t* expert_base(const DeviceRouteArgs& a) 
   return e < a.config.n_expert ? a.base[e] : nullptr;
 }
 
+// Exclusive sum over the threads of the block, and the total. `scratch`: kThreads / 32 entries.
+__device__ __forceinline__ int2 block_scan(int2 mine, int2* scratch, int2& all) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int2 sum = mine;
+  for (int step = 1; step < 32; step *= 2) {
+    const int x = __shfl_up_sync(0xffffffffu, sum.x, step), y = __shfl_up_sync(0xffffffffu, sum.y, step);
+    if (lane >= step) sum.x += x, sum.y += y;
+  }
+  if (lane == 31) scratch[warp] = sum;
+  __syncthreads();
+  int2 before = {sum.x - mine.x, sum.y - mine.y};
+  all = {0, 0};
+  for (int w = 0; w < kThreads / 32; ++w) {
+    if (w < warp) before.x += scratch[w].x, before.y += scratch[w].y;
+    all.x += scratch[w].x, all.y += scratch[w].y;
+  }
+  return before;
+}
+
+// An expert whose pairs the processor computes has this for its first slot; `first` then counts in the mail.
+constexpr int kInMail = -1;
+
 // First pair and first slot of every expert, and the slots but for their rows, by a block of kThreads.
 // `count`: [n_expert]; `first`, `slot`: [n_expert + 1]; `base`: of the thread's first expert, expert_base().
+// With a mailbox the cold experts that are chosen are dealt to the two cold lanes here: some are read from
+// host memory where they lie, the rest gets no slot but a place in the mail.
 __device__ void lay_out_slots(const DeviceRouteArgs& a, const int32_t* count, int32_t* first, int32_t* slot,
                               int n_valid, const uint8_t* base) {
-  __shared__ int2 warp_totals[kThreads / 32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  __shared__ int2 scratch[2][kThreads / 32];
   const int n_expert = a.config.n_expert;
   const int each = (n_expert + kThreads - 1) / kThreads;
   const int begin = threadIdx.x * each, end = min(n_expert, begin + each);
-  int2 mine = {0, 0};  // pairs, slots
+  const auto base_of = [&](int e) { return e == begin ? base : a.base[e]; };
+  const bool mail = a.cold.mail != nullptr && *a.cold.n_cold > 0;
+  int fetch_before = 0, n_fetch = 0, n_cold = 0;  // cold experts before this thread's; read in place; in all
+  int mail_pairs_before = 0;
+  if (mail) {
+    int2 cold = {0, 0}, all;
+    for (int e = begin; e < end; ++e) cold.x += count[e] > 0 && base_of(e) == nullptr;
+    fetch_before = block_scan(cold, scratch[1], all).x;
+    n_cold = all.x;
+    if (n_cold > 0)
+      n_fetch = n_cold <= kMaxFetchTable ? a.cold.fetch_of[n_cold]
+                                         : a.cold.fetch_of[kMaxFetchTable] * n_cold / kMaxFetchTable;
+  }
+  // What becomes of expert e, the cold_rank-th cold one: nullptr for the processor.
+  const auto lane_base = [&](int e, int& cold_rank) {
+    const uint8_t* at = base_of(e);
+    if (at == nullptr && mail && cold_rank++ < n_fetch) at = a.cold.host_base[e];
+    return at;
+  };
+
+  int2 mine = {0, 0}, all;  // pairs, slots
+  int mail_pairs = 0;
+  int rank = fetch_before;
   for (int e = begin; e < end; ++e) {
+    if (count[e] == 0) continue;
+    if (mail && lane_base(e, rank) == nullptr) {
+      mail_pairs += count[e];
+      continue;
+    }
     mine.x += count[e];
     mine.y += (count[e] + a.tile - 1) / a.tile;
   }
-  int2 sum = mine;
-  for (int step = 1; step < 32; step *= 2) {
-    const int p = __shfl_up_sync(0xffffffffu, sum.x, step), s = __shfl_up_sync(0xffffffffu, sum.y, step);
-    if (lane >= step) sum.x += p, sum.y += s;
+  int2 before = block_scan(mine, scratch[0], all);
+  int n_mail = 0;
+  if (mail && n_cold > n_fetch) {
+    int2 total;
+    __syncthreads();
+    mail_pairs_before = block_scan({mail_pairs, 0}, scratch[1], total).x;
+    n_mail = total.x;
   }
-  if (lane == 31) warp_totals[warp] = sum;
-  __syncthreads();
-  int2 before = {sum.x - mine.x, sum.y - mine.y}, all = {0, 0};
-  for (int w = 0; w < kThreads / 32; ++w) {
-    if (w < warp) before.x += warp_totals[w].x, before.y += warp_totals[w].y;
-    all.x += warp_totals[w].x, all.y += warp_totals[w].y;
-  }
-  const auto put = [&](int at, const uint8_t* base, int expert, int first_pair, int n) {
+  const auto put = [&](int at, const uint8_t* from, int expert, int first_pair, int n) {
     DeviceSlot& s = a.out.slots[at];
-    s.base = base;
+    s.base = from;
     s.expert = expert;
     s.first = first_pair;
     s.count = n;
   };
+  rank = fetch_before;
   for (int e = begin; e < end; ++e) {
+    const uint8_t* const from = count[e] > 0 ? lane_base(e, rank) : nullptr;
+    if (mail && count[e] > 0 && from == nullptr) {
+      first[e] = mail_pairs_before;
+      slot[e] = kInMail;
+      mail_pairs_before += count[e];
+      continue;
+    }
     first[e] = before.x;
     slot[e] = before.y;
     for (int done = 0; done < count[e]; done += a.tile)
-      put(before.y++, e == begin ? base : a.base[e], e, before.x + done, min(a.tile, count[e] - done));
+      put(before.y++, from, e, before.x + done, min(a.tile, count[e] - done));
     before.x += count[e];
   }
   const int shared_slots = a.shared ? (n_valid + a.tile - 1) / a.tile : 0;
@@ -167,24 +221,48 @@ __device__ void lay_out_slots(const DeviceRouteArgs& a, const int32_t* count, in
     first[n_expert] = all.x;
     slot[n_expert] = all.y;
     *a.out.n_slots = all.y + shared_slots;
+    if (a.cold.mail != nullptr) {
+      *a.cold.n_pairs = n_mail;
+      a.cold.record->n_pairs = n_mail;
+      a.cold.record->n_cold = n_cold;
+      a.cold.record->n_fetched = n_fetch;
+    }
   }
 }
 
-// Pair number k of a row (n_expert_used: the shared expert): the rank-th of its expert, whose pairs start at
-// `first` and slots at `slot`.
-__device__ void place_pair(const DeviceRouteArgs& a, int row, int k, bool used, int first, int slot, int rank,
-                           float weight) {
+// Hands the mail over. After every thread of the (only) block has written its pairs.
+__device__ void post_mail(const DeviceCold& cold, int n_pairs) {
+  __syncthreads();
+  if (threadIdx.x != 0 || n_pairs == 0) return;
+  cold.mail->n_pairs = n_pairs;
+  cold.mail->layer = cold.layer;
+  cold.record->posted_ns = device_clock_ns();
+  __threadfence_system();
+  *const_cast<volatile uint32_t*>(&cold.mail->posted) = *cold.ticket + static_cast<uint32_t>(cold.layer) + 1;
+}
+
+// Pair number k of a row (n_expert_used: the shared expert): the rank-th of its expert `id`, whose pairs
+// start at `first` and slots at `slot`.
+__device__ void place_pair(const DeviceRouteArgs& a, int row, int k, int id, bool used, int first, int slot,
+                           int rank, float weight) {
   const int at = row * (a.config.n_expert_used + 1) + k;
-  a.out.pair_of[at] = used ? first + rank : -1;
+  const bool in_mail = used && slot == kInMail;
+  a.out.pair_of[at] = used && !in_mail ? first + rank : -1;
   a.out.pair_weight[at] = weight;
+  if (a.cold.chosen != nullptr && k < a.config.n_expert_used)
+    a.cold.chosen[row * a.config.n_expert_used + k] = static_cast<int16_t>(used ? id : -1);
   if (!used) return;
+  if (in_mail) {
+    a.cold.mail->pairs[first + rank] = {static_cast<int16_t>(row), static_cast<int16_t>(id), weight};
+    return;
+  }
   a.out.pair_row[first + rank] = row;
   if (rank % a.tile < kSlotRows) a.out.slots[slot + rank / a.tile].rows[rank % a.tile] = row;
 }
 
 __device__ void place_shared(const DeviceRouteArgs& a, int row, int first, int slot, bool valid) {
   const float weight = a.shared_logit == nullptr ? 1.0f : sigmoid_device(a.shared_logit[row]);
-  place_pair(a, row, a.config.n_expert_used, a.shared && valid, first, slot, row, weight);
+  place_pair(a, row, a.config.n_expert_used, a.config.n_expert, a.shared && valid, first, slot, row, weight);
 }
 
 // Sum or maximum over the block; every thread gets it. `scratch`: kThreads / 32 floats.
@@ -281,10 +359,11 @@ __device__ void route_rows(const DeviceRouteArgs& a, const float* logits, int64_
       place_shared(a, row, first[n_expert], slot[n_expert], valid);
     } else if (k < n_used) {
       const int id = valid ? ids[row][k] : 0;
-      place_pair(a, row, k, valid, first[id], slot[id], valid ? ranks[row][k] : 0,
+      place_pair(a, row, k, id, valid, first[id], slot[id], valid ? ranks[row][k] : 0,
                  valid ? weights[row][k] : 0.0f);
     }
   }
+  if (a.cold.mail != nullptr) post_mail(a.cold, *a.cold.n_pairs);
 }
 
 __global__ void __launch_bounds__(kThreads) route_small_kernel(const __grid_constant__ DeviceRouteArgs a) {
@@ -398,20 +477,24 @@ __global__ void __launch_bounds__(kThreads) route_slots_kernel(const __grid_cons
   for (int e = threadIdx.x; e < a.config.n_expert; e += kThreads) a.out.expert_count[e] = 0;
 }
 
+// With a mailbox one block places everything, because whoever posts must know that all pairs are written.
 __global__ void __launch_bounds__(256) route_place_kernel(const __grid_constant__ DeviceRouteArgs a) {
   allow_next();
   wait_for_inputs();
-  const int n_used = a.config.n_expert_used;
-  const int i = blockIdx.x * 256 + threadIdx.x;
-  const int row = i / (n_used + 1), k = i % (n_used + 1);
-  if (row >= a.n_rows) return;
-  const bool valid = row < *a.n_valid;
-  if (k == n_used)
-    return place_shared(a, row, a.out.expert_first[a.config.n_expert], a.out.expert_slot[a.config.n_expert],
-                        valid);
-  const int id = valid ? a.out.chosen[row * n_used + k] : 0;
-  place_pair(a, row, k, valid, a.out.expert_first[id], a.out.expert_slot[id],
-             valid ? a.out.rank[row * n_used + k] : 0, a.out.pair_weight[row * (n_used + 1) + k]);
+  const int n_used = a.config.n_expert_used, n_valid = *a.n_valid;
+  for (int i = blockIdx.x * 256 + threadIdx.x; i < a.n_rows * (n_used + 1); i += gridDim.x * 256) {
+    const int row = i / (n_used + 1), k = i % (n_used + 1);
+    const bool valid = row < n_valid;
+    if (k == n_used) {
+      place_shared(a, row, a.out.expert_first[a.config.n_expert], a.out.expert_slot[a.config.n_expert],
+                   valid);
+      continue;
+    }
+    const int id = valid ? a.out.chosen[row * n_used + k] : 0;
+    place_pair(a, row, k, id, valid, a.out.expert_first[id], a.out.expert_slot[id],
+               valid ? a.out.rank[row * n_used + k] : 0, a.out.pair_weight[row * (n_used + 1) + k]);
+  }
+  if (a.cold.mail != nullptr) post_mail(a.cold, *a.cold.n_pairs);
 }
 
 void multiply_router(const DeviceRouteArgs& args, StreamView stream) {
@@ -447,9 +530,9 @@ void route_topk_cuda(const DeviceRouteArgs& args, StreamView stream) noexcept {
   multiply_router(args, stream);
   launch(route_choose_kernel, static_cast<unsigned>(ceil_div(args.n_rows, 8)), 256, 0, stream, args);
   launch(route_slots_kernel, 1, kThreads, 0, stream, args);
-  launch(route_place_kernel,
-         static_cast<unsigned>(ceil_div(args.n_rows * (args.config.n_expert_used + 1), 256)), 256, 0, stream,
-         args);
+  const int place_blocks =
+      args.cold.mail != nullptr ? 1 : ceil_div(args.n_rows * (args.config.n_expert_used + 1), 256);
+  launch(route_place_kernel, static_cast<unsigned>(place_blocks), 256, 0, stream, args);
 }
 
 }  // namespace thermo

@@ -10,6 +10,7 @@
 
 #include "device/stream.h"
 #include "kernels/linear/device_matrix.h"
+#include "kernels/route_topk/cold_mail.h"
 #include "kernels/route_topk/route_topk.h"
 
 namespace thermo {
@@ -17,7 +18,7 @@ namespace thermo {
 inline constexpr int kSlotRows = 8;
 
 struct alignas(64) DeviceSlot {
-  const uint8_t* base;  // where the expert's gate panels lie; nullptr: the shared expert
+  const uint8_t* base;  // where the expert's gate panels lie; nullptr: the shared expert, or a cold one
   int32_t expert;
   int32_t first;            // pair
   int32_t count;            // pairs
@@ -48,12 +49,13 @@ struct DeviceRouteArgs {
   DeviceActs x;                          // what the router reads
   float* logits = nullptr;               // [rows][n_expert] scratch
   const float* bias = nullptr;           // [n_expert] or nullptr
-  const uint8_t* const* base = nullptr;  // [n_expert] in device memory
+  const uint8_t* const* base = nullptr;  // [n_expert] in device memory; nullptr: a cold expert
+  DeviceCold cold;                       // with a mailbox: at most kMaxMailRows rows
   bool shared = false;
   const float* shared_logit = nullptr;  // [rows]: weight is its sigmoid; nullptr: 1
   int n_rows = 0;
   const int32_t* n_valid = nullptr;  // [1]: rows from here on are padding and use no expert
-  int tile = 8;
+  int tile = kSlotRows;
   DeviceRoutes out;
 };
 

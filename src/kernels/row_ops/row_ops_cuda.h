@@ -5,6 +5,7 @@
 
 #include "device/stream.h"
 #include "kernels/linear/device_matrix.h"
+#include "kernels/route_topk/cold_mail.h"
 
 namespace thermo {
 
@@ -52,6 +53,8 @@ struct ResidualNormArgs {
   float* shared_logit = nullptr;       // [rows] = shared_gate . h
   int n_rows, n_embd;
   ConvShiftArgs conv;
+  DeviceCold cold_in;   // of the layer that ends here: waits for its answer, if it posted, and adds it
+  DeviceCold cold_out;  // of the layer that begins here: h goes to its mail too, if it has cold experts
 };
 void residual_norm_cuda(const ResidualNormArgs& args, StreamView stream) noexcept;
 

@@ -62,6 +62,8 @@ struct Inputs {
   int32_t *n_valid, *n_groups, *n_logits, *n_top, *token, *group, *position, *parent, *logit_row;
   int32_t *group_sequence, *group_begin, *group_rows, *group_past;
   uint64_t* ancestors;
+  uint32_t* ticket;   // split experts: of the step
+  int32_t* fetch_of;  // [kMaxFetchTable + 1]
 
   Inputs() = default;
   Inputs(std::byte* base, int max_rows) {
@@ -70,6 +72,8 @@ struct Inputs {
     ancestors = carver.take<uint64_t>(rows);
     n_valid = carver.take<int32_t>(1);
     n_groups = carver.take<int32_t>(1);
+    ticket = carver.take<uint32_t>(1);
+    fetch_of = carver.take<int32_t>(kMaxFetchTable + 1);
     n_logits = carver.take<int32_t>(1);
     n_top = carver.take<int32_t>(1);
     for (int32_t** array : {&token, &group, &position, &parent, &logit_row, &group_sequence, &group_begin,
@@ -262,14 +266,16 @@ struct GpuModel::Impl {
   ModelConfig config;
   GpuModelOptions options;
   DeviceInfo device;
-  Stream stream;  // destroyed last
+  Stream stream;                        // destroyed last
+  std::unique_ptr<GpuExperts> experts;  // nullptr: they are with the other weights
   GpuWeights weights;
   SequenceLayout layout;
   DeviceBuffer kv, recurrent, tape;  // all sequences
   DeviceBuffer workspace_memory;     // graphs hold addresses in all of these
   DeviceBuffer input_memory, rope_memory;
   PinnedBuffer input_pinned, logits_pinned, tops_pinned;
-  HostBuffer logits_host;  // when more than kLogitRows rows are asked for
+  PinnedBuffer hidden_pinned;  // of a small step with split experts, taken when first asked for
+  HostBuffer logits_host;      // when more than kLogitRows rows are asked for
   Workspace act;
   Inputs small, small_host, large, large_host;
   int32_t *path, *path_host;  // [0]: length, then rows
@@ -287,7 +293,10 @@ struct GpuModel::Impl {
       : config(std::move(c)),
         options(o),
         device(use_device(o.device)),
-        weights(config, w, pool, progress),
+        experts(o.experts.split && config.route.n_expert > 0
+                    ? std::make_unique<GpuExperts>(config, w, o.experts, o.n_batch, o.isa, pool, progress)
+                    : nullptr),
+        weights(config, w, experts.get(), pool, progress),
         layout(config, o.sequence) {
     const size_t n_sequences = static_cast<size_t>(o.n_sequences);
     kv = DeviceBuffer(n_sequences * layout.kv_bytes());
@@ -346,13 +355,22 @@ struct GpuModel::Impl {
   void enqueue(int n_rows, bool keep, int n_logits, const Inputs& from, float* hidden, int n_valid) noexcept;
   void attention(int il, int n_rows, const DeviceRows& rows) noexcept;
   void delta_net(int il, int n_rows, bool keep, const DeviceRows& rows) noexcept;
-  void feed_forward(int il, int n_rows, const DeviceRows& rows) noexcept;
+  void feed_forward(int il, int n_rows, const DeviceRows& rows, const DeviceCold& cold) noexcept;
   void project_out(const DeviceMatrix& w, const DeviceActs& x, int n_rows) noexcept;
   void head(int n_logits, const int32_t* rows) noexcept;
   void top_of_head(int n_logits, const Inputs& from) noexcept;
   void linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_rows,
               const int32_t* row_index = nullptr) noexcept;
   bool check(const char* what) noexcept;
+  float* small_hidden() {
+    if (hidden_pinned.size() == 0)
+      hidden_pinned = PinnedBuffer(static_cast<size_t>(config.n_layer + 1) * kMaxMailRows *
+                                   static_cast<size_t>(config.n_embd) * sizeof(float));
+    return hidden_pinned.as<float>();
+  }
+  void begin_split(Inputs& inputs) noexcept {
+    experts->begin(*inputs.ticket, {inputs.fetch_of, kMaxFetchTable + 1}, stream.view());
+  }
 
   float* delta_state(int il, int sequence) {
     return recurrent.as<float>() +
@@ -511,7 +529,8 @@ void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& 
   project_out(w.output, out.read(), n_rows);
 }
 
-void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows) noexcept {
+void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows,
+                                  const DeviceCold& cold) noexcept {
   const GpuFfnWeights& w = weights.layers[static_cast<size_t>(il)].ffn;
   DeviceExpertArgs args;
 
@@ -545,6 +564,7 @@ void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows) no
   route.router = w.router;
   route.x = act.h.read();
   route.base = w.experts;
+  route.cold = cold;
   route.logits = act.router_logits;
   route.bias = w.router_bias;
   route.shared = w.shared_gate.n_rows > 0;
@@ -556,7 +576,10 @@ void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows) no
   route_topk_cuda(route, stream.view());
   args.max_slots = max_route_slots(route.config, route.shared, n_rows, route.tile);
   args.max_slot_rows = std::min(n_rows, kExpertSmallTile);
-  expert_ffn_cuda(args, stream.view());
+  if (experts != nullptr && w.moe && n_rows > kMaxMailRows)
+    experts->run_large(il, args, n_rows, stream.view());
+  else
+    expert_ffn_cuda(args, stream.view());
 }
 
 void GpuModel::Impl::head(int n_logits, const int32_t* rows) noexcept {
@@ -592,7 +615,9 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
                         .h = act.h,
                         .n_rows = n_rows,
                         .n_embd = config.n_embd,
-                        .conv = {}};
+                        .conv = {},
+                        .cold_in = {},
+                        .cold_out = {}};
   for (int il = 0; il < config.n_layer; ++il) {
     const GpuLayerWeights& w = weights.layers[static_cast<size_t>(il)];
     // What the layer before left, and the norm before this one.
@@ -623,10 +648,17 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
     norm.norm = w.ffn_norm;
     norm.shared_gate = w.ffn.shared_weight;
     norm.shared_logit = act.shared_logit;
+    const DeviceCold cold = experts != nullptr && w.ffn.moe && n_rows <= kMaxMailRows
+                                ? experts->cold(il, from.ticket, from.fetch_of)
+                                : DeviceCold{};
+    norm.cold_in = {};
+    norm.cold_out = cold;
     residual_norm_cuda(norm, stream.view());
     norm.conv = {};
     norm.shared_gate = nullptr;
-    feed_forward(il, n_rows, rows);
+    norm.cold_in = cold;
+    norm.cold_out = {};
+    feed_forward(il, n_rows, rows, cold);
     norm.pair_of = act.routes.pair_of;
     norm.pair_weight = act.routes.pair_weight;
     norm.n_parts = (w.ffn.moe ? config.route.n_expert_used : 0) + 1;
@@ -747,19 +779,36 @@ float GpuModel::last_step_ms() const noexcept {
   return impl_->step_ms;
 }
 
+ExpertTelemetry GpuModel::expert_telemetry() const noexcept {
+  return impl_->experts == nullptr ? ExpertTelemetry{} : impl_->experts->telemetry();
+}
+const HeatMap* GpuModel::heat() const noexcept {
+  return impl_->experts == nullptr ? nullptr : &impl_->experts->heat();
+}
+GpuExperts* GpuModel::experts() noexcept {
+  return impl_->experts.get();
+}
+
 std::vector<GpuMemoryItem> GpuModel::plan(const ModelConfig& c, const Weights& w, const GpuModelOptions& o,
                                           int n_multiprocessors) {
   const SequenceLayout layout(c, o.sequence);
   const uint64_t n = static_cast<uint64_t>(o.n_sequences);
   Carver count(nullptr);
   Workspace().carve(count, c, o.n_batch, any_float_ffn(c, w), any_float_output(c, w), n_multiprocessors);
-  return {{"weights", GpuWeights::planned_bytes(c, w)},
-          {"kv cache", n * layout.kv_bytes()},
-          {"recurrent state", n * layout.recurrent_bytes()},
-          {"draft tape", n * layout.tape_bytes()},
-          {"activations", count.used()},
-          {"norms and tables", GpuWeights::planned_small_bytes(c, w) + rope_bytes(c)},
-          {"rows of a step", input_bytes(o.n_batch)}};
+  const bool split = o.experts.split && c.route.n_expert > 0;
+  std::vector<GpuMemoryItem> items = {
+      {split ? "core weights" : "weights", GpuWeights::planned_bytes(c, w, !split)}};
+  if (split)
+    for (GpuMemoryItem& item : GpuExperts::plan(c, w, o.experts)) items.push_back(std::move(item));
+  for (const GpuMemoryItem& item : std::initializer_list<GpuMemoryItem>{
+           {"kv cache", n * layout.kv_bytes()},
+           {"recurrent state", n * layout.recurrent_bytes()},
+           {"draft tape", n * layout.tape_bytes()},
+           {"activations", count.used()},
+           {"norms and tables", GpuWeights::planned_small_bytes(c, w, !split) + rope_bytes(c)},
+           {"rows of a step", input_bytes(o.n_batch)}})
+    items.push_back(item);
+  return items;
 }
 
 StepOutput GpuModel::step(const StepBatch& batch) noexcept {
@@ -776,6 +825,7 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   const bool replay = b >= 0 && batch.hidden == nullptr && !m.graphs[keep][b].empty();
   if (replay) {
     m.lay_out(batch, m.small_host, kBuckets[b]);
+    if (m.experts != nullptr) m.begin_split(m.small_host);
     const size_t n_logits = m.logit_rows.size();
     for (int i = 0; i < kBuckets[b]; ++i)
       m.small_host.logit_row[i] =
@@ -785,19 +835,35 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
     m.step_end.record(m.stream.view());
     if (n_logits > 0 && !tops)
       cudaMemcpyAsync(logits, m.act.logits, n_logits * row_bytes, cudaMemcpyDeviceToHost, stream);
+    if (m.experts != nullptr) m.experts->serve(n, m.step_end);
     m.stream.synchronize();
+    if (m.experts != nullptr) m.experts->finish(n);
   } else {
     m.lay_out(batch, m.large_host, n);
+    const bool split = m.experts != nullptr, large = n > kMaxMailRows;
+    if (split && large) m.experts->begin_large(n, m.stream.view());
+    if (split && !large) m.begin_split(m.large_host);
     const int n_logits = static_cast<int>(m.logit_rows.size());
     tops = *m.large_host.n_top > 0;
     std::copy(m.logit_rows.begin(), m.logit_rows.end(), m.large_host.logit_row);
     cudaMemcpyAsync(m.large.ancestors, m.large_host.ancestors, m.large.bytes, cudaMemcpyHostToDevice, stream);
-    m.enqueue(n, keep, std::min(n_logits, kLogitRows), m.large, batch.hidden, n);
+    // Copies to memory that is not page-locked stop this thread, which must answer the device.
+    float* hidden = batch.hidden;
+    if (hidden != nullptr && split && !large) hidden = m.small_hidden();
+    m.enqueue(n, keep, std::min(n_logits, kLogitRows), m.large, hidden, n);
     m.step_end.record(m.stream.view());
     if (n_logits > 0 && !tops)
       cudaMemcpyAsync(logits, m.act.logits, static_cast<size_t>(std::min(n_logits, kLogitRows)) * row_bytes,
                       cudaMemcpyDeviceToHost, stream);
+    if (split && !large) m.experts->serve(n, m.step_end);
     m.stream.synchronize();
+    if (split && large) m.experts->finish_large();
+    if (split && !large) m.experts->finish(n);
+    if (hidden != batch.hidden)
+      std::copy_n(hidden,
+                  static_cast<size_t>(m.config.n_layer + 1) * static_cast<size_t>(n) *
+                      static_cast<size_t>(m.config.n_embd),
+                  batch.hidden);
     if (n_logits > kLogitRows) {
       float* const all = m.logits_host.as<float>();
       for (int done = 0; done < n_logits; done += kLogitRows) {
@@ -814,7 +880,8 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
       logits = all;
     }
   }
-  if (!m.check("a step")) return {};
+  if (m.experts != nullptr && m.fault.empty()) m.fault = m.experts->fault();
+  if (!m.check("a step") || !m.fault.empty()) return {};
   m.step_ms = Event::elapsed_ms(m.step_begin, m.step_end);
   if (!keep)
     for (const Row& row : batch.rows) ++m.sequences[static_cast<size_t>(row.sequence)].n_past_;

@@ -13,6 +13,9 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "kernels/isa.h"
+#include "model/gpu/gpu_experts.h"
+#include "model/gpu/gpu_memory.h"
 #include "model/model_config.h"
 #include "model/sequence_state.h"
 #include "model/step.h"
@@ -25,12 +28,9 @@ struct GpuModelOptions {
   int n_batch = 2048;  // most rows of a step
   int n_sequences = 1;
   SequenceConfig sequence;
-  bool graphs = true;  // false: queue every kernel, to measure what graphs buy
-};
-
-struct GpuMemoryItem {
-  std::string name;
-  uint64_t bytes = 0;
+  SplitOptions experts;     // where the routed experts are
+  Isa isa = Isa::Portable;  // of the processor's share of them
+  bool graphs = true;       // false: queue every kernel, to measure what graphs buy
 };
 
 class GpuModel;
@@ -56,8 +56,8 @@ class GpuSequence {
 class GpuModel {
  public:
   // `weights` may be bound without repacking: panels are then packed while they are uploaded and no host copy
-  // is kept. Nothing of it is needed afterwards. Throws CudaError, MemoryError, and LoadError for a shape
-  // that has no kernel.
+  // is kept. Nothing of it is needed afterwards, unless experts are split: then its file must outlive this.
+  // Throws CudaError, MemoryError, and LoadError for a shape that has no kernel.
   GpuModel(ModelConfig config, const Weights& weights, const GpuModelOptions& options, ThreadPool& pool,
            const LoadProgressFn& progress);
   ~GpuModel();
@@ -80,6 +80,11 @@ class GpuModel {
   const std::string& fault() const noexcept;
   // Milliseconds the device spent on the last step.
   float last_step_ms() const noexcept;
+
+  // All zero and nullptr unless experts are split.
+  ExpertTelemetry expert_telemetry() const noexcept;
+  const HeatMap* heat() const noexcept;
+  GpuExperts* experts() noexcept;
 
  private:
   friend class GpuSequence;

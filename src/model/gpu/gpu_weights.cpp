@@ -5,12 +5,14 @@
 
 #include "base/units.h"
 #include "device/cuda_check.h"
+#include "experts/catalog.h"
 #include "kernels/quant_matmul/quant_matmul.h"
+#include "model/gpu/gpu_experts.h"
 
 namespace thermo {
 namespace {
 
-constexpr uint64_t kAlign = 256;
+constexpr uint64_t kAlign = kExpertAlign;
 constexpr size_t kStageBytes = 128 * MiB;
 
 uint64_t bytes_of(const Matrix& m) {
@@ -19,7 +21,7 @@ uint64_t bytes_of(const Matrix& m) {
 
 // Calls visit(matrix) in the order in which they lie in GPU memory. An expert's matrices are neighbours.
 template <class Visit>
-void for_each_gpu_matrix(const ModelConfig& c, const Weights& w, const Visit& visit) {
+void for_each_gpu_matrix(const ModelConfig& c, const Weights& w, bool with_experts, const Visit& visit) {
   visit(w.token_embd);
   for (int il = 0; il < c.n_layer; ++il) {
     const LayerWeights& layer = w.layers[static_cast<size_t>(il)];
@@ -40,7 +42,8 @@ void for_each_gpu_matrix(const ModelConfig& c, const Weights& w, const Visit& vi
     if (layer.moe) {
       visit(layer.moe->router);
       visit_ffn(layer.moe->shared);
-      for (const Ffn& expert : layer.moe->experts) visit_ffn(expert);
+      if (with_experts)
+        for (const Ffn& expert : layer.moe->experts) visit_ffn(expert);
     }
   }
   if (w.output.rows != w.token_embd.rows) visit(w.output);
@@ -168,6 +171,15 @@ class VectorPool {
   std::vector<float> values_;
 };
 
+// A matrix that lies `offset` bytes behind its expert's address.
+DeviceMatrix shape_at(const Matrix& m, uint64_t offset) {
+  return with_chunks({.panels = reinterpret_cast<const uint8_t*>(offset),
+                      .panel_bytes = panel_bytes(m.dtype, m.n_cols),
+                      .dtype = m.dtype,
+                      .n_rows = m.n_rows,
+                      .n_cols = m.n_cols});
+}
+
 DeviceMatrix relative(DeviceMatrix m, const uint8_t* base) {
   m.panels = reinterpret_cast<const uint8_t*>(static_cast<size_t>(m.panels - base));
   return m;
@@ -175,15 +187,15 @@ DeviceMatrix relative(DeviceMatrix m, const uint8_t* base) {
 
 }  // namespace
 
-uint64_t GpuWeights::planned_bytes(const ModelConfig& c, const Weights& w) {
+uint64_t GpuWeights::planned_bytes(const ModelConfig& c, const Weights& w, bool with_experts) {
   uint64_t bytes = 0;
-  for_each_gpu_matrix(c, w, [&](const Matrix& m) { bytes += bytes_of(m); });
+  for_each_gpu_matrix(c, w, with_experts, [&](const Matrix& m) { bytes += bytes_of(m); });
   return bytes;
 }
 
-GpuWeights::GpuWeights(const ModelConfig& c, const Weights& w, ThreadPool& pool,
+GpuWeights::GpuWeights(const ModelConfig& c, const Weights& w, const GpuExperts* experts, ThreadPool& pool,
                        const LoadProgressFn& progress) {
-  const uint64_t total = planned_bytes(c, w);
+  const uint64_t total = planned_bytes(c, w, experts == nullptr);
   panels_ = DeviceBuffer(total);
   Uploader upload(panels_.data(), total, pool, progress);
   VectorPool vectors;
@@ -231,6 +243,14 @@ GpuWeights::GpuWeights(const ModelConfig& c, const Weights& w, ThreadPool& pool,
       add_ffn(from.moe->shared, ffn.shared_gate, ffn.shared_up, ffn.shared_down);
       vectors.add(from.moe->router_bias, &ffn.router_bias);
       vectors.add(from.moe->shared_gate, &ffn.shared_weight);
+      if (experts != nullptr) {
+        const Ffn& expert = from.moe->experts.front();
+        ffn.gate = shape_at(expert.gate, 0);
+        ffn.up = shape_at(expert.up, bytes_of(expert.gate));
+        ffn.down = shape_at(expert.down, bytes_of(expert.gate) + bytes_of(expert.up));
+        ffn.experts = experts->table(il);
+        continue;
+      }
       for (const Ffn& expert : from.moe->experts) {
         DeviceMatrix gate, up, down;
         add_ffn(expert, gate, up, down);
@@ -252,13 +272,13 @@ GpuWeights::GpuWeights(const ModelConfig& c, const Weights& w, ThreadPool& pool,
                "uploading the expert table");
   size_t next = 0;
   for (GpuLayerWeights& layer : layers) {
-    if (!layer.ffn.moe) continue;
+    if (!layer.ffn.moe || experts != nullptr) continue;
     layer.ffn.experts = tables_.as<const uint8_t*>() + next;
     next += static_cast<size_t>(c.route.n_expert);
   }
 }
 
-uint64_t GpuWeights::planned_small_bytes(const ModelConfig& c, const Weights& w) {
+uint64_t GpuWeights::planned_small_bytes(const ModelConfig& c, const Weights& w, bool with_experts) {
   uint64_t floats = 0, tables = 0;
   const auto add = [&](const std::vector<float>& values) { floats += align_up<uint64_t>(values.size(), 64); };
   for (int il = 0; il < c.n_layer; ++il) {
@@ -276,7 +296,7 @@ uint64_t GpuWeights::planned_small_bytes(const ModelConfig& c, const Weights& w)
     if (layer.moe) {
       add(layer.moe->router_bias);
       add(layer.moe->shared_gate);
-      tables += static_cast<uint64_t>(c.route.n_expert) * sizeof(const uint8_t*);
+      if (with_experts) tables += static_cast<uint64_t>(c.route.n_expert) * sizeof(const uint8_t*);
     }
   }
   add(w.output_norm);

@@ -11,6 +11,8 @@
 
 namespace thermo {
 
+class GpuExperts;
+
 struct GpuAttentionWeights {
   DeviceMatrix q, k, v, gate, output;
   const float* q_norm = nullptr;
@@ -26,7 +28,8 @@ struct GpuDeltaNetWeights {
 struct GpuFfnWeights {
   DeviceMatrix router;
   const float* router_bias = nullptr;
-  const uint8_t* const* experts = nullptr;  // [n_expert] in device memory: where each one's gate panels lie
+  const uint8_t* const* experts = nullptr;  // [n_expert] in device memory: where each one's gate panels lie;
+                                            // nullptr: cold
   DeviceMatrix gate, up, down;              // shapes; `panels` counts from the expert's address
   DeviceMatrix shared_gate, shared_up, shared_down;
   const float* shared_weight = nullptr;
@@ -48,13 +51,13 @@ class GpuWeights {
 
   GpuWeights() = default;
   // Packs what is not packed on all threads, through page-locked staging memory. Throws MemoryError,
-  // CudaError.
-  GpuWeights(const ModelConfig& config, const Weights& weights, ThreadPool& pool,
+  // CudaError. `experts`: nullptr, or where the routed experts are instead.
+  GpuWeights(const ModelConfig& config, const Weights& weights, const GpuExperts* experts, ThreadPool& pool,
              const LoadProgressFn& progress);
 
-  static uint64_t planned_bytes(const ModelConfig& config, const Weights& weights);
+  static uint64_t planned_bytes(const ModelConfig& config, const Weights& weights, bool with_experts);
   // The vectors, and the table of experts.
-  static uint64_t planned_small_bytes(const ModelConfig& config, const Weights& weights);
+  static uint64_t planned_small_bytes(const ModelConfig& config, const Weights& weights, bool with_experts);
 
  private:
   DeviceBuffer panels_, vectors_, tables_;

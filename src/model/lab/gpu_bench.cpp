@@ -1,6 +1,6 @@
 // Whole-model measurements on the GPU without the engine around it:
-//   gpu_bench MODEL.gguf [--ctx N] [--prefill N] [--deep N] [--steps N] [--no-graphs] [--only
-//   decode|rows|prefill|deep|repeat|one]
+//   gpu_bench MODEL.gguf [--split PERCENT] [--no-fetch] [--no-cpu] [--no-swaps] [--ctx N] [--prefill N]
+//   [--deep N] [--steps N] [--no-graphs] [--only decode|rows|prefill|deep|repeat|one]
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -41,11 +41,19 @@ double median(std::vector<double> v) {
 int main(int argc, char** argv) {
   int n_ctx = 4096, prefill = 2048, deep = 0, steps = 100;
   bool graphs = true;
+  double split = -1.0;  // share of the experts' bytes in GPU memory; negative: resident
+  SplitOptions experts;
   std::string only;
   for (int i = 2; i < argc; ++i) {
     const std::string flag = argv[i];
     if (flag == "--no-graphs")
       graphs = false;
+    else if (flag == "--no-fetch")
+      experts.fetch = false;
+    else if (flag == "--no-cpu")
+      experts.cpu = false;
+    else if (flag == "--no-swaps")
+      experts.swaps = false;
     else if (i + 1 >= argc)
       return 2;
     else if (flag == "--ctx")
@@ -56,6 +64,8 @@ int main(int argc, char** argv) {
       deep = std::atoi(argv[++i]);
     else if (flag == "--steps")
       steps = std::atoi(argv[++i]);
+    else if (flag == "--split")
+      split = std::atof(argv[++i]) / 100.0;
     else if (flag == "--only")
       only = argv[++i];
   }
@@ -71,6 +81,16 @@ int main(int argc, char** argv) {
   options.n_batch = std::max(prefill, 64);
   options.graphs = graphs;
   options.sequence = {.n_ctx = n_ctx, .max_draft_rows = 64, .k_type = KvType::F16, .v_type = KvType::F16};
+  if (split >= 0.0) {
+    uint64_t total = 0;
+    for (const LayerWeights& layer : weights.layers)
+      if (layer.moe)
+        for (const Ffn& expert : layer.moe->experts) total += expert.n_bytes();
+    experts.split = true;
+    experts.budget_bytes = static_cast<uint64_t>(split * static_cast<double>(total));
+    options.experts = experts;
+    options.isa = best_isa();
+  }
   for (const GpuMemoryItem& item : GpuModel::plan(config, weights, options, use_device(0).n_multiprocessors))
     fmt::print("plan {:16} {}\n", item.name, format_bytes(item.bytes));
   const uint64_t bytes_per_token = weights.bytes_per_token;
@@ -79,6 +99,24 @@ int main(int argc, char** argv) {
   fmt::print("load {:.2f} s, {} a token\n", now() - start, format_bytes(bytes_per_token));
   std::fflush(stdout);
 
+  ExpertTelemetry before;
+  const auto show_lanes = [&] {
+    if (model.experts() == nullptr) return;
+    const ExpertTelemetry t = model.expert_telemetry();
+    const double tokens = static_cast<double>(std::max<uint64_t>(1, t.tokens - before.tokens));
+    const auto per_token = [&](uint64_t now, uint64_t old) {
+      return static_cast<double>(now - old) / tokens;
+    };
+    fmt::print(
+        "  hit {:.1f} %, per token: cpu {:.1f} MB {:.0f} us, fetched {:.1f} MB, streamed {:.1f} MB, moved "
+        "{:.2f}, stall {:.0f} us (worst layer {:.0f} us)\n",
+        100.0 * per_token(t.hot_pairs, before.hot_pairs) / per_token(t.pairs, before.pairs),
+        per_token(t.cpu_bytes, before.cpu_bytes) * 1e-6, per_token(t.cpu_ns, before.cpu_ns) * 1e-3,
+        per_token(t.fetched_bytes, before.fetched_bytes) * 1e-6,
+        per_token(t.streamed_bytes, before.streamed_bytes) * 1e-6, per_token(t.moved, before.moved),
+        per_token(t.stall_ns, before.stall_ns) * 1e-3, static_cast<double>(t.max_stall_ns) * 1e-3);
+    before = t;
+  };
   const auto time_steps = [&](int n_rows, int count, Commit commit) {
     std::vector<double> wall, device;
     for (int i = 0; i < count + 5; ++i) {
@@ -105,6 +143,7 @@ int main(int argc, char** argv) {
     fmt::print("decode at {}: {:.3f} ms wall ({:.0f} tok/s), {:.3f} ms device ({:.0f} tok/s, {:.0f} GB/s)\n",
                model.sequence(0).n_past(), wall, 1e3 / wall, device, 1e3 / device,
                static_cast<double>(bytes_per_token) / device / 1e6);
+    show_lanes();
     std::fflush(stdout);
   }
   if (wants("rows")) {
@@ -133,6 +172,7 @@ int main(int argc, char** argv) {
       }
       fmt::print("prefill {}: {:.0f} tok/s wall, {:.0f} tok/s device ({:.2f} ms)\n", n, n / median(wall),
                  n / median(device), median(device) * 1e3);
+      show_lanes();
       std::fflush(stdout);
     }
   }

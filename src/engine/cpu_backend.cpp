@@ -1,0 +1,59 @@
+#include "engine/cpu_backend.h"
+
+#include "experts/sim_experts.h"
+#include "experts/tiered_experts.h"
+#include "gguf/gguf_file.h"
+#include "model/model.h"
+
+namespace thermo {
+namespace {
+
+std::vector<const MappedFile*> mapped_parts(const GgufFile& file) {
+  std::vector<const MappedFile*> parts;
+  for (int i = 0; i < file.n_parts(); ++i)
+    if (file.part(i)) parts.push_back(file.part(i));
+  return parts;
+}
+
+std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const Weights& weights,
+                                          const GgufFile& file, const CpuBackendOptions& o, ThreadPool& pool,
+                                          const LoadProgressFn& progress) {
+  ExpertCatalog catalog = expert_catalog(config, weights);
+  HeatMap heat = o.experts.heat ? *o.experts.heat : HeatMap(catalog);
+  const auto report = [&](uint64_t done, uint64_t total) {
+    if (progress) progress({"experts", done, total});
+  };
+  if (o.stand_in)
+    return std::make_unique<SimExperts>(
+        std::move(catalog), std::move(heat),
+        SimExpertsOptions{
+            .split = o.experts, .n_batch = o.n_batch, .isa = o.isa, .files = mapped_parts(file)},
+        pool, report);
+  return std::make_unique<TieredExperts>(
+      std::move(catalog), std::move(heat),
+      TieredExpertsOptions{
+          .memory_bytes = o.experts.host_bytes, .files = mapped_parts(file), .trace = o.experts.trace},
+      pool, report);
+}
+
+}  // namespace
+
+bool keeps_experts(const CpuBackendOptions& options) {
+  return !options.stand_in && options.experts.host_bytes == 0;
+}
+
+std::unique_ptr<Backend> make_cpu_backend(ModelConfig config, Weights weights, const GgufFile& file,
+                                          const CpuBackendOptions& o, ThreadPool& pool,
+                                          const LoadProgressFn& progress) {
+  std::unique_ptr<ExpertRunner> runner;
+  if (!keeps_experts(o)) runner = make_runner(config, weights, file, o, pool, progress);
+  auto model = std::make_unique<Model>(
+      std::move(config), std::move(weights),
+      ModelOptions{.n_batch = o.n_batch, .n_sequences = o.n_sequences, .sequence = o.sequence, .isa = o.isa},
+      pool, std::move(runner));
+  if (keeps_experts(o) && o.experts.heat && model->heat())
+    model->heat()->set(o.experts.heat->values(), o.experts.heat->n_tokens());
+  return std::make_unique<BackendOf<Model>>(std::move(model));
+}
+
+}  // namespace thermo

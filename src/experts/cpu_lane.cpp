@@ -1,0 +1,165 @@
+#include "experts/cpu_lane.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/check.h"
+#include "base/cpu_info.h"
+#include "base/thread_pool.h"
+#include "kernels/expert_ffn/expert_ffn.h"
+#include "kernels/linear/linear.h"
+#include "kernels/row_ops/row_ops.h"
+
+namespace thermo {
+namespace {
+
+int max_ff(const ExpertCatalog& catalog) {
+  int most = 0;
+  for (const ExpertLayer& layer : catalog.layers)
+    if (!layer.experts.empty()) most = std::max(most, layer.experts.front().gate.n_rows);
+  return most;
+}
+
+int max_pairs(const ExpertCatalog& catalog, const CpuLaneOptions& o) {
+  return o.max_pairs > 0 ? o.max_pairs : o.max_rows * catalog.n_active;
+}
+
+// From here on quantising the rows is worth waking the pool for.
+constexpr int kRowsForPool = 8;
+
+}  // namespace
+
+struct CpuLane::Impl {
+  const ExpertCatalog& catalog;
+  HostTier& host;
+  ThreadPool& pool;
+  const QuantMatmulKernels& matmul;
+  const RowOpKernels& row_ops;
+  int max_rows;
+  int max_pairs;
+
+  ActBuffer x;
+  LinearScratch linear_scratch;
+  ExpertFfnScratch ffn_scratch;
+
+  std::vector<Ffn> ffns;  // of the distinct experts
+  std::vector<FfnGroup> groups;
+  std::vector<int32_t> distinct;
+  std::vector<int32_t> n_pairs_of;  // of each expert; all zero between calls
+  std::vector<int32_t> pair_rows;
+  std::vector<float> pair_weights;
+  std::vector<uint8_t> row_used;
+  std::vector<int32_t> used_rows;
+  int last_experts = 0;
+
+  Impl(const ExpertCatalog& c, HostTier& h, ThreadPool& p, const CpuLaneOptions& o)
+      : catalog(c),
+        host(h),
+        pool(p),
+        matmul(quant_matmul_kernels(o.isa)),
+        row_ops(row_op_kernels(o.isa)),
+        max_rows(o.max_rows),
+        max_pairs(thermo::max_pairs(c, o)),
+        x(o.max_rows, c.n_embd),
+        linear_scratch(p.size(), 0),
+        ffn_scratch(max_pairs, max_ff(c), std::max(1, std::min(max_pairs, c.n_expert)), p.size()),
+        ffns(static_cast<size_t>(c.n_expert)),
+        n_pairs_of(static_cast<size_t>(c.n_expert)),
+        pair_rows(static_cast<size_t>(max_pairs)),
+        pair_weights(static_cast<size_t>(max_pairs)),
+        row_used(static_cast<size_t>(o.max_rows)) {
+    groups.reserve(static_cast<size_t>(c.n_expert));
+    distinct.reserve(static_cast<size_t>(c.n_expert));
+    used_rows.reserve(static_cast<size_t>(o.max_rows));
+  }
+
+  void sort_pairs(std::span<const ColdPair> pairs) noexcept;
+  void take_rows(const ExpertLayer& layer, std::span<const ColdPair> pairs, const float* from) noexcept;
+};
+
+// Groups by expert, ascending: the order of a row's sum must not depend on how the device listed its pairs.
+void CpuLane::Impl::sort_pairs(std::span<const ColdPair> pairs) noexcept {
+  distinct.clear();
+  groups.clear();
+  for (const ColdPair& pair : pairs)
+    if (n_pairs_of[static_cast<size_t>(pair.expert)]++ == 0) distinct.push_back(pair.expert);
+  std::sort(distinct.begin(), distinct.end());
+  int begin = 0;
+  for (size_t i = 0; i < distinct.size(); ++i) {
+    int32_t& n = n_pairs_of[static_cast<size_t>(distinct[i])];
+    groups.push_back({&ffns[i], begin, n});
+    n = std::exchange(begin, begin + n);  // from here on: where the expert's next pair goes
+  }
+  for (const ColdPair& pair : pairs) {
+    const size_t at = static_cast<size_t>(n_pairs_of[static_cast<size_t>(pair.expert)]++);
+    pair_rows[at] = pair.row;
+    pair_weights[at] = pair.weight;
+  }
+  for (const int32_t expert : distinct) n_pairs_of[static_cast<size_t>(expert)] = 0;
+}
+
+// Copies and quantises the rows that some pair uses.
+void CpuLane::Impl::take_rows(const ExpertLayer& layer, std::span<const ColdPair> pairs,
+                              const float* from) noexcept {
+  used_rows.clear();
+  for (const ColdPair& pair : pairs)
+    if (!std::exchange(row_used[static_cast<size_t>(pair.row)], uint8_t{1})) used_rows.push_back(pair.row);
+  for (const int32_t row : used_rows) row_used[static_cast<size_t>(row)] = 0;
+
+  ActFormats formats;
+  formats.add(layer.experts.front().gate);
+  formats.add(layer.experts.front().up);
+  const auto take = [&](int i, int) {
+    const int row = used_rows[static_cast<size_t>(i)];
+    std::memcpy(x.row(row), from + static_cast<size_t>(row) * static_cast<size_t>(catalog.n_embd),
+                static_cast<size_t>(catalog.n_embd) * sizeof(float));
+    x.quantize(row, catalog.n_embd, formats, matmul);
+  };
+  const int n = static_cast<int>(used_rows.size());
+  if (n >= kRowsForPool)
+    pool.run(n, take);
+  else
+    for (int i = 0; i < n; ++i) take(i, 0);
+}
+
+CpuLane::CpuLane(const ExpertCatalog& catalog, HostTier& host, ThreadPool& pool,
+                 const CpuLaneOptions& options)
+    : impl_(std::make_unique<Impl>(catalog, host, pool, options)) {}
+CpuLane::~CpuLane() = default;
+
+uint64_t CpuLane::planned_bytes(const ExpertCatalog& catalog, const CpuLaneOptions& options) {
+  return ActBuffer::planned_bytes(options.max_rows, catalog.n_embd) +
+         ExpertFfnScratch::planned_bytes(max_pairs(catalog, options), max_ff(catalog)) +
+         LinearScratch::planned_bytes(cpu_info().n_cores, 0);
+}
+
+void CpuLane::compute(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows,
+                      float* y) noexcept {
+  Impl& lane = *impl_;
+  THERMO_CHECK(n_rows <= lane.max_rows && static_cast<int>(pairs.size()) <= lane.max_pairs,
+               "more rows or pairs for the CPU lane than planned");
+  lane.sort_pairs(pairs);
+  lane.last_experts = static_cast<int>(lane.distinct.size());
+  if (!pairs.empty()) {
+    if (!lane.host.complete()) lane.host.want(layer, lane.distinct);
+    lane.take_rows(lane.catalog.layers[static_cast<size_t>(layer)], pairs, x);
+  }
+  for (size_t i = 0; i < lane.distinct.size(); ++i) lane.ffns[i] = lane.host.acquire(layer, lane.distinct[i]);
+  expert_ffn_cpu({.groups = lane.groups,
+                  .pair_rows = lane.pair_rows.data(),
+                  .pair_weights = lane.pair_weights.data(),
+                  .x = &lane.x,
+                  .y = y,
+                  .y_stride = lane.catalog.n_embd,
+                  .n_embd = lane.catalog.n_embd,
+                  .n_zeroed = n_rows},
+                 lane.ffn_scratch, lane.row_ops, {lane.matmul, lane.pool, lane.linear_scratch});
+  for (const int32_t expert : lane.distinct) lane.host.release(layer, expert);
+}
+
+int CpuLane::last_experts() const noexcept {
+  return impl_->last_experts;
+}
+
+}  // namespace thermo

@@ -1,0 +1,45 @@
+// The processor's share of a layer's experts: the cold (row, expert) pairs of a step, computed with the fused
+// expert kernels on all threads of the pool.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "experts/catalog.h"
+#include "experts/host_tier.h"
+#include "kernels/isa.h"
+#include "kernels/route_topk/cold_mail.h"
+
+namespace thermo {
+
+class ThreadPool;
+
+struct CpuLaneOptions {
+  int max_rows = 32;
+  int max_pairs = 0;  // 0: max_rows * n_active
+  Isa isa = Isa::Portable;
+};
+
+class CpuLane {
+ public:
+  CpuLane(const ExpertCatalog& catalog, HostTier& host, ThreadPool& pool, const CpuLaneOptions& options);
+  ~CpuLane();
+  CpuLane(const CpuLane&) = delete;
+  CpuLane& operator=(const CpuLane&) = delete;
+
+  static uint64_t planned_bytes(const ExpertCatalog& catalog, const CpuLaneOptions& options);
+
+  // y[r] = sum of weight * expert(x[r]) over the pairs of row r; zero for rows without any. x and y:
+  // [n_rows][n_embd] floats. Pairs in any order; each expert's weights are read once.
+  void compute(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows, float* y) noexcept;
+
+  // Distinct experts of the last compute().
+  int last_experts() const noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace thermo

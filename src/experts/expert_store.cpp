@@ -1,0 +1,509 @@
+// Who may write a slot, and when:
+//
+//   in the table     read by steps; nobody writes
+//   taken out        publish(nullptr) holds from the next step on, and a copy starts only after the steps
+//                    begun so far: the copy may be queued in the same breath
+//   arriving         the copy runs; no step knows the slot
+//   arrived          found by begin_step(), which publishes it
+//
+// Looking at every expert after every step would take tens of microseconds (10240 of them in a model of 40
+// layers), so each step looks at a quarter of the layers and remembers their best candidates to come and to
+// go; only those are compared between layers.
+#include "experts/expert_store.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+
+namespace thermo {
+namespace {
+
+constexpr int kSteps = 4;        // to look at every layer once
+constexpr int kCandidates = 16;  // remembered of a layer, each way
+
+// Measured on models of this kind: 45 % of a token's experts are used again by the next token, 80 % within 8.
+// The hits still to come of an expert last used `age` tokens ago are then about 0.9 age^-0.6 above its
+// long-run rate.
+constexpr int kAges = 256;
+constexpr float kHorizonTokens = 64.0f;
+
+std::array<float, kAges + 1> recency_table() {
+  std::array<float, kAges + 1> table{};
+  for (int age = 1; age < kAges; ++age)
+    table[static_cast<size_t>(age)] = 0.9f * std::pow(static_cast<float>(age), -0.6f);
+  table[0] = table[1];
+  return table;  // none beyond
+}
+
+float recency(uint64_t age) noexcept {
+  static const std::array<float, kAges + 1> table = recency_table();
+  return table[static_cast<size_t>(std::min<uint64_t>(age, kAges))];
+}
+
+struct Candidate {
+  int id = -1;
+  float value = 0.0f;
+};
+
+// The best few by an order.
+struct Best {
+  std::array<Candidate, kCandidates> list;
+  int n = 0;
+
+  template <class Before>
+  void offer(Candidate c, const Before& before) noexcept {
+    if (n == kCandidates) {
+      if (!before(c, list[kCandidates - 1])) return;
+      --n;
+    }
+    int at = n++;
+    for (; at > 0 && before(c, list[static_cast<size_t>(at) - 1]); --at)
+      list[static_cast<size_t>(at)] = list[static_cast<size_t>(at) - 1];
+    list[static_cast<size_t>(at)] = c;
+  }
+  void remove(int at) noexcept {
+    for (--n; at < n; ++at) list[static_cast<size_t>(at)] = list[static_cast<size_t>(at) + 1];
+  }
+};
+
+struct Slot {
+  std::byte* memory = nullptr;
+  uint64_t bytes = 0;
+  int id = -1;  // the expert in it or on its way to it
+  bool guest = false;
+};
+
+struct Resident {
+  int slot = -1;
+  bool published = false;
+};
+
+struct Arrival {
+  int id = -1;
+  uint64_t ticket = 0;
+};
+
+struct LayerState {
+  int n_published = 0;
+  int n_slots = 0;  // published or on their way
+  float heat = 0.0f;
+  Best outside, inside;
+};
+
+}  // namespace
+
+float expert_value(float heat, float layer_heat, int n_active, uint64_t age) noexcept {
+  const float rate = layer_heat > 0.0f ? heat / layer_heat * static_cast<float>(n_active) : 0.0f;
+  return rate * kHorizonTokens + recency(age);
+}
+
+struct ExpertStore::Impl {
+  const ExpertCatalog& catalog;
+  HostTier& host;
+  SlotDevice& device;
+  HeatMap& heat;
+  Placement placement;
+  ExpertStoreOptions options;
+
+  std::vector<int> first;  // id of each layer's first expert
+  std::vector<int> layer_of;
+  std::vector<Resident> residents;
+  std::vector<LayerState> layers;
+  std::vector<int> moe_layers;
+  std::vector<Slot> slots;
+  std::vector<int> free_slots;  // guests among them while guest memory is ours
+  bool guest_taken = false;
+  std::vector<Arrival> arriving;  // a ring in the order of their tickets
+  size_t arriving_head = 0, n_arriving = 0;
+  size_t next_layer = 0;  // of moe_layers, to look at
+  ExpertStoreStats stats;
+
+  Impl(const ExpertCatalog& c, HostTier& h, SlotDevice& d, const Placement& p, HeatMap& m,
+       const ExpertStoreOptions& o);
+
+  int expert_of(int id) const noexcept {
+    return id - first[static_cast<size_t>(layer_of[static_cast<size_t>(id)])];
+  }
+  uint64_t bytes_of(int id) const noexcept {
+    return catalog.layers[static_cast<size_t>(layer_of[static_cast<size_t>(id)])].expert_bytes;
+  }
+  float value_of(int id) const noexcept {
+    const int layer = layer_of[static_cast<size_t>(id)], expert = expert_of(id);
+    return expert_value(heat.heat(layer, expert), layers[static_cast<size_t>(layer)].heat, catalog.n_active,
+                        heat.age(layer, expert));
+  }
+  bool fits(const Slot& slot, int id) const noexcept {
+    return slot.guest ? slot.bytes >= bytes_of(id) && !guest_taken : slot.bytes == bytes_of(id);
+  }
+
+  void look_at(int layer) noexcept;
+  void publish(int id) noexcept;
+  void take_out(int id) noexcept;
+  void free_slot(int id) noexcept;
+  int take_free_slot(int id) noexcept;
+  bool start_copy(int id, int slot, bool may_wait) noexcept;
+  void finish_first() noexcept;
+  void finish_all() noexcept;
+  void drop_guest_arrivals() noexcept;
+  bool may_leave(int id, int newcomer) const noexcept;
+  int coldest_for(int newcomer) const noexcept;
+  bool move_one(int& n_reads) noexcept;
+  std::vector<int> guest_choice() const;
+};
+
+ExpertStore::Impl::Impl(const ExpertCatalog& c, HostTier& h, SlotDevice& d, const Placement& p, HeatMap& m,
+                        const ExpertStoreOptions& o)
+    : catalog(c), host(h), device(d), heat(m), placement(p), options(o), layers(c.layers.size()) {
+  int n = 0;
+  for (size_t l = 0; l < c.layers.size(); ++l) {
+    first.push_back(n);
+    n += c.layers[l].n_expert();
+    layer_of.resize(static_cast<size_t>(n), static_cast<int>(l));
+    if (c.layers[l].n_expert() > 0) moe_layers.push_back(static_cast<int>(l));
+  }
+  residents.resize(static_cast<size_t>(n));
+  arriving.resize(static_cast<size_t>(n));
+  THERMO_CHECK(o.slots.size() >= slot_bytes(c, p), "the slots do not hold the placement");
+  std::byte* at = o.slots.data();
+  for (size_t l = 0; l < c.layers.size(); ++l)
+    for (size_t i = 0; i < p.hot[l].size(); ++i) {
+      slots.push_back({.memory = at, .bytes = c.layers[l].expert_bytes});
+      at += c.layers[l].expert_bytes;
+    }
+  const uint64_t largest = c.max_expert_bytes();
+  if (largest > 0)
+    for (uint64_t begin = 0; begin + largest <= o.guest.size(); begin += largest)
+      slots.push_back({.memory = o.guest.data() + begin, .bytes = largest, .id = -1, .guest = true});
+  for (size_t i = slots.size(); i > 0; --i) free_slots.push_back(static_cast<int>(i) - 1);
+}
+
+// Sums the layer's heat and remembers who should come and who may go.
+void ExpertStore::Impl::look_at(int layer) noexcept {
+  LayerState& state = layers[static_cast<size_t>(layer)];
+  const int n = catalog.layers[static_cast<size_t>(layer)].n_expert();
+  const int begin = first[static_cast<size_t>(layer)];
+  state.heat = 0.0f;
+  for (int e = 0; e < n; ++e) state.heat += heat.heat(layer, e);
+  state.outside.n = state.inside.n = 0;
+  for (int id = begin; id < begin + n; ++id) {
+    const Resident& resident = residents[static_cast<size_t>(id)];
+    const Candidate candidate{id, value_of(id)};
+    if (resident.published)
+      state.inside.offer(candidate, [](const Candidate& a, const Candidate& b) { return a.value < b.value; });
+    else if (resident.slot < 0 && candidate.value > 0.0f)
+      state.outside.offer(candidate,
+                          [](const Candidate& a, const Candidate& b) { return a.value > b.value; });
+  }
+}
+
+void ExpertStore::Impl::publish(int id) noexcept {
+  Resident& resident = residents[static_cast<size_t>(id)];
+  const int layer = layer_of[static_cast<size_t>(id)];
+  const Slot& slot = slots[static_cast<size_t>(resident.slot)];
+  resident.published = true;
+  ++layers[static_cast<size_t>(layer)].n_published;
+  ++stats.n_hot;
+  stats.n_guests += slot.guest;
+  device.publish(layer, expert_of(id), slot.memory);
+}
+
+void ExpertStore::Impl::take_out(int id) noexcept {
+  Resident& resident = residents[static_cast<size_t>(id)];
+  const int layer = layer_of[static_cast<size_t>(id)];
+  device.publish(layer, expert_of(id), nullptr);
+  resident.published = false;
+  --layers[static_cast<size_t>(layer)].n_published;
+  --stats.n_hot;
+  stats.n_guests -= slots[static_cast<size_t>(resident.slot)].guest;
+  ++stats.evicted;
+  free_slot(id);
+}
+
+void ExpertStore::Impl::free_slot(int id) noexcept {
+  Resident& resident = residents[static_cast<size_t>(id)];
+  slots[static_cast<size_t>(resident.slot)].id = -1;
+  free_slots.push_back(resident.slot);
+  resident.slot = -1;
+  --layers[static_cast<size_t>(layer_of[static_cast<size_t>(id)])].n_slots;
+}
+
+// A free slot for this expert, guest memory last; -1: none.
+int ExpertStore::Impl::take_free_slot(int id) noexcept {
+  int found = -1;
+  for (int i = static_cast<int>(free_slots.size()) - 1; i >= 0; --i) {
+    const Slot& slot = slots[static_cast<size_t>(free_slots[static_cast<size_t>(i)])];
+    if (!fits(slot, id)) continue;
+    found = i;
+    if (!slot.guest) break;
+  }
+  if (found < 0) return -1;
+  const int slot = free_slots[static_cast<size_t>(found)];
+  free_slots.erase(free_slots.begin() + found);
+  return slot;
+}
+
+// False when the expert is still in the file; then the slot is not taken.
+bool ExpertStore::Impl::start_copy(int id, int slot, bool may_wait) noexcept {
+  const int layer = layer_of[static_cast<size_t>(id)], expert = expert_of(id);
+  if (may_wait)
+    host.acquire(layer, expert);
+  else if (!host.try_acquire(layer, expert))
+    return false;
+  const uint64_t ticket =
+      device.copy(slots[static_cast<size_t>(slot)].memory, host.address(layer, expert), bytes_of(id));
+  slots[static_cast<size_t>(slot)].id = id;
+  residents[static_cast<size_t>(id)].slot = slot;
+  ++layers[static_cast<size_t>(layer)].n_slots;
+  arriving[(arriving_head + n_arriving++) % arriving.size()] = {id, ticket};
+  return true;
+}
+
+// The oldest copy has arrived.
+void ExpertStore::Impl::finish_first() noexcept {
+  const int id = arriving[arriving_head].id;
+  arriving_head = (arriving_head + 1) % arriving.size();
+  --n_arriving;
+  host.release(layer_of[static_cast<size_t>(id)], expert_of(id));
+  ++stats.moved;
+  stats.moved_bytes += bytes_of(id);
+  publish(id);
+}
+
+void ExpertStore::Impl::finish_all() noexcept {
+  while (n_arriving > 0) {
+    device.wait(arriving[arriving_head].ticket);
+    finish_first();
+  }
+}
+
+// Somebody else is about to write the guest memory: copies into it end, and are not published.
+void ExpertStore::Impl::drop_guest_arrivals() noexcept {
+  size_t kept = 0;
+  for (size_t i = 0; i < n_arriving; ++i) {
+    const Arrival arrival = arriving[(arriving_head + i) % arriving.size()];
+    if (!slots[static_cast<size_t>(residents[static_cast<size_t>(arrival.id)].slot)].guest) {
+      arriving[(arriving_head + kept++) % arriving.size()] = arrival;
+      continue;
+    }
+    device.wait(arrival.ticket);
+    host.release(layer_of[static_cast<size_t>(arrival.id)], expert_of(arrival.id));
+    free_slot(arrival.id);
+  }
+  n_arriving = kept;
+}
+
+bool ExpertStore::Impl::may_leave(int id, int newcomer) const noexcept {
+  const Resident& resident = residents[static_cast<size_t>(id)];
+  if (!resident.published || !fits(slots[static_cast<size_t>(resident.slot)], newcomer)) return false;
+  const int layer = layer_of[static_cast<size_t>(id)];
+  return layer >= options.pin_layers && (layer == layer_of[static_cast<size_t>(newcomer)] ||
+                                         layers[static_cast<size_t>(layer)].n_slots > placement.floor);
+}
+
+// Starts the best move there is. False: none is worth it. `n_reads`: experts that may still be asked for from
+// the file.
+bool ExpertStore::Impl::move_one(int& n_reads) noexcept {
+  for (;;) {
+    Best* from = nullptr;
+    for (const int l : moe_layers) {
+      Best& outside = layers[static_cast<size_t>(l)].outside;
+      while (outside.n > 0 && residents[static_cast<size_t>(outside.list[0].id)].slot >= 0) outside.remove(0);
+      if (outside.n > 0 && (!from || outside.list[0].value > from->list[0].value)) from = &outside;
+    }
+    if (!from) return false;
+    const int newcomer = from->list[0].id;
+    from->remove(0);
+    // Reading takes longer than a step; whoever is worth it will still be when it is here.
+    const int layer = layer_of[static_cast<size_t>(newcomer)];
+    const int32_t expert = expert_of(newcomer);
+    if (!host.complete() && !host.address(layer, expert)) {
+      if (n_reads-- > 0) host.want(layer, {&expert, 1});
+      continue;
+    }
+    int slot = take_free_slot(newcomer);
+    if (slot < 0) {
+      const int victim = coldest_for(newcomer);
+      if (victim < 0 || value_of(newcomer) <= value_of(victim) * options.hysteresis) {
+        from->n = 0;  // the others of this layer are worth less and could replace the same
+        continue;
+      }
+      slot = residents[static_cast<size_t>(victim)].slot;
+      take_out(victim);
+      std::erase(free_slots, slot);
+    }
+    if (start_copy(newcomer, slot, false)) return true;
+    free_slots.push_back(slot);  // it left main memory in between
+  }
+}
+
+// Whom the newcomer would replace; -1: nobody may leave.
+int ExpertStore::Impl::coldest_for(int newcomer) const noexcept {
+  int victim = -1;
+  float lowest = std::numeric_limits<float>::infinity();
+  for (const int l : moe_layers) {
+    const Best& inside = layers[static_cast<size_t>(l)].inside;
+    for (int i = 0; i < inside.n; ++i) {
+      const Candidate& candidate = inside.list[static_cast<size_t>(i)];
+      if (!may_leave(candidate.id, newcomer)) continue;
+      if (candidate.value < lowest) lowest = candidate.value, victim = candidate.id;
+      break;
+    }
+  }
+  return victim;
+}
+
+ExpertStore::ExpertStore(const ExpertCatalog& catalog, HostTier& host, SlotDevice& device,
+                         const Placement& placement, HeatMap& heat, const ExpertStoreOptions& options)
+    : impl_(std::make_unique<Impl>(catalog, host, device, placement, heat, options)) {}
+
+ExpertStore::~ExpertStore() {
+  // The device may still read main memory.
+  Impl& s = *impl_;
+  for (; s.n_arriving > 0; --s.n_arriving) {
+    const Arrival arrival = s.arriving[s.arriving_head];
+    s.arriving_head = (s.arriving_head + 1) % s.arriving.size();
+    s.device.wait(arrival.ticket);
+    s.host.release(s.layer_of[static_cast<size_t>(arrival.id)], s.expert_of(arrival.id));
+  }
+}
+
+uint64_t ExpertStore::slot_bytes(const ExpertCatalog& catalog, const Placement& placement) {
+  uint64_t bytes = 0;
+  for (size_t l = 0; l < catalog.layers.size(); ++l)
+    bytes += placement.hot[l].size() * catalog.layers[l].expert_bytes;
+  return bytes;
+}
+
+// For guest memory at load: the most valuable outside, spread over the layers where nothing is known.
+std::vector<int> ExpertStore::Impl::guest_choice() const {
+  std::vector<std::pair<float, int>> order;  // by value, then by number in the layer, then by layer
+  for (size_t id = 0; id < residents.size(); ++id)
+    if (residents[id].slot < 0) order.emplace_back(-value_of(static_cast<int>(id)), static_cast<int>(id));
+  std::stable_sort(order.begin(), order.end(), [&](const auto& a, const auto& b) {
+    return a.first != b.first ? a.first < b.first : expert_of(a.second) < expert_of(b.second);
+  });
+  std::vector<int> ids;
+  for (const auto& [value, id] : order) ids.push_back(id);
+  return ids;
+}
+
+void ExpertStore::fill(const std::function<void(uint64_t done, uint64_t total)>& progress) {
+  Impl& s = *impl_;
+  const auto window = static_cast<size_t>(std::max(1, s.options.max_in_flight));
+  const uint64_t total = slot_bytes(s.catalog, s.placement);
+  uint64_t done = 0;
+  const auto copy = [&](int id) {
+    if (s.residents[static_cast<size_t>(id)].slot >= 0) return;
+    const int slot = s.take_free_slot(id);
+    if (slot < 0) return;
+    while (s.n_arriving >= window) {
+      s.device.wait(s.arriving[s.arriving_head].ticket);
+      s.finish_first();
+    }
+    s.start_copy(id, slot, true);
+  };
+  if (progress) progress(0, total);
+  for (size_t l = 0; l < s.catalog.layers.size(); ++l) {
+    for (const int32_t expert : s.placement.hot[l]) copy(s.first[l] + expert);
+    done += s.placement.hot[l].size() * s.catalog.layers[l].expert_bytes;
+    if (progress && s.catalog.layers[l].n_expert() > 0) progress(done, total);
+  }
+  for (const int l : s.moe_layers) s.look_at(l);
+  const auto room = [&] {
+    return std::any_of(s.free_slots.begin(), s.free_slots.end(),
+                       [&](int i) { return s.slots[static_cast<size_t>(i)].guest; });
+  };
+  if (!s.guest_taken && room())
+    for (const int id : s.guest_choice()) {
+      if (!room()) break;
+      copy(id);
+    }
+  s.finish_all();
+  s.stats.moved = s.stats.moved_bytes = 0;
+}
+
+void ExpertStore::begin_step() noexcept {
+  Impl& s = *impl_;
+  while (s.n_arriving > 0 && s.device.done(s.arriving[s.arriving_head].ticket)) s.finish_first();
+}
+
+void ExpertStore::end_step(int n_moves) noexcept {
+  Impl& s = *impl_;
+  if (s.options.frozen || s.moe_layers.empty()) return;
+  const bool asked = n_moves > 0;
+  if (!asked) n_moves = s.options.max_moves;
+  // What is on its way from a cache in main memory is held there, and a cache has few slots to spare.
+  const int in_flight =
+      asked && s.host.complete() ? std::max(n_moves, s.options.max_in_flight) : s.options.max_in_flight;
+  n_moves = std::min(n_moves, in_flight - static_cast<int>(s.n_arriving));
+  int n_reads = n_moves;
+  while (n_moves > 0) {
+    const size_t n_look = asked ? s.moe_layers.size() : (s.moe_layers.size() + kSteps - 1) / kSteps;
+    for (size_t i = 0; i < n_look; ++i) {
+      s.look_at(s.moe_layers[s.next_layer]);
+      s.next_layer = (s.next_layer + 1) % s.moe_layers.size();
+    }
+    int n = 0;
+    while (n < n_moves && s.move_one(n_reads)) ++n;
+    n_moves -= n;
+    if (!asked || n == 0) break;  // asked for many: look again when the remembered ones are used up
+  }
+}
+
+void ExpertStore::take_guest() noexcept {
+  Impl& s = *impl_;
+  if (s.guest_taken) return;
+  s.drop_guest_arrivals();
+  for (Slot& slot : s.slots)
+    if (slot.guest && slot.id >= 0) s.take_out(slot.id);
+  s.guest_taken = true;
+}
+
+void ExpertStore::give_back_guest() noexcept {
+  impl_->guest_taken = false;
+}
+
+bool ExpertStore::hot(int layer, int expert) const noexcept {
+  return impl_->residents[static_cast<size_t>(impl_->first[static_cast<size_t>(layer)] + expert)].published;
+}
+
+int ExpertStore::n_cold(int layer) const noexcept {
+  return impl_->catalog.layers[static_cast<size_t>(layer)].n_expert() -
+         impl_->layers[static_cast<size_t>(layer)].n_published;
+}
+
+const std::byte* ExpertStore::address(int layer, int expert) const noexcept {
+  const Resident& resident =
+      impl_->residents[static_cast<size_t>(impl_->first[static_cast<size_t>(layer)] + expert)];
+  return resident.published ? impl_->slots[static_cast<size_t>(resident.slot)].memory : nullptr;
+}
+
+ExpertStoreStats ExpertStore::stats() const noexcept {
+  return impl_->stats;
+}
+
+void ExpertStore::force(const std::vector<std::vector<int32_t>>& hot) {
+  Impl& s = *impl_;
+  s.finish_all();
+  std::vector<bool> wanted(s.residents.size());
+  for (size_t l = 0; l < hot.size(); ++l)
+    for (const int32_t expert : hot[l]) wanted[static_cast<size_t>(s.first[l] + expert)] = true;
+  for (size_t id = 0; id < wanted.size(); ++id)
+    if (s.residents[id].published && !wanted[id]) s.take_out(static_cast<int>(id));
+  for (size_t id = 0; id < wanted.size(); ++id) {
+    if (!wanted[id] || s.residents[id].published) continue;
+    const int slot = s.take_free_slot(static_cast<int>(id));
+    if (slot < 0) continue;
+    s.start_copy(static_cast<int>(id), slot, true);
+    s.finish_all();
+  }
+}
+
+void ExpertStore::set_frozen(bool frozen) noexcept {
+  impl_->options.frozen = frozen;
+}
+
+}  // namespace thermo

@@ -1,0 +1,192 @@
+#include "experts/heat_file.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <optional>
+
+#include "base/check.h"
+#include "base/json.h"
+
+namespace thermo {
+namespace {
+
+constexpr const char* kFormat = "thermocline-heat";
+constexpr int kVersion = 1;
+// A model of 200 layers with 1000 experts is 2 MB; anything near this is no heat file.
+constexpr size_t kMostBytes = 64u << 20;
+constexpr size_t kMostLayers = 10000;
+
+Error refuse(const std::string& path, const std::string& sentence) {
+  return {ErrorCode::InvalidArgument, fmt::format("{}: {}", path, sentence)};
+}
+
+Error damaged(const std::string& path, const std::string& what) {
+  return refuse(path, what + "; delete the file or give another one");
+}
+
+std::string text_of(const HeatFileInfo& info, const HeatMap& heat) {
+  const Json name = info.name, architecture = info.architecture;
+  std::string text = fmt::format(
+      "{{\"format\": \"{}\", \"version\": {},\n \"architecture\": {}, \"name\": {},\n"
+      " \"n_layers\": {}, \"n_active\": {}, \"n_embd\": {}, \"n_tokens\": {},\n \"heat\": [",
+      kFormat, kVersion, architecture.dump(-1, ' ', false, Json::error_handler_t::replace),
+      name.dump(-1, ' ', false, Json::error_handler_t::replace), info.n_expert.size(), info.n_active,
+      info.n_embd, heat.n_tokens());
+  const std::vector<float> values = heat.values();
+  size_t at = 0;
+  for (size_t layer = 0; layer < info.n_expert.size(); ++layer) {
+    text += layer == 0 ? "\n  [" : ",\n  [";
+    for (int e = 0; e < info.n_expert[layer]; ++e)
+      text += fmt::format("{}{}", e == 0 ? "" : ", ",
+                          values[at++]);  // the shortest text that reads back the same
+    text += "]";
+  }
+  return text + "\n ]}\n";
+}
+
+// Reads a whole number from 0 to `most`, or nothing.
+std::optional<uint64_t> whole(const Json& object, const char* key, uint64_t most) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_number_integer()) return std::nullopt;
+  if (found->is_number_unsigned() ? found->get<uint64_t>() > most : found->get<int64_t>() < 0)
+    return std::nullopt;
+  return found->get<uint64_t>();
+}
+
+// The values of one layer; empty text: fine, else what is wrong.
+std::string read_layer(const Json& layer, size_t index, SavedHeat& saved) {
+  if (!layer.is_array()) return fmt::format("layer {} is not a list of numbers", index);
+  for (size_t e = 0; e < layer.size(); ++e) {
+    const Json& value = layer[e];
+    const float heat = value.is_number() ? static_cast<float>(value.get<double>()) : -1.0f;
+    if (!std::isfinite(heat) || heat < 0.0f)
+      return fmt::format("expert {} of layer {} has heat {}, a number from 0 was expected", e, index,
+                         value.dump().substr(0, 40));
+    saved.values.push_back(heat);
+  }
+  saved.info.n_expert.push_back(static_cast<int>(layer.size()));
+  return "";
+}
+
+Result<SavedHeat> parse(const std::string& path, const std::string& text) {
+  const Json root = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (root.is_discarded() || !root.is_object())
+    return damaged(path, "this is not a heat file, or only the beginning of one");
+  if (root.value("format", Json()) != Json(kFormat))
+    return damaged(path, fmt::format("this is not a heat file: \"format\": \"{}\" was expected", kFormat));
+  const std::optional<uint64_t> version = whole(root, "version", 1000000);
+  if (version != kVersion)
+    return refuse(path,
+                  fmt::format("heat file version {} is not known, {} was expected; it was written by a newer "
+                              "thermocline",
+                              version ? fmt::format("{}", *version) : std::string("?"), kVersion));
+
+  SavedHeat saved;
+  const auto architecture = root.find("architecture"), name = root.find("name"), heat = root.find("heat");
+  if (architecture == root.end() || !architecture->is_string() || name == root.end() || !name->is_string())
+    return damaged(path, "the heat file does not say which model it is of");
+  saved.info.architecture = architecture->get<std::string>();
+  saved.info.name = name->get<std::string>();
+  const auto n_layers = whole(root, "n_layers", kMostLayers), n_active = whole(root, "n_active", 1000000),
+             n_embd = whole(root, "n_embd", 100000000), n_tokens = whole(root, "n_tokens", UINT64_MAX / 2);
+  if (!n_layers || !n_active || !n_embd || !n_tokens)
+    return damaged(path,
+                   "n_layers, n_active, n_embd or n_tokens of the heat file is missing or no whole number");
+  saved.info.n_active = static_cast<int>(*n_active);
+  saved.info.n_embd = static_cast<int>(*n_embd);
+  saved.n_tokens = *n_tokens;
+  if (heat == root.end() || !heat->is_array() || heat->size() != *n_layers)
+    return damaged(path, fmt::format("the heat file says {} layers but has heat for {}", *n_layers,
+                                     heat != root.end() && heat->is_array() ? heat->size() : 0));
+  for (size_t l = 0; l < heat->size(); ++l) {
+    if (const std::string wrong = read_layer((*heat)[l], l, saved); !wrong.empty())
+      return damaged(path, wrong);
+  }
+  return saved;
+}
+
+}  // namespace
+
+HeatFileInfo HeatFileInfo::of(const ExpertCatalog& catalog, std::string architecture, std::string name) {
+  HeatFileInfo info;
+  info.architecture = std::move(architecture);
+  info.name = std::move(name);
+  info.n_active = catalog.n_active;
+  info.n_embd = catalog.n_embd;
+  for (const ExpertLayer& layer : catalog.layers) info.n_expert.push_back(layer.n_expert());
+  return info;
+}
+
+bool HeatFileInfo::same_model(const HeatFileInfo& other) const {
+  return architecture == other.architecture && n_active == other.n_active && n_embd == other.n_embd &&
+         n_expert == other.n_expert;
+}
+
+std::string HeatFileInfo::describe() const {
+  const int most = n_expert.empty() ? 0 : *std::max_element(n_expert.begin(), n_expert.end());
+  return fmt::format("{}{} ({} layers of {} experts, {} active, {} wide)", architecture,
+                     name.empty() ? "" : fmt::format(" '{}'", name), n_expert.size(), most, n_active, n_embd);
+}
+
+Status save_heat(const std::string& path, const HeatFileInfo& info, const HeatMap& heat) {
+  THERMO_CHECK(heat.n_layers() == static_cast<int>(info.n_expert.size()), "the heat of this model");
+  const std::string text = text_of(info, heat);
+  const std::string beside = fmt::format("{}.{}.tmp", path, getpid());
+  std::FILE* file = std::fopen(beside.c_str(), "wb");
+  bool ok = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  int error = errno;
+  if (file != nullptr && std::fclose(file) != 0) {
+    ok = false;
+    error = errno;
+  }
+  if (ok && std::rename(beside.c_str(), path.c_str()) != 0) {
+    ok = false;
+    error = errno;
+  }
+  if (ok) return {};
+  if (file != nullptr) std::remove(beside.c_str());
+  return refuse(path,
+                fmt::format("the heat file cannot be written ({}); give a path in a folder you may write to",
+                            std::strerror(error)));
+}
+
+Result<SavedHeat> read_heat(const std::string& path) {
+  std::FILE* file = std::fopen(path.c_str(), "rb");
+  std::string text;
+  int error = file != nullptr ? 0 : errno;
+  if (file != nullptr) {
+    char chunk[65536];
+    while (const size_t n = std::fread(chunk, 1, sizeof(chunk), file)) {
+      text.append(chunk, n);
+      if (text.size() > kMostBytes) break;
+    }
+    if (std::ferror(file) != 0) error = errno;
+    std::fclose(file);
+  }
+  if (error != 0)
+    return refuse(path,
+                  fmt::format("the heat file cannot be read ({}); check the path", std::strerror(error)));
+  if (text.size() > kMostBytes) return damaged(path, "this is far too large for a heat file");
+  return parse(path, text);
+}
+
+Status load_heat(const std::string& path, const HeatFileInfo& info, HeatMap& heat) {
+  THERMO_CHECK(heat.n_layers() == static_cast<int>(info.n_expert.size()), "the heat of this model");
+  Result<SavedHeat> saved = read_heat(path);
+  if (!saved) return saved.error();
+  if (!saved->info.same_model(info))
+    return refuse(path,
+                  fmt::format("the heat file is of another model: it is of {}, this is {}; give each model a "
+                              "file of its own",
+                              saved->info.describe(), info.describe()));
+  heat.set(saved->values, saved->n_tokens);
+  return {};
+}
+
+}  // namespace thermo

@@ -1,0 +1,89 @@
+// Experts in main memory, packed for the kernels, and behind them the file.
+//
+// With room for all of them every expert is packed at load and stays. With less, main memory is a cache of
+// slots over the file: readers (threads of their own) read, pack and publish; the compute threads only ever
+// wait for them, so that no compute thread takes a page fault on the file.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "experts/catalog.h"
+
+namespace thermo {
+
+class MappedFile;
+class ThreadPool;
+
+struct HostTierOptions {
+  // Memory for packed experts, aligned to 4096; taken from the caller because a GPU wants it page-locked.
+  std::span<std::byte> arena;
+  int n_readers = 2;
+  // The files that the catalog's views look into; readers use read calls on them. What lies in none of them
+  // is read as memory.
+  std::vector<const MappedFile*> files = {};
+};
+
+struct HostTierStats {
+  uint64_t hits = 0, misses = 0;  // demands that found the expert here, or started a read
+  uint64_t bytes_read = 0;        // from the file, after load
+  uint64_t wait_ns = 0;           // compute threads waited for readers
+};
+
+class HostTier {
+ public:
+  // `catalog` must outlive it, and the mapping its views point into.
+  HostTier(const ExpertCatalog& catalog, const HostTierOptions& options);
+  ~HostTier();
+  HostTier(const HostTier&) = delete;
+  HostTier& operator=(const HostTier&) = delete;
+
+  // Bytes of an arena that holds every expert.
+  static uint64_t bytes_for_all(const ExpertCatalog& catalog);
+  // The smallest arena that works: what one step of a layer can ask for at once (n_expert of it) and a few,
+  // for every size of expert. A smaller one makes the constructor throw MemoryError.
+  static uint64_t min_bytes(const ExpertCatalog& catalog);
+
+  // Fills the arena: everything when it fits, else as many experts as there is room for, `order` first (pairs
+  // of layer and expert; may be empty). On all threads of the pool. Throws LoadError when the file cannot be
+  // read.
+  void load(ThreadPool& pool, std::span<const std::pair<int, int>> order,
+            const std::function<void(uint64_t done, uint64_t total)>& progress);
+
+  bool complete() const noexcept;  // every expert is here, forever
+  // Where the packed expert lies, or nullptr while it is in the file only. Valid for ever when complete(),
+  // else only while it is held.
+  const std::byte* address(int layer, int expert) const noexcept;
+
+  // Starts reading those that are not here. Returns at once.
+  void want(int layer, std::span<const int32_t> experts) noexcept;
+  // The packed expert, held in place until release(); waits for a reader when it is not here.
+  Ffn acquire(int layer, int expert) noexcept;
+  // The same without waiting: nullopt when it is not here.
+  std::optional<Ffn> try_acquire(int layer, int expert) noexcept;
+  void release(int layer, int expert) noexcept;
+
+  // A prompt uses nearly every expert of a layer once per chunk and would push out all that decoding needs:
+  // while set, what is read is the first to leave.
+  void set_passing(bool passing) noexcept;
+
+  int n_slots() const noexcept;  // experts that fit
+  // Why an expert could not be read; empty while all could. Its weights are zero from then on, so whatever
+  // was computed with them must not be used.
+  std::string_view fault() const noexcept;
+
+  HostTierStats stats() const noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace thermo

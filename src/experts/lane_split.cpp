@@ -1,0 +1,149 @@
+#include "experts/lane_split.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+
+namespace thermo {
+namespace {
+
+constexpr float kMemory = 16.0f;             // samples that an average remembers
+constexpr float kHalfLifeSamples = 2048.0f;  // of an average that gets no samples: about 50 tokens
+constexpr float kOutlier = 3.0f;             // a sample counts at most this many times the estimate
+constexpr int kFitEvery = 32;                // samples
+
+}  // namespace
+
+LaneSplit::Lane::Lane(int max_experts, float base_us, float slope_us, float trust_base, float trust_slope)
+    : counts_(static_cast<size_t>(max_experts) + 1),
+      start_base_us_(base_us),
+      start_slope_us_(slope_us),
+      trust_base_(trust_base),
+      trust_slope_(trust_slope),
+      base_us_(base_us),
+      slope_us_(slope_us) {
+  us_.resize(counts_.size());
+  fit();
+}
+
+float LaneSplit::Lane::weight(const Count& count) const noexcept {
+  if (count.weight == 0.0f) return 0.0f;
+  return count.weight * std::exp2(-static_cast<float>(n_samples_ - count.at) / kHalfLifeSamples);
+}
+
+float LaneSplit::Lane::estimate(int n) const noexcept {
+  const Count& count = counts_[static_cast<size_t>(n)];
+  const float line = base_us_ + slope_us_ * static_cast<float>(n);
+  const float w = weight(count);
+  return line + w / (w + 1.0f) * (count.mean_us - line);
+}
+
+void LaneSplit::Lane::took(int n, float us_taken) noexcept {
+  const int n_most = static_cast<int>(counts_.size()) - 1;
+  if (n < 0 || !std::isfinite(us_taken) || us_taken < 0.0f) return;
+  if (n > n_most) {
+    us_taken *= static_cast<float>(n_most) / static_cast<float>(n);
+    n = n_most;
+  }
+  // A lane that lost its core for a millisecond says nothing about the next time; one that is really slow
+  // gets there in a few samples.
+  us_taken = std::min(us_taken, kOutlier * us(n));
+  Count& count = counts_[static_cast<size_t>(n)];
+  const float w = weight(count);
+  count.mean_us += (us_taken - count.mean_us) / (std::min(w, kMemory - 1.0f) + 1.0f);
+  count.weight = std::min(w + 1.0f, kMemory);
+  count.at = ++n_samples_;
+  if (n_samples_ < kFitEvery || n_samples_ % kFitEvery == 0) {
+    fit();
+  } else {
+    us_[static_cast<size_t>(n)] = estimate(n);
+  }
+}
+
+// Least squares over the averages, drawn to the start line by as many samples as it is trusted: with one
+// number of experts measured there are many lines through it, and this picks the one that keeps what is known
+// better (the processor's hand-over, the link's time for an expert).
+void LaneSplit::Lane::fit() noexcept {
+  double sw = trust_base_, sn = 0.0, snn = trust_slope_;
+  double st = static_cast<double>(trust_base_) * start_base_us_;
+  double snt = static_cast<double>(trust_slope_) * start_slope_us_;
+  for (size_t n = 0; n < counts_.size(); ++n) {
+    const double w = weight(counts_[n]);
+    const auto x = static_cast<double>(n);
+    const double t = counts_[n].mean_us;
+    sw += w;
+    sn += w * x;
+    snn += w * x * x;
+    st += w * t;
+    snt += w * x * t;
+  }
+  const double determinant = sw * snn - sn * sn;  // positive: both trusts are
+  double slope = (sw * snt - sn * st) / determinant;
+  double base = (snn * st - sn * snt) / determinant;
+  // More experts never take less time, and nothing takes less than none.
+  if (base < 0.0) {
+    base = 0.0;
+    slope = snt / snn;
+  }
+  if (slope < 0.0) {
+    slope = 0.0;
+    base = st / sw;
+  }
+  base_us_ = static_cast<float>(base);
+  slope_us_ = static_cast<float>(slope);
+  for (size_t n = 0; n < us_.size(); ++n) us_[n] = estimate(static_cast<int>(n));
+}
+
+LaneSplit::LaneSplit(int max_experts)
+    : max_experts_(max_experts),
+      cpu_(max_experts, 6.0f, 20.0f, 1.0f, 0.01f),
+      gpu_(max_experts, 12.0f, 40.0f, 0.01f, 1.0f) {
+  THERMO_CHECK(max_experts > 0, "a table of at least one");
+}
+
+void LaneSplit::cpu_took(int n_experts, float us) noexcept {
+  if (n_experts > 0) cpu_.took(n_experts, us);
+}
+
+void LaneSplit::gpu_took(int n_fetched, float us) noexcept {
+  gpu_.took(n_fetched, us);
+}
+
+float LaneSplit::cpu_us(int n_experts) const noexcept {
+  return n_experts == 0 ? 0.0f : cpu_.us(std::min(n_experts, max_experts_));
+}
+
+float LaneSplit::gpu_us(int n_fetched) const noexcept {
+  return gpu_.us(std::min(n_fetched, max_experts_));
+}
+
+int LaneSplit::best(int n_cold) const noexcept {
+  int best = 0;
+  float best_us = std::max(cpu_us(n_cold), gpu_us(0));
+  for (int f = 1; f <= n_cold; ++f) {
+    const float us = std::max(cpu_us(n_cold - f), gpu_us(f));
+    if (us < best_us) {
+      best = f;
+      best_us = us;
+    }
+  }
+  return best;
+}
+
+int LaneSplit::fetch(int n_cold) const noexcept {
+  if (n_cold <= 0) return 0;
+  if (n_cold <= max_experts_) return best(n_cold);
+  const int64_t scaled = static_cast<int64_t>(n_cold) * best(max_experts_);
+  return static_cast<int>((scaled + max_experts_ / 2) / max_experts_);
+}
+
+void LaneSplit::fill(std::span<int32_t> fetch_of) noexcept {
+  ++n_fills_;
+  int step = 0;
+  if (n_fills_ % kExploreEvery == 0) step = n_fills_ / kExploreEvery % 2 == 1 ? 1 : -1;
+  for (int n = 0; n < static_cast<int>(fetch_of.size()); ++n)
+    fetch_of[static_cast<size_t>(n)] = std::clamp(fetch(n) + step, 0, n);
+}
+
+}  // namespace thermo

@@ -1,0 +1,75 @@
+// How many of a layer's cold experts the device fetches and how many the processor computes, from how long
+// both took lately.
+//
+// Bandwidths mispredict (two lanes share main memory, hand-over costs, cores get busy), so only whole lane
+// times count: from the hand-over to the processor's answer, and to the end of the device's own share. Each
+// lane has an estimate for every number of experts: the recent average where there is one, else a line
+// through the others. The chosen share makes the slower of the two lanes as fast as possible; all for one
+// lane is among the choices, so by its estimates it is never slower than the better lane alone. Now and then
+// a neighbour is tried, because a share that is never used is never measured.
+//
+// One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace thermo {
+
+class LaneSplit {
+ public:
+  // Distinguishes up to `max_experts` cold experts of a layer; shares beyond are in proportion.
+  explicit LaneSplit(int max_experts = 64);
+
+  // The processor computed n_experts; from the hand-over to the answer.
+  void cpu_took(int n_experts, float us) noexcept;
+  // The device did its hot and shared experts and n_fetched it fetched (may be 0); from the hand-over on.
+  void gpu_took(int n_fetched, float us) noexcept;
+
+  // Of n_cold distinct experts, how many the device fetches.
+  int fetch(int n_cold) const noexcept;
+  // fetch_of[n] for every n, for the device; every kExploreEvery-th call one more or one less.
+  void fill(std::span<int32_t> fetch_of) noexcept;
+
+  // What is expected, microseconds. cpu_us(0) is 0: nothing is handed over.
+  float cpu_us(int n_experts) const noexcept;
+  float gpu_us(int n_fetched) const noexcept;
+
+  static constexpr int kExploreEvery = 64;
+
+ private:
+  // Times of one lane by number of experts.
+  class Lane {
+   public:
+    // The line to start from. The trust in it is in samples: how many it takes to move the base and the
+    // slope.
+    Lane(int max_experts, float base_us, float slope_us, float trust_base, float trust_slope);
+    void took(int n, float us) noexcept;
+    float us(int n) const noexcept { return us_[static_cast<size_t>(n)]; }
+
+   private:
+    struct Count {
+      float mean_us = 0.0f;
+      float weight = 0.0f;  // samples in the mean, at most kMemory, when it was last updated
+      uint64_t at = 0;      // sample number of the last update
+    };
+    float weight(const Count& count) const noexcept;  // faded
+    float estimate(int n) const noexcept;
+    void fit() noexcept;
+
+    std::vector<Count> counts_;
+    std::vector<float> us_;  // estimate() of each
+    uint64_t n_samples_ = 0;
+    float start_base_us_, start_slope_us_, trust_base_, trust_slope_;
+    float base_us_, slope_us_;
+  };
+
+  int best(int n_cold) const noexcept;
+
+  int max_experts_;
+  Lane cpu_, gpu_;
+  uint64_t n_fills_ = 0;
+};
+
+}  // namespace thermo

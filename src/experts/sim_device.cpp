@@ -1,0 +1,97 @@
+#include "experts/sim_device.h"
+
+#include <cstring>
+
+namespace thermo {
+
+SimDevice::SimDevice(const ExpertCatalog& catalog, TraceWriter* trace) : trace_(trace) {
+  int n = 0;
+  for (const ExpertLayer& layer : catalog.layers) {
+    first_.push_back(n);
+    n += layer.n_expert();
+  }
+  table_.resize(static_cast<size_t>(n));
+  thread_ = std::thread([this] { copy_loop(); });
+}
+
+SimDevice::~SimDevice() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  work_.notify_all();
+  thread_.join();
+}
+
+uint64_t SimDevice::copy(std::byte* to, const std::byte* from, size_t n_bytes) noexcept {
+  const std::lock_guard lock(mutex_);
+  copies_.push_back({++last_copy_, to, from, n_bytes, n_begun_});
+  work_.notify_all();
+  return last_copy_;
+}
+
+bool SimDevice::done(uint64_t ticket) noexcept {
+  const std::lock_guard lock(mutex_);
+  return ticket <= done_copy_;
+}
+
+void SimDevice::wait(uint64_t ticket) noexcept {
+  std::unique_lock lock(mutex_);
+  progress_.wait(lock, [&] { return ticket <= done_copy_; });
+}
+
+void SimDevice::publish(int layer, int expert, const std::byte* address) noexcept {
+  table_[static_cast<size_t>(first_[static_cast<size_t>(layer)] + expert)] = address;
+}
+
+void SimDevice::begin_step() noexcept {
+  const std::lock_guard lock(mutex_);
+  ++n_begun_;
+}
+
+void SimDevice::end_step() noexcept {
+  const std::lock_guard lock(mutex_);
+  ++n_ended_;
+  work_.notify_all();
+}
+
+uint64_t SimDevice::stream(std::byte* to, const std::byte* from, size_t n_bytes) noexcept {
+  const std::lock_guard lock(mutex_);
+  streams_.push_back({++last_stream_, to, from, n_bytes, 0});
+  work_.notify_all();
+  return last_stream_;
+}
+
+void SimDevice::wait_stream(uint64_t ticket) noexcept {
+  std::unique_lock lock(mutex_);
+  progress_.wait(lock, [&] { return ticket <= done_stream_; });
+}
+
+// The step's own copies first: somebody waits for them.
+void SimDevice::copy_loop() noexcept {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const auto may_copy = [&] { return !copies_.empty() && copies_.front().after <= n_ended_; };
+    work_.wait(lock, [&] { return stop_ || !streams_.empty() || may_copy(); });
+    if (stop_) return;
+    const bool streaming = !streams_.empty();
+    std::deque<Copy>& queue = streaming ? streams_ : copies_;
+    const Copy c = queue.front();
+    queue.pop_front();
+    lock.unlock();
+    const int64_t begin_ns = trace_ ? TraceWriter::now_ns() : 0;
+    std::memcpy(c.to, c.from, c.n_bytes);
+    if (trace_)
+      trace_->add({.lane = streaming ? TraceLane::Fetch : TraceLane::Copy,
+                   .name = streaming ? "stream" : "swap",
+                   .category = "experts",
+                   .begin_ns = begin_ns,
+                   .duration_ns = TraceWriter::now_ns() - begin_ns,
+                   .args = {{{"bytes", static_cast<int64_t>(c.n_bytes)}}}});
+    lock.lock();
+    (streaming ? done_stream_ : done_copy_) = c.ticket;
+    progress_.notify_all();
+  }
+}
+
+}  // namespace thermo

@@ -1,0 +1,273 @@
+#include "experts/sim_experts.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/thread_pool.h"
+#include "experts/tiered_experts.h"
+
+namespace thermo {
+namespace {
+
+uint64_t now_ns() noexcept {
+  return static_cast<uint64_t>(TraceWriter::now_ns());
+}
+
+// An eighth of the budget is lent to prompts, in whole slots of any expert: enough to stream, and none when
+// the budget holds everything or next to nothing.
+uint64_t guest_bytes(const ExpertCatalog& catalog, uint64_t budget) {
+  constexpr uint64_t kMaxGuests = 64;
+  const uint64_t slot = catalog.max_expert_bytes();
+  if (slot == 0 || budget >= catalog.total_bytes()) return 0;
+  return std::min(budget / 8 / slot, kMaxGuests) * slot;
+}
+
+uint64_t host_bytes(const ExpertCatalog& catalog, const SplitOptions& split) {
+  return split.host_bytes == 0 ? catalog.total_bytes() : std::min(split.host_bytes, catalog.total_bytes());
+}
+
+// Moves after a prompt: its routing says more than thousands of single tokens.
+constexpr int kMovesAfterPrompt = 32;
+
+}  // namespace
+
+SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOptions& options,
+                       ThreadPool& pool, const std::function<void(uint64_t done, uint64_t total)>& progress)
+    : catalog_(std::move(catalog)),
+      heat_(std::move(heat)),
+      options_(options),
+      main_memory_(host_bytes(catalog_, options.split)),
+      guest_bytes_(guest_bytes(catalog_, options.split.budget_bytes)),
+      host_(catalog_, {.arena = {main_memory_.data(), host_bytes(catalog_, options.split)},
+                       .n_readers = 2,
+                       .files = options.files}),
+      device_(catalog_, options.split.trace),
+      ffns_(static_cast<size_t>(catalog_.n_expert)),
+      lane_pool_({.n_threads = options.lane_threads, .pin = false, .spin_us = 0}),
+      lane_(catalog_, host_, lane_pool_, {.max_rows = options.n_batch, .max_pairs = 0, .isa = options.isa}) {
+  placement_ = place_experts({.catalog = &catalog_,
+                              .heat = &heat_,
+                              .budget_bytes = options.split.budget_bytes - guest_bytes_,
+                              .floor = 0,
+                              .pin_layers = options.split.pin_layers});
+  slots_ = HostBuffer(ExpertStore::slot_bytes(catalog_, placement_));
+  guest_ = HostBuffer(guest_bytes_);
+  hot_.reserve(static_cast<size_t>(catalog_.n_expert) + 1);
+  streamed_.reserve(static_cast<size_t>(catalog_.n_expert));
+  streamed_experts_.reserve(static_cast<size_t>(catalog_.n_expert));
+  mailbox_.pairs.reserve(static_cast<size_t>(options.n_batch) * static_cast<size_t>(catalog_.n_active));
+  const size_t row_bytes =
+      static_cast<size_t>(options.n_batch) * static_cast<size_t>(catalog_.n_embd) * sizeof(float);
+  mailbox_.x = HostBuffer(row_bytes);
+  mailbox_.y = HostBuffer(row_bytes);
+
+  host_.load(pool, hottest_first(catalog_, heat_), progress);
+  store_ = std::make_unique<ExpertStore>(
+      catalog_, host_, device_, placement_, heat_,
+      ExpertStoreOptions{.slots = {slots_.data(), ExpertStore::slot_bytes(catalog_, placement_)},
+                         .guest = {guest_.data(), guest_bytes_},
+                         .pin_layers = options.split.pin_layers,
+                         .frozen = !options.split.swaps});
+  store_->fill({});
+  lane_thread_ = std::thread([this] { lane_loop(); });
+}
+
+SimExperts::~SimExperts() {
+  stop_.store(true);
+  mailbox_.post.fetch_add(1);
+  mailbox_.post.notify_all();
+  lane_thread_.join();
+}
+
+void SimExperts::begin_step(int n_rows) noexcept {
+  n_rows_ = n_rows;
+  prompt_ = n_rows > options_.decode_rows;
+  host_.set_passing(prompt_);
+  // Chunks of one prompt follow each other: the memory goes back when something else comes.
+  if (prompt_ && !guest_taken_) {
+    store_->take_guest();
+    guest_taken_ = true;
+  } else if (!prompt_ && guest_taken_) {
+    store_->give_back_guest();
+    guest_taken_ = false;
+    n_after_prompt_ = kMovesAfterPrompt;
+  }
+  store_->begin_step();
+  device_.begin_step();
+  ++counts_.steps;
+  counts_.tokens += static_cast<uint64_t>(n_rows);
+}
+
+void SimExperts::end_step() noexcept {
+  device_.end_step();
+  store_->end_step(prompt_ ? kMovesAfterPrompt : std::exchange(n_after_prompt_, 0));
+}
+
+void SimExperts::run(const RoutedLayer& routed) noexcept {
+  const std::span<const FfnGroup> groups = routed.args.groups;
+  const uint64_t bytes = catalog_.layers[static_cast<size_t>(routed.layer)].expert_bytes;
+  const uint64_t begin_ns = now_ns();
+  const bool may_stream = prompt_ && guest_bytes_ > 0;
+  hot_.clear();
+  streamed_.clear();
+  streamed_experts_.clear();
+  mailbox_.pairs.clear();
+  for (int g = 0; g < routed.n_routed; ++g) {
+    const FfnGroup& group = groups[static_cast<size_t>(g)];
+    const int expert = routed.expert_of(group);
+    const auto n_pairs = static_cast<uint64_t>(group.n_pairs);
+    counts_.pairs += n_pairs;
+    if (const std::byte* address = device_.address(routed.layer, expert)) {
+      Ffn& ffn = ffns_[static_cast<size_t>(expert)];
+      ffn = catalog_.packed_at(routed.layer, expert, address);
+      hot_.push_back({&ffn, group.pair_begin, group.n_pairs});
+      counts_.hot_pairs += n_pairs;
+      counts_.hot_bytes += bytes;
+    } else if (may_stream && group.n_pairs >= options_.stream_min_pairs) {
+      streamed_.push_back(group);
+      streamed_experts_.push_back(expert);
+      counts_.fetched_pairs += n_pairs;
+      counts_.streamed_bytes += bytes;
+    } else {
+      for (int p = group.pair_begin; p < group.pair_begin + group.n_pairs; ++p)
+        mailbox_.pairs.push_back({.row = static_cast<int16_t>(routed.args.pair_rows[p]),
+                                  .expert = static_cast<int16_t>(expert),
+                                  .weight = routed.args.pair_weights[p]});
+      counts_.cpu_pairs += n_pairs;
+      counts_.cpu_bytes += bytes;
+    }
+  }
+  const bool any_cold = !mailbox_.pairs.empty();
+  ++counts_.layer_steps;
+  counts_.all_hot += !any_cold && streamed_.empty();
+
+  if (any_cold) post_cold(routed);
+  if (!streamed_.empty()) host_.want(routed.layer, streamed_experts_);
+  hot_.insert(hot_.end(), groups.begin() + routed.n_routed, groups.end());
+  compute(routed, hot_);
+  if (!streamed_.empty()) stream(routed);
+  const uint64_t device_ns = now_ns();
+  if (any_cold) add_answer(routed);
+  if (TraceWriter* trace = options_.split.trace)
+    trace->add({.lane = TraceLane::Device,
+                .name = "experts",
+                .category = "experts",
+                .begin_ns = static_cast<int64_t>(begin_ns),
+                .duration_ns = static_cast<int64_t>(device_ns - begin_ns),
+                .args = {{{"layer", routed.layer},
+                          {"hot", static_cast<int64_t>(hot_.size())},
+                          {"streamed", static_cast<int64_t>(streamed_.size())}}}});
+}
+
+void SimExperts::compute(const RoutedLayer& routed, std::span<const FfnGroup> groups) noexcept {
+  ExpertFfnArgs args = routed.args;
+  args.groups = groups;
+  expert_ffn_cpu(args, routed.scratch, routed.row_ops, routed.linear);
+}
+
+// Batch after batch through the borrowed slots: one half arrives while the other is computed.
+void SimExperts::stream(const RoutedLayer& routed) noexcept {
+  const uint64_t slot_bytes = catalog_.max_expert_bytes();
+  const auto n_slots = static_cast<size_t>(guest_bytes_ / slot_bytes);
+  const bool halves = n_slots >= 2;
+  const size_t batch = halves ? n_slots / 2 : 1;
+  const uint64_t bytes = catalog_.layers[static_cast<size_t>(routed.layer)].expert_bytes;
+  const auto slot_of = [&](size_t i) {
+    const size_t half = halves ? i / batch % 2 : 0;
+    return guest_.data() + (half * batch + i % batch) * slot_bytes;
+  };
+  // Starts a batch; returns its last ticket.
+  const auto start = [&](size_t begin) {
+    uint64_t ticket = 0;
+    for (size_t i = begin; i < std::min(begin + batch, streamed_.size()); ++i) {
+      const Ffn ffn = host_.acquire(routed.layer, streamed_experts_[i]);
+      ticket = device_.stream(slot_of(i), ffn.gate.panels, bytes);
+    }
+    return ticket;
+  };
+  uint64_t ticket = start(0);
+  for (size_t begin = 0; begin < streamed_.size(); begin += batch) {
+    const size_t end = std::min(begin + batch, streamed_.size());
+    device_.wait_stream(ticket);
+    for (size_t i = begin; i < end; ++i) host_.release(routed.layer, streamed_experts_[i]);
+    if (halves && end < streamed_.size()) ticket = start(end);
+    for (size_t i = begin; i < end; ++i) {
+      Ffn& ffn = ffns_[static_cast<size_t>(streamed_experts_[i])];
+      ffn = catalog_.packed_at(routed.layer, streamed_experts_[i], slot_of(i));
+      streamed_[i].ffn = &ffn;
+    }
+    compute(routed, std::span(streamed_).subspan(begin, end - begin));
+    if (!halves && end < streamed_.size()) ticket = start(end);
+  }
+}
+
+void SimExperts::post_cold(const RoutedLayer& routed) noexcept {
+  const auto width = static_cast<size_t>(catalog_.n_embd);
+  mailbox_.layer = routed.layer;
+  mailbox_.n_rows = routed.n_rows;
+  for (int r = 0; r < routed.n_rows; ++r)
+    std::memcpy(mailbox_.x.as<float>() + static_cast<size_t>(r) * width, routed.args.x->row(r),
+                width * sizeof(float));
+  mailbox_.post.fetch_add(1, std::memory_order_release);
+  mailbox_.post.notify_one();
+}
+
+void SimExperts::add_answer(const RoutedLayer& routed) noexcept {
+  const uint32_t number = mailbox_.post.load(std::memory_order_relaxed);
+  const uint64_t start = now_ns();
+  for (uint32_t seen = mailbox_.answer.load(std::memory_order_acquire); seen != number;
+       seen = mailbox_.answer.load(std::memory_order_acquire))
+    mailbox_.answer.wait(seen, std::memory_order_acquire);
+  const uint64_t stall = now_ns() - start;
+  counts_.stall_ns += stall;
+  counts_.max_stall_ns = std::max(counts_.max_stall_ns, stall);
+  counts_.cpu_ns += mailbox_.compute_ns;
+  const auto width = static_cast<size_t>(catalog_.n_embd);
+  for (int r = 0; r < routed.n_rows; ++r)
+    routed.row_ops.add(routed.args.y + r * routed.args.y_stride,
+                       mailbox_.y.as<float>() + static_cast<size_t>(r) * width, catalog_.n_embd);
+}
+
+void SimExperts::lane_loop() noexcept {
+  for (uint32_t done = 0;;) {
+    mailbox_.post.wait(done, std::memory_order_acquire);
+    const uint32_t number = mailbox_.post.load(std::memory_order_acquire);
+    if (stop_.load()) return;
+    if (number == done) continue;
+    const uint64_t start = now_ns();
+    lane_.compute(mailbox_.layer, mailbox_.pairs, mailbox_.x.as<float>(), mailbox_.n_rows,
+                  mailbox_.y.as<float>());
+    mailbox_.compute_ns = now_ns() - start;
+    if (TraceWriter* trace = options_.split.trace)
+      trace->add({.lane = TraceLane::Cpu,
+                  .name = "cold experts",
+                  .category = "experts",
+                  .begin_ns = static_cast<int64_t>(start),
+                  .duration_ns = static_cast<int64_t>(mailbox_.compute_ns),
+                  .args = {{{"layer", mailbox_.layer}, {"experts", lane_.last_experts()}}}});
+    done = number;
+    mailbox_.answer.store(number, std::memory_order_release);
+    mailbox_.answer.notify_one();
+  }
+}
+
+ExpertTelemetry SimExperts::telemetry() const noexcept {
+  ExpertTelemetry t = counts_;
+  const ExpertStoreStats store = store_->stats();
+  const HostTierStats host = host_.stats();
+  t.moved = store.moved;
+  t.moved_bytes = store.moved_bytes;
+  t.disk_bytes = host.bytes_read;
+  t.disk_wait_ns = host.wait_ns;
+  t.budget_bytes = options_.split.budget_bytes;
+  t.total_expert_bytes = catalog_.total_bytes();
+  for (size_t l = 0; l < catalog_.layers.size(); ++l)
+    t.hot_expert_bytes +=
+        static_cast<uint64_t>(catalog_.layers[l].n_expert() - store_->n_cold(static_cast<int>(l))) *
+        catalog_.layers[l].expert_bytes;
+  return t;
+}
+
+}  // namespace thermo

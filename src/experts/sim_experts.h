@@ -1,0 +1,98 @@
+// The hybrid step on the stand-in device: hot experts are computed from "device memory" by the model's
+// threads, cold ones by a CPU lane with a thread of its own that gets its work through a mailbox, popular
+// cold ones of a prompt stream through borrowed slots, and experts move all the time. The same parts as on a
+// GPU, in the same order; only the speed is not that of one.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/host_buffer.h"
+#include "experts/cpu_lane.h"
+#include "experts/expert_runner.h"
+#include "experts/expert_store.h"
+#include "experts/sim_device.h"
+#include "experts/split_options.h"
+
+namespace thermo {
+
+class MappedFile;
+
+struct SimExpertsOptions {
+  SplitOptions split;  // budget_bytes is the "device memory" for experts, guest slots included
+  int n_batch = 512;
+  int decode_rows = 32;       // more rows are a prompt: popular cold experts are streamed
+  int stream_min_pairs = 12;  // rows of a chunk from which on a cold expert is streamed
+  int lane_threads = 1;
+  Isa isa = Isa::Portable;
+  std::vector<const MappedFile*> files = {};
+};
+
+class SimExperts final : public ExpertRunner {
+ public:
+  // Loads everything. `pool` is used while loading only. Throws MemoryError and LoadError.
+  SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOptions& options, ThreadPool& pool,
+             const std::function<void(uint64_t done, uint64_t total)>& progress);
+  ~SimExperts() override;
+
+  void begin_step(int n_rows) noexcept override;
+  void end_step() noexcept override;
+  void run(const RoutedLayer& layer) noexcept override;
+  HeatMap& heat() noexcept override { return heat_; }
+  ExpertTelemetry telemetry() const noexcept override;
+  std::string_view fault() const noexcept override { return host_.fault(); }
+
+  const ExpertCatalog& catalog() const { return catalog_; }
+  const Placement& placement() const { return placement_; }
+  ExpertStore& store() { return *store_; }
+
+ private:
+  // The device writes everything but `answer`, then `post`; the lane writes y, then `answer`.
+  struct Mailbox {
+    std::atomic<uint32_t> post{0};
+    std::atomic<uint32_t> answer{0};
+    int layer = 0;
+    int n_rows = 0;
+    std::vector<ColdPair> pairs;
+    HostBuffer x, y;  // [rows][n_embd]
+    uint64_t compute_ns = 0;
+  };
+
+  void lane_loop() noexcept;
+  void post_cold(const RoutedLayer& routed) noexcept;
+  void add_answer(const RoutedLayer& routed) noexcept;
+  void compute(const RoutedLayer& routed, std::span<const FfnGroup> groups) noexcept;
+  void stream(const RoutedLayer& routed) noexcept;
+
+  ExpertCatalog catalog_;
+  HeatMap heat_;
+  SimExpertsOptions options_;
+  Placement placement_;
+  HostBuffer main_memory_;
+  HostBuffer slots_, guest_;
+  uint64_t guest_bytes_ = 0;
+  HostTier host_;
+  SimDevice device_;
+  std::unique_ptr<ExpertStore> store_;
+
+  // Of the layer being computed.
+  std::vector<Ffn> ffns_;
+  std::vector<FfnGroup> hot_, streamed_;
+  std::vector<int32_t> streamed_experts_;
+
+  int n_rows_ = 0;
+  bool prompt_ = false;       // this step is a prompt
+  bool guest_taken_ = false;  // since the last prompt
+  int n_after_prompt_ = 0;    // moves to start at the end of the first step behind it
+  ExpertTelemetry counts_;
+
+  Mailbox mailbox_;
+  ThreadPool lane_pool_;
+  CpuLane lane_;
+  std::atomic<bool> stop_{false};
+  std::thread lane_thread_;
+};
+
+}  // namespace thermo

@@ -1,0 +1,23 @@
+// How a model's experts are spread over the tiers; decided by the engine from the memory plan.
+#pragma once
+
+#include <cstdint>
+
+namespace thermo {
+
+class HeatMap;
+class TraceWriter;
+
+struct SplitOptions {
+  bool split = false;         // false: every expert is where it is computed
+  uint64_t budget_bytes = 0;  // device memory for hot experts
+  uint64_t host_bytes = 0;    // main memory for experts; 0: all of them
+  int pin_layers = 0;
+  bool swaps = true;
+  bool fetch = true;              // the fetch lane; without it every cold expert is computed by the processor
+  bool cpu = true;                // the cpu lane; without it every cold expert is fetched
+  const HeatMap* heat = nullptr;  // to place by; copied
+  TraceWriter* trace = nullptr;   // must outlive the model
+};
+
+}  // namespace thermo

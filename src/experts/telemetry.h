@@ -1,0 +1,27 @@
+// What the expert machinery did: counted per step by whoever does it, read by bench, the trace and metrics.
+#pragma once
+
+#include <cstdint>
+
+namespace thermo {
+
+struct ExpertTelemetry {
+  uint64_t steps = 0, tokens = 0;
+  uint64_t layer_steps = 0;  // routed layers run
+  uint64_t all_hot = 0;      // of them, those where nothing was cold
+  uint64_t pairs = 0;        // (row, expert) uses
+  uint64_t hot_pairs = 0, cpu_pairs = 0, fetched_pairs = 0;
+  uint64_t hot_bytes = 0, cpu_bytes = 0, fetched_bytes = 0, streamed_bytes = 0, disk_bytes = 0;
+  uint64_t moved = 0, moved_bytes = 0;
+  uint64_t cpu_ns = 0;        // the CPU lane computed
+  uint64_t stall_ns = 0;      // the device waited for the CPU lane
+  uint64_t max_stall_ns = 0;  // of one layer
+  uint64_t disk_wait_ns = 0;
+  uint64_t budget_bytes = 0, hot_expert_bytes = 0, total_expert_bytes = 0;
+
+  double hit_rate() const {
+    return pairs == 0 ? 1.0 : static_cast<double>(hot_pairs) / static_cast<double>(pairs);
+  }
+};
+
+}  // namespace thermo

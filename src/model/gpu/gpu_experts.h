@@ -1,0 +1,69 @@
+// Experts across GPU memory, main memory and the file: the GPU's side of hot and cold.
+//
+// Hot experts lie in slots; a table in device memory says where. A step of up to kMaxMailRows rows is one
+// recorded graph whatever is hot: the router deals the chosen experts to three lanes,
+//   hot      the slot is read like any weight,
+//   fetched  the kernel reads the expert where it lies in page-locked host memory,
+//   cpu      the pairs go to the mailbox; the thread that started the step answers with the sum,
+// and the norm behind the experts adds them up. Larger steps are queued layer by layer: hot experts first,
+// then the cold ones in batches as a copy stream brings them into lent memory, few-row ones on the processor.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "device/stream.h"
+#include "experts/heat.h"
+#include "experts/split_options.h"
+#include "experts/telemetry.h"
+#include "kernels/expert_ffn/expert_ffn_cuda.h"
+#include "kernels/isa.h"
+#include "kernels/route_topk/cold_mail.h"
+#include "model/gpu/gpu_memory.h"
+#include "model/model_config.h"
+#include "model/weights.h"
+
+namespace thermo {
+
+class ExpertStore;
+class ThreadPool;
+
+class GpuExperts {
+ public:
+  // `weights` bound without repacking; its file must outlive this. Throws MemoryError, CudaError.
+  GpuExperts(const ModelConfig& config, const Weights& weights, const SplitOptions& options, int n_batch,
+             Isa isa, ThreadPool& pool, const LoadProgressFn& progress);
+  ~GpuExperts();
+
+  static std::vector<GpuMemoryItem> plan(const ModelConfig& config, const Weights& weights,
+                                         const SplitOptions& options);
+
+  // For the kernels of a layer. The addresses never change.
+  const uint8_t* const* table(int layer) const noexcept;
+  DeviceCold cold(int layer, const uint32_t* ticket, const int32_t* fetch_of) const noexcept;
+
+  // Around a step of up to kMaxMailRows rows, on the thread that starts it: begin(), start the graph, serve()
+  // until `end` is reached, finish(). begin() fills in what the step's input block needs.
+  void begin(uint32_t& ticket, std::span<int32_t> fetch_of, StreamView stream) noexcept;
+  void serve(int n_rows, const Event& end) noexcept;
+  void finish(int n_rows) noexcept;
+
+  // A larger step: begin_large(), run_large() for each routed layer, and when the stream has been
+  // synchronised finish_large().
+  void begin_large(int n_rows, StreamView stream) noexcept;
+  void run_large(int layer, DeviceExpertArgs args, int n_rows, StreamView stream) noexcept;
+  void finish_large() noexcept;
+
+  // Why a step is void; empty: it is not.
+  const char* fault() const noexcept;
+
+  ExpertTelemetry telemetry() const noexcept;
+  const HeatMap& heat() const noexcept;
+  ExpertStore& store() noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace thermo

@@ -1,0 +1,131 @@
+// Split experts on the GPU: whatever is hot, whichever lane computes the rest, however it changes while
+// running, the outputs are those of the reference. Skipped where there is no GPU.
+#include "model/gpu/gpu_experts.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "device/device_info.h"
+#include "experts/expert_store.h"
+#include "gguf/gguf_file.h"
+#include "model/gpu/gpu_model.h"
+#include "model/testing/recorded_model.h"
+
+namespace thermo {
+namespace {
+
+constexpr double kTolerance = 1e-4;
+
+#define SKIP_WITHOUT_GPU()                                                    \
+  do {                                                                        \
+    std::string why;                                                          \
+    if (list_devices(&why).empty()) GTEST_SKIP() << "no usable GPU: " << why; \
+  } while (false)
+
+enum class Lanes { Cpu, Fetch, Both };
+
+std::unique_ptr<GpuModel> make_split(const GgufFile& file, ThreadPool& pool, double share, Lanes lanes,
+                                     bool swaps = true) {
+  ModelConfig config = read_model_config(file);
+  const Weights weights = Weights::load(config, file, false, pool, {});
+  uint64_t total = 0;
+  for (const LayerWeights& layer : weights.layers)
+    if (layer.moe)
+      for (const Ffn& expert : layer.moe->experts) total += expert.n_bytes() + 3 * kExpertAlign;
+  GpuModelOptions options;
+  options.n_batch = 300;
+  options.n_sequences = 2;
+  options.isa = best_isa();
+  options.sequence = {.n_ctx = 512, .max_draft_rows = 64, .k_type = KvType::F32, .v_type = KvType::F32};
+  options.experts.split = true;
+  options.experts.budget_bytes = static_cast<uint64_t>(share * static_cast<double>(total));
+  options.experts.swaps = swaps;
+  options.experts.cpu = lanes != Lanes::Fetch;
+  options.experts.fetch = lanes != Lanes::Cpu;
+  return std::make_unique<GpuModel>(std::move(config), weights, options, pool, LoadProgressFn{});
+}
+
+class GpuSplitTest : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(All, GpuSplitTest, testing::Values("qwen35moe", "laguna"),
+                         [](const auto& test) { return test.param; });
+
+TEST_P(GpuSplitTest, MatchesTheReferenceForEveryShareAndLane) {
+  SKIP_WITHOUT_GPU();
+  const RecordedModel fixture(GetParam());
+  ThreadPool pool({.n_threads = 4});
+  for (const double share : {0.0, 0.01, 0.3, 0.6, 1.0})
+    for (const Lanes lanes : {Lanes::Both, Lanes::Cpu, Lanes::Fetch}) {
+      const auto model = make_split(fixture.file, pool, share, lanes);
+      for (const size_t chunk : {size_t{100}, size_t{1}, size_t{2}, size_t{7}, size_t{32}, size_t{33}}) {
+        const Outputs got = run_in_chunks(*model, fixture.ids, chunk, chunk == 7);
+        ASSERT_EQ(model->fault(), "");
+        EXPECT_LT(error_of(got.logits, fixture.reference("logits")), kTolerance)
+            << "share " << share << " lanes " << static_cast<int>(lanes) << " chunk " << chunk;
+      }
+      const ExpertTelemetry t = model->expert_telemetry();
+      EXPECT_EQ(t.hot_pairs == t.pairs, share == 1.0);
+      if (lanes != Lanes::Both) {
+        EXPECT_EQ(t.cpu_pairs > 0, lanes == Lanes::Cpu && share < 1.0);
+      }
+      if (lanes != Lanes::Both) {
+        EXPECT_EQ(t.fetched_pairs > 0, lanes == Lanes::Fetch && share < 1.0);
+      }
+    }
+}
+
+TEST_P(GpuSplitTest, StaysExactWhileExpertsMove) {
+  SKIP_WITHOUT_GPU();
+  const RecordedModel fixture(GetParam());
+  ThreadPool pool({.n_threads = 4});
+  const auto model = make_split(fixture.file, pool, 0.4, Lanes::Both);
+  const ModelConfig& c = model->config();
+  const int n_vocab = c.n_vocab;
+  const std::vector<float> want = fixture.reference("logits");
+  std::mt19937 random(7);
+  model->sequence(0).clear();
+  for (size_t i = 0; i < fixture.ids.size(); ++i) {
+    std::vector<std::vector<int32_t>> hot(static_cast<size_t>(c.n_layer));
+    for (std::vector<int32_t>& layer : hot)
+      for (int e = 0; e < c.route.n_expert; ++e)
+        if (random() % 5 < 2) layer.push_back(e);
+    model->experts()->store().force(hot);
+    const Row row{.token = fixture.ids[i], .sequence = 0, .parent = -1, .want_logits = true};
+    const StepOutput out = model->step({.rows = {&row, 1}});
+    ASSERT_EQ(model->fault(), "");
+    const size_t width = static_cast<size_t>(n_vocab);
+    EXPECT_LT(error_of(out.logits, std::span(want).subspan(i * width, width)), 2 * kTolerance)
+        << "token " << i;
+  }
+}
+
+TEST_P(GpuSplitTest, RunsDraftTreesLikeTheResidentModel) {
+  SKIP_WITHOUT_GPU();
+  const RecordedModel fixture(GetParam());
+  ThreadPool pool({.n_threads = 4});
+  const auto split = make_split(fixture.file, pool, 0.3, Lanes::Both),
+             whole = make_split(fixture.file, pool, 1.0, Lanes::Both);
+  std::vector<Row> tree;
+  for (int i = 0; i < 12; ++i)
+    tree.push_back({.token = fixture.ids[static_cast<size_t>(20 + i)],
+                    .sequence = 0,
+                    .parent = i == 0 ? -1 : (i - 1) / 2,
+                    .want_logits = true});
+  std::vector<float> got[2];
+  int which = 0;
+  for (GpuModel* model : {split.get(), whole.get()}) {
+    run_in_chunks(*model, std::span(fixture.ids).first(20), 20);
+    const StepOutput drafted = model->step({.rows = tree, .commit = Commit::Later});
+    got[which].assign(drafted.logits.begin(), drafted.logits.end());
+    model->commit(0, std::vector<int32_t>{0, 2, 5});
+    const Row next{.token = fixture.ids[40], .sequence = 0, .parent = -1, .want_logits = true};
+    const StepOutput after = model->step({.rows = {&next, 1}});
+    got[which].insert(got[which].end(), after.logits.begin(), after.logits.end());
+    ASSERT_EQ(model->fault(), "");
+    ++which;
+  }
+  EXPECT_LT(error_of(got[0], got[1]), kTolerance);
+}
+
+}  // namespace
+}  // namespace thermo
