@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "base/units.h"
 #include "device/buffer.h"
 #include "device/device_info.h"
 #include "device/testing/skip_without_gpu.h"
@@ -146,19 +147,24 @@ TEST_P(GpuArchitectureTest, TakesTheBytesThatWerePlanned) {
   ThreadPool pool({.n_threads = 2});
   const ModelConfig config = read_model_config(fixture.file);
   const Weights weights = Weights::load(config, fixture.file, false, pool, {});
-  for (const int n_batch : {1, 33, 512}) {
-    GpuModelOptions options;
-    options.n_batch = n_batch;
-    options.n_sequences = 3;
-    options.sequence = {.n_ctx = 300, .max_draft_rows = 9, .k_type = KvType::F16, .v_type = KvType::Q8_0};
-    uint64_t planned = 0;
-    for (const GpuMemoryItem& item :
-         GpuModel::plan(config, weights, options, use_device(0).n_multiprocessors))
-      planned += item.bytes;
-    const size_t before = DeviceBuffer::total_bytes();
-    const GpuModel model(config, weights, options, pool, {});
-    EXPECT_EQ(DeviceBuffer::total_bytes() - before, planned) << "batch " << n_batch;
-  }
+  for (const int n_batch : {1, 33, 512})
+    for (const uint64_t expert_bytes : {uint64_t{0}, 300 * KiB}) {  // 0: all on the GPU
+      GpuModelOptions options;
+      options.n_batch = n_batch;
+      options.n_sequences = 3;
+      options.sequence = {.n_ctx = 300, .max_draft_rows = 9, .k_type = KvType::F16, .v_type = KvType::Q8_0};
+      options.isa = best_isa();
+      options.experts.split = expert_bytes > 0;
+      options.experts.budget_bytes = expert_bytes;
+      uint64_t planned = 0;
+      for (const GpuMemoryItem& item :
+           GpuModel::plan(config, weights, options, use_device(0).n_multiprocessors))
+        planned += item.bytes;
+      const size_t before = DeviceBuffer::total_bytes();
+      const GpuModel model(config, weights, options, pool, {});
+      EXPECT_EQ(DeviceBuffer::total_bytes() - before, planned)
+          << "batch " << n_batch << ", experts " << expert_bytes;
+    }
 }
 
 // The top of each row is that of the row itself, in recorded steps and in larger ones.
