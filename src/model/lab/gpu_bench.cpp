@@ -117,12 +117,12 @@ int main(int argc, char** argv) {
         per_token(t.stall_ns, before.stall_ns) * 1e-3, static_cast<double>(t.max_stall_ns) * 1e-3);
     before = t;
   };
-  const auto time_steps = [&](int n_rows, int count, Commit commit) {
+  const auto time_steps = [&](int n_rows, int count, Commit commit, LogitsNeed need = LogitsNeed::Row) {
     std::vector<double> wall, device;
     for (int i = 0; i < count + 5; ++i) {
       const std::vector<Row> rows = chain(n_rows, i, n_vocab);
       const double t = now();
-      model.step({.rows = rows, .commit = commit});
+      model.step({.rows = rows, .commit = commit, .need = need});
       if (i >= 5) {
         wall.push_back((now() - t) * 1e3);
         device.push_back(model.last_step_ms());
@@ -144,6 +144,14 @@ int main(int argc, char** argv) {
                model.sequence(0).n_past(), wall, 1e3 / wall, device, 1e3 / device,
                static_cast<double>(bytes_per_token) / device / 1e6);
     show_lanes();
+    std::fflush(stdout);
+  }
+  if (wants("logits")) {
+    for (const auto& [need, name] :
+         {std::pair(LogitsNeed::Row, "row"), {LogitsNeed::Top, "top"}, {LogitsNeed::Best, "best"}}) {
+      const auto [wall, device] = time_steps(1, steps, Commit::All, need);
+      fmt::print("decode, logits as {:4}: {:.3f} ms wall, {:.3f} ms device\n", name, wall, device);
+    }
     std::fflush(stdout);
   }
   if (wants("rows")) {
