@@ -1,6 +1,6 @@
 // Whole-model measurements on the GPU without the engine around it:
 //   gpu_bench MODEL.gguf [--split PERCENT] [--no-fetch] [--no-cpu] [--no-swaps] [--ctx N] [--prefill N]
-//   [--deep N] [--steps N] [--no-graphs] [--only decode|rows|prefill|deep|repeat|one]
+//   [--deep N] [--steps N] [--no-graphs] [--only decode|logits|rows|prefill|deep|repeat|one]
 #include <fmt/format.h>
 
 #include <algorithm>
