@@ -2,21 +2,13 @@
 
 #include "experts/sim_experts.h"
 #include "experts/tiered_experts.h"
-#include "gguf/gguf_file.h"
 #include "model/model.h"
 
 namespace thermo {
 namespace {
 
-std::vector<const MappedFile*> mapped_parts(const GgufFile& file) {
-  std::vector<const MappedFile*> parts;
-  for (int i = 0; i < file.n_parts(); ++i)
-    if (file.part(i)) parts.push_back(file.part(i));
-  return parts;
-}
-
 std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const Weights& weights,
-                                          const GgufFile& file, const CpuBackendOptions& o, ThreadPool& pool,
+                                          const CpuBackendOptions& o, ThreadPool& pool,
                                           const LoadProgressFn& progress) {
   ExpertCatalog catalog = expert_catalog(config, weights);
   HeatMap heat = o.experts.heat ? *o.experts.heat : HeatMap(catalog);
@@ -26,13 +18,11 @@ std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const Weigh
   if (o.stand_in)
     return std::make_unique<SimExperts>(
         std::move(catalog), std::move(heat),
-        SimExpertsOptions{
-            .split = o.experts, .n_batch = o.n_batch, .isa = o.isa, .files = mapped_parts(file)},
-        pool, report);
+        SimExpertsOptions{.split = o.experts, .n_batch = o.n_batch, .isa = o.isa}, pool, report);
   return std::make_unique<TieredExperts>(
       std::move(catalog), std::move(heat),
       TieredExpertsOptions{
-          .memory_bytes = o.experts.host_bytes, .files = mapped_parts(file), .trace = o.experts.trace},
+          .memory_bytes = o.experts.host_bytes, .files = o.experts.files, .trace = o.experts.trace},
       pool, report);
 }
 
@@ -42,11 +32,10 @@ bool keeps_experts(const CpuBackendOptions& options) {
   return !options.stand_in && options.experts.host_bytes == 0;
 }
 
-std::unique_ptr<Backend> make_cpu_backend(ModelConfig config, Weights weights, const GgufFile& file,
-                                          const CpuBackendOptions& o, ThreadPool& pool,
-                                          const LoadProgressFn& progress) {
+std::unique_ptr<Backend> make_cpu_backend(ModelConfig config, Weights weights, const CpuBackendOptions& o,
+                                          ThreadPool& pool, const LoadProgressFn& progress) {
   std::unique_ptr<ExpertRunner> runner;
-  if (!keeps_experts(o)) runner = make_runner(config, weights, file, o, pool, progress);
+  if (!keeps_experts(o)) runner = make_runner(config, weights, o, pool, progress);
   auto model = std::make_unique<Model>(
       std::move(config), std::move(weights),
       ModelOptions{.n_batch = o.n_batch, .n_sequences = o.n_sequences, .sequence = o.sequence, .isa = o.isa},

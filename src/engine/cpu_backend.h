@@ -23,7 +23,7 @@ struct CpuBackendOptions {
 
 // `weights` loaded without experts when experts are split or in the file, see keeps_experts().
 bool keeps_experts(const CpuBackendOptions& options);
-std::unique_ptr<Backend> make_cpu_backend(ModelConfig config, Weights weights, const GgufFile& file,
+std::unique_ptr<Backend> make_cpu_backend(ModelConfig config, Weights weights,
                                           const CpuBackendOptions& options, ThreadPool& pool,
                                           const LoadProgressFn& progress);
 

@@ -257,19 +257,48 @@ Error invalid(std::string message) {
 
 }  // namespace
 
+namespace {
+
+// GPU memory that was free when the plan was made was not any more: another program took it.
+class GpuMemoryLost : public MemoryError {
+ public:
+  using MemoryError::MemoryError;
+};
+
+}  // namespace
+
 Engine::Engine(const GgufFile& file, const EngineOptions& options) {
-  const auto start = std::chrono::steady_clock::now();
   check_options(options);
+  EngineOptions now = options;
+  for (int tries = 1;; ++tries) {
+    try {
+      load(file, now);
+      return;
+    } catch (const GpuMemoryLost& error) {
+      // Plan again with what is free now; after that without the GPU, where that was left to us.
+      impl_.reset();
+      if (tries > 2 || (tries == 2 && options.device != "auto")) throw;
+      if (tries == 2) now.device = "cpu";
+      log_warning("engine", "{}; another program may have taken it: {}", error.what(),
+                  tries == 1 ? "planning again with what is free now" : "the CPU does everything");
+    }
+  }
+}
+
+void Engine::load(const GgufFile& file, const EngineOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
   ModelConfig config = read_model_config(file);
   Place place = choose_place(config, file, options);
   // Threads that spin between regions keep the readers of the file and the lane of the stand-in off the
   // cores.
   const bool shares_cores = place.stand_in || (!place.gpu && place.experts.host_bytes > 0);
   impl_ = std::make_unique<Impl>(ThreadPoolOptions{
-      .n_threads = options.n_threads, .pin = options.pin_threads, .spin_us = shares_cores ? 20u : 50'000u});
+      .n_threads = options.n_threads, .pin = options.pin_threads, .spin_us = shares_cores ? 200u : 50'000u});
   Impl& e = *impl_;
   e.open_trace(options.trace_file, file);
   place.experts.trace = e.trace.get();
+  for (int i = 0; i < file.n_parts(); ++i)
+    if (file.part(i)) place.experts.files.push_back(file.part(i));
   const Isa isa = choose_isa(options.isa);
   const CpuBackendOptions cpu{.n_batch = place.n_batch,
                               .n_sequences = options.n_sequences,
@@ -306,18 +335,21 @@ Engine::Engine(const GgufFile& file, const EngineOptions& options) {
     if (heat) place.experts.heat = &*heat;
   }
   if (place.gpu) {
-    e.backend = make_gpu_backend(std::move(config), weights, *place.gpu,
-                                 {.n_batch = place.n_batch,
-                                  .n_sequences = options.n_sequences,
-                                  .sequence = place.sequence,
-                                  .experts = place.experts,
-                                  .isa = e.info.isa},
-                                 e.pool, options.progress);
+    try {
+      e.backend = make_gpu_backend(std::move(config), weights, *place.gpu,
+                                   {.n_batch = place.n_batch,
+                                    .n_sequences = options.n_sequences,
+                                    .sequence = place.sequence,
+                                    .experts = place.experts,
+                                    .isa = e.info.isa},
+                                   e.pool, options.progress);
+    } catch (const MemoryError& error) {
+      throw GpuMemoryLost(error.what());
+    }
   } else {
     CpuBackendOptions with_heat = cpu;
     with_heat.experts.heat = place.experts.heat;
-    e.backend =
-        make_cpu_backend(std::move(config), std::move(weights), file, with_heat, e.pool, options.progress);
+    e.backend = make_cpu_backend(std::move(config), std::move(weights), with_heat, e.pool, options.progress);
   }
   e.info.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   log_info("engine", "loaded {} on {} in {:.2f} s: {} threads, {}, context {}", file.path(), e.info.device,

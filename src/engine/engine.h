@@ -102,6 +102,8 @@ class Engine {
  private:
   friend class Session;
   struct Impl;
+  void load(const GgufFile& file, const EngineOptions& options);
+
   std::unique_ptr<Impl> impl_;
 };
 

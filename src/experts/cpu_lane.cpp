@@ -74,6 +74,8 @@ struct CpuLane::Impl {
     used_rows.reserve(static_cast<size_t>(o.max_rows));
   }
 
+  void run(int layer, std::span<const ColdPair> pairs, const float* from, int n_rows, float* y,
+           const StampedRows* stamped) noexcept;
   void sort_pairs(std::span<const ColdPair> pairs) noexcept;
   void take_rows(const ExpertLayer& layer, std::span<const ColdPair> pairs, const float* from) noexcept;
 };
@@ -134,28 +136,38 @@ uint64_t CpuLane::planned_bytes(const ExpertCatalog& catalog, const CpuLaneOptio
          LinearScratch::planned_bytes(cpu_info().n_cores, 0);
 }
 
+void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float* from, int n_rows, float* y,
+                        const StampedRows* stamped) noexcept {
+  THERMO_CHECK(n_rows <= max_rows && static_cast<int>(pairs.size()) <= max_pairs,
+               "more rows or pairs for the CPU lane than planned");
+  sort_pairs(pairs);
+  last_experts = static_cast<int>(distinct.size());
+  if (!pairs.empty()) {
+    if (!host.complete()) host.want(layer, distinct);
+    take_rows(catalog.layers[static_cast<size_t>(layer)], pairs, from);
+  }
+  for (size_t i = 0; i < distinct.size(); ++i) ffns[i] = host.acquire(layer, distinct[i]);
+  expert_ffn_cpu({.groups = groups,
+                  .pair_rows = pair_rows.data(),
+                  .pair_weights = pair_weights.data(),
+                  .x = &x,
+                  .y = y,
+                  .y_stride = catalog.n_embd,
+                  .n_embd = catalog.n_embd,
+                  .n_zeroed = n_rows,
+                  .stamped = stamped},
+                 ffn_scratch, row_ops, {matmul, pool, linear_scratch});
+  for (const int32_t expert : distinct) host.release(layer, expert);
+}
+
 void CpuLane::compute(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows,
                       float* y) noexcept {
-  Impl& lane = *impl_;
-  THERMO_CHECK(n_rows <= lane.max_rows && static_cast<int>(pairs.size()) <= lane.max_pairs,
-               "more rows or pairs for the CPU lane than planned");
-  lane.sort_pairs(pairs);
-  lane.last_experts = static_cast<int>(lane.distinct.size());
-  if (!pairs.empty()) {
-    if (!lane.host.complete()) lane.host.want(layer, lane.distinct);
-    lane.take_rows(lane.catalog.layers[static_cast<size_t>(layer)], pairs, x);
-  }
-  for (size_t i = 0; i < lane.distinct.size(); ++i) lane.ffns[i] = lane.host.acquire(layer, lane.distinct[i]);
-  expert_ffn_cpu({.groups = lane.groups,
-                  .pair_rows = lane.pair_rows.data(),
-                  .pair_weights = lane.pair_weights.data(),
-                  .x = &lane.x,
-                  .y = y,
-                  .y_stride = lane.catalog.n_embd,
-                  .n_embd = lane.catalog.n_embd,
-                  .n_zeroed = n_rows},
-                 lane.ffn_scratch, lane.row_ops, {lane.matmul, lane.pool, lane.linear_scratch});
-  for (const int32_t expert : lane.distinct) lane.host.release(layer, expert);
+  impl_->run(layer, pairs, x, n_rows, y, nullptr);
+}
+
+void CpuLane::answer(int layer, std::span<const ColdPair> pairs, const float* x,
+                     const StampedRows& to) noexcept {
+  impl_->run(layer, pairs, x, to.n_rows, nullptr, &to);
 }
 
 int CpuLane::last_experts() const noexcept {

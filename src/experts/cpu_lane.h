@@ -8,6 +8,7 @@
 
 #include "experts/catalog.h"
 #include "experts/host_tier.h"
+#include "kernels/expert_ffn/expert_ffn.h"
 #include "kernels/isa.h"
 #include "kernels/route_topk/cold_mail.h"
 
@@ -34,7 +35,10 @@ class CpuLane {
   // [n_rows][n_embd] floats. Pairs in any order; each expert's weights are read once.
   void compute(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows, float* y) noexcept;
 
-  // Distinct experts of the last compute().
+  // The same for a device that polls the result. At least one pair, at most kMaxMailRows rows.
+  void answer(int layer, std::span<const ColdPair> pairs, const float* x, const StampedRows& to) noexcept;
+
+  // Distinct experts of the last call.
   int last_experts() const noexcept;
 
  private:

@@ -139,6 +139,7 @@ struct ExpertStore::Impl {
     return slot.guest ? slot.bytes >= bytes_of(id) && !guest_taken : slot.bytes == bytes_of(id);
   }
 
+  int most_in_flight(int asked) const noexcept;
   void look_at(int layer) noexcept;
   void publish(int id) noexcept;
   void take_out(int id) noexcept;
@@ -178,6 +179,13 @@ ExpertStore::Impl::Impl(const ExpertCatalog& c, HostTier& h, SlotDevice& d, cons
     for (uint64_t begin = 0; begin + largest <= o.guest.size(); begin += largest)
       slots.push_back({.memory = o.guest.data() + begin, .bytes = largest, .id = -1, .guest = true});
   for (size_t i = slots.size(); i > 0; --i) free_slots.push_back(static_cast<int>(i) - 1);
+}
+
+// What is on its way from a cache in main memory is held there until a step has ended; a step that waits for
+// one of the cache's last slots must get it.
+int ExpertStore::Impl::most_in_flight(int asked) const noexcept {
+  if (!host.complete()) return std::min(options.max_in_flight, HostTier::kSpareSlots);
+  return std::max(options.max_in_flight, asked);
 }
 
 // Sums the layer's heat and remembers who should come and who may go.
@@ -392,7 +400,7 @@ std::vector<int> ExpertStore::Impl::guest_choice() const {
 
 void ExpertStore::fill(const std::function<void(uint64_t done, uint64_t total)>& progress) {
   Impl& s = *impl_;
-  const auto window = static_cast<size_t>(std::max(1, s.options.max_in_flight));
+  const auto window = static_cast<size_t>(std::max(1, s.most_in_flight(0)));
   const uint64_t total = slot_bytes(s.catalog, s.placement);
   uint64_t done = 0;
   const auto copy = [&](int id) {
@@ -435,9 +443,7 @@ void ExpertStore::end_step(int n_moves) noexcept {
   if (s.options.frozen || s.moe_layers.empty()) return;
   const bool asked = n_moves > 0;
   if (!asked) n_moves = s.options.max_moves;
-  // What is on its way from a cache in main memory is held there, and a cache has few slots to spare.
-  const int in_flight =
-      asked && s.host.complete() ? std::max(n_moves, s.options.max_in_flight) : s.options.max_in_flight;
+  const int in_flight = s.most_in_flight(asked ? n_moves : 0);
   n_moves = std::min(n_moves, in_flight - static_cast<int>(s.n_arriving));
   int n_reads = n_moves;
   while (n_moves > 0) {

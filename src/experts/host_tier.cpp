@@ -28,16 +28,13 @@
 namespace thermo {
 namespace {
 
-// Beyond what a step holds: experts on their way to a device, and those being read.
-constexpr int kSpareSlots = 16;
-
 // Experts of the same size share slots.
 struct SizeClass {
   uint64_t bytes = 0;
   int n_experts = 0;
   int largest_layer = 0;  // its number of experts
 
-  int min_slots() const { return std::min(n_experts, largest_layer + kSpareSlots); }
+  int min_slots() const { return std::min(n_experts, largest_layer + HostTier::kSpareSlots); }
 };
 
 std::vector<SizeClass> size_classes(const ExpertCatalog& catalog) {

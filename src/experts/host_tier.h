@@ -47,6 +47,8 @@ class HostTier {
 
   // Bytes of an arena that holds every expert.
   static uint64_t bytes_for_all(const ExpertCatalog& catalog);
+  // Experts that may be held beyond those that one layer's step asks for (on their way to a device).
+  static constexpr int kSpareSlots = 16;
   // The smallest arena that works: what one step of a layer can ask for at once (n_expert of it) and a few,
   // for every size of expert. A smaller one makes the constructor throw MemoryError.
   static uint64_t min_bytes(const ExpertCatalog& catalog);

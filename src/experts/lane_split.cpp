@@ -12,6 +12,7 @@ constexpr float kMemory = 16.0f;             // samples that an average remember
 constexpr float kHalfLifeSamples = 2048.0f;  // of an average that gets no samples: about 50 tokens
 constexpr float kOutlier = 3.0f;             // a sample counts at most this many times the estimate
 constexpr int kFitEvery = 32;                // samples
+constexpr float kHalfLifeFills = 64.0f;      // of a whole layer's average that gets no samples: tokens
 
 }  // namespace
 
@@ -118,11 +119,34 @@ float LaneSplit::gpu_us(int n_fetched) const noexcept {
   return gpu_.us(std::min(n_fetched, max_experts_));
 }
 
+void LaneSplit::layer_took(int n_cold, int n_fetched, float us) noexcept {
+  if (n_cold < 1 || n_cold > kMaxMeasured || n_fetched < 0 || n_fetched > n_cold) return;
+  if (!std::isfinite(us) || us < 0.0f) return;
+  Whole& whole = whole_[n_cold][n_fetched];
+  us = std::min(us, kOutlier * layer_us(n_cold, n_fetched));
+  whole.weight = std::min(weight(whole) + 1.0f, kMemory);
+  whole.at = n_fills_;
+  whole.mean_us += (us - whole.mean_us) / whole.weight;
+}
+
+float LaneSplit::weight(const Whole& whole) const noexcept {
+  if (whole.weight == 0.0f) return 0.0f;
+  return whole.weight * std::exp2(-static_cast<float>(n_fills_ - whole.at) / kHalfLifeFills);
+}
+
+float LaneSplit::layer_us(int n_cold, int n_fetched) const noexcept {
+  const float lanes = std::max(cpu_us(n_cold - n_fetched), gpu_us(n_fetched));
+  if (n_cold > kMaxMeasured) return lanes;
+  const Whole& whole = whole_[n_cold][n_fetched];
+  const float w = weight(whole);
+  return lanes + w / (w + 1.0f) * (whole.mean_us - lanes);
+}
+
 int LaneSplit::best(int n_cold) const noexcept {
   int best = 0;
-  float best_us = std::max(cpu_us(n_cold), gpu_us(0));
+  float best_us = layer_us(n_cold, 0);
   for (int f = 1; f <= n_cold; ++f) {
-    const float us = std::max(cpu_us(n_cold - f), gpu_us(f));
+    const float us = layer_us(n_cold, f);
     if (us < best_us) {
       best = f;
       best_us = us;

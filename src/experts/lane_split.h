@@ -27,6 +27,10 @@ class LaneSplit {
   // The device did its hot and shared experts and n_fetched it fetched (may be 0); from the hand-over on.
   void gpu_took(int n_fetched, float us) noexcept;
 
+  // The whole layer, from the hand-over until both shares were there. What two lanes cost each other shows
+  // only here: they share main memory.
+  void layer_took(int n_cold, int n_fetched, float us) noexcept;
+
   // Of n_cold distinct experts, how many the device fetches.
   int fetch(int n_cold) const noexcept;
   // fetch_of[n] for every n, for the device; every kExploreEvery-th call one more or one less.
@@ -36,9 +40,20 @@ class LaneSplit {
   float cpu_us(int n_experts) const noexcept;
   float gpu_us(int n_fetched) const noexcept;
 
+  // Expected of the whole layer: measured where it was, else the slower of the two lanes.
+  float layer_us(int n_cold, int n_fetched) const noexcept;
+
   static constexpr int kExploreEvery = 64;
 
  private:
+  static constexpr int kMaxMeasured = 16;  // cold experts of a layer whose shares are measured one by one
+  struct Whole {
+    float mean_us = 0.0f;
+    float weight = 0.0f;  // samples in the mean, at most kMemory, when it was last updated
+    uint64_t at = 0;      // fill() number of that update
+  };
+  float weight(const Whole& whole) const noexcept;  // faded
+
   // Times of one lane by number of experts.
   class Lane {
    public:
@@ -69,6 +84,7 @@ class LaneSplit {
 
   int max_experts_;
   Lane cpu_, gpu_;
+  Whole whole_[kMaxMeasured + 1][kMaxMeasured + 1];  // [cold][fetched]
   uint64_t n_fills_ = 0;
 };
 

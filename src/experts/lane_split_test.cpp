@@ -16,9 +16,13 @@ struct Machine {
   float noise = 0.1f;
   float outlier_chance = 0.0f;
 
+  float together = 1.0f;  // how much slower both lanes are when both are used
+
   float cpu(int n) const { return n == 0 ? 0.0f : cpu_base + cpu_slope * static_cast<float>(n); }
   float gpu(int n) const { return gpu_base + gpu_slope * static_cast<float>(n); }
-  float step(int n_cold, int f) const { return std::max(cpu(n_cold - f), gpu(f)); }
+  float step(int n_cold, int f) const {
+    return std::max(cpu(n_cold - f), gpu(f)) * (f > 0 && f < n_cold ? together : 1.0f);
+  }
   float best(int n_cold) const {
     float us = step(n_cold, 0);
     for (int f = 1; f <= n_cold; ++f) us = std::min(us, step(n_cold, f));
@@ -41,6 +45,7 @@ class Simulation {
         const int f = fetch_of[static_cast<size_t>(n_cold)];
         if (n_cold > f) split.cpu_took(n_cold - f, sample(machine.cpu(n_cold - f), machine));
         split.gpu_took(f, sample(machine.gpu(f), machine));
+        if (n_cold > f) split.layer_took(n_cold, f, sample(machine.step(n_cold, f), machine));
         took += machine.step(n_cold, f);
         best += machine.best(n_cold);
       }
@@ -105,6 +110,20 @@ TEST(LaneSplit, LearnsEveryKindOfMachine) {
       // One step in 64 tries a neighbour, which may cost a whole expert; the rest is noise.
       EXPECT_LT(simulation.run(split, machines[i], 640), 0.06) << "machine " << i << ", seed " << seed;
     }
+  }
+}
+
+// Two lanes that take main memory from each other: by their own times they are better together, but they are
+// not.
+TEST(LaneSplit, SeesWhatTheLanesCostEachOther) {
+  Machine machine{6, 20, 12, 40};
+  machine.together = 1.8f;
+  for (uint32_t seed = 0; seed < 5; ++seed) {
+    LaneSplit split;
+    Simulation simulation(seed);
+    simulation.run(split, machine, 1000);
+    EXPECT_LT(simulation.run(split, machine, 640), 0.06) << seed;
+    EXPECT_EQ(split.fetch(6), 0);
   }
 }
 

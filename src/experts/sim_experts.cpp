@@ -42,7 +42,7 @@ SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOpti
       guest_bytes_(guest_bytes(catalog_, options.split.budget_bytes)),
       host_(catalog_, {.arena = {main_memory_.data(), host_bytes(catalog_, options.split)},
                        .n_readers = 2,
-                       .files = options.files}),
+                       .files = options.split.files}),
       device_(catalog_, options.split.trace),
       ffns_(static_cast<size_t>(catalog_.n_expert)),
       lane_pool_({.n_threads = options.lane_threads, .pin = false, .spin_us = 0}),

@@ -18,8 +18,6 @@
 
 namespace thermo {
 
-class MappedFile;
-
 struct SimExpertsOptions {
   SplitOptions split;  // budget_bytes is the "device memory" for experts, guest slots included
   int n_batch = 512;
@@ -27,7 +25,6 @@ struct SimExpertsOptions {
   int stream_min_pairs = 12;  // rows of a chunk from which on a cold expert is streamed
   int lane_threads = 1;
   Isa isa = Isa::Portable;
-  std::vector<const MappedFile*> files = {};
 };
 
 class SimExperts final : public ExpertRunner {

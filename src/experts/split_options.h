@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace thermo {
 
 class HeatMap;
+class MappedFile;
 class TraceWriter;
 
 struct SplitOptions {
@@ -17,7 +19,8 @@ struct SplitOptions {
   bool fetch = true;              // the fetch lane; without it every cold expert is computed by the processor
   bool cpu = true;                // the cpu lane; without it every cold expert is fetched
   const HeatMap* heat = nullptr;  // to place by; copied
-  TraceWriter* trace = nullptr;   // must outlive the model
+  TraceWriter* trace = nullptr;   // must outlive the model, as must the files
+  std::vector<const MappedFile*> files = {};  // that the experts are in; see HostTierOptions
 };
 
 }  // namespace thermo

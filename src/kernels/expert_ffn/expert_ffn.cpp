@@ -1,6 +1,7 @@
 #include "kernels/expert_ffn/expert_ffn.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <thread>
 
@@ -57,6 +58,16 @@ int choose_widest_a(std::span<const FfnGroup> groups, int n_threads) noexcept {
   return best;
 }
 
+// Columns [first, first + n) of every row.
+void write_stamped(const StampedRows& out, int first, const float* values, int n) noexcept {
+  const uint64_t stamp = static_cast<uint64_t>(out.stamp) << 32;
+  for (int r = 0; r < out.n_rows; ++r) {
+    uint64_t* const to = out.rows + r * out.stride + first;
+    const float* const from = values + static_cast<int64_t>(r) * n;
+    for (int i = 0; i < n; ++i) to[i] = stamp | std::bit_cast<uint32_t>(from[i]);
+  }
+}
+
 }  // namespace
 
 ExpertFfnScratch::ExpertFfnScratch(int max_pairs, int max_ff, int max_groups, int n_threads)
@@ -70,10 +81,12 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
                     const LinearContext& context) noexcept {
   const int n_groups = static_cast<int>(args.groups.size());
   if (n_groups == 0) {
+    THERMO_CHECK(args.stamped == nullptr, "an answer to nothing");
     for (int r = 0; r < args.n_zeroed; ++r) std::fill_n(args.y + r * args.y_stride, args.n_embd, 0.0f);
     return;
   }
   THERMO_CHECK(n_groups <= scratch.max_groups_, "more groups than planned");
+  THERMO_CHECK(args.stamped == nullptr || args.stamped->n_rows <= kTileActs, "too many stamped rows");
   const int n_threads = context.pool.size();
   ActBuffer& hidden = scratch.hidden_;
 
@@ -141,7 +154,14 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     const int row = panel * kPanelRows;
     const int tile_rows = std::min(tile_panels * kPanelRows, args.n_embd - row);
     float* const tile = context.scratch.tile(thread, 0);
-    for (int r = 0; r < args.n_zeroed; ++r) std::fill_n(args.y + r * args.y_stride + row, tile_rows, 0.0f);
+    // Stamped rows are summed here first: what is stamped is final.
+    const StampedRows* const stamped = args.stamped;
+    float* const y = stamped != nullptr ? context.scratch.tile(thread, 1) : args.y + row;
+    const int64_t y_stride = stamped != nullptr ? tile_rows : args.y_stride;
+    const int n_zeroed = stamped != nullptr ? stamped->n_rows : args.n_zeroed;
+    for (int r = 0; r < n_zeroed; ++r) std::fill_n(y + r * y_stride, tile_rows, 0.0f);
+    if (stamped != nullptr && task == 0)
+      std::atomic_ref<uint32_t>(*stamped->near).store(stamped->stamp, std::memory_order_relaxed);
     for (int g = 0; g < n_groups; ++g) {
       const FfnGroup& group = args.groups[static_cast<size_t>(g)];
       if (g + 1 < n_groups) prefetch_tile(args.groups[static_cast<size_t>(g) + 1].ffn->down, panel);
@@ -152,11 +172,12 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
         multiply_tile(group.ffn->down, panel, tile_panels, {.x = &hidden, .first = pair, .n = n}, tile,
                       tile_rows, context.scratch.panels(thread), context.kernels);
         for (int i = 0; i < n; ++i)
-          row_ops.add_scaled(args.y + args.pair_rows[pair + i] * args.y_stride + row,
+          row_ops.add_scaled(y + args.pair_rows[pair + i] * y_stride,
                              tile + static_cast<int64_t>(i) * tile_rows, args.pair_weights[pair + i],
                              tile_rows);
       }
     }
+    if (stamped != nullptr) write_stamped(*stamped, row, y, tile_rows);
   };
 
   // When a thread finds no A task left, every one of them is running or done, so B tasks never wait for

@@ -31,6 +31,16 @@ struct FfnGroup {
   int n_pairs;
 };
 
+// Rows for a reader that polls them: every float comes with a stamp in the same 8 bytes, so that it is either
+// seen whole or not at all and nobody has to wait for all of them to be written.
+struct StampedRows {
+  uint64_t* rows = nullptr;  // [n_rows][stride]: the float's bits, and `stamp` above them
+  int64_t stride = 0;
+  int n_rows = 0;  // rows without a pair become zero
+  uint32_t stamp = 0;
+  uint32_t* near = nullptr;  // becomes `stamp` a few microseconds before the first rows do
+};
+
 struct ExpertFfnArgs {
   std::span<const FfnGroup> groups;
   const int32_t* pair_rows;  // row of x and y of each pair
@@ -39,7 +49,8 @@ struct ExpertFfnArgs {
   float* y;            // [rows] of y_stride floats
   int64_t y_stride;
   int n_embd;
-  int n_zeroed = 0;  // the first rows of y start from zero, whatever they held
+  int n_zeroed = 0;                      // the first rows of y start from zero, whatever they held
+  const StampedRows* stamped = nullptr;  // the result goes there instead of being added to y
 };
 
 // Working memory for up to max_pairs pairs of FFNs up to max_ff wide.

@@ -25,8 +25,8 @@ struct ColdMail {
   alignas(128) uint32_t posted;  // by the device: ticket of the last post
   int32_t n_pairs;               // of that post, sorted by expert
   int32_t layer;
-  alignas(128) uint32_t answered;  // by the host: ticket of the last answer
-  uint32_t gave_up;                // by the device: a wait that took too long
+  alignas(128) uint32_t near;     // by the host: ticket of the answer that is about to be written
+  alignas(128) uint32_t gave_up;  // by the device: a wait that took too long
   alignas(128) ColdPair pairs[kMaxMailRows * 32];
 };
 
@@ -51,8 +51,9 @@ struct DeviceCold {
   ColdRecord* record = nullptr;
   int layer = 0;
 
-  float* x = nullptr;        // [kMaxMailRows][n_embd] in page-locked memory: what the experts read
-  const float* y = nullptr;  // [kMaxMailRows][n_embd] in page-locked memory: the answer
+  float* x = nullptr;  // [kMaxMailRows][n_embd] in page-locked memory: what the experts read
+  // The answer, [kMaxMailRows][n_embd] in page-locked memory: each float beside the ticket it answers.
+  const uint64_t* y = nullptr;
 };
 
 }  // namespace thermo

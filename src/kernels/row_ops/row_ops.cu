@@ -47,36 +47,52 @@ __device__ void shift_conv(const ConvShiftArgs& c, int block) {
   }
 }
 
-// Until the processor's share of the layer is there. Reading host memory takes a microsecond, so one thread
-// of a block asks. False: it never came, and the step is void.
 constexpr uint64_t kAnswerTimeoutNs = 20'000'000'000;
 
-__device__ void wait_for_answer(const DeviceCold& cold, int row) {
+__device__ __forceinline__ uint32_t ticket_of(const DeviceCold& cold) {
+  return *cold.ticket + static_cast<uint32_t>(cold.layer) + 1;
+}
+
+// Until the answer is about to come. Asking takes a microsecond and bandwidth that the fetch lane wants, so
+// one thread of a block asks for one word.
+__device__ void wait_until_near(const DeviceCold& cold, int row) {
   if (threadIdx.x == 0) {
-    const uint32_t expected = *cold.ticket + static_cast<uint32_t>(cold.layer) + 1;
+    const uint32_t expected = ticket_of(cold);
     const uint64_t begin = device_clock_ns();
+    if (row == 0) cold.record->ready_ns = begin;
     uint32_t seen;
     do {
-      asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(&cold.mail->answered) : "memory");
+      asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(&cold.mail->near) : "memory");
       if (seen != expected && device_clock_ns() - begin > kAnswerTimeoutNs) {
         cold.mail->gave_up = expected;
         break;
       }
     } while (seen != expected);
-    if (row == 0) {
-      cold.record->ready_ns = begin;
-      cold.record->went_ns = device_clock_ns();
-    }
   }
   __syncthreads();
 }
 
-__device__ __forceinline__ float4 load_host(const float4* p) {
-  float4 v;
-  asm volatile("ld.relaxed.sys.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "l"(p));
-  return v;
+// Piece c of a row of the answer, once it is there.
+__device__ __forceinline__ float4 take_answer(const DeviceCold& cold, int64_t row, int c, int n_embd,
+                                              uint32_t expected) {
+  const uint64_t* const from = cold.y + row * n_embd + 4 * c;
+  uint4 a, b;
+  uint32_t tries = 0;
+  do {
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a.x), "=r"(a.y), "=r"(a.z), "=r"(a.w)
+                 : "l"(from)
+                 : "memory");
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(b.x), "=r"(b.y), "=r"(b.z), "=r"(b.w)
+                 : "l"(from + 2)
+                 : "memory");
+    if (++tries > 10'000'000) {
+      cold.mail->gave_up = expected;
+      break;
+    }
+  } while (a.y != expected || a.w != expected || b.y != expected || b.w != expected);
+  return {__uint_as_float(a.x), __uint_as_float(a.z), __uint_as_float(b.x), __uint_as_float(b.z)};
 }
 
 // kNormFloat4: pieces of a thread.
@@ -103,7 +119,7 @@ __global__ void __launch_bounds__(kNormThreads)
   float4* const x = reinterpret_cast<float4*>(a.x + static_cast<int64_t>(row) * a.n_embd);
   float4 v[kNormFloat4];
   const bool answered = a.cold_in.mail != nullptr && *a.cold_in.n_pairs > 0;
-  if (answered) wait_for_answer(a.cold_in, row);
+  if (answered) wait_until_near(a.cold_in, row);
   const bool mail_out = a.cold_out.mail != nullptr && *a.cold_out.n_cold > 0;
   float square = 0.0f, dot = 0.0f;  // dot: with the shared expert's gate, before the scale
 #pragma unroll
@@ -129,9 +145,9 @@ __global__ void __launch_bounds__(kNormThreads)
         }
       }
       if (answered) {
-        const float4 p = load_host(
-            reinterpret_cast<const float4*>(a.cold_in.y + static_cast<int64_t>(row) * a.n_embd) + c);
+        const float4 p = take_answer(a.cold_in, row, c, a.n_embd, ticket_of(a.cold_in));
         v[i].x += p.x, v[i].y += p.y, v[i].z += p.z, v[i].w += p.w;
+        if (row == 0 && c == 0) a.cold_in.record->went_ns = device_clock_ns();
       }
       x[c] = v[i];
     }

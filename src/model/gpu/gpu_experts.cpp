@@ -28,21 +28,24 @@
 namespace thermo {
 namespace {
 
-constexpr int kBatchExperts = 16;    // streamed together
-constexpr int kBatches = 8;          // of lent memory: what is copied while others are computed
-constexpr int kStreamAllRows = 256;  // from here on nearly every expert of a layer is chosen
-constexpr int kMaxCpuPairs = 512;    // of a layer of a larger step
+constexpr int kMaxBatchExperts = 16;  // streamed together
+constexpr int kBatches = 8;           // of lent memory: what is copied while others are computed
+constexpr int kStreamAllRows = 256;   // from here on nearly every expert of a layer is chosen
+constexpr int kMaxCpuPairs = 512;     // of a layer of a larger step
 constexpr int kMovesAfterPrompt = 64;
 
 // Times of a larger step's lanes, to deal experts of few rows: copying one expert, and computing one on the
 // processor.
 constexpr float kCopyUs = 42.0f, kCpuExpertUs = 18.0f, kCpuRowUs = 4.0f;
 
+// A small model lends a small part of itself.
+int batch_experts_of(const ExpertCatalog& catalog) {
+  return std::clamp(catalog.n_expert * catalog.n_moe_layers() / (16 * kBatches), 1, kMaxBatchExperts);
+}
+
 uint64_t guest_bytes(const ExpertCatalog& catalog) {
-  const uint64_t experts =
-      std::min<uint64_t>(kBatches * kBatchExperts, static_cast<uint64_t>(catalog.n_expert) *
-                                                       static_cast<uint64_t>(catalog.n_moe_layers()));
-  return experts * align_up<uint64_t>(catalog.max_expert_bytes(), kExpertAlign);
+  return static_cast<uint64_t>(kBatches * batch_experts_of(catalog)) *
+         align_up<uint64_t>(catalog.max_expert_bytes(), kExpertAlign);
 }
 
 Placement place(const ExpertCatalog& catalog, const HeatMap& heat, const SplitOptions& options) {
@@ -102,6 +105,7 @@ struct GpuExperts::Impl {
   SplitOptions options;
   ThreadPool& pool;
   int n_layer, n_expert, n_used, n_embd, n_batch;
+  int batch_experts;
 
   HostBuffer arena;
   PageLock arena_lock;
@@ -126,7 +130,7 @@ struct GpuExperts::Impl {
   struct Batch {
     int layer = 0;
     int n = 0;
-    int32_t experts[kBatchExperts];
+    int32_t experts[kMaxBatchExperts];
   };
   PinnedBuffer batch_tables_host;  // [batches of a step][n_expert]
   DeviceBuffer batch_tables;       // [kBatches][n_expert]
@@ -159,8 +163,9 @@ struct GpuExperts::Impl {
         n_used(config.route.n_expert_used),
         n_embd(config.n_embd),
         n_batch(batch),
+        batch_experts(batch_experts_of(catalog)),
         arena(host_arena_bytes()),
-        host(catalog, {.arena = {arena.data(), arena.size()}, .n_readers = 2}),
+        host(catalog, {.arena = {arena.data(), arena.size()}, .n_readers = 2, .files = o.files}),
         heat(o.heat != nullptr ? *o.heat : HeatMap(catalog)),
         control_host(table_bytes() + static_cast<size_t>(n_layer) * sizeof(int32_t)),
         control(control_host.size()),
@@ -201,14 +206,14 @@ struct GpuExperts::Impl {
     const size_t mail_rows = static_cast<size_t>(kMaxMailRows) * static_cast<size_t>(n_embd) * sizeof(float);
     mail_memory = PinnedBuffer(sizeof(ColdMail));
     x = PinnedBuffer(mail_rows);
-    y = PinnedBuffer(mail_rows);
+    y = PinnedBuffer(2 * mail_rows);  // with stamps
     records = PinnedBuffer(static_cast<size_t>(n_layer) * sizeof(ColdRecord));
     chosen = PinnedBuffer(static_cast<size_t>(n_layer) * chosen_of_layer() * sizeof(int16_t));
     lane =
         std::make_unique<CpuLane>(catalog, host, pool, CpuLaneOptions{.max_rows = kMaxMailRows, .isa = isa});
 
     const size_t most_batches =
-        static_cast<size_t>(catalog.n_moe_layers()) * static_cast<size_t>(ceil_div(n_expert, kBatchExperts));
+        static_cast<size_t>(catalog.n_moe_layers()) * static_cast<size_t>(ceil_div(n_expert, batch_experts));
     batch_tables_host = PinnedBuffer(most_batches * static_cast<size_t>(n_expert) * sizeof(const uint8_t*));
     batch_tables = DeviceBuffer(kBatches * static_cast<size_t>(n_expert) * sizeof(const uint8_t*));
     batches.reserve(most_batches);
@@ -301,7 +306,7 @@ DeviceCold GpuExperts::cold(int layer, const uint32_t* ticket, const int32_t* fe
           .record = m.records.as<ColdRecord>() + layer,
           .layer = layer,
           .x = m.x.as<float>(),
-          .y = m.y.as<float>()};
+          .y = m.y.as<uint64_t>()};
 }
 
 // ---- steps that are graphs ----
@@ -333,7 +338,7 @@ void GpuExperts::serve(int n_rows, const Event& end) noexcept {
       polls = 0;
       continue;
     }
-    if (polls % 128 == 0 && end.reached()) return;
+    if (polls % 512 == 0 && end.reached()) return;  // asking the driver takes a microsecond
 #if defined(__x86_64__)
     _mm_pause();
 #endif
@@ -344,8 +349,9 @@ void GpuExperts::Impl::answer(uint32_t posted, int n_rows) noexcept {
   const int64_t begin = TraceWriter::now_ns();
   ColdMail& box = mail();
   const int layer = box.layer, n = box.n_pairs;
-  lane->compute(layer, {box.pairs, static_cast<size_t>(n)}, x.as<float>(), n_rows, y.as<float>());
-  std::atomic_ref<uint32_t>(box.answered).store(posted, std::memory_order_release);
+  lane->answer(
+      layer, {box.pairs, static_cast<size_t>(n)}, x.as<float>(),
+      {.rows = y.as<uint64_t>(), .stride = n_embd, .n_rows = n_rows, .stamp = posted, .near = &box.near});
   const int64_t took = TraceWriter::now_ns() - begin;
   count.cpu_ns += static_cast<uint64_t>(took);
   count.cpu_pairs += static_cast<uint64_t>(n);
@@ -422,6 +428,9 @@ void GpuExperts::finish(int n_rows) noexcept {
       const uint64_t stall = record.went_ns > record.ready_ns ? record.went_ns - record.ready_ns : 0;
       m.count.stall_ns += stall;
       m.count.max_stall_ns = std::max(m.count.max_stall_ns, stall);
+      if (record.went_ns > record.posted_ns)
+        m.split.layer_took(record.n_cold, record.n_fetched,
+                           static_cast<float>(record.went_ns - record.posted_ns) * 1e-3f);
       if (record.ready_ns > record.posted_ns)
         m.split.gpu_took(record.n_fetched, static_cast<float>(record.ready_ns - record.posted_ns) * 1e-3f);
     }
@@ -464,10 +473,10 @@ void GpuExperts::Impl::stream_all(StreamView) noexcept {
 }
 
 void GpuExperts::Impl::add_batches(int layer, const int32_t* experts, int n) noexcept {
-  for (int begin = 0; begin < n; begin += kBatchExperts) {
+  for (int begin = 0; begin < n; begin += batch_experts) {
     Batch batch;
     batch.layer = layer;
-    batch.n = std::min(kBatchExperts, n - begin);
+    batch.n = std::min(batch_experts, n - begin);
     std::copy_n(experts + begin, batch.n, batch.experts);
     batches.push_back(batch);
   }
@@ -495,7 +504,8 @@ void GpuExperts::Impl::issue(size_t limit) noexcept {
     for (int i = 0; i < batch.n; ++i) {
       const std::byte* const from = host.complete() ? host.address(batch.layer, batch.experts[i])
                                                     : host.acquire(batch.layer, batch.experts[i]).gate.panels;
-      std::byte* const to = guest.data() + (place * kBatchExperts + static_cast<size_t>(i)) * step;
+      std::byte* const to =
+          guest.data() + (place * static_cast<size_t>(batch_experts) + static_cast<size_t>(i)) * step;
       cudaMemcpyAsync(to, from, layer.expert_bytes, cudaMemcpyHostToDevice, device.stream().handle);
       table[batch.experts[i]] = reinterpret_cast<const uint8_t*>(to);
     }
@@ -660,6 +670,9 @@ ExpertTelemetry GpuExperts::telemetry() const noexcept {
 }
 const HeatMap& GpuExperts::heat() const noexcept {
   return impl_->heat;
+}
+const LaneSplit& GpuExperts::lanes() const noexcept {
+  return impl_->split;
 }
 ExpertStore& GpuExperts::store() noexcept {
   return *impl_->store;

@@ -26,6 +26,7 @@
 namespace thermo {
 
 class ExpertStore;
+class LaneSplit;
 class ThreadPool;
 
 class GpuExperts {
@@ -43,7 +44,8 @@ class GpuExperts {
   DeviceCold cold(int layer, const uint32_t* ticket, const int32_t* fetch_of) const noexcept;
 
   // Around a step of up to kMaxMailRows rows, on the thread that starts it: begin(), start the graph, serve()
-  // until `end` is reached, finish(). begin() fills in what the step's input block needs.
+  // until `end` is reached, finish(). begin() fills in what the step's input block needs. serve() counts the
+  // rows of the graph, padding included; finish() those of the step.
   void begin(uint32_t& ticket, std::span<int32_t> fetch_of, StreamView stream) noexcept;
   void serve(int n_rows, const Event& end) noexcept;
   void finish(int n_rows) noexcept;
@@ -59,6 +61,7 @@ class GpuExperts {
 
   ExpertTelemetry telemetry() const noexcept;
   const HeatMap& heat() const noexcept;
+  const LaneSplit& lanes() const noexcept;
   ExpertStore& store() noexcept;
 
  private:

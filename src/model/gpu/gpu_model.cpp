@@ -835,7 +835,7 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
     m.step_end.record(m.stream.view());
     if (n_logits > 0 && !tops)
       cudaMemcpyAsync(logits, m.act.logits, n_logits * row_bytes, cudaMemcpyDeviceToHost, stream);
-    if (m.experts != nullptr) m.experts->serve(n, m.step_end);
+    if (m.experts != nullptr) m.experts->serve(kBuckets[b], m.step_end);
     m.stream.synchronize();
     if (m.experts != nullptr) m.experts->finish(n);
   } else {

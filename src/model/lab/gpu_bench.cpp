@@ -10,6 +10,7 @@
 
 #include "base/units.h"
 #include "device/device_info.h"
+#include "experts/lane_split.h"
 #include "gguf/gguf_file.h"
 #include "model/gpu/gpu_model.h"
 
@@ -115,6 +116,14 @@ int main(int argc, char** argv) {
         per_token(t.fetched_bytes, before.fetched_bytes) * 1e-6,
         per_token(t.streamed_bytes, before.streamed_bytes) * 1e-6, per_token(t.moved, before.moved),
         per_token(t.stall_ns, before.stall_ns) * 1e-3, static_cast<double>(t.max_stall_ns) * 1e-3);
+    const LaneSplit& lanes = model.experts()->lanes();
+    for (const int cold : {1, 2, 3, 4, 8}) {
+      fmt::print("  {} cold: fetches {};", cold, lanes.fetch(cold));
+      for (int f = 0; f <= std::min(cold, 4); ++f)
+        fmt::print(" {}: {:.0f} us (cpu {:.0f}, gpu {:.0f})", f, lanes.layer_us(cold, f),
+                   lanes.cpu_us(cold - f), lanes.gpu_us(f));
+      fmt::print("\n");
+    }
     before = t;
   };
   const auto time_steps = [&](int n_rows, int count, Commit commit, LogitsNeed need = LogitsNeed::Row) {
@@ -139,6 +148,7 @@ int main(int argc, char** argv) {
   if (only == "big") model.step({.rows = chain(prefill, 1, n_vocab)});
   if (wants("decode")) {
     model.step({.rows = chain(64, 1, n_vocab)});
+    before = model.expert_telemetry();
     const auto [wall, device] = time_steps(1, steps, Commit::All);
     fmt::print("decode at {}: {:.3f} ms wall ({:.0f} tok/s), {:.3f} ms device ({:.0f} tok/s, {:.0f} GB/s)\n",
                model.sequence(0).n_past(), wall, 1e3 / wall, device, 1e3 / device,
