@@ -215,6 +215,7 @@ class BenchCommand : public Command {
     context.engine = engine.info();
     if (!runs_on_processor(engine.info()) && bandwidth_)
       context.read_bytes_per_s = measure_gpu_read_bandwidth();  // decoding reads the card's memory
+    context.device_bytes = engine.plan().device_total_bytes;
     context.setup.n_ubatch = engine.n_batch();
     context.model_filename = model_.empty() ? "embedded" : resolve_model_path(model_);
     context.model_type = engine.config().describe(engine.info().n_params);
