@@ -410,6 +410,9 @@ class Refusals(ProgramTest):
     def test_three_words_for_one_thing(self):
         self.assertIn("one of them", self.refusal(USAGE, *ASK, "--expert-cache", "1G", "-cmoe"))
         self.assertIn("one of them", self.refusal(USAGE, *ASK, "-ncmoe", "3", "-cmoe"))
+        result = run(*QUICK, "--sweep-expert-cache", "--trace", "/tmp/never-written.json")
+        self.assertEqual(result.returncode, USAGE)
+        self.assertIn("--trace", result.stderr)
         result = run(*QUICK, "--expert-cache", "1G", "--sweep-expert-cache")
         self.assertEqual(result.returncode, USAGE)
         self.assertIn("one of them", result.stderr)
