@@ -130,6 +130,16 @@ class Budgets(ProgramTest):
         self.assertGreater(sum(r["expert_moves"] for r in self.bench("--expert-cache", "60%", "--no-warmup")), 0)
         self.assertEqual(sum(r["expert_moves"] for r in self.bench("--expert-cache", "60%", "--no-expert-swaps")), 0)
 
+    def test_ten_thousand_tokens_with_swaps_take_no_more_memory(self):
+        # A prompt borrows slots and gives them back: experts move in every repetition.
+        rows = json.loads(self.answer("bench", "-p", "0", "-n", "0", *("-pg", "40,10") * 4, "-r", "50", "--no-bandwidth", *SIM,
+                                      "--expert-cache", "40%", "-o", "json"))
+        self.assertEqual([len(r["samples_ns"]) for r in rows], [50] * 4)
+        for row in rows:
+            self.assertGreater(row["expert_moves"], 50)
+        # The first test touches everything; a byte lost for each expert moved or token run would show behind it.
+        self.assertLess(rows[-1]["rss_peak_bytes"] - rows[0]["rss_peak_bytes"], 4 << 20)
+
     def test_pinned_layers_are_wholly_hot(self):
         row = self.bench("--expert-cache", "60%", "--pin-layers", "4", "--no-expert-swaps")[1]
         self.assertGreaterEqual(row["all_hot_ratio"], 0.5)
@@ -239,7 +249,7 @@ class Traces(ProgramTest):
         lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
         self.assertEqual(list(lanes.values()), ["step", "device", "cpu", "fetch", "copy", "disk"])
         used = {lanes[e["tid"]] for e in events if e["ph"] == "X"}
-        self.assertTrue({"device", "cpu", "copy"} <= used, used)
+        self.assertTrue({"step", "device", "cpu", "copy"} <= used, used)
         for event in events:
             if event["ph"] != "X":
                 continue
@@ -400,6 +410,9 @@ class Refusals(ProgramTest):
     def test_three_words_for_one_thing(self):
         self.assertIn("one of them", self.refusal(USAGE, *ASK, "--expert-cache", "1G", "-cmoe"))
         self.assertIn("one of them", self.refusal(USAGE, *ASK, "-ncmoe", "3", "-cmoe"))
+        result = run(*QUICK, "--sweep-expert-cache", "--trace", "/tmp/never-written.json")
+        self.assertEqual(result.returncode, USAGE)
+        self.assertIn("--trace", result.stderr)
         result = run(*QUICK, "--expert-cache", "1G", "--sweep-expert-cache")
         self.assertEqual(result.returncode, USAGE)
         self.assertIn("one of them", result.stderr)
