@@ -5,6 +5,7 @@
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/expert_ffn/expert_ffn_cuda.h"
+#include "kernels/linear/dot_product.cuh"
 #include "kernels/linear/tile_product.cuh"
 #include "kernels/linear/warp_product.cuh"
 #include "kernels/row_ops/warp_ops.cuh"
@@ -34,8 +35,44 @@ __host__ __device__ constexpr int expert_split_log2(int n_cols, int n_warps) {
   return most < have ? most : have;
 }
 
+// What a block of a small step works on: some panels of one slot.
+struct SmallTile {
+  int first_panel, panels_here, split, warp, lane;
+  int panel, chunk, step;  // of this warp
+  const uint8_t* bytes;    // of its panel; nullptr: none
+
+  // `warp`: among the n_warps of the matrix. `panels` of a routed matrix counts from the expert's address.
+  __device__ __forceinline__ SmallTile(const DeviceMatrix& w, const uint8_t* base, int warp_, int n_warps)
+      : warp(warp_), lane(threadIdx.x % 32) {
+    split = expert_split_log2(w.n_cols, n_warps);
+    panels_here = n_warps >> split;
+    first_panel = blockIdx.x * panels_here;
+    panel = first_panel + (warp >> split);
+    chunk = warp & ((1 << split) - 1);
+    step = 1 << split;
+    bytes =
+        panel * 16 < w.n_rows ? base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes : nullptr;
+  }
+};
+
+// part = the warp's share for `n_acts` <= 8 activation rows: integer dot products read the weights once for up
+// to four rows. `row_of(a)`: of x.
+template <class RowOf, class Ready>
+__device__ __forceinline__ void slot_dot(const DeviceMatrix& w, const SmallTile& tile, const DeviceActs& x,
+                                         const RowOf& row_of, int n_acts, float* part, const Ready& ready) {
+  const auto run = [&]<int kActs>(int first, const auto& when) {
+    const auto row = [&](int a) { return row_of(first + min(a, n_acts - first - 1)); };
+    dot_product<kActs>(w, tile.bytes, tile.chunk, tile.step, StoredActs{x, row}, tile.lane,
+                       part + first * 16, when);
+  };
+  if (n_acts == 1) return run.template operator()<1>(0, ready);
+  if (n_acts == 2) return run.template operator()<2>(0, ready);
+  run.template operator()<4>(0, ready);
+  if (n_acts > 4) run.template operator()<4>(4, [] {});
+}
+
 template <bool kDot>
-__global__ void __launch_bounds__(64 * kInWarps, kDot ? 3 : 4)
+__global__ void __launch_bounds__(64 * kInWarps, kDot ? 2 : 4)
     expert_in_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
   __shared__ __align__(16) float part[2 * kInWarps][kPartFloats];
   extern __shared__ __align__(16) std::byte stages[];
@@ -45,34 +82,36 @@ __global__ void __launch_bounds__(64 * kInWarps, kDot ? 3 : 4)
   const uint8_t* const base = slot.base;
   const int first = slot.first, n_acts = slot.count;
   if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots) return;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
   const DeviceMatrix& w =
       warp < kInWarps ? (base == nullptr ? a.shared_gate : a.gate) : (base == nullptr ? a.shared_up : a.up);
-  const int split = expert_split_log2(w.n_cols, kInWarps), panels_here = kInWarps >> split;
-  const int first_panel = blockIdx.x * panels_here;
-  const int panel = first_panel + (warp % kInWarps >> split);
-  // `panels` of a routed matrix counts from the expert's address.
-  warp_product<1, kDot>(
-      w, panel * 16 < w.n_rows ? base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes : nullptr,
-      warp & ((1 << split) - 1), 1 << split, a.x, [&](int p) { return slot.rows[p]; }, n_acts, lane,
-      stages + warp * a.stage_bytes, part[warp], [] {});
+  const SmallTile tile(w, base, warp % kInWarps, kInWarps);
+  const auto row_of = [&](int p) { return slot.rows[p]; };
+  if constexpr (kDot)
+    slot_dot(w, tile, a.x, row_of, n_acts, part[warp], [] {});
+  else
+    warp_product<1>(w, tile.bytes, tile.chunk, tile.step, a.x, row_of, n_acts, tile.lane,
+                    stages + warp * a.stage_bytes, part[warp], [] {});
   __syncthreads();
   const ActsOut hidden = acts_out(a.hidden);
-  for (int i = threadIdx.x; i < panels_here * 16 * n_acts; i += 64 * kInWarps) {
-    const int r = i & 15, p = (i >> 4) & (panels_here - 1), act = (i >> 4) / panels_here;
-    const int row = (first_panel + p) * 16 + r;
-    if (row >= w.n_rows) continue;
+  for (int i = threadIdx.x; i < tile.panels_here * 16 * n_acts; i += 64 * kInWarps) {
+    const int r = i & 15, p = (i >> 4) & (tile.panels_here - 1), act = (i >> 4) / tile.panels_here;
+    const int row = (tile.first_panel + p) * 16 + r;
+    if (row - r >= w.n_rows) continue;
     float gate = 0.0f, up = 0.0f;
-    for (int s = 0; s < 1 << split; ++s) {
-      gate += part[(p << split) + s][act * 16 + r];
-      up += part[kInWarps + (p << split) + s][act * 16 + r];
+    for (int s = 0; s < tile.step; ++s) {
+      gate += part[p * tile.step + s][act * 16 + r];
+      up += part[kInWarps + p * tile.step + s][act * 16 + r];
     }
-    hidden.put(first + act, row, silu(gate) * up);
+    const float value = row < w.n_rows ? silu(gate) * up : 0.0f;
+    if (row < w.n_rows) hidden.put(first + act, row, value);
+    if (a.hidden.i8 != nullptr)
+      store_dot_act(static_cast<DotActs*>(a.hidden.i8) + (first + act) * a.hidden.i8_stride, row, value);
   }
 }
 
 template <bool kDot>
-__global__ void __launch_bounds__(32 * kOutWarps, kDot ? 3 : 4)
+__global__ void __launch_bounds__(32 * kOutWarps, kDot ? 2 : 4)
     expert_out_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
   __shared__ __align__(16) float part[kOutWarps][kPartFloats];
   extern __shared__ __align__(16) std::byte stages[];
@@ -84,23 +123,24 @@ __global__ void __launch_bounds__(32 * kOutWarps, kDot ? 3 : 4)
     wait_for_inputs();
     return;
   }
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
   const DeviceMatrix& w = base == nullptr ? a.shared_down : a.down;
-  const int split = expert_split_log2(w.n_cols, kOutWarps), panels_here = kOutWarps >> split;
-  const int first_panel = blockIdx.x * panels_here;
-  const int panel = first_panel + (warp >> split);
-  const DeviceActs x{a.hidden.f16, a.hidden.f32, a.hidden.f16_stride, a.hidden.f32_stride, a.hidden.scale};
-  warp_product<1, kDot>(
-      w, panel * 16 < w.n_rows ? base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes : nullptr,
-      warp & ((1 << split) - 1), 1 << split, x, [&](int p) { return first + p; }, n_acts, lane,
-      stages + warp * a.stage_bytes, part[warp], [] { wait_for_inputs(); });
+  const SmallTile tile(w, base, warp, kOutWarps);
+  const DeviceActs x = a.hidden.read();
+  const auto row_of = [&](int p) { return first + p; };
+  const auto ready = [] { wait_for_inputs(); };
+  if constexpr (kDot)
+    slot_dot(w, tile, x, row_of, n_acts, part[warp], ready);
+  else
+    warp_product<1>(w, tile.bytes, tile.chunk, tile.step, x, row_of, n_acts, tile.lane,
+                    stages + warp * a.stage_bytes, part[warp], ready);
   __syncthreads();
-  for (int i = threadIdx.x; i < panels_here * 16 * n_acts; i += 32 * kOutWarps) {
-    const int r = i & 15, p = (i >> 4) & (panels_here - 1), act = (i >> 4) / panels_here;
-    const int row = (first_panel + p) * 16 + r;
+  for (int i = threadIdx.x; i < tile.panels_here * 16 * n_acts; i += 32 * kOutWarps) {
+    const int r = i & 15, p = (i >> 4) & (tile.panels_here - 1), act = (i >> 4) / tile.panels_here;
+    const int row = (tile.first_panel + p) * 16 + r;
     if (row >= w.n_rows) continue;
     float sum = 0.0f;
-    for (int s = 0; s < 1 << split; ++s) sum += part[(p << split) + s][act * 16 + r];
+    for (int s = 0; s < tile.step; ++s) sum += part[p * tile.step + s][act * 16 + r];
     a.y[static_cast<int64_t>(first + act) * a.n_embd + row] = sum;
   }
 }
@@ -227,25 +267,29 @@ void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept {
     }();
     static_cast<void>(ready);
     const auto all_dot = [&](std::initializer_list<const DeviceMatrix*> matrices) {
-      bool dot = args.max_slot_rows == 1;
+      bool dot = true;
       for (const DeviceMatrix* m : matrices) dot = dot && (m->n_rows == 0 || has_dot(m->dtype));
       return dot;
     };
     const auto stage = [&](std::initializer_list<const DeviceMatrix*> matrices, int n_warps, bool dot) {
       int bytes = 0;
+      if (dot) return bytes;
       for (const DeviceMatrix* m : matrices) {
         if (m->n_rows == 0) continue;
         const int needed =
             warp_stage_bytes(*m, args.max_slot_rows,
-                             chunks_per_warp(m->n_cols, 1 << expert_split_log2(m->n_cols, n_warps)), dot);
+                             chunks_per_warp(m->n_cols, 1 << expert_split_log2(m->n_cols, n_warps)));
         if (needed > bytes) bytes = needed;
       }
       return bytes;
     };
     const unsigned slots = static_cast<unsigned>(args.max_slots);
     DeviceExpertArgs in = args, out = args;
-    const bool in_dot = all_dot({&args.gate, &args.up, &args.shared_gate, &args.shared_up}),
-               out_dot = all_dot({&args.down, &args.shared_down});
+    const bool in_dot = args.x.i8 != nullptr &&
+                        all_dot({&args.gate, &args.up, &args.shared_gate, &args.shared_up}),
+               out_dot = args.hidden.i8 != nullptr && all_dot({&args.down, &args.shared_down});
+    if (out_dot) in.hidden.f16 = nullptr, in.hidden.f32 = nullptr;
+    if (!out_dot) in.hidden.i8 = nullptr;
     in.stage_bytes = stage({&args.gate, &args.up, &args.shared_gate, &args.shared_up}, kInWarps, in_dot);
     out.stage_bytes = stage({&args.down, &args.shared_down}, kOutWarps, out_dot);
     launch(in_dot ? expert_in_small_kernel<true> : expert_in_small_kernel<false>,

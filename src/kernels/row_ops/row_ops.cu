@@ -1,6 +1,8 @@
 // One block per row. Bytes are few; what counts is that there is one launch between two products.
 #include "base/units.h"
 #include "device/launch.cuh"
+#include "kernels/linear/dot_product.cuh"
+#include "kernels/row_ops/conv_shift.cuh"
 #include "kernels/row_ops/row_ops_cuda.h"
 #include "kernels/row_ops/warp_ops.cuh"
 
@@ -21,31 +23,6 @@ __global__ void embed_kernel(DeviceMatrix table, const int32_t* tokens, float* x
 }
 
 constexpr int kNormThreads = 512;
-
-constexpr int kMaxColumns = 7;  // stored columns of a channel
-
-__device__ void shift_conv(const ConvShiftArgs& c, int block) {
-  const int blocks_of_group = (c.n_channels + kNormThreads - 1) / kNormThreads;
-  const int group = block / blocks_of_group, channel = block % blocks_of_group * kNormThreads + threadIdx.x;
-  if (group >= *c.n_groups || channel >= c.n_channels) return;
-  const int rows = c.group_rows[group];
-  float* const state = c.state + c.group_sequence[group] * c.sequence_stride + channel;
-  const float* const input = c.input + static_cast<int64_t>(c.group_begin[group]) * c.n_channels + channel;
-  // All reads first, so that they run together.
-  float columns[kMaxColumns];
-#pragma unroll
-  for (int k = 0; k < kMaxColumns; ++k) {
-    if (k >= c.taps - 1) break;
-    const int from = rows - (c.taps - 1) + k;  // row of the step, or an older column
-    columns[k] =
-        from >= 0 ? input[static_cast<int64_t>(from) * c.n_channels] : state[(k + rows) * c.n_channels];
-  }
-#pragma unroll
-  for (int k = 0; k < kMaxColumns; ++k) {
-    if (k >= c.taps - 1) break;
-    state[k * c.n_channels] = columns[k];
-  }
-}
 
 // kNormFloat4: pieces of a thread.
 template <int kNormFloat4>
@@ -119,6 +96,8 @@ __global__ void __launch_bounds__(kNormThreads)
       *reinterpret_cast<uint2*>(h.f16 + row * h.f16_stride + act_place(4 * c)) =
           *reinterpret_cast<const uint2*>(pair);
     }
+    // Columns come in 32s where this form is asked for: the 16 columns of a scale are in one warp.
+    if (a.h.i8 != nullptr) store_dot_acts(static_cast<DotActs*>(a.h.i8) + row * a.h.i8_stride, c, y);
   }
   if (a.shared_gate != nullptr && threadIdx.x == 0) a.shared_logit[row] = dot * scale;
 }
@@ -132,10 +111,7 @@ void embed_cuda(const DeviceMatrix& table, const int32_t* tokens, int n_rows, fl
 }
 
 void residual_norm_cuda(const ResidualNormArgs& args, StreamView stream) noexcept {
-  int conv_blocks = 0;
-  if (args.conv.state != nullptr)
-    conv_blocks = args.conv.max_groups * ceil_div(args.conv.n_channels, kNormThreads);
-  const unsigned blocks = static_cast<unsigned>(args.n_rows + conv_blocks);
+  const unsigned blocks = static_cast<unsigned>(args.n_rows + shift_conv_blocks(args.conv, kNormThreads));
   const int pieces = ceil_div(args.n_embd, 4 * kNormThreads);
   launch(pieces <= 1   ? residual_norm_kernel<1>
          : pieces <= 2 ? residual_norm_kernel<2>

@@ -106,6 +106,24 @@ int main(int argc, char** argv) {
                static_cast<double>(bytes_per_token) / device / 1e6);
     std::fflush(stdout);
   }
+  if (only == "ablate") {
+    model.step({.rows = chain(64, 1, n_vocab)});
+    const double all = time_steps(1, 60, Commit::All).second;
+    const struct {
+      int mask;
+      const char* name;
+    } parts[] = {{1, "norm1"}, {2, "in"},         {4, "delta"},       {128, "attention"}, {8, "out"}, {16, "norm2"},
+                 {32, "route"}, {64, "experts"}, {256, "head"}, {511 - 2, "only in"}, {511 - 64, "only experts"}, {511 - 8, "only out"}, {511 - 17, "only norms"}, {511 - 4, "only delta"}, {511-32, "only route"}, {511, "nothing"}};
+    fmt::print("all {:.1f} us\n", all * 1e3);
+    for (const auto& part : parts) {
+      model.lab_record(part.mask);
+      const double t = time_steps(1, 60, Commit::All).second;
+      fmt::print("without {:14} {:8.1f} us, {:8.1f} us less, {:.2f} a layer\n", part.name, t * 1e3, (all - t) * 1e3,
+                 (all - t) * 1e3 / model.config().n_layer);
+      model.lab_record(0);
+      time_steps(1, 3, Commit::All);
+    }
+  }
   if (wants("rows")) {
     double one = 0;
     for (const int n : {1, 2, 4, 8, 16, 32, 64}) {

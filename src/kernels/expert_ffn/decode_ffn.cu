@@ -1,0 +1,313 @@
+// One row. Bytes are few per launch (35B-A3B: 3, 9.4 and 5.3 MB), so what counts is the chain of waits: every
+// launch asks for its weights before it waits for the one before, norms are made by their readers, and sums
+// over experts by the block that has all of them.
+//
+//   front: blocks 0 .. 63 multiply 16 rows x 512 columns of the router; the last one to finish chooses. The
+//          blocks behind them compute the shared expert's gate and up, which depend on no choice, and the
+//          last ones shift the convolution's columns of the DeltaNet before.
+//   in:    a block has 16 rows of gate and of up of one expert, a warp per 256 columns of each: all 256 blocks
+//          are resident at once.
+//   out:   a block has 16 rows of down of all experts, a warp per 256 columns (18 warps, 128 blocks).
+#include "base/units.h"
+#include "device/launch.cuh"
+#include "kernels/expert_ffn/decode_ffn_cuda.h"
+#include "kernels/linear/dot_product.cuh"
+#include "kernels/route_topk/route_choose.cuh"
+#include "kernels/row_ops/conv_shift.cuh"
+#include "kernels/row_ops/warp_ops.cuh"
+
+namespace thermo {
+namespace {
+
+constexpr int kFrontThreads = 256;
+constexpr int kInThreads = 512;
+constexpr int kMaxOutWarps = 20;
+
+struct FrontPlan {
+  DecodeFfnArgs a;
+  int router_blocks, shared_blocks;
+};
+
+// silu(gate) * up of 16 rows, from the sums of n_warps warps each, to the int8 form.
+__device__ __forceinline__ void store_hidden(const DecodeFfnArgs& a, const float (*gate)[16],
+                                             const float (*up)[16], int n_warps, float scale, int panel,
+                                             int n_rows, int slot) {
+  const int r = threadIdx.x, row = panel * 16 + r;
+  float g = 0.0f, u = 0.0f;
+  for (int s = 0; s < n_warps; ++s) g += gate[s][r], u += up[s][r];
+  const float value = row < n_rows ? silu(g * scale) * (u * scale) : 0.0f;
+  store_dot_act(static_cast<DotActs*>(a.hidden) + slot * a.hidden_stride, row, value);
+}
+
+template <DType T>
+__device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[16], float* squares) {
+  constexpr int kLoads = 8, kWarps = kFrontThreads / 32;
+  const DecodeFfnArgs& a = plan.a;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q = lane & 3;
+  const int panel = blockIdx.x / kRouterParts, k_part = blockIdx.x % kRouterParts;
+  const int n_cols = a.n_embd, n_expert = a.config.n_expert, n_used = a.config.n_expert_used;
+  const int share = (n_cols + kRouterParts * kWarps - 1) / (kRouterParts * kWarps);
+  const int begin = (k_part * kWarps + warp) * share, end = min(n_cols, begin + share);
+  const uint8_t* const weights = a.router.panels + panel * a.router.panel_bytes;
+  const bool has_gate = blockIdx.x == 0 && a.shared_weight != nullptr;
+  float4 w[kLoads];
+  float norm[kLoads];
+  const auto load = [&](int from) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int c = from + lane / 4 + 8 * i;
+      w[i] = c < end ? load_column<T>(weights, c, q) : float4{0, 0, 0, 0};
+      norm[i] = c < end ? __ldg(a.norm.weight + c) : 0.0f;
+    }
+  };
+  load(begin);
+  // Where the experts lie: needed when time is short.
+  constexpr int kBases = 8;
+  const uint8_t* base[kBases];
+  if (warp == 0)
+#pragma unroll
+    for (int i = 0; i < kBases; ++i)
+      base[i] = lane + 32 * i < n_expert ? a.base[lane + 32 * i] : nullptr;
+  allow_next();
+  wait_for_inputs();
+
+  float square = 0.0f, dot = 0.0f, acc[4] = {};
+  for (int from = begin; from < end; from += 8 * kLoads) {
+    if (from != begin) load(from);
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const float x = a.norm.x[min(from + lane / 4 + 8 * i, n_cols - 1)] * norm[i];
+      acc[0] = fmaf(w[i].x, x, acc[0]);
+      acc[1] = fmaf(w[i].y, x, acc[1]);
+      acc[2] = fmaf(w[i].z, x, acc[2]);
+      acc[3] = fmaf(w[i].w, x, acc[3]);
+    }
+  }
+  for (int c = threadIdx.x; c < n_cols / 4; c += kFrontThreads) {
+    const float4 x = reinterpret_cast<const float4*>(a.norm.x)[c];
+    square += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+    if (has_gate) {
+      const float4 n = __ldg(reinterpret_cast<const float4*>(a.norm.weight) + c),
+                   g = __ldg(reinterpret_cast<const float4*>(a.shared_weight) + c);
+      dot += x.x * n.x * g.x + x.y * n.y * g.y + x.z * n.z * g.z + x.w * n.w * g.w;
+    }
+  }
+  scatter_sums(acc, lane);
+  square = warp_sum(square);
+  if (has_gate) dot = warp_sum(dot);
+  if (lane < 16) part[warp][4 * q + 2 * ((lane >> 2) & 1) + ((lane >> 3) & 1)] = acc[0];
+  if (lane == 0) {
+    squares[warp] = square;
+    squares[kWarps + warp] = dot;
+  }
+  __syncthreads();
+  if (warp != 0) return;
+  const float scale = norm_scale(squares, kWarps, n_cols, a.norm.eps);
+  const int e = panel * 16 + lane;
+  if (lane < 16 && e < n_expert) {
+    float sum = 0.0f;
+    for (int s = 0; s < kWarps; ++s) sum += part[s][lane];
+    a.routes.partial[k_part * n_expert + e] = sum * scale;
+  }
+  if (has_gate && lane == 0) {
+    dot = 0.0f;
+    for (int s = 0; s < kWarps; ++s) dot += squares[kWarps + s];
+    a.routes.pair_weight[n_used] = sigmoid_device(dot * scale);
+  }
+  // Release of this block's sums, acquire of the others': through lane 0.
+  __syncwarp();
+  bool last = false;
+  if (lane == 0) last = count_up(a.routes.counter) == static_cast<uint32_t>(plan.router_blocks) - 1;
+  if (!__shfl_sync(0xffffffffu, last, 0)) return;
+  if (lane == 0) *a.routes.counter = 0;
+  int id;
+  float weight;
+  choose_any(
+      a.config,
+      [&](int expert) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int p = 0; p < kRouterParts; ++p) sum += __ldcg(a.routes.partial + p * n_expert + expert);
+        return sum;
+      },
+      a.bias, lane, id, weight);
+  const uint8_t* chosen_base = nullptr;
+  if (n_expert <= 32 * kBases) {
+#pragma unroll
+    for (int i = 0; i < kBases; ++i) {
+      const uint8_t* const from = reinterpret_cast<const uint8_t*>(
+          __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(base[i]), id & 31));
+      if (id >> 5 == i) chosen_base = from;
+    }
+  } else if (lane < n_used) {
+    chosen_base = a.base[id];
+  }
+  if (lane < n_used) {
+    DeviceSlot& slot = a.routes.slots[lane];
+    slot.base = chosen_base;
+    slot.expert = id;
+    slot.first = lane;
+    slot.count = 1;
+    slot.rows[0] = 0;
+    a.routes.pair_weight[lane] = weight;
+  }
+}
+
+template <DType T>
+__global__ void __launch_bounds__(kFrontThreads, 3) decode_front_kernel(const __grid_constant__ FrontPlan plan) {
+  constexpr int kWarps = kFrontThreads / 32;
+  __shared__ __align__(16) float part[kWarps][16];
+  __shared__ float squares[2 * kWarps];
+  extern __shared__ __align__(16) std::byte stages[];
+  const DecodeFfnArgs& a = plan.a;
+  const int block = static_cast<int>(blockIdx.x);
+  if (block < plan.router_blocks) return route<T>(plan, part, squares);
+  if (block >= plan.router_blocks + plan.shared_blocks) {
+    allow_next();
+    wait_for_inputs();
+    return shift_conv(a.conv, block - plan.router_blocks - plan.shared_blocks);
+  }
+  DotActs* const stage = reinterpret_cast<DotActs*>(stages);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int panel = block - plan.router_blocks;
+  const DeviceMatrix& w = warp < kWarps / 2 ? a.shared_gate : a.shared_up;
+  NormWeights norm_weights;
+  norm_weights.load(a.norm.weight, a.n_embd, warp, lane);
+  dot_product<1>(w, w.panels + panel * w.panel_bytes, warp % (kWarps / 2), kWarps / 2, SharedActs{stage},
+                 lane, part[warp], [&] {
+                   allow_next();
+                   wait_for_inputs();
+                   make_norm_acts(a.norm.x, a.norm.weight, norm_weights, a.n_embd, warp, kWarps, lane, stage,
+                                  squares);
+                   __syncthreads();
+                 });
+  __syncthreads();
+  if (threadIdx.x < 16)
+    store_hidden(a, part, part + kWarps / 2, kWarps / 2, norm_scale(squares, kWarps, a.n_embd, a.norm.eps),
+                 panel, w.n_rows, a.config.n_expert_used);
+}
+
+template <DType T>
+__global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_constant__ DecodeFfnArgs a) {
+  constexpr int kWarps = kInThreads / 32;
+  __shared__ __align__(16) float part[kWarps][16];
+  __shared__ float squares[kWarps];
+  extern __shared__ __align__(16) std::byte stages[];
+  DotActs* const stage = reinterpret_cast<DotActs*>(stages);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int panel = blockIdx.x;
+  const DeviceMatrix& w = warp < kWarps / 2 ? a.gate : a.up;
+  NormWeights norm_weights;
+  norm_weights.load(a.norm.weight, a.n_embd, warp, lane);
+  wait_for_inputs();
+  allow_next();  // after the wait: the next kernel reads the slots before its own
+  const uint8_t* const base = a.routes.slots[blockIdx.y].base;
+  dot_product_of<T, 1>(w, base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes, warp % (kWarps / 2),
+                 kWarps / 2, SharedActs{stage}, lane, part[warp], [&] {
+                   make_norm_acts(a.norm.x, a.norm.weight, norm_weights, a.n_embd, warp, kWarps, lane, stage,
+                                  squares);
+                   __syncthreads();
+                 });
+  __syncthreads();
+  if (threadIdx.x < 16)
+    store_hidden(a, part, part + kWarps / 2, kWarps / 2, norm_scale(squares, kWarps, a.n_embd, a.norm.eps),
+                 panel, w.n_rows, blockIdx.y);
+}
+
+struct OutPlan {
+  DecodeFfnArgs a;
+  int chunks, shared_chunks;  // of a routed matrix (0: none), of the shared one
+};
+
+// T: the type of all matrices; F32: they differ.
+template <DType T>
+__global__ void __launch_bounds__(32 * kMaxOutWarps, 1) decode_out_kernel(const __grid_constant__ OutPlan plan) {
+  extern __shared__ __align__(16) float parts[];  // [items][16]
+  const DecodeFfnArgs& a = plan.a;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
+  const int n_used = a.config.n_expert_used, routed_items = n_used * plan.chunks,
+            items = routed_items + plan.shared_chunks;
+  const int panel = blockIdx.x;
+  allow_next();
+  const DeviceActs x{.i8 = a.hidden, .i8_stride = a.hidden_stride};
+  const auto run = [&](int item, const auto& ready) {
+    const bool routed = item < routed_items;
+    const int slot = routed ? item / plan.chunks : n_used;
+    const int chunk = routed ? item - slot * plan.chunks : item - routed_items;
+    const DeviceMatrix& w = routed ? a.down : a.shared_down;
+    const uint8_t* const base = routed ? a.routes.slots[slot].base : nullptr;
+    const auto row_of = [slot](int) { return slot; };
+    const uint8_t* const bytes = base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes;
+    if constexpr (T == DType::F32)
+      dot_product<1>(w, bytes, chunk, 1 << 24, StoredActs{x, row_of}, lane, parts + item * 16, ready);
+    else
+      dot_product_of<T, 1>(w, bytes, chunk, 1 << 24, StoredActs{x, row_of}, lane, parts + item * 16, ready);
+  };
+  run(warp, [] { wait_for_inputs(); });
+#pragma unroll 1
+  for (int item = warp + n_warps; item < items; item += n_warps) run(item, [] {});
+  __syncthreads();
+  const int row = panel * 16 + threadIdx.x;
+  if (threadIdx.x >= 16 || row >= a.n_embd) return;
+  float sum = a.x[row];
+#pragma unroll 1
+  for (int slot = 0; slot < (routed_items > 0 ? n_used : 0); ++slot) {
+    float y = 0.0f;
+#pragma unroll 2
+    for (int c = 0; c < plan.chunks; ++c) y += parts[(slot * plan.chunks + c) * 16 + threadIdx.x];
+    sum = fmaf(a.routes.pair_weight[slot], y, sum);
+  }
+  float y = 0.0f;
+#pragma unroll 4
+  for (int c = 0; c < plan.shared_chunks; ++c) y += parts[(routed_items + c) * 16 + threadIdx.x];
+  if (plan.shared_chunks > 0)
+    sum = fmaf(a.shared_weight == nullptr ? 1.0f : a.routes.pair_weight[n_used], y, sum);
+  a.x[row] = sum;
+}
+
+}  // namespace
+
+bool decode_ffn_possible(const DecodeFfnArgs& a) noexcept {
+  const auto good = [](const DeviceMatrix& m) { return m.n_rows == 0 || has_dot(m.dtype); };
+  return good(a.gate) && a.gate.dtype == a.up.dtype && good(a.down) && good(a.shared_gate) && good(a.shared_up) &&
+         good(a.shared_down) &&
+         (a.config.n_expert == 0 || (is_float_type(a.router.dtype) && a.config.n_expert_used < 32));
+}
+
+void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
+  FrontPlan front{.a = args, .router_blocks = 0, .shared_blocks = ceil_div(args.shared_gate.n_rows, 16)};
+  const bool routed = args.config.n_expert > 0;
+  if (routed) front.router_blocks = kRouterParts * ceil_div(args.config.n_expert, 16);
+  const size_t acts = sizeof(DotActs) * static_cast<size_t>(dot_chunks(args.n_embd));
+  const unsigned blocks = static_cast<unsigned>(front.router_blocks + front.shared_blocks +
+                                                shift_conv_blocks(args.conv, kFrontThreads));
+  launch(!routed || args.router.dtype == DType::F32 ? decode_front_kernel<DType::F32>
+         : args.router.dtype == DType::F16          ? decode_front_kernel<DType::F16>
+                                                    : decode_front_kernel<DType::BF16>,
+         blocks, kFrontThreads, acts, stream, front);
+  if (routed) {
+    const dim3 grid(static_cast<unsigned>(ceil_div(args.gate.n_rows, 16)),
+                    static_cast<unsigned>(args.config.n_expert_used));
+    launch(args.gate.dtype == DType::Q4_K   ? decode_in_kernel<DType::Q4_K>
+           : args.gate.dtype == DType::Q5_K ? decode_in_kernel<DType::Q5_K>
+           : args.gate.dtype == DType::Q6_K ? decode_in_kernel<DType::Q6_K>
+                                            : decode_in_kernel<DType::Q8_0>,
+           grid, kInThreads, acts, stream, args);
+  }
+  OutPlan out{.a = args,
+              .chunks = routed ? dot_chunks(args.down.n_cols) : 0,
+              .shared_chunks = args.shared_down.n_rows > 0 ? dot_chunks(args.shared_down.n_cols) : 0};
+  const int items = args.config.n_expert_used * out.chunks + out.shared_chunks;
+  const int rounds = ceil_div(items, kMaxOutWarps), n_warps = ceil_div(items, rounds);
+  const bool mixed = routed && out.shared_chunks > 0 && args.down.dtype != args.shared_down.dtype;
+  const DType type = mixed ? DType::F32 : routed ? args.down.dtype : args.shared_down.dtype;
+  launch(type == DType::F32    ? decode_out_kernel<DType::F32>
+         : type == DType::Q4_K ? decode_out_kernel<DType::Q4_K>
+         : type == DType::Q5_K ? decode_out_kernel<DType::Q5_K>
+         : type == DType::Q6_K ? decode_out_kernel<DType::Q6_K>
+                               : decode_out_kernel<DType::Q8_0>,
+         static_cast<unsigned>(ceil_div(args.n_embd, 16)),
+         32 * static_cast<unsigned>(n_warps), sizeof(float) * 16 * static_cast<size_t>(items), stream, out);
+}
+
+}  // namespace thermo
