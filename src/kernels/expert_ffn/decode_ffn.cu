@@ -5,7 +5,8 @@
 //   front: blocks 0 .. 63 multiply 16 rows x 512 columns of the router; the last one to finish chooses. The
 //          blocks behind them compute the shared expert's gate and up, which depend on no choice, and the
 //          last ones shift the convolution's columns of the DeltaNet before.
-//   in:    a block has 16 rows of gate and of up of one expert, a warp per 256 columns of each: all 256 blocks
+//   in:    a block has 16 rows of gate and of up of one expert, a warp per 256 columns of each: all 256
+//   blocks
 //          are resident at once.
 //   out:   a block has 16 rows of down of all experts, a warp per 256 columns (18 warps, 128 blocks).
 #include "base/units.h"
@@ -25,8 +26,19 @@ constexpr int kMaxOutWarps = 20;
 
 struct FrontPlan {
   DecodeFfnArgs a;
-  int router_blocks, shared_blocks;
+  int router_blocks, shared_blocks, conv_blocks;
 };
+
+constexpr int kPrefetchBlocks = 64;
+
+// Lines of the next matrices, to L2.
+__device__ __forceinline__ void prefetch(const DecodeFfnArgs& a, int block) {
+  for (const DevicePrefetch& p : a.next) {
+    for (size_t at = (static_cast<size_t>(block) * kFrontThreads + threadIdx.x) * 128; at < p.bytes;
+         at += static_cast<size_t>(kPrefetchBlocks) * kFrontThreads * 128)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(p.from + at));
+  }
+}
 
 // silu(gate) * up of 16 rows, from the sums of n_warps warps each, to the int8 form.
 __device__ __forceinline__ void store_hidden(const DecodeFfnArgs& a, const float (*gate)[16],
@@ -61,37 +73,44 @@ __device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[16], 
     }
   };
   load(begin);
-  // Where the experts lie: needed when time is short.
-  constexpr int kBases = 8;
-  const uint8_t* base[kBases];
-  if (warp == 0)
-#pragma unroll
-    for (int i = 0; i < kBases; ++i)
-      base[i] = lane + 32 * i < n_expert ? a.base[lane + 32 * i] : nullptr;
   allow_next();
   wait_for_inputs();
 
+  // All loads first: one trip to L2.
+  constexpr int kRowLoads = 2;
+  const float4* const row = reinterpret_cast<const float4*>(a.norm.x);
+  float4 x4[kRowLoads];
+#pragma unroll
+  for (int i = 0; i < kRowLoads; ++i) {
+    const int c = threadIdx.x + i * kFrontThreads;
+    x4[i] = c < n_cols / 4 ? row[c] : float4{0, 0, 0, 0};
+  }
   float square = 0.0f, dot = 0.0f, acc[4] = {};
   for (int from = begin; from < end; from += 8 * kLoads) {
     if (from != begin) load(from);
+    float x[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) x[i] = a.norm.x[min(from + lane / 4 + 8 * i, n_cols - 1)];
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const float x = a.norm.x[min(from + lane / 4 + 8 * i, n_cols - 1)] * norm[i];
-      acc[0] = fmaf(w[i].x, x, acc[0]);
-      acc[1] = fmaf(w[i].y, x, acc[1]);
-      acc[2] = fmaf(w[i].z, x, acc[2]);
-      acc[3] = fmaf(w[i].w, x, acc[3]);
+      x[i] *= norm[i];
+      acc[0] = fmaf(w[i].x, x[i], acc[0]);
+      acc[1] = fmaf(w[i].y, x[i], acc[1]);
+      acc[2] = fmaf(w[i].z, x[i], acc[2]);
+      acc[3] = fmaf(w[i].w, x[i], acc[3]);
     }
   }
-  for (int c = threadIdx.x; c < n_cols / 4; c += kFrontThreads) {
-    const float4 x = reinterpret_cast<const float4*>(a.norm.x)[c];
+  const auto add_row = [&](const float4& x, int c) {
     square += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
-    if (has_gate) {
+    if (has_gate && c < n_cols / 4) {
       const float4 n = __ldg(reinterpret_cast<const float4*>(a.norm.weight) + c),
                    g = __ldg(reinterpret_cast<const float4*>(a.shared_weight) + c);
       dot += x.x * n.x * g.x + x.y * n.y * g.y + x.z * n.z * g.z + x.w * n.w * g.w;
     }
-  }
+  };
+#pragma unroll
+  for (int i = 0; i < kRowLoads; ++i) add_row(x4[i], threadIdx.x + i * kFrontThreads);
+  for (int c = threadIdx.x + kRowLoads * kFrontThreads; c < n_cols / 4; c += kFrontThreads) add_row(row[c], c);
   scatter_sums(acc, lane);
   square = warp_sum(square);
   if (has_gate) dot = warp_sum(dot);
@@ -114,47 +133,11 @@ __device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[16], 
     for (int s = 0; s < kWarps; ++s) dot += squares[kWarps + s];
     a.routes.pair_weight[n_used] = sigmoid_device(dot * scale);
   }
-  // Release of this block's sums, acquire of the others': through lane 0.
-  __syncwarp();
-  bool last = false;
-  if (lane == 0) last = count_up(a.routes.counter) == static_cast<uint32_t>(plan.router_blocks) - 1;
-  if (!__shfl_sync(0xffffffffu, last, 0)) return;
-  if (lane == 0) *a.routes.counter = 0;
-  int id;
-  float weight;
-  choose_any(
-      a.config,
-      [&](int expert) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int p = 0; p < kRouterParts; ++p) sum += __ldcg(a.routes.partial + p * n_expert + expert);
-        return sum;
-      },
-      a.bias, lane, id, weight);
-  const uint8_t* chosen_base = nullptr;
-  if (n_expert <= 32 * kBases) {
-#pragma unroll
-    for (int i = 0; i < kBases; ++i) {
-      const uint8_t* const from = reinterpret_cast<const uint8_t*>(
-          __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(base[i]), id & 31));
-      if (id >> 5 == i) chosen_base = from;
-    }
-  } else if (lane < n_used) {
-    chosen_base = a.base[id];
-  }
-  if (lane < n_used) {
-    DeviceSlot& slot = a.routes.slots[lane];
-    slot.base = chosen_base;
-    slot.expert = id;
-    slot.first = lane;
-    slot.count = 1;
-    slot.rows[0] = 0;
-    a.routes.pair_weight[lane] = weight;
-  }
 }
 
 template <DType T>
-__global__ void __launch_bounds__(kFrontThreads, 3) decode_front_kernel(const __grid_constant__ FrontPlan plan) {
+__global__ void __launch_bounds__(kFrontThreads, 3)
+    decode_front_kernel(const __grid_constant__ FrontPlan plan) {
   constexpr int kWarps = kFrontThreads / 32;
   __shared__ __align__(16) float part[kWarps][16];
   __shared__ float squares[2 * kWarps];
@@ -163,9 +146,12 @@ __global__ void __launch_bounds__(kFrontThreads, 3) decode_front_kernel(const __
   const int block = static_cast<int>(blockIdx.x);
   if (block < plan.router_blocks) return route<T>(plan, part, squares);
   if (block >= plan.router_blocks + plan.shared_blocks) {
+    const int other = block - plan.router_blocks - plan.shared_blocks;
     allow_next();
+    if (other >= plan.conv_blocks) prefetch(a, other - plan.conv_blocks);
     wait_for_inputs();
-    return shift_conv(a.conv, block - plan.router_blocks - plan.shared_blocks);
+    if (other < plan.conv_blocks) shift_conv(a.conv, other);
+    return;
   }
   DotActs* const stage = reinterpret_cast<DotActs*>(stages);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -187,6 +173,20 @@ __global__ void __launch_bounds__(kFrontThreads, 3) decode_front_kernel(const __
                  panel, w.n_rows, a.config.n_expert_used);
 }
 
+// The logit of expert threadIdx.x.
+__device__ __forceinline__ float logit_of(const DecodeFfnArgs& a) {
+  float sum = -INFINITY;
+  if (static_cast<int>(threadIdx.x) < a.config.n_expert) {
+    sum = 0.0f;
+#pragma unroll
+    for (int p = 0; p < kRouterParts; ++p) sum += __ldcg(a.routes.partial + p * a.config.n_expert + threadIdx.x);
+  }
+  return sum;
+}
+__device__ __forceinline__ const uint8_t* base_of(const DecodeFfnArgs& a) {
+  return static_cast<int>(threadIdx.x) < a.config.n_expert ? a.base[threadIdx.x] : nullptr;
+}
+
 template <DType T>
 __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_constant__ DecodeFfnArgs a) {
   constexpr int kWarps = kInThreads / 32;
@@ -199,15 +199,19 @@ __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_c
   const DeviceMatrix& w = warp < kWarps / 2 ? a.gate : a.up;
   NormWeights norm_weights;
   norm_weights.load(a.norm.weight, a.n_embd, warp, lane);
+  __shared__ BlockChoice choice;
+  const uint8_t* const mine = base_of(a);
   wait_for_inputs();
-  allow_next();  // after the wait: the next kernel reads the slots before its own
-  const uint8_t* const base = a.routes.slots[blockIdx.y].base;
-  dot_product_of<T, 1>(w, base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes, warp % (kWarps / 2),
-                 kWarps / 2, SharedActs{stage}, lane, part[warp], [&] {
-                   make_norm_acts(a.norm.x, a.norm.weight, norm_weights, a.n_embd, warp, kWarps, lane, stage,
-                                  squares);
-                   __syncthreads();
-                 });
+  allow_next();  // after the wait: the next kernel reads the logits before its own
+  const float logit = logit_of(a);
+  make_norm_acts(a.norm.x, a.norm.weight, norm_weights, a.n_embd, warp, kWarps, lane, stage, squares);
+  offer_candidate(a.config, logit, a.bias, mine, choice);
+  __syncthreads();
+  rank_candidates(a.config, choice);
+  __syncthreads();
+  const uint8_t* const base = choice.chosen_base[blockIdx.y];
+  dot_product_of<T, 1, false>(w, base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes,
+                       warp % (kWarps / 2), kWarps / 2, SharedActs{stage}, lane, part[warp], [] {});
   __syncthreads();
   if (threadIdx.x < 16)
     store_hidden(a, part, part + kWarps / 2, kWarps / 2, norm_scale(squares, kWarps, a.n_embd, a.norm.eps),
@@ -221,8 +225,10 @@ struct OutPlan {
 
 // T: the type of all matrices; F32: they differ.
 template <DType T>
-__global__ void __launch_bounds__(32 * kMaxOutWarps, 1) decode_out_kernel(const __grid_constant__ OutPlan plan) {
+__global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPlan plan) {
   extern __shared__ __align__(16) float parts[];  // [items][16]
+  __shared__ BlockChoice choice;
+  __shared__ float weights[32];
   const DecodeFfnArgs& a = plan.a;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
   const int n_used = a.config.n_expert_used, routed_items = n_used * plan.chunks,
@@ -235,15 +241,25 @@ __global__ void __launch_bounds__(32 * kMaxOutWarps, 1) decode_out_kernel(const 
     const int slot = routed ? item / plan.chunks : n_used;
     const int chunk = routed ? item - slot * plan.chunks : item - routed_items;
     const DeviceMatrix& w = routed ? a.down : a.shared_down;
-    const uint8_t* const base = routed ? a.routes.slots[slot].base : nullptr;
+    const uint8_t* const base = routed ? choice.chosen_base[slot] : nullptr;
     const auto row_of = [slot](int) { return slot; };
     const uint8_t* const bytes = base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes;
     if constexpr (T == DType::F32)
       dot_product<1>(w, bytes, chunk, 1 << 24, StoredActs{x, row_of}, lane, parts + item * 16, ready);
     else
-      dot_product_of<T, 1>(w, bytes, chunk, 1 << 24, StoredActs{x, row_of}, lane, parts + item * 16, ready);
+      dot_product_of<T, 1, false>(w, bytes, chunk, 1 << 24, StoredActs{x, row_of}, lane, parts + item * 16, ready);
   };
-  run(warp, [] { wait_for_inputs(); });
+  if (n_used > 0) {
+    offer_candidate(a.config, logit_of(a), a.bias, base_of(a), choice);
+    __syncthreads();
+    rank_candidates(a.config, choice);
+    __syncthreads();
+    if (warp == 0) weights[lane] = weight_of_choice(a.config, a.bias, choice, lane);
+  }
+  if (warp < items)
+    run(warp, [] { wait_for_inputs(); });
+  else
+    wait_for_inputs();
 #pragma unroll 1
   for (int item = warp + n_warps; item < items; item += n_warps) run(item, [] {});
   __syncthreads();
@@ -255,7 +271,7 @@ __global__ void __launch_bounds__(32 * kMaxOutWarps, 1) decode_out_kernel(const 
     float y = 0.0f;
 #pragma unroll 2
     for (int c = 0; c < plan.chunks; ++c) y += parts[(slot * plan.chunks + c) * 16 + threadIdx.x];
-    sum = fmaf(a.routes.pair_weight[slot], y, sum);
+    sum = fmaf(weights[slot], y, sum);
   }
   float y = 0.0f;
 #pragma unroll 4
@@ -269,18 +285,23 @@ __global__ void __launch_bounds__(32 * kMaxOutWarps, 1) decode_out_kernel(const 
 
 bool decode_ffn_possible(const DecodeFfnArgs& a) noexcept {
   const auto good = [](const DeviceMatrix& m) { return m.n_rows == 0 || has_dot(m.dtype); };
-  return good(a.gate) && a.gate.dtype == a.up.dtype && good(a.down) && good(a.shared_gate) && good(a.shared_up) &&
-         good(a.shared_down) &&
-         (a.config.n_expert == 0 || (is_float_type(a.router.dtype) && a.config.n_expert_used < 32));
+  return good(a.gate) && a.gate.dtype == a.up.dtype && good(a.down) && good(a.shared_gate) &&
+         good(a.shared_up) && good(a.shared_down) &&
+         (a.config.n_expert == 0 || (is_float_type(a.router.dtype) && a.config.n_expert <= kBlockExperts &&
+                                     a.config.n_expert_used < 32));
 }
 
 void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
-  FrontPlan front{.a = args, .router_blocks = 0, .shared_blocks = ceil_div(args.shared_gate.n_rows, 16)};
+  FrontPlan front{.a = args,
+                  .router_blocks = 0,
+                  .shared_blocks = ceil_div(args.shared_gate.n_rows, 16),
+                  .conv_blocks = shift_conv_blocks(args.conv, kFrontThreads)};
   const bool routed = args.config.n_expert > 0;
   if (routed) front.router_blocks = kRouterParts * ceil_div(args.config.n_expert, 16);
   const size_t acts = sizeof(DotActs) * static_cast<size_t>(dot_chunks(args.n_embd));
-  const unsigned blocks = static_cast<unsigned>(front.router_blocks + front.shared_blocks +
-                                                shift_conv_blocks(args.conv, kFrontThreads));
+  const unsigned blocks =
+      static_cast<unsigned>(front.router_blocks + front.shared_blocks + front.conv_blocks +
+                            (args.next[0].bytes > 0 ? kPrefetchBlocks : 0));
   launch(!routed || args.router.dtype == DType::F32 ? decode_front_kernel<DType::F32>
          : args.router.dtype == DType::F16          ? decode_front_kernel<DType::F16>
                                                     : decode_front_kernel<DType::BF16>,
@@ -298,7 +319,8 @@ void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
               .chunks = routed ? dot_chunks(args.down.n_cols) : 0,
               .shared_chunks = args.shared_down.n_rows > 0 ? dot_chunks(args.shared_down.n_cols) : 0};
   const int items = args.config.n_expert_used * out.chunks + out.shared_chunks;
-  const int rounds = ceil_div(items, kMaxOutWarps), n_warps = ceil_div(items, rounds);
+  const int rounds = ceil_div(items, kMaxOutWarps), wanted = ceil_div(items, rounds);
+  const int n_warps = wanted < kBlockExperts / 32 ? kBlockExperts / 32 : wanted;  // for the choice
   const bool mixed = routed && out.shared_chunks > 0 && args.down.dtype != args.shared_down.dtype;
   const DType type = mixed ? DType::F32 : routed ? args.down.dtype : args.shared_down.dtype;
   launch(type == DType::F32    ? decode_out_kernel<DType::F32>
@@ -306,8 +328,8 @@ void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
          : type == DType::Q5_K ? decode_out_kernel<DType::Q5_K>
          : type == DType::Q6_K ? decode_out_kernel<DType::Q6_K>
                                : decode_out_kernel<DType::Q8_0>,
-         static_cast<unsigned>(ceil_div(args.n_embd, 16)),
-         32 * static_cast<unsigned>(n_warps), sizeof(float) * 16 * static_cast<size_t>(items), stream, out);
+         static_cast<unsigned>(ceil_div(args.n_embd, 16)), 32 * static_cast<unsigned>(n_warps),
+         sizeof(float) * 16 * static_cast<size_t>(items), stream, out);
 }
 
 }  // namespace thermo

@@ -9,12 +9,18 @@
 
 namespace thermo {
 
+// Memory that a later launch reads.
+struct DevicePrefetch {
+  const uint8_t* from = nullptr;
+  size_t bytes = 0;
+};
+
 struct DecodeFfnArgs {
-  DeviceNormIn norm;  // of x
+  DeviceNormIn norm;   // of x
   float* x = nullptr;  // [n_embd], in and out
   int n_embd = 0;
 
-  RouteConfig config;  // n_expert 0: a dense layer, only the shared matrices
+  RouteConfig config;                    // n_expert 0: a dense layer, only the shared matrices
   DeviceMatrix router;                   // of floats
   const float* bias = nullptr;           // [n_expert] or nullptr
   const uint8_t* const* base = nullptr;  // as DeviceExpertArgs
@@ -22,8 +28,9 @@ struct DecodeFfnArgs {
   DeviceMatrix shared_gate, shared_up, shared_down;  // n_rows 0: none
   const float* shared_weight = nullptr;              // [n_embd]; nullptr: weight 1
 
-  ConvShiftArgs conv;    // runs beside the router
-  DeviceRoutes routes;   // slots, partial, counter; slot k is the k-th choice, the shared expert is last
+  DevicePrefetch next[4];  // asked into L2 while the router keeps the memory idle
+  ConvShiftArgs conv;         // runs beside the router
+  DeviceRoutes routes;  // `partial`, and pair_weight[n_expert_used]
   void* hidden = nullptr;     // DotActs [n_expert_used + 1][hidden_stride]
   int64_t hidden_stride = 0;  // chunks
 };

@@ -1,7 +1,7 @@
 // One warp's share of a product of one to four activation rows with weights of a type that has_dot(): one
-// panel, every n-th chunk of 256 columns. The first chunk's weights are loaded into registers and the second's
-// asked into L2 before `ready()` is called: between kernels that is the wait for the one before, so weights
-// travel while it ends.
+// panel, every n-th chunk of 256 columns. The first chunk's weights are loaded into registers and the
+// second's asked into L2 before `ready()` is called: between kernels that is the wait for the one before, so
+// weights travel while it ends.
 #pragma once
 
 #include "kernels/quant_matmul/panel_dot.cuh"
@@ -62,7 +62,9 @@ struct RoundedActs {
                     stage[a]);
     __syncwarp();
   }
-  __device__ __forceinline__ const DotActs& get(int, int a) const { return stage[a]; }
+  __device__ __forceinline__ const DotActs& get(int, int a) const {
+    return stage[a];
+  }
 };
 
 // One row that the block has put into shared memory (make_norm_acts).
@@ -74,7 +76,9 @@ struct SharedActs {
 };
 
 // part[a * 16 + row] = the warp's share of a matrix of type T. `panel` null: nothing to do but ready().
-template <DType T, int kActs, class Acts, class Ready>
+// kAhead: a warp with many chunks has two of them in registers, so that one is on its way while the other is
+// multiplied.
+template <DType T, int kActs, bool kAhead, class Acts, class Ready>
 __device__ __forceinline__ void dot_product_of(const DeviceMatrix& w, const uint8_t* panel, int first_chunk,
                                                int chunk_step, const Acts& acts, int lane, float* part,
                                                const Ready& ready) {
@@ -84,29 +88,44 @@ __device__ __forceinline__ void dot_product_of(const DeviceMatrix& w, const uint
   }
   const int n_chunks = dot_chunks(w.n_cols), s = lane >> 2;
   float acc[kActs][4] = {};
-  DotChunk<T> chunk_data;
-  const auto load = [&](int chunk) {
-    chunk_data.load(panel, chunk, min(8, (w.n_cols - chunk * 256) / 32), lane);
+  DotChunk<T> first, second;
+  const auto load = [&](DotChunk<T>& to, int chunk) {
+    if (chunk < n_chunks) to.load(panel, chunk, min(8, (w.n_cols - chunk * 256) / 32), lane);
   };
-  if (first_chunk < n_chunks) load(first_chunk);
-  if (first_chunk + chunk_step < n_chunks) prefetch_chunk(w, panel, first_chunk + chunk_step, lane);
+  const auto multiply = [&](const DotChunk<T>& data, int chunk) {
+    acts.prepare(chunk, w.n_cols, lane);
+    data.template multiply<kActs>([&](int a) -> const DotActs& { return acts.get(chunk, a); },
+                                  chunk * 256 + s * 32 < w.n_cols, lane, acc);
+  };
+  load(first, first_chunk);
+  if constexpr (kAhead)
+    load(second, first_chunk + chunk_step);
+  else if (first_chunk + chunk_step < n_chunks)
+    prefetch_chunk(w, panel, first_chunk + chunk_step, lane);
   ready();
 #pragma unroll 1
   for (int chunk = first_chunk; chunk < n_chunks; chunk += chunk_step) {
-    if (chunk != first_chunk) load(chunk);
-    acts.prepare(chunk, w.n_cols, lane);
-    chunk_data.template multiply<kActs>([&](int a) -> const DotActs& { return acts.get(chunk, a); },
-                                        chunk * 256 + s * 32 < w.n_cols, lane, acc);
+    if constexpr (kAhead) {
+      multiply(first, chunk);
+      load(first, chunk + 2 * chunk_step);
+      chunk += chunk_step;
+      if (chunk >= n_chunks) break;
+      multiply(second, chunk);
+      load(second, chunk + 2 * chunk_step);
+    } else {
+      if (chunk != first_chunk) load(first, chunk);
+      multiply(first, chunk);
+    }
   }
   store_dot<kActs>(acc, lane, part);
 }
 
-template <int kActs, class Acts, class Ready>
+template <int kActs, bool kAhead = false, class Acts, class Ready>
 __device__ __forceinline__ void dot_product(const DeviceMatrix& w, const uint8_t* panel, int first_chunk,
                                             int chunk_step, const Acts& acts, int lane, float* part,
                                             const Ready& ready) {
   for_dot_type(w.dtype, [&]<DType T>() {
-    dot_product_of<T, kActs>(w, panel, first_chunk, chunk_step, acts, lane, part, ready);
+    dot_product_of<T, kActs, kAhead>(w, panel, first_chunk, chunk_step, acts, lane, part, ready);
   });
 }
 

@@ -2,8 +2,10 @@
 //
 // Few rows (decode): bound by the bytes of W. One launch for all matrices that read the same input; the warps
 // of a block share a panel, each with one or two chunks of 256 columns, so that the whole matrix is in flight
-// at once and a warp waits for memory once. Up to four rows: integer dot products (dot_product.cuh); up to 32:
-// tensor cores (warp_product.cuh). Many rows (prefill): bound by the tensor cores, tile_product.cuh.
+// at once and a warp waits for memory once. Up to four rows: integer dot products (dot_product.cuh); up to
+// 32: tensor cores (warp_product.cuh). Many rows (prefill): bound by the tensor cores, tile_product.cuh.
+#include <cstdlib>
+
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/linear/dot_product.cuh"
@@ -23,7 +25,7 @@ constexpr int log2_floor(int x) {
   return log;
 }
 
-constexpr int kMaxDotActs = 4;
+constexpr int kMaxDotActs = 16;
 
 struct SmallPlan {
   DeviceLinearArgs args;
@@ -36,7 +38,7 @@ enum class DotSource { F16, I8, Norm };
 
 // `plan.split_log2` may reach kWarpsLog2.
 template <int kActs, DotSource kSource, int kWarpsLog2>
-__global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 ? 1 : kActs == 1 ? 3 : 2)
+__global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 || kActs > 1 ? 2 : 3)
     linear_dot_kernel(const __grid_constant__ SmallPlan plan) {
   constexpr int kWarps = 1 << kWarpsLog2;
   __shared__ __align__(16) float part[kWarps][kActs * 16];
@@ -44,16 +46,19 @@ __global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 ? 1 : kActs 
   extern __shared__ __align__(16) std::byte stages[];
   DotActs* const stage = reinterpret_cast<DotActs*>(stages);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // Blocks that share weights are neighbours: the second finds them in L2.
+  const int n_batches = (plan.args.n_acts + kActs - 1) / kActs;
+  const int block_of_all = static_cast<int>(blockIdx.x) / n_batches;
   int j = 0;
-  while (j + 1 < plan.args.n_jobs && static_cast<int>(blockIdx.x) >= plan.first_block[j + 1]) ++j;
+  while (j + 1 < plan.args.n_jobs && block_of_all >= plan.first_block[j + 1]) ++j;
   const DeviceLinearJob& job = plan.args.jobs[j];
   const DeviceMatrix& w = job.w;
   const int split = plan.split_log2[j], panels_here = kWarps >> split;
-  const int block = static_cast<int>(blockIdx.x) - plan.first_block[j];
+  const int block = block_of_all - plan.first_block[j];
   const int k_part = job.k_parts == 2 ? block & 1 : 0;
   const int first_panel = (job.k_parts == 2 ? block >> 1 : block) * panels_here;
   const int panel = first_panel + (warp >> split);
-  const int first_act = blockIdx.y * kActs;
+  const int first_act = static_cast<int>(blockIdx.x) % n_batches * kActs;
   const int n_acts = min(kActs, plan.args.n_acts - first_act);
   const int32_t* const row_index = plan.args.row_index;
   const uint8_t* const bytes = panel * 16 < w.n_rows ? w.panels + panel * w.panel_bytes : nullptr;
@@ -92,7 +97,8 @@ __global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 ? 1 : kActs 
     if (row >= w.n_rows) continue;
     float sum = 0.0f;
     for (int s = 0; s < 1 << split; ++s) sum += part[(p << split) + s][a * 16 + r];
-    if constexpr (kSource == DotSource::Norm) sum *= norm_scale(squares, kWarps, w.n_cols, plan.args.norm.eps);
+    if constexpr (kSource == DotSource::Norm)
+      sum *= norm_scale(squares, kWarps, w.n_cols, plan.args.norm.eps);
     float& y = job.y[k_part * job.part_stride + (first_act + a) * job.y_stride + row];
     y = job.add ? y + sum : sum;
   }
@@ -176,8 +182,7 @@ __global__ void __launch_bounds__(kTileThreads)
 
 int all_panels_of(const DeviceLinearArgs& args) {
   int panels = 0;
-  for (int j = 0; j < args.n_jobs; ++j)
-    panels += ceil_div(args.jobs[j].w.n_rows, 16) * args.jobs[j].k_parts;
+  for (int j = 0; j < args.n_jobs; ++j) panels += ceil_div(args.jobs[j].w.n_rows, 16) * args.jobs[j].k_parts;
   return panels;
 }
 
@@ -204,8 +209,7 @@ void launch_dot(const DeviceLinearArgs& args, StreamView stream) {
   if (kSource == DotSource::F16) stage = sizeof(DotActs) * (static_cast<size_t>(kActs) << kWarpsLog2);
   if (kSource == DotSource::Norm)
     stage = sizeof(DotActs) * static_cast<size_t>(dot_chunks(args.jobs[0].w.n_cols));
-  const dim3 grid(static_cast<unsigned>(plan.first_block[args.n_jobs]),
-                  static_cast<unsigned>(ceil_div(args.n_acts, kActs)));
+  const unsigned grid = static_cast<unsigned>(plan.first_block[args.n_jobs] * ceil_div(args.n_acts, kActs));
   launch(linear_dot_kernel<kActs, kSource, kWarpsLog2>, grid, 32 << kWarpsLog2, stage, stream, plan);
 }
 
@@ -273,7 +277,8 @@ bool linear_reads_norm(const DeviceMatrix& w) noexcept {
 
 void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
   if (args.n_acts <= kMaxSmallActs) {
-    bool dot = args.n_acts <= kMaxDotActs;
+    static const int lab = getenv("LAB_DOT") != nullptr ? atoi(getenv("LAB_DOT")) : kMaxDotActs;
+    bool dot = args.n_acts <= lab;
     for (int j = 0; j < args.n_jobs; ++j) dot = dot && has_dot(args.jobs[j].w.dtype);
     if (args.norm.x != nullptr) return launch_dot<1, DotSource::Norm, 3>(args, stream);
     if (args.jobs[0].add) return launch_dot<1, DotSource::F16, 4>(args, stream);

@@ -68,7 +68,8 @@ void run_case(DType dtype, int n_rows, int n_cols, int n_acts, Source source = S
     }
     const double scale = 1.0 / std::sqrt(square / n_cols + 1e-6);
     for (int c = 0; c < n_cols; ++c)
-      x[static_cast<size_t>(c)] = static_cast<float>(raw[static_cast<size_t>(c)] * scale * norm[static_cast<size_t>(c)]);
+      x[static_cast<size_t>(c)] =
+          static_cast<float>(raw[static_cast<size_t>(c)] * scale * norm[static_cast<size_t>(c)]);
   }
   std::vector<float> want(static_cast<size_t>(n_acts) * n_rows);
   quant_matmul_ref(dtype, rows.data(), n_rows, n_cols, x.data(), n_acts, want.data());
@@ -155,8 +156,8 @@ TEST(LinearCuda, MatchesTheReferenceForEveryTypeAndSize) {
                          DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS, DType::MXFP4};
   for (const DType dtype : types) {
     const int block = dtype_info(dtype).block_elements;
-    for (const int n_acts : {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12,
-                             13, 14, 15, 16, 17, 31, 32, 33, 64, 65, 130}) {
+    for (const int n_acts :
+         {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 31, 32, 33, 64, 65, 130}) {
       run_case(dtype, 33, 512, n_acts);
       if (n_acts % 4 < 2) run_case(dtype, 77, 1280, n_acts, Source::Int8);
       if (block <= 32) run_case(dtype, 16, 96, n_acts);

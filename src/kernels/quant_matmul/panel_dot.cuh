@@ -1,5 +1,5 @@
-// One panel of 16 weight rows times one to four activation rows, 256 columns at a time, with 4-way integer dot
-// products: decoded tokens.
+// One panel of 16 weight rows times one to four activation rows, 256 columns at a time, with 4-way integer
+// dot products: decoded tokens.
 //
 // Lane = 4 s + q takes sub-block s (32 columns) of the rows 4q..4q+3: one 16-byte load per code vector, no
 // lane needs another's bits, and the scales of a row are bytes of one word. The activation is rounded to int8
@@ -241,7 +241,7 @@ struct DotChunk {
 template <int N>
 __device__ __forceinline__ void scatter_sums(float (&v)[N], int lane) {
 #pragma unroll
-  for (int mask = 4, n = N; mask < 32; mask *= 2, n = n > 1 ? n / 2 : 1) {
+  for (int mask = 4, n = N; mask<32; mask *= 2, n = n> 1 ? n / 2 : 1) {
     const bool upper = (lane & mask) != 0;
     if (n > 1) {
 #pragma unroll

@@ -1,8 +1,7 @@
 // Up to 32 rows and a float router: one launch. The router's 2 MB (35B-A3B) are spread over 64 blocks, asked
-// for before the wait for the norm and multiplied from registers; the last block to finish chooses, a warp
-// per row. Otherwise the product is linear_cuda's; beyond 32 rows one kernel chooses and counts, one block lays
-// out the slots, one kernel places the pairs. The order of pairs inside an expert depends on timing; results do not, because each pair
-// is computed alone and summed by row.
+// for before the wait for the norm and multiplied from registers; the last block to finish chooses. Otherwise the product is linear_cuda's; beyond 32 rows one kernel chooses and counts, one block
+// lays out the slots, one kernel places the pairs. The order of pairs inside an expert depends on timing;
+// results do not, because each pair is computed alone and summed by row.
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/linear/linear_cuda.h"
@@ -14,6 +13,7 @@ namespace thermo {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kBlockRows = 4;  // chosen by the whole block
 
 // Asked for early: it is needed when time is short.
 __device__ __forceinline__ const uint8_t* expert_base(const DeviceRouteArgs& a) {
@@ -101,8 +101,37 @@ __device__ void route_rows(const DeviceRouteArgs& a, const float* logits, int64_
   const uint8_t* const base = expert_base(a);
   for (int e = threadIdx.x; e < n_expert; e += kThreads) count[e] = 0;
   __syncthreads();
+  // Few rows: the whole block for one after the other. Many: a warp for each.
+  const bool few = n_valid <= kBlockRows && n_expert <= kBlockExperts;
+  if (few && n_expert > 0) {
+    __shared__ BlockChoice choice;
+    float x[kBlockRows];
+#pragma unroll
+    for (int row = 0; row < kBlockRows; ++row) {
+      x[row] = 0.0f;
+      if (row >= n_valid || static_cast<int>(threadIdx.x) >= n_expert) continue;
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) x[row] += __ldcg(logits + p * part_stride + row * n_expert + threadIdx.x);
+    }
 #pragma unroll 1
-  for (int row = warp; row < n_valid && n_expert > 0; row += kThreads / 32) {
+    for (int row = 0; row < n_valid; ++row) {
+      offer_candidate(a.config, x[0], a.bias, nullptr, choice);
+#pragma unroll
+      for (int i = 0; i + 1 < kBlockRows; ++i) x[i] = x[i + 1];
+      __syncthreads();
+      rank_candidates(a.config, choice);
+      __syncthreads();
+      if (warp != 0) continue;
+      const float weight = weight_of_choice(a.config, a.bias, choice, lane);
+      if (lane >= n_used) continue;
+      const int id = choice.chosen[lane];
+      ids[row][lane] = static_cast<int16_t>(id);
+      weights[row][lane] = weight;
+      ranks[row][lane] = static_cast<int16_t>(count[id]++);
+    }
+  }
+#pragma unroll 1
+  for (int row = warp; row < n_valid && n_expert > 0 && !few; row += kThreads / 32) {
     int id;
     float weight;
     choose_any(

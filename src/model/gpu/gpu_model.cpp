@@ -669,6 +669,18 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
     if (fused) {
       DecodeFfnArgs ffn = decode_ffn_args(il);
       ffn.conv = norm.conv;
+      // The next layer's input projections.
+      if (il + 1 < config.n_layer && !(lab_skip & 1024)) {
+        const GpuLayerWeights& next = weights.layers[static_cast<size_t>(il) + 1];
+        const bool is_delta = config.layers[static_cast<size_t>(il) + 1].recurrent;
+        const DeviceMatrix* const matrices[] = {is_delta ? &next.delta_net.qkv : &next.attention.q,
+                                                is_delta ? &next.delta_net.z : &next.attention.k,
+                                                is_delta ? &next.delta_net.alpha : &next.attention.v,
+                                                is_delta ? &next.delta_net.beta : &next.attention.gate};
+        for (size_t i = 0; i < std::size(matrices); ++i)
+          ffn.next[i] = {matrices[i]->panels,
+                         matrices[i]->panel_bytes * static_cast<size_t>(ceil_div(matrices[i]->n_rows, 16))};
+      }
       norm.conv = {};
       if (!(lab_skip & 64)) decode_ffn_cuda(ffn, stream.view());
       continue;
