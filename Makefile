@@ -46,8 +46,8 @@ FUZZ_SECONDS := 60
 fuzz: setup-test  ## coverage-guided fuzzing with clang, FUZZ_SECONDS for each target
 	@tools/setup.sh fuzz
 	cmake --preset fuzz
-	cmake --build --preset fuzz -j $(JOBS) --target fuzz_gguf fuzz_tokenizer fuzz_template
-	for target in gguf tokenizer template; do \
+	cmake --build --preset fuzz -j $(JOBS) --target fuzz_gguf fuzz_tokenizer fuzz_template fuzz_heat
+	for target in gguf tokenizer template heat; do \
 	  mkdir -p $(BUILD)/fuzz/corpus-$$target && \
 	  $(BUILD)/fuzz/bin/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -max_len=65536 $(BUILD)/fuzz/corpus-$$target || exit 1; \
 	done

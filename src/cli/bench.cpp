@@ -158,6 +158,10 @@ class BenchCommand : public Command {
 
   ExitCode run(const Terminal& terminal) override {
     const BenchPlan plan = make_bench_plan(lists_);
+    if (!experts_.trace_file.empty() && plan.setups.size() > 1)
+      throw ConfigError(
+          fmt::format("--trace writes one run and these options make {}; give one setup, or leave it out",
+                      plan.setups.size()));
     if (fail_below_ > 0.0 && compare_.empty()) throw ConfigError("--fail-below needs --compare FILE");
     std::optional<BenchBaseline> baseline;
     if (!compare_.empty()) baseline.emplace(compare_);
