@@ -101,7 +101,7 @@ sanitize() {
   part "$tool kernels" "$limit" "${check[@]}" "$bin/kernels_test" --gtest_filter='*Cuda*'
   part "$tool model" "$limit" "${check[@]}" "$bin/model_test" --gtest_filter="$models"
 }
-wants memcheck && sanitize memcheck 240 '*Gpu*KeepsSequencesApart*:*Gpu*ComesBack*:*Gpu*DraftTrees*:GpuPlankton.FindsTheTop*'
+wants memcheck && sanitize memcheck 240 '*Gpu*-*EveryShareAndLane*:*EveryChunkLength*'
 wants racecheck && sanitize racecheck 300 '*Gpu*KeepsSequencesApart*'
 if wants bench; then
   [ -f "$model" ] || part 'write a model' 300 "$thermocline" synth "$model" --shape qwen35moe-35b-a3b -q
