@@ -71,10 +71,12 @@ if wants verify; then
   part 'verify plankton' 60 "$thermocline" verify -m models/plankton-q4_k_m.gguf --expected tests/data/plankton-expected.gguf \
     --device cuda:0 --tolerance 2
 fi
+# Questions that the model was made for: it is sure of every token. Elsewhere two tokens may be as near as rounding.
 # shellcheck disable=SC2317  # called through bash -c
 same_text() {
   local question device
-  for question in 'What is 17 + 25?' 'Name three colours.' 'What lives in a lake?' 'Write a short poem.'; do
+  for question in 'What is 17 + 25?' 'What is the capital of France?' 'What is the opposite of hot?' 'Count from 1 to 5.' \
+    'What sound does a dog make?' 'Write a Python function for the greatest common divisor.'; do
     local answers=()
     for device in cpu cuda:0; do
       answers+=("$("$thermocline" run -m models/plankton-q4_k_m.gguf --temp 0 -n 64 -q -p "$question" --device "$device")") || return 1
@@ -84,6 +86,7 @@ same_text() {
   done
 }
 if wants text; then
+  part 'greedy choices of plankton' 60 "$thermocline" bench -m models/plankton-q4_k_m.gguf --device cuda:0 --check -p 8 -n 0 -r 1
   export thermocline; export -f same_text
   part 'greedy text of plankton' 60 bash -c same_text
 fi
@@ -98,7 +101,7 @@ sanitize() {
   part "$tool kernels" "$limit" "${check[@]}" "$bin/kernels_test" --gtest_filter='*Cuda*'
   part "$tool model" "$limit" "${check[@]}" "$bin/model_test" --gtest_filter="$models"
 }
-wants memcheck && sanitize memcheck 240 '*Gpu*KeepsSequencesApart*:*Gpu*ComesBack*:*Gpu*DraftTrees*:GpuPlankton.FindsTheTop*'
+wants memcheck && sanitize memcheck 240 '*Gpu*-*EveryShareAndLane*:*EveryChunkLength*'
 wants racecheck && sanitize racecheck 300 '*Gpu*KeepsSequencesApart*'
 if wants bench; then
   [ -f "$model" ] || part 'write a model' 300 "$thermocline" synth "$model" --shape qwen35moe-35b-a3b -q

@@ -238,8 +238,13 @@ std::optional<int32_t> Sampler::sample(const TopLogits& top, int64_t position) {
     if (top.floor > -INFINITY) return std::nullopt;
     return last_resort({});
   }
-  std::sort(candidates_.begin(), candidates_.end(), comes_first);
-  if (params_.temperature == 0.0f || candidates_[0].logit == INFINITY) return candidates_[0].id;
+  const bool greedy = params_.temperature == 0.0f;
+  const size_t n_sorted = !greedy && params_.top_k > 0      ? static_cast<size_t>(params_.top_k)
+                          : !greedy && params_.top_p < 1.0f ? candidates_.size()
+                                                            : 1;
+  const auto sorted = candidates_.begin() + static_cast<ptrdiff_t>(std::min(n_sorted, candidates_.size()));
+  std::partial_sort(candidates_.begin(), sorted, candidates_.end(), comes_first);
+  if (greedy || candidates_[0].logit == INFINITY) return candidates_[0].id;
   if (!gather_top(top, edited)) return std::nullopt;
   cut_min_p();
   return choose(position);
@@ -267,7 +272,8 @@ bool Sampler::edit_top(const TopLogits& top) {
   return true;
 }
 
-// gather() for what need() calls Top; false when the listed tokens are too few. REQUIRES: candidates_ sorted.
+// gather() for what need() calls Top; false when the listed tokens are too few. REQUIRES: candidates_ sorted
+// as far as top_k, for top_p alone all of them, the first one always.
 bool Sampler::gather_top(const TopLogits& top, bool edited) {
   const bool whole = top.floor == -INFINITY;
   if (params_.top_k > 0) {

@@ -10,7 +10,9 @@ from harness import DATA, DEVICE, MODEL, ProgramTest, USAGE, run
 
 NO_CARD = {"CUDA_VISIBLE_DEVICES": "-1"}
 ASK = ("run", MODEL, "--temp", "0", "-p")
-QUESTIONS = ("What is 17 + 25?", "Name three colours.", "What lives in a lake?", "Write a short poem.")
+# The model was made for these and is sure of every token; elsewhere two may be as near as rounding.
+QUESTIONS = ("What is 17 + 25?", "What is the capital of France?", "What is the opposite of hot?",
+             "Write a Python function for the greatest common divisor.")
 
 HAS_CUDA = os.environ.get("CUDA_BUILD") == "1"
 HAS_CARD = HAS_CUDA and run(*ASK, "hello", "-n", "1", "--device", "cuda:0").returncode == 0

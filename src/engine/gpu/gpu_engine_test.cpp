@@ -112,9 +112,10 @@ TEST(GpuEngine, KeepsTheLogitsOfASessionWhileAnotherRuns) {
             std::max_element(alone.begin(), alone.end()) - alone.begin());
 }
 
-TEST(GpuEngine, LeavesDeviceMemoryAsItWasAfterAThousandGenerations) {
-  SKIP_WITHOUT_GPU();
-  Engine engine(plankton(), on_gpu());
+void expect_memory_as_it_was(const std::string& expert_cache, int n_generations) {
+  EngineOptions options = on_gpu();
+  options.expert_cache = expert_cache;
+  Engine engine(plankton(), options);
   const auto generation = [&](int i) {
     Session session = std::move(engine.open_session().value());
     ASSERT_TRUE(session.append(prompt(i, 4 + i % 60)).ok());
@@ -126,8 +127,18 @@ TEST(GpuEngine, LeavesDeviceMemoryAsItWasAfterAThousandGenerations) {
   // The driver loads a kernel, and takes what it needs for it, when it first runs.
   for (int i = 0; i < 60; ++i) generation(i);
   const uint64_t before = use_device(0).free_bytes;
-  for (int i = 0; i < 1000; ++i) generation(i);
+  for (int i = 0; i < n_generations; ++i) generation(i);
   EXPECT_EQ(use_device(0).free_bytes, before);
+}
+
+TEST(GpuEngine, LeavesDeviceMemoryAsItWasAfterAThousandGenerations) {
+  SKIP_WITHOUT_GPU();
+  expect_memory_as_it_was("auto", 1000);
+}
+
+TEST(GpuEngine, LeavesDeviceMemoryAsItWasWhileExpertsMove) {
+  SKIP_WITHOUT_GPU();
+  expect_memory_as_it_was("40%", 200);
 }
 
 TEST(GpuEngine, GivesAllItsMemoryBack) {

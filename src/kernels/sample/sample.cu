@@ -27,26 +27,34 @@ __device__ __forceinline__ int first_of(int group, int sub) {
   return group + kGroups * sub;
 }
 
-// The maximum of some logits, its lowest id, and the sum of exp(logit - max).
+// The maximum of some logits, its lowest id, and the sum of exp(logit - max). The quick exponential is off by
+// a millionth where it matters; a sum is good for 1e-5.
 struct Part {
   float max;
   int32_t best;
   float sum;
 
   static __device__ __forceinline__ Part none() { return {-INFINITY, -1, 0.0f}; }
-  __device__ __forceinline__ void add(float logit, int32_t id) {
-    if (logit > max) {
-      sum = sum * expf(max - logit) + 1.0f;
-      max = logit;
-      best = id;
-    } else if (logit > -INFINITY) {
-      sum += expf(logit - max);
-    }
+
+  // values[i] has the id first + i * stride. Equal logits keep the lowest id: ids rise.
+  template <int kCount>
+  __device__ __forceinline__ void add(const float (&values)[kCount], int32_t first, int32_t stride) {
+    const float before = max;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (values[i] > max) {
+        max = values[i];
+        best = first + i * stride;
+      }
+    if (max == -INFINITY) return;
+    sum *= __expf(before - max);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum += values[i] > -INFINITY ? __expf(values[i] - max) : 0.0f;
   }
   __device__ __forceinline__ void merge(const Part& other) {
     if (other.best < 0) return;
     const float top = fmaxf(max, other.max);
-    sum = (best < 0 ? 0.0f : sum * expf(max - top)) + other.sum * expf(other.max - top);
+    sum = (best < 0 ? 0.0f : sum * __expf(max - top)) + other.sum * __expf(other.max - top);
     if (other.max > max || (other.max == max && other.best < best)) best = other.best;
     max = top;
   }
@@ -83,14 +91,13 @@ __global__ void __launch_bounds__(kScanThreads) scan_kernel(const TopLogitsArgs 
   Scratch& scratch = reinterpret_cast<Scratch*>(a.scratch)[row];
 
   Part part = Part::none();
-  constexpr int kAhead = 8;
+  constexpr int kAhead = 16;  // all of a run of 248,320 logits
   for (int first = first_of(group, sub); first < a.n_vocab; first += kAhead * kRuns) {
     float values[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i)
       values[i] = first + i * kRuns < a.n_vocab ? logits[first + i * kRuns] : -INFINITY;
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) part.add(values[i], first + i * kRuns);
+    part.add(values, first, kRuns);
   }
   scratch.run_max[sub * kGroups + group] = part.max;
   maxima[sub][lane] = part.max;
@@ -116,24 +123,42 @@ __device__ __forceinline__ float float_of(uint32_t key) {
 }
 
 // A value that at least n_wanted of the block's maxima reach, and hardly more; -inf when fewer are above
-// that. A little too many is as good as the exact place and found in half the rounds.
-__device__ float find_floor(float group_max, int n_wanted) {
-  if (__syncthreads_count(group_max > -INFINITY) < n_wanted) return -INFINITY;
+// that. A little too many is as good as the exact place and is found in a few halvings. `lowest`, `highest`:
+// shared memory.
+__device__ float find_floor(float group_max, int n_wanted, uint32_t* lowest, uint32_t* highest) {
   const uint32_t key = key_of(group_max);
-  uint32_t floor = 0;
-  for (uint32_t bit = 0x80000000u; bit != 0; bit >>= 1) {
-    const int n = __syncthreads_count(key >= (floor | bit));
-    if (n < n_wanted) continue;
-    floor |= bit;
+  const bool empty = group_max == -INFINITY;
+  uint32_t low = empty ? 0xffffffffu : key, high = empty ? 0u : key;
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+    low = min(low, __shfl_xor_sync(0xffffffffu, low, mask));
+    high = max(high, __shfl_xor_sync(0xffffffffu, high, mask));
+  }
+  if (threadIdx.x % 32 == 0) {
+    atomicMin(lowest, low);
+    atomicMax(highest, high);
+  }
+  if (__syncthreads_count(!empty) < n_wanted) return -INFINITY;
+  low = *lowest;  // reached by all that are not empty
+  high = *highest;
+  while (low < high) {
+    const uint32_t middle = low + (high - low) / 2 + 1;
+    const int n = __syncthreads_count(key >= middle);
+    if (n < n_wanted) {
+      high = middle - 1;
+      continue;
+    }
+    low = middle;
     if (n <= n_wanted + n_wanted / 8) break;
   }
-  return float_of(floor);
+  return float_of(low);
 }
 
 __global__ void __launch_bounds__(kGroups) list_kernel(const TopLogitsArgs a) {
   __shared__ TokenLogit list[kMaxTopTokens];
   __shared__ int work[kMaxWork];
   __shared__ int n_work, n_listed;
+  __shared__ uint32_t lowest, highest;
   allow_next();
   wait_for_inputs();
   const int row = blockIdx.x, n_wanted = *a.n_wanted;
@@ -141,7 +166,6 @@ __global__ void __launch_bounds__(kGroups) list_kernel(const TopLogitsArgs a) {
   const int thread = threadIdx.x;
   const Scratch& scratch = reinterpret_cast<const Scratch*>(a.scratch)[row];
   TopLogits& out = a.out[row];
-  if (thread == 0) n_work = n_listed = 0;
   if (thread < 32) {
     const Part part = merge_lanes(scratch.parts[thread]);
     if (thread == 0) {
@@ -157,12 +181,19 @@ __global__ void __launch_bounds__(kGroups) list_kernel(const TopLogitsArgs a) {
   }
   if (n_wanted == 1) return;
 
+  // The runs are on their way while the floor is looked for.
   const float group_max = scratch.group_max[thread];
-  const float floor = find_floor(group_max, n_wanted);
-  if (group_max >= floor && group_max > -INFINITY) {
-    float run_max[kSubs];
+  float run_max[kSubs];
 #pragma unroll
-    for (int s = 0; s < kSubs; ++s) run_max[s] = scratch.run_max[s * kGroups + thread];
+  for (int s = 0; s < kSubs; ++s) run_max[s] = scratch.run_max[s * kGroups + thread];
+  if (thread == 0) {
+    n_work = n_listed = 0;
+    lowest = 0xffffffffu;
+    highest = 0;
+  }
+  __syncthreads();
+  const float floor = find_floor(group_max, n_wanted, &lowest, &highest);
+  if (group_max >= floor && group_max > -INFINITY) {
 #pragma unroll
     for (int s = 0; s < kSubs; ++s) {
       if (!(run_max[s] >= floor) || run_max[s] == -INFINITY) continue;
@@ -174,13 +205,21 @@ __global__ void __launch_bounds__(kGroups) list_kernel(const TopLogitsArgs a) {
 
   const float* const logits = a.logits + static_cast<int64_t>(row) * a.n_vocab;
   const int steps = (a.n_vocab + kRuns - 1) / kRuns, n_items = min(n_work, kMaxWork) * steps;
-#pragma unroll 4
-  for (int item = thread; item < n_items; item += kGroups) {
-    const int id = work[item / steps] + item % steps * kRuns;
-    const float logit = id < a.n_vocab ? logits[id] : -INFINITY;
-    if (logit >= floor && logit > -INFINITY) {
+  constexpr int kAhead = 6;  // 300 runs of 16 in one round
+  for (int first = thread; first < n_items; first += kAhead * kGroups) {
+    int ids[kAhead];
+    float values[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int item = first + i * kGroups;
+      ids[i] = item < n_items ? work[item / steps] + item % steps * kRuns : a.n_vocab;
+      values[i] = ids[i] < a.n_vocab ? logits[ids[i]] : -INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (!(values[i] >= floor) || values[i] == -INFINITY) continue;
       const int at = atomicAdd(&n_listed, 1);
-      if (at < kMaxTopTokens) list[at] = {logit, id};
+      if (at < kMaxTopTokens) list[at] = {values[i], ids[i]};
     }
   }
   __syncthreads();
