@@ -3,7 +3,7 @@ BUILD := build
 JOBS  := $(shell nproc)
 PROGRAM := $(BUILD)/bin/thermocline
 
-.PHONY: help run test build setup setup-test asan tsan fuzz bench format clean
+.PHONY: help run test test-cuda build setup setup-test asan tsan fuzz bench format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,6 +15,17 @@ test: setup-test  ## build, then run every test that needs no GPU
 	cmake --preset cpu
 	cmake --build --preset cpu -j $(JOBS)
 	ctest --preset cpu -j $(JOBS) --no-tests=error
+	@$(MAKE) --no-print-directory test-cuda
+
+NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+test-cuda: setup-test  ## compile the CUDA parts for one card and test the program without it; skipped without nvcc
+ifeq ($(NVCC),)
+	@echo "CUDA: skipped, there is no nvcc on this machine; the CUDA parts were not compiled"
+else
+	cmake --preset cuda-check -DCMAKE_CUDA_COMPILER=$(NVCC)
+	cmake --build --preset cuda-check -j $(JOBS) --target thermocline kernels_test model_test engine_test
+	ctest --preset cuda-check --no-tests=error
+endif
 
 build: setup  ## build build/bin/thermocline
 	cmake --preset cpu -DTHERMO_TESTS=OFF
@@ -35,8 +46,8 @@ FUZZ_SECONDS := 60
 fuzz: setup-test  ## coverage-guided fuzzing with clang, FUZZ_SECONDS for each target
 	@tools/setup.sh fuzz
 	cmake --preset fuzz
-	cmake --build --preset fuzz -j $(JOBS) --target fuzz_gguf fuzz_tokenizer fuzz_template
-	for target in gguf tokenizer template; do \
+	cmake --build --preset fuzz -j $(JOBS) --target fuzz_gguf fuzz_tokenizer fuzz_template fuzz_heat
+	for target in gguf tokenizer template heat; do \
 	  mkdir -p $(BUILD)/fuzz/corpus-$$target && \
 	  $(BUILD)/fuzz/bin/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -max_len=65536 $(BUILD)/fuzz/corpus-$$target || exit 1; \
 	done

@@ -158,6 +158,10 @@ class BenchCommand : public Command {
 
   ExitCode run(const Terminal& terminal) override {
     const BenchPlan plan = make_bench_plan(lists_);
+    if (!experts_.trace_file.empty() && plan.setups.size() > 1)
+      throw ConfigError(
+          fmt::format("--trace writes one run and these options make {}; give one setup, or leave it out",
+                      plan.setups.size()));
     if (fail_below_ > 0.0 && compare_.empty()) throw ConfigError("--fail-below needs --compare FILE");
     std::optional<BenchBaseline> baseline;
     if (!compare_.empty()) baseline.emplace(compare_);
@@ -215,6 +219,7 @@ class BenchCommand : public Command {
     context.engine = engine.info();
     if (!runs_on_processor(engine.info()) && bandwidth_)
       context.read_bytes_per_s = measure_gpu_read_bandwidth();  // decoding reads the card's memory
+    context.device_bytes = engine.plan().device_total_bytes;
     context.setup.n_ubatch = engine.n_batch();
     context.model_filename = model_.empty() ? "embedded" : resolve_model_path(model_);
     context.model_type = engine.config().describe(engine.info().n_params);

@@ -98,7 +98,7 @@ Json bench_fields(const BenchContext& context, const BenchResult& result) {
   f["moe_stall_ns"] = if_split(per_token(experts.stall_ns, experts));
   f["drafter"] = "";
   f["accept_len"] = nullptr;
-  f["vram_peak_bytes"] = 0;
+  f["vram_peak_bytes"] = context.device_bytes;
   f["rss_peak_bytes"] = peak_rss_bytes();
   f["power_avg_watts"] = nullptr;
   f["joules_per_token"] = nullptr;

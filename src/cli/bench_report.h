@@ -21,6 +21,7 @@ struct BenchContext {
   BenchSetup setup;
   EngineInfo engine;
   double read_bytes_per_s = 0.0;  // measured; 0: not measured
+  uint64_t device_bytes = 0;      // GPU memory taken, all of it at load
 };
 
 // The processor itself, or the processor playing a device.

@@ -50,8 +50,9 @@ Finding check_gpu() {
   std::string note;
   if (const std::optional<GpuChoice> gpu = choose_gpu("auto", note))
     return {Verdict::Ok, name,
-            fmt::format("cuda:{} {}, {} free of {}", gpu->index, gpu->name, format_bytes(gpu->free_bytes),
-                        format_bytes(gpu->total_bytes))};
+            fmt::format("cuda:{} {}, {} free of {}, {:.0f} GB/s read", gpu->index, gpu->name,
+                        format_bytes(gpu->free_bytes), format_bytes(gpu->total_bytes),
+                        1e-9 * measure_gpu_read_bandwidth())};
   return {Verdict::Warn, name, first_line("/proc/driver/nvidia/version"), note};
 #else
   return {Verdict::Warn, name, first_line("/proc/driver/nvidia/version"),

@@ -15,7 +15,6 @@
 #include "cli/model_options.h"
 #include "cli/model_source.h"
 #include "cli/progress.h"
-#include "engine/gpu_backend.h"
 #include "experts/budget.h"
 #include "experts/heat_file.h"
 #include "experts/placement.h"
@@ -119,7 +118,7 @@ class ExpertsCommand : public Command {
   void use_model(const GgufFile& file, const ModelConfig& config) {
     catalog_ = expert_catalog(config, file);
     has_bytes_ = true;
-    info_ = HeatFileInfo::of(catalog_, config.arch_name, config.name);
+    info_ = HeatFileInfo::of(catalog_, config.arch_name, config.name.empty() ? file.path() : config.name);
     if (catalog_.n_moe_layers() == 0)
       throw LoadError(fmt::format("{}: this is a dense model: it has no experts to show", file.path()));
   }
@@ -132,25 +131,34 @@ class ExpertsCommand : public Command {
     if (model_.empty())
       terminal.note(
           "no model given: using the embedded one (Plankton, 35M parameters); -m FILE names another");
-    // Somebody has to count: a device does, the processor alone does not.
-    std::string ignored;
-    if (options.device == "auto" && !choose_gpu("auto", ignored)) options.device = "sim";
-
     const std::vector<TokenId> ids = token_ids(file, config, text);
+    if (count(terminal, file, options, ids)) return;
+    // A GPU that holds every expert has no use for heat.
+    if (options.device != "auto")
+      throw ThermoError(ExitCode::Device,
+                        fmt::format("--device {} holds every expert and counts none; use --device cpu, "
+                                    "or leave some out with --expert-cache 90%",
+                                    options.device));
+    options.device = "cpu";
+    count(terminal, file, options, ids);
+  }
+
+  // False when the engine does not count.
+  bool count(const Terminal& terminal, const GgufFile& file, EngineOptions options,
+             std::span<const TokenId> ids) {
     ProgressLine progress(terminal);
     options.progress = progress.callback();
     Engine engine(file, options);
     progress.clear();
+    terminal.note_unless_empty(engine.plan().note);
+    if (engine.heat() == nullptr) return false;
     Result<Session> session = engine.open_session();
     if (!session) throw ThermoError(ExitCode::Internal, session.error().message);
     const InterruptScope interrupts;
     read(engine, *session, ids);
     if (InterruptScope::interrupted()) terminal.note("interrupted: the map shows what was read so far");
-    if (engine.heat() == nullptr)
-      throw ThermoError(
-          ExitCode::Device,
-          fmt::format("nobody counts experts on {}; use --device sim or a GPU", engine.info().device));
     heat_ = *engine.heat();
+    return true;
   }
 
   // The built-in text or the one given, as ids; a model without a vocabulary gets an id for each word.

@@ -74,43 +74,6 @@ std::string read_layer(const Json& layer, size_t index, SavedHeat& saved) {
   return "";
 }
 
-Result<SavedHeat> parse(const std::string& path, const std::string& text) {
-  const Json root = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (root.is_discarded() || !root.is_object())
-    return damaged(path, "this is not a heat file, or only the beginning of one");
-  if (root.value("format", Json()) != Json(kFormat))
-    return damaged(path, fmt::format("this is not a heat file: \"format\": \"{}\" was expected", kFormat));
-  const std::optional<uint64_t> version = whole(root, "version", 1000000);
-  if (version != kVersion)
-    return refuse(path,
-                  fmt::format("heat file version {} is not known, {} was expected; it was written by a newer "
-                              "thermocline",
-                              version ? fmt::format("{}", *version) : std::string("?"), kVersion));
-
-  SavedHeat saved;
-  const auto architecture = root.find("architecture"), name = root.find("name"), heat = root.find("heat");
-  if (architecture == root.end() || !architecture->is_string() || name == root.end() || !name->is_string())
-    return damaged(path, "the heat file does not say which model it is of");
-  saved.info.architecture = architecture->get<std::string>();
-  saved.info.name = name->get<std::string>();
-  const auto n_layers = whole(root, "n_layers", kMostLayers), n_active = whole(root, "n_active", 1000000),
-             n_embd = whole(root, "n_embd", 100000000), n_tokens = whole(root, "n_tokens", UINT64_MAX / 2);
-  if (!n_layers || !n_active || !n_embd || !n_tokens)
-    return damaged(path,
-                   "n_layers, n_active, n_embd or n_tokens of the heat file is missing or no whole number");
-  saved.info.n_active = static_cast<int>(*n_active);
-  saved.info.n_embd = static_cast<int>(*n_embd);
-  saved.n_tokens = *n_tokens;
-  if (heat == root.end() || !heat->is_array() || heat->size() != *n_layers)
-    return damaged(path, fmt::format("the heat file says {} layers but has heat for {}", *n_layers,
-                                     heat != root.end() && heat->is_array() ? heat->size() : 0));
-  for (size_t l = 0; l < heat->size(); ++l) {
-    if (const std::string wrong = read_layer((*heat)[l], l, saved); !wrong.empty())
-      return damaged(path, wrong);
-  }
-  return saved;
-}
-
 }  // namespace
 
 HeatFileInfo HeatFileInfo::of(const ExpertCatalog& catalog, std::string architecture, std::string name) {
@@ -156,6 +119,43 @@ Status save_heat(const std::string& path, const HeatFileInfo& info, const HeatMa
                             std::strerror(error)));
 }
 
+Result<SavedHeat> parse_heat(const std::string& path, const std::string& text) {
+  const Json root = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (root.is_discarded() || !root.is_object())
+    return damaged(path, "this is not a heat file, or only the beginning of one");
+  if (root.value("format", Json()) != Json(kFormat))
+    return damaged(path, fmt::format("this is not a heat file: \"format\": \"{}\" was expected", kFormat));
+  const std::optional<uint64_t> version = whole(root, "version", 1000000);
+  if (version != kVersion)
+    return refuse(path,
+                  fmt::format("heat file version {} is not known, {} was expected; it was written by a newer "
+                              "thermocline",
+                              version ? fmt::format("{}", *version) : std::string("?"), kVersion));
+
+  SavedHeat saved;
+  const auto architecture = root.find("architecture"), name = root.find("name"), heat = root.find("heat");
+  if (architecture == root.end() || !architecture->is_string() || name == root.end() || !name->is_string())
+    return damaged(path, "the heat file does not say which model it is of");
+  saved.info.architecture = architecture->get<std::string>();
+  saved.info.name = name->get<std::string>();
+  const auto n_layers = whole(root, "n_layers", kMostLayers), n_active = whole(root, "n_active", 1000000),
+             n_embd = whole(root, "n_embd", 100000000), n_tokens = whole(root, "n_tokens", UINT64_MAX / 2);
+  if (!n_layers || !n_active || !n_embd || !n_tokens)
+    return damaged(path,
+                   "n_layers, n_active, n_embd or n_tokens of the heat file is missing or no whole number");
+  saved.info.n_active = static_cast<int>(*n_active);
+  saved.info.n_embd = static_cast<int>(*n_embd);
+  saved.n_tokens = *n_tokens;
+  if (heat == root.end() || !heat->is_array() || heat->size() != *n_layers)
+    return damaged(path, fmt::format("the heat file says {} layers but has heat for {}", *n_layers,
+                                     heat != root.end() && heat->is_array() ? heat->size() : 0));
+  for (size_t l = 0; l < heat->size(); ++l) {
+    if (const std::string wrong = read_layer((*heat)[l], l, saved); !wrong.empty())
+      return damaged(path, wrong);
+  }
+  return saved;
+}
+
 Result<SavedHeat> read_heat(const std::string& path) {
   std::FILE* file = std::fopen(path.c_str(), "rb");
   std::string text;
@@ -173,7 +173,7 @@ Result<SavedHeat> read_heat(const std::string& path) {
     return refuse(path,
                   fmt::format("the heat file cannot be read ({}); check the path", std::strerror(error)));
   if (text.size() > kMostBytes) return damaged(path, "this is far too large for a heat file");
-  return parse(path, text);
+  return parse_heat(path, text);
 }
 
 Status load_heat(const std::string& path, const HeatFileInfo& info, HeatMap& heat) {

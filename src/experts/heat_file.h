@@ -40,6 +40,9 @@ struct SavedHeat {
 // REQUIRES: the heat map is that of info's catalog.
 Status save_heat(const std::string& path, const HeatFileInfo& info, const HeatMap& heat);
 
+// The text of a file; `path` is for messages. Refused: not a heat file, another version, damaged.
+Result<SavedHeat> parse_heat(const std::string& path, const std::string& text);
+
 // Whatever model it is of. Refused: not readable, not a heat file, another version, damaged.
 Result<SavedHeat> read_heat(const std::string& path);
 

@@ -150,7 +150,7 @@ void SimExperts::run(const RoutedLayer& routed) noexcept {
   if (!streamed_.empty()) stream(routed);
   const uint64_t device_ns = now_ns();
   if (any_cold) add_answer(routed);
-  if (TraceWriter* trace = options_.split.trace)
+  if (TraceWriter* trace = options_.split.trace) {
     trace->add({.lane = TraceLane::Device,
                 .name = "experts",
                 .category = "experts",
@@ -159,6 +159,14 @@ void SimExperts::run(const RoutedLayer& routed) noexcept {
                 .args = {{{"layer", routed.layer},
                           {"hot", static_cast<int64_t>(hot_.size())},
                           {"streamed", static_cast<int64_t>(streamed_.size())}}}});
+    if (any_cold)
+      trace->add({.lane = TraceLane::Device,
+                  .name = "waiting for the CPU",
+                  .category = "experts",
+                  .begin_ns = static_cast<int64_t>(device_ns),
+                  .duration_ns = static_cast<int64_t>(now_ns() - device_ns),
+                  .args = {{{"layer", routed.layer}}}});
+  }
 }
 
 void SimExperts::compute(const RoutedLayer& routed, std::span<const FfnGroup> groups) noexcept {

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "gguf/gguf_file.h"
 #include "gguf/gguf_writer.h"
+#include "model/testing/model_checks.h"
 #include "model/testing/recorded_model.h"
 
 namespace thermo {
@@ -63,99 +64,22 @@ TEST_P(ArchitectureTest, GivesTheSameWithoutRepacking) {
 TEST_P(ArchitectureTest, KeepsSequencesApart) {
   const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
-  const auto model = make_model(fixture.file, pool, best_isa());
-  const std::span<const TokenId> ids(fixture.ids);
-  const std::span<const TokenId> first = ids.first(40), second = ids.subspan(50, 30);
-  const Outputs alone_first = run_in_chunks(*model, first, 40);
-  const Outputs alone_second = run_in_chunks(*model, second, 30);
-
-  model->sequence(0).clear();
-  model->sequence(1).clear();
-  std::vector<float> got_first, got_second;
-  // Both in every step, in pieces of different lengths.
-  for (int piece = 0; piece < 10; ++piece) {
-    std::vector<Row> rows = chain(first.subspan(static_cast<size_t>(piece) * 4, 4), 1);
-    for (Row row : chain(second.subspan(static_cast<size_t>(piece) * 3, 3), 0)) {
-      if (row.parent >= 0) row.parent += 4;
-      rows.push_back(row);
-    }
-    const StepOutput out = model->step({.rows = rows});
-    const auto n_vocab = static_cast<size_t>(model->config().n_vocab);
-    got_first.insert(got_first.end(), out.logits.begin(),
-                     out.logits.begin() + static_cast<std::ptrdiff_t>(4 * n_vocab));
-    got_second.insert(got_second.end(), out.logits.begin() + static_cast<std::ptrdiff_t>(4 * n_vocab),
-                      out.logits.end());
-  }
-  EXPECT_LT(error_of(got_first, alone_first.logits), kTolerance);
-  EXPECT_LT(error_of(got_second, alone_second.logits), kTolerance);
+  expect_sequences_apart(*make_model(fixture.file, pool, best_isa()), fixture.ids, kTolerance);
 }
 
-// Every node of a random tree must see exactly its own path, and committing any path must leave the sequence
-// as if that path had been evaluated token by token.
 TEST_P(ArchitectureTest, EvaluatesAndCommitsTreesLikeTheirPaths) {
   const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
-  std::mt19937 random(7);
-  for (Isa isa : available_isas()) {
-    const auto model = make_model(fixture.file, pool, isa);
-    const auto n_vocab = static_cast<size_t>(model->config().n_vocab);
-    for (const int n_nodes : {1, 2, 9, 33, 64}) {
-      const std::span<const TokenId> prompt =
-          std::span(fixture.ids).first(static_cast<size_t>(20 + n_nodes % 7));
-      std::vector<Row> rows;
-      for (int i = 0; i < n_nodes; ++i) {
-        const int reach = std::min(i, 6);  // deep rather than bushy
-        const int parent = i == 0 ? -1 : i - 1 - static_cast<int>(random() % static_cast<unsigned>(reach));
-        rows.push_back({.token = static_cast<TokenId>(random() % n_vocab),
-                        .sequence = 0,
-                        .parent = parent,
-                        .want_logits = true});
-      }
-      run_in_chunks(*model, prompt, 128);
-      const StepOutput out = model->step({.rows = rows, .commit = Commit::Later});
-      const std::vector<float> tree_logits(out.logits.begin(), out.logits.end());
-
-      std::vector<int32_t> path;  // to the last node
-      for (int r = n_nodes - 1; r >= 0; r = rows[static_cast<size_t>(r)].parent) path.insert(path.begin(), r);
-      model->commit(0, path);
-      ASSERT_EQ(model->sequence(0).n_past(), static_cast<int>(prompt.size() + path.size()));
-      const std::vector<Row> after = chain(std::span(fixture.ids).first(12));
-      const StepOutput continued = model->step({.rows = after});
-      const std::vector<float> tree_after(continued.logits.begin(), continued.logits.end());
-
-      std::vector<TokenId> tokens(prompt.begin(), prompt.end());
-      for (int32_t r : path) tokens.push_back(rows[static_cast<size_t>(r)].token);
-      tokens.insert(tokens.end(), fixture.ids.begin(), fixture.ids.begin() + 12);
-      const Outputs sequential = run_in_chunks(*model, tokens, 1);
-      std::vector<float> path_logits;
-      for (int32_t r : path)
-        path_logits.insert(
-            path_logits.end(),
-            tree_logits.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(r) * n_vocab),
-            tree_logits.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(r + 1) * n_vocab));
-      const std::span<const float> want(sequential.logits);
-      EXPECT_LT(error_of(path_logits, want.subspan(prompt.size() * n_vocab, path_logits.size())), kTolerance)
-          << isa_name(isa) << " " << n_nodes;
-      EXPECT_LT(error_of(tree_after, want.last(tree_after.size())), kTolerance)
-          << isa_name(isa) << " " << n_nodes;
-    }
+  for (const Isa isa : available_isas()) {
+    SCOPED_TRACE(isa_name(isa));
+    expect_trees_like_their_paths(*make_model(fixture.file, pool, isa), fixture.ids, kTolerance);
   }
 }
 
 TEST_P(ArchitectureTest, ComesBackToACheckpoint) {
   const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
-  const auto model = make_model(fixture.file, pool, best_isa());
-  const std::span<const TokenId> ids(fixture.ids);
-  const Outputs straight = run_in_chunks(*model, ids, 50);
-  run_in_chunks(*model, ids.first(50), 50);
-  const Checkpoint point = model->sequence(0).checkpoint();
-  model->step({.rows = chain(ids.first(30))});  // somewhere else
-  model->sequence(0).restore(point);
-  EXPECT_EQ(model->sequence(0).n_past(), 50);
-  const StepOutput again = model->step({.rows = chain(ids.subspan(50))});
-  EXPECT_LT(error_of(again.logits, std::span<const float>(straight.logits).last(again.logits.size())),
-            kTolerance);
+  expect_return_to_a_checkpoint(*make_model(fixture.file, pool, best_isa()), fixture.ids, kTolerance);
 }
 
 TEST_P(ArchitectureTest, RunsWithEveryCacheType) {
@@ -176,14 +100,9 @@ TEST_P(ArchitectureTest, RunsWithEveryCacheType) {
     const Outputs got = run_in_chunks(model, fixture.ids, 33);
     const std::vector<float> want = fixture.reference("logits");
     const auto n_vocab = static_cast<size_t>(model.config().n_vocab);
-    std::vector<double> errors;
-    for (size_t r = 0; r < fixture.ids.size(); ++r)
-      errors.push_back(error_of(std::span(got.logits).subspan(r * n_vocab, n_vocab),
-                                std::span(want).subspan(r * n_vocab, n_vocab)));
-    std::nth_element(errors.begin(), errors.begin() + static_cast<std::ptrdiff_t>(errors.size() / 2),
-                     errors.end());
-    EXPECT_LT(errors[errors.size() / 2], bound) << kv_type_name(type);
-    EXPECT_GT(errors[errors.size() / 2], 0.0) << kv_type_name(type);
+    const double error = median_error_of_rows(got.logits, want, n_vocab);
+    EXPECT_LT(error, bound) << kv_type_name(type);
+    EXPECT_GT(error, 0.0) << kv_type_name(type);
   }
 }
 

@@ -359,7 +359,7 @@ class BenchTest(ToolsTest):
     def test_refuses_what_it_cannot_do(self):
         model = self.models["qwen35-tiny"]
         for arguments in [["-p", "x"], ["-p", "0", "-n", "0"], ["-p", "4-1"], ["-pg", "5"], ["-o", "xml"], ["-ctk", "q3"],
-                          ["-np", "4"], ["--spec-type", "dflash"], ["-ncmoe", "8"], ["--expert-cache", "4G"],
+                          ["-np", "4"], ["--spec-type", "dflash"], ["-ncmoe", "x"], ["--expert-cache", "150%"],
                           ["--fail-below", "0.9"], ["--isa", "sse9"]]:
             with self.subTest(arguments=arguments):
                 failure("bench", "-m", model, *arguments, code=2)

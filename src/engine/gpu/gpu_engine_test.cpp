@@ -5,18 +5,13 @@
 #include <algorithm>
 
 #include "device/device_info.h"
+#include "device/testing/skip_without_gpu.h"
 #include "engine/engine.h"
 #include "gguf/gguf_file.h"
 #include "sampling/sampler.h"
 
 namespace thermo {
 namespace {
-
-#define SKIP_WITHOUT_GPU()                                                    \
-  do {                                                                        \
-    std::string why;                                                          \
-    if (list_devices(&why).empty()) GTEST_SKIP() << "no usable GPU: " << why; \
-  } while (false)
 
 const GgufFile& plankton() {
   static const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");

@@ -147,7 +147,6 @@ __global__ void __launch_bounds__(kNormThreads)
       if (answered) {
         const float4 p = take_answer(a.cold_in, row, c, a.n_embd, ticket_of(a.cold_in));
         v[i].x += p.x, v[i].y += p.y, v[i].z += p.z, v[i].w += p.w;
-        if (row == 0 && c == 0) a.cold_in.record->went_ns = device_clock_ns();
       }
       x[c] = v[i];
     }
@@ -157,7 +156,8 @@ __global__ void __launch_bounds__(kNormThreads)
       dot += v[i].x * w.x * s.x + v[i].y * w.y * s.y + v[i].z * w.z * s.z + v[i].w * w.w * s.w;
     }
   }
-  block_sums(square, dot, scratch);
+  block_sums(square, dot, scratch);  // every thread has its piece of the answer
+  if (answered && row == 0 && threadIdx.x == 0) a.cold_in.record->went_ns = device_clock_ns();
   const float scale = rsqrtf(square / static_cast<float>(a.n_embd) + a.eps);
   const ActsOut h{static_cast<half*>(a.h.f16), a.h.f32, a.h.f16_stride, a.h.f32_stride, a.h.scale};
 #pragma unroll

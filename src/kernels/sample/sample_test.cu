@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "device/buffer.h"
-#include "device/device_info.h"
+#include "device/testing/skip_without_gpu.h"
 #include "kernels/sample/sample_cuda.h"
 
 namespace thermo {
@@ -82,9 +82,7 @@ void check(const NamedRow& row, int n_wanted, const TopLogits& got, const TopLog
 }
 
 TEST(SampleCuda, ListsEveryTokenFromTheFloorUp) {
-  std::string why;
-  if (list_devices(&why).empty()) GTEST_SKIP() << "no usable GPU: " << why;
-  use_device(0);
+  SKIP_WITHOUT_GPU();
   for (const int n_vocab :
        {1, 2, 31, 255, 256, 257, 1000, 1024, 1025, 2048, 4099, 16384, 50257, 151936, 248320}) {
     const std::vector<NamedRow> rows = rows_of(n_vocab);

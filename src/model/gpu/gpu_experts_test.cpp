@@ -6,7 +6,7 @@
 
 #include <random>
 
-#include "device/device_info.h"
+#include "device/testing/skip_without_gpu.h"
 #include "experts/expert_store.h"
 #include "gguf/gguf_file.h"
 #include "model/gpu/gpu_model.h"
@@ -16,12 +16,6 @@ namespace thermo {
 namespace {
 
 constexpr double kTolerance = 1e-4;
-
-#define SKIP_WITHOUT_GPU()                                                    \
-  do {                                                                        \
-    std::string why;                                                          \
-    if (list_devices(&why).empty()) GTEST_SKIP() << "no usable GPU: " << why; \
-  } while (false)
 
 enum class Lanes { Cpu, Fetch, Both };
 

@@ -38,7 +38,7 @@ namespace {
 
 constexpr int kBuckets[] = {1, 2, 4, 8, 16, 32};
 constexpr int kMaxBucket = 32;
-constexpr int kLogitRows = 32;  // computed and copied at a time
+constexpr int kLogitRows = 64;  // computed and copied at a time; as many as a draft has
 
 // Hands out aligned pieces of one buffer; with a null base it only counts.
 class Carver {

@@ -6,26 +6,20 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <random>
 
+#include "base/units.h"
 #include "device/buffer.h"
 #include "device/device_info.h"
+#include "device/testing/skip_without_gpu.h"
 #include "gguf/gguf_file.h"
 #include "model/model.h"
+#include "model/testing/model_checks.h"
 #include "model/testing/recorded_model.h"
 
 namespace thermo {
 namespace {
 
 constexpr double kTolerance = 1e-4;  // as on the CPU: float32 weights, float32 cache, another order of sums
-
-#define SKIP_WITHOUT_GPU()                                                    \
-  do {                                                                        \
-    std::string why;                                                          \
-    if (list_devices(&why).empty()) GTEST_SKIP() << "no usable GPU: " << why; \
-  } while (false)
 
 std::unique_ptr<GpuModel> make_gpu(const GgufFile& file, ThreadPool& pool, KvType kv, int n_sequences = 2,
                                    bool graphs = true) {
@@ -66,90 +60,21 @@ TEST_P(GpuArchitectureTest, KeepsSequencesApart) {
   SKIP_WITHOUT_GPU();
   const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
-  const auto model = make_gpu(fixture.file, pool, KvType::F32);
-  const std::span<const TokenId> ids(fixture.ids);
-  const std::span<const TokenId> first = ids.first(40), second = ids.subspan(50, 30);
-  const Outputs alone_first = run_in_chunks(*model, first, 40),
-                alone_second = run_in_chunks(*model, second, 30);
-  model->sequence(0).clear();
-  model->sequence(1).clear();
-  std::vector<float> got_first, got_second;
-  for (int piece = 0; piece < 10; ++piece) {
-    std::vector<Row> rows = chain(first.subspan(static_cast<size_t>(piece) * 4, 4), 1);
-    for (Row row : chain(second.subspan(static_cast<size_t>(piece) * 3, 3), 0)) {
-      if (row.parent >= 0) row.parent += 4;
-      rows.push_back(row);
-    }
-    const StepOutput out = model->step({.rows = rows});
-    const auto n_vocab = static_cast<std::ptrdiff_t>(model->config().n_vocab);
-    ASSERT_EQ(out.logits.size(), static_cast<size_t>(7 * n_vocab));
-    got_first.insert(got_first.end(), out.logits.begin(), out.logits.begin() + 4 * n_vocab);
-    got_second.insert(got_second.end(), out.logits.begin() + 4 * n_vocab, out.logits.end());
-  }
-  EXPECT_LT(error_of(got_first, alone_first.logits), kTolerance);
-  EXPECT_LT(error_of(got_second, alone_second.logits), kTolerance);
+  expect_sequences_apart(*make_gpu(fixture.file, pool, KvType::F32), fixture.ids, kTolerance);
 }
 
 TEST_P(GpuArchitectureTest, EvaluatesAndCommitsTreesLikeTheirPaths) {
   SKIP_WITHOUT_GPU();
   const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
-  std::mt19937 random(7);
-  const auto model = make_gpu(fixture.file, pool, KvType::F32);
-  const auto n_vocab = static_cast<size_t>(model->config().n_vocab);
-  for (const int n_nodes : {1, 2, 9, 32, 33, 64}) {
-    const std::span<const TokenId> prompt =
-        std::span(fixture.ids).first(static_cast<size_t>(20 + n_nodes % 7));
-    std::vector<Row> rows;
-    for (int i = 0; i < n_nodes; ++i) {
-      const int reach = std::min(i, 6);
-      const int parent = i == 0 ? -1 : i - 1 - static_cast<int>(random() % static_cast<unsigned>(reach));
-      rows.push_back({.token = static_cast<TokenId>(random() % n_vocab),
-                      .sequence = 0,
-                      .parent = parent,
-                      .want_logits = true});
-    }
-    run_in_chunks(*model, prompt, 128);
-    const StepOutput out = model->step({.rows = rows, .commit = Commit::Later});
-    const std::vector<float> tree_logits(out.logits.begin(), out.logits.end());
-    std::vector<int32_t> path;
-    for (int r = n_nodes - 1; r >= 0; r = rows[static_cast<size_t>(r)].parent) path.insert(path.begin(), r);
-    model->commit(0, path);
-    ASSERT_EQ(model->sequence(0).n_past(), static_cast<int>(prompt.size() + path.size()));
-    const StepOutput continued = model->step({.rows = chain(std::span(fixture.ids).first(12))});
-    const std::vector<float> tree_after(continued.logits.begin(), continued.logits.end());
-
-    std::vector<TokenId> tokens(prompt.begin(), prompt.end());
-    for (int32_t r : path) tokens.push_back(rows[static_cast<size_t>(r)].token);
-    tokens.insert(tokens.end(), fixture.ids.begin(), fixture.ids.begin() + 12);
-    const Outputs sequential = run_in_chunks(*model, tokens, 1);
-    std::vector<float> path_logits;
-    for (int32_t r : path)
-      path_logits.insert(
-          path_logits.end(),
-          tree_logits.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(r) * n_vocab),
-          tree_logits.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(r + 1) * n_vocab));
-    const std::span<const float> want(sequential.logits);
-    EXPECT_LT(error_of(path_logits, want.subspan(prompt.size() * n_vocab, path_logits.size())), kTolerance)
-        << n_nodes;
-    EXPECT_LT(error_of(tree_after, want.last(tree_after.size())), kTolerance) << n_nodes;
-  }
+  expect_trees_like_their_paths(*make_gpu(fixture.file, pool, KvType::F32), fixture.ids, kTolerance);
 }
 
 TEST_P(GpuArchitectureTest, ComesBackToACheckpoint) {
   SKIP_WITHOUT_GPU();
   const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
-  const auto model = make_gpu(fixture.file, pool, KvType::F32);
-  const std::span<const TokenId> ids(fixture.ids);
-  const Outputs straight = run_in_chunks(*model, ids, 50);
-  run_in_chunks(*model, ids.first(50), 50);
-  const Checkpoint point = model->sequence(0).checkpoint();
-  model->step({.rows = chain(ids.first(30))});
-  model->sequence(0).restore(point);
-  const StepOutput again = model->step({.rows = chain(ids.subspan(50))});
-  EXPECT_LT(error_of(again.logits, std::span<const float>(straight.logits).last(again.logits.size())),
-            kTolerance);
+  expect_return_to_a_checkpoint(*make_gpu(fixture.file, pool, KvType::F32), fixture.ids, kTolerance);
 }
 
 // Half a unit of 11 bits for f16, of 7 bits relative to the block for q8_0, carried through a few layers; a
@@ -222,19 +147,24 @@ TEST_P(GpuArchitectureTest, TakesTheBytesThatWerePlanned) {
   ThreadPool pool({.n_threads = 2});
   const ModelConfig config = read_model_config(fixture.file);
   const Weights weights = Weights::load(config, fixture.file, false, pool, {});
-  for (const int n_batch : {1, 33, 512}) {
-    GpuModelOptions options;
-    options.n_batch = n_batch;
-    options.n_sequences = 3;
-    options.sequence = {.n_ctx = 300, .max_draft_rows = 9, .k_type = KvType::F16, .v_type = KvType::Q8_0};
-    uint64_t planned = 0;
-    for (const GpuMemoryItem& item :
-         GpuModel::plan(config, weights, options, use_device(0).n_multiprocessors))
-      planned += item.bytes;
-    const size_t before = DeviceBuffer::total_bytes();
-    const GpuModel model(config, weights, options, pool, {});
-    EXPECT_EQ(DeviceBuffer::total_bytes() - before, planned) << "batch " << n_batch;
-  }
+  for (const int n_batch : {1, 33, 512})
+    for (const uint64_t expert_bytes : {uint64_t{0}, 300 * KiB}) {  // 0: all on the GPU
+      GpuModelOptions options;
+      options.n_batch = n_batch;
+      options.n_sequences = 3;
+      options.sequence = {.n_ctx = 300, .max_draft_rows = 9, .k_type = KvType::F16, .v_type = KvType::Q8_0};
+      options.isa = best_isa();
+      options.experts.split = expert_bytes > 0;
+      options.experts.budget_bytes = expert_bytes;
+      uint64_t planned = 0;
+      for (const GpuMemoryItem& item :
+           GpuModel::plan(config, weights, options, use_device(0).n_multiprocessors))
+        planned += item.bytes;
+      const size_t before = DeviceBuffer::total_bytes();
+      const GpuModel model(config, weights, options, pool, {});
+      EXPECT_EQ(DeviceBuffer::total_bytes() - before, planned)
+          << "batch " << n_batch << ", experts " << expert_bytes;
+    }
 }
 
 // The top of each row is that of the row itself, in recorded steps and in larger ones.
@@ -245,12 +175,12 @@ TEST(GpuPlankton, FindsTheTopOfTheRows) {
   const auto gpu = make_gpu(file, pool, KvType::F16, 1);
   const auto n_vocab = static_cast<size_t>(gpu->config().n_vocab);
   std::vector<TokenId> ids;
-  for (int i = 0; i < 40; ++i) ids.push_back(17 * i % 4000);
-  for (const size_t n : {size_t{1}, size_t{3}, size_t{32}, size_t{40}}) {
+  for (int i = 0; i < 100; ++i) ids.push_back(17 * i % 4000);
+  for (const size_t n : {size_t{1}, size_t{3}, size_t{32}, size_t{64}, size_t{100}}) {
     for (const LogitsNeed need : {LogitsNeed::Best, LogitsNeed::Top}) {
       std::vector<Row> rows = chain(std::span(ids).first(n));
-      if (n == 40)
-        for (size_t i = 0; i < 30; ++i) rows[i].want_logits = false;
+      if (n == 100)
+        for (size_t i = 0; i < 90; ++i) rows[i].want_logits = false;
       gpu->sequence(0).clear();
       const StepOutput plain = gpu->step({.rows = rows});
       const std::vector<float> want(plain.logits.begin(), plain.logits.end());

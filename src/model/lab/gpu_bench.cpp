@@ -1,6 +1,6 @@
 // Whole-model measurements on the GPU without the engine around it:
 //   gpu_bench MODEL.gguf [--split PERCENT] [--no-fetch] [--no-cpu] [--no-swaps] [--ctx N] [--prefill N]
-//   [--deep N] [--steps N] [--no-graphs] [--only decode|rows|prefill|deep|repeat|one]
+//   [--deep N] [--steps N] [--no-graphs] [--only decode|logits|rows|prefill|deep|repeat|one]
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -126,12 +126,12 @@ int main(int argc, char** argv) {
     }
     before = t;
   };
-  const auto time_steps = [&](int n_rows, int count, Commit commit) {
+  const auto time_steps = [&](int n_rows, int count, Commit commit, LogitsNeed need = LogitsNeed::Row) {
     std::vector<double> wall, device;
     for (int i = 0; i < count + 5; ++i) {
       const std::vector<Row> rows = chain(n_rows, i, n_vocab);
       const double t = now();
-      model.step({.rows = rows, .commit = commit});
+      model.step({.rows = rows, .commit = commit, .need = need});
       if (i >= 5) {
         wall.push_back((now() - t) * 1e3);
         device.push_back(model.last_step_ms());
@@ -154,6 +154,14 @@ int main(int argc, char** argv) {
                model.sequence(0).n_past(), wall, 1e3 / wall, device, 1e3 / device,
                static_cast<double>(bytes_per_token) / device / 1e6);
     show_lanes();
+    std::fflush(stdout);
+  }
+  if (wants("logits")) {
+    for (const auto& [need, name] :
+         {std::pair(LogitsNeed::Row, "row"), {LogitsNeed::Top, "top"}, {LogitsNeed::Best, "best"}}) {
+      const auto [wall, device] = time_steps(1, steps, Commit::All, need);
+      fmt::print("decode, logits as {:4}: {:.3f} ms wall, {:.3f} ms device\n", name, wall, device);
+    }
     std::fflush(stdout);
   }
   if (wants("rows")) {

@@ -1,0 +1,16 @@
+// Ends a test with a word where there is no GPU; makes the first one the device of this thread where there
+// is.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "device/device_info.h"
+
+#define SKIP_WITHOUT_GPU()                                                            \
+  do {                                                                                \
+    std::string why;                                                                  \
+    if (thermo::list_devices(&why).empty()) GTEST_SKIP() << "no usable GPU: " << why; \
+    thermo::use_device(0);                                                            \
+  } while (false)

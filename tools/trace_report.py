@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""What a trace of --trace says in numbers: each lane's events, and the steps that took long and why.
+
+    trace_report.py FILE [--above MS]
+
+A step is long when it took MS (default 5) more than the median step of as many rows. It is explained when the events of
+the lanes took up at least half of that excess more than they usually do in such a step. Exit code 1: a long step that
+nothing explains.
+"""
+import argparse
+import collections
+import json
+import statistics
+import sys
+
+LANES = ["step", "device", "cpu", "fetch", "copy", "disk"]
+
+
+def load(path):
+    with open(path, encoding="utf-8") as file:
+        text = file.read().rstrip()
+    if not text.endswith("]"):  # the program was killed: what is whole counts
+        text = text[:text.rindex("}") + 1] + "]" if text.endswith("}") else text[:text.rindex("},\n") + 1] + "]"
+    return [e for e in json.loads(text) if e["ph"] == "X"]
+
+
+def percentile(values, share):
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def overlap(event, begin, end):
+    return max(0.0, min(end, event["ts"] + event["dur"]) - max(begin, event["ts"]))
+
+
+def lane_table(events):
+    groups = collections.defaultdict(list)
+    for e in events:
+        groups[(e["tid"], e["name"])].append(e["dur"])
+    print(f"{'lane':<8}{'event':<24}{'count':>9}{'total ms':>12}{'p50 us':>11}{'p99 us':>11}{'max us':>11}")
+    for (tid, name), durations in sorted(groups.items()):
+        print(f"{LANES[tid]:<8}{name:<24}{len(durations):>9}{sum(durations) / 1e3:>12.1f}{percentile(durations, .5):>11.1f}"
+              f"{percentile(durations, .99):>11.1f}{max(durations):>11.1f}")
+
+
+def busy_by_name(events, first, begin, end):
+    """Microseconds of each (lane, event) inside [begin, end]; events are sorted by their begin."""
+    busy = collections.Counter()
+    for e in events[first:]:
+        if e["ts"] >= end:
+            break
+        busy[(e["tid"], e["name"])] += overlap(e, begin, end)
+    return busy
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file")
+    parser.add_argument("--above", type=float, default=5.0, metavar="MS")
+    arguments = parser.parse_args()
+    events = sorted(load(arguments.file), key=lambda e: e["ts"])
+    if not events:
+        print("the trace has no events")
+        return 0
+    lane_table(events)
+
+    steps = [e for e in events if e["tid"] == 0]
+    others = [e for e in events if e["tid"] != 0]
+    longest = max((e["dur"] for e in others), default=0.0)
+    medians = {}
+    for rows in {e["args"]["rows"] for e in steps}:
+        medians[rows] = statistics.median(e["dur"] for e in steps if e["args"]["rows"] == rows)
+
+    # Each step's lanes; an event that began before the step may reach into it.
+    usual, per_step, first = collections.defaultdict(list), [], 0
+    for step in steps:
+        begin, end = step["ts"], step["ts"] + step["dur"]
+        while first < len(others) and others[first]["ts"] + longest < begin:
+            first += 1
+        busy = busy_by_name(others, first, begin, end)
+        per_step.append(busy)
+        for key in {(e["tid"], e["name"]) for e in others}:
+            usual[(step["args"]["rows"], key)].append(busy[key])
+    typical = {key: statistics.median(values) for key, values in usual.items()}
+
+    n_long = n_unexplained = 0
+    for step, busy in zip(steps, per_step):
+        rows = step["args"]["rows"]
+        excess = step["dur"] - medians[rows]
+        if excess < arguments.above * 1e3:
+            continue
+        n_long += 1
+        more = {key: us - typical[(rows, key)] for key, us in busy.items()}
+        key, us = max(more.items(), key=lambda item: item[1], default=((0, "nothing"), 0.0))
+        explained = sum(max(0.0, extra) for extra in more.values()) >= excess / 2
+        n_unexplained += not explained
+        print(f"\nstep of {rows} rows at {step['ts'] / 1e3:.1f} ms took {step['dur'] / 1e3:.2f} ms, usually {medians[rows] / 1e3:.2f}: "
+              + (f"mostly {LANES[key[0]]} '{key[1]}', {us / 1e3:.2f} ms more than usual" if explained else "NOT EXPLAINED"))
+    print(f"\n{len(steps)} steps, {n_long} of them {arguments.above:g} ms above the median, {n_unexplained} not explained")
+    return 1 if n_unexplained else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
