@@ -129,15 +129,17 @@ struct Workspace {
     v = floats(c.n_kv_dim());
     gate = floats(c.attn_gate == AttnGate::SigmoidElement ? 0 : q_dim);
     size_t partial_floats = 0;
-    for (int i = 1; i <= kMaxBucket + 1; ++i) {
-      const int n = i <= kMaxBucket ? i : n_batch;
+    for (int n = 1; n <= n_batch; ++n) {
+      int last_n_head = 0;  // layers of one kind need the same
       for (const LayerConfig& layer : c.layers)
-        if (!layer.recurrent)
+        if (!layer.recurrent && layer.n_head != last_n_head) {
+          last_n_head = layer.n_head;
           partial_floats = std::max(
               partial_floats,
               static_cast<size_t>(n) * static_cast<size_t>(layer.n_head) *
                   static_cast<size_t>(attention_splits(n, layer.n_head, c.n_head_kv, n_multiprocessors)) *
                   static_cast<size_t>(c.head_dim + 2));
+        }
     }
     partial = carver.take<float>(partial_floats);
     conv_input = floats(c.ssm_channels());
