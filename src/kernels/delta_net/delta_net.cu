@@ -4,14 +4,16 @@
 //
 // Few rows: one block per (head, sequence) does everything from the raw projection to the gated norm: 2.1 MB
 // of state in and out per layer of the 35B-A3B. Many rows: convolution and norms for all rows at once, then
-// the rule alone, a quarter of a head per block and no barrier in the row loop, then the gated norm. About
-// 0.2 us a row and layer. Kept rows (a draft tree): the state stays as it is. With G the decay summed along
-// the path and e(r, c) = exp(G_r - G_c) over the ancestors c,
+// the rule alone in chunks on tensor cores (delta_net_chunk.cuh), then the gated norm. Where the card has not
+// the memory or the instructions for chunks, the rule runs row by row, a quarter of a head per block and no
+// barrier in the row loop: 0.2 us a row and layer instead of 0.03. Kept rows (a draft tree): the state stays
+// as it is. With G the decay summed along the path and e(r, c) = exp(G_r - G_c) over the ancestors c,
 //   dl_r = beta_r (v_r - e^G_r S k_r - sum_c e(r,c) (k_c.k_r) dl_c),    o_r = e^G_r S q_r + sum_{c or r}
 //   e(r,c) (k_c.q_r) dl_c.
 #include "base/check.h"
 #include "base/units.h"
 #include "device/launch.cuh"
+#include "kernels/delta_net/delta_net_chunk.cuh"
 #include "kernels/delta_net/delta_net_cuda.h"
 
 #include "kernels/row_ops/warp_ops.cuh"
@@ -346,7 +348,7 @@ __global__ void __launch_bounds__(128)
   if (blockIdx.x == 0)
     for (int n = threadIdx.x; n < a.n_head_v; n += 128) {
       const int64_t at = static_cast<int64_t>(row) * a.n_head_v + n;
-      a.gates[2 * at] = expf(a.a[n] * softplus_device(a.alpha[at] + a.dt_bias[n]));
+      a.gates[2 * at] = a.a[n] * softplus_device(a.alpha[at] + a.dt_bias[n]);
       a.gates[2 * at + 1] = sigmoid_device(a.beta[at]);
     }
 }
@@ -386,7 +388,7 @@ __global__ void __launch_bounds__(kScanThreads<kDim>)
     Tile::load_vector(q_rows + r * step, part, q);
     v = v_rows[r * step];
     const float2 g = *reinterpret_cast<const float2*>(gate_rows + static_cast<int64_t>(r) * 2 * a.n_head_v);
-    decay = g.x;
+    decay = expf(g.x);
     beta = g.y;
   };
   load(0);
@@ -405,7 +407,8 @@ __global__ void __launch_bounds__(kScanThreads<kDim>)
 }
 
 template <int kDim>
-__global__ void __launch_bounds__(128) delta_net_norm_kernel(const __grid_constant__ DeviceDeltaNetArgs a) {
+__global__ void __launch_bounds__(128)
+    delta_net_norm_kernel(const __grid_constant__ DeviceDeltaNetArgs a, const float* o, int64_t o_step) {
   allow_next();
   wait_for_inputs();
   const int row = blockIdx.y, head = blockIdx.x * 4 + threadIdx.x / 32;
@@ -413,8 +416,7 @@ __global__ void __launch_bounds__(128) delta_net_norm_kernel(const __grid_consta
   const int lane = threadIdx.x % 32;
   GateInputs<kDim> gate;
   gate.load(a, row, head, lane);
-  gated_norm<kDim>(a, gate, a.rule_out + (static_cast<int64_t>(row) * a.n_head_v + head) * kDim, row, head,
-                   acts_out(a.out), lane);
+  gated_norm<kDim>(a, gate, o + row * o_step + head * kDim, row, head, acts_out(a.out), lane);
 }
 
 // ---- commit ----
@@ -455,32 +457,77 @@ __global__ void __launch_bounds__(kFusedThreads<kDim>)
     }
 }
 
+struct Limits {
+  size_t shared_bytes;
+  bool tf32;
+};
+const Limits& limits() {
+  static const Limits all = [] {
+    int device = 0, bytes = 0, major = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return Limits{static_cast<size_t>(bytes), major >= 8};
+  }();
+  return all;
+}
+
+template <int kDim, int kC>
+void launch_chunks(const DeviceDeltaNetArgs& a, StreamView stream) {
+  using Shape = ChunkShape<kDim, kC>;
+  static const bool ready = [] {
+    allow_shared(delta_net_solve_kernel<kDim, kC>, Shape::kSolveBytes);
+    allow_shared(delta_net_chunks_kernel<kDim, kC>, Shape::kScanBytes);
+    return true;
+  }();
+  static_cast<void>(ready);
+  const unsigned heads = static_cast<unsigned>(a.n_head_v), groups = static_cast<unsigned>(a.max_groups);
+  launch(delta_net_solve_kernel<kDim, kC>, dim3(static_cast<unsigned>(a.n_rows / kC) + groups, heads),
+         Shape::kThreads, Shape::kSolveBytes, stream, a);
+  launch(delta_net_chunks_kernel<kDim, kC>, dim3(static_cast<unsigned>(kDim / Shape::kJ), heads, groups),
+         Shape::kThreads, Shape::kScanBytes, stream, a);
+}
+
 template <int kDim>
-void launch_delta_net(const DeviceDeltaNetArgs& a, StreamView stream) {
-  if (a.keep || a.n_rows <= kMaxFusedDeltaRows) {
-    static const bool ready = [] {
-      allow_shared(delta_net_fused_kernel<kDim, false>,
-                   fused_floats(kDim, kMaxFusedDeltaRows, false) * sizeof(float));
-      allow_shared(delta_net_fused_kernel<kDim, true>,
-                   fused_floats(kDim, kMaxDeltaRows, true) * sizeof(float));
-      return true;
-    }();
-    static_cast<void>(ready);
-    const dim3 grid(static_cast<unsigned>(a.n_head_v), static_cast<unsigned>(a.max_groups));
-    const size_t bytes = fused_floats(kDim, a.max_group_rows, a.keep) * sizeof(float);
-    launch(a.keep ? delta_net_fused_kernel<kDim, true> : delta_net_fused_kernel<kDim, false>, grid,
-           kFusedThreads<kDim>, bytes, stream, a, a.max_group_rows);
-    return;
-  }
-  const unsigned rows = static_cast<unsigned>(a.n_rows);
+void launch_large(const DeviceDeltaNetArgs& a, StreamView stream) {
+  const unsigned rows = static_cast<unsigned>(a.n_rows), heads = static_cast<unsigned>(a.n_head_v);
   launch(delta_net_prepare_kernel<kDim>,
          dim3(static_cast<unsigned>(ceil_div(2 * a.n_head_k + a.n_head_v, 4)), rows), 128, 0, stream, a);
-  launch(delta_net_scan_kernel<kDim>,
-         dim3(static_cast<unsigned>(kRuleThreads<kDim> / kScanThreads<kDim>),
-              static_cast<unsigned>(a.n_head_v), static_cast<unsigned>(a.max_groups)),
-         kScanThreads<kDim>, 0, stream, a);
+  // Chunks leave their result where v was.
+  const float* o = a.mixed + 2 * a.n_head_k * kDim;
+  int64_t o_step = a.n_channels();
+  constexpr int kSmallChunk = kDim == 128 ? kDeltaChunkRows / 2 : kDeltaChunkRows;
+  const auto fits = [](size_t bytes) { return limits().tf32 && bytes <= limits().shared_bytes; };
+  if (fits(ChunkShape<kDim, kDeltaChunkRows>::kScanBytes)) {
+    launch_chunks<kDim, kDeltaChunkRows>(a, stream);
+  } else if (fits(ChunkShape<kDim, kSmallChunk>::kScanBytes)) {
+    launch_chunks<kDim, kSmallChunk>(a, stream);
+  } else {
+    launch(delta_net_scan_kernel<kDim>,
+           dim3(static_cast<unsigned>(kRuleThreads<kDim> / kScanThreads<kDim>), heads,
+                static_cast<unsigned>(a.max_groups)),
+           kScanThreads<kDim>, 0, stream, a);
+    o = a.rule_out;
+    o_step = static_cast<int64_t>(a.n_head_v) * kDim;
+  }
   launch(delta_net_norm_kernel<kDim>, dim3(static_cast<unsigned>(ceil_div(a.n_head_v, 4)), rows), 128, 0,
-         stream, a);
+         stream, a, o, o_step);
+}
+
+template <int kDim>
+void launch_delta_net(const DeviceDeltaNetArgs& a, StreamView stream) {
+  if (!a.keep && a.n_rows > kMaxFusedDeltaRows) return launch_large<kDim>(a, stream);
+  static const bool ready = [] {
+    allow_shared(delta_net_fused_kernel<kDim, false>,
+                 fused_floats(kDim, kMaxFusedDeltaRows, false) * sizeof(float));
+    allow_shared(delta_net_fused_kernel<kDim, true>, fused_floats(kDim, kMaxDeltaRows, true) * sizeof(float));
+    return true;
+  }();
+  static_cast<void>(ready);
+  const dim3 grid(static_cast<unsigned>(a.n_head_v), static_cast<unsigned>(a.max_groups));
+  const size_t bytes = fused_floats(kDim, a.max_group_rows, a.keep) * sizeof(float);
+  launch(a.keep ? delta_net_fused_kernel<kDim, true> : delta_net_fused_kernel<kDim, false>, grid,
+         kFusedThreads<kDim>, bytes, stream, a, a.max_group_rows);
 }
 
 }  // namespace

@@ -44,6 +44,7 @@ struct DeviceDeltaNetArgs {
   float* mixed;     // [rows][n_channels] scratch of large steps
   float* gates;     // [rows][n_head_v][2] scratch of large steps
   float* rule_out;  // [rows][n_head_v * dim] scratch of large steps
+  float* scores;    // [rows][n_head_v][kDeltaChunkRows] scratch of large steps
   DeviceActsOut out;
 
   constexpr int n_channels() const { return (2 * n_head_k + n_head_v) * dim; }
@@ -51,6 +52,7 @@ struct DeviceDeltaNetArgs {
 
 inline constexpr int kMaxDeltaRows = 64;       // of a kept step
 inline constexpr int kMaxFusedDeltaRows = 32;  // of a step that one kernel does
+inline constexpr int kDeltaChunkRows = 64;     // that a large step takes at a time
 
 // dim 16, 32, 64 or 128.
 void delta_net_cuda(const DeviceDeltaNetArgs& args, StreamView stream) noexcept;

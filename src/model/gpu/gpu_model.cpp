@@ -96,7 +96,7 @@ struct Workspace {
   float *x, *parts;
   DeviceActsOut h, mixed, hidden;
   float *q_full, *q, *k, *v, *gate, *partial;
-  float *conv_input, *conv_output, *z, *alpha, *beta, *gates, *rule_out;
+  float *conv_input, *conv_output, *z, *alpha, *beta, *gates, *rule_out, *chunk_scores;
   float *router_logits, *shared_logit;
   DeviceRoutes routes;
   float* logits;  // [kLogitRows][n_vocab]
@@ -146,6 +146,7 @@ struct Workspace {
     conv_output = floats(c.ssm_channels());
     z = floats(c.ssm_inner());
     rule_out = floats(c.ssm_inner());
+    chunk_scores = floats(kDeltaChunkRows * c.ssm_n_head_v);
     alpha = floats(c.ssm_n_head_v);
     beta = floats(c.ssm_n_head_v);
     gates = floats(2 * c.ssm_n_head_v);
@@ -491,6 +492,7 @@ void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& 
                   .mixed = act.conv_output,
                   .gates = act.gates,
                   .rule_out = act.rule_out,
+                  .scores = act.chunk_scores,
                   .out = out},
                  stream.view());
   project_out(w.output, out.read(), n_rows);

@@ -1,0 +1,382 @@
+// The delta rule for many rows of a chain, kC rows (a chunk) at a time, on tensor cores.
+//
+// With G_r the decay summed from the chunk's first row to r, e(r, c) = exp(G_r - G_c), S the state before the
+// chunk and rows as row vectors:
+//   A[r][c] = beta_r e(r,c) k_c.k_r for c < r,    P[r][c] = e(r,c) k_c.q_r for c <= r
+//   (I + A) U = beta V,    (I + A) W = beta e^G K
+//   dl = U - W S^T,    O = e^G Q S^T + P dl,    S' = e^G_last S + (e(last, c) dl_c)^T K
+// Two kernels: the first line and the solve need no state, so all chunks of all heads are done at once; the
+// last line runs along the chunks, a block for every 32 rows of a head's state.
+//
+// Products are f32 in effect: every operand is cut into a part of 11 bits and a rest of 11, and three of the
+// four products are added (tf32). What is left out is 2^-22 of a term. The solve is plain f32, one column per
+// thread. Sums of decays are f64, as differences of long sums lose digits.
+//
+// In place: U lies where v was, O where U was; W uses rule_out.
+#pragma once
+
+#include "device/launch.cuh"
+#include "kernels/delta_net/delta_net_cuda.h"
+#include "kernels/linear/copy_async.cuh"
+
+namespace thermo {
+
+__device__ __forceinline__ void mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+__device__ __forceinline__ void split_float(float x, uint32_t& high, uint32_t& rest) {
+  high = __float_as_uint(x) & 0xffffe000u;
+  rest = __float_as_uint(x - __uint_as_float(high));
+}
+
+// acc += A B over n_steps steps of 8, kM x kN tiles of 16 x 8. `a_at(row, k)` with rows of the kM tiles,
+// `b_at(k, column)` with columns of the kN tiles.
+template <int kM, int kN, class AtA, class AtB>
+__device__ __forceinline__ void multiply_exact(int n_steps, int lane, const AtA& a_at, const AtB& b_at,
+                                               float (&acc)[kM][kN][4]) {
+  const int g = lane / 4, t = lane % 4;
+#pragma unroll 2
+  for (int s = 0; s < n_steps; ++s) {
+    const int k = 8 * s + t;
+    uint32_t a_high[kM][4], a_rest[kM][4], b_high[kN][2], b_rest[kN][2];
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        split_float(a_at(16 * m + g + i % 2 * 8, k + i / 2 * 4), a_high[m][i], a_rest[m][i]);
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) split_float(b_at(k + 4 * i, 8 * n + g), b_high[n][i], b_rest[n][i]);
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) mma_tf32(acc[m][n], a_rest[m], b_high[n]);
+#pragma unroll
+      for (int n = 0; n < kN; ++n) mma_tf32(acc[m][n], a_high[m], b_rest[n]);
+#pragma unroll
+      for (int n = 0; n < kN; ++n) mma_tf32(acc[m][n], a_high[m], b_high[n]);
+    }
+  }
+}
+
+// Sizes and places in shared memory. Row lengths put the lanes of a load into different banks: 4 more than a
+// multiple of 32 (or the like) where lanes differ by row first, 8 more where by column.
+template <int kDim, int kC>
+struct ChunkShape {
+  static constexpr int kThreads = 4 * kC;           // a warp per 16 rows, of two products at once
+  static constexpr int kJ = kDim < 32 ? kDim : 32;  // rows of the state in a block
+  static constexpr int kRow = kDim + 4, kKey = kDim + 8, kScore = kC + 4, kDelta = kJ + 8;
+
+  // The kernel without state: keys, queries, A.
+  static constexpr size_t kSolveBytes =
+      sizeof(float) * (2 * kC * kRow + kC * kScore + 2 * kC) + sizeof(double) * kC;
+  // The kernel along the chunks: W, queries, keys, P, state, dl and dl * e(last, c).
+  static constexpr size_t kScanBytes =
+      sizeof(float) * (2 * kC * kRow + kC * kKey + kC * kScore + kJ * kRow + 2 * kC * kDelta);
+};
+
+// Copies n of kC rows of kCols floats into shared memory, the others as zeros.
+template <int kC, int kCols, int kThreads>
+__device__ __forceinline__ void stage_rows(float* to, int to_step, const float* from, int64_t from_step,
+                                           int n) {
+  constexpr int kPieces = kCols / 4;
+  static_assert(kC * kPieces % kThreads == 0 || kC * kPieces < kThreads);
+#pragma unroll
+  for (int i = threadIdx.x; i < kC * kPieces; i += kThreads) {
+    const int row = i / kPieces, piece = i % kPieces;
+    copy16(to + row * to_step + piece * 4, from + (row < n ? row * from_step + piece * 4 : 0), row < n);
+  }
+}
+
+struct ChunkPlace {
+  int begin;  // first row of the step
+  int n;      // rows; 0: there is no such chunk
+};
+
+// Chunk number `index` when the chunks of all groups are counted through.
+template <int kC>
+__device__ __forceinline__ ChunkPlace find_chunk(const DeviceRows& rows, int index) {
+  const int n_groups = *rows.n_groups;
+  for (int g = 0; g < n_groups; ++g) {
+    const int n = rows.group_rows[g], chunks = (n + kC - 1) / kC;
+    if (index < chunks) return {rows.group_begin[g] + index * kC, min(kC, n - index * kC)};
+    index -= chunks;
+  }
+  return {0, 0};
+}
+
+// One block per (chunk, head). Leaves U, W, P and, in `gates`, e^G_r and e(last, r).
+template <int kDim, int kC>
+__global__ void __launch_bounds__(ChunkShape<kDim, kC>::kThreads, 2)
+    delta_net_solve_kernel(const __grid_constant__ DeviceDeltaNetArgs a) {
+  using Shape = ChunkShape<kDim, kC>;
+  extern __shared__ __align__(16) float shared[];
+  float* const keys = shared;
+  float* const queries = keys + kC * Shape::kRow;
+  float* const weights = queries + kC * Shape::kRow;  // A
+  float* const beta = weights + kC * Shape::kScore;
+  float* const start = beta + kC;  // e^G
+  double* const decay = reinterpret_cast<double*>(start + kC);
+  const int head = blockIdx.y, key_head = head % a.n_head_k;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  allow_next();
+  wait_for_inputs();
+  const ChunkPlace chunk = find_chunk<kC>(a.rows, blockIdx.x);
+  if (chunk.n == 0) return;
+  const int64_t step = a.n_channels();
+  float* const rows = a.mixed + chunk.begin * step;
+  float2* const gates =
+      reinterpret_cast<float2*>(a.gates) + static_cast<int64_t>(chunk.begin) * a.n_head_v + head;
+  const auto gate_at = [&](int r) -> float2& { return gates[static_cast<int64_t>(r) * a.n_head_v]; };
+  stage_rows<kC, kDim, Shape::kThreads>(keys, Shape::kRow, rows + (a.n_head_k + key_head) * kDim, step,
+                                        chunk.n);
+  stage_rows<kC, kDim, Shape::kThreads>(queries, Shape::kRow, rows + key_head * kDim, step, chunk.n);
+  copy_commit();
+  if (warp == 0) {
+    double sum = 0.0;  // of the rows before
+    for (int first = 0; first < kC; first += 32) {
+      const int r = first + lane;
+      const float2 now = r < chunk.n ? gate_at(r) : float2{0.0f, 0.0f};
+      double x = now.x;
+#pragma unroll
+      for (int back = 1; back < 32; back *= 2) {
+        const double y = __shfl_up_sync(0xffffffffu, x, back);
+        if (lane >= back) x += y;
+      }
+      x += sum;
+      sum = __shfl_sync(0xffffffffu, x, 31);
+      decay[r] = x;
+      start[r] = expf(static_cast<float>(x));
+      beta[r] = now.y;
+    }
+  }
+  copy_wait<0>();
+  __syncthreads();
+
+  // k.k and q.k: 16 rows per warp, in strips of 32 columns up to the diagonal.
+  const bool is_query = warp >= kC / 16;
+  const int first_row = warp % (kC / 16) * 16;
+  const float* const left = is_query ? queries : keys;
+  float* const scores = a.scores + (static_cast<int64_t>(chunk.begin) * a.n_head_v + head) * kC;
+  for (int strip = 0; strip < kC; strip += 32) {
+    float acc[1][4][4] = {};
+    if (strip <= first_row + 15)
+      multiply_exact<1, 4>(
+          kDim / 8, lane, [&](int row, int k) { return left[(first_row + row) * Shape::kRow + k]; },
+          [&](int k, int column) { return keys[(strip + column) * Shape::kRow + k]; }, acc);
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        const int r = first_row + g + i / 2 * 8, c = strip + 8 * n + 2 * t;
+        float2 x;
+        const auto weigh = [&](int column, float product) {
+          if (column > r || (column == r && !is_query)) return 0.0f;
+          return product * expf(static_cast<float>(decay[r] - decay[column])) * (is_query ? 1.0f : beta[r]);
+        };
+        x.x = weigh(c, acc[0][n][i]);
+        x.y = weigh(c + 1, acc[0][n][i + 1]);
+        if (!is_query)
+          *reinterpret_cast<float2*>(weights + r * Shape::kScore + c) = x;
+        else if (r < chunk.n)
+          *reinterpret_cast<float2*>(scores + static_cast<int64_t>(r) * a.n_head_v * kC + c) = x;
+      }
+  }
+  __syncthreads();
+  if (threadIdx.x < chunk.n)
+    gate_at(threadIdx.x) = {start[threadIdx.x],
+                            expf(static_cast<float>(decay[chunk.n - 1] - decay[threadIdx.x]))};
+
+  // The solve, a column of U or W per thread.
+  for (int column = threadIdx.x; column < 2 * kDim; column += Shape::kThreads) {
+    const bool is_value = column < kDim;
+    const int d = column % kDim;
+    float* const values = rows + (2 * a.n_head_k + head) * kDim + d;
+    float x[kC];
+#pragma unroll
+    for (int r = 0; r < kC; ++r)
+      x[r] = beta[r] *
+             (is_value ? (r < chunk.n ? values[r * step] : 0.0f) : start[r] * keys[r * Shape::kRow + d]);
+#pragma unroll
+    for (int r = 1; r < kC; ++r) {
+      float other = 0.0f;  // two chains of sums: half the latency
+#pragma unroll
+      for (int c = 0; c < r; c += 4) {
+        const float4 w = *reinterpret_cast<const float4*>(weights + r * Shape::kScore + c);
+        x[r] = fmaf(-w.x, x[c], x[r]);
+        if (c + 1 < r) other = fmaf(w.y, x[c + 1], other);
+        if (c + 2 < r) x[r] = fmaf(-w.z, x[c + 2], x[r]);
+        if (c + 3 < r) other = fmaf(w.w, x[c + 3], other);
+      }
+      x[r] -= other;
+    }
+    float* const to =
+        is_value ? values : a.rule_out + (static_cast<int64_t>(chunk.begin) * a.n_head_v + head) * kDim + d;
+    const int64_t to_step = is_value ? step : static_cast<int64_t>(a.n_head_v) * kDim;
+#pragma unroll
+    for (int r = 0; r < kC; ++r)
+      if (r < chunk.n) to[r * to_step] = x[r];
+  }
+}
+
+// One block per (kJ rows of the state, head, group), along the chunks. The state lies twice: as sums in
+// registers and, for the products with it, in shared memory. W and the queries of the next chunk are copied
+// while the state moves on, keys and P while W and the queries are multiplied.
+template <int kDim, int kC>
+__global__ void __launch_bounds__(ChunkShape<kDim, kC>::kThreads)
+    delta_net_chunks_kernel(const __grid_constant__ DeviceDeltaNetArgs a) {
+  using Shape = ChunkShape<kDim, kC>;
+  constexpr int kWarps = kC / 8, kTilesJ = Shape::kJ / 8, kTilesM = Shape::kJ / 16;
+  constexpr int kTilesI = (kDim / 8 + kWarps - 1) / kWarps;  // of a warp
+  extern __shared__ __align__(16) float shared[];
+  float* const w = shared;
+  float* const queries = w + kC * Shape::kRow;
+  float* const keys = queries + kC * Shape::kRow;
+  float* const scores = keys + kC * Shape::kKey;
+  float* const state = scores + kC * Shape::kScore;  // [kJ][kRow]
+  float* const delta = state + Shape::kJ * Shape::kRow;
+  float* const aged = delta + kC * Shape::kDelta;  // delta * e(last, c)
+  allow_next();
+  wait_for_inputs();
+  const int first_j = blockIdx.x * Shape::kJ, head = blockIdx.y, group = blockIdx.z;
+  const int key_head = head % a.n_head_k;
+  if (group >= *a.rows.n_groups) return;
+  const int begin = a.rows.group_begin[group], n_rows = a.rows.group_rows[group];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int64_t step = a.n_channels(), value_step = static_cast<int64_t>(a.n_head_v) * kDim;
+  float* const rows = a.mixed + begin * step;
+  float* const values = rows + (2 * a.n_head_k + head) * kDim + first_j;
+  const float* const w_rows = a.rule_out + (static_cast<int64_t>(begin) * a.n_head_v + head) * kDim;
+  const float* const score_rows = a.scores + (static_cast<int64_t>(begin) * a.n_head_v + head) * kC;
+  const float2* const gates =
+      reinterpret_cast<const float2*>(a.gates) + static_cast<int64_t>(begin) * a.n_head_v + head;
+  float* const stored = a.state + a.rows.group_sequence[group] * a.sequence_stride +
+                        static_cast<int64_t>(head) * kDim * kDim + first_j * kDim;
+
+  const auto stage_first = [&](int first) {  // W and queries
+    const int n = n_rows - first;
+    if (n > 0) {
+      stage_rows<kC, kDim, Shape::kThreads>(w, Shape::kRow, w_rows + first * value_step, value_step, n);
+      stage_rows<kC, kDim, Shape::kThreads>(queries, Shape::kRow, rows + first * step + key_head * kDim, step,
+                                            n);
+    }
+    copy_commit();
+  };
+  const auto stage_second = [&](int first) {  // keys and P
+    const int n = n_rows - first;
+    stage_rows<kC, kDim, Shape::kThreads>(keys, Shape::kKey,
+                                          rows + first * step + (a.n_head_k + key_head) * kDim, step, n);
+    stage_rows<kC, kC, Shape::kThreads>(scores, Shape::kScore,
+                                        score_rows + static_cast<int64_t>(first) * a.n_head_v * kC,
+                                        static_cast<int64_t>(a.n_head_v) * kC, n);
+    copy_commit();
+  };
+  // Calls f(m, n, c, j, i) for every pair of the warp's sums c and c + 1: state row j, columns i and i + 1.
+  const auto each_pair = [&](auto&& f) {
+#pragma unroll
+    for (int n = 0; n < kTilesI; ++n) {
+      const int tile = warp * kTilesI + n;
+      if (tile >= kDim / 8) continue;
+#pragma unroll
+      for (int m = 0; m < kTilesM; ++m)
+#pragma unroll
+        for (int c = 0; c < 4; c += 2) f(m, n, c, 16 * m + g + c / 2 * 8, 8 * tile + 2 * t);
+    }
+  };
+
+  stage_first(0);
+  float sums[kTilesM][kTilesI][4] = {};
+  each_pair([&](int m, int n, int c, int j, int i) {
+    const float2 x = *reinterpret_cast<const float2*>(stored + j * kDim + i);
+    sums[m][n][c] = x.x, sums[m][n][c + 1] = x.y;
+    *reinterpret_cast<float2*>(state + j * Shape::kRow + i) = x;
+  });
+
+  const bool is_query = warp >= kWarps / 2;
+  const int first_row = warp % (kWarps / 2) * 16;  // of the chunk
+  for (int first = 0; first < n_rows; first += kC) {
+    const int n = min(kC, n_rows - first);
+    const float all_decay = gates[static_cast<int64_t>(first + n - 1) * a.n_head_v].x;
+    float2 u[kTilesJ][2];  // the lane's elements of U
+    float2 gate[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int r = first_row + g + 8 * h;
+      gate[h] = r < n ? gates[static_cast<int64_t>(first + r) * a.n_head_v] : float2{0.0f, 0.0f};
+#pragma unroll
+      for (int j = 0; j < kTilesJ; ++j)
+        u[j][h] = !is_query && r < n
+                      ? *reinterpret_cast<const float2*>(values + (first + r) * step + 8 * j + 2 * t)
+                      : float2{0.0f, 0.0f};
+    }
+    copy_wait<0>();
+    __syncthreads();  // W, queries and state are there; keys, P and dl are free
+    stage_second(first);
+
+    float acc[1][kTilesJ][4] = {};
+    const float* const left = is_query ? queries : w;
+    multiply_exact<1, kTilesJ>(
+        kDim / 8, lane, [&](int row, int k) { return left[(first_row + row) * Shape::kRow + k]; },
+        [&](int k, int column) { return state[column * Shape::kRow + k]; }, acc);
+#pragma unroll
+    for (int j = 0; j < kTilesJ; ++j)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float& x = acc[0][j][2 * h];
+        float& y = acc[0][j][2 * h + 1];
+        if (is_query) {
+          x *= gate[h].x;
+          y *= gate[h].x;
+        } else {
+          const float2 d{u[j][h].x - x, u[j][h].y - y};
+          const int at = (first_row + g + 8 * h) * Shape::kDelta + 8 * j + 2 * t;
+          *reinterpret_cast<float2*>(delta + at) = d;
+          *reinterpret_cast<float2*>(aged + at) = {d.x * gate[h].y, d.y * gate[h].y};
+        }
+      }
+    copy_wait<0>();
+    __syncthreads();  // dl, keys and P are there; W, queries and state are free
+    stage_first(first + kC);
+
+    each_pair([&](int m, int n_tile, int c, int, int) {
+      sums[m][n_tile][c] *= all_decay;
+      sums[m][n_tile][c + 1] *= all_decay;
+    });
+    if (warp * kTilesI < kDim / 8)
+      multiply_exact<kTilesM, kTilesI>(
+          kC / 8, lane, [&](int j, int c) { return aged[c * Shape::kDelta + j]; },
+          [&](int c, int i) { return keys[c * Shape::kKey + warp * kTilesI * 8 + i]; }, sums);
+    each_pair([&](int m, int n_tile, int c, int j, int i) {
+      *reinterpret_cast<float2*>(state + j * Shape::kRow + i) = {sums[m][n_tile][c], sums[m][n_tile][c + 1]};
+    });
+    if (is_query) {
+      multiply_exact<1, kTilesJ>(
+          first_row / 8 + 2, lane,
+          [&](int row, int c) { return scores[(first_row + row) * Shape::kScore + c]; },
+          [&](int c, int j) { return delta[c * Shape::kDelta + j]; }, acc);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int r = first_row + g + 8 * h;
+        if (r >= n) continue;
+#pragma unroll
+        for (int j = 0; j < kTilesJ; ++j)
+          *reinterpret_cast<float2*>(values + (first + r) * step + 8 * j + 2 * t) = {acc[0][j][2 * h],
+                                                                                     acc[0][j][2 * h + 1]};
+      }
+    }
+  }
+  copy_wait<0>();
+  each_pair([&](int m, int n, int c, int j, int i) {
+    *reinterpret_cast<float2*>(stored + j * kDim + i) = {sums[m][n][c], sums[m][n][c + 1]};
+  });
+}
+
+}  // namespace thermo
