@@ -28,6 +28,7 @@ struct Case {
   float decay = 1.0f;
   int n_padding = 0;
   int taps = 4;
+  int max_chunk = kDeltaChunkRows;
 };
 
 size_t as_size(int64_t n) {
@@ -50,7 +51,7 @@ void run_case(const Case& c, uint64_t seed) {
                      alpha = in.normal(n_rows * heads), beta = in.normal(n_rows * heads, 2.0f);
   const std::vector<float> conv = in.normal(channels * as_size(taps), 0.5f), dt_bias = in.normal(heads),
                            norm = in.uniform(d, 0.5f, 1.5f);
-  std::vector<float> a = in.uniform(heads, 0.01f, c.decay);
+  std::vector<float> a = in.uniform(heads, 0.0f, c.decay);
   for (float& x : a) x = -x;
   std::fill(u.begin() + static_cast<int64_t>(n_valid * channels), u.end(), NAN);
 
@@ -166,6 +167,7 @@ void run_case(const Case& c, uint64_t seed) {
   args.gates = gates.data();
   args.rule_out = rule_out.data();
   args.scores = scores.data();
+  args.max_chunk = c.max_chunk;
   args.out = {};
   args.out.f32 = out.data();
   args.out.f32_stride = static_cast<int64_t>(v_size);
@@ -303,6 +305,16 @@ TEST(DeltaNetCuda, KeepsTreesAndCommitsAPath) {
   for (const Shape& shape : kShapes)
     for (const int n_rows : {1, 2, 7, 16, 33, 64})
       ASSERT_NO_FATAL_FAILURE(run_case({shape, {{5, n_rows}}, true}, seed++));
+}
+
+TEST(DeltaNetCuda, RunsAsOnCardsWithLessMemory) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 5000;
+  for (const Shape& shape : kShapes)
+    for (const int max_chunk : {32, 0})
+      for (const int n_rows : {33, 64, 97})
+        ASSERT_NO_FATAL_FAILURE(
+            run_case({shape, {{5, n_rows}, {2, 3}}, false, 1.0f, 0, 4, max_chunk}, seed++));
 }
 
 TEST(DeltaNetCuda, TakesAnyNumberOfTaps) {
