@@ -8,9 +8,10 @@
 // Two kernels: the first line and the solve need no state, so all chunks of all heads are done at once; the
 // last line runs along the chunks, a block for every 32 rows of a head's state.
 //
-// Products are f32 in effect: every operand is cut into a part of 11 bits and a rest of 11, and three of the
-// four products are added (tf32). What is left out is 2^-22 of a term. The solve is plain f32, one column per
-// thread. Sums of decays are f64, as differences of long sums lose digits.
+// Products are f32 in effect (exact_mma.cuh), also in the solve: the 16 x 16 blocks on the diagonal of I +
+// A are inverted (no element of an inverse exceeds 1 but for rounding, as keys have length 1), the rest is
+// products. Tried: a column per thread in plain f32: bound by loads of A, 2 times slower. Sums of decays are
+// f64, as differences of long sums lose digits.
 //
 // In place: U lies where v was, O where U was; W uses rule_out.
 #pragma once
@@ -18,54 +19,9 @@
 #include "device/launch.cuh"
 #include "kernels/delta_net/delta_net_cuda.h"
 #include "kernels/linear/copy_async.cuh"
+#include "kernels/linear/exact_mma.cuh"
 
 namespace thermo {
-
-__device__ __forceinline__ void mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#endif
-}
-
-__device__ __forceinline__ void split_float(float x, uint32_t& high, uint32_t& rest) {
-  high = __float_as_uint(x) & 0xffffe000u;
-  rest = __float_as_uint(x - __uint_as_float(high));
-}
-
-// acc += A B over n_steps steps of 8, kM x kN tiles of 16 x 8. `a_at(row, k)` with rows of the kM tiles,
-// `b_at(k, column)` with columns of the kN tiles.
-template <int kM, int kN, class AtA, class AtB>
-__device__ __forceinline__ void multiply_exact(int n_steps, int lane, const AtA& a_at, const AtB& b_at,
-                                               float (&acc)[kM][kN][4]) {
-  const int g = lane / 4, t = lane % 4;
-#pragma unroll 2
-  for (int s = 0; s < n_steps; ++s) {
-    const int k = 8 * s + t;
-    uint32_t a_high[kM][4], a_rest[kM][4], b_high[kN][2], b_rest[kN][2];
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        split_float(a_at(16 * m + g + i % 2 * 8, k + i / 2 * 4), a_high[m][i], a_rest[m][i]);
-#pragma unroll
-    for (int n = 0; n < kN; ++n)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) split_float(b_at(k + 4 * i, 8 * n + g), b_high[n][i], b_rest[n][i]);
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kN; ++n) mma_tf32(acc[m][n], a_rest[m], b_high[n]);
-#pragma unroll
-      for (int n = 0; n < kN; ++n) mma_tf32(acc[m][n], a_high[m], b_rest[n]);
-#pragma unroll
-      for (int n = 0; n < kN; ++n) mma_tf32(acc[m][n], a_high[m], b_high[n]);
-    }
-  }
-}
 
 // Sizes and places in shared memory. Row lengths put the lanes of a load into different banks: 4 more than a
 // multiple of 32 (or the like) where lanes differ by row first, 8 more where by column.
@@ -75,9 +31,11 @@ struct ChunkShape {
   static constexpr int kJ = kDim < 32 ? kDim : 32;  // rows of the state in a block
   static constexpr int kRow = kDim + 4, kKey = kDim + 8, kScore = kC + 4, kDelta = kJ + 8;
 
+  static constexpr int kInverse = 16 * 20;  // a block of 16 x 16
+
   // The kernel without state: keys, queries, A.
   static constexpr size_t kSolveBytes =
-      sizeof(float) * (2 * kC * kRow + kC * kScore + 2 * kC) + sizeof(double) * kC;
+      sizeof(float) * (2 * kC * kRow + kC * kScore + 2 * kC + kC / 16 * kInverse) + sizeof(double) * kC;
   // The kernel along the chunks: W, queries, keys, P, state, dl and dl * e(last, c).
   static constexpr size_t kScanBytes =
       sizeof(float) * (2 * kC * kRow + kC * kKey + kC * kScore + kJ * kRow + 2 * kC * kDelta);
@@ -123,8 +81,9 @@ __global__ void __launch_bounds__(ChunkShape<kDim, kC>::kThreads, 2)
   float* const queries = keys + kC * Shape::kRow;
   float* const weights = queries + kC * Shape::kRow;  // A
   float* const beta = weights + kC * Shape::kScore;
-  float* const start = beta + kC;  // e^G
-  double* const decay = reinterpret_cast<double*>(start + kC);
+  float* const start = beta + kC;     // e^G
+  float* const inverse = start + kC;  // of the blocks on the diagonal of I + A
+  double* const decay = reinterpret_cast<double*>(inverse + kC / 16 * Shape::kInverse);
   const int head = blockIdx.y, key_head = head % a.n_head_k;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   allow_next();
@@ -190,40 +149,72 @@ __global__ void __launch_bounds__(ChunkShape<kDim, kC>::kThreads, 2)
           *reinterpret_cast<float2*>(scores + static_cast<int64_t>(r) * a.n_head_v * kC + c) = x;
       }
   }
+  // Right sides: beta V takes the place of the queries, beta e^G K that of the keys.
   __syncthreads();
   if (threadIdx.x < chunk.n)
     gate_at(threadIdx.x) = {start[threadIdx.x],
                             expf(static_cast<float>(decay[chunk.n - 1] - decay[threadIdx.x]))};
-
-  // The solve, a column of U or W per thread.
-  for (int column = threadIdx.x; column < 2 * kDim; column += Shape::kThreads) {
-    const bool is_value = column < kDim;
-    const int d = column % kDim;
-    float* const values = rows + (2 * a.n_head_k + head) * kDim + d;
-    float x[kC];
+  float* const values = rows + (2 * a.n_head_k + head) * kDim;
+  for (int i = threadIdx.x; i < kC * kDim; i += Shape::kThreads) {
+    const int r = i / kDim, d = i % kDim;
+    queries[r * Shape::kRow + d] = r < chunk.n ? beta[r] * values[r * step + d] : 0.0f;
+    keys[r * Shape::kRow + d] *= beta[r] * start[r];
+  }
+  // The inverse of each 16 x 16 block on the diagonal of I + A, a column per thread.
+  if (threadIdx.x < kC) {
+    const int block = threadIdx.x / 16, column = threadIdx.x % 16;
+    float x[16];
 #pragma unroll
-    for (int r = 0; r < kC; ++r)
-      x[r] = beta[r] *
-             (is_value ? (r < chunk.n ? values[r * step] : 0.0f) : start[r] * keys[r * Shape::kRow + d]);
+    for (int r = 0; r < 16; ++r) {
+      x[r] = r == column ? 1.0f : 0.0f;
 #pragma unroll
-    for (int r = 1; r < kC; ++r) {
-      float other = 0.0f;  // two chains of sums: half the latency
-#pragma unroll
-      for (int c = 0; c < r; c += 4) {
-        const float4 w = *reinterpret_cast<const float4*>(weights + r * Shape::kScore + c);
-        x[r] = fmaf(-w.x, x[c], x[r]);
-        if (c + 1 < r) other = fmaf(w.y, x[c + 1], other);
-        if (c + 2 < r) x[r] = fmaf(-w.z, x[c + 2], x[r]);
-        if (c + 3 < r) other = fmaf(w.w, x[c + 3], other);
-      }
-      x[r] -= other;
+      for (int c = 0; c < r; ++c)
+        x[r] = fmaf(-weights[(16 * block + r) * Shape::kScore + 16 * block + c], x[c], x[r]);
+      inverse[block * Shape::kInverse + r * 20 + column] = x[r];
     }
+  }
+  __syncthreads();
+
+  // The solve, 16 rows at a time: take off what the rows before give, multiply by the inverse. A warp reads
+  // only the columns that it writes.
+  constexpr int kWidth = kDim < 32 ? kDim : 32, kN = kWidth / 8;
+  for (int strip = warp * kWidth; strip < 2 * kDim; strip += kWidth * (kC / 8)) {
+    const bool is_value = strip < kDim;
+    float* const x = (is_value ? queries + strip : keys + strip - kDim);
     float* const to =
-        is_value ? values : a.rule_out + (static_cast<int64_t>(chunk.begin) * a.n_head_v + head) * kDim + d;
+        is_value ? values + strip
+                 : a.rule_out + (static_cast<int64_t>(chunk.begin) * a.n_head_v + head) * kDim + strip - kDim;
     const int64_t to_step = is_value ? step : static_cast<int64_t>(a.n_head_v) * kDim;
+#pragma unroll 1
+    for (int block = 0; block < kC / 16; ++block) {
+      const int first = 16 * block;
+      float acc[1][kN][4] = {};
+      multiply_exact<1, kN>(
+          2 * block, lane, [&](int row, int k) { return weights[(first + row) * Shape::kScore + k]; },
+          [&](int k, int column) { return x[k * Shape::kRow + column]; }, acc);
+      const auto each = [&](auto&& f) {
 #pragma unroll
-    for (int r = 0; r < kC; ++r)
-      if (r < chunk.n) to[r * to_step] = x[r];
+        for (int n = 0; n < kN; ++n)
+#pragma unroll
+          for (int h = 0; h < 2; ++h)
+            f(acc[0][n][2 * h], acc[0][n][2 * h + 1], first + g + 8 * h, 8 * n + 2 * t);
+      };
+      each([&](float& u, float& v, int r, int column) {
+        float2* const at = reinterpret_cast<float2*>(x + r * Shape::kRow + column);
+        *at = {at->x - u, at->y - v};
+        u = v = 0.0f;
+      });
+      __syncwarp();
+      multiply_exact<1, kN>(
+          2, lane, [&](int row, int k) { return inverse[block * Shape::kInverse + row * 20 + k]; },
+          [&](int k, int column) { return x[(first + k) * Shape::kRow + column]; }, acc);
+      __syncwarp();
+      each([&](float& u, float& v, int r, int column) {
+        *reinterpret_cast<float2*>(x + r * Shape::kRow + column) = {u, v};
+        if (r < chunk.n) *reinterpret_cast<float2*>(to + r * to_step + column) = {u, v};
+      });
+      __syncwarp();
+    }
   }
 }
 

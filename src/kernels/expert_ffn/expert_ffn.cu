@@ -107,10 +107,10 @@ __global__ void __launch_bounds__(32 * kOutWarps, kDot ? 3 : 4)
 
 // Slots of the routed experts or of the shared one: they may differ in type, so each has its launch.
 template <DType T, bool kShared>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, 2)
     expert_in_tile_kernel(const __grid_constant__ DeviceExpertArgs a) {
   extern __shared__ __align__(16) std::byte shared[];
-  int* const rows = reinterpret_cast<int*>(shared + 2 * kTileStageBytes);
+  int* const rows = reinterpret_cast<int*>(shared + 2 * kTileStageBytes<kExpertTile>);
   allow_next();
   wait_for_inputs();
   if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots) return;
@@ -121,19 +121,19 @@ __global__ void __launch_bounds__(kTileThreads)
                      up = matrix_of(slot.base, a.up, a.shared_up);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
   const int panel = blockIdx.x * 8 + warp;
-  for (int i = threadIdx.x; i < kTileActs; i += kTileThreads)
+  for (int i = threadIdx.x; i < kExpertTile; i += kTileThreads)
     rows[i] = i < n_acts ? a.routes.pair_row[first + i] : -1;
   __syncthreads();
 
-  float acc[2][kTileActs / 8][4] = {};
+  float acc[2][kExpertTile / 8][4] = {};
   const bool here = panel * 16 < gate.n_rows;
   const uint8_t* const panels[2] = {here ? gate.panels + panel * gate.panel_bytes : nullptr,
                                     here ? up.panels + panel * up.panel_bytes : nullptr};
-  tile_product<T, 2>(panels, gate.n_cols, a.x, shared, rows, n_acts, acc);
+  tile_product<T, kExpertTile>(panels, gate.n_cols, a.x, shared, rows, n_acts, acc);
   if (!here) return;
   const ActsOut hidden = acts_out(a.hidden);
 #pragma unroll
-  for (int n = 0; n < kTileActs / 8; ++n)
+  for (int n = 0; n < kExpertTile / 8; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int act = 8 * n + 2 * t + i % 2, row = panel * 16 + 2 * g + i / 2;
@@ -143,10 +143,10 @@ __global__ void __launch_bounds__(kTileThreads)
 }
 
 template <DType T, bool kShared>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, 2)
     expert_out_tile_kernel(const __grid_constant__ DeviceExpertArgs a) {
   extern __shared__ __align__(16) std::byte shared[];
-  int* const rows = reinterpret_cast<int*>(shared + 2 * kTileStageBytes);
+  int* const rows = reinterpret_cast<int*>(shared + 2 * kTileStageBytes<kExpertTile>);
   allow_next();
   wait_for_inputs();
   if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots) return;
@@ -155,49 +155,56 @@ __global__ void __launch_bounds__(kTileThreads)
   if ((slot.base == nullptr) != kShared) return;
   const DeviceMatrix w = matrix_of(slot.base, a.down, a.shared_down);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
-  const int panel = blockIdx.x * 8 + warp;
-  for (int i = threadIdx.x; i < kTileActs; i += kTileThreads) rows[i] = i < n_acts ? first + i : -1;
+  const int panel = (blockIdx.x * 8 + warp) * kTilePanels;
+  for (int i = threadIdx.x; i < kExpertTile; i += kTileThreads) rows[i] = i < n_acts ? first + i : -1;
   __syncthreads();
 
-  float acc[1][kTileActs / 8][4] = {};
-  const uint8_t* const panels[1] = {panel * 16 < w.n_rows ? w.panels + panel * w.panel_bytes : nullptr};
+  float acc[kTilePanels][kExpertTile / 8][4] = {};
+  const uint8_t* panels[kTilePanels];
+#pragma unroll
+  for (int p = 0; p < kTilePanels; ++p)  // past the end: the last one again, stored nowhere
+    panels[p] =
+        panel * 16 >= w.n_rows ? nullptr : w.panels + min(panel + p, (w.n_rows - 1) / 16) * w.panel_bytes;
   const DeviceActs x{a.hidden.f16, a.hidden.f32, a.hidden.f16_stride, a.hidden.f32_stride, a.hidden.scale};
-  tile_product<T, 1>(panels, w.n_cols, x, shared, rows, n_acts, acc);
-  const int row = panel * 16 + 2 * g;
-  if (row >= w.n_rows) return;
-  const bool pair = row + 1 < w.n_rows;
+  tile_product<T, kExpertTile>(panels, w.n_cols, x, shared, rows, n_acts, acc);
 #pragma unroll
-  for (int n = 0; n < kTileActs / 8; ++n)
+  for (int p = 0; p < kTilePanels; ++p) {
+    const int row = (panel + p) * 16 + 2 * g;
+    if (row >= w.n_rows) break;
+    const bool pair = row + 1 < w.n_rows;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int act = 8 * n + 2 * t + i;
-      if (act >= n_acts) continue;
-      float* const y = a.y + static_cast<int64_t>(first + act) * a.n_embd + row;
-      y[0] = acc[0][n][i] * x.scale;
-      if (pair) y[1] = acc[0][n][i + 2] * x.scale;
-    }
+    for (int n = 0; n < kExpertTile / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int act = 8 * n + 2 * t + i;
+        if (act >= n_acts) continue;
+        float* const y = a.y + static_cast<int64_t>(first + act) * a.n_embd + row;
+        y[0] = acc[p][n][i] * x.scale;
+        if (pair) y[1] = acc[p][n][i + 2] * x.scale;
+      }
+  }
 }
 
 template <DType T, bool kShared>
 void launch_in_tiles(const DeviceExpertArgs& args, int n_rows, StreamView stream) {
   static const bool ready = [] {
-    return allow_shared(expert_in_tile_kernel<T, kShared>, kTileSharedBytes), true;
+    return allow_shared(expert_in_tile_kernel<T, kShared>, kTileSharedBytes<kExpertTile>), true;
   }();
   static_cast<void>(ready);
   launch(expert_in_tile_kernel<T, kShared>,
          dim3(static_cast<unsigned>(ceil_div(n_rows, 128)), static_cast<unsigned>(args.max_slots)),
-         kTileThreads, kTileSharedBytes, stream, args);
+         kTileThreads, kTileSharedBytes<kExpertTile>, stream, args);
 }
 
 template <DType T, bool kShared>
 void launch_out_tiles(const DeviceExpertArgs& args, StreamView stream) {
   static const bool ready = [] {
-    return allow_shared(expert_out_tile_kernel<T, kShared>, kTileSharedBytes), true;
+    return allow_shared(expert_out_tile_kernel<T, kShared>, kTileSharedBytes<kExpertTile>), true;
   }();
   static_cast<void>(ready);
   launch(expert_out_tile_kernel<T, kShared>,
-         dim3(static_cast<unsigned>(ceil_div(args.n_embd, 128)), static_cast<unsigned>(args.max_slots)),
-         kTileThreads, kTileSharedBytes, stream, args);
+         dim3(static_cast<unsigned>(ceil_div(args.n_embd, kTileRows)), static_cast<unsigned>(args.max_slots)),
+         kTileThreads, kTileSharedBytes<kExpertTile>, stream, args);
 }
 
 unsigned small_blocks(const DeviceMatrix& a, const DeviceMatrix& b, int n_warps) {
