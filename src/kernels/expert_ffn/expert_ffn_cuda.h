@@ -31,12 +31,15 @@ struct DeviceExpertArgs {
   float* y = nullptr;     // [pairs][n_embd]
   int n_embd = 0;
   int stage_bytes = 0;  // set by expert_ffn_cuda
-  bool large = false;   // slots of kTileActs pairs for the tensor-core tiles; else of 8
+  bool large = false;   // slots of `tile` pairs for the tensor-core tiles; else of 8
+  int tile = 0;         // expert_tile()
 };
 
 // Whether the large form can run these matrices: quantised, gate and up of one type.
 bool expert_tiles_possible(const DeviceExpertArgs& args) noexcept;
-inline constexpr int kExpertTile = 64;
+// Pairs of a slot in the large form: as many as an expert is likely to get, so that its weights are decoded
+// once.
+int expert_tile(int n_rows, int n_used, int n_expert) noexcept;
 inline constexpr int kExpertSmallTile = 8;
 
 void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept;

@@ -26,7 +26,7 @@ __device__ __forceinline__ int act_row(const DeviceLinearArgs& args, int a) {
 }
 
 template <DType T, int kActs>
-__global__ void __launch_bounds__(kTileThreads, kActs <= 64 ? 2 : 1)
+__global__ void __launch_bounds__(kMaxTileThreads, kActs <= 64 ? 2 : 1)
     linear_tile_kernel(const __grid_constant__ TilePlan plan) {
   extern __shared__ __align__(16) std::byte shared[];
   int* const rows = reinterpret_cast<int*>(shared + 2 * kTileStageBytes<kActs>);
@@ -35,12 +35,12 @@ __global__ void __launch_bounds__(kTileThreads, kActs <= 64 ? 2 : 1)
   const DeviceLinearJob& job = args.jobs[j];
   const DeviceMatrix& w = job.w;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
-  const int panel = ((blockIdx.x - plan.first_block[j]) * (kTileThreads / 32) + warp) * kTilePanels;
+  const int panel = ((blockIdx.x - plan.first_block[j]) * (blockDim.x / 32) + warp) * kTilePanels;
   const int first_act = blockIdx.y * kActs;
   const int n_acts = min(kActs, args.n_acts - first_act);
   allow_next();
   wait_for_inputs();
-  for (int a = threadIdx.x; a < kActs; a += kTileThreads)
+  for (int a = threadIdx.x; a < kActs; a += blockDim.x)
     rows[a] = a >= n_acts ? -1 : act_row(args, first_act + a);
   __syncthreads();
 
@@ -73,12 +73,12 @@ __global__ void __launch_bounds__(kTileThreads, kActs <= 64 ? 2 : 1)
 
 // ---- float weights ----
 
-constexpr int kFloatActs = 64, kFloatRows = 64, kFloatCols = 64;
+constexpr int kFloatThreads = 256, kFloatActs = 64, kFloatRows = 64, kFloatCols = 64;
 constexpr int kFloatActStep = kFloatCols + 4, kFloatRowStep = kFloatRows + 8;  // see ChunkShape
 constexpr int kFloatStage = kFloatActs * kFloatActStep + kFloatCols * kFloatRowStep;
 
 template <DType T>
-__global__ void __launch_bounds__(kTileThreads, 2)
+__global__ void __launch_bounds__(kFloatThreads, 2)
     linear_float_tile_kernel(const __grid_constant__ TilePlan plan) {
   extern __shared__ __align__(16) float stages[];  // two: activations [act][column], weights [column][row]
   const int j = job_of_block(plan);
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   wait_for_inputs();
 
   const auto stage_x = [&](float* stage, int first) {
-    for (int i = threadIdx.x; i < kFloatActs * kFloatCols / 4; i += kTileThreads) {
+    for (int i = threadIdx.x; i < kFloatActs * kFloatCols / 4; i += kFloatThreads) {
       const int act = i / (kFloatCols / 4), column = first + i % (kFloatCols / 4) * 4;
       const bool valid = act < n_acts && column < w.n_cols;
       copy16(stage + act * kFloatActStep + column - first,
@@ -102,12 +102,12 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     copy_commit();
   };
   // Four rows of a column at a time, through registers: they may have to be widened.
-  constexpr int kLoads = kFloatRows * kFloatCols / 4 / kTileThreads;
+  constexpr int kLoads = kFloatRows * kFloatCols / 4 / kFloatThreads;
   float4 loaded[kLoads];
   const auto load_w = [&](int first) {
 #pragma unroll
     for (int n = 0; n < kLoads; ++n) {
-      const int i = threadIdx.x + n * kTileThreads;
+      const int i = threadIdx.x + n * kFloatThreads;
       const int q = i % 4, column = first + i / 4 % kFloatCols, panel = first_row / 16 + i / 4 / kFloatCols;
       loaded[n] = column < w.n_cols && panel < n_panels
                       ? load_column<T>(w.panels + panel * w.panel_bytes, column, q)
@@ -117,14 +117,14 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   const auto store_w = [&](float* stage) {
 #pragma unroll
     for (int n = 0; n < kLoads; ++n) {
-      const int i = threadIdx.x + n * kTileThreads;
+      const int i = threadIdx.x + n * kFloatThreads;
       const int q = i % 4, column = i / 4 % kFloatCols, panel = i / 4 / kFloatCols;
       *reinterpret_cast<float4*>(stage + kFloatActs * kFloatActStep + column * kFloatRowStep + panel * 16 +
                                  4 * q) = loaded[n];
     }
   };
 
-  float acc[1][4][4] = {};
+  float acc[4][4] = {};
   const int warp_act = warp % 4 * 16, warp_row = warp / 4 * 32;
   stage_x(stages, 0);
   load_w(0);
@@ -141,9 +141,18 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     __syncthreads();
     const float* const x = stage + warp_act * kFloatActStep;
     const float* const weights = stage + kFloatActs * kFloatActStep + warp_row;
-    multiply_exact<1, 4>(
-        kFloatCols / 8, lane, [&](int act, int k) { return x[act * kFloatActStep + k]; },
-        [&](int k, int row) { return weights[k * kFloatRowStep + row]; }, acc);
+    // Tensor cores cut off what they add: long sums are added up here.
+#pragma unroll 1
+    for (int part = 0; part < kFloatCols; part += kFloatCols / 2) {
+      float sum[1][4][4] = {};
+      multiply_exact<1, 4>(
+          kFloatCols / 16, lane, [&](int act, int k) { return x[act * kFloatActStep + part + k]; },
+          [&](int k, int row) { return weights[(part + k) * kFloatRowStep + row]; }, sum);
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) acc[n][i] += sum[0][n][i];
+    }
     __syncthreads();
   }
 #pragma unroll
@@ -151,28 +160,37 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int act = warp_act + g + i / 2 * 8, row = first_row + warp_row + 8 * n + 2 * t + i % 2;
-      if (act < n_acts && row < w.n_rows) job.y[(first_act + act) * job.y_stride + row] = acc[0][n][i];
+      if (act < n_acts && row < w.n_rows) job.y[(first_act + act) * job.y_stride + row] = acc[n][i];
     }
 }
 
-bool has_tf32() {
-  static const bool has = [] {
-    int device = 0, major = 0;
+struct Card {
+  bool tf32;
+  int n_multiprocessors;
+  size_t shared_bytes;
+};
+const Card& card() {
+  static const Card all = [] {
+    int device = 0, major = 0, n = 0, bytes = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major >= 8;
+    cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device);
+    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    return Card{major >= 8, n, static_cast<size_t>(bytes)};
   }();
-  return has;
+  return all;
 }
 
+// Blocks of `rows` weight rows, in tiles of `acts` activation rows.
 template <class Kernel>
-void launch_tiles(Kernel* kernel, TilePlan& plan, int rows, int acts, size_t bytes, StreamView stream) {
+void launch_tiles(Kernel* kernel, TilePlan& plan, int rows, int acts, unsigned threads, size_t bytes,
+                  StreamView stream) {
   for (int j = 0; j < plan.args.n_jobs; ++j)
     plan.first_block[j + 1] = plan.first_block[j] + ceil_div(plan.args.jobs[j].w.n_rows, rows);
   launch(kernel,
          dim3(static_cast<unsigned>(plan.first_block[plan.args.n_jobs]),
               static_cast<unsigned>(ceil_div(plan.args.n_acts, acts))),
-         kTileThreads, bytes, stream, plan);
+         threads, bytes, stream, plan);
 }
 
 template <DType T>
@@ -180,22 +198,23 @@ void launch_float(TilePlan& plan, StreamView stream) {
   constexpr size_t kBytes = 2 * kFloatStage * sizeof(float);
   static const bool ready = [] { return allow_shared(linear_float_tile_kernel<T>, kBytes), true; }();
   static_cast<void>(ready);
-  launch_tiles(linear_float_tile_kernel<T>, plan, kFloatRows, kFloatActs, kBytes, stream);
+  launch_tiles(linear_float_tile_kernel<T>, plan, kFloatRows, kFloatActs, kFloatThreads, kBytes, stream);
 }
 
 template <DType T, int kActs>
-void launch_quant(TilePlan& plan, StreamView stream) {
+void launch_quant(TilePlan& plan, int n_warps, StreamView stream) {
   static const bool ready = [] {
     return allow_shared(linear_tile_kernel<T, kActs>, kTileSharedBytes<kActs>), true;
   }();
   static_cast<void>(ready);
-  launch_tiles(linear_tile_kernel<T, kActs>, plan, kTileRows, kActs, kTileSharedBytes<kActs>, stream);
+  launch_tiles(linear_tile_kernel<T, kActs>, plan, n_warps * kTileWarpRows, kActs,
+               static_cast<unsigned>(32 * n_warps), kTileSharedBytes<kActs>, stream);
 }
 
 }  // namespace
 
 bool has_tiles(const DeviceLinearJob& job, const DeviceActs& x) noexcept {
-  return !is_float_type(job.w.dtype) || (has_tf32() && job.w.n_cols % 4 == 0 && x.f32_stride % 4 == 0);
+  return !is_float_type(job.w.dtype) || (card().tf32 && job.w.n_cols % 4 == 0 && x.f32_stride % 4 == 0);
 }
 
 void linear_tiles_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
@@ -223,12 +242,22 @@ void linear_tiles_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept
       default:
         break;
     }
-    static const bool wide = getenv("THERMO_WIDE") != nullptr;
-#define CASE(t)                                \
-  if (wide)                                    \
-    launch_quant<DType::t, 128>(plan, stream); \
-  else                                         \
-    launch_quant<DType::t, 64>(plan, stream);  \
+    // Wide tiles where they fill the card, else the fewest warps a block that do.
+    int n_rows = 0;
+    for (int i = 0; i < plan.args.n_jobs; ++i) n_rows += plan.args.jobs[i].w.n_rows;
+    const auto blocks = [&](int acts, int n_warps) {
+      return ceil_div(args.n_acts, acts) * ceil_div(n_rows, n_warps * kTileWarpRows);
+    };
+    constexpr int kWide = 128, kNarrow = 64, kMost = kMaxTileThreads / 32;
+    const bool wide = kTileSharedBytes<kWide> <= card().shared_bytes &&
+                      8 * blocks(kWide, kMost) >= 7 * card().n_multiprocessors;
+    int n_warps = kMost;
+    while (!wide && n_warps > 2 && blocks(kNarrow, n_warps) < 2 * card().n_multiprocessors) n_warps /= 2;
+#define CASE(t)                                             \
+  if (wide)                                                 \
+    launch_quant<DType::t, kWide>(plan, n_warps, stream);   \
+  else                                                      \
+    launch_quant<DType::t, kNarrow>(plan, n_warps, stream); \
   break
     THERMO_FOR_QUANT_TYPE(dtype, CASE)
 #undef CASE

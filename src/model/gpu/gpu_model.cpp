@@ -521,6 +521,7 @@ void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows) no
   args.y = act.parts;
   args.n_embd = config.n_embd;
   args.large = n_rows > kMaxSmallActs && expert_tiles_possible(args);
+  args.tile = expert_tile(n_rows, config.route.n_expert_used, args.n_expert);
 
   DeviceRouteArgs route;
   if (w.moe) {
@@ -538,7 +539,7 @@ void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows) no
   route.shared_logit = w.shared_weight != nullptr ? act.shared_logit : nullptr;
   route.n_rows = n_rows;
   route.n_valid = rows.n_valid;
-  route.tile = args.large ? kExpertTile : kExpertSmallTile;
+  route.tile = args.large ? args.tile : kExpertSmallTile;
   route.out = act.routes;
   route_topk_cuda(route, stream.view());
   args.max_slots = max_route_slots(route.config, route.shared, n_rows, route.tile);
