@@ -327,12 +327,14 @@ __global__ void __launch_bounds__(kFinishThreads)
   }
   sums[threadIdx.x] = x;
   __syncthreads();
-  const float* const all = reinterpret_cast<const float*>(sums);
-  for (int d = threadIdx.x; d < dim; d += kFinishThreads) {
-    float sum = 0.0f;
-    for (int i = 0; i < kFinishThreads / lanes; ++i) sum += all[i * dim + d];
-    put_gated(a, row, head, d, total > 0.0f ? sum / total : 0.0f);
+  if (first != 0) return;
+  const float4 gate = load_gate(a, row, head, 4 * lane);
+  for (int i = 1; i < kFinishThreads / lanes; ++i) {
+    const float4 y = sums[i * lanes + lane];
+    x.x += y.x, x.y += y.y, x.z += y.z, x.w += y.w;
   }
+  const float scale = total > 0.0f ? 1.0f / total : 0.0f;
+  put_gated(a, row, head, 4 * lane, {x.x * scale, x.y * scale, x.z * scale, x.w * scale}, gate);
 }
 
 // path[d] >= d, so a thread that moves its own bytes of every row in turn overwrites nothing that is still

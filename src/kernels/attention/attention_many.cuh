@@ -36,16 +36,27 @@ __global__ void __launch_bounds__(kManyThreads, 2)
   allow_next();
   wait_for_inputs();
   const float scale = a.scale * kLog2E;
-  for (int i = threadIdx.x; i < kManyQueries * (kDim / 8); i += kManyThreads) {
-    const int query = i / (kDim / 8), piece = i % (kDim / 8);
-    uint4 x{0, 0, 0, 0};
-    if (queries.has(query)) {
+  // Some loads at a time, then their stores: the compiler does not move loads ahead of stores.
+  constexpr int kPieces = kManyQueries * (kDim / 8) / kManyThreads, kBatch = kPieces < 4 ? kPieces : 4;
+#pragma unroll 1
+  for (int first = 0; first < kPieces; first += kBatch) {
+    float4 x[kBatch][2];
+#pragma unroll
+    for (int n = 0; n < kBatch; ++n) {
+      const int i = threadIdx.x + (first + n) * kManyThreads, query = i / (kDim / 8), piece = i % (kDim / 8);
+      x[n][0] = x[n][1] = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (!queries.has(query)) continue;
       const float4* const from = reinterpret_cast<const float4*>(queries.q(a, query) + piece * 8);
-      const float4 u = from[0], v = from[1];
-      x = {pack_halves(u.x * scale, u.y * scale), pack_halves(u.z * scale, u.w * scale),
-           pack_halves(v.x * scale, v.y * scale), pack_halves(v.z * scale, v.w * scale)};
+      x[n][0] = from[0], x[n][1] = from[1];
     }
-    *reinterpret_cast<uint4*>(shared + piece_offset<kDim>(query, piece)) = x;
+#pragma unroll
+    for (int n = 0; n < kBatch; ++n) {
+      const int i = threadIdx.x + (first + n) * kManyThreads, query = i / (kDim / 8), piece = i % (kDim / 8);
+      const float4 u = x[n][0], v = x[n][1];
+      *reinterpret_cast<uint4*>(shared + piece_offset<kDim>(query, piece)) = {
+          pack_halves(u.x * scale, u.y * scale), pack_halves(u.z * scale, u.w * scale),
+          pack_halves(v.x * scale, v.y * scale), pack_halves(v.z * scale, v.w * scale)};
+    }
   }
 
   float sums[2 * kSteps][4] = {};
@@ -175,11 +186,25 @@ __global__ void __launch_bounds__(kManyThreads, 2)
   __syncthreads();
   const int n_queries = queries.n_rows * queries.per_kv;
   if (a.n_splits == 1) {
-    for (int i = threadIdx.x; i < n_queries * kDim; i += kManyThreads) {
-      const int query = i / kDim, d = i % kDim;
-      const float sum = stats[2 * query + 1];
-      put_gated(a, queries.row(query), queries.head(query), d,
-                sum > 0.0f ? all[query * kStep + d] / sum : 0.0f);
+    constexpr int kGates = 8;
+#pragma unroll 1
+    for (int first = threadIdx.x; first < n_queries * (kDim / 4); first += kGates * kManyThreads) {
+      float4 gate[kGates];
+#pragma unroll
+      for (int n = 0; n < kGates; ++n) {
+        const int i = first + n * kManyThreads, query = i / (kDim / 4);
+        if (query < n_queries)
+          gate[n] = load_gate(a, queries.row(query), queries.head(query), i % (kDim / 4) * 4);
+      }
+#pragma unroll
+      for (int n = 0; n < kGates; ++n) {
+        const int i = first + n * kManyThreads, query = i / (kDim / 4), d = i % (kDim / 4) * 4;
+        if (query >= n_queries) break;
+        const float sum = stats[2 * query + 1], f = sum > 0.0f ? 1.0f / sum : 0.0f;
+        const float4 x = *reinterpret_cast<const float4*>(all + query * kStep + d);
+        put_gated(a, queries.row(query), queries.head(query), d, {x.x * f, x.y * f, x.z * f, x.w * f},
+                  gate[n]);
+      }
     }
     return;
   }

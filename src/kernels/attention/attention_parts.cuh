@@ -92,23 +92,33 @@ __device__ __forceinline__ float2* part_stats(const DeviceAttentionArgs& a, int 
          (static_cast<int64_t>(row) * a.n_head + head) * a.n_splits + part;
 }
 
-// Gates one element of the result and hands it over.
-__device__ __forceinline__ void put_gated(const DeviceAttentionArgs& a, int row, int head, int d, float x) {
+// What elements d .. d + 3 of a head's result are multiplied by, as it lies in memory.
+__device__ __forceinline__ float4 load_gate(const DeviceAttentionArgs& a, int row, int head, int d) {
   const int64_t at = static_cast<int64_t>(row) * a.n_head + head;
-  switch (a.head_gate) {
-    case HeadGate::SigmoidElement:
-      x *= sigmoid_device(a.q_full[at * 2 * a.head_dim + a.head_dim + d]);
-      break;
-    case HeadGate::SoftplusHead:
-      x *= softplus_device(a.gate[at]);
-      break;
-    case HeadGate::SoftplusElement:
-      x *= softplus_device(a.gate[at * a.head_dim + d]);
-      break;
+  if (a.head_gate == HeadGate::SigmoidElement)
+    return *reinterpret_cast<const float4*>(a.q_full + at * 2 * a.head_dim + a.head_dim + d);
+  if (a.head_gate == HeadGate::SoftplusElement)
+    return *reinterpret_cast<const float4*>(a.gate + at * a.head_dim + d);
+  const float x = a.gate[at];
+  return {x, x, x, x};
+}
+
+// Gates four elements of the result and hands them over. In the f16 form they lie together (act_place()).
+__device__ __forceinline__ void put_gated(const DeviceAttentionArgs& a, int row, int head, int d, float4 x,
+                                          float4 gate) {
+  const auto factor = [&](float g) {
+    return a.head_gate == HeadGate::SigmoidElement ? sigmoid_device(g) : softplus_device(g);
+  };
+  x = {x.x * factor(gate.x), x.y * factor(gate.y), x.z * factor(gate.z), x.w * factor(gate.w)};
+  const int column = head * a.head_dim + d;
+  if (a.out.f16 != nullptr) {
+    const auto narrow = [&](float y) { return fminf(fmaxf(y / a.out.scale, -65504.0f), 65504.0f); };
+    static_assert(act_place(1) == 2 && act_place(2) == 1 && act_place(3) == 3);
+    half* const to = static_cast<half*>(a.out.f16) + row * a.out.f16_stride + act_place(column);
+    *reinterpret_cast<uint2*>(to) = {as_bits(__floats2half2_rn(narrow(x.x), narrow(x.z))),
+                                     as_bits(__floats2half2_rn(narrow(x.y), narrow(x.w)))};
   }
-  const ActsOut out{static_cast<half*>(a.out.f16), a.out.f32, a.out.f16_stride, a.out.f32_stride,
-                    a.out.scale};
-  out.put(row, head * a.head_dim + d, x);
+  if (a.out.f32 != nullptr) *reinterpret_cast<float4*>(a.out.f32 + row * a.out.f32_stride + column) = x;
 }
 
 }  // namespace thermo

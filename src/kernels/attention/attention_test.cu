@@ -227,7 +227,8 @@ void run_case(const Case& c, uint64_t seed) {
                           .f32_stride = static_cast<int64_t>(q_dim),
                           .scale = 1.0f}},
                  {});
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess) << cudaGetErrorString(cudaGetLastError());
+  ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 
   std::vector<float> got = out.read();
   const std::vector<half> got_half = out_half.read();

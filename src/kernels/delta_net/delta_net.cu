@@ -545,20 +545,20 @@ void launch_clusters(void (*kernel)(Params...), int n, dim3 grid, dim3 block, si
   cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }
 
-template <int kDim, int kC>
+template <int kDim, int kStages>
 void launch_chunks(const DeviceDeltaNetArgs& a, StreamView stream) {
-  using Shape = ChunkShape<kDim, kC>;
+  using Shape = ChunkShape<kDim>;
   static const bool ready = [] {
-    allow_shared(delta_net_solve_kernel<kDim, kC>, Shape::kSolveBytes);
-    allow_shared(delta_net_chunks_kernel<kDim, kC>, Shape::kScanBytes);
+    allow_shared(delta_net_solve_kernel<kDim>, Shape::kSolveBytes);
+    allow_shared(delta_net_chunks_kernel<kDim, kStages>, Shape::scan_bytes(kStages));
     return true;
   }();
   static_cast<void>(ready);
   const unsigned heads = static_cast<unsigned>(a.n_head_v), groups = static_cast<unsigned>(a.max_groups);
-  launch(delta_net_solve_kernel<kDim, kC>, dim3(static_cast<unsigned>(a.n_rows / kC) + groups, heads),
-         Shape::kThreads, Shape::kSolveBytes, stream, a);
-  launch(delta_net_chunks_kernel<kDim, kC>, dim3(static_cast<unsigned>(kDim / Shape::kJ), heads, groups),
-         Shape::kThreads, Shape::kScanBytes, stream, a);
+  launch(delta_net_solve_kernel<kDim>, dim3(static_cast<unsigned>(a.n_rows / kC) + groups, heads),
+         Shape::kSolveThreads, Shape::kSolveBytes, stream, a);
+  launch(delta_net_chunks_kernel<kDim, kStages>, dim3(static_cast<unsigned>(kDim / Shape::kJ), heads, groups),
+         Shape::kScanThreads, Shape::scan_bytes(kStages), stream, a);
 }
 
 template <int kDim>
@@ -569,12 +569,14 @@ void launch_large(const DeviceDeltaNetArgs& a, StreamView stream) {
   // Chunks leave their result where v was.
   const float* o = a.mixed + 2 * a.n_head_k * kDim;
   int64_t o_step = a.n_channels();
-  constexpr int kSmallChunk = kDim == 128 ? kDeltaChunkRows / 2 : kDeltaChunkRows;
-  const auto fits = [](size_t bytes) { return limits().tf32 && bytes <= limits().shared_bytes; };
-  if (a.max_chunk >= kDeltaChunkRows && fits(ChunkShape<kDim, kDeltaChunkRows>::kScanBytes)) {
-    launch_chunks<kDim, kDeltaChunkRows>(a, stream);
-  } else if (a.max_chunk >= kSmallChunk && fits(ChunkShape<kDim, kSmallChunk>::kScanBytes)) {
-    launch_chunks<kDim, kSmallChunk>(a, stream);
+  const auto fits = [&](int n_stages) {
+    return limits().tf32 && n_stages <= a.max_stages &&
+           ChunkShape<kDim>::scan_bytes(n_stages) <= limits().shared_bytes;
+  };
+  if (fits(2)) {
+    launch_chunks<kDim, 2>(a, stream);
+  } else if (fits(1)) {
+    launch_chunks<kDim, 1>(a, stream);
   } else {
     launch(delta_net_scan_kernel<kDim>,
            dim3(static_cast<unsigned>(kRuleThreads<kDim> / kScanThreads<kDim>), heads,

@@ -1,11 +1,11 @@
-// The delta rule for many rows of a chain, kC rows (a chunk) at a time, on tensor cores.
+// The delta rule for many rows of a chain, kC = 32 rows (a chunk) at a time, on tensor cores.
 //
 // With G_r the decay summed from the chunk's first row to r, e(r, c) = exp(G_r - G_c), S the state before the
 // chunk and rows as row vectors:
 //   A[r][c] = beta_r e(r,c) k_c.k_r for c < r,    P[r][c] = e(r,c) k_c.q_r for c <= r
 //   (I + A) U = beta V,    (I + A) W = beta e^G K
 //   dl = U - W S^T,    O = e^G Q S^T + P dl,    S' = e^G_last S + (e(last, c) dl_c)^T K
-// Two kernels: the first line and the solve need no state, so all chunks of all heads are done at once; the
+// Two kernels: the first two lines need no state, so all chunks of all heads are done at once; the
 // last line runs along the chunks, a block for every 32 rows of a head's state.
 //
 // Products are f32 in effect (exact_mma.cuh), also in the solve: the 16 x 16 blocks on the diagonal of I +
@@ -23,26 +23,32 @@
 
 namespace thermo {
 
+inline constexpr int kC = kDeltaChunkRows;
+
 // Sizes and places in shared memory. Row lengths put the lanes of a load into different banks: 4 more than a
 // multiple of 32 (or the like) where lanes differ by row first, 8 more where by column.
-template <int kDim, int kC>
+template <int kDim>
 struct ChunkShape {
-  static constexpr int kThreads = 4 * kC;           // a warp per 16 rows, of two products at once
-  static constexpr int kJ = kDim < 32 ? kDim : 32;  // rows of the state in a block
-  static constexpr int kRow = kDim + 4, kKey = kDim + 8, kScore = kC + 4, kDelta = kJ + 8;
-
-  static constexpr int kInverse = 16 * 20;  // a block of 16 x 16
+  static constexpr int kRow = kDim + 4, kKey = kDim + 8, kScore = kC + 4;
 
   // The kernel without state: keys, queries, A.
+  static constexpr int kSolveThreads = 4 * kC;  // a warp per 16 rows, of two products at once
+  static constexpr int kInverse = 16 * 20;      // a block of 16 x 16
   static constexpr size_t kSolveBytes =
       sizeof(float) * (2 * kC * kRow + kC * kScore + 2 * kC + kC / 16 * kInverse) + sizeof(double) * kC;
-  // The kernel along the chunks: W, queries, keys, P, state, dl and dl * e(last, c).
-  static constexpr size_t kScanBytes =
-      sizeof(float) * (2 * kC * kRow + kC * kKey + kC * kScore + kJ * kRow + 2 * kC * kDelta);
+
+  // The kernel along the chunks: W, queries, keys and P in each stage, then state, dl and dl * e(last, c).
+  static constexpr int kScanThreads = 256;
+  static constexpr int kJ = kDim < 32 ? kDim : 32;  // rows of the state in a block
+  static constexpr int kDelta = kJ + 8;
+  static constexpr int kStage = 2 * kC * kRow + kC * kKey + kC * kScore;
+  static constexpr size_t scan_bytes(int n_stages) {
+    return sizeof(float) * static_cast<size_t>(n_stages * kStage + kJ * kRow + 2 * kC * kDelta);
+  }
 };
 
 // Copies n of kC rows of kCols floats into shared memory, the others as zeros.
-template <int kC, int kCols, int kThreads>
+template <int kCols, int kThreads>
 __device__ __forceinline__ void stage_rows(float* to, int to_step, const float* from, int64_t from_step,
                                            int n) {
   constexpr int kPieces = kCols / 4;
@@ -60,7 +66,6 @@ struct ChunkPlace {
 };
 
 // Chunk number `index` when the chunks of all groups are counted through.
-template <int kC>
 __device__ __forceinline__ ChunkPlace find_chunk(const DeviceRows& rows, int index) {
   const int n_groups = *rows.n_groups;
   for (int g = 0; g < n_groups; ++g) {
@@ -72,10 +77,10 @@ __device__ __forceinline__ ChunkPlace find_chunk(const DeviceRows& rows, int ind
 }
 
 // One block per (chunk, head). Leaves U, W, P and, in `gates`, e^G_r and e(last, r).
-template <int kDim, int kC>
-__global__ void __launch_bounds__(ChunkShape<kDim, kC>::kThreads, 2)
+template <int kDim>
+__global__ void __launch_bounds__(ChunkShape<kDim>::kSolveThreads, 4)
     delta_net_solve_kernel(const __grid_constant__ DeviceDeltaNetArgs a) {
-  using Shape = ChunkShape<kDim, kC>;
+  using Shape = ChunkShape<kDim>;
   extern __shared__ __align__(16) float shared[];
   float* const keys = shared;
   float* const queries = keys + kC * Shape::kRow;
@@ -88,17 +93,27 @@ __global__ void __launch_bounds__(ChunkShape<kDim, kC>::kThreads, 2)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   allow_next();
   wait_for_inputs();
-  const ChunkPlace chunk = find_chunk<kC>(a.rows, blockIdx.x);
+  const ChunkPlace chunk = find_chunk(a.rows, blockIdx.x);
   if (chunk.n == 0) return;
   const int64_t step = a.n_channels();
   float* const rows = a.mixed + chunk.begin * step;
   float2* const gates =
       reinterpret_cast<float2*>(a.gates) + static_cast<int64_t>(chunk.begin) * a.n_head_v + head;
   const auto gate_at = [&](int r) -> float2& { return gates[static_cast<int64_t>(r) * a.n_head_v]; };
-  stage_rows<kC, kDim, Shape::kThreads>(keys, Shape::kRow, rows + (a.n_head_k + key_head) * kDim, step,
-                                        chunk.n);
-  stage_rows<kC, kDim, Shape::kThreads>(queries, Shape::kRow, rows + key_head * kDim, step, chunk.n);
+  stage_rows<kDim, Shape::kSolveThreads>(keys, Shape::kRow, rows + (a.n_head_k + key_head) * kDim, step,
+                                         chunk.n);
+  stage_rows<kDim, Shape::kSolveThreads>(queries, Shape::kRow, rows + key_head * kDim, step, chunk.n);
   copy_commit();
+  // Values wait in registers until the place of the queries is free.
+  constexpr int kPieces = kC * kDim / 4, kLoads = (kPieces + Shape::kSolveThreads - 1) / Shape::kSolveThreads;
+  float* const values = rows + (2 * a.n_head_k + head) * kDim;
+  float4 v[kLoads];
+#pragma unroll
+  for (int n = 0; n < kLoads; ++n) {
+    const int i = threadIdx.x + n * Shape::kSolveThreads, r = i / (kDim / 4), d = i % (kDim / 4) * 4;
+    v[n] = i < kPieces && r < chunk.n ? *reinterpret_cast<const float4*>(values + r * step + d)
+                                      : float4{0.0f, 0.0f, 0.0f, 0.0f};
+  }
   if (warp == 0) {
     double sum = 0.0;  // of the rows before
     for (int first = 0; first < kC; first += 32) {
@@ -154,11 +169,15 @@ __global__ void __launch_bounds__(ChunkShape<kDim, kC>::kThreads, 2)
   if (threadIdx.x < chunk.n)
     gate_at(threadIdx.x) = {start[threadIdx.x],
                             expf(static_cast<float>(decay[chunk.n - 1] - decay[threadIdx.x]))};
-  float* const values = rows + (2 * a.n_head_k + head) * kDim;
-  for (int i = threadIdx.x; i < kC * kDim; i += Shape::kThreads) {
-    const int r = i / kDim, d = i % kDim;
-    queries[r * Shape::kRow + d] = r < chunk.n ? beta[r] * values[r * step + d] : 0.0f;
-    keys[r * Shape::kRow + d] *= beta[r] * start[r];
+#pragma unroll
+  for (int n = 0; n < kLoads; ++n) {
+    const int i = threadIdx.x + n * Shape::kSolveThreads, r = i / (kDim / 4), d = i % (kDim / 4) * 4;
+    if (i >= kPieces) break;
+    const float b = beta[r], c = b * start[r];
+    *reinterpret_cast<float4*>(queries + r * Shape::kRow + d) = {b * v[n].x, b * v[n].y, b * v[n].z,
+                                                                 b * v[n].w};
+    float4& k = *reinterpret_cast<float4*>(keys + r * Shape::kRow + d);
+    k = {c * k.x, c * k.y, c * k.z, c * k.w};
   }
   // The inverse of each 16 x 16 block on the diagonal of I + A, a column per thread.
   if (threadIdx.x < kC) {
@@ -219,22 +238,27 @@ __global__ void __launch_bounds__(ChunkShape<kDim, kC>::kThreads, 2)
 }
 
 // One block per (kJ rows of the state, head, group), along the chunks. The state lies twice: as sums in
-// registers and, for the products with it, in shared memory. W and the queries of the next chunk are copied
-// while the state moves on, keys and P while W and the queries are multiplied.
-template <int kDim, int kC>
-__global__ void __launch_bounds__(ChunkShape<kDim, kC>::kThreads)
+// registers and, for the products with it, in shared memory. The next chunk is copied while this one is
+// multiplied, or with one stage half of it.
+//
+// Bound by the copies: all four blocks of a head read the same 108 KB per 64 rows. Tried: chunks of 64 rows,
+// for which there is no room to copy one ahead: 6.5 us per 64 rows.
+template <int kDim, int kStages>
+__global__ void __launch_bounds__(ChunkShape<kDim>::kScanThreads)
     delta_net_chunks_kernel(const __grid_constant__ DeviceDeltaNetArgs a) {
-  using Shape = ChunkShape<kDim, kC>;
-  constexpr int kWarps = kC / 8, kTilesJ = Shape::kJ / 8, kTilesM = Shape::kJ / 16;
-  constexpr int kTilesI = (kDim / 8 + kWarps - 1) / kWarps;  // of a warp
+  using Shape = ChunkShape<kDim>;
+  constexpr int kWarps = Shape::kScanThreads / 32, kTilesM = Shape::kJ / 16;
+  constexpr int kTilesI = (kDim / 8 + kWarps - 1) / kWarps;  // of the state's columns, of a warp
+  constexpr int kHalf = Shape::kJ / 2, kTilesJ = kHalf / 8;  // of the state's rows, of a warp
+  static_assert(kWarps == 4 * (kC / 16));                    // two products, 16 rows and kHalf columns each
   extern __shared__ __align__(16) float shared[];
-  float* const w = shared;
-  float* const queries = w + kC * Shape::kRow;
-  float* const keys = queries + kC * Shape::kRow;
-  float* const scores = keys + kC * Shape::kKey;
-  float* const state = scores + kC * Shape::kScore;  // [kJ][kRow]
+  float* const state = shared + kStages * Shape::kStage;  // [kJ][kRow]
   float* const delta = state + Shape::kJ * Shape::kRow;
   float* const aged = delta + kC * Shape::kDelta;  // delta * e(last, c)
+  const auto w_at = [&](int turn) { return shared + turn * Shape::kStage; };
+  const auto queries_at = [&](int turn) { return w_at(turn) + kC * Shape::kRow; };
+  const auto keys_at = [&](int turn) { return queries_at(turn) + kC * Shape::kRow; };
+  const auto scores_at = [&](int turn) { return keys_at(turn) + kC * Shape::kKey; };
   allow_next();
   wait_for_inputs();
   const int first_j = blockIdx.x * Shape::kJ, head = blockIdx.y, group = blockIdx.z;
@@ -252,23 +276,22 @@ __global__ void __launch_bounds__(ChunkShape<kDim, kC>::kThreads)
   float* const stored = a.state + a.rows.group_sequence[group] * a.sequence_stride +
                         static_cast<int64_t>(head) * kDim * kDim + first_j * kDim;
 
-  const auto stage_first = [&](int first) {  // W and queries
+  const auto stage_first = [&](int first, int turn) {  // W and queries
     const int n = n_rows - first;
-    if (n > 0) {
-      stage_rows<kC, kDim, Shape::kThreads>(w, Shape::kRow, w_rows + first * value_step, value_step, n);
-      stage_rows<kC, kDim, Shape::kThreads>(queries, Shape::kRow, rows + first * step + key_head * kDim, step,
-                                            n);
-    }
-    copy_commit();
+    if (n <= 0) return;
+    stage_rows<kDim, Shape::kScanThreads>(w_at(turn), Shape::kRow, w_rows + first * value_step, value_step,
+                                          n);
+    stage_rows<kDim, Shape::kScanThreads>(queries_at(turn), Shape::kRow,
+                                          rows + first * step + key_head * kDim, step, n);
   };
-  const auto stage_second = [&](int first) {  // keys and P
+  const auto stage_second = [&](int first, int turn) {  // keys and P
     const int n = n_rows - first;
-    stage_rows<kC, kDim, Shape::kThreads>(keys, Shape::kKey,
+    if (n <= 0) return;
+    stage_rows<kDim, Shape::kScanThreads>(keys_at(turn), Shape::kKey,
                                           rows + first * step + (a.n_head_k + key_head) * kDim, step, n);
-    stage_rows<kC, kC, Shape::kThreads>(scores, Shape::kScore,
+    stage_rows<kC, Shape::kScanThreads>(scores_at(turn), Shape::kScore,
                                         score_rows + static_cast<int64_t>(first) * a.n_head_v * kC,
                                         static_cast<int64_t>(a.n_head_v) * kC, n);
-    copy_commit();
   };
   // Calls f(m, n, c, j, i) for every pair of the warp's sums c and c + 1: state row j, columns i and i + 1.
   const auto each_pair = [&](auto&& f) {
@@ -283,7 +306,9 @@ __global__ void __launch_bounds__(ChunkShape<kDim, kC>::kThreads)
     }
   };
 
-  stage_first(0);
+  stage_first(0, 0);
+  if (kStages == 2) stage_second(0, 0);
+  copy_commit();
   float sums[kTilesM][kTilesI][4] = {};
   each_pair([&](int m, int n, int c, int j, int i) {
     const float2 x = *reinterpret_cast<const float2*>(stored + j * kDim + i);
@@ -292,8 +317,8 @@ __global__ void __launch_bounds__(ChunkShape<kDim, kC>::kThreads)
   });
 
   const bool is_query = warp >= kWarps / 2;
-  const int first_row = warp % (kWarps / 2) * 16;  // of the chunk
-  for (int first = 0; first < n_rows; first += kC) {
+  const int first_row = warp % (kC / 16) * 16, first_column = warp / (kC / 16) % 2 * kHalf;
+  for (int first = 0, turn = 0; first < n_rows; first += kC, turn = (turn + 1) % kStages) {
     const int n = min(kC, n_rows - first);
     const float all_decay = gates[static_cast<int64_t>(first + n - 1) * a.n_head_v].x;
     float2 u[kTilesJ][2];  // the lane's elements of U
@@ -304,19 +329,26 @@ __global__ void __launch_bounds__(ChunkShape<kDim, kC>::kThreads)
       gate[h] = r < n ? gates[static_cast<int64_t>(first + r) * a.n_head_v] : float2{0.0f, 0.0f};
 #pragma unroll
       for (int j = 0; j < kTilesJ; ++j)
-        u[j][h] = !is_query && r < n
-                      ? *reinterpret_cast<const float2*>(values + (first + r) * step + 8 * j + 2 * t)
-                      : float2{0.0f, 0.0f};
+        u[j][h] =
+            !is_query && r < n
+                ? *reinterpret_cast<const float2*>(values + (first + r) * step + first_column + 8 * j + 2 * t)
+                : float2{0.0f, 0.0f};
     }
     copy_wait<0>();
-    __syncthreads();  // W, queries and state are there; keys, P and dl are free
-    stage_second(first);
+    __syncthreads();  // W, queries and state are there; dl is free, and the other stage or keys and P
+    if (kStages == 2) {
+      stage_first(first + kC, turn ^ 1);
+      stage_second(first + kC, turn ^ 1);
+    } else {
+      stage_second(first, turn);
+    }
+    copy_commit();
 
     float acc[1][kTilesJ][4] = {};
-    const float* const left = is_query ? queries : w;
+    const float* const left = is_query ? queries_at(turn) : w_at(turn);
     multiply_exact<1, kTilesJ>(
         kDim / 8, lane, [&](int row, int k) { return left[(first_row + row) * Shape::kRow + k]; },
-        [&](int k, int column) { return state[column * Shape::kRow + k]; }, acc);
+        [&](int k, int column) { return state[(first_column + column) * Shape::kRow + k]; }, acc);
 #pragma unroll
     for (int j = 0; j < kTilesJ; ++j)
 #pragma unroll
@@ -328,19 +360,24 @@ __global__ void __launch_bounds__(ChunkShape<kDim, kC>::kThreads)
           y *= gate[h].x;
         } else {
           const float2 d{u[j][h].x - x, u[j][h].y - y};
-          const int at = (first_row + g + 8 * h) * Shape::kDelta + 8 * j + 2 * t;
+          const int at = (first_row + g + 8 * h) * Shape::kDelta + first_column + 8 * j + 2 * t;
           *reinterpret_cast<float2*>(delta + at) = d;
           *reinterpret_cast<float2*>(aged + at) = {d.x * gate[h].y, d.y * gate[h].y};
         }
       }
-    copy_wait<0>();
+    if (kStages == 1) copy_wait<0>();
     __syncthreads();  // dl, keys and P are there; W, queries and state are free
-    stage_first(first + kC);
+    if (kStages == 1) {
+      stage_first(first + kC, turn);
+      copy_commit();
+    }
 
     each_pair([&](int m, int n_tile, int c, int, int) {
       sums[m][n_tile][c] *= all_decay;
       sums[m][n_tile][c + 1] *= all_decay;
     });
+    const float* const keys = keys_at(turn);
+    const float* const scores = scores_at(turn);
     if (warp * kTilesI < kDim / 8)
       multiply_exact<kTilesM, kTilesI>(
           kC / 8, lane, [&](int j, int c) { return aged[c * Shape::kDelta + j]; },
@@ -352,15 +389,15 @@ __global__ void __launch_bounds__(ChunkShape<kDim, kC>::kThreads)
       multiply_exact<1, kTilesJ>(
           first_row / 8 + 2, lane,
           [&](int row, int c) { return scores[(first_row + row) * Shape::kScore + c]; },
-          [&](int c, int j) { return delta[c * Shape::kDelta + j]; }, acc);
+          [&](int c, int j) { return delta[c * Shape::kDelta + first_column + j]; }, acc);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int r = first_row + g + 8 * h;
         if (r >= n) continue;
 #pragma unroll
         for (int j = 0; j < kTilesJ; ++j)
-          *reinterpret_cast<float2*>(values + (first + r) * step + 8 * j + 2 * t) = {acc[0][j][2 * h],
-                                                                                     acc[0][j][2 * h + 1]};
+          *reinterpret_cast<float2*>(values + (first + r) * step + first_column + 8 * j + 2 * t) = {
+              acc[0][j][2 * h], acc[0][j][2 * h + 1]};
       }
     }
   }

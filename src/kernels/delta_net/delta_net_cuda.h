@@ -13,7 +13,7 @@ namespace thermo {
 
 inline constexpr int kMaxDeltaRows = 64;       // of a kept step
 inline constexpr int kMaxFusedDeltaRows = 32;  // of a step that one kernel does
-inline constexpr int kDeltaChunkRows = 64;     // that a large step takes at a time
+inline constexpr int kDeltaChunkRows = 32;     // that a large step takes at a time
 
 // The tape of one layer, sequence s at + s * sequence_stride floats: what delta_net_commit_cuda needs of each
 // uncommitted row.
@@ -50,7 +50,7 @@ struct DeviceDeltaNetArgs {
   float* rule_out;  // [rows][n_head_v * dim] scratch of large steps
   float* scores;    // [rows][n_head_v][kDeltaChunkRows] scratch of large steps
   DeviceActsOut out;
-  int max_chunk = kDeltaChunkRows;  // less for tests: what cards with less memory do
+  int max_stages = 2;  // fewer for tests: what cards with less memory do
 
   constexpr int n_channels() const { return (2 * n_head_k + n_head_v) * dim; }
 };

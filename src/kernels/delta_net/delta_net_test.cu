@@ -28,7 +28,7 @@ struct Case {
   float decay = 1.0f;
   int n_padding = 0;
   int taps = 4;
-  int max_chunk = kDeltaChunkRows;
+  int max_stages = 2;
 };
 
 size_t as_size(int64_t n) {
@@ -167,12 +167,13 @@ void run_case(const Case& c, uint64_t seed) {
   args.gates = gates.data();
   args.rule_out = rule_out.data();
   args.scores = scores.data();
-  args.max_chunk = c.max_chunk;
+  args.max_stages = c.max_stages;
   args.out = {};
   args.out.f32 = out.data();
   args.out.f32_stride = static_cast<int64_t>(v_size);
   delta_net_cuda(args, {});
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess) << cudaGetErrorString(cudaGetLastError());
+  ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 
   std::vector<float> got = out.read();
   got.resize(n_valid * v_size);
@@ -252,7 +253,8 @@ void run_case(const Case& c, uint64_t seed) {
     device.taps = taps;
     device.n_channels = static_cast<int>(channels);
     delta_net_commit_cuda(device, {});
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess) << cudaGetErrorString(cudaGetLastError());
+    ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
   const std::vector<float> after = device_memory.read();
   ASSERT_NO_FATAL_FAILURE(compare_states(after, memory_after));
@@ -311,10 +313,10 @@ TEST(DeltaNetCuda, RunsAsOnCardsWithLessMemory) {
   SKIP_WITHOUT_GPU();
   uint64_t seed = 5000;
   for (const Shape& shape : kShapes)
-    for (const int max_chunk : {32, 0})
+    for (const int max_stages : {1, 0})
       for (const int n_rows : {33, 64, 97})
         ASSERT_NO_FATAL_FAILURE(
-            run_case({shape, {{5, n_rows}, {2, 3}}, false, 1.0f, 0, 4, max_chunk}, seed++));
+            run_case({shape, {{5, n_rows}, {2, 3}}, false, 1.0f, 0, 4, max_stages}, seed++));
 }
 
 TEST(DeltaNetCuda, TakesAnyNumberOfTaps) {

@@ -28,6 +28,7 @@ template <int kM, int kN, class AtA, class AtB>
 __device__ __forceinline__ void multiply_exact(int n_steps, int lane, const AtA& a_at, const AtB& b_at,
                                                float (&acc)[kM][kN][4]) {
   const int g = lane / 4, t = lane % 4;
+  float small[kM][kN][4] = {};  // sums of the products with a rest: shorter chains of products
 #pragma unroll 2
   for (int s = 0; s < n_steps; ++s) {
     const int k = 8 * s + t;
@@ -44,13 +45,19 @@ __device__ __forceinline__ void multiply_exact(int n_steps, int lane, const AtA&
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
-      for (int n = 0; n < kN; ++n) mma_tf32(acc[m][n], a_rest[m], b_high[n]);
-#pragma unroll
-      for (int n = 0; n < kN; ++n) mma_tf32(acc[m][n], a_high[m], b_rest[n]);
+      for (int n = 0; n < kN; ++n) mma_tf32(small[m][n], a_rest[m], b_high[n]);
 #pragma unroll
       for (int n = 0; n < kN; ++n) mma_tf32(acc[m][n], a_high[m], b_high[n]);
+#pragma unroll
+      for (int n = 0; n < kN; ++n) mma_tf32(small[m][n], a_high[m], b_rest[n]);
     }
   }
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[m][n][i] += small[m][n][i];
 }
 
 }  // namespace thermo
