@@ -30,6 +30,7 @@ struct Case {
   bool tree = false;
   HeadGate gate = HeadGate::SigmoidElement;
   int n_padding = 0;
+  int n_multiprocessors = 132;
 };
 
 size_t as_size(int64_t n) {
@@ -194,7 +195,7 @@ void run_case(const Case& c, uint64_t seed) {
   const DeviceArray<float> device_q_full(q_full), device_k(k), device_v(v), device_gate(gate),
       device_q_norm(q_norm), device_k_norm(k_norm), device_freq(inv_freq);
   const DeviceArray<std::byte> device_cache(cache);
-  const int splits = attention_splits(step.n_rows, n_head, n_head_kv, 132);
+  const int splits = attention_splits(step.n_rows, n_head, n_head_kv, c.n_multiprocessors);
   const DeviceArray<float> q_scratch(n_rows * q_dim),
       partial(n_rows * as_size(n_head) * as_size(splits) * (dim + 2)), out(n_rows * q_dim);
   const DeviceArray<half> out_half(n_rows * q_dim);
@@ -355,6 +356,20 @@ TEST(AttentionCuda, TakesEveryGateAndMixedTypes) {
         for (const int n_rows : {1, 2, 70})
           ASSERT_NO_FATAL_FAILURE(
               run_case({{8, 2, 64}, {{40, n_rows}}, k_type, v_type, 0, false, gate}, seed++));
+}
+
+// A small card: no row's slots are cut into parts.
+TEST(AttentionCuda, AttendsInOnePart) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 9000;
+  for (const HeadGate gate : {HeadGate::SigmoidElement, HeadGate::SoftplusHead, HeadGate::SoftplusElement})
+    for (const KvType type : kTypes)
+      for (const int n_rows : {1, 6, 33, 65})
+        for (const bool tree : {false, true}) {
+          if (tree && n_rows > 64) continue;
+          Case c{{16, 2, 128}, {{70, n_rows}, {0, 3}}, type, type, 0, tree, gate, n_rows == 6 ? 3 : 0, 1};
+          ASSERT_NO_FATAL_FAILURE(run_case(c, seed++));
+        }
 }
 
 TEST(AttentionCuda, RunsLongContexts) {
