@@ -1,8 +1,8 @@
 // Decode: a block takes 16 rows of gate and the same 16 of up of one slot, one warp per 256 columns of each
 // (16 warps), so that all bytes of the chosen experts are in flight at once; then the same for down. 35B-A3B,
 // one row: 288 blocks each, 0.5 MB of gate and up and 0.6 MB of down per expert. Prefill: tile_product.cuh, a
-// block per (slot of 16, 64 or 128 pairs, 128 rows of gate and up or 256 of down).
-#include "base/check.h"
+// block per (slot of 16 or 64 pairs, 128 rows of gate and up or 256 of down). Slots of 128 pairs, which leave
+// room for one block to a multiprocessor, take 4 % longer at 64 pairs an expert.
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/expert_ffn/expert_ffn_cuda.h"
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(32 * kOutWarps, kDot ? 3 : 4)
 
 // Slots of the routed experts or of the shared one: they may differ in type, so each has its launch.
 template <DType T, bool kShared, int kActs>
-__global__ void __launch_bounds__(kMaxTileThreads, kActs <= 64 ? 2 : 1)
+__global__ void __launch_bounds__(kMaxTileThreads, 2)
     expert_in_tile_kernel(const __grid_constant__ DeviceExpertArgs a) {
   extern __shared__ __align__(16) std::byte shared[];
   int* const rows = reinterpret_cast<int*>(shared + 2 * kTileStageBytes<kActs>);
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kMaxTileThreads, kActs <= 64 ? 2 : 1)
 }
 
 template <DType T, bool kShared, int kActs>
-__global__ void __launch_bounds__(kMaxTileThreads, kActs <= 64 ? 2 : 1)
+__global__ void __launch_bounds__(kMaxTileThreads, 2)
     expert_out_tile_kernel(const __grid_constant__ DeviceExpertArgs a) {
   extern __shared__ __align__(16) std::byte shared[];
   int* const rows = reinterpret_cast<int*>(shared + 2 * kTileStageBytes<kActs>);
@@ -241,23 +241,11 @@ void expert_tiles(const DeviceExpertArgs& args, StreamView stream) {
 #undef CASE
 }
 
-size_t shared_limit() {
-  static const size_t limit = [] {
-    int device = 0, bytes = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return static_cast<size_t>(bytes);
-  }();
-  return limit;
-}
-
 }  // namespace
 
 int expert_tile(int n_rows, int n_used, int n_expert) noexcept {
-  // Pairs of an expert when all are chosen alike; half as many again still fit into one tile.
-  const int pairs = n_expert > 0 ? n_rows * n_used / n_expert : n_rows;
-  const int tile = pairs <= 10 ? 16 : pairs <= 40 ? 64 : 128;
-  return kTileSharedBytes<128> > shared_limit() && tile == 128 ? 64 : tile;
+  const int pairs = n_expert > 0 ? n_rows * n_used / n_expert : n_rows;  // of an expert, on average
+  return pairs <= 10 ? kExpertLowTile : kExpertTile;
 }
 
 bool expert_tiles_possible(const DeviceExpertArgs& a) noexcept {
@@ -306,15 +294,10 @@ void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept {
            kOutWarps * static_cast<size_t>(out.stage_bytes), stream, out);
     return;
   }
-  switch (args.tile) {
-    case 16:
-      return expert_tiles<16>(args, stream);
-    case 64:
-      return expert_tiles<64>(args, stream);
-    default:
-      THERMO_CHECK(args.tile == 128, "tiles of 16, 64 and 128 pairs");
-      return expert_tiles<128>(args, stream);
-  }
+  if (args.tile == kExpertLowTile)
+    expert_tiles<kExpertLowTile>(args, stream);
+  else
+    expert_tiles<kExpertTile>(args, stream);
 }
 
 }  // namespace thermo

@@ -37,8 +37,10 @@ struct DeviceExpertArgs {
 
 // Whether the large form can run these matrices: quantised, gate and up of one type.
 bool expert_tiles_possible(const DeviceExpertArgs& args) noexcept;
-// Pairs of a slot in the large form: as many as an expert is likely to get, so that its weights are decoded
-// once.
+// Pairs of a slot in the large form: enough for what an expert is likely to get, so that its weights are
+// decoded once.
+inline constexpr int kExpertLowTile = 16;
+inline constexpr int kExpertTile = 64;
 int expert_tile(int n_rows, int n_used, int n_expert) noexcept;
 inline constexpr int kExpertSmallTile = 8;
 

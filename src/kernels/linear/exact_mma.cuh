@@ -29,7 +29,7 @@ __device__ __forceinline__ void multiply_exact(int n_steps, int lane, const AtA&
                                                float (&acc)[kM][kN][4]) {
   const int g = lane / 4, t = lane % 4;
   float small[kM][kN][4] = {};  // sums of the products with a rest: shorter chains of products
-#pragma unroll 2
+#pragma unroll 4
   for (int s = 0; s < n_steps; ++s) {
     const int k = 8 * s + t;
     uint32_t a_high[kM][4], a_rest[kM][4], b_high[kN][2], b_rest[kN][2];

@@ -118,7 +118,7 @@ void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
     return launch_small<4, false>(args, stream);
   }
   for (int j = 0; j < args.n_jobs; ++j) {
-    if (has_tiles(args.jobs[j], args.x)) continue;
+    if (has_tiles(args, j)) continue;
     DeviceLinearArgs one = args;
     one.jobs[0] = args.jobs[j];
     one.n_jobs = 1;
