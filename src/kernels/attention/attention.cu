@@ -1,28 +1,25 @@
 // Three launches: prepare (norm and rotation of heads, write into the cache), attend, finish (merge the
-// parts, gate, hand over).
+// parts, gate, hand over; with one part and many rows attend does that itself).
 //
-// attend: a block of 4 warps takes one row, 4 or 8 query heads of one kv head, and a part of the cache. A
-// lane holds head_dim / 32 elements of the queries and of the sums; four slots at a time are loaded, scored
-// and added. The scores of a slot are summed over the warp by halving, after which a lane has the score of
-// one head. Bound by latency and instructions, not by bytes: 8 heads need 230 registers, so a decoded row
-// takes 4 at a time and reads the cache twice.
+// attend: f16 and q8_0 caches on tensor cores, up to 16 queries per kv head by attention_few.cuh, more by
+// attention_many.cuh. An f32 cache is asked for where results are compared to the last digits, so it is
+// attended in f32 below: a block of 4 warps takes one row, 4 or 8 query heads of one kv head, and a part of
+// the cache. A lane holds head_dim / 32 elements of the queries and of the sums; four slots at a time are
+// loaded, scored and added. The scores of a slot are summed over the warp by halving, after which a lane has
+// the score of one head.
 #include "base/check.h"
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/attention/attention_cuda.h"
-#include "kernels/row_ops/warp_ops.cuh"
+#include "kernels/attention/attention_few.cuh"
+#include "kernels/attention/attention_many.cuh"
 
 namespace thermo {
 namespace {
 
-constexpr int kFewHeads = 4, kManyHeads = 8;  // query heads of a block: with few rows, with many
-constexpr int kWarps = 4;                     // of an attending block
+constexpr int kFewHeads = 4, kManyHeads = 8;  // query heads of a block in f32: with few rows, with many
+constexpr int kWarps = 4;                     // of a block in f32
 constexpr int kSlots = 4;                     // slots in flight of a warp
-constexpr int kMinPart = 64;                  // slots that are worth a block
-
-__host__ __device__ constexpr int64_t head_bytes(KvType type, int dim) {
-  return type == KvType::F32 ? 4 * dim : type == KvType::F16 ? 2 * dim : dim / 32 * 34;
-}
 
 // ---- prepare ----
 
@@ -92,7 +89,7 @@ __global__ void __launch_bounds__(128) prepare_heads_kernel(const __grid_constan
   store_head(type, base + (slot * a.n_head_kv + kv_head) * head_bytes(type, dim), x, dim, lane);
 }
 
-// ---- attend ----
+// ---- attend in f32 ----
 
 // The lane's kPer elements of a head.
 template <int kPer>
@@ -157,26 +154,9 @@ __device__ __forceinline__ float sum_heads(const float (&s)[kHeads], int lane) {
   return x[0];
 }
 
-struct RowReach {
-  int begin, end;  // slots that may be seen
-  int part;        // slots of a part
-  int n_parts;
-};
-
-__device__ __forceinline__ RowReach reach_of(const DeviceAttentionArgs& a, int row, int group) {
-  const int past = a.rows.group_past[group], position = a.rows.position[row];
-  RowReach r;
-  r.begin = a.window > 0 ? max(0, min(past, position - a.window + 1)) : 0;
-  r.end = past + row - a.rows.group_begin[group] + 1;
-  const int n = r.end - r.begin;
-  r.part = max(kMinPart, (n + a.n_splits - 1) / a.n_splits);
-  r.part = (r.part + 15) / 16 * 16;
-  r.n_parts = (n + r.part - 1) / r.part;
-  return r;
-}
-
 template <int kDim, int kHeads>
-__global__ void __launch_bounds__(32 * kWarps) attend_kernel(const __grid_constant__ DeviceAttentionArgs a) {
+__global__ void __launch_bounds__(32 * kWarps)
+    attend_floats_kernel(const __grid_constant__ DeviceAttentionArgs a, AttentionTiling tiling) {
   constexpr int kPer = kDim / 32, kLanesOfHead = 32 / kHeads;
   __shared__ float sums[kHeads][kDim];
   __shared__ float tops[kWarps][kHeads], totals[kWarps][kHeads];
@@ -185,8 +165,8 @@ __global__ void __launch_bounds__(32 * kWarps) attend_kernel(const __grid_consta
   const int row = blockIdx.z, part = blockIdx.y;
   const int group = a.rows.group[row];
   if (group < 0) return;
-  const RowReach reach = reach_of(a, row, group);
-  if (part >= reach.n_parts) return;
+  const Segment segment = segment_of(a, tiling, row);
+  if (part >= segment.n_parts) return;
   const int per_kv = a.n_head / a.n_head_kv;
   const int head_groups = (per_kv + kHeads - 1) / kHeads;
   const int kv_head = blockIdx.x / head_groups, first_in_kv = blockIdx.x % head_groups * kHeads;
@@ -208,23 +188,16 @@ __global__ void __launch_bounds__(32 * kWarps) attend_kernel(const __grid_consta
       for (int i = 0; i < kPer; ++i) q[h][i] = from[i];
     }
 #pragma unroll
-    for (int i = 0; i < kPer; ++i) q[h][i] *= a.scale;
+    for (int i = 0; i < kPer; ++i) q[h][i] *= a.scale * kLog2E;
   }
 
-  const int begin = reach.begin + part * reach.part, end = min(reach.end, begin + reach.part);
+  const int begin = segment.begin + part * segment.part, end = min(segment.end, begin + segment.part);
   const int64_t sequence = a.rows.group_sequence[group] * a.kv.sequence_bytes;
   const int64_t k_step = head_bytes(a.kv.k_type, kDim), v_step = head_bytes(a.kv.v_type, kDim);
   const std::byte* const keys = a.kv.k + sequence + kv_head * k_step;
   const std::byte* const values = a.kv.v + sequence + kv_head * v_step;
-  const int past = a.rows.group_past[group], group_begin = a.rows.group_begin[group],
-            position = a.rows.position[row];
-  const auto sees = [&](int slot) {
-    if (slot >= end) return false;
-    if (slot < past) return a.window <= 0 || slot > position - a.window;
-    const int j = slot - past;
-    if (a.rows.tree && !(a.rows.ancestors[row] >> j & 1)) return false;
-    return a.window <= 0 || a.rows.position[group_begin + j] > position - a.window;
-  };
+  QueryReach reach = reach_of(a, segment, row);
+  reach.hi = min(reach.hi, end);
 
   float acc[kHeads][kPer] = {};
   float top = -INFINITY, total = 0.0f;  // of head lane / kLanesOfHead
@@ -247,16 +220,16 @@ __global__ void __launch_bounds__(32 * kWarps) attend_kernel(const __grid_consta
         for (int i = 0; i < kPer; ++i) dot[h] = fmaf(q[h][i], k[s][i], dot[h]);
       }
       score[s] = sum_heads<kHeads>(dot, lane);
-      if (!sees(slot + s)) score[s] = -INFINITY;
+      if (!sees(a, segment, reach, row, slot + s)) score[s] = -INFINITY;
       new_top = fmaxf(new_top, score[s]);
     }
     if (__all_sync(0xffffffffu, new_top == -INFINITY)) continue;
-    const float shrink = new_top == -INFINITY ? 1.0f : __expf(top - new_top);
+    const float shrink = new_top == -INFINITY ? 1.0f : exp2_fast(top - new_top);
     top = new_top;
     total *= shrink;
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
-      score[s] = top == -INFINITY ? 0.0f : __expf(score[s] - top);
+      score[s] = top == -INFINITY ? 0.0f : exp2_fast(score[s] - top);
       total += score[s];
     }
 #pragma unroll
@@ -293,7 +266,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend_kernel(const __grid_consta
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         if (h >= n_heads) break;
-        const float f = tops[w][h] == -INFINITY ? 0.0f : __expf(tops[w][h] - all_top[h]);
+        const float f = tops[w][h] == -INFINITY ? 0.0f : exp2_fast(tops[w][h] - all_top[h]);
 #pragma unroll
         for (int i = 0; i < kPer; ++i) sums[h][lane * kPer + i] += f * acc[h][i];
       }
@@ -308,51 +281,60 @@ __global__ void __launch_bounds__(32 * kWarps) attend_kernel(const __grid_consta
       float t = tops[0][h], l = 0.0f;
       for (int w = 1; w < kWarps; ++w) t = fmaxf(t, tops[w][h]);
       for (int w = 0; w < kWarps; ++w)
-        l += tops[w][h] == -INFINITY ? 0.0f : totals[w][h] * __expf(tops[w][h] - t);
+        l += tops[w][h] == -INFINITY ? 0.0f : totals[w][h] * exp2_fast(tops[w][h] - t);
       x = d == kDim ? t : l;
     }
-    a.partial[((static_cast<int64_t>(row) * a.n_head + first_head + h) * a.n_splits + part) * (kDim + 2) +
-              d] = x;
+    if (d < kDim)
+      part_sums(a, row, first_head + h, part)[d] = x;
+    else
+      reinterpret_cast<float*>(part_stats(a, row, first_head + h, part))[d - kDim] = x;
   }
 }
 
 // ---- finish ----
 
-__global__ void finish_heads_kernel(const __grid_constant__ DeviceAttentionArgs a) {
+constexpr int kFinishThreads = 256;
+
+// A block per (row, head): dim / 4 threads add up every n-th part of four elements each.
+__global__ void __launch_bounds__(kFinishThreads)
+    finish_heads_kernel(const __grid_constant__ DeviceAttentionArgs a, AttentionTiling tiling) {
+  __shared__ float weight[64];
+  __shared__ float4 sums[kFinishThreads];
   allow_next();
   wait_for_inputs();
-  const int row = blockIdx.y, head = blockIdx.x, d = threadIdx.x, dim = a.head_dim;
-  const int group = a.rows.group[row];
-  float x = 0.0f;
-  if (group >= 0) {
-    const int n = reach_of(a, row, group).n_parts;
-    const float* const parts =
-        a.partial + (static_cast<int64_t>(row) * a.n_head + head) * a.n_splits * (dim + 2);
-    float top = -INFINITY, total = 0.0f;
-    for (int p = 0; p < n; ++p) top = fmaxf(top, parts[p * (dim + 2) + dim]);
-    for (int p = 0; p < n; ++p) {
-      const float* const part = parts + p * (dim + 2);
-      const float f = part[dim] == -INFINITY ? 0.0f : __expf(part[dim] - top);
-      x = fmaf(f, part[d], x);
-      total = fmaf(f, part[dim + 1], total);
-    }
-    x = total > 0.0f ? x / total : 0.0f;
+  const int row = blockIdx.y, head = blockIdx.x, dim = a.head_dim;
+  const int n = a.rows.group[row] < 0 ? 0 : segment_of(a, tiling, row).n_parts;
+  const int lanes = dim / 4, lane = threadIdx.x % lanes, first = threadIdx.x / lanes;
+  // Every warp looks at the numbers of all parts: a lane has two of them.
+  const float2* const stats = part_stats(a, row, head, 0);
+  const int p0 = threadIdx.x % 32, p1 = p0 + 32;
+  static_assert(kMaxAttentionSplits <= 64);
+  const float2 none{-INFINITY, 0.0f}, s0 = p0 < n ? stats[p0] : none, s1 = p1 < n ? stats[p1] : none;
+  float top = fmaxf(s0.x, s1.x);
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
+  if (top == -INFINITY) top = 0.0f;
+  const float f0 = exp2_fast(s0.x - top), f1 = exp2_fast(s1.x - top);
+  const float total = warp_sum(f0 * s0.y + f1 * s1.y);
+  if (threadIdx.x < 32) weight[p0] = f0, weight[p1] = f1;
+  __syncthreads();
+  float4 x{0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 4
+  for (int p = first; p < n; p += kFinishThreads / lanes) {
+    const float4 y = reinterpret_cast<const float4*>(part_sums(a, row, head, p))[lane];
+    const float f = weight[p];
+    x.x = fmaf(f, y.x, x.x), x.y = fmaf(f, y.y, x.y), x.z = fmaf(f, y.z, x.z), x.w = fmaf(f, y.w, x.w);
   }
-  const int64_t at = static_cast<int64_t>(row) * a.n_head + head;
-  switch (a.head_gate) {
-    case HeadGate::SigmoidElement:
-      x *= sigmoid_device(a.q_full[at * 2 * dim + dim + d]);
-      break;
-    case HeadGate::SoftplusHead:
-      x *= softplus_device(a.gate[at]);
-      break;
-    case HeadGate::SoftplusElement:
-      x *= softplus_device(a.gate[at * dim + d]);
-      break;
+  sums[threadIdx.x] = x;
+  __syncthreads();
+  if (first != 0) return;
+  const float4 gate = load_gate(a, row, head, 4 * lane);
+  for (int i = 1; i < kFinishThreads / lanes; ++i) {
+    const float4 y = sums[i * lanes + lane];
+    x.x += y.x, x.y += y.y, x.z += y.z, x.w += y.w;
   }
-  const ActsOut out{static_cast<half*>(a.out.f16), a.out.f32, a.out.f16_stride, a.out.f32_stride,
-                    a.out.scale};
-  out.put(row, head * dim + d, x);
+  const float scale = total > 0.0f ? 1.0f / total : 0.0f;
+  put_gated(a, row, head, 4 * lane, {x.x * scale, x.y * scale, x.z * scale, x.w * scale}, gate);
 }
 
 // path[d] >= d, so a thread that moves its own bytes of every row in turn overwrites nothing that is still
@@ -383,27 +365,99 @@ void kv_move_cuda(const DeviceKvMoveArgs& a, StreamView stream) noexcept {
 
 namespace {
 
-// Few rows: short code and many blocks. Many rows: each byte of the cache read by as few blocks as registers
-// allow.
-int heads_of_block(int n_rows) {
-  return n_rows > 32 ? kManyHeads : kFewHeads;
+// How a step is attended.
+enum class Way { Floats, Few, Many };
+struct Plan {
+  Way way;
+  AttentionTiling tiling;
+};
+
+constexpr int kMaxFewQueries = 16;
+
+size_t shared_limit() {
+  static const size_t limit = [] {
+    int device = 0, bytes = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    return static_cast<size_t>(bytes);
+  }();
+  return limit;
+}
+
+template <int kDim>
+Plan plan_of(const DeviceAttentionArgs& a) {
+  const int per_kv = a.n_head / a.n_head_kv;
+  const bool floats = a.kv.k_type == KvType::F32 || a.kv.v_type == KvType::F32;
+  if (floats || per_kv > kManyQueries) return {Way::Floats, {1, 16}};
+  if (a.n_rows * per_kv <= kMaxFewQueries) return {Way::Few, {a.n_rows, 16}};
+  if (kManySharedBytes<kDim> <= shared_limit()) return {Way::Many, {kManyQueries / per_kv, kManySlots}};
+  if (per_kv <= kMaxFewQueries) return {Way::Few, {kMaxFewQueries / per_kv, 16}};
+  return {Way::Floats, {1, 16}};
+}
+
+template <int kDim, int kTiles>
+void launch_few(const DeviceAttentionArgs& a, const AttentionTiling& tiling, StreamView stream) {
+  static const int n_warps = [] {
+    int n = kMaxFewWarps;
+    while (n > 1 && static_cast<size_t>(n) * kFewWarpBytes < kDim, kTiles >> shared_limit()) n /= 2;
+    allow_shared(attend_few_kernel<kDim, kTiles>, static_cast<size_t>(n) * kFewWarpBytes<kDim, kTiles>);
+    return n;
+  }();
+  launch(attend_few_kernel<kDim, kTiles>,
+         dim3(static_cast<unsigned>(ceil_div(a.n_rows, tiling.rows) * a.n_head_kv),
+              static_cast<unsigned>(a.n_splits)),
+         static_cast<unsigned>(32 * n_warps), static_cast<size_t>(n_warps) * kFewWarpBytes<kDim, kTiles>,
+         stream, a, tiling);
 }
 
 template <int kDim>
 void launch_attend(const DeviceAttentionArgs& a, StreamView stream) {
-  const int heads = heads_of_block(a.n_rows);
-  const dim3 grid(static_cast<unsigned>(a.n_head_kv * ceil_div(a.n_head / a.n_head_kv, heads)),
-                  static_cast<unsigned>(a.n_splits), static_cast<unsigned>(a.n_rows));
-  launch(heads == kFewHeads ? attend_kernel<kDim, kFewHeads> : attend_kernel<kDim, kManyHeads>, grid,
-         32 * kWarps, 0, stream, a);
+  const Plan plan = plan_of<kDim>(a);
+  const int per_kv = a.n_head / a.n_head_kv;
+  const unsigned splits = static_cast<unsigned>(a.n_splits), rows = static_cast<unsigned>(a.n_rows);
+  switch (plan.way) {
+    case Way::Floats: {
+      // Few rows: short code and many blocks. Many rows: each byte of the cache read by as few blocks as
+      // registers allow.
+      const int heads = a.n_rows > 32 ? kManyHeads : kFewHeads;
+      launch(
+          heads == kFewHeads ? attend_floats_kernel<kDim, kFewHeads> : attend_floats_kernel<kDim, kManyHeads>,
+          dim3(static_cast<unsigned>(a.n_head_kv * ceil_div(per_kv, heads)), splits, rows), 32 * kWarps, 0,
+          stream, a, plan.tiling);
+      break;
+    }
+    case Way::Few:
+      if (plan.tiling.rows * per_kv <= 8)
+        launch_few<kDim, 1>(a, plan.tiling, stream);
+      else
+        launch_few<kDim, 2>(a, plan.tiling, stream);
+      break;
+    case Way::Many: {
+      static const bool ready = [] {
+        allow_shared(attend_many_kernel<kDim>, kManySharedBytes<kDim>);
+        return true;
+      }();
+      static_cast<void>(ready);
+      launch(attend_many_kernel<kDim>,
+             dim3(static_cast<unsigned>(ceil_div(a.n_rows, plan.tiling.rows) * a.n_head_kv), splits),
+             kManyThreads, kManySharedBytes<kDim>, stream, a, plan.tiling);
+      if (a.n_splits == 1) return;
+      break;
+    }
+  }
+  launch(finish_heads_kernel, dim3(static_cast<unsigned>(a.n_head), rows), kFinishThreads, 0, stream, a,
+         plan.tiling);
 }
 
 }  // namespace
 
 int attention_splits(int n_rows, int n_head, int n_head_kv, int n_multiprocessors) noexcept {
-  const int blocks = n_rows * n_head_kv * ceil_div(n_head / n_head_kv, heads_of_block(n_rows));
-  const int splits = ceil_div(2 * n_multiprocessors, blocks);
-  return n_rows > 32 ? 1 : splits < 1 ? 1 : splits > kMaxAttentionSplits ? kMaxAttentionSplits : splits;
+  const int per_kv = n_head / n_head_kv;
+  // One block to a multiprocessor with few queries, two with many.
+  const bool few = n_rows * per_kv <= kMaxFewQueries;
+  const int tiles = few ? 1 : ceil_div(n_rows * per_kv, kManyQueries);
+  const int splits = (few ? 1 : 2) * n_multiprocessors / (tiles * n_head_kv);
+  return splits < 1 ? 1 : splits > kMaxAttentionSplits ? kMaxAttentionSplits : splits;
 }
 
 void attention_cuda(const DeviceAttentionArgs& a, StreamView stream) noexcept {
@@ -412,22 +466,16 @@ void attention_cuda(const DeviceAttentionArgs& a, StreamView stream) noexcept {
          128, 0, stream, a);
   switch (a.head_dim) {
     case 32:
-      launch_attend<32>(a, stream);
-      break;
+      return launch_attend<32>(a, stream);
     case 64:
-      launch_attend<64>(a, stream);
-      break;
+      return launch_attend<64>(a, stream);
     case 128:
-      launch_attend<128>(a, stream);
-      break;
+      return launch_attend<128>(a, stream);
     case 256:
-      launch_attend<256>(a, stream);
-      break;
+      return launch_attend<256>(a, stream);
     default:
       THERMO_CHECK(false, "head_dim was checked at load");
   }
-  launch(finish_heads_kernel, dim3(static_cast<unsigned>(a.n_head), rows), static_cast<unsigned>(a.head_dim),
-         0, stream, a);
 }
 
 }  // namespace thermo

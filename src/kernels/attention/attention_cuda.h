@@ -57,7 +57,7 @@ struct DeviceAttentionArgs {
   float rope_magnitude;
 
   float* q;           // [rows][n_head][head_dim] scratch
-  float* partial;     // [rows][n_head][n_splits][head_dim + 2] scratch
+  float* partial;     // rows * n_head * n_splits * (head_dim + 2) scratch
   int n_splits;       // attention_splits()
   DeviceActsOut out;  // [rows][n_head * head_dim]
 };

@@ -2,16 +2,19 @@
 // part) has 16 columns of row j, in float4 pieces part, part + L, part + 2L, part + 3L with L = dim / 16, so
 // that a warp reads whole lines.
 //
-// Few rows: one block per (head, sequence) does everything from the raw projection to the gated norm: 2.1 MB
-// of state in and out per layer of the 35B-A3B. Many rows: convolution and norms for all rows at once, then
-// the rule alone, a quarter of a head per block and no barrier in the row loop, then the gated norm. About
-// 0.2 us a row and layer. Kept rows (a draft tree): the state stays as it is. With G the decay summed along
-// the path and e(r, c) = exp(G_r - G_c) over the ancestors c,
+// Few rows: one block per (head, sequence), or a cluster of four for a step of up to 4 rows, does everything
+// from the raw projection to the gated norm: 2.1 MB of state in and out per layer of the 35B-A3B. Many rows:
+// convolution and norms for all rows at once, then the rule alone in chunks on tensor cores
+// (delta_net_chunk.cuh), then the gated norm. Where the card has not the memory or the instructions for
+// chunks, the rule runs row by row, a quarter of a head per block and no barrier in the row loop: 0.2 us a
+// row and layer instead of 0.03. Kept rows (a draft tree): the state stays as it is. With G the decay summed
+// along the path and e(r, c) = exp(G_r - G_c) over the ancestors c,
 //   dl_r = beta_r (v_r - e^G_r S k_r - sum_c e(r,c) (k_c.k_r) dl_c),    o_r = e^G_r S q_r + sum_{c or r}
 //   e(r,c) (k_c.q_r) dl_c.
 #include "base/check.h"
 #include "base/units.h"
 #include "device/launch.cuh"
+#include "kernels/delta_net/delta_net_chunk.cuh"
 #include "kernels/delta_net/delta_net_cuda.h"
 
 #include "kernels/row_ops/warp_ops.cuh"
@@ -20,6 +23,8 @@ namespace thermo {
 namespace {
 
 constexpr int kMaxTaps = 8;
+constexpr int kHeadBlocks = 4;    // that share a head when rows are few
+constexpr int kMaxSplitRows = 4;  // of such a step
 
 // Where the inputs of the taps of row r lie, newest first: the rows of the step back to its first ancestor,
 // then the stored columns.
@@ -91,43 +96,42 @@ __device__ __forceinline__ void convolve_head(const DeviceDeltaNetArgs& a, int g
     convolve_any<kDim>(a, group_begin, conv_state, r, first_channel, norm, scale, out, lane);
 }
 
-// What gated_norm() needs besides the output of the rule.
-template <int kDim>
-struct GateInputs {
-  static constexpr int kPer = (kDim + 31) / 32;
+// Elements first .. first + kCount - 1 of a head, kPer to a lane of a warp.
+template <int kCount>
+struct HeadSlice {
+  static constexpr int kPer = (kCount + 31) / 32;
   float gate[kPer];  // norm weight * silu(z)
+  float x[kPer];     // output of the rule
 
-  __device__ __forceinline__ void load(const DeviceDeltaNetArgs& a, int64_t row, int head, int lane) {
+  __device__ __forceinline__ void load_gate(const DeviceDeltaNetArgs& a, int64_t row, int head, int first,
+                                            int lane) {
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
-      const int d = min(lane + 32 * i, kDim - 1);
-      gate[i] = __ldg(a.norm + d) * silu(a.z[(row * a.n_head_v + head) * kDim + d]);
+      const int d = first + min(lane + 32 * i, kCount - 1);
+      gate[i] = __ldg(a.norm + d) * silu(a.z[(row * a.n_head_v + head) * a.dim + d]);
     }
   }
-};
-
-// rms(o) * norm * silu(z) of one head, by one warp.
-template <int kDim>
-__device__ __forceinline__ void gated_norm(const DeviceDeltaNetArgs& a, const GateInputs<kDim>& inputs,
-                                           const float* o, int64_t row, int head, const ActsOut& out,
-                                           int lane) {
-  constexpr int kPer = GateInputs<kDim>::kPer;
-  float x[kPer];
-  float square = 0.0f;
+  // Returns the sum of squares.
+  __device__ __forceinline__ float load(const float* o, int lane) {
+    float square = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    x[i] = lane + 32 * i < kDim ? o[lane + 32 * i] : 0.0f;
-    square += x[i] * x[i];
+    for (int i = 0; i < kPer; ++i) {
+      x[i] = lane + 32 * i < kCount ? o[lane + 32 * i] : 0.0f;
+      square += x[i] * x[i];
+    }
+    return warp_sum(square);
   }
-  const float scale = rsqrtf(warp_sum(square) / kDim + a.eps);
+  // rms(o) * norm * silu(z), with the sum of squares of the whole head.
+  __device__ __forceinline__ void put(const DeviceDeltaNetArgs& a, int64_t row, int head, int first,
+                                      float square, int lane) const {
+    const ActsOut out{static_cast<half*>(a.out.f16), a.out.f32, a.out.f16_stride, a.out.f32_stride,
+                      a.out.scale};
+    const float scale = rsqrtf(square / static_cast<float>(a.dim) + a.eps);
 #pragma unroll
-  for (int i = 0; i < kPer; ++i)
-    if (lane + 32 * i < kDim) out.put(row, head * kDim + lane + 32 * i, x[i] * scale * inputs.gate[i]);
-}
-
-__device__ __forceinline__ ActsOut acts_out(const DeviceActsOut& o) {
-  return {static_cast<half*>(o.f16), o.f32, o.f16_stride, o.f32_stride, o.scale};
-}
+    for (int i = 0; i < kPer; ++i)
+      if (lane + 32 * i < kCount) out.put(row, head * a.dim + first + lane + 32 * i, x[i] * scale * gate[i]);
+  }
+};
 
 __device__ __forceinline__ float dot4(float4 a, float4 b) {
   return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
@@ -172,16 +176,47 @@ struct StateTile {
 
 template <int kDim>
 constexpr int kRuleThreads = kDim* StateTile<kDim>::kLanes;
-template <int kDim>
-constexpr int kFusedThreads = kRuleThreads<kDim> < 128 ? 128 : kRuleThreads<kDim>;
+template <int kDim, int kSplit = 1>
+constexpr int kFusedThreads = kRuleThreads<kDim> / kSplit < 128 ? 128 : kRuleThreads<kDim> / kSplit;
+
+// A cluster is the blocks of a head.
+__device__ __forceinline__ int cluster_rank() {
+  uint32_t rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return static_cast<int>(rank);
+}
+// Writes to the same variable of block `rank`.
+__device__ __forceinline__ void put_in_block(const float* variable, int rank, float x) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(variable))), "r"(rank));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
 
 constexpr size_t fused_floats(int dim, int rows, bool keep) {
   return static_cast<size_t>(rows) * static_cast<size_t>((keep ? 4 : 3) * dim + 4) +
          (keep ? 2 * static_cast<size_t>(rows) * static_cast<size_t>(rows) : 0);
 }
 
-template <int kDim, bool kKeep>
-__global__ void __launch_bounds__(kFusedThreads<kDim>)
+// kSplit blocks share a head, kDim / kSplit rows of the state each. They convolve all of q, k and v, and meet
+// only for the norm.
+template <int kDim, bool kKeep, int kSplit>
+__global__ void __launch_bounds__(kFusedThreads<kDim, kSplit>)
     delta_net_fused_kernel(const __grid_constant__ DeviceDeltaNetArgs a, int max_rows) {
   using Tile = StateTile<kDim>;
   extern __shared__ __align__(16) float shared[];
@@ -193,10 +228,13 @@ __global__ void __launch_bounds__(kFusedThreads<kDim>)
   float* const kk = delta + (kKeep ? max_rows * kDim : 0);  // e(r, c) k_c.k_r
   float* const kq = kk + max_rows * max_rows;
 
-  const int head = blockIdx.x, group = blockIdx.y;
+  constexpr int kJ = kDim / kSplit;
+  __shared__ float squares[kSplit][kMaxSplitRows];
+  const int head = blockIdx.x / kSplit, group = blockIdx.y;
+  const int rank = kSplit == 1 ? 0 : cluster_rank(), first_j = rank * kJ;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
-  const int j = threadIdx.x / Tile::kLanes, part = threadIdx.x % Tile::kLanes;
-  const bool has_state = threadIdx.x < kRuleThreads<kDim>;
+  const int j = first_j + threadIdx.x / Tile::kLanes, part = threadIdx.x % Tile::kLanes;
+  const bool has_state = threadIdx.x < kRuleThreads<kDim> / kSplit;
   // The rows of the step and the state were there before the kernels in front of this one started.
   const bool used = group < *a.rows.n_groups;
   const int begin = a.rows.group_begin[group], n = a.rows.group_rows[group];
@@ -210,7 +248,10 @@ __global__ void __launch_bounds__(kFusedThreads<kDim>)
   allow_next();
   wait_for_inputs();
   if (!used) return;
+  if constexpr (kSplit > 1) cluster_arrive();  // waited for before another block's memory is written
 
+  HeadSlice<kJ> slice;  // loaded long before it is needed
+  if (warp < n) slice.load_gate(a, begin + warp, head, first_j, lane);
   for (int i = warp; i < 3 * n; i += n_warps) {
     const int r = i / 3, what = i % 3;
     const int first = what == 0   ? key_head * kDim
@@ -228,8 +269,6 @@ __global__ void __launch_bounds__(kFusedThreads<kDim>)
   }
   __syncthreads();
 
-  GateInputs<kDim> first_gate;  // loaded long before it is needed
-  if (warp < n) first_gate.load(a, begin + warp, head, lane);
   if constexpr (!kKeep) {
     if (has_state) {
       for (int r = 0; r < n; ++r) {
@@ -297,17 +336,33 @@ __global__ void __launch_bounds__(kFusedThreads<kDim>)
     }
   }
   __syncthreads();
-  const ActsOut out = acts_out(a.out);
-  for (int r = warp; r < n; r += n_warps) {
-    if (r != warp) first_gate.load(a, begin + r, head, lane);
-    gated_norm<kDim>(a, first_gate, v + r * kDim, begin + r, head, out, lane);
+  if constexpr (kSplit == 1) {
+    for (int r = warp; r < n; r += n_warps) {
+      if (r != warp) slice.load_gate(a, begin + r, head, 0, lane);
+      const float square = slice.load(v + r * kDim, lane);
+      slice.put(a, begin + r, head, 0, square, lane);
+    }
+  } else {  // at most a row to a warp
+    cluster_wait();
+    if (warp < n) {
+      const float square = slice.load(v + warp * kDim + first_j, lane);
+      if (lane < kSplit) put_in_block(&squares[rank][warp], lane, square);
+    }
+    cluster_arrive();
+    cluster_wait();
+    if (warp < n) {
+      float square = squares[0][warp];
+#pragma unroll
+      for (int i = 1; i < kSplit; ++i) square += squares[i][warp];
+      slice.put(a, begin + warp, head, first_j, square, lane);
+    }
   }
 
   if constexpr (kKeep) {
     const int64_t sequence_offset = sequence * a.tape.sequence_stride;
     const int n_channels = a.n_channels();
-    for (int i = threadIdx.x; i < n * kDim; i += blockDim.x) {
-      const int r = i / kDim, d = i % kDim;
+    for (int i = threadIdx.x; i < n * kJ; i += blockDim.x) {
+      const int r = i / kJ, d = first_j + i % kJ;
       a.tape.delta[sequence_offset + (static_cast<int64_t>(r) * a.n_head_v + head) * kDim + d] =
           delta[r * kDim + d];
       const auto keep_input = [&](int channel) {
@@ -322,7 +377,7 @@ __global__ void __launch_bounds__(kFusedThreads<kDim>)
         keep_input((a.n_head_k + head) * kDim + d);
       }
     }
-    for (int r = threadIdx.x; r < n; r += blockDim.x)
+    for (int r = threadIdx.x; rank == 0 && r < n; r += blockDim.x)
       a.tape.g[sequence_offset + static_cast<int64_t>(r) * a.n_head_v + head] = gates[4 * r];
   }
 }
@@ -346,7 +401,7 @@ __global__ void __launch_bounds__(128)
   if (blockIdx.x == 0)
     for (int n = threadIdx.x; n < a.n_head_v; n += 128) {
       const int64_t at = static_cast<int64_t>(row) * a.n_head_v + n;
-      a.gates[2 * at] = expf(a.a[n] * softplus_device(a.alpha[at] + a.dt_bias[n]));
+      a.gates[2 * at] = a.a[n] * softplus_device(a.alpha[at] + a.dt_bias[n]);
       a.gates[2 * at + 1] = sigmoid_device(a.beta[at]);
     }
 }
@@ -386,7 +441,7 @@ __global__ void __launch_bounds__(kScanThreads<kDim>)
     Tile::load_vector(q_rows + r * step, part, q);
     v = v_rows[r * step];
     const float2 g = *reinterpret_cast<const float2*>(gate_rows + static_cast<int64_t>(r) * 2 * a.n_head_v);
-    decay = g.x;
+    decay = expf(g.x);
     beta = g.y;
   };
   load(0);
@@ -405,16 +460,17 @@ __global__ void __launch_bounds__(kScanThreads<kDim>)
 }
 
 template <int kDim>
-__global__ void __launch_bounds__(128) delta_net_norm_kernel(const __grid_constant__ DeviceDeltaNetArgs a) {
+__global__ void __launch_bounds__(128)
+    delta_net_norm_kernel(const __grid_constant__ DeviceDeltaNetArgs a, const float* o, int64_t o_step) {
   allow_next();
   wait_for_inputs();
   const int row = blockIdx.y, head = blockIdx.x * 4 + threadIdx.x / 32;
   if (head >= a.n_head_v) return;
   const int lane = threadIdx.x % 32;
-  GateInputs<kDim> gate;
-  gate.load(a, row, head, lane);
-  gated_norm<kDim>(a, gate, a.rule_out + (static_cast<int64_t>(row) * a.n_head_v + head) * kDim, row, head,
-                   acts_out(a.out), lane);
+  HeadSlice<kDim> slice;
+  slice.load_gate(a, row, head, 0, lane);
+  const float square = slice.load(o + row * o_step + head * kDim, lane);
+  slice.put(a, row, head, 0, square, lane);
 }
 
 // ---- commit ----
@@ -455,32 +511,109 @@ __global__ void __launch_bounds__(kFusedThreads<kDim>)
     }
 }
 
+struct Limits {
+  size_t shared_bytes;
+  bool tf32, clusters;
+};
+const Limits& limits() {
+  static const Limits all = [] {
+    int device = 0, bytes = 0, major = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return Limits{static_cast<size_t>(bytes), major >= 8, major >= 9};
+  }();
+  return all;
+}
+
+// launch() with the blocks of a row in clusters of n.
+template <class... Params, class... Args>
+void launch_clusters(void (*kernel)(Params...), int n, dim3 grid, dim3 block, size_t shared_bytes,
+                     StreamView stream, const Args&... args) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream.handle;
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {static_cast<unsigned>(n), 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = attributes;
+  config.numAttrs = dependent_launch() ? 2 : 1;
+  cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+}
+
+template <int kDim, int kStages>
+void launch_chunks(const DeviceDeltaNetArgs& a, StreamView stream) {
+  using Shape = ChunkShape<kDim>;
+  static const bool ready = [] {
+    allow_shared(delta_net_solve_kernel<kDim>, Shape::kSolveBytes);
+    allow_shared(delta_net_chunks_kernel<kDim, kStages>, Shape::scan_bytes(kStages));
+    return true;
+  }();
+  static_cast<void>(ready);
+  const unsigned heads = static_cast<unsigned>(a.n_head_v), groups = static_cast<unsigned>(a.max_groups);
+  launch(delta_net_solve_kernel<kDim>, dim3(static_cast<unsigned>(a.n_rows / kC) + groups, heads),
+         Shape::kSolveThreads, Shape::kSolveBytes, stream, a);
+  launch(delta_net_chunks_kernel<kDim, kStages>, dim3(static_cast<unsigned>(kDim / Shape::kJ), heads, groups),
+         Shape::kScanThreads, Shape::scan_bytes(kStages), stream, a);
+}
+
 template <int kDim>
-void launch_delta_net(const DeviceDeltaNetArgs& a, StreamView stream) {
-  if (a.keep || a.n_rows <= kMaxFusedDeltaRows) {
-    static const bool ready = [] {
-      allow_shared(delta_net_fused_kernel<kDim, false>,
-                   fused_floats(kDim, kMaxFusedDeltaRows, false) * sizeof(float));
-      allow_shared(delta_net_fused_kernel<kDim, true>,
-                   fused_floats(kDim, kMaxDeltaRows, true) * sizeof(float));
-      return true;
-    }();
-    static_cast<void>(ready);
-    const dim3 grid(static_cast<unsigned>(a.n_head_v), static_cast<unsigned>(a.max_groups));
-    const size_t bytes = fused_floats(kDim, a.max_group_rows, a.keep) * sizeof(float);
-    launch(a.keep ? delta_net_fused_kernel<kDim, true> : delta_net_fused_kernel<kDim, false>, grid,
-           kFusedThreads<kDim>, bytes, stream, a, a.max_group_rows);
-    return;
-  }
-  const unsigned rows = static_cast<unsigned>(a.n_rows);
+void launch_large(const DeviceDeltaNetArgs& a, StreamView stream) {
+  const unsigned rows = static_cast<unsigned>(a.n_rows), heads = static_cast<unsigned>(a.n_head_v);
   launch(delta_net_prepare_kernel<kDim>,
          dim3(static_cast<unsigned>(ceil_div(2 * a.n_head_k + a.n_head_v, 4)), rows), 128, 0, stream, a);
-  launch(delta_net_scan_kernel<kDim>,
-         dim3(static_cast<unsigned>(kRuleThreads<kDim> / kScanThreads<kDim>),
-              static_cast<unsigned>(a.n_head_v), static_cast<unsigned>(a.max_groups)),
-         kScanThreads<kDim>, 0, stream, a);
+  // Chunks leave their result where v was.
+  const float* o = a.mixed + 2 * a.n_head_k * kDim;
+  int64_t o_step = a.n_channels();
+  const auto fits = [&](int n_stages) {
+    return limits().tf32 && n_stages <= a.max_stages &&
+           ChunkShape<kDim>::scan_bytes(n_stages) <= limits().shared_bytes;
+  };
+  if (fits(2)) {
+    launch_chunks<kDim, 2>(a, stream);
+  } else if (fits(1)) {
+    launch_chunks<kDim, 1>(a, stream);
+  } else {
+    launch(delta_net_scan_kernel<kDim>,
+           dim3(static_cast<unsigned>(kRuleThreads<kDim> / kScanThreads<kDim>), heads,
+                static_cast<unsigned>(a.max_groups)),
+           kScanThreads<kDim>, 0, stream, a);
+    o = a.rule_out;
+    o_step = static_cast<int64_t>(a.n_head_v) * kDim;
+  }
   launch(delta_net_norm_kernel<kDim>, dim3(static_cast<unsigned>(ceil_div(a.n_head_v, 4)), rows), 128, 0,
-         stream, a);
+         stream, a, o, o_step);
+}
+
+template <int kDim, bool kKeep>
+void launch_fused(const DeviceDeltaNetArgs& a, StreamView stream) {
+  static const bool ready = [] {
+    allow_shared(delta_net_fused_kernel<kDim, kKeep, 1>,
+                 fused_floats(kDim, kKeep ? kMaxDeltaRows : kMaxFusedDeltaRows, kKeep) * sizeof(float));
+    return true;
+  }();
+  static_cast<void>(ready);
+  const unsigned heads = static_cast<unsigned>(a.n_head_v), groups = static_cast<unsigned>(a.max_groups);
+  const size_t bytes = fused_floats(kDim, a.max_group_rows, kKeep) * sizeof(float);
+  if constexpr (kDim == 128) {
+    if (limits().clusters && a.max_group_rows <= kMaxSplitRows)
+      return launch_clusters(delta_net_fused_kernel<kDim, kKeep, kHeadBlocks>, kHeadBlocks,
+                             dim3(kHeadBlocks * heads, groups), kFusedThreads<kDim, kHeadBlocks>, bytes,
+                             stream, a, a.max_group_rows);
+  }
+  launch(delta_net_fused_kernel<kDim, kKeep, 1>, dim3(heads, groups), kFusedThreads<kDim>, bytes, stream, a,
+         a.max_group_rows);
+}
+
+template <int kDim>
+void launch_delta_net(const DeviceDeltaNetArgs& a, StreamView stream) {
+  if (a.keep) return launch_fused<kDim, true>(a, stream);
+  if (a.n_rows <= kMaxFusedDeltaRows) return launch_fused<kDim, false>(a, stream);
+  launch_large<kDim>(a, stream);
 }
 
 }  // namespace

@@ -11,6 +11,10 @@
 
 namespace thermo {
 
+inline constexpr int kMaxDeltaRows = 64;       // of a kept step
+inline constexpr int kMaxFusedDeltaRows = 32;  // of a step that one kernel does
+inline constexpr int kDeltaChunkRows = 32;     // that a large step takes at a time
+
 // The tape of one layer, sequence s at + s * sequence_stride floats: what delta_net_commit_cuda needs of each
 // uncommitted row.
 struct DeviceTape {
@@ -44,13 +48,12 @@ struct DeviceDeltaNetArgs {
   float* mixed;     // [rows][n_channels] scratch of large steps
   float* gates;     // [rows][n_head_v][2] scratch of large steps
   float* rule_out;  // [rows][n_head_v * dim] scratch of large steps
+  float* scores;    // [rows][n_head_v][kDeltaChunkRows] scratch of large steps
   DeviceActsOut out;
+  int max_stages = 2;  // fewer for tests: what cards with less memory do
 
   constexpr int n_channels() const { return (2 * n_head_k + n_head_v) * dim; }
 };
-
-inline constexpr int kMaxDeltaRows = 64;       // of a kept step
-inline constexpr int kMaxFusedDeltaRows = 32;  // of a step that one kernel does
 
 // dim 16, 32, 64 or 128.
 void delta_net_cuda(const DeviceDeltaNetArgs& args, StreamView stream) noexcept;

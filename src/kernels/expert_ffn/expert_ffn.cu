@@ -1,7 +1,8 @@
 // Decode: a block takes 16 rows of gate and the same 16 of up of one slot, one warp per 256 columns of each
 // (16 warps), so that all bytes of the chosen experts are in flight at once; then the same for down. 35B-A3B,
 // one row: 288 blocks each, 0.5 MB of gate and up and 0.6 MB of down per expert. Prefill: tile_product.cuh, a
-// block per (slot of 64 pairs, 128 rows).
+// block per (slot of 16 or 64 pairs, 128 rows of gate and up or 256 of down). Slots of 128 pairs, which leave
+// room for one block to a multiprocessor, take 4 % longer at 64 pairs an expert.
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/expert_ffn/expert_ffn_cuda.h"
@@ -179,11 +180,11 @@ __global__ void __launch_bounds__(32 * kOutWarps, kDotActs == 0   ? 4
 }
 
 // Slots of the routed experts or of the shared one: they may differ in type, so each has its launch.
-template <DType T, bool kShared>
-__global__ void __launch_bounds__(kTileThreads)
+template <DType T, bool kShared, int kActs>
+__global__ void __launch_bounds__(kMaxTileThreads, 2)
     expert_in_tile_kernel(const __grid_constant__ DeviceExpertArgs a) {
   extern __shared__ __align__(16) std::byte shared[];
-  int* const rows = reinterpret_cast<int*>(shared + 2 * kTileStageBytes);
+  int* const rows = reinterpret_cast<int*>(shared + 2 * kTileStageBytes<kActs>);
   allow_next();
   wait_for_inputs();
   if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots) return;
@@ -194,19 +195,19 @@ __global__ void __launch_bounds__(kTileThreads)
   const DeviceMatrix gate = matrix_of(base, a.gate, a.shared_gate), up = matrix_of(base, a.up, a.shared_up);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
   const int panel = blockIdx.x * 8 + warp;
-  for (int i = threadIdx.x; i < kTileActs; i += kTileThreads)
+  for (int i = threadIdx.x; i < kActs; i += kMaxTileThreads)
     rows[i] = i < n_acts ? a.routes.pair_row[first + i] : -1;
   __syncthreads();
 
-  float acc[2][kTileActs / 8][4] = {};
+  float acc[2][kActs / 8][4] = {};
   const bool here = panel * 16 < gate.n_rows;
   const uint8_t* const panels[2] = {here ? gate.panels + panel * gate.panel_bytes : nullptr,
                                     here ? up.panels + panel * up.panel_bytes : nullptr};
-  tile_product<T, 2>(panels, gate.n_cols, a.x, shared, rows, n_acts, acc);
+  tile_product<T, kActs>(panels, gate.n_cols, a.x, shared, rows, n_acts, acc);
   if (!here) return;
   const ActsOut hidden = acts_out(a.hidden);
 #pragma unroll
-  for (int n = 0; n < kTileActs / 8; ++n)
+  for (int n = 0; n < kActs / 8; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int act = 8 * n + 2 * t + i % 2, row = panel * 16 + 2 * g + i / 2;
@@ -215,11 +216,11 @@ __global__ void __launch_bounds__(kTileThreads)
     }
 }
 
-template <DType T, bool kShared>
-__global__ void __launch_bounds__(kTileThreads)
+template <DType T, bool kShared, int kActs>
+__global__ void __launch_bounds__(kMaxTileThreads, 2)
     expert_out_tile_kernel(const __grid_constant__ DeviceExpertArgs a) {
   extern __shared__ __align__(16) std::byte shared[];
-  int* const rows = reinterpret_cast<int*>(shared + 2 * kTileStageBytes);
+  int* const rows = reinterpret_cast<int*>(shared + 2 * kTileStageBytes<kActs>);
   allow_next();
   wait_for_inputs();
   if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots) return;
@@ -229,49 +230,57 @@ __global__ void __launch_bounds__(kTileThreads)
   if ((slot.expert == a.n_expert) != kShared || !resolve(a, slot, base)) return;
   const DeviceMatrix w = matrix_of(base, a.down, a.shared_down);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
-  const int panel = blockIdx.x * 8 + warp;
-  for (int i = threadIdx.x; i < kTileActs; i += kTileThreads) rows[i] = i < n_acts ? first + i : -1;
+  const int panel = (blockIdx.x * 8 + warp) * kTilePanels;
+  for (int i = threadIdx.x; i < kActs; i += kMaxTileThreads) rows[i] = i < n_acts ? first + i : -1;
   __syncthreads();
 
-  float acc[1][kTileActs / 8][4] = {};
-  const uint8_t* const panels[1] = {panel * 16 < w.n_rows ? w.panels + panel * w.panel_bytes : nullptr};
+  float acc[kTilePanels][kActs / 8][4] = {};
+  const uint8_t* panels[kTilePanels];
+#pragma unroll
+  for (int p = 0; p < kTilePanels; ++p)  // past the end: the last one again, stored nowhere
+    panels[p] =
+        panel * 16 >= w.n_rows ? nullptr : w.panels + min(panel + p, (w.n_rows - 1) / 16) * w.panel_bytes;
   const DeviceActs x{a.hidden.f16, a.hidden.f32, a.hidden.f16_stride, a.hidden.f32_stride, a.hidden.scale};
-  tile_product<T, 1>(panels, w.n_cols, x, shared, rows, n_acts, acc);
-  const int row = panel * 16 + 2 * g;
-  if (row >= w.n_rows) return;
-  const bool pair = row + 1 < w.n_rows;
+  tile_product<T, kActs>(panels, w.n_cols, x, shared, rows, n_acts, acc);
 #pragma unroll
-  for (int n = 0; n < kTileActs / 8; ++n)
+  for (int p = 0; p < kTilePanels; ++p) {
+    const int row = (panel + p) * 16 + 2 * g;
+    if (row >= w.n_rows) break;
+    const bool pair = row + 1 < w.n_rows;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int act = 8 * n + 2 * t + i;
-      if (act >= n_acts) continue;
-      float* const y = a.y + static_cast<int64_t>(first + act) * a.n_embd + row;
-      y[0] = acc[0][n][i] * x.scale;
-      if (pair) y[1] = acc[0][n][i + 2] * x.scale;
-    }
+    for (int n = 0; n < kActs / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int act = 8 * n + 2 * t + i;
+        if (act >= n_acts) continue;
+        float* const y = a.y + static_cast<int64_t>(first + act) * a.n_embd + row;
+        y[0] = acc[p][n][i] * x.scale;
+        if (pair) y[1] = acc[p][n][i + 2] * x.scale;
+      }
+  }
 }
 
-template <DType T, bool kShared>
+template <DType T, bool kShared, int kActs>
 void launch_in_tiles(const DeviceExpertArgs& args, int n_rows, StreamView stream) {
   static const bool ready = [] {
-    return allow_shared(expert_in_tile_kernel<T, kShared>, kTileSharedBytes), true;
+    return allow_shared(expert_in_tile_kernel<T, kShared, kActs>, kTileSharedBytes<kActs>), true;
   }();
   static_cast<void>(ready);
-  launch(expert_in_tile_kernel<T, kShared>,
+  launch(expert_in_tile_kernel<T, kShared, kActs>,
          dim3(static_cast<unsigned>(ceil_div(n_rows, 128)), static_cast<unsigned>(args.max_slots)),
-         kTileThreads, kTileSharedBytes, stream, args);
+         kMaxTileThreads, kTileSharedBytes<kActs>, stream, args);
 }
 
-template <DType T, bool kShared>
+template <DType T, bool kShared, int kActs>
 void launch_out_tiles(const DeviceExpertArgs& args, StreamView stream) {
   static const bool ready = [] {
-    return allow_shared(expert_out_tile_kernel<T, kShared>, kTileSharedBytes), true;
+    return allow_shared(expert_out_tile_kernel<T, kShared, kActs>, kTileSharedBytes<kActs>), true;
   }();
   static_cast<void>(ready);
-  launch(expert_out_tile_kernel<T, kShared>,
-         dim3(static_cast<unsigned>(ceil_div(args.n_embd, 128)), static_cast<unsigned>(args.max_slots)),
-         kTileThreads, kTileSharedBytes, stream, args);
+  launch(expert_out_tile_kernel<T, kShared, kActs>,
+         dim3(static_cast<unsigned>(ceil_div(args.n_embd, 8 * kTileWarpRows)),
+              static_cast<unsigned>(args.max_slots)),
+         kMaxTileThreads, kTileSharedBytes<kActs>, stream, args);
 }
 
 unsigned small_blocks(const DeviceMatrix& a, const DeviceMatrix& b, int n_warps, bool few) {
@@ -283,7 +292,37 @@ unsigned small_blocks(const DeviceMatrix& a, const DeviceMatrix& b, int n_warps,
   return static_cast<unsigned>(blocks(a) > blocks(b) ? blocks(a) : blocks(b));
 }
 
+template <int kActs>
+void expert_tiles(const DeviceExpertArgs& args, StreamView stream) {
+#define CASE(t)                                                            \
+  launch_in_tiles<DType::t, false, kActs>(args, args.gate.n_rows, stream); \
+  break
+  if (args.n_expert > 0) THERMO_FOR_QUANT_TYPE(args.gate.dtype, CASE)
+#undef CASE
+#define CASE(t)                                                                  \
+  launch_in_tiles<DType::t, true, kActs>(args, args.shared_gate.n_rows, stream); \
+  break
+  const bool shared = args.shared_gate.n_rows > 0 && (args.table == nullptr || args.with_shared);
+  if (shared) THERMO_FOR_QUANT_TYPE(args.shared_gate.dtype, CASE)
+#undef CASE
+#define CASE(t)                                           \
+  launch_out_tiles<DType::t, false, kActs>(args, stream); \
+  break
+  if (args.n_expert > 0) THERMO_FOR_QUANT_TYPE(args.down.dtype, CASE)
+#undef CASE
+#define CASE(t)                                          \
+  launch_out_tiles<DType::t, true, kActs>(args, stream); \
+  break
+  if (shared) THERMO_FOR_QUANT_TYPE(args.shared_down.dtype, CASE)
+#undef CASE
+}
+
 }  // namespace
+
+int expert_tile(int n_rows, int n_used, int n_expert) noexcept {
+  const int pairs = n_expert > 0 ? n_rows * n_used / n_expert : n_rows;  // of an expert, on average
+  return pairs <= 10 ? kExpertLowTile : kExpertTile;
+}
 
 bool expert_tiles_possible(const DeviceExpertArgs& a) noexcept {
   const auto good = [](const DeviceMatrix& gate, const DeviceMatrix& up, const DeviceMatrix& down) {
@@ -340,27 +379,10 @@ void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept {
            kOutWarps * static_cast<size_t>(out.stage_bytes), stream, out);
     return;
   }
-#define CASE(t)                                                     \
-  launch_in_tiles<DType::t, false>(args, args.gate.n_rows, stream); \
-  break
-  if (args.n_expert > 0) THERMO_FOR_QUANT_TYPE(args.gate.dtype, CASE)
-#undef CASE
-#define CASE(t)                                                           \
-  launch_in_tiles<DType::t, true>(args, args.shared_gate.n_rows, stream); \
-  break
-  const bool shared = args.shared_gate.n_rows > 0 && (args.table == nullptr || args.with_shared);
-  if (shared) THERMO_FOR_QUANT_TYPE(args.shared_gate.dtype, CASE)
-#undef CASE
-#define CASE(t)                                    \
-  launch_out_tiles<DType::t, false>(args, stream); \
-  break
-  if (args.n_expert > 0) THERMO_FOR_QUANT_TYPE(args.down.dtype, CASE)
-#undef CASE
-#define CASE(t)                                   \
-  launch_out_tiles<DType::t, true>(args, stream); \
-  break
-  if (shared) THERMO_FOR_QUANT_TYPE(args.shared_down.dtype, CASE)
-#undef CASE
+  if (args.tile == kExpertLowTile)
+    expert_tiles<kExpertLowTile>(args, stream);
+  else
+    expert_tiles<kExpertTile>(args, stream);
 }
 
 }  // namespace thermo

@@ -35,12 +35,17 @@ struct DeviceExpertArgs {
   const uint8_t* const* table = nullptr;
   bool with_shared = true;
   int stage_bytes = 0;  // set by expert_ffn_cuda
-  bool large = false;   // slots of kTileActs pairs for the tensor-core tiles; else of 8
+  bool large = false;   // slots of `tile` pairs for the tensor-core tiles; else of 8
+  int tile = 0;         // expert_tile()
 };
 
 // Whether the large form can run these matrices: quantised, gate and up of one type.
 bool expert_tiles_possible(const DeviceExpertArgs& args) noexcept;
+// Pairs of a slot in the large form: enough for what an expert is likely to get, so that its weights are
+// decoded once.
+inline constexpr int kExpertLowTile = 16;
 inline constexpr int kExpertTile = 64;
+int expert_tile(int n_rows, int n_used, int n_expert) noexcept;
 inline constexpr int kExpertSmallTile = 8;
 
 void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept;

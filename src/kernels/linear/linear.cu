@@ -10,7 +10,7 @@
 #include "device/launch.cuh"
 #include "kernels/linear/dot_product.cuh"
 #include "kernels/linear/linear_cuda.h"
-#include "kernels/linear/tile_product.cuh"
+#include "kernels/linear/linear_tiles_cuda.h"
 #include "kernels/linear/warp_product.cuh"
 
 namespace thermo {
@@ -143,43 +143,6 @@ __global__ void __launch_bounds__(256, NT8 == 1 ? 4 : 3)
   }
 }
 
-template <DType T>
-__global__ void __launch_bounds__(kTileThreads)
-    linear_tile_kernel(const __grid_constant__ DeviceLinearArgs args, int j) {
-  extern __shared__ __align__(16) std::byte shared[];
-  int* const rows = reinterpret_cast<int*>(shared + 2 * kTileStageBytes);
-  const DeviceLinearJob& job = args.jobs[j];
-  const DeviceMatrix& w = job.w;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
-  const int panel = blockIdx.x * 8 + warp;
-  const int first_act = blockIdx.y * kTileActs;
-  const int n_acts = min(kTileActs, args.n_acts - first_act);
-  allow_next();
-  wait_for_inputs();
-  for (int a = threadIdx.x; a < kTileActs; a += kTileThreads)
-    rows[a] = a >= n_acts ? -1 : args.row_index == nullptr ? first_act + a : args.row_index[first_act + a];
-  __syncthreads();
-
-  float acc[1][kTileActs / 8][4] = {};
-  const uint8_t* const panels[1] = {panel * 16 < w.n_rows ? w.panels + panel * w.panel_bytes : nullptr};
-  tile_product<T, 1>(panels, w.n_cols, args.x, shared, rows, n_acts, acc);
-
-  const int row = panel * 16 + 2 * g;
-  const float scale = args.x.scale;
-  if (row >= w.n_rows) return;
-  const bool pair = row + 1 < w.n_rows;
-#pragma unroll
-  for (int n = 0; n < kTileActs / 8; ++n)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int a = 8 * n + 2 * t + i;
-      if (a >= n_acts) continue;
-      float* const y = job.y + (first_act + a) * job.y_stride + row;
-      y[0] = acc[0][n][i] * scale;
-      if (pair) y[1] = acc[0][n][i + 2] * scale;
-    }
-}
-
 int all_panels_of(const DeviceLinearArgs& args) {
   int panels = 0;
   for (int j = 0; j < args.n_jobs; ++j) panels += ceil_div(args.jobs[j].w.n_rows, 16) * args.jobs[j].k_parts;
@@ -238,15 +201,6 @@ void launch_small(const DeviceLinearArgs& args, StreamView stream) {
   launch(linear_small_kernel<NT8>, grid, 256, 8 * static_cast<size_t>(plan.stage_bytes), stream, plan);
 }
 
-template <DType T>
-void launch_tile(const DeviceLinearArgs& args, int j, StreamView stream) {
-  static const bool ready = [] { return allow_shared(linear_tile_kernel<T>, kTileSharedBytes), true; }();
-  static_cast<void>(ready);
-  const dim3 grid(static_cast<unsigned>(ceil_div(args.jobs[j].w.n_rows, 128)),
-                  static_cast<unsigned>(ceil_div(args.n_acts, kTileActs)));
-  launch(linear_tile_kernel<T>, grid, kTileThreads, kTileSharedBytes, stream, args, j);
-}
-
 }  // namespace
 
 DeviceMatrix with_chunks(DeviceMatrix m) noexcept {
@@ -289,19 +243,13 @@ void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
     return launch_small<4>(args, stream);
   }
   for (int j = 0; j < args.n_jobs; ++j) {
-    if (is_float_type(args.jobs[j].w.dtype)) {
-      DeviceLinearArgs one = args;
-      one.jobs[0] = args.jobs[j];
-      one.n_jobs = 1;
-      launch_small<1>(one, stream);
-      continue;
-    }
-#define CASE(t)                           \
-  launch_tile<DType::t>(args, j, stream); \
-  break
-    THERMO_FOR_QUANT_TYPE(args.jobs[j].w.dtype, CASE)
-#undef CASE
+    if (has_tiles(args, j)) continue;
+    DeviceLinearArgs one = args;
+    one.jobs[0] = args.jobs[j];
+    one.n_jobs = 1;
+    launch_small<1>(one, stream);
   }
+  linear_tiles_cuda(args, stream);
 }
 
 }  // namespace thermo

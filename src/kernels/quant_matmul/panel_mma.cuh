@@ -328,76 +328,6 @@ __device__ __forceinline__ void make_operands(const RawCodes& raw, const Scales&
   }
 }
 
-// Some sub-blocks of a chunk of 256 columns, loaded together and multiplied later: what lies between can hide
-// the load.
-template <DType T>
-struct SubBatch {
-  static constexpr PanelFormat f = kPanelFormat<T>;
-  static constexpr bool kBig = f.block_cols == 256;
-  static constexpr int kSubs = f.bits == 4 && kBig ? 8 : 4;  // as many as registers allow
-
-  RawCodes raw[kSubs];
-  BlockScaleReader<T> scales[kBig ? 1 : kSubs];
-
-  // Sub-blocks first .. first + kSubs - 1 of the chunk. `n_subs`: those inside the matrix, 8 but for the last
-  // chunk of a 32-column type.
-  __device__ __forceinline__ void load(const uint8_t* panel, int chunk, int first, int n_subs, int lane) {
-    const int g = lane >> 2, t = lane & 3;
-    if constexpr (kBig) {
-      const uint8_t* const unit = panel + static_cast<size_t>(chunk / f.unit_blocks) * f.unit_bytes();
-      const int place = chunk % f.unit_blocks;
-      const uint8_t* const body = unit + 64 + place * f.body_bytes();
-#pragma unroll
-      for (int s = 0; s < kSubs; ++s)
-        raw[s] = load_codes<T>(body + f.scale_bytes + (first + s) * f.sub_bytes(), g, t);
-      if (first == 0) scales[0].load(unit + place * f.header_step(), body, g);
-    } else {
-#pragma unroll
-      for (int s = 0; s < kSubs; ++s) {
-        if (first + s >= n_subs) break;
-        const int block = chunk * 8 + first + s;
-        const uint8_t* const unit = panel + static_cast<size_t>(block / f.unit_blocks) * f.unit_bytes();
-        const int place = block % f.unit_blocks;
-        const uint8_t* const body = unit + 64 + place * f.body_bytes();
-        raw[s] = load_codes<T>(body, g, t);
-        scales[s].load(unit + place * f.header_step(), body, g);
-      }
-    }
-  }
-
-  // acc += these sub-blocks * B. `load_b(sub, n)`: the lane's 16 bytes of sub-block `sub` of the chunk of
-  // activation row 8n + g. `n_tiles` of the NT8 activation tiles hold rows.
-  template <int NT8, class LoadB>
-  __device__ __forceinline__ void multiply(int first, int n_subs, int n_tiles, int lane, const LoadB& load_b,
-                                           float (&acc)[NT8][4]) const {
-#pragma unroll
-    for (int s = 0; s < kSubs; ++s) {
-      if (!kBig && first + s >= n_subs) break;
-      uint32_t a0[4], a1[4];
-      make_operands<T>(raw[s], scales[kBig ? 0 : s], kBig ? first + s : 0, lane & 3, a0, a1);
-#pragma unroll
-      for (int n = 0; n < NT8; ++n) {
-        if (NT8 > 1 && n >= n_tiles) break;
-        const uint4 b = load_b(first + s, n);
-        mma_16816(acc[n], a0, b.x, b.y);
-        mma_16816(acc[n], a1, b.z, b.w);
-      }
-    }
-  }
-};
-
-// acc += panel[:, 256 chunk ...] * B.
-template <DType T, int NT8, class LoadB>
-__device__ __forceinline__ void multiply_chunk(const uint8_t* panel, int chunk, int n_subs, int n_tiles,
-                                               int lane, const LoadB& load_b, float (&acc)[NT8][4]) {
-  SubBatch<T> batch;
-#pragma unroll
-  for (int first = 0; first < 8; first += SubBatch<T>::kSubs) {
-    batch.load(panel, chunk, first, n_subs, lane);
-    batch.multiply(first, n_subs, n_tiles, lane, load_b, acc);
-  }
-}
-
 // ---- a chunk that lies in shared memory: header, then body ----
 
 // The same product for few activation rows, where instructions per weight decide. Codes go to the tensor core
@@ -521,7 +451,8 @@ struct StagedChunk {
     return raw;
   }
 
-  // load_b(s, n) as in SubBatch::multiply.
+  // load_b(s, n): the lane's 16 bytes of sub-block s of activation row 8n + g. `n_tiles` of the NT8
+  // activation tiles hold rows.
   template <int NT8, class LoadB>
   __device__ static __forceinline__ void multiply(const uint8_t* chunk, const float2* table, int n_subs,
                                                   int n_tiles, int lane, const LoadB& load_b,

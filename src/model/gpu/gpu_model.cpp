@@ -35,7 +35,6 @@
 #include "model/gpu/gpu_weights.h"
 
 namespace thermo {
-int lab_skip = 0;
 namespace {
 
 constexpr int kBuckets[] = {1, 2, 4, 8, 16, 32};
@@ -116,7 +115,7 @@ struct Workspace {
   float *x, *parts;
   DeviceActsOut h, mixed, hidden;
   float *q_full, *q, *k, *v, *gate, *partial;
-  float *conv_input, *conv_output, *z, *alpha, *beta, *gates, *rule_out;
+  float *conv_input, *conv_output, *z, *alpha, *beta, *gates, *rule_out, *chunk_scores;
   float *router_logits, *shared_logit;
   DeviceRoutes routes;
   float* logits;       // [kLogitRows][n_vocab]
@@ -160,21 +159,24 @@ struct Workspace {
     v = floats(c.n_kv_dim());
     gate = floats(c.attn_gate == AttnGate::SigmoidElement ? 0 : q_dim);
     size_t partial_floats = 0;
-    for (int i = 1; i <= kMaxBucket + 1; ++i) {
-      const int n = i <= kMaxBucket ? i : n_batch;
+    for (int n = 1; n <= n_batch; ++n) {
+      int last_n_head = 0;  // layers of one kind need the same
       for (const LayerConfig& layer : c.layers)
-        if (!layer.recurrent)
+        if (!layer.recurrent && layer.n_head != last_n_head) {
+          last_n_head = layer.n_head;
           partial_floats = std::max(
               partial_floats,
               static_cast<size_t>(n) * static_cast<size_t>(layer.n_head) *
                   static_cast<size_t>(attention_splits(n, layer.n_head, c.n_head_kv, n_multiprocessors)) *
                   static_cast<size_t>(c.head_dim + 2));
+        }
     }
     partial = carver.take<float>(partial_floats);
     conv_input = floats(c.ssm_channels());
     conv_output = floats(c.ssm_channels());
     z = floats(c.ssm_inner());
     rule_out = floats(c.ssm_inner());
+    chunk_scores = floats(kDeltaChunkRows * c.ssm_n_head_v);
     alpha = floats(c.ssm_n_head_v);
     beta = floats(c.ssm_n_head_v);
     gates = floats(2 * c.ssm_n_head_v);
@@ -460,16 +462,15 @@ int output_parts(int n_rows) {
 void GpuModel::Impl::project_out(const DeviceMatrix& w, const DeviceActs& x, const DeviceNormIn& norm,
                                  int n_rows) noexcept {
   if (norm.x != nullptr) {
-    if (!(lab_skip & 8)) linear({{.w = w, .y = act.x, .y_stride = config.n_embd, .add = true}}, x, n_rows);
+    linear({{.w = w, .y = act.x, .y_stride = config.n_embd, .add = true}}, x, n_rows);
     return;
   }
-  if (!(lab_skip & 8))
-    linear({{.w = w,
-             .y = act.parts,
-             .y_stride = config.n_embd,
-             .k_parts = output_parts(n_rows),
-             .part_stride = static_cast<int64_t>(n_rows) * config.n_embd}},
-           x, n_rows);
+  linear({{.w = w,
+           .y = act.parts,
+           .y_stride = config.n_embd,
+           .k_parts = output_parts(n_rows),
+           .part_stride = static_cast<int64_t>(n_rows) * config.n_embd}},
+         x, n_rows);
 }
 
 void GpuModel::Impl::attention(int il, int n_rows, const DeviceRows& rows,
@@ -477,12 +478,11 @@ void GpuModel::Impl::attention(int il, int n_rows, const DeviceRows& rows,
   const GpuAttentionWeights& w = weights.layers[static_cast<size_t>(il)].attention;
   const LayerConfig& layer = config.layers[static_cast<size_t>(il)];
   const int q_dim = layer.n_head * config.head_dim;
-  if (!(lab_skip & 2))
-    project_in({{w.q, act.q_full, w.q.n_rows},
-                {w.k, act.k, w.k.n_rows},
-                {w.v, act.v, w.v.n_rows},
-                {w.gate, act.gate, w.gate.n_rows}},
-               norm, n_rows);
+  project_in({{w.q, act.q_full, w.q.n_rows},
+              {w.k, act.k, w.k.n_rows},
+              {w.v, act.v, w.v.n_rows},
+              {w.gate, act.gate, w.gate.n_rows}},
+             norm, n_rows);
 
   const bool windowed = layer.window > 0 && config.arch == Arch::Laguna;
   DeviceActsOut out = act.mixed;
@@ -492,46 +492,44 @@ void GpuModel::Impl::attention(int il, int n_rows, const DeviceRows& rows,
     out.f16 = nullptr;
   else
     out.f32 = nullptr;
-  if (!(lab_skip & 128))
-    attention_cuda(
-        {.rows = rows,
-         .kv = kv_of(il, 0),
-         .n_rows = n_rows,
-         .n_head = layer.n_head,
-         .n_head_kv = config.n_head_kv,
-         .head_dim = config.head_dim,
-         .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim)),
-         .window = layer.window,
-         .eps = config.norm_eps,
-         .q_full = act.q_full,
-         .k = act.k,
-         .v = act.v,
-         .gate = act.gate,
-         .head_gate = config.attn_gate == AttnGate::SigmoidElement ? HeadGate::SigmoidElement
-                      : config.attn_gate == AttnGate::SoftplusHead ? HeadGate::SoftplusHead
-                                                                   : HeadGate::SoftplusElement,
-         .q_norm = w.q_norm,
-         .k_norm = w.k_norm,
-         .inv_freq = windowed ? rope_window : rope_full,
-         .n_rot = windowed ? config.rope_window.n_rot : config.rope_full.n_rot,
-         .rope_magnitude = windowed ? magnitude_window : magnitude_full,
-         .q = act.q,
-         .partial = act.partial,
-         .n_splits = attention_splits(n_rows, layer.n_head, config.n_head_kv, device.n_multiprocessors),
-         .out = out},
-        stream.view());
+  attention_cuda(
+      {.rows = rows,
+       .kv = kv_of(il, 0),
+       .n_rows = n_rows,
+       .n_head = layer.n_head,
+       .n_head_kv = config.n_head_kv,
+       .head_dim = config.head_dim,
+       .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim)),
+       .window = layer.window,
+       .eps = config.norm_eps,
+       .q_full = act.q_full,
+       .k = act.k,
+       .v = act.v,
+       .gate = act.gate,
+       .head_gate = config.attn_gate == AttnGate::SigmoidElement ? HeadGate::SigmoidElement
+                    : config.attn_gate == AttnGate::SoftplusHead ? HeadGate::SoftplusHead
+                                                                 : HeadGate::SoftplusElement,
+       .q_norm = w.q_norm,
+       .k_norm = w.k_norm,
+       .inv_freq = windowed ? rope_window : rope_full,
+       .n_rot = windowed ? config.rope_window.n_rot : config.rope_full.n_rot,
+       .rope_magnitude = windowed ? magnitude_window : magnitude_full,
+       .q = act.q,
+       .partial = act.partial,
+       .n_splits = attention_splits(n_rows, layer.n_head, config.n_head_kv, device.n_multiprocessors),
+       .out = out},
+      stream.view());
   project_out(w.output, out.read(), norm, n_rows);
 }
 
 void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& rows,
                                const DeviceNormIn& norm) noexcept {
   const GpuDeltaNetWeights& w = weights.layers[static_cast<size_t>(il)].delta_net;
-  if (!(lab_skip & 2))
-    project_in({{w.qkv, act.conv_input, config.ssm_channels()},
-                {w.z, act.z, config.ssm_inner()},
-                {w.alpha, act.alpha, config.ssm_n_head_v},
-                {w.beta, act.beta, config.ssm_n_head_v}},
-               norm, n_rows);
+  project_in({{w.qkv, act.conv_input, config.ssm_channels()},
+              {w.z, act.z, config.ssm_inner()},
+              {w.alpha, act.alpha, config.ssm_n_head_v},
+              {w.beta, act.beta, config.ssm_n_head_v}},
+             norm, n_rows);
   DeviceActsOut out = act.mixed;
   out.f16_stride = static_cast<int64_t>(f16_columns(config.ssm_inner()));
   out.f32_stride = config.ssm_inner();
@@ -539,35 +537,35 @@ void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& 
     out.f16 = nullptr;
   else
     out.f32 = nullptr;
-  if (!(lab_skip & 4))
-    delta_net_cuda({.rows = rows,
-                    .n_rows = n_rows,
-                    .max_groups = std::min(n_rows, options.n_sequences),
-                    .max_group_rows = keep ? std::min(n_rows, options.sequence.max_draft_rows) : n_rows,
-                    .n_head_k = config.ssm_n_head_k,
-                    .n_head_v = config.ssm_n_head_v,
-                    .dim = config.ssm_dim,
-                    .taps = config.ssm_taps,
-                    .eps = config.norm_eps,
-                    .u = act.conv_input,
-                    .z = act.z,
-                    .alpha = act.alpha,
-                    .beta = act.beta,
-                    .conv_weight = w.conv,
-                    .a = w.a,
-                    .dt_bias = w.dt_bias,
-                    .norm = w.norm,
-                    .state = delta_state(il, 0),
-                    .conv_state = delta_state(il, 0) + layout.delta_floats,
-                    .sequence_stride = static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) *
-                                                            layout.recurrent_floats),
-                    .keep = keep,
-                    .tape = tape_of(il, 0),
-                    .mixed = act.conv_output,
-                    .gates = act.gates,
-                    .rule_out = act.rule_out,
-                    .out = out},
-                   stream.view());
+  delta_net_cuda({.rows = rows,
+                  .n_rows = n_rows,
+                  .max_groups = std::min(n_rows, options.n_sequences),
+                  .max_group_rows = keep ? std::min(n_rows, options.sequence.max_draft_rows) : n_rows,
+                  .n_head_k = config.ssm_n_head_k,
+                  .n_head_v = config.ssm_n_head_v,
+                  .dim = config.ssm_dim,
+                  .taps = config.ssm_taps,
+                  .eps = config.norm_eps,
+                  .u = act.conv_input,
+                  .z = act.z,
+                  .alpha = act.alpha,
+                  .beta = act.beta,
+                  .conv_weight = w.conv,
+                  .a = w.a,
+                  .dt_bias = w.dt_bias,
+                  .norm = w.norm,
+                  .state = delta_state(il, 0),
+                  .conv_state = delta_state(il, 0) + layout.delta_floats,
+                  .sequence_stride =
+                      static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) * layout.recurrent_floats),
+                  .keep = keep,
+                  .tape = tape_of(il, 0),
+                  .mixed = act.conv_output,
+                  .gates = act.gates,
+                  .rule_out = act.rule_out,
+                  .scores = act.chunk_scores,
+                  .out = out},
+                 stream.view());
   project_out(w.output, out.read(), norm, n_rows);
 }
 
@@ -596,6 +594,7 @@ void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows,
   args.y = act.parts;
   args.n_embd = config.n_embd;
   args.large = n_rows > kMaxSmallActs && expert_tiles_possible(args);
+  args.tile = expert_tile(n_rows, config.route.n_expert_used, args.n_expert);
 
   DeviceRouteArgs route;
   if (w.moe) {
@@ -614,9 +613,9 @@ void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows,
   route.shared_logit = w.shared_weight != nullptr ? act.shared_logit : nullptr;
   route.n_rows = n_rows;
   route.n_valid = rows.n_valid;
-  route.tile = args.large ? kExpertTile : kExpertSmallTile;
+  route.tile = args.large ? args.tile : kExpertSmallTile;
   route.out = act.routes;
-  if (!(lab_skip & 32)) route_topk_cuda(route, stream.view());
+  route_topk_cuda(route, stream.view());
   args.max_slots = max_route_slots(route.config, route.shared, n_rows, route.tile);
   args.max_slot_rows = std::min(n_rows, kExpertSmallTile);
   if (experts != nullptr && w.moe && n_rows > kMaxMailRows)
@@ -706,7 +705,7 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
                                 : DeviceCold{};
     // What the layer before left, and the norm before this one.
     norm.norm = w.attn_norm;
-    if (!(lab_skip & 1) && !fused) residual_norm_cuda(norm, stream.view());
+    if (!fused) residual_norm_cuda(norm, stream.view());
     capture(il, act.x);
     norm.conv = {};
     const DeviceNormIn norm_in{fused ? act.x : nullptr, w.attn_norm, config.norm_eps};
@@ -732,7 +731,7 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
       ffn.cold = cold;
       ffn.conv = norm.conv;
       // The next layer's input projections.
-      if (il + 1 < config.n_layer && !(lab_skip & 1024)) {
+      if (il + 1 < config.n_layer) {
         const GpuLayerWeights& next = weights.layers[static_cast<size_t>(il) + 1];
         const bool is_delta = config.layers[static_cast<size_t>(il) + 1].recurrent;
         const DeviceMatrix* const matrices[] = {is_delta ? &next.delta_net.qkv : &next.attention.q,
@@ -744,7 +743,7 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
                          matrices[i]->panel_bytes * static_cast<size_t>(ceil_div(matrices[i]->n_rows, 16))};
       }
       norm.conv = {};
-      if (!(lab_skip & 64)) decode_ffn_cuda(ffn, stream.view());
+      decode_ffn_cuda(ffn, stream.view());
       continue;
     }
     norm.parts = act.parts;
@@ -876,10 +875,6 @@ GpuSequence& GpuModel::sequence(int index) {
 }
 const std::string& GpuModel::fault() const noexcept {
   return impl_->fault;
-}
-void GpuModel::lab_record(int skip) {
-  lab_skip = skip;
-  impl_->record_graphs();
 }
 float GpuModel::last_step_ms() const noexcept {
   return impl_->step_ms;

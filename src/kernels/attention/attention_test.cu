@@ -1,0 +1,383 @@
+// The GPU's attention, from projected heads to gated results, against attention_ref: every way to attend,
+// head size and cache type, several sequences, windows, trees, padding. What a step must not read is NaN.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "base/units.h"
+#include "device/device_info.h"
+#include "kernels/attention/attention_cuda.h"
+#include "kernels/quant_matmul/panel_mma.cuh"
+#include "kernels/testing/compare.h"
+#include "kernels/testing/device_step.h"
+
+namespace thermo {
+namespace {
+
+using namespace thermo::testing;
+
+struct Shape {
+  int n_head, n_head_kv, head_dim;
+};
+struct Case {
+  Shape shape;
+  std::vector<StepGroup> groups;
+  KvType k_type = KvType::F16, v_type = KvType::F16;
+  int window = 0;
+  bool tree = false;
+  HeadGate gate = HeadGate::SigmoidElement;
+  int n_padding = 0;
+  int n_multiprocessors = 132;
+};
+
+size_t as_size(int64_t n) {
+  return static_cast<size_t>(n);
+}
+
+// Norm and rotation of one head.
+void prepare_ref(float* x, const std::vector<float>& weight, const std::vector<float>& inv_freq, int position,
+                 float eps, float magnitude) {
+  const size_t dim = weight.size(), half = inv_freq.size();
+  double square = 0.0;
+  for (size_t d = 0; d < dim; ++d) square += double{x[d]} * x[d];
+  const double scale = 1.0 / std::sqrt(square / static_cast<double>(dim) + double{eps});
+  std::vector<double> y(dim);
+  for (size_t d = 0; d < dim; ++d) y[d] = x[d] * scale * weight[d];
+  for (size_t i = 0; i < half; ++i) {
+    const double angle = static_cast<float>(position) * inv_freq[i];  // one rounding, as everywhere
+    const double c = std::cos(angle) * magnitude, s = std::sin(angle) * magnitude;
+    const double u = y[i], v = y[half + i];
+    y[i] = u * c - v * s;
+    y[half + i] = u * s + v * c;
+  }
+  for (size_t d = 0; d < dim; ++d) x[d] = static_cast<float>(y[d]);
+}
+
+double length(const float* x, size_t n) {
+  double sum = 0.0;
+  for (size_t i = 0; i < n; ++i) sum += double{x[i]} * x[i];
+  return std::sqrt(sum);
+}
+
+void run_case(const Case& c, uint64_t seed) {
+  const int n_head = c.shape.n_head, n_head_kv = c.shape.n_head_kv, head_dim = c.shape.head_dim;
+  const size_t dim = as_size(head_dim), q_dim = as_size(n_head) * dim, kv_dim = as_size(n_head_kv) * dim;
+  Inputs in(seed);
+  const DeviceStep step(c.groups, c.n_padding, c.tree, seed);
+  const size_t n_rows = as_size(step.n_rows), n_valid = as_size(step.n_valid());
+  const bool gate_inside = c.gate == HeadGate::SigmoidElement;
+  const size_t q_step = gate_inside ? 2 * dim : dim;
+  const float eps = 1e-6f, magnitude = 1.1f, scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+
+  std::vector<float> q_full = in.spiky(n_rows * as_size(n_head) * q_step), k = in.normal(n_rows * kv_dim),
+                     v = in.spiky(n_rows * kv_dim), gate = in.normal(n_rows * q_dim);
+  const std::vector<float> q_norm = in.uniform(dim, 0.5f, 1.5f), k_norm = in.uniform(dim, 0.5f, 1.5f);
+  std::vector<float> inv_freq;
+  for (size_t i = 0; i < dim / 8; ++i) inv_freq.push_back(std::pow(10000.0f, -8.0f * i / dim));
+  for (size_t r = n_valid; r < n_rows; ++r) {
+    std::fill_n(&q_full[r * as_size(n_head) * q_step], as_size(n_head) * q_step, NAN);
+    std::fill_n(&k[r * kv_dim], kv_dim, NAN);
+    std::fill_n(&v[r * kv_dim], kv_dim, NAN);
+  }
+
+  // Caches: committed slots, and behind them NaN for the kernel to write over.
+  const size_t k_slot = as_size(n_head_kv) * kv_head_bytes(c.k_type, head_dim),
+               v_slot = as_size(n_head_kv) * kv_head_bytes(c.v_type, head_dim);
+  int n_slots = 0;
+  for (const StepGroup& g : c.groups) n_slots = std::max(n_slots, g.past + g.n_rows);
+  const size_t k_bytes = align_up<size_t>(as_size(n_slots + 5) * k_slot, 256),
+               sequence_bytes = k_bytes + align_up<size_t>(as_size(n_slots + 5) * v_slot, 256);
+  std::vector<std::byte> cache(sequence_bytes * c.groups.size(), std::byte{0xff});
+
+  std::vector<float> want(n_valid * q_dim);
+  std::vector<double> bound(want.size());
+  const bool floats = c.k_type == KvType::F32 || c.v_type == KvType::F32;
+  for (size_t g = 0; g < c.groups.size(); ++g) {
+    const StepGroup& group = c.groups[g];
+    const size_t begin = as_size(step.group_begin[g]), past = as_size(group.past),
+                 rows = as_size(group.n_rows);
+    std::vector<float> all_k = in.normal((past + rows) * kv_dim, 1.0f), all_v = in.spiky(past * kv_dim);
+    all_v.insert(all_v.end(), &v[begin * kv_dim], &v[begin * kv_dim] + rows * kv_dim);
+    std::vector<float> q(rows * q_dim);
+    for (size_t r = 0; r < rows; ++r) {
+      const int position = step.position[begin + r];
+      for (size_t h = 0; h < as_size(n_head); ++h) {
+        std::copy_n(&q_full[((begin + r) * as_size(n_head) + h) * q_step], dim, &q[r * q_dim + h * dim]);
+        prepare_ref(&q[r * q_dim + h * dim], q_norm, inv_freq, position, eps, magnitude);
+      }
+      for (size_t h = 0; h < as_size(n_head_kv); ++h) {
+        float* const to = &all_k[(past + r) * kv_dim + h * dim];
+        std::copy_n(&k[(begin + r) * kv_dim + h * dim], dim, to);
+        prepare_ref(to, k_norm, inv_freq, position, eps, magnitude);
+      }
+    }
+    std::vector<std::byte> k_cache((past + rows) * k_slot), v_cache((past + rows) * v_slot);
+    const KvView view = {c.k_type, c.v_type, k_cache.data(), v_cache.data()};
+    KvAppendArgs appended;
+    appended.k = all_k.data();
+    appended.kv = view;
+    appended.first_slot = 0;
+    appended.n_rows = static_cast<int>(past + rows);
+    appended.n_head_kv = n_head_kv;
+    appended.head_dim = head_dim;
+    const auto append = [&](const std::vector<float>& values) {
+      appended.v = values.data();
+      attention_kernels(Isa::Portable).kv_append(appended);
+    };
+    std::vector<float> out(rows * q_dim), size(rows * q_dim);
+    AttentionArgs args = {.q = q.data(),
+                          .kv = view,
+                          .out = out.data(),
+                          .positions = &step.position[begin],
+                          .n_rows = group.n_rows,
+                          .n_past = group.past,
+                          .n_head = n_head,
+                          .n_head_kv = n_head_kv,
+                          .head_dim = head_dim,
+                          .scale = scale,
+                          .window = c.window,
+                          .ancestors = {}};
+    if (c.tree) args.ancestors = {&step.ancestors[begin], 1};
+    // What rounding may do scales with the attention over |v|.
+    std::vector<float> positive = all_v;
+    for (float& x : positive) x = std::fabs(x);
+    append(positive);
+    AttentionArgs absolute = args;
+    absolute.out = size.data();
+    attention_ref(absolute);
+    append(all_v);
+    attention_ref(args);
+    std::byte* const base = cache.data() + as_size(step.sequence(g)) * sequence_bytes;
+    std::copy_n(k_cache.data(), past * k_slot, base);
+    std::copy_n(v_cache.data(), past * v_slot, base + k_bytes);
+
+    double longest_k = 0.0;
+    std::vector<double> most_k(dim);
+    for (size_t i = 0; i < all_k.size(); i += dim) {
+      longest_k = std::max(longest_k, length(&all_k[i], dim));
+      for (size_t d = 0; d < dim; ++d) most_k[d] = std::max(most_k[d], std::fabs(double{all_k[i + d]}));
+    }
+    for (size_t r = 0; r < rows; ++r)
+      for (size_t h = 0; h < as_size(n_head); ++h) {
+        const float* const query = &q[r * q_dim + h * dim];
+        double error;  // of a score
+        if (floats) {
+          error = (static_cast<double>(dim) + 32) * kF32Epsilon * length(query, dim) * longest_k * scale;
+        } else {
+          // q is rounded to f16, d * q of q8_0 too: random signs, four deviations of the sum.
+          double sum = 0.0;
+          for (size_t d = 0; d < dim; ++d) sum += query[d] * most_k[d] * query[d] * most_k[d];
+          error = 4 * 0x1p-11 * std::sqrt(2 * sum / 3) * scale;
+        }
+        // Keys and values of the step are rounded to the cache's type from values that differ in the last
+        // digit: now and then to the other side.
+        const double flip = c.k_type == KvType::Q8_0 || c.v_type == KvType::Q8_0 ? 0x1p-7
+                            : floats && c.k_type == c.v_type                     ? 0.0
+                                                                                 : 0x1p-11;
+        const double unit = floats ? (n_slots + 64) * kF32Epsilon : 0x1p-10;
+        for (size_t d = 0; d < dim; ++d) {
+          const size_t at = (begin + r) * q_dim + h * dim + d, gate_at = (begin + r) * as_size(n_head) + h;
+          double factor = 1.0;
+          if (gate_inside)
+            factor = 1.0 / (1.0 + std::exp(-double{q_full[gate_at * q_step + dim + d]}));
+          else
+            factor = std::log1p(
+                std::exp(double{gate[c.gate == HeadGate::SoftplusHead ? gate_at : gate_at * dim + d]}));
+          want[at] = static_cast<float>(out[r * q_dim + h * dim + d] * factor);
+          bound[at] = factor * (2 * error + unit + flip) * size[r * q_dim + h * dim + d] + 1e-30;
+        }
+      }
+  }
+
+  const DeviceArray<float> device_q_full(q_full), device_k(k), device_v(v), device_gate(gate),
+      device_q_norm(q_norm), device_k_norm(k_norm), device_freq(inv_freq);
+  const DeviceArray<std::byte> device_cache(cache);
+  const int splits = attention_splits(step.n_rows, n_head, n_head_kv, c.n_multiprocessors);
+  const DeviceArray<float> q_scratch(n_rows * q_dim),
+      partial(n_rows * as_size(n_head) * as_size(splits) * (dim + 2)), out(n_rows * q_dim);
+  const DeviceArray<half> out_half(n_rows * q_dim);
+  attention_cuda({.rows = step.rows(),
+                  .kv = {c.k_type, c.v_type, device_cache.data(), device_cache.data() + k_bytes,
+                         static_cast<int64_t>(sequence_bytes)},
+                  .n_rows = step.n_rows,
+                  .n_head = n_head,
+                  .n_head_kv = n_head_kv,
+                  .head_dim = head_dim,
+                  .scale = scale,
+                  .window = c.window,
+                  .eps = eps,
+                  .q_full = device_q_full.data(),
+                  .k = device_k.data(),
+                  .v = device_v.data(),
+                  .gate = device_gate.data(),
+                  .head_gate = c.gate,
+                  .q_norm = device_q_norm.data(),
+                  .k_norm = device_k_norm.data(),
+                  .inv_freq = device_freq.data(),
+                  .n_rot = static_cast<int>(2 * inv_freq.size()),
+                  .rope_magnitude = magnitude,
+                  .q = q_scratch.data(),
+                  .partial = partial.data(),
+                  .n_splits = splits,
+                  .out = {.f16 = out_half.data(),
+                          .f32 = out.data(),
+                          .f16_stride = static_cast<int64_t>(q_dim),
+                          .f32_stride = static_cast<int64_t>(q_dim),
+                          .scale = 1.0f}},
+                 {});
+  ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+
+  std::vector<float> got = out.read();
+  const std::vector<half> got_half = out_half.read();
+  got.resize(n_valid * q_dim);
+  ASSERT_TRUE(all_close_at(
+      got, want, [&](size_t i) { return bound[i]; }, 0x1p-20, 0.9999))
+      << n_head << " heads, " << n_head_kv << " kv, dim " << head_dim << ", " << c.groups.size()
+      << " groups, past " << c.groups[0].past << ", rows " << c.groups[0].n_rows << ", window " << c.window
+      << ", tree " << c.tree << ", k " << kv_type_name(c.k_type) << ", v " << kv_type_name(c.v_type);
+  for (size_t i = 0; i < got.size(); ++i)
+    ASSERT_EQ(__half2float(got_half[i / q_dim * q_dim + as_size(act_place(static_cast<int>(i % q_dim)))]),
+              __half2float(__float2half_rn(got[i])));
+  ASSERT_TRUE(out.intact() && out_half.intact() && partial.intact() && q_scratch.intact() &&
+              device_cache.intact());
+  // Nothing but the step's own slots was written.
+  const std::vector<std::byte> cache_after = device_cache.read();
+  for (size_t g = 0; g < c.groups.size(); ++g) {
+    const size_t base = as_size(step.sequence(g)) * sequence_bytes, past = as_size(c.groups[g].past),
+                 end = past + as_size(c.groups[g].n_rows);
+    const auto expect_untouched = [&](size_t from, size_t slot, size_t area) {
+      EXPECT_EQ(std::memcmp(&cache[from], &cache_after[from], past * slot), 0);
+      EXPECT_EQ(std::memcmp(&cache[from + end * slot], &cache_after[from + end * slot], area - end * slot),
+                0);
+    };
+    expect_untouched(base, k_slot, k_bytes);
+    expect_untouched(base + k_bytes, v_slot, sequence_bytes - k_bytes);
+  }
+}
+
+#define SKIP_WITHOUT_GPU()                                                    \
+  do {                                                                        \
+    std::string why;                                                          \
+    if (list_devices(&why).empty()) GTEST_SKIP() << "no usable GPU: " << why; \
+    use_device(0);                                                            \
+  } while (false)
+
+constexpr KvType kTypes[] = {KvType::F16, KvType::Q8_0, KvType::F32};
+
+TEST(AttentionCuda, DecodesOneRowForEveryShapeAndType) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 1;
+  for (const KvType type : kTypes)
+    for (const Shape& shape : {Shape{16, 2, 256}, Shape{12, 2, 128}, Shape{8, 8, 64}, Shape{4, 1, 32}})
+      for (const int past : {0, 1, 15, 16, 63, 64, 65, 127, 128, 129, 1000})
+        ASSERT_NO_FATAL_FAILURE(run_case({shape, {{past, 1}}, type, type}, seed++));
+}
+
+TEST(AttentionCuda, AttendsAnyNumberOfRows) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 1000;
+  for (const KvType type : kTypes)
+    for (const int dim : {32, 64, 128, 256})
+      for (const int n_rows : {2, 3, 7, 8, 9, 33, 63, 64, 65, 130})
+        for (const int past : {0, 1, 63, 1000}) {
+          if (past == 1000 && dim != 256) continue;
+          ASSERT_NO_FATAL_FAILURE(run_case({{8, 2, dim}, {{past, n_rows}}, type, type}, seed++));
+        }
+}
+
+TEST(AttentionCuda, SharesHeadsInEveryProportion) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 2000;
+  for (const int per_kv : {1, 2, 3, 5, 6, 8, 12, 16, 20})
+    for (const int n_rows : {1, 2, 5, 40})
+      for (const KvType type : kTypes)
+        ASSERT_NO_FATAL_FAILURE(run_case({{2 * per_kv, 2, 64}, {{70, n_rows}}, type, type}, seed++));
+}
+
+TEST(AttentionCuda, KeepsSequencesApart) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 3000;
+  for (const KvType type : kTypes)
+    for (const int dim : {64, 256})
+      for (const bool tree : {false, true}) {
+        Case c{{16, 2, dim}, {{5, 1}, {300, 1}}, type, type, 0, tree};
+        ASSERT_NO_FATAL_FAILURE(run_case(c, seed++));
+        c.groups = {{0, 1}, {70, 1}, {64, 1}, {200, 1}, {1, 1}, {0, 1}};
+        c.n_padding = 2;
+        ASSERT_NO_FATAL_FAILURE(run_case(c, seed++));
+        c.groups = {{40, 3}, {0, 20}, {129, 1}, {63, 33}};
+        c.n_padding = 0;
+        ASSERT_NO_FATAL_FAILURE(run_case(c, seed++));
+      }
+}
+
+TEST(AttentionCuda, LeavesPaddingAlone) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 4000;
+  for (const KvType type : kTypes)
+    for (const int n_rows : {1, 3, 5, 9, 20})
+      for (const int n_padding : {1, 3, 12})
+        ASSERT_NO_FATAL_FAILURE(
+            run_case({{16, 2, 128}, {{100, n_rows}}, type, type, 0, false, {}, n_padding}, seed++));
+}
+
+TEST(AttentionCuda, LooksBackAsFarAsTheWindow) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 5000;
+  for (const KvType type : kTypes)
+    for (const int window : {1, 13, 64, 100})
+      for (const bool tree : {false, true})
+        for (const int n_rows : {1, 2, 9, 64})
+          for (const int past : {0, 50, 300})
+            ASSERT_NO_FATAL_FAILURE(
+                run_case({{12, 2, 128}, {{past, n_rows}}, type, type, window, tree}, seed++));
+}
+
+TEST(AttentionCuda, FollowsTheBranchesOfATree) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 6000;
+  for (const KvType type : kTypes)
+    for (const int dim : {32, 256})
+      for (const int n_rows : {1, 2, 7, 16, 33, 64})
+        for (const int past : {0, 63, 1000})
+          ASSERT_NO_FATAL_FAILURE(run_case({{16, 2, dim}, {{past, n_rows}}, type, type, 0, true}, seed++));
+}
+
+TEST(AttentionCuda, TakesEveryGateAndMixedTypes) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 7000;
+  for (const HeadGate gate : {HeadGate::SigmoidElement, HeadGate::SoftplusHead, HeadGate::SoftplusElement})
+    for (const KvType k_type : kTypes)
+      for (const KvType v_type : kTypes)
+        for (const int n_rows : {1, 2, 70})
+          ASSERT_NO_FATAL_FAILURE(
+              run_case({{8, 2, 64}, {{40, n_rows}}, k_type, v_type, 0, false, gate}, seed++));
+}
+
+// A small card: no row's slots are cut into parts.
+TEST(AttentionCuda, AttendsInOnePart) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 9000;
+  for (const HeadGate gate : {HeadGate::SigmoidElement, HeadGate::SoftplusHead, HeadGate::SoftplusElement})
+    for (const KvType type : kTypes)
+      for (const int n_rows : {1, 6, 33, 65})
+        for (const bool tree : {false, true}) {
+          if (tree && n_rows > 64) continue;
+          Case c{{16, 2, 128}, {{70, n_rows}, {0, 3}}, type, type, 0, tree, gate, n_rows == 6 ? 3 : 0, 1};
+          ASSERT_NO_FATAL_FAILURE(run_case(c, seed++));
+        }
+}
+
+TEST(AttentionCuda, RunsLongContexts) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 8000;
+  for (const int n_rows : {1, 2, 4, 8, 16, 32})
+    ASSERT_NO_FATAL_FAILURE(run_case({{16, 2, 256}, {{9000, n_rows}}}, seed++));
+}
+
+}  // namespace
+}  // namespace thermo
