@@ -3,8 +3,9 @@
 //   Absent --want, acquire--> Queued --a reader, once a slot is free--> Reading --> Present --evicted-->
 //   Absent
 //
-// An expert leaves only while Present and held by nobody, the longest unused first. Whoever waits for an
-// expert already holds it, so it cannot leave between its arrival and the waiter's turn.
+// A reader's job is one matrix, so that several work on an expert that somebody waits for; the one who is
+// last makes it Present. An expert leaves only while Present and held by nobody, the longest unused first.
+// Whoever waits for an expert already holds it, so it cannot leave between its arrival and the waiter's turn.
 #include "experts/host_tier.h"
 
 #include <fmt/format.h>
@@ -76,8 +77,15 @@ struct Entry {
   int slot = -1;  // while Reading or Present
   int n_holds = 0;
   State state = State::Absent;
-  bool fresh = false;    // read for a demand that was counted already
-  bool passing = false;  // read while passing: leaves first
+  bool fresh = false;      // read for a demand that was counted already
+  bool passing = false;    // read while passing: leaves first
+  uint8_t parts_left = 0;  // while Queued or Reading: matrices that are not there yet
+};
+
+constexpr int kParts = 3;  // gate, up, down
+struct Job {
+  int id = 0;
+  int part = 0;
 };
 
 // A slot that is held by nobody is in one list of its class: free, or by age.
@@ -111,7 +119,7 @@ struct HostTier::Impl {
 
   mutable std::mutex mutex;
   std::condition_variable work, room, ready;
-  std::vector<int> queue;  // a ring: an expert is in it at most once
+  std::vector<Job> queue;  // a ring: a matrix is in it at most once
   size_t queue_head = 0, queue_size = 0;
   bool stop = false;
   bool passing = false;
@@ -131,7 +139,7 @@ struct HostTier::Impl {
   void start_readers(int n);
 
   Status read_matrix(const Matrix& view, std::span<std::byte> buffer, std::byte* to) const;
-  Status read_expert(const Entry& e, std::span<std::byte> buffer, std::byte* to) const;
+  Status read_part(const Entry& e, int part, std::span<std::byte> buffer, std::byte* expert) const;
   void fail(const std::string& why);
 
   // With the mutex held.
@@ -157,7 +165,7 @@ HostTier::Impl::Impl(const ExpertCatalog& c, const HostTierOptions& o)
     n_entries += layer.n_expert();
   }
   entries = std::make_unique<Entry[]>(static_cast<size_t>(n_entries));
-  queue.resize(static_cast<size_t>(n_entries));
+  queue.resize(static_cast<size_t>(n_entries) * kParts);
   for (size_t l = 0; l < c.layers.size(); ++l)
     for (int i = 0; i < c.layers[l].n_expert(); ++i) {
       Entry& e = entry(static_cast<int>(l), i);
@@ -241,12 +249,17 @@ Status HostTier::Impl::read_matrix(const Matrix& view, std::span<std::byte> buff
   return {};
 }
 
-Status HostTier::Impl::read_expert(const Entry& e, std::span<std::byte> buffer, std::byte* to) const {
+Status HostTier::Impl::read_part(const Entry& e, int part, std::span<std::byte> buffer,
+                                 std::byte* expert) const {
   const ExpertLayer& layer = catalog.layers[static_cast<size_t>(e.layer)];
   const Ffn& view = layer.experts[static_cast<size_t>(e.expert)];
-  if (Status status = read_matrix(view.gate, buffer, to); !status) return status;
-  if (Status status = read_matrix(view.up, buffer, to + layer.up_offset); !status) return status;
-  return read_matrix(view.down, buffer, to + layer.down_offset);
+  const Matrix& m = part == 0 ? view.gate : part == 1 ? view.up : view.down;
+  std::byte* const to = expert + (part == 0 ? 0 : part == 1 ? layer.up_offset : layer.down_offset);
+  Status status = read_matrix(m, buffer, to);
+  if (status) return status;
+  std::memset(to, 0, packed_matrix_bytes(m.dtype, m.n_rows, m.n_cols));
+  return Error{status.error().code,
+               fmt::format("expert {} of layer {}: {}", e.expert, e.layer, status.error().message)};
 }
 
 void HostTier::Impl::fail(const std::string& why) {
@@ -285,9 +298,12 @@ void HostTier::Impl::enqueue(int id) noexcept {
   e.state = State::Queued;
   e.fresh = true;
   e.passing = passing;
-  queue[(queue_head + queue_size++) % queue.size()] = id;
+  e.parts_left = kParts;
+  for (int part = 0; part < kParts; ++part) {
+    queue[(queue_head + queue_size++) % queue.size()] = {id, part};
+    work.notify_one();
+  }
   ++stats.misses;
-  work.notify_one();
 }
 
 int HostTier::Impl::take_slot(int size_class) noexcept {
@@ -317,24 +333,22 @@ void HostTier::Impl::read_loop() noexcept {
   for (;;) {
     work.wait(lock, [&] { return stop || queue_size > 0; });
     if (stop) return;
-    const int id = queue[queue_head];
+    const Job job = queue[queue_head];
     queue_head = (queue_head + 1) % queue.size();
     --queue_size;
-    Entry& e = entries[static_cast<size_t>(id)];
-    room.wait(lock, [&] { return stop || (e.slot = take_slot(e.size_class)) >= 0; });
+    Entry& e = entries[static_cast<size_t>(job.id)];
+    room.wait(lock, [&] { return stop || e.slot >= 0 || (e.slot = take_slot(e.size_class)) >= 0; });
     if (stop) return;
     Slot& slot = slots[static_cast<size_t>(e.slot)];
-    slot.entry = id;
+    slot.entry = job.id;
     e.state = State::Reading;
     lock.unlock();
-
-    const ExpertLayer& layer = catalog.layers[static_cast<size_t>(e.layer)];
-    const Status status = read_expert(e, {buffer.data(), buffer.size()}, slot.memory);
-    if (!status) std::memset(slot.memory, 0, layer.expert_bytes);
-
+    const Status status = read_part(e, job.part, {buffer.data(), buffer.size()}, slot.memory);
     lock.lock();
-    if (!status) fail(fmt::format("expert {} of layer {}: {}", e.expert, e.layer, status.error().message));
-    stats.bytes_read += layer.experts[static_cast<size_t>(e.expert)].n_bytes();
+    if (!status) fail(status.error().message);
+    if (--e.parts_left > 0) continue;
+    stats.bytes_read +=
+        catalog.layers[static_cast<size_t>(e.layer)].experts[static_cast<size_t>(e.expert)].n_bytes();
     e.state = State::Present;
     e.address.store(slot.memory, std::memory_order_release);
     if (e.n_holds == 0) {
@@ -399,10 +413,12 @@ void HostTier::load(ThreadPool& pool, std::span<const std::pair<int, int>> order
       const Entry& e = t.entries[static_cast<size_t>(by_place[begin + static_cast<size_t>(i)])];
       const std::span<std::byte> buffer(buffers.data() + t.buffer_bytes * static_cast<uint64_t>(thread),
                                         t.buffer_bytes);
-      const Status status = t.read_expert(e, buffer, t.slots[static_cast<size_t>(e.slot)].memory);
-      if (status) return;
-      const std::lock_guard lock(t.mutex);
-      t.fail(fmt::format("expert {} of layer {}: {}", e.expert, e.layer, status.error().message));
+      for (int part = 0; part < kParts; ++part) {
+        const Status status = t.read_part(e, part, buffer, t.slots[static_cast<size_t>(e.slot)].memory);
+        if (status) continue;
+        const std::lock_guard lock(t.mutex);
+        t.fail(status.error().message);
+      }
     });
     for (int i = 0; i < n; ++i)
       done += t.catalog

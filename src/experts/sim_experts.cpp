@@ -41,7 +41,7 @@ SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOpti
       main_memory_(host_bytes(catalog_, options.split)),
       guest_bytes_(guest_bytes(catalog_, options.split.budget_bytes)),
       host_(catalog_, {.arena = {main_memory_.data(), host_bytes(catalog_, options.split)},
-                       .n_readers = 2,
+                       .n_readers = 3,
                        .files = options.split.files}),
       device_(catalog_, options.split.trace),
       ffns_(static_cast<size_t>(catalog_.n_expert)),

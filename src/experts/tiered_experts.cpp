@@ -1,6 +1,7 @@
 #include "experts/tiered_experts.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace thermo {
 
@@ -30,6 +31,10 @@ TieredExperts::TieredExperts(ExpertCatalog catalog, HeatMap heat, const TieredEx
       ffns_(static_cast<size_t>(catalog_.n_expert)) {
   groups_.reserve(static_cast<size_t>(catalog_.n_expert) + 1);
   wanted_.reserve(static_cast<size_t>(catalog_.n_expert));
+  all_experts_.resize(static_cast<size_t>(catalog_.n_expert));
+  std::iota(all_experts_.begin(), all_experts_.end(), 0);
+  // Four rows for each expert: with routing at random all but 2 % of them are used.
+  read_ahead_rows_ = 4 * catalog_.n_expert / std::max(1, catalog_.n_active);
   host_.load(pool, hottest_first(catalog_, heat_), progress);
 }
 
@@ -44,7 +49,6 @@ void TieredExperts::end_step() noexcept {}
 void TieredExperts::run(const RoutedLayer& routed) noexcept {
   const std::span<const FfnGroup> groups = routed.args.groups;
   const uint64_t bytes = catalog_.layers[static_cast<size_t>(routed.layer)].expert_bytes;
-  const int64_t begin_ns = options_.trace ? TraceWriter::now_ns() : 0;
   wanted_.clear();
   int n_missing = 0;
   for (int g = 0; g < routed.n_routed; ++g) {
@@ -62,31 +66,60 @@ void TieredExperts::run(const RoutedLayer& routed) noexcept {
   }
   ++counts_.layer_steps;
   counts_.all_hot += n_missing == 0;
-  host_.want(routed.layer, wanted_);
-  for (size_t i = 0; i < wanted_.size(); ++i) ffns_[i] = host_.acquire(routed.layer, wanted_[i]);
-  const int64_t read_ns = options_.trace ? TraceWriter::now_ns() : 0;
 
+  // In rounds, so that some are read while others are computed, and few slots are enough for many experts.
+  // The groups keep their order, and with it the order of every sum.
+  const size_t n = wanted_.size();
   groups_.assign(groups.begin(), groups.end());
-  for (size_t i = 0; i < wanted_.size(); ++i) groups_[i].ffn = &ffns_[i];
-  ExpertFfnArgs args = routed.args;
-  args.groups = groups_;
-  expert_ffn_cpu(args, routed.scratch, routed.row_ops, routed.linear);
-  for (const int32_t expert : wanted_) host_.release(routed.layer, expert);
+  want(routed, 0, kAhead);
+  for (size_t begin = 0; begin < n; begin += kRound) {
+    const size_t end = std::min(begin + kRound, n);
+    const int64_t begin_ns = options_.trace ? TraceWriter::now_ns() : 0;
+    for (size_t i = begin; i < end; ++i) {
+      ffns_[i] = host_.acquire(routed.layer, wanted_[i]);
+      groups_[i].ffn = &ffns_[i];
+    }
+    const int64_t read_ns = options_.trace ? TraceWriter::now_ns() : 0;
+    want(routed, begin + kAhead, begin + kAhead + kRound);
+    // The shared expert comes with the last round.
+    const size_t groups_end = end == n ? groups_.size() : end;
+    ExpertFfnArgs args = routed.args;
+    args.groups = std::span(groups_).subspan(begin, groups_end - begin);
+    expert_ffn_cpu(args, routed.scratch, routed.row_ops, routed.linear);
+    for (size_t i = begin; i < end; ++i) host_.release(routed.layer, wanted_[i]);
+    if (options_.trace)
+      trace_round(routed.layer, n_missing, static_cast<int>(end - begin), begin_ns, read_ns);
+  }
+}
 
-  if (!options_.trace) return;
+// Asks for the experts [begin, end) of those this layer wants; what is beyond them are the next layer's,
+// where a chunk is sure to use nearly all.
+void TieredExperts::want(const RoutedLayer& routed, size_t begin, size_t end) noexcept {
+  const size_t n = wanted_.size();
+  const size_t here = std::min(end, n);
+  if (begin < here) host_.want(routed.layer, std::span<const int32_t>(wanted_).subspan(begin, here - begin));
+  const auto next = static_cast<size_t>(routed.layer) + 1;
+  if (end <= n || routed.n_rows < read_ahead_rows_ || next >= catalog_.layers.size()) return;
+  const size_t n_next = catalog_.layers[next].experts.size();
+  const size_t first = std::min(std::max(begin, n) - n, n_next), last = std::min(end - n, n_next);
+  host_.want(static_cast<int>(next), std::span<const int32_t>(all_experts_).subspan(first, last - first));
+}
+
+void TieredExperts::trace_round(int layer, int n_missing, int n_experts, int64_t begin_ns,
+                                int64_t read_ns) noexcept {
   if (n_missing > 0)
     options_.trace->add({.lane = TraceLane::Disk,
                          .name = "read experts",
                          .category = "experts",
                          .begin_ns = begin_ns,
                          .duration_ns = read_ns - begin_ns,
-                         .args = {{{"layer", routed.layer}, {"experts", n_missing}}}});
+                         .args = {{{"layer", layer}, {"experts", n_missing}}}});
   options_.trace->add({.lane = TraceLane::Cpu,
                        .name = "experts",
                        .category = "experts",
                        .begin_ns = read_ns,
                        .duration_ns = TraceWriter::now_ns() - read_ns,
-                       .args = {{{"layer", routed.layer}, {"experts", routed.n_routed}}}});
+                       .args = {{{"layer", layer}, {"experts", n_experts}}}});
 }
 
 ExpertTelemetry TieredExperts::telemetry() const noexcept {

@@ -14,7 +14,7 @@ namespace thermo {
 
 struct TieredExpertsOptions {
   uint64_t memory_bytes = 0;  // for packed experts; at least HostTier::min_bytes()
-  int n_readers = 2;
+  int n_readers = 3;
   int passing_rows = 32;  // more rows are a prompt, whose experts must not push out those of decoding
   std::vector<const MappedFile*> files = {};
   TraceWriter* trace = nullptr;
@@ -37,6 +37,12 @@ class TieredExperts final : public ExpertRunner {
   const HostTier& host() const { return host_; }
 
  private:
+  static constexpr size_t kRound = 32;          // experts held at once
+  static constexpr size_t kAhead = 8 * kRound;  // experts asked for beyond those
+
+  void want(const RoutedLayer& routed, size_t begin, size_t end) noexcept;
+  void trace_round(int layer, int n_missing, int n_experts, int64_t begin_ns, int64_t read_ns) noexcept;
+
   ExpertCatalog catalog_;
   HeatMap heat_;
   TieredExpertsOptions options_;
@@ -45,6 +51,8 @@ class TieredExperts final : public ExpertRunner {
   std::vector<Ffn> ffns_;
   std::vector<FfnGroup> groups_;
   std::vector<int32_t> wanted_;
+  std::vector<int32_t> all_experts_;  // 0, 1, 2, ...
+  int read_ahead_rows_ = 0;           // a chunk of so many uses nearly all experts of every layer
   ExpertTelemetry counts_;
 };
 

@@ -160,8 +160,6 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     const int64_t y_stride = stamped != nullptr ? tile_rows : args.y_stride;
     const int n_zeroed = stamped != nullptr ? stamped->n_rows : args.n_zeroed;
     for (int r = 0; r < n_zeroed; ++r) std::fill_n(y + r * y_stride, tile_rows, 0.0f);
-    if (stamped != nullptr && task == 0)
-      std::atomic_ref<uint32_t>(*stamped->near).store(stamped->stamp, std::memory_order_relaxed);
     for (int g = 0; g < n_groups; ++g) {
       const FfnGroup& group = args.groups[static_cast<size_t>(g)];
       if (g + 1 < n_groups) prefetch_tile(args.groups[static_cast<size_t>(g) + 1].ffn->down, panel);
@@ -177,7 +175,9 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
                              tile_rows);
       }
     }
-    if (stamped != nullptr) write_stamped(*stamped, row, y, tile_rows);
+    if (stamped == nullptr) return;
+    write_stamped(*stamped, row, y, tile_rows);
+    if (task == 0) std::atomic_ref<uint32_t>(*stamped->near).store(stamped->stamp, std::memory_order_relaxed);
   };
 
   // When a thread finds no A task left, every one of them is running or done, so B tasks never wait for

@@ -5,6 +5,7 @@
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/expert_ffn/expert_ffn_cuda.h"
+#include "kernels/linear/dot_product.cuh"
 #include "kernels/linear/tile_product.cuh"
 #include "kernels/linear/warp_product.cuh"
 #include "kernels/row_ops/warp_ops.cuh"
@@ -41,80 +42,138 @@ __device__ __forceinline__ bool resolve(const DeviceExpertArgs& a, const DeviceS
 // Warps that share a panel, and panels of a block of `n_warps` warps.
 constexpr int kInWarps = 4;  // of gate, and as many of up: all blocks of a decoded token are resident at once
 constexpr int kOutWarps = 8;
-__host__ __device__ constexpr int expert_split_log2(int n_cols, int n_warps) {
+// `few`: slots, so few that every warp is needed; with many a warp has a panel of its own and streams it.
+__host__ __device__ constexpr int expert_split_log2(int n_cols, int n_warps, bool few) {
+  if (!few) return 0;
   const int n_chunks = (n_cols + 255) / 256;
   const int most = n_chunks >= 8 ? 3 : n_chunks >= 4 ? 2 : n_chunks >= 2 ? 1 : 0;
   const int have = n_warps >= 8 ? 3 : 2;
   return most < have ? most : have;
 }
 
-template <bool kDot>
-__global__ void __launch_bounds__(64 * kInWarps, kDot ? 3 : 4)
+// What a block of a small step works on: some panels of one slot.
+struct SmallTile {
+  int first_panel, panels_here, split, warp, lane;
+  int panel, chunk, step;  // of this warp
+  const uint8_t* bytes;    // of its panel; nullptr: none
+
+  // `warp`: among the n_warps of the matrix. `panels` of a routed matrix counts from the expert's address.
+  __device__ __forceinline__ SmallTile(const DeviceMatrix& w, const uint8_t* base, int warp_, int n_warps,
+                                       bool few)
+      : warp(warp_), lane(threadIdx.x % 32) {
+    split = expert_split_log2(w.n_cols, n_warps, few);
+    panels_here = n_warps >> split;
+    first_panel = blockIdx.x * panels_here;
+    panel = first_panel + (warp >> split);
+    chunk = warp & ((1 << split) - 1);
+    step = 1 << split;
+    bytes =
+        panel * 16 < w.n_rows ? base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes : nullptr;
+  }
+};
+
+// part = the warp's share for `n_acts` <= 8 activation rows: integer dot products read the weights once for
+// every two rows. `row_of(a)`: of x.
+template <int kMaxActs, class RowOf, class Ready>
+__device__ __forceinline__ void slot_dot(const DeviceMatrix& w, const SmallTile& tile, const DeviceActs& x,
+                                         const RowOf& row_of, int n_acts, float* part, const Ready& ready) {
+  for_dot_type(w.dtype, [&]<DType T>() {
+    const auto run = [&]<int kActs>(int first, const auto& when) {
+      const auto row = [&](int a) { return row_of(first + min(a, n_acts - first - 1)); };
+      dot_product_of<T, kActs, kMaxActs == 8>(w, tile.bytes, tile.chunk, tile.step, StoredActs{x, row},
+                                              tile.lane, part + first * 16, when);
+    };
+    if (n_acts == 1) return run.template operator()<1>(0, ready);
+    run.template operator()<2>(0, ready);
+    if constexpr (kMaxActs > 2)
+#pragma unroll 1
+      for (int from = 2; from < n_acts; from += 2) run.template operator()<2>(from, [] {});
+  });
+}
+
+// kDotActs: 0: tensor cores; 2, 8: integer dot products, rows of a slot at most.
+template <int kDotActs>
+__global__ void __launch_bounds__(64 * kInWarps, kDotActs == 0   ? 4
+                                                 : kDotActs == 2 ? 3
+                                                                 : 2)
     expert_in_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
   __shared__ __align__(16) float part[2 * kInWarps][kPartFloats];
   extern __shared__ __align__(16) std::byte stages[];
   wait_for_inputs();
   allow_next();  // after the wait: the next kernel reads the slots before its own
-  const DeviceSlot& slot = a.routes.slots[blockIdx.y];
+  // From the last on: those of the shared expert have the most rows.
+  const int at = *a.routes.n_slots - 1 - static_cast<int>(blockIdx.y);
+  if (at < 0) return;
+  const DeviceSlot& slot = a.routes.slots[at];
   const int first = slot.first, n_acts = slot.count;
   const uint8_t* base;
-  if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots || !resolve(a, slot, base)) return;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (!resolve(a, slot, base)) return;
+  const int warp = threadIdx.x / 32;
   const DeviceMatrix& w =
       warp < kInWarps ? (base == nullptr ? a.shared_gate : a.gate) : (base == nullptr ? a.shared_up : a.up);
-  const int split = expert_split_log2(w.n_cols, kInWarps), panels_here = kInWarps >> split;
-  const int first_panel = blockIdx.x * panels_here;
-  const int panel = first_panel + (warp % kInWarps >> split);
-  // `panels` of a routed matrix counts from the expert's address.
-  warp_product<1, kDot>(
-      w, panel * 16 < w.n_rows ? base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes : nullptr,
-      warp & ((1 << split) - 1), 1 << split, a.x, [&](int p) { return slot.rows[p]; }, n_acts, lane,
-      stages + warp * a.stage_bytes, part[warp], [] {});
+  const SmallTile tile(w, base, warp % kInWarps, kInWarps, kDotActs != 8);
+  const auto row_of = [&](int p) { return slot.rows[p]; };
+  if constexpr (kDotActs > 0)
+    slot_dot<kDotActs>(w, tile, a.x, row_of, n_acts, part[warp], [] {});
+  else
+    warp_product<1>(w, tile.bytes, tile.chunk, tile.step, a.x, row_of, n_acts, tile.lane,
+                    stages + warp * a.stage_bytes, part[warp], [] {});
   __syncthreads();
   const ActsOut hidden = acts_out(a.hidden);
-  for (int i = threadIdx.x; i < panels_here * 16 * n_acts; i += 64 * kInWarps) {
-    const int r = i & 15, p = (i >> 4) & (panels_here - 1), act = (i >> 4) / panels_here;
-    const int row = (first_panel + p) * 16 + r;
-    if (row >= w.n_rows) continue;
+  for (int i = threadIdx.x; i < tile.panels_here * 16 * n_acts; i += 64 * kInWarps) {
+    const int r = i & 15, p = (i >> 4) & (tile.panels_here - 1), act = (i >> 4) / tile.panels_here;
+    const int row = (tile.first_panel + p) * 16 + r;
+    if (row - r >= w.n_rows) continue;
     float gate = 0.0f, up = 0.0f;
-    for (int s = 0; s < 1 << split; ++s) {
-      gate += part[(p << split) + s][act * 16 + r];
-      up += part[kInWarps + (p << split) + s][act * 16 + r];
+    for (int s = 0; s < tile.step; ++s) {
+      gate += part[p * tile.step + s][act * 16 + r];
+      up += part[kInWarps + p * tile.step + s][act * 16 + r];
     }
-    hidden.put(first + act, row, silu(gate) * up);
+    const float value = row < w.n_rows ? silu(gate) * up : 0.0f;
+    if (row < w.n_rows) hidden.put(first + act, row, value);
+    if (a.hidden.i8 != nullptr)
+      store_dot_act(static_cast<DotActs*>(a.hidden.i8) + (first + act) * a.hidden.i8_stride, row, value);
   }
 }
 
-template <bool kDot>
-__global__ void __launch_bounds__(32 * kOutWarps, kDot ? 3 : 4)
+template <int kDotActs>
+__global__ void __launch_bounds__(32 * kOutWarps, kDotActs == 0   ? 4
+                                                  : kDotActs == 2 ? 3
+                                                                  : 2)
     expert_out_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
   __shared__ __align__(16) float part[kOutWarps][kPartFloats];
   extern __shared__ __align__(16) std::byte stages[];
   allow_next();
-  const DeviceSlot& slot = a.routes.slots[blockIdx.y];
-  const int first = slot.first, n_acts = slot.count;
-  const uint8_t* base;
-  if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots || !resolve(a, slot, base)) {
+  const int at = *a.routes.n_slots - 1 - static_cast<int>(blockIdx.y);
+  if (at < 0) {
     wait_for_inputs();
     return;
   }
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const DeviceSlot& slot = a.routes.slots[at];
+  const int first = slot.first, n_acts = slot.count;
+  const uint8_t* base;
+  if (!resolve(a, slot, base)) {
+    wait_for_inputs();
+    return;
+  }
+  const int warp = threadIdx.x / 32;
   const DeviceMatrix& w = base == nullptr ? a.shared_down : a.down;
-  const int split = expert_split_log2(w.n_cols, kOutWarps), panels_here = kOutWarps >> split;
-  const int first_panel = blockIdx.x * panels_here;
-  const int panel = first_panel + (warp >> split);
-  const DeviceActs x{a.hidden.f16, a.hidden.f32, a.hidden.f16_stride, a.hidden.f32_stride, a.hidden.scale};
-  warp_product<1, kDot>(
-      w, panel * 16 < w.n_rows ? base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes : nullptr,
-      warp & ((1 << split) - 1), 1 << split, x, [&](int p) { return first + p; }, n_acts, lane,
-      stages + warp * a.stage_bytes, part[warp], [] { wait_for_inputs(); });
+  const SmallTile tile(w, base, warp, kOutWarps, kDotActs != 8);
+  const DeviceActs x = a.hidden.read();
+  const auto row_of = [&](int p) { return first + p; };
+  const auto ready = [] { wait_for_inputs(); };
+  if constexpr (kDotActs > 0)
+    slot_dot<kDotActs>(w, tile, x, row_of, n_acts, part[warp], ready);
+  else
+    warp_product<1>(w, tile.bytes, tile.chunk, tile.step, x, row_of, n_acts, tile.lane,
+                    stages + warp * a.stage_bytes, part[warp], ready);
   __syncthreads();
-  for (int i = threadIdx.x; i < panels_here * 16 * n_acts; i += 32 * kOutWarps) {
-    const int r = i & 15, p = (i >> 4) & (panels_here - 1), act = (i >> 4) / panels_here;
-    const int row = (first_panel + p) * 16 + r;
+  for (int i = threadIdx.x; i < tile.panels_here * 16 * n_acts; i += 32 * kOutWarps) {
+    const int r = i & 15, p = (i >> 4) & (tile.panels_here - 1), act = (i >> 4) / tile.panels_here;
+    const int row = (tile.first_panel + p) * 16 + r;
     if (row >= w.n_rows) continue;
     float sum = 0.0f;
-    for (int s = 0; s < 1 << split; ++s) sum += part[(p << split) + s][act * 16 + r];
+    for (int s = 0; s < tile.step; ++s) sum += part[p * tile.step + s][act * 16 + r];
     a.y[static_cast<int64_t>(first + act) * a.n_embd + row] = sum;
   }
 }
@@ -215,10 +274,11 @@ void launch_out_tiles(const DeviceExpertArgs& args, StreamView stream) {
          kTileThreads, kTileSharedBytes, stream, args);
 }
 
-unsigned small_blocks(const DeviceMatrix& a, const DeviceMatrix& b, int n_warps) {
-  const auto blocks = [n_warps](const DeviceMatrix& m) {
-    return m.n_rows == 0 ? 0
-                         : ceil_div(ceil_div(m.n_rows, 16), n_warps >> expert_split_log2(m.n_cols, n_warps));
+unsigned small_blocks(const DeviceMatrix& a, const DeviceMatrix& b, int n_warps, bool few) {
+  const auto blocks = [n_warps, few](const DeviceMatrix& m) {
+    return m.n_rows == 0
+               ? 0
+               : ceil_div(ceil_div(m.n_rows, 16), n_warps >> expert_split_log2(m.n_cols, n_warps, few));
   };
   return static_cast<unsigned>(blocks(a) > blocks(b) ? blocks(a) : blocks(b));
 }
@@ -236,38 +296,47 @@ bool expert_tiles_possible(const DeviceExpertArgs& a) noexcept {
 void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept {
   if (!args.large) {
     static const bool ready = [] {
-      allow_shared(expert_in_small_kernel<false>, 2 * kInWarps * kMaxWarpStageBytes);
-      allow_shared(expert_out_small_kernel<false>, kOutWarps * kMaxWarpStageBytes);
+      allow_shared(expert_in_small_kernel<0>, 2 * kInWarps * kMaxWarpStageBytes);
+      allow_shared(expert_out_small_kernel<0>, kOutWarps * kMaxWarpStageBytes);
       return true;
     }();
     static_cast<void>(ready);
     const auto all_dot = [&](std::initializer_list<const DeviceMatrix*> matrices) {
-      bool dot = args.max_slot_rows == 1;
+      bool dot = true;
       for (const DeviceMatrix* m : matrices) dot = dot && (m->n_rows == 0 || has_dot(m->dtype));
       return dot;
     };
     const auto stage = [&](std::initializer_list<const DeviceMatrix*> matrices, int n_warps, bool dot) {
       int bytes = 0;
+      if (dot) return bytes;
       for (const DeviceMatrix* m : matrices) {
         if (m->n_rows == 0) continue;
         const int needed =
             warp_stage_bytes(*m, args.max_slot_rows,
-                             chunks_per_warp(m->n_cols, 1 << expert_split_log2(m->n_cols, n_warps)), dot);
+                             chunks_per_warp(m->n_cols, 1 << expert_split_log2(m->n_cols, n_warps, true)));
         if (needed > bytes) bytes = needed;
       }
       return bytes;
     };
     const unsigned slots = static_cast<unsigned>(args.max_slots);
     DeviceExpertArgs in = args, out = args;
-    const bool in_dot = all_dot({&args.gate, &args.up, &args.shared_gate, &args.shared_up}),
-               out_dot = all_dot({&args.down, &args.shared_down});
+    const bool in_dot = args.x.i8 != nullptr &&
+                        all_dot({&args.gate, &args.up, &args.shared_gate, &args.shared_up}),
+               out_dot = args.hidden.i8 != nullptr && all_dot({&args.down, &args.shared_down});
+    if (out_dot) in.hidden.f16 = nullptr, in.hidden.f32 = nullptr;
+    if (!out_dot) in.hidden.i8 = nullptr;
     in.stage_bytes = stage({&args.gate, &args.up, &args.shared_gate, &args.shared_up}, kInWarps, in_dot);
     out.stage_bytes = stage({&args.down, &args.shared_down}, kOutWarps, out_dot);
-    launch(in_dot ? expert_in_small_kernel<true> : expert_in_small_kernel<false>,
-           dim3(small_blocks(args.gate, args.shared_gate, kInWarps), slots), 64 * kInWarps,
+    const bool few = args.max_slot_rows <= 2;
+    launch(!in_dot ? expert_in_small_kernel<0>
+           : few   ? expert_in_small_kernel<2>
+                   : expert_in_small_kernel<8>,
+           dim3(small_blocks(args.gate, args.shared_gate, kInWarps, few || !in_dot), slots), 64 * kInWarps,
            2 * kInWarps * static_cast<size_t>(in.stage_bytes), stream, in);
-    launch(out_dot ? expert_out_small_kernel<true> : expert_out_small_kernel<false>,
-           dim3(small_blocks(args.down, args.shared_down, kOutWarps), slots), 32 * kOutWarps,
+    launch(!out_dot ? expert_out_small_kernel<0>
+           : few    ? expert_out_small_kernel<2>
+                    : expert_out_small_kernel<8>,
+           dim3(small_blocks(args.down, args.shared_down, kOutWarps, few || !out_dot), slots), 32 * kOutWarps,
            kOutWarps * static_cast<size_t>(out.stage_bytes), stream, out);
     return;
   }

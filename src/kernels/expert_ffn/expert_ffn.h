@@ -38,7 +38,7 @@ struct StampedRows {
   int64_t stride = 0;
   int n_rows = 0;  // rows without a pair become zero
   uint32_t stamp = 0;
-  uint32_t* near = nullptr;  // becomes `stamp` a few microseconds before the first rows do
+  uint32_t* near = nullptr;  // becomes `stamp` when the first columns are written: the rest follows soon
 };
 
 struct ExpertFfnArgs {

@@ -32,13 +32,20 @@ DeviceMatrix with_chunks(DeviceMatrix m) noexcept;
 // In the f16 form the columns of each 32 are stored in the order in which a tensor-core lane reads them: lane
 // t = 0..3 of a quad takes columns 4t..4t+3 and 16+4t..16+4t+3 with one 16-byte load, each four as 0 2 1 3
 // (act_place()). Rows are padded with zeros to a multiple of 32 columns. x = value * scale.
+//
+// The int8 form (DotActs per 256 columns, panel_dot.cuh) is for integer dot products of few rows; without it
+// they round the f16 form themselves.
 struct DeviceActs {
   const void* f16 = nullptr;
   const float* f32 = nullptr;
   int64_t f16_stride = 0;  // elements
   int64_t f32_stride = 0;
   float scale = 1.0f;  // of the f16 form
+  const void* i8 = nullptr;
+  int64_t i8_stride = 0;  // chunks of 256 columns
 };
+
+inline constexpr int kDotChunkBytes = 384;  // sizeof(DotActs)
 
 // Products that grow without bound are stored divided by this: f16 then reaches 1e6.
 inline constexpr float kHiddenScale = 16.0f;

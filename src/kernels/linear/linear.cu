@@ -1,17 +1,31 @@
 // y = W x for the rows of a step.
 //
-// Few rows (decode): bound by the bytes of W. One launch for all matrices that read the same input; a block
-// of 8 warps takes one panel of K >= 2048 with a chunk of 256 columns per warp (K = 512: four panels with two
-// chunks each), so that the whole matrix is in flight at once and a warp waits for memory once. Many rows
-// (prefill): bound by the tensor cores, tile_product.cuh.
+// Few rows (decode): bound by the bytes of W. One launch for all matrices that read the same input; the warps
+// of a block share a panel, each with one or two chunks of 256 columns, so that the whole matrix is in flight
+// at once and a warp waits for memory once. Up to four rows: integer dot products (dot_product.cuh); up to
+// 32: tensor cores (warp_product.cuh). Many rows (prefill): bound by the tensor cores, tile_product.cuh.
+#include <cstdlib>
+
 #include "base/units.h"
 #include "device/launch.cuh"
+#include "kernels/linear/dot_product.cuh"
 #include "kernels/linear/linear_cuda.h"
 #include "kernels/linear/tile_product.cuh"
 #include "kernels/linear/warp_product.cuh"
 
 namespace thermo {
 namespace {
+
+constexpr int min_of(int a, int b) {
+  return a < b ? a : b;
+}
+constexpr int log2_floor(int x) {
+  int log = 0;
+  while (2 << log <= x) ++log;
+  return log;
+}
+
+constexpr int kMaxDotActs = 16;
 
 struct SmallPlan {
   DeviceLinearArgs args;
@@ -20,8 +34,78 @@ struct SmallPlan {
   int stage_bytes;                 // shared memory of a warp
 };
 
-template <int NT8, bool kDot>
-__global__ void __launch_bounds__(256, NT8 == 1 && !kDot ? 4 : 3)
+enum class DotSource { F16, I8, Norm };
+
+// `plan.split_log2` may reach kWarpsLog2.
+template <int kActs, DotSource kSource, int kWarpsLog2>
+__global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 || kActs > 1 ? 2 : 3)
+    linear_dot_kernel(const __grid_constant__ SmallPlan plan) {
+  constexpr int kWarps = 1 << kWarpsLog2;
+  __shared__ __align__(16) float part[kWarps][kActs * 16];
+  __shared__ float squares[kWarps];
+  extern __shared__ __align__(16) std::byte stages[];
+  DotActs* const stage = reinterpret_cast<DotActs*>(stages);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // Blocks that share weights are neighbours: the second finds them in L2.
+  const int n_batches = (plan.args.n_acts + kActs - 1) / kActs;
+  const int block_of_all = static_cast<int>(blockIdx.x) / n_batches;
+  int j = 0;
+  while (j + 1 < plan.args.n_jobs && block_of_all >= plan.first_block[j + 1]) ++j;
+  const DeviceLinearJob& job = plan.args.jobs[j];
+  const DeviceMatrix& w = job.w;
+  const int split = plan.split_log2[j], panels_here = kWarps >> split;
+  const int block = block_of_all - plan.first_block[j];
+  const int k_part = job.k_parts == 2 ? block & 1 : 0;
+  const int first_panel = (job.k_parts == 2 ? block >> 1 : block) * panels_here;
+  const int panel = first_panel + (warp >> split);
+  const int first_act = static_cast<int>(blockIdx.x) % n_batches * kActs;
+  const int n_acts = min(kActs, plan.args.n_acts - first_act);
+  const int32_t* const row_index = plan.args.row_index;
+  const uint8_t* const bytes = panel * 16 < w.n_rows ? w.panels + panel * w.panel_bytes : nullptr;
+  const int first_chunk = (k_part << split) + (warp & ((1 << split) - 1)), step = job.k_parts << split;
+  const auto row_of = [&](int a) {
+    const int row = first_act + min(a, n_acts - 1);
+    return row_index == nullptr ? row : row_index[row];
+  };
+  if constexpr (kSource == DotSource::Norm) {
+    const DeviceNormIn& norm = plan.args.norm;
+    NormWeights norm_weights;
+    norm_weights.load(norm.weight, w.n_cols, warp, lane);
+    dot_product<kActs>(w, bytes, first_chunk, step, SharedActs{stage}, lane, part[warp], [&] {
+      allow_next();
+      wait_for_inputs();
+      make_norm_acts(norm.x, norm.weight, norm_weights, w.n_cols, warp, kWarps, lane, stage, squares);
+      __syncthreads();
+    });
+  } else {
+    const auto ready = [] {
+      allow_next();
+      wait_for_inputs();
+    };
+    if constexpr (kSource == DotSource::I8)
+      dot_product<kActs>(w, bytes, first_chunk, step, StoredActs{plan.args.x, row_of}, lane, part[warp],
+                         ready);
+    else
+      dot_product<kActs>(w, bytes, first_chunk, step,
+                         RoundedActs<kActs, decltype(row_of)>{plan.args.x, row_of, stage + warp * kActs},
+                         lane, part[warp], ready);
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < n_acts * 16 * panels_here; i += 32 * kWarps) {
+    const int r = i & 15, p = (i >> 4) & (panels_here - 1), a = (i >> 4) / panels_here;
+    const int row = (first_panel + p) * 16 + r;
+    if (row >= w.n_rows) continue;
+    float sum = 0.0f;
+    for (int s = 0; s < 1 << split; ++s) sum += part[(p << split) + s][a * 16 + r];
+    if constexpr (kSource == DotSource::Norm)
+      sum *= norm_scale(squares, kWarps, w.n_cols, plan.args.norm.eps);
+    float& y = job.y[k_part * job.part_stride + (first_act + a) * job.y_stride + row];
+    y = job.add ? y + sum : sum;
+  }
+}
+
+template <int NT8>
+__global__ void __launch_bounds__(256, NT8 == 1 ? 4 : 3)
     linear_small_kernel(const __grid_constant__ SmallPlan plan) {
   __shared__ __align__(16) float part[8][NT8 * kPartFloats];
   extern __shared__ __align__(16) std::byte stages[];
@@ -39,7 +123,7 @@ __global__ void __launch_bounds__(256, NT8 == 1 && !kDot ? 4 : 3)
   const int n_acts = min(NT8 * 8, plan.args.n_acts - first_act);
   const int32_t* const row_index = plan.args.row_index;
 
-  warp_product<NT8, kDot>(
+  warp_product<NT8>(
       w, panel * 16 < w.n_rows ? w.panels + panel * w.panel_bytes : nullptr,
       (k_part << split) + (warp & ((1 << split) - 1)), job.k_parts << split, plan.args.x,
       [&](int a) { return row_index == nullptr ? first_act + a : row_index[first_act + a]; }, n_acts, lane,
@@ -96,29 +180,62 @@ __global__ void __launch_bounds__(kTileThreads)
     }
 }
 
-template <int NT8, bool kDot>
-void launch_small(const DeviceLinearArgs& args, StreamView stream) {
-  static const bool ready = [] {
-    return allow_shared(linear_small_kernel<NT8, kDot>, 8 * kMaxWarpStageBytes), true;
-  }();
-  static_cast<void>(ready);
+int all_panels_of(const DeviceLinearArgs& args) {
+  int panels = 0;
+  for (int j = 0; j < args.n_jobs; ++j) panels += ceil_div(args.jobs[j].w.n_rows, 16) * args.jobs[j].k_parts;
+  return panels;
+}
+
+SmallPlan make_plan(const DeviceLinearArgs& args, int n_warps_log2, bool dot) {
   SmallPlan plan{.args = args, .first_block = {}, .split_log2 = {}, .stage_bytes = 0};
-  int all_panels = 0;
-  for (int j = 0; j < args.n_jobs; ++j)
-    all_panels += ceil_div(args.jobs[j].w.n_rows, 16) * args.jobs[j].k_parts;
+  const int all_panels = all_panels_of(args);
   for (int j = 0; j < args.n_jobs; ++j) {
     const DeviceMatrix& w = args.jobs[j].w;
-    const int split = split_log2(w.n_cols / args.jobs[j].k_parts, all_panels, kDot);
+    int split = split_log2(w.n_cols / args.jobs[j].k_parts, all_panels, dot);
+    // Adding needs the whole sum in one block, and a block of more warps is meant for that.
+    if (n_warps_log2 > 3) split = min_of(n_warps_log2, log2_floor(dot_chunks(w.n_cols)));
     plan.split_log2[j] = split;
     plan.first_block[j + 1] =
-        plan.first_block[j] + args.jobs[j].k_parts * ceil_div(ceil_div(w.n_rows, 16), 8 >> split);
+        plan.first_block[j] +
+        args.jobs[j].k_parts * ceil_div(ceil_div(w.n_rows, 16), (1 << n_warps_log2) >> split);
+  }
+  return plan;
+}
+
+template <int kActs, DotSource kSource, int kWarpsLog2>
+void launch_dot(const DeviceLinearArgs& args, StreamView stream) {
+  const SmallPlan plan = make_plan(args, kWarpsLog2, true);
+  size_t stage = 0;
+  if (kSource == DotSource::F16) stage = sizeof(DotActs) * (static_cast<size_t>(kActs) << kWarpsLog2);
+  if (kSource == DotSource::Norm)
+    stage = sizeof(DotActs) * static_cast<size_t>(dot_chunks(args.jobs[0].w.n_cols));
+  const unsigned grid = static_cast<unsigned>(plan.first_block[args.n_jobs] * ceil_div(args.n_acts, kActs));
+  launch(linear_dot_kernel<kActs, kSource, kWarpsLog2>, grid, 32 << kWarpsLog2, stage, stream, plan);
+}
+
+template <DotSource kSource>
+void launch_dot_acts(const DeviceLinearArgs& args, StreamView stream) {
+  if (args.n_acts == 1) return launch_dot<1, kSource, 3>(args, stream);
+  if (args.n_acts == 2) return launch_dot<2, kSource, 3>(args, stream);
+  launch_dot<4, kSource, 3>(args, stream);
+}
+
+template <int NT8>
+void launch_small(const DeviceLinearArgs& args, StreamView stream) {
+  static const bool ready = [] {
+    return allow_shared(linear_small_kernel<NT8>, 8 * kMaxWarpStageBytes), true;
+  }();
+  static_cast<void>(ready);
+  SmallPlan plan = make_plan(args, 3, false);
+  for (int j = 0; j < args.n_jobs; ++j) {
+    const DeviceMatrix& w = args.jobs[j].w;
     const int bytes = warp_stage_bytes(w, NT8 == 1 ? (args.n_acts < 8 ? args.n_acts : 8) : 0,
-                                       chunks_per_warp(w.n_cols, args.jobs[j].k_parts << split), kDot);
+                                       chunks_per_warp(w.n_cols, args.jobs[j].k_parts << plan.split_log2[j]));
     if (bytes > plan.stage_bytes) plan.stage_bytes = bytes;
   }
   const dim3 grid(static_cast<unsigned>(plan.first_block[args.n_jobs]),
                   static_cast<unsigned>(ceil_div(args.n_acts, NT8 * 8)));
-  launch(linear_small_kernel<NT8, kDot>, grid, 256, 8 * static_cast<size_t>(plan.stage_bytes), stream, plan);
+  launch(linear_small_kernel<NT8>, grid, 256, 8 * static_cast<size_t>(plan.stage_bytes), stream, plan);
 }
 
 template <DType T>
@@ -154,21 +271,29 @@ DeviceMatrix with_chunks(DeviceMatrix m) noexcept {
   return m;
 }
 
+bool linear_reads_norm(const DeviceMatrix& w) noexcept {
+  return w.n_rows == 0 || has_dot(w.dtype);
+}
+
 void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
   if (args.n_acts <= kMaxSmallActs) {
-    bool dot = args.n_acts == 1;
+    static const int lab = getenv("LAB_DOT") != nullptr ? atoi(getenv("LAB_DOT")) : kMaxDotActs;
+    bool dot = args.n_acts <= lab;
     for (int j = 0; j < args.n_jobs; ++j) dot = dot && has_dot(args.jobs[j].w.dtype);
-    if (dot) return launch_small<1, true>(args, stream);
-    if (args.n_acts <= 8) return launch_small<1, false>(args, stream);
-    if (args.n_acts <= 16) return launch_small<2, false>(args, stream);
-    return launch_small<4, false>(args, stream);
+    if (args.norm.x != nullptr) return launch_dot<1, DotSource::Norm, 3>(args, stream);
+    if (args.jobs[0].add) return launch_dot<1, DotSource::F16, 4>(args, stream);
+    if (dot && args.x.i8 != nullptr) return launch_dot_acts<DotSource::I8>(args, stream);
+    if (dot) return launch_dot_acts<DotSource::F16>(args, stream);
+    if (args.n_acts <= 8) return launch_small<1>(args, stream);
+    if (args.n_acts <= 16) return launch_small<2>(args, stream);
+    return launch_small<4>(args, stream);
   }
   for (int j = 0; j < args.n_jobs; ++j) {
     if (is_float_type(args.jobs[j].w.dtype)) {
       DeviceLinearArgs one = args;
       one.jobs[0] = args.jobs[j];
       one.n_jobs = 1;
-      launch_small<1, false>(one, stream);
+      launch_small<1>(one, stream);
       continue;
     }
 #define CASE(t)                           \

@@ -16,6 +16,14 @@ struct DeviceLinearJob {
   // them. Only with few rows: it doubles the blocks of a matrix that has few panels.
   int k_parts = 1;
   int64_t part_stride = 0;
+  bool add = false;  // y += instead; only where linear_reads_norm()
+};
+
+// One activation row x * weight / sqrt(mean(x^2) + eps), made by whoever reads it: a norm without a launch.
+struct DeviceNormIn {
+  const float* x = nullptr;       // [n_cols]
+  const float* weight = nullptr;  // [n_cols]
+  float eps = 0.0f;
 };
 
 inline constexpr int kMaxLinearJobs = 4;
@@ -25,11 +33,15 @@ struct DeviceLinearArgs {
   DeviceLinearJob jobs[kMaxLinearJobs];
   int n_jobs = 0;
   DeviceActs x;
+  DeviceNormIn norm;                   // not null: one row, instead of x; only where linear_reads_norm()
   const int32_t* row_index = nullptr;  // activation row of each of the n_acts inputs; nullptr: 0, 1, 2, ...
   int n_acts = 0;
 };
 
 inline constexpr int kMaxSmallActs = 32;  // up to here one launch serves all jobs and reads each weight once
+
+// Whether products with this matrix can read through a norm and add to y.
+bool linear_reads_norm(const DeviceMatrix& w) noexcept;
 
 void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept;
 

@@ -21,7 +21,32 @@ namespace {
 constexpr float kGuard = -12345.0f;
 constexpr size_t kGuardFloats = 64;
 
-void run_case(DType dtype, int n_rows, int n_cols, int n_acts) {
+// Where the product gets its rows from.
+enum class Source { Halves, Int8, Norm };
+
+// A row as DotActs, by the definition.
+std::vector<DotActs> dot_acts(const float* x, int n_cols) {
+  std::vector<DotActs> chunks(static_cast<size_t>(dot_chunks(n_cols)));
+  std::memset(chunks.data(), 0, chunks.size() * sizeof(DotActs));
+  for (int c = 0; c < n_cols; c += 16) {
+    float top = 0.0f;
+    for (int k = c; k < c + 16; ++k) top = std::max(top, std::fabs(x[k]));
+    DotActs& chunk = chunks[static_cast<size_t>(c / 256)];
+    const int sub = c / 32 % 8, half_of_sub = c / 16 % 2;
+    int sum = 0;
+    for (int k = 0; k < 16; ++k) {
+      const int code = top > 0.0f ? static_cast<int>(std::lrint(x[c + k] * (127.0f / top))) : 0;
+      sum += code;
+      reinterpret_cast<int8_t*>(&chunk.codes[sub][k / 4][half_of_sub])[k % 4] = static_cast<int8_t>(code);
+    }
+    float* const meta = reinterpret_cast<float*>(&chunk.meta[sub]);
+    meta[half_of_sub] = top / 127.0f;
+    meta[2 + half_of_sub] = top / 127.0f * static_cast<float>(sum);
+  }
+  return chunks;
+}
+
+void run_case(DType dtype, int n_rows, int n_cols, int n_acts, Source source = Source::Halves) {
   std::mt19937 random(static_cast<unsigned>(n_rows * 31 + n_cols * 7 + n_acts));
   std::normal_distribution<float> normal(0.0f, 1.0f);
   std::vector<float> weights(static_cast<size_t>(n_rows) * n_cols), x(static_cast<size_t>(n_acts) * n_cols);
@@ -32,6 +57,20 @@ void run_case(DType dtype, int n_rows, int n_cols, int n_acts) {
   for (int r = 0; r < n_rows; ++r)
     quantize_row(dtype, weights.data() + static_cast<size_t>(r) * n_cols, n_cols,
                  rows.data() + bytes * static_cast<size_t>(r));
+  // A norm: the weights and the raw row whose product the row is.
+  std::vector<float> norm(static_cast<size_t>(n_cols)), raw(static_cast<size_t>(n_cols));
+  if (source == Source::Norm) {
+    double square = 0;
+    for (int c = 0; c < n_cols; ++c) {
+      norm[static_cast<size_t>(c)] = 1.0f + normal(random) * 0.2f;
+      raw[static_cast<size_t>(c)] = x[static_cast<size_t>(c)];
+      square += static_cast<double>(raw[static_cast<size_t>(c)]) * raw[static_cast<size_t>(c)];
+    }
+    const double scale = 1.0 / std::sqrt(square / n_cols + 1e-6);
+    for (int c = 0; c < n_cols; ++c)
+      x[static_cast<size_t>(c)] =
+          static_cast<float>(raw[static_cast<size_t>(c)] * scale * norm[static_cast<size_t>(c)]);
+  }
   std::vector<float> want(static_cast<size_t>(n_acts) * n_rows);
   quant_matmul_ref(dtype, rows.data(), n_rows, n_cols, x.data(), n_acts, want.data());
 
@@ -63,6 +102,21 @@ void run_case(DType dtype, int n_rows, int n_cols, int n_acts) {
   args.n_jobs = 1;
   args.x = {device_x16.data(), device_x.as<float>(), static_cast<int64_t>(stride), n_cols, 1.0f};
   args.n_acts = n_acts;
+  std::vector<DotActs> int8;
+  for (int a = 0; a < n_acts && source == Source::Int8; ++a) {
+    const std::vector<DotActs> row = dot_acts(x.data() + static_cast<size_t>(a) * n_cols, n_cols);
+    int8.insert(int8.end(), row.begin(), row.end());
+  }
+  DeviceBuffer device_int8(int8.size() * sizeof(DotActs) + 1), device_norm(norm.size() * sizeof(float)),
+      device_raw(raw.size() * sizeof(float));
+  cudaMemcpy(device_int8.data(), int8.data(), int8.size() * sizeof(DotActs), cudaMemcpyHostToDevice);
+  cudaMemcpy(device_norm.data(), norm.data(), device_norm.size(), cudaMemcpyHostToDevice);
+  cudaMemcpy(device_raw.data(), raw.data(), device_raw.size(), cudaMemcpyHostToDevice);
+  if (source == Source::Int8) {
+    args.x.i8 = device_int8.data();
+    args.x.i8_stride = dot_chunks(n_cols);
+  }
+  if (source == Source::Norm) args.norm = {device_raw.as<float>(), device_norm.as<float>(), 1e-6f};
   linear_cuda(args, {});
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   cudaMemcpy(got.data(), device_y.data(), device_y.size(), cudaMemcpyDeviceToHost);
@@ -76,11 +130,11 @@ void run_case(DType dtype, int n_rows, int n_cols, int n_acts) {
         const double p = static_cast<double>(weights[static_cast<size_t>(r) * n_cols + c]) *
                          x[static_cast<size_t>(a) * n_cols + c];
         norm += p * p;
-        // One row is rounded to int8 per 32 columns.
-        if (n_acts == 1 && has_dot(dtype)) {
+        // Few rows are rounded to int8 per 16 columns.
+        if (n_acts <= 4 && has_dot(dtype)) {
           float top = 0.0f;
-          for (int k = c / 32 * 32; k < std::min(n_cols, c / 32 * 32 + 32); ++k)
-            top = std::max(top, std::fabs(x[static_cast<size_t>(k)]));
+          for (int k = c / 16 * 16; k < c / 16 * 16 + 16; ++k)
+            top = std::max(top, std::fabs(x[static_cast<size_t>(a) * n_cols + k]));
           const double w = weights[static_cast<size_t>(r) * n_cols + c], step = top / 127.0;
           rounding += w * w * step * step / 12.0;
         }
@@ -88,7 +142,7 @@ void run_case(DType dtype, int n_rows, int n_cols, int n_acts) {
       const size_t i = static_cast<size_t>(a) * n_rows + r;
       ASSERT_NEAR(got[i], want[i], unit * 4 * std::sqrt(norm) + 5 * std::sqrt(rounding) + 1e-5)
           << dtype_name(dtype) << " rows " << n_rows << " cols " << n_cols << " acts " << n_acts << " at "
-          << a << ", " << r;
+          << a << ", " << r << " source " << static_cast<int>(source);
     }
   for (size_t i = want.size(); i < got.size(); ++i) ASSERT_EQ(got[i], kGuard) << "written past the end";
 }
@@ -102,9 +156,19 @@ TEST(LinearCuda, MatchesTheReferenceForEveryTypeAndSize) {
                          DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS, DType::MXFP4};
   for (const DType dtype : types) {
     const int block = dtype_info(dtype).block_elements;
-    for (const int n_acts : {1, 3, 8, 9, 16, 17, 32, 33, 64, 65, 130}) {
+    for (const int n_acts :
+         {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 31, 32, 33, 64, 65, 130}) {
       run_case(dtype, 33, 512, n_acts);
+      if (n_acts % 4 < 2) run_case(dtype, 77, 1280, n_acts, Source::Int8);
       if (block <= 32) run_case(dtype, 16, 96, n_acts);
+      if (block == 32) run_case(dtype, 50, 352, n_acts, Source::Int8);
+    }
+    if (has_dot(dtype)) {
+      for (const int n_cols : {256, 2048, 2304, 5120}) {
+        run_case(dtype, 33, n_cols, 1, Source::Norm);
+        run_case(dtype, 200, n_cols, 1, Source::Norm);
+      }
+      if (block <= 32) run_case(dtype, 20, 96, 1, Source::Norm);
     }
     run_case(dtype, 1, 256, 1);
     run_case(dtype, 129, 768, 2);

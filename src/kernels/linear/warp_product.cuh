@@ -9,7 +9,7 @@
 #pragma once
 
 #include "kernels/linear/copy_async.cuh"
-#include "kernels/quant_matmul/panel_dot.cuh"
+#include "kernels/linear/stage_chunk.cuh"
 #include "kernels/quant_matmul/panel_mma.cuh"
 
 namespace thermo {
@@ -25,84 +25,14 @@ inline constexpr int kMaxWarpStageBytes = kTableBytes + 2 * (kMaxChunkBytes + 8 
 __host__ __device__ constexpr int chunk_stage_bytes(const DeviceMatrix& w, int n_acts) {
   return 64 + w.body_bytes + n_acts * kStageRowBytes;
 }
-__host__ __device__ constexpr int warp_stage_bytes(const DeviceMatrix& w, int n_acts, int chunks_of_warp,
-                                                   bool dot) {
-  if (dot) return static_cast<int>(sizeof(DotActs));
+__host__ __device__ constexpr int warp_stage_bytes(const DeviceMatrix& w, int n_acts, int chunks_of_warp) {
   return is_float_type(w.dtype) ? 0
                                 : kTableBytes + (chunks_of_warp > 1 ? 2 : 1) * chunk_stage_bytes(w, n_acts);
 }
 
-__device__ __forceinline__ void stage_chunk(std::byte* stage, const DeviceMatrix& w, const uint8_t* panel,
-                                            int chunk, int lane) {
-  const int header = (chunk >> w.unit_log2) * w.unit_bytes;
-  const int body =
-      header + (chunk & ((1 << w.unit_log2) - 1)) * w.body_bytes;  // 64 bytes on, as in the stage
-  const int n = min(64 + w.body_bytes, static_cast<int>(w.panel_bytes) - body);  // a last chunk may be short
-  const uint8_t* const from = panel + body;
-  const int to_header = header - body;
-#pragma unroll 2
-  for (int i = lane * 16; i < n; i += 32 * 16) copy16(stage + i, from + i + (i < 64 ? to_header : 0), true);
-}
-
-// Brings a chunk as far as L2.
-__device__ __forceinline__ void prefetch_chunk(const DeviceMatrix& w, const uint8_t* panel, int chunk,
-                                               int lane) {
-  const int body = (chunk >> w.unit_log2) * w.unit_bytes + (chunk & ((1 << w.unit_log2) - 1)) * w.body_bytes;
-  const int at = body + lane * 128;
-  if (lane * 128 < 64 + w.body_bytes && at < static_cast<int>(w.panel_bytes))
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(panel + at));
-}
-
-// warp_product() of one activation row.
-template <class RowOf, class Ready>
-__device__ __forceinline__ void dot_product(const DeviceMatrix& w, const uint8_t* panel, int first_chunk,
-                                            int chunk_step, const DeviceActs& x, const RowOf& row_of,
-                                            int lane, DotActs& acts, float* part, const Ready& ready) {
-  const int n_chunks = (w.n_cols + 255) / 256;
-  float acc[4] = {};
-  const auto run = [&]<DType T>() {
-    DotChunk<T> chunk_data;
-    const auto load = [&](int chunk) {
-      chunk_data.load(panel, chunk, min(8, (w.n_cols - chunk * 256) / 32), lane);
-    };
-    if (first_chunk < n_chunks) load(first_chunk);
-    if (first_chunk + chunk_step < n_chunks) prefetch_chunk(w, panel, first_chunk + chunk_step, lane);
-    ready();
-    const half* const row = static_cast<const half*>(x.f16) + row_of(0) * x.f16_stride;
-#pragma unroll 1
-    for (int chunk = first_chunk; chunk < n_chunks; chunk += chunk_step) {
-      if (chunk != first_chunk) load(chunk);
-      make_dot_acts(row, chunk, w.n_cols, x.scale, lane, acts);
-      __syncwarp();
-      chunk_data.multiply(acts, lane, acc);
-      __syncwarp();
-    }
-  };
-  switch (w.dtype) {
-    case DType::Q4_K:
-      run.template operator()<DType::Q4_K>();
-      break;
-    case DType::Q5_K:
-      run.template operator()<DType::Q5_K>();
-      break;
-    case DType::Q6_K:
-      run.template operator()<DType::Q6_K>();
-      break;
-    default:
-      run.template operator()<DType::Q8_0>();
-      break;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-#pragma unroll
-    for (int mask = 4; mask < 32; mask *= 2) acc[i] += __shfl_xor_sync(0xffffffffu, acc[i], mask);
-  if (lane < 4) *reinterpret_cast<float4*>(part + 4 * lane) = {acc[0], acc[1], acc[2], acc[3]};
-}
-
 // `row_of(a)`: activation row a = 0 .. 8 * NT8 - 1 of the tile; called after ready(). `panel` may be null:
-// nothing to do but ready(). `stage`: warp_stage_bytes() of shared memory of this warp. kDot: one activation
-// row and a type that has_dot(); such kernels hold nothing else, because short code starts faster.
-template <int NT8, bool kDot, class RowOf, class Ready>
+// nothing to do but ready(). `stage`: warp_stage_bytes() of shared memory of this warp.
+template <int NT8, class RowOf, class Ready>
 __device__ __forceinline__ void warp_product(const DeviceMatrix& w, const uint8_t* panel, int first_chunk,
                                              int chunk_step, const DeviceActs& x, const RowOf& row_of,
                                              int n_acts, int lane, std::byte* stage, float* part,
@@ -111,11 +41,6 @@ __device__ __forceinline__ void warp_product(const DeviceMatrix& w, const uint8_
   const int n_chunks = (n_cols + 255) / 256;
   if (panel == nullptr) {
     ready();
-    return;
-  }
-  if constexpr (kDot) {
-    dot_product(w, panel, first_chunk, chunk_step, x, row_of, lane, *reinterpret_cast<DotActs*>(stage), part,
-                ready);
     return;
   }
   if (is_float_type(w.dtype)) {

@@ -1,53 +1,75 @@
-// One panel of 16 weight rows times one activation row, 256 columns at a time, with 4-way integer dot
-// products: a decoded token.
+// One panel of 16 weight rows times one to four activation rows, 256 columns at a time, with 4-way integer
+// dot products: decoded tokens.
 //
 // Lane = 4 s + q takes sub-block s (32 columns) of the rows 4q..4q+3: one 16-byte load per code vector, no
 // lane needs another's bits, and the scales of a row are bytes of one word. The activation is rounded to int8
-// per 32 columns, as the CPU kernels do per 32 or 256. 1.3 instructions per weight for Q4_K, against 6 of the
-// tensor-core path, whose cost does not depend on the number of rows: at one row instructions, not bytes,
-// would be the bound.
+// with a scale per 16 columns. Instructions of a lane for its 128 weights of Q4_K: 100 to unpack codes and
+// scales, then 60 for each activation row; a tensor-core tile of 8 rows costs 400 to 500 for any number of
+// rows, so at one to four rows, and with most experts of a small step, instructions would be the bound.
 #pragma once
 
 #include "kernels/quant_matmul/panel_mma.cuh"
 
 namespace thermo {
 
-// 256 columns of an activation row in shared memory of the warp.
-struct DotActs {
+// 256 columns of an activation row: x = scale * code.
+struct alignas(16) DotActs {
   uint32_t codes[8][4][2];  // [sub-block][g][columns 4g.., columns 16 + 4g..]
-  int4 meta[8];             // scale (float bits), sum of the first 16 codes, sum of the others
+  float4 meta[8];  // [sub-block]: scale of the first 16 columns, of the others; scale * sum of codes of both
 };
+static_assert(sizeof(DotActs) == kDotChunkBytes);
+
+__host__ __device__ constexpr int dot_chunks(int n_cols) {
+  return (n_cols + 255) / 256;
+}
+
+// Rounds 16 columns, four in each lane of a quad. `inverse`: 127 / top.
+__device__ __forceinline__ uint32_t round_codes(float x0, float x1, float x2, float x3, float inverse) {
+  const auto byte = [inverse](float x) { return static_cast<uint32_t>(__float2int_rn(x * inverse)) & 255u; };
+  return byte(x0) | byte(x1) << 8 | byte(x2) << 16 | byte(x3) << 24;
+}
+__device__ __forceinline__ float dot_inverse(float top) {
+  return top > 0.0f ? __fdividef(127.0f, top) : 0.0f;
+}
+__device__ __forceinline__ float max_abs(float a, float b, float c, float d) {
+  return fmaxf(fmaxf(fabsf(a), fabsf(b)), fmaxf(fabsf(c), fabsf(d)));
+}
+
+// One chunk by one warp: lane = 4 sub + t brings columns 4t..4t+3 of its sub-block in `low`, 16+4t.. in
+// `high`. x = value * scale.
+__device__ __forceinline__ void put_dot_acts(float4 low, float4 high, float scale, int lane, DotActs& out) {
+  const int sub = lane >> 2, t = lane & 3;
+  float top0 = max_abs(low.x, low.y, low.z, low.w), top1 = max_abs(high.x, high.y, high.z, high.w);
+#pragma unroll
+  for (int mask = 1; mask < 4; mask *= 2) {
+    top0 = fmaxf(top0, __shfl_xor_sync(0xffffffffu, top0, mask));
+    top1 = fmaxf(top1, __shfl_xor_sync(0xffffffffu, top1, mask));
+  }
+  const uint32_t codes0 = round_codes(low.x, low.y, low.z, low.w, dot_inverse(top0)),
+                 codes1 = round_codes(high.x, high.y, high.z, high.w, dot_inverse(top1));
+  int sum0 = __dp4a(static_cast<int>(codes0), 0x01010101, 0),
+      sum1 = __dp4a(static_cast<int>(codes1), 0x01010101, 0);
+#pragma unroll
+  for (int mask = 1; mask < 4; mask *= 2) {
+    sum0 += __shfl_xor_sync(0xffffffffu, sum0, mask);
+    sum1 += __shfl_xor_sync(0xffffffffu, sum1, mask);
+  }
+  *reinterpret_cast<uint2*>(out.codes[sub][t]) = {codes0, codes1};
+  const float step0 = top0 * (1.0f / 127.0f) * scale, step1 = top1 * (1.0f / 127.0f) * scale;
+  if (t == 0)
+    out.meta[sub] = {step0, step1, step0 * static_cast<float>(sum0), step1 * static_cast<float>(sum1)};
+}
 
 // From the f16 form; columns from `n_cols` on count as zeros. `scale`: of the f16 form.
 __device__ __forceinline__ void make_dot_acts(const half* row, int chunk, int n_cols, float scale, int lane,
                                               DotActs& out) {
-  const int sub = lane >> 2, t = lane & 3;
   uint4 v = {0, 0, 0, 0};
-  if (chunk * 256 + sub * 32 < n_cols) v = *reinterpret_cast<const uint4*>(row + chunk * 256 + lane * 8);
+  if (chunk * 256 + (lane >> 2) * 32 < n_cols)
+    v = *reinterpret_cast<const uint4*>(row + chunk * 256 + lane * 8);
   // Stored as 0 2 1 3 (act_place).
   const float2 a = __half22float2(as_half2(v.x)), b = __half22float2(as_half2(v.y)),
                c = __half22float2(as_half2(v.z)), d = __half22float2(as_half2(v.w));
-  float top = fmaxf(fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(b.x), fabsf(b.y))),
-                    fmaxf(fmaxf(fabsf(c.x), fabsf(c.y)), fmaxf(fabsf(d.x), fabsf(d.y))));
-  top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-  top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-  const float inverse = top > 0.0f ? __fdividef(127.0f, top) : 0.0f;
-  const auto pack = [inverse](float x0, float x1, float x2, float x3) {
-    const auto byte = [inverse](float x) {
-      return static_cast<uint32_t>(__float2int_rn(x * inverse)) & 255u;
-    };
-    return byte(x0) | byte(x1) << 8 | byte(x2) << 16 | byte(x3) << 24;
-  };
-  const uint32_t low = pack(a.x, b.x, a.y, b.y), high = pack(c.x, d.x, c.y, d.y);
-  int low_sum = __dp4a(static_cast<int>(low), 0x01010101, 0),
-      high_sum = __dp4a(static_cast<int>(high), 0x01010101, 0);
-#pragma unroll
-  for (int mask = 1; mask < 4; mask *= 2) {
-    low_sum += __shfl_xor_sync(0xffffffffu, low_sum, mask);
-    high_sum += __shfl_xor_sync(0xffffffffu, high_sum, mask);
-  }
-  *reinterpret_cast<uint2*>(out.codes[sub][t]) = {low, high};
-  if (t == 0) out.meta[sub] = {__float_as_int(top * (1.0f / 127.0f) * scale), low_sum, high_sum, 0};
+  put_dot_acts({a.x, b.x, a.y, b.y}, {c.x, d.x, c.y, d.y}, scale, lane, out);
 }
 
 __device__ __forceinline__ uint4 load_stream16(const uint8_t* p) {
@@ -78,118 +100,203 @@ template <DType T>
 struct DotChunk {
   static constexpr PanelFormat f = kPanelFormat<T>;
   uint4 x[f.bits];
-  uint4 scale0, scale1, scale2;
+  uint4 scale_a, scale_b, scale_c;
   uint2 d, m;
 
   __device__ __forceinline__ void load(const uint8_t* panel, int chunk, int n_subs, int lane) {
-    const int s = lane >> 2, q = lane & 3;
-    const uint8_t* sub;
-    const uint8_t* header;
     if constexpr (f.block_cols == 256) {
       const uint8_t* const unit = panel + static_cast<size_t>(chunk / f.unit_blocks) * f.unit_bytes();
       const int place = chunk % f.unit_blocks;
-      const uint8_t* const body = unit + 64 + place * f.body_bytes();
-      sub = body + f.scale_bytes + s * f.sub_bytes() + 16 * q;
-      header = unit + place * f.header_step();
-      const uint8_t* const vectors = body + 16 * q;
-      if constexpr (f.scales == ScaleKind::SixMin) {
-        scale0 = load16(vectors + 64 * (s / 4));
-        scale1 = load16(vectors + 128);
-        scale2 = load16(vectors);
-      } else {
-        static_assert(f.scales == ScaleKind::Byte);
-        scale0 = load16(vectors + 64 * (s / 2));
-      }
+      load_block<false>(unit + place * f.header_step(), unit + 64 + place * f.body_bytes(), lane);
     } else {
+      const int s = lane >> 2, q = lane & 3;
       const int block = chunk * 8 + (s < n_subs ? s : 0);
       const uint8_t* const unit = panel + static_cast<size_t>(block / f.unit_blocks) * f.unit_bytes();
       const int place = block % f.unit_blocks;
-      sub = unit + 64 + place * f.body_bytes() + 16 * q;
-      header = unit + place * f.header_step();
+      load_codes<false>(unit + 64 + place * f.body_bytes() + 16 * q, unit + place * f.header_step(), q);
     }
-#pragma unroll
-    for (int i = 0; i < f.bits; ++i) x[i] = load_stream16(sub + 64 * i);
-    d = load8(header + 8 * q);
-    if constexpr (f.has_min()) m = load8(header + 32 + 8 * q);
   }
 
-  // acc[i] += row 4q + i. Columns that the matrix does not have are zero in `acts`.
-  __device__ __forceinline__ void multiply(const DotActs& acts, int lane, float (&acc)[4]) const {
+  // From shared memory as stage_chunk() fills it; blocks of 256 only.
+  __device__ __forceinline__ void load_staged(const std::byte* stage, int chunk, int lane) {
+    static_assert(f.block_cols == 256);
+    const uint8_t* const at = reinterpret_cast<const uint8_t*>(stage);
+    load_block<true>(at + chunk % f.unit_blocks * f.header_step(), at + 64, lane);
+  }
+
+  template <bool kStaged>
+  __device__ __forceinline__ void load_block(const uint8_t* header, const uint8_t* body, int lane) {
+    const int s = lane >> 2, q = lane & 3;
+    const uint8_t* const vectors = body + 16 * q;
+    const auto vector = [](const uint8_t* p) {
+      if constexpr (kStaged) return *reinterpret_cast<const uint4*>(p);
+      return load16(p);
+    };
+    if constexpr (f.scales == ScaleKind::SixMin) {
+      scale_a = vector(vectors + 64 * (s / 4));
+      scale_b = vector(vectors + 128);
+      scale_c = vector(vectors);
+    } else {
+      static_assert(f.scales == ScaleKind::Byte);
+      scale_a = vector(vectors + 64 * (s / 2));
+    }
+    load_codes<kStaged>(body + f.scale_bytes + s * f.sub_bytes() + 16 * q, header, q);
+  }
+
+  template <bool kStaged>
+  __device__ __forceinline__ void load_codes(const uint8_t* sub, const uint8_t* header, int q) {
+#pragma unroll
+    for (int i = 0; i < f.bits; ++i) {
+      if constexpr (kStaged)
+        x[i] = *reinterpret_cast<const uint4*>(sub + 64 * i);
+      else
+        x[i] = load_stream16(sub + 64 * i);
+    }
+    const auto halves = [](const uint8_t* p) {
+      if constexpr (kStaged) return *reinterpret_cast<const uint2*>(p);
+      return load8(p);
+    };
+    d = halves(header + 8 * q);
+    if constexpr (f.has_min()) m = halves(header + 32 + 8 * q);
+  }
+
+  // The codes of row 4q + i: columns 4g.. in [g], 16 + 4g.. in [4 + g], as signed bytes, for 6 bits plus 32.
+  __device__ __forceinline__ void unpack(int i, int (&code)[8]) const {
+    if constexpr (f.bits == 4) {
+#pragma unroll
+      for (int g = 0; g < 4; ++g) {
+        const uint32_t w = part_of(x[g], i);
+        code[g] = static_cast<int>(w & 0x0f0f0f0fu);
+        code[4 + g] = static_cast<int>((w >> 4) & 0x0f0f0f0fu);
+      }
+    } else if constexpr (f.bits == 5) {
+      const uint32_t w[5] = {part_of(x[0], i), part_of(x[1], i), part_of(x[2], i), part_of(x[3], i),
+                             part_of(x[4], i)};
+#pragma unroll
+      for (int g = 0; g < 5; ++g) code[g] = static_cast<int>(w[g] & 0x1f1f1f1fu);
+      code[5] = static_cast<int>(((w[0] >> 5) & 0x07070707u) | ((w[1] >> 3) & 0x18181818u));
+      code[6] = static_cast<int>(((w[2] >> 5) & 0x07070707u) | ((w[3] >> 3) & 0x18181818u));
+      code[7] = static_cast<int>(((w[4] >> 5) & 0x07070707u) | ((w[1] >> 2) & 0x08080808u) |
+                                 ((w[3] >> 1) & 0x10101010u));
+    } else if constexpr (f.bits == 6) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t w[3] = {part_of(x[3 * h], i), part_of(x[3 * h + 1], i), part_of(x[3 * h + 2], i)};
+#pragma unroll
+        for (int g = 0; g < 3; ++g) code[4 * h + g] = static_cast<int>(w[g] & 0x3f3f3f3fu);
+        code[4 * h + 3] = static_cast<int>(((w[0] >> 6) & 0x03030303u) | ((w[1] >> 4) & 0x0c0c0c0cu) |
+                                           ((w[2] >> 2) & 0x30303030u));
+      }
+    } else {
+#pragma unroll
+      for (int g = 0; g < 8; ++g) code[g] = static_cast<int>(part_of(x[g], i) ^ 0x80808080u);
+    }
+  }
+
+  // weight = value * scale0 (first 16 columns) or scale1 (others) - min; value = code, for 6 bits code - 32.
+  __device__ __forceinline__ void scales(int i, int s, float& scale0, float& scale1, float& min) const {
+    const float d_row = half_of(d, i);
+    if constexpr (f.scales == ScaleKind::SixMin) {
+      const uint32_t t0 = part_of(scale_c, i), t1 = part_of(scale_a, i),
+                     t2 = part_of(scale_b, i);  // t1: T_0 for the first four sub-blocks
+      const uint32_t mins =
+          s < 4 ? t2 & 0x3f3f3f3fu
+                : ((t0 >> 6) & 0x03030303u) | ((t1 >> 4) & 0x0c0c0c0cu) | ((t2 >> 2) & 0x30303030u);
+      const int shift = 8 * (s & 3);
+      scale0 = scale1 = d_row * static_cast<float>(t1 >> shift & 63u);
+      min = half_of(m, i) * static_cast<float>(mins >> shift & 63u);
+    } else if constexpr (f.scales == ScaleKind::Byte) {
+      const uint32_t pair = part_of(scale_a, i) >> (16 * (s & 1));
+      scale0 = d_row * static_cast<float>(static_cast<int8_t>(pair & 255u));
+      scale1 = d_row * static_cast<float>(static_cast<int8_t>((pair >> 8) & 255u));
+      min = 0.0f;
+    } else {
+      scale0 = scale1 = d_row;
+      min = 0.0f;
+    }
+  }
+
+  // acc[a][i] += row 4q + i times activation row a. `inside`: the matrix has this lane's columns.
+  template <int kActs, class ActsOf>
+  __device__ __forceinline__ void multiply(const ActsOf& acts_of, bool inside, int lane,
+                                           float (&acc)[kActs][4]) const {
     const int s = lane >> 2;
-    const int4 meta = acts.meta[s];
-    const uint4* const words = reinterpret_cast<const uint4*>(acts.codes[s]);
-    const uint4 a = words[0], b = words[1];
-    const int low[4] = {static_cast<int>(a.x), static_cast<int>(a.z), static_cast<int>(b.x),
-                        static_cast<int>(b.z)};
-    const int high[4] = {static_cast<int>(a.y), static_cast<int>(a.w), static_cast<int>(b.y),
-                         static_cast<int>(b.w)};
-    const float scale = __int_as_float(meta.x);
+    uint4 low[kActs], high[kActs];
+    float4 meta[kActs];
+#pragma unroll
+    for (int a = 0; a < kActs; ++a) {
+      const DotActs& acts = acts_of(a);
+      const uint4* const words = reinterpret_cast<const uint4*>(acts.codes[s]);
+      low[a] = words[0];
+      high[a] = words[1];
+      meta[a] = acts.meta[s];
+      if (!inside) meta[a] = {0.0f, 0.0f, 0.0f, 0.0f};
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if constexpr (f.bits == 4) {
-        int sum = 0;
+      int code[8];
+      unpack(i, code);
+      float scale0, scale1, min;
+      scales(i, s, scale0, scale1, min);
 #pragma unroll
-        for (int g = 0; g < 4; ++g) {
-          const uint32_t w = part_of(x[g], i);
-          sum = __dp4a(static_cast<int>(w & 0x0f0f0f0fu), low[g], sum);
-          sum = __dp4a(static_cast<int>((w >> 4) & 0x0f0f0f0fu), high[g], sum);
+      for (int a = 0; a < kActs; ++a) {
+        int sum0 = __dp4a(code[0], static_cast<int>(low[a].x), 0);
+        int sum1 = __dp4a(code[4], static_cast<int>(low[a].y), 0);
+        sum0 = __dp4a(code[1], static_cast<int>(low[a].z), sum0);
+        sum1 = __dp4a(code[5], static_cast<int>(low[a].w), sum1);
+        sum0 = __dp4a(code[2], static_cast<int>(high[a].x), sum0);
+        sum1 = __dp4a(code[6], static_cast<int>(high[a].y), sum1);
+        sum0 = __dp4a(code[3], static_cast<int>(high[a].z), sum0);
+        sum1 = __dp4a(code[7], static_cast<int>(high[a].w), sum1);
+        const float x0 = static_cast<float>(sum0), x1 = static_cast<float>(sum1);
+        if constexpr (f.bits == 6) {
+          acc[a][i] = fmaf(scale0, fmaf(meta[a].x, x0, -32.0f * meta[a].z), acc[a][i]);
+          acc[a][i] = fmaf(scale1, fmaf(meta[a].y, x1, -32.0f * meta[a].w), acc[a][i]);
+        } else {
+          acc[a][i] = fmaf(scale0, fmaf(meta[a].x, x0, meta[a].y * x1), acc[a][i]);
+          if constexpr (f.has_min()) acc[a][i] = fmaf(-min, meta[a].z + meta[a].w, acc[a][i]);
         }
-        add_min_scaled(sum, meta, scale, s, i, acc);
-      } else if constexpr (f.bits == 5) {
-        const uint32_t w[5] = {part_of(x[0], i), part_of(x[1], i), part_of(x[2], i), part_of(x[3], i),
-                               part_of(x[4], i)};
-        int sum = 0;
-#pragma unroll
-        for (int g = 0; g < 4; ++g) sum = __dp4a(static_cast<int>(w[g] & 0x1f1f1f1fu), low[g], sum);
-        sum = __dp4a(static_cast<int>(w[4] & 0x1f1f1f1fu), high[0], sum);
-        sum =
-            __dp4a(static_cast<int>(((w[0] >> 5) & 0x07070707u) | ((w[1] >> 3) & 0x18181818u)), high[1], sum);
-        sum =
-            __dp4a(static_cast<int>(((w[2] >> 5) & 0x07070707u) | ((w[3] >> 3) & 0x18181818u)), high[2], sum);
-        sum = __dp4a(static_cast<int>(((w[4] >> 5) & 0x07070707u) | ((w[1] >> 2) & 0x08080808u) |
-                                      ((w[3] >> 1) & 0x10101010u)),
-                     high[3], sum);
-        add_min_scaled(sum, meta, scale, s, i, acc);
-      } else if constexpr (f.bits == 6) {
-        int sums[2] = {-32 * meta.y, -32 * meta.z};
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const uint32_t w[3] = {part_of(x[3 * h], i), part_of(x[3 * h + 1], i), part_of(x[3 * h + 2], i)};
-          const int* const act = h == 0 ? low : high;
-#pragma unroll
-          for (int g = 0; g < 3; ++g) sums[h] = __dp4a(static_cast<int>(w[g] & 0x3f3f3f3fu), act[g], sums[h]);
-          const uint32_t last =
-              ((w[0] >> 6) & 0x03030303u) | ((w[1] >> 4) & 0x0c0c0c0cu) | ((w[2] >> 2) & 0x30303030u);
-          sums[h] = __dp4a(static_cast<int>(last), act[3], sums[h]);
-        }
-        const uint32_t pair = part_of(scale0, i) >> (16 * (s & 1));
-        const int sum =
-            sums[0] * static_cast<int8_t>(pair & 255u) + sums[1] * static_cast<int8_t>((pair >> 8) & 255u);
-        acc[i] = fmaf(scale * half_of(d, i), static_cast<float>(sum), acc[i]);
-      } else {
-        int sum = 0;
-#pragma unroll
-        for (int g = 0; g < 4; ++g) {
-          sum = __dp4a(static_cast<int>(part_of(x[g], i) ^ 0x80808080u), low[g], sum);
-          sum = __dp4a(static_cast<int>(part_of(x[g + 4], i) ^ 0x80808080u), high[g], sum);
-        }
-        acc[i] = fmaf(scale * half_of(d, i), static_cast<float>(sum), acc[i]);
       }
     }
   }
-
-  __device__ __forceinline__ void add_min_scaled(int sum, const int4& meta, float scale, int s, int i,
-                                                 float (&acc)[4]) const {
-    const uint32_t t0 = part_of(scale2, i), t1 = part_of(scale0, i),
-                   t2 = part_of(scale1, i);  // t1: T_0 for the first four sub-blocks
-    const uint32_t mins =
-        s < 4 ? t2 & 0x3f3f3f3fu
-              : ((t0 >> 6) & 0x03030303u) | ((t1 >> 4) & 0x0c0c0c0cu) | ((t2 >> 2) & 0x30303030u);
-    const int shift = 8 * (s & 3);
-    const int sc = static_cast<int>(t1 >> shift & 63u), mn = static_cast<int>(mins >> shift & 63u);
-    const float down = half_of(m, i) * static_cast<float>(mn * (meta.y + meta.z));
-    acc[i] = fmaf(scale, half_of(d, i) * static_cast<float>(sum * sc) - down, acc[i]);
-  }
 };
+
+// Sums over the eight lanes of a quarter, spread over them: v[0 .. max(1, N / 8)) are those from dot_place()
+// on. Half of the values change sides in each step.
+template <int N>
+__device__ __forceinline__ void scatter_sums(float (&v)[N], int lane) {
+#pragma unroll
+  for (int mask = 4, n = N; mask<32; mask *= 2, n = n> 1 ? n / 2 : 1) {
+    const bool upper = (lane & mask) != 0;
+    if (n > 1) {
+#pragma unroll
+      for (int i = 0; i < n / 2; ++i) {
+        const float mine = upper ? v[i + n / 2] : v[i], other = upper ? v[i] : v[i + n / 2];
+        v[i] = mine + __shfl_xor_sync(0xffffffffu, other, mask);
+      }
+    } else {
+      v[0] += __shfl_xor_sync(0xffffffffu, v[0], mask);
+    }
+  }
+}
+// part[a * 16 + row] = sums over the warp.
+template <int kActs>
+__device__ __forceinline__ void store_dot(const float (&acc)[kActs][4], int lane, float* part) {
+  static_assert(kActs == 1 || kActs == 2 || kActs == 4);
+  float v[4 * kActs];
+#pragma unroll
+  for (int a = 0; a < kActs; ++a)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[4 * a + i] = acc[a][i];
+  scatter_sums(v, lane);
+  const int q = lane & 3, b0 = (lane >> 2) & 1, b1 = (lane >> 3) & 1, b2 = lane >> 4;
+  if constexpr (kActs == 1) {
+    if (b2 == 0) part[4 * q + 2 * b0 + b1] = v[0];
+  } else if constexpr (kActs == 2) {
+    part[16 * b0 + 4 * q + 2 * b1 + b2] = v[0];
+  } else {
+    *reinterpret_cast<float2*>(part + 16 * (2 * b0 + b1) + 4 * q + 2 * b2) = {v[0], v[1]};
+  }
+}
 
 }  // namespace thermo

@@ -25,7 +25,8 @@ struct ColdMail {
   alignas(128) uint32_t posted;  // by the device: ticket of the last post
   int32_t n_pairs;               // of that post, sorted by expert
   int32_t layer;
-  alignas(128) uint32_t near;     // by the host: ticket of the answer that is about to be written
+  float x_scale;  // of the rows: the norm's factor, where it was not known when they were written
+  alignas(128) uint32_t near;     // by the host: ticket of the answer that is being written
   alignas(128) uint32_t gave_up;  // by the device: a wait that took too long
   alignas(128) ColdPair pairs[kMaxMailRows * 32];
 };
@@ -47,6 +48,7 @@ struct DeviceCold {
   const int32_t* n_cold = nullptr;    // [1] experts of this layer that are not hot
   const uint32_t* ticket = nullptr;   // [1] of the step
   int32_t* n_pairs = nullptr;         // [1] posted for this layer
+  uint32_t* near = nullptr;           // [1] as in the mail, for the blocks that do not ask the host
   int16_t* chosen = nullptr;          // [kMaxMailRows][n_expert_used] of this layer, for the heat map
   ColdRecord* record = nullptr;
   int layer = 0;

@@ -1,12 +1,13 @@
-// Up to 4 rows and a float router: one launch. The router's 2 MB (35B-A3B) are spread over 64 blocks, asked
-// for before the wait for the norm and multiplied from registers; the last block to finish chooses, row by
-// row. Otherwise the product is linear_cuda's; beyond 4 rows one kernel chooses (a warp per row, scores in
-// registers, one warp-wide maximum per chosen expert) and counts, one block lays out the slots, one kernel
-// places the pairs. The order of pairs inside an expert depends on timing; results do not, because each pair
-// is computed alone and summed by row.
+// Up to 32 rows and a float router: one launch. The router's 2 MB (35B-A3B) are spread over 64 blocks, asked
+// for before the wait for the norm and multiplied from registers; the last block to finish chooses. Otherwise
+// the product is linear_cuda's; beyond 32 rows one kernel chooses and counts, one block lays out the slots,
+// one kernel places the pairs. The order of pairs inside an expert depends on timing; results do not, because
+// each pair is computed alone and summed by row.
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/linear/linear_cuda.h"
+#include "kernels/route_topk/cold_answer.cuh"
+#include "kernels/route_topk/route_choose.cuh"
 #include "kernels/route_topk/route_topk_cuda.h"
 #include "kernels/row_ops/warp_ops.cuh"
 
@@ -14,105 +15,7 @@ namespace thermo {
 namespace {
 
 constexpr int kThreads = 256;
-
-__device__ __forceinline__ uint32_t warp_max(uint32_t x) {
-#if __CUDA_ARCH__ >= 800
-  return __reduce_max_sync(0xffffffffu, x);
-#else
-  for (int mask = 16; mask > 0; mask /= 2) x = max(x, __shfl_xor_sync(0xffffffffu, x, mask));
-  return x;
-#endif
-}
-__device__ __forceinline__ uint32_t warp_min(uint32_t x) {
-  return ~warp_max(~x);
-}
-
-// Order of floats as order of unsigned numbers above 1; 1 is a NaN, which loses to every number; 0 is no
-// expert.
-__device__ __forceinline__ uint32_t order_key(float x) {
-  if (isnan(x)) return 1;
-  const uint32_t bits = __float_as_uint(x);
-  return max(2u, bits & 0x80000000u ? ~bits : bits | 0x80000000u);
-}
-
-// Ids and weights of one row, entry k in lane k. `logit(e)`: of expert e.
-template <int kPer, class Logit>
-__device__ void choose(const RouteConfig& config, const Logit& logit, const float* bias, int lane, int& id,
-                       float& weight) {
-  float value[kPer];   // what becomes the weight
-  uint32_t key[kPer];  // what is compared
-  float top = -INFINITY;
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    const int e = lane + 32 * i;
-    value[i] = e < config.n_expert ? logit(e) : -INFINITY;
-    if (value[i] > top) top = value[i];
-  }
-  for (int mask = 16; mask > 0; mask /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
-  const bool softmax = config.gating == Gating::Softmax;
-  float total = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    const int e = lane + 32 * i;
-    const float x = value[i];
-    if (config.gating == Gating::Sigmoid) value[i] = sigmoid_device(x);
-    if (config.gating == Gating::SqrtSoftplus) value[i] = sqrtf(softplus_device(x));
-    if (softmax) {
-      value[i] = expf(x - top);
-      if (e < config.n_expert && !isnan(value[i])) total += value[i];
-    }
-    key[i] = e < config.n_expert ? order_key(softmax && bias == nullptr ? x : value[i]) : 0;
-  }
-  if (softmax) {
-    total = warp_sum(total);
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) value[i] /= total;
-  }
-  if (bias != nullptr) {
-#pragma unroll
-    for (int i = 0; i < kPer; ++i)
-      if (lane + 32 * i < config.n_expert) key[i] = order_key(value[i] + bias[lane + 32 * i]);
-  }
-
-  id = 0;
-  weight = 0.0f;
-  float sum = 0.0f;
-  for (int k = 0; k < config.n_expert_used; ++k) {
-    uint32_t best = key[0];
-    int best_i = 0;
-    float best_value = value[0];
-#pragma unroll
-    for (int i = 1; i < kPer; ++i)
-      if (key[i] > best) best = key[i], best_i = i, best_value = value[i];
-    const uint32_t winner = warp_max(best);
-    const int chosen =
-        static_cast<int>(warp_min(best == winner ? static_cast<uint32_t>(lane + 32 * best_i) : 0xffffu));
-    best_value = __shfl_sync(0xffffffffu, best_value, chosen & 31);
-    if (config.gating == Gating::SoftmaxSelected) best_value = expf(best_value - top);
-    if (isnan(best_value)) best_value = 0.0f;
-    sum += best_value;
-    if (lane == k) id = chosen, weight = best_value;
-#pragma unroll
-    for (int i = 0; i < kPer; ++i)
-      if (lane + 32 * i == chosen) key[i] = 0;
-  }
-  if (!(sum > 0.0f) && config.normalize) {
-    weight = 1.0f;
-    sum = static_cast<float>(config.n_expert_used);
-  }
-  const bool divide = config.normalize || config.gating == Gating::SoftmaxSelected;
-  if (divide && sum > 0.0f) weight /= sum;
-  weight *= config.weights_scale;
-}
-
-template <class Logit>
-__device__ __forceinline__ void choose_any(const RouteConfig& config, const Logit& logit, const float* bias,
-                                           int lane, int& id, float& weight) {
-  if (config.n_expert <= 256)
-    choose<8>(config, logit, bias, lane, id, weight);
-  else
-    choose<kMaxDeviceExperts / 32>(config, logit, bias, lane, id, weight);
-}
+constexpr int kBlockRows = 4;  // chosen by the whole block
 
 // Asked for early: it is needed when time is short.
 __device__ __forceinline__ const uint8_t* expert_base(const DeviceRouteArgs& a) {
@@ -161,9 +64,7 @@ __device__ void lay_out_slots(const DeviceRouteArgs& a, const int32_t* count, in
     for (int e = begin; e < end; ++e) cold.x += count[e] > 0 && base_of(e) == nullptr;
     fetch_before = block_scan(cold, scratch[1], all).x;
     n_cold = all.x;
-    if (n_cold > 0)
-      n_fetch = n_cold <= kMaxFetchTable ? a.cold.fetch_of[n_cold]
-                                         : a.cold.fetch_of[kMaxFetchTable] * n_cold / kMaxFetchTable;
+    n_fetch = fetched_of(a.cold, n_cold);
   }
   // What becomes of expert e, the cold_rank-th cold one: nullptr for the processor.
   const auto lane_base = [&](int e, int& cold_rank) {
@@ -230,17 +131,6 @@ __device__ void lay_out_slots(const DeviceRouteArgs& a, const int32_t* count, in
   }
 }
 
-// Hands the mail over. After every thread of the (only) block has written its pairs.
-__device__ void post_mail(const DeviceCold& cold, int n_pairs) {
-  __syncthreads();
-  if (threadIdx.x != 0 || n_pairs == 0) return;
-  cold.mail->n_pairs = n_pairs;
-  cold.mail->layer = cold.layer;
-  cold.record->posted_ns = device_clock_ns();
-  __threadfence_system();
-  *const_cast<volatile uint32_t*>(&cold.mail->posted) = *cold.ticket + static_cast<uint32_t>(cold.layer) + 1;
-}
-
 // Pair number k of a row (n_expert_used: the shared expert): the rank-th of its expert `id`, whose pairs
 // start at `first` and slots at `slot`.
 __device__ void place_pair(const DeviceRouteArgs& a, int row, int k, int id, bool used, int first, int slot,
@@ -265,89 +155,67 @@ __device__ void place_shared(const DeviceRouteArgs& a, int row, int first, int s
   place_pair(a, row, a.config.n_expert_used, a.config.n_expert, a.shared && valid, first, slot, row, weight);
 }
 
-// Sum or maximum over the block; every thread gets it. `scratch`: kThreads / 32 floats.
-template <bool kMax>
-__device__ float block_reduce(float x, float* scratch) {
-  for (int mask = 16; mask > 0; mask /= 2) {
-    const float other = __shfl_xor_sync(0xffffffffu, x, mask);
-    x = kMax ? fmaxf(x, other) : x + other;
-  }
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = scratch[0];
-  for (int w = 1; w < kThreads / 32; ++w) x = kMax ? fmaxf(x, scratch[w]) : x + scratch[w];
-  return x;
-}
-
-// Everything after the router product, by one block of kThreads, row by row, for few rows and up to kThreads
-// experts. Logits are sums of kParts. An expert's place is the number of experts before it: short code in
-// loops, because a cold instruction costs more here than a comparison.
+// Everything after the router product, by one block of kThreads, a warp per row. Logits are sums of kParts.
 template <int kParts>
 __device__ void route_rows(const DeviceRouteArgs& a, const float* logits, int64_t part_stride) {
-  __shared__ int32_t count[kThreads];
-  __shared__ int32_t first[kThreads + 1], slot[kThreads + 1];
+  __shared__ int32_t count[kMaxDeviceExperts];
+  __shared__ int32_t first[kMaxDeviceExperts + 1], slot[kMaxDeviceExperts + 1];
   __shared__ int16_t ids[kMaxFusedRouteRows][32], ranks[kMaxFusedRouteRows][32];
   __shared__ float weights[kMaxFusedRouteRows][32];
-  __shared__ __align__(16) uint32_t keys[kThreads];
-  __shared__ float scratch[kThreads / 32];
-  const int e = threadIdx.x, n_expert = a.config.n_expert, n_used = a.config.n_expert_used;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int n_expert = a.config.n_expert, n_used = a.config.n_expert_used;
   const int n_valid = *a.n_valid;
   const uint8_t* const base = expert_base(a);
-  count[e] = 0;
-#pragma unroll 1
-  for (int row = 0; row < n_valid; ++row) {
-    float x = -INFINITY;
-    if (e < n_expert) {
-      x = 0.0f;
+  for (int e = threadIdx.x; e < n_expert; e += kThreads) count[e] = 0;
+  __syncthreads();
+  // Few rows: the whole block for one after the other. Many: a warp for each.
+  const bool few = n_valid <= kBlockRows && n_expert <= kBlockExperts;
+  if (few && n_expert > 0) {
+    __shared__ BlockChoice choice;
+    float x[kBlockRows];
 #pragma unroll
-      for (int p = 0; p < kParts; ++p) x += __ldcg(logits + p * part_stride + row * n_expert + e);
+    for (int row = 0; row < kBlockRows; ++row) {
+      x[row] = 0.0f;
+      if (row >= n_valid || static_cast<int>(threadIdx.x) >= n_expert) continue;
+#pragma unroll
+      for (int p = 0; p < kParts; ++p)
+        x[row] += __ldcg(logits + p * part_stride + row * n_expert + threadIdx.x);
     }
-    const float top = block_reduce<true>(x, scratch);
-    float value = x;
-    switch (a.config.gating) {
-      case Gating::Sigmoid:
-        value = sigmoid_device(x);
-        break;
-      case Gating::SqrtSoftplus:
-        value = sqrtf(softplus_device(x));
-        break;
-      default:
-        value = expf(x - top);
-        break;
+#pragma unroll 1
+    for (int row = 0; row < n_valid; ++row) {
+      offer_candidate(a.config, x[0], a.bias, nullptr, choice);
+#pragma unroll
+      for (int i = 0; i + 1 < kBlockRows; ++i) x[i] = x[i + 1];
+      __syncthreads();
+      rank_candidates(a.config, choice);
+      __syncthreads();
+      if (warp != 0) continue;
+      const float weight = weight_of_choice(a.config, a.bias, choice, lane);
+      if (lane >= n_used) continue;
+      const int id = choice.chosen[lane];
+      ids[row][lane] = static_cast<int16_t>(id);
+      weights[row][lane] = weight;
+      ranks[row][lane] = static_cast<int16_t>(count[id]++);
     }
-    float score = value;
-    if (a.config.gating == Gating::Softmax) {
-      value /= block_reduce<false>(e < n_expert && !isnan(value) ? value : 0.0f, scratch);
-      score = a.bias == nullptr ? x : value;
-    } else if (a.config.gating == Gating::SoftmaxSelected) {
-      score = x;
+  }
+#pragma unroll 1
+  for (int row = warp; row < n_valid && n_expert > 0 && !few; row += kThreads / 32) {
+    int id;
+    float weight;
+    choose_any(
+        a.config,
+        [&](int e) {
+          float x = 0.0f;
+#pragma unroll
+          for (int p = 0; p < kParts; ++p) x += __ldcg(logits + p * part_stride + row * n_expert + e);
+          return x;
+        },
+        a.bias, lane, id, weight);
+    if (lane < n_used) {
+      ids[row][lane] = static_cast<int16_t>(id);
+      weights[row][lane] = weight;
+      ranks[row][lane] = static_cast<int16_t>(atomicAdd(&count[id], 1));
     }
-    if (a.bias != nullptr && e < n_expert) score += a.bias[e];
-    const uint32_t key = e < n_expert ? order_key(score) : 0;
-    keys[e] = key;
-    __syncthreads();
-    int before = 0;
-#pragma unroll 4
-    for (int i = 0; i < kThreads; i += 4) {
-      const uint4 k = *reinterpret_cast<const uint4*>(keys + i);
-      before += (k.x > key || (k.x == key && i < e)) + (k.y > key || (k.y == key && i + 1 < e)) +
-                (k.z > key || (k.z == key && i + 2 < e)) + (k.w > key || (k.w == key && i + 3 < e));
-    }
-    const bool chosen = before < n_used && e < n_expert;
-    if (isnan(value)) value = 0.0f;
-    const float sum = block_reduce<false>(chosen ? value : 0.0f, scratch);
-    if (chosen) {
-      const bool divide = a.config.normalize || a.config.gating == Gating::SoftmaxSelected;
-      if (!(sum > 0.0f) && a.config.normalize)
-        value = 1.0f / static_cast<float>(n_used);
-      else if (divide && sum > 0.0f)
-        value /= sum;
-      ids[row][before] = static_cast<int16_t>(e);
-      weights[row][before] = value * a.config.weights_scale;
-      ranks[row][before] = static_cast<int16_t>(count[e]++);  // this thread's own counter
-    }
-    __syncthreads();
   }
   __syncthreads();
   lay_out_slots(a, count, first, slot, n_valid, base);
@@ -363,7 +231,10 @@ __device__ void route_rows(const DeviceRouteArgs& a, const float* logits, int64_
                  valid ? weights[row][k] : 0.0f);
     }
   }
-  if (a.cold.mail != nullptr) post_mail(a.cold, *a.cold.n_pairs);
+  if (a.cold.mail != nullptr) {
+    __syncthreads();  // all pairs are written
+    if (threadIdx.x == 0 && *a.cold.n_pairs > 0) post_mail(a.cold, *a.cold.n_pairs, 1.0f);
+  }
 }
 
 __global__ void __launch_bounds__(kThreads) route_small_kernel(const __grid_constant__ DeviceRouteArgs a) {
@@ -372,16 +243,10 @@ __global__ void __launch_bounds__(kThreads) route_small_kernel(const __grid_cons
   route_rows<1>(a, a.logits, 0);
 }
 
-__device__ __forceinline__ uint32_t count_up(uint32_t* counter) {
-  uint32_t before;
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-  return before;
-}
-
 template <DType T>
 __global__ void __launch_bounds__(kThreads) router_small_kernel(const __grid_constant__ DeviceRouteArgs a) {
   constexpr int kLoads = 8;
-  constexpr int kMaxRows = 4;  // at a time
+  constexpr int kMaxRows = 8;  // at a time
   __shared__ __align__(16) float part[kThreads / 32][kMaxRows][16];
   __shared__ bool is_last;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q = lane & 3;
@@ -440,6 +305,8 @@ __global__ void __launch_bounds__(kThreads) router_small_kernel(const __grid_con
   };
   if (n_valid == 1)
     multiply.template operator()<1>();
+  else if (n_valid <= 4)
+    multiply.template operator()<4>();
   else
     multiply.template operator()<kMaxRows>();
   // Release of this block's sums, acquire of the others': through thread 0, ordered with the rest of the
@@ -494,7 +361,10 @@ __global__ void __launch_bounds__(256) route_place_kernel(const __grid_constant_
     place_pair(a, row, k, id, valid, a.out.expert_first[id], a.out.expert_slot[id],
                valid ? a.out.rank[row * n_used + k] : 0, a.out.pair_weight[row * (n_used + 1) + k]);
   }
-  if (a.cold.mail != nullptr) post_mail(a.cold, *a.cold.n_pairs);
+  if (a.cold.mail != nullptr) {
+    __syncthreads();  // all pairs are written
+    if (threadIdx.x == 0 && *a.cold.n_pairs > 0) post_mail(a.cold, *a.cold.n_pairs, 1.0f);
+  }
 }
 
 void multiply_router(const DeviceRouteArgs& args, StreamView stream) {
@@ -511,7 +381,7 @@ void multiply_router(const DeviceRouteArgs& args, StreamView stream) {
 
 void route_topk_cuda(const DeviceRouteArgs& args, StreamView stream) noexcept {
   const int n_expert = args.config.n_expert;
-  if (args.n_rows <= kMaxFusedRouteRows && n_expert <= kThreads && args.config.n_expert_used < 32) {
+  if (args.n_rows <= kMaxFusedRouteRows && args.config.n_expert_used < 32) {
     const dim3 grid(static_cast<unsigned>(ceil_div(n_expert, 16)), kRouterParts);
     if (n_expert > 0 && is_float_type(args.router.dtype)) {
       switch (args.router.dtype) {

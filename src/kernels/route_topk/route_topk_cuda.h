@@ -66,7 +66,7 @@ inline constexpr int kRouterParts = 4;  // cuts of the router's columns in a sma
 void route_topk_cuda(const DeviceRouteArgs& args, StreamView stream) noexcept;
 
 inline constexpr int kMaxDeviceExperts = 512;
-inline constexpr int kMaxFusedRouteRows = 4;
+inline constexpr int kMaxFusedRouteRows = 32;
 
 constexpr int max_route_pairs(const RouteConfig& config, bool shared, int n_rows) {
   return n_rows * (config.n_expert_used + (shared ? 1 : 0));

@@ -1,6 +1,9 @@
 // One block per row. Bytes are few; what counts is that there is one launch between two products.
 #include "base/units.h"
 #include "device/launch.cuh"
+#include "kernels/linear/dot_product.cuh"
+#include "kernels/route_topk/cold_answer.cuh"
+#include "kernels/row_ops/conv_shift.cuh"
 #include "kernels/row_ops/row_ops_cuda.h"
 #include "kernels/row_ops/warp_ops.cuh"
 
@@ -21,79 +24,6 @@ __global__ void embed_kernel(DeviceMatrix table, const int32_t* tokens, float* x
 }
 
 constexpr int kNormThreads = 512;
-
-constexpr int kMaxColumns = 7;  // stored columns of a channel
-
-__device__ void shift_conv(const ConvShiftArgs& c, int block) {
-  const int blocks_of_group = (c.n_channels + kNormThreads - 1) / kNormThreads;
-  const int group = block / blocks_of_group, channel = block % blocks_of_group * kNormThreads + threadIdx.x;
-  if (group >= *c.n_groups || channel >= c.n_channels) return;
-  const int rows = c.group_rows[group];
-  float* const state = c.state + c.group_sequence[group] * c.sequence_stride + channel;
-  const float* const input = c.input + static_cast<int64_t>(c.group_begin[group]) * c.n_channels + channel;
-  // All reads first, so that they run together.
-  float columns[kMaxColumns];
-#pragma unroll
-  for (int k = 0; k < kMaxColumns; ++k) {
-    if (k >= c.taps - 1) break;
-    const int from = rows - (c.taps - 1) + k;  // row of the step, or an older column
-    columns[k] =
-        from >= 0 ? input[static_cast<int64_t>(from) * c.n_channels] : state[(k + rows) * c.n_channels];
-  }
-#pragma unroll
-  for (int k = 0; k < kMaxColumns; ++k) {
-    if (k >= c.taps - 1) break;
-    state[k * c.n_channels] = columns[k];
-  }
-}
-
-constexpr uint64_t kAnswerTimeoutNs = 20'000'000'000;
-
-__device__ __forceinline__ uint32_t ticket_of(const DeviceCold& cold) {
-  return *cold.ticket + static_cast<uint32_t>(cold.layer) + 1;
-}
-
-// Until the answer is about to come. Asking takes a microsecond and bandwidth that the fetch lane wants, so
-// one thread of a block asks for one word.
-__device__ void wait_until_near(const DeviceCold& cold, int row) {
-  if (threadIdx.x == 0) {
-    const uint32_t expected = ticket_of(cold);
-    const uint64_t begin = device_clock_ns();
-    if (row == 0) cold.record->ready_ns = begin;
-    uint32_t seen;
-    do {
-      asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(&cold.mail->near) : "memory");
-      if (seen != expected && device_clock_ns() - begin > kAnswerTimeoutNs) {
-        cold.mail->gave_up = expected;
-        break;
-      }
-    } while (seen != expected);
-  }
-  __syncthreads();
-}
-
-// Piece c of a row of the answer, once it is there.
-__device__ __forceinline__ float4 take_answer(const DeviceCold& cold, int64_t row, int c, int n_embd,
-                                              uint32_t expected) {
-  const uint64_t* const from = cold.y + row * n_embd + 4 * c;
-  uint4 a, b;
-  uint32_t tries = 0;
-  do {
-    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a.x), "=r"(a.y), "=r"(a.z), "=r"(a.w)
-                 : "l"(from)
-                 : "memory");
-    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(b.x), "=r"(b.y), "=r"(b.z), "=r"(b.w)
-                 : "l"(from + 2)
-                 : "memory");
-    if (++tries > 10'000'000) {
-      cold.mail->gave_up = expected;
-      break;
-    }
-  } while (a.y != expected || a.w != expected || b.y != expected || b.w != expected);
-  return {__uint_as_float(a.x), __uint_as_float(a.z), __uint_as_float(b.x), __uint_as_float(b.z)};
-}
 
 // kNormFloat4: pieces of a thread.
 template <int kNormFloat4>
@@ -119,7 +49,7 @@ __global__ void __launch_bounds__(kNormThreads)
   float4* const x = reinterpret_cast<float4*>(a.x + static_cast<int64_t>(row) * a.n_embd);
   float4 v[kNormFloat4];
   const bool answered = a.cold_in.mail != nullptr && *a.cold_in.n_pairs > 0;
-  if (answered) wait_until_near(a.cold_in, row);
+  if (answered) wait_until_near(a.cold_in, row == 0);
   const bool mail_out = a.cold_out.mail != nullptr && *a.cold_out.n_cold > 0;
   float square = 0.0f, dot = 0.0f;  // dot: with the shared expert's gate, before the scale
 #pragma unroll
@@ -145,8 +75,11 @@ __global__ void __launch_bounds__(kNormThreads)
         }
       }
       if (answered) {
-        const float4 p = take_answer(a.cold_in, row, c, a.n_embd, ticket_of(a.cold_in));
-        v[i].x += p.x, v[i].y += p.y, v[i].z += p.z, v[i].w += p.w;
+        const uint64_t* const from = a.cold_in.y + static_cast<int64_t>(row) * a.n_embd + 4 * c;
+        const uint32_t expected = ticket_of(a.cold_in);
+        const float2 p = take_answer2(a.cold_in, from, expected),
+                     q = take_answer2(a.cold_in, from + 2, expected);
+        v[i].x += p.x, v[i].y += p.y, v[i].z += q.x, v[i].w += q.y;
       }
       x[c] = v[i];
     }
@@ -178,6 +111,8 @@ __global__ void __launch_bounds__(kNormThreads)
       *reinterpret_cast<uint2*>(h.f16 + row * h.f16_stride + act_place(4 * c)) =
           *reinterpret_cast<const uint2*>(pair);
     }
+    // Columns come in 32s where this form is asked for: the 16 columns of a scale are in one warp.
+    if (a.h.i8 != nullptr) store_dot_acts(static_cast<DotActs*>(a.h.i8) + row * a.h.i8_stride, c, y);
   }
   if (a.shared_gate != nullptr && threadIdx.x == 0) a.shared_logit[row] = dot * scale;
 }
@@ -191,10 +126,7 @@ void embed_cuda(const DeviceMatrix& table, const int32_t* tokens, int n_rows, fl
 }
 
 void residual_norm_cuda(const ResidualNormArgs& args, StreamView stream) noexcept {
-  int conv_blocks = 0;
-  if (args.conv.state != nullptr)
-    conv_blocks = args.conv.max_groups * ceil_div(args.conv.n_channels, kNormThreads);
-  const unsigned blocks = static_cast<unsigned>(args.n_rows + conv_blocks);
+  const unsigned blocks = static_cast<unsigned>(args.n_rows + shift_conv_blocks(args.conv, kNormThreads));
   const int pieces = ceil_div(args.n_embd, 4 * kNormThreads);
   launch(pieces <= 1   ? residual_norm_kernel<1>
          : pieces <= 2 ? residual_norm_kernel<2>

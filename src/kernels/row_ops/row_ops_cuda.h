@@ -16,8 +16,10 @@ struct DeviceActsOut {
   int64_t f16_stride = 0;
   int64_t f32_stride = 0;
   float scale = 1.0f;
+  void* i8 = nullptr;
+  int64_t i8_stride = 0;
 
-  DeviceActs read() const { return {f16, f32, f16_stride, f32_stride, scale}; }
+  constexpr DeviceActs read() const { return {f16, f32, f16_stride, f32_stride, scale, i8, i8_stride}; }
 };
 
 // x[r] = row tokens[r] of the table.

@@ -117,7 +117,7 @@ struct GpuExperts::Impl {
   PinnedBuffer control_host;
   DeviceBuffer control;
   DeviceBuffer host_table;  // where cold experts lie in host memory
-  DeviceBuffer n_pairs;     // [n_layer]
+  DeviceBuffer n_pairs;     // [n_layer], and `near` of each layer
   DeviceBuffer slots, guest;
   CudaSlots device;
   std::unique_ptr<ExpertStore> store;
@@ -170,7 +170,7 @@ struct GpuExperts::Impl {
         control_host(table_bytes() + static_cast<size_t>(n_layer) * sizeof(int32_t)),
         control(control_host.size()),
         host_table(table_bytes()),
-        n_pairs(static_cast<size_t>(n_layer) * sizeof(int32_t)),
+        n_pairs(2 * static_cast<size_t>(n_layer) * sizeof(int32_t)),
         device(control_host.as<const uint8_t*>(),
                reinterpret_cast<int32_t*>(control_host.data() + table_bytes()), n_expert) {
     for (int il = 0; il < n_layer; ++il)
@@ -287,7 +287,7 @@ std::vector<GpuMemoryItem> GpuExperts::plan(const ModelConfig& config, const Wei
   return {{"hot experts", ExpertStore::slot_bytes(catalog, place(catalog, heat, options))},
           {"expert streaming", guest_bytes(catalog)},
           {"expert tables",
-           (2 * n_layer + kBatches) * n_expert * sizeof(const uint8_t*) + 2 * n_layer * sizeof(int32_t)}};
+           (2 * n_layer + kBatches) * n_expert * sizeof(const uint8_t*) + 3 * n_layer * sizeof(int32_t)}};
 }
 
 const uint8_t* const* GpuExperts::table(int layer) const noexcept {
@@ -302,6 +302,7 @@ DeviceCold GpuExperts::cold(int layer, const uint32_t* ticket, const int32_t* fe
           .n_cold = reinterpret_cast<const int32_t*>(m.control.data() + m.table_bytes()) + layer,
           .ticket = ticket,
           .n_pairs = m.n_pairs.as<int32_t>() + layer,
+          .near = m.n_pairs.as<uint32_t>() + m.n_layer + layer,
           .chosen = m.chosen.as<int16_t>() + static_cast<size_t>(layer) * m.chosen_of_layer(),
           .record = m.records.as<ColdRecord>() + layer,
           .layer = layer,
@@ -349,6 +350,8 @@ void GpuExperts::Impl::answer(uint32_t posted, int n_rows) noexcept {
   const int64_t begin = TraceWriter::now_ns();
   ColdMail& box = mail();
   const int layer = box.layer, n = box.n_pairs;
+  if (box.x_scale != 1.0f)
+    for (int i = 0; i < n_embd; ++i) x.as<float>()[i] *= box.x_scale;  // only ever one row
   lane->answer(
       layer, {box.pairs, static_cast<size_t>(n)}, x.as<float>(),
       {.rows = y.as<uint64_t>(), .stride = n_embd, .n_rows = n_rows, .stamp = posted, .near = &box.near});

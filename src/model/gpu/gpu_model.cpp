@@ -26,6 +26,7 @@
 #include "device/stream.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/delta_net/delta_net_cuda.h"
+#include "kernels/expert_ffn/decode_ffn_cuda.h"
 #include "kernels/expert_ffn/expert_ffn_cuda.h"
 #include "kernels/linear/linear_cuda.h"
 #include "kernels/route_topk/route_topk_cuda.h"
@@ -34,6 +35,7 @@
 #include "model/gpu/gpu_weights.h"
 
 namespace thermo {
+int lab_skip = 0;
 namespace {
 
 constexpr int kBuckets[] = {1, 2, 4, 8, 16, 32};
@@ -133,6 +135,14 @@ struct Workspace {
       if (f32) out.f32 = carver.take<float>(n * static_cast<size_t>(columns));
       return out;
     };
+    // The int8 form, of small steps only.
+    const int small_rows = std::min(n_batch, kMaxSmallActs);
+    const auto int8 = [&](DeviceActsOut& out, int n, int columns) {
+      if (columns % 32 != 0) return;
+      out.i8_stride = ceil_div(columns, 256);
+      out.i8 = carver.take<std::byte>(static_cast<size_t>(n) * static_cast<size_t>(out.i8_stride) *
+                                      kDotChunkBytes);
+    };
     const int q_dim = c.max_n_head() * c.head_dim;
     const int n_expert = c.route.n_expert, n_used = c.route.n_expert_used;
     const size_t pairs = static_cast<size_t>(max_pairs_of(c, n_batch));
@@ -142,6 +152,8 @@ struct Workspace {
     h = acts(rows, c.n_embd, true, true, 1.0f);
     mixed = acts(rows, std::max(q_dim, c.ssm_inner()), true, float_mixed, 1.0f);
     hidden = acts(pairs, c.max_n_ff(), true, float_ffn, kHiddenScale);
+    int8(h, small_rows, c.n_embd);
+    int8(hidden, max_pairs_of(c, small_rows), c.max_n_ff());
     q_full = floats(2 * q_dim);
     q = floats(q_dim);
     k = floats(c.n_kv_dim());
@@ -287,6 +299,7 @@ struct GpuModel::Impl {
   CapturedGraph graphs[2][std::size(kBuckets)];  // kept rows; bucket. Destroyed first
   std::string fault;
   float step_ms = 0.0f;
+  bool fused_decode = false;  // one row runs without launches for norms
 
   Impl(ModelConfig c, const Weights& w, const GpuModelOptions& o, ThreadPool& pool,
        const LoadProgressFn& progress)
@@ -326,6 +339,7 @@ struct GpuModel::Impl {
         HostBuffer(static_cast<size_t>(o.n_batch) * static_cast<size_t>(config.n_vocab) * sizeof(float));
     upload_rope();
 
+    fused_decode = can_fuse_decode();
     sequences.resize(n_sequences);
     logit_rows.reserve(static_cast<size_t>(o.n_batch));
     if (o.graphs) record_graphs();
@@ -353,14 +367,23 @@ struct GpuModel::Impl {
   void record_graphs();
   void lay_out(const StepBatch& batch, Inputs& to, int n_rows) noexcept;
   void enqueue(int n_rows, bool keep, int n_logits, const Inputs& from, float* hidden, int n_valid) noexcept;
-  void attention(int il, int n_rows, const DeviceRows& rows) noexcept;
-  void delta_net(int il, int n_rows, bool keep, const DeviceRows& rows) noexcept;
+  void attention(int il, int n_rows, const DeviceRows& rows, const DeviceNormIn& norm) noexcept;
+  void delta_net(int il, int n_rows, bool keep, const DeviceRows& rows, const DeviceNormIn& norm) noexcept;
   void feed_forward(int il, int n_rows, const DeviceRows& rows, const DeviceCold& cold) noexcept;
-  void project_out(const DeviceMatrix& w, const DeviceActs& x, int n_rows) noexcept;
-  void head(int n_logits, const int32_t* rows) noexcept;
+  DecodeFfnArgs decode_ffn_args(int il) noexcept;
+  bool can_fuse_decode() noexcept;
+  void project_in(std::initializer_list<DeviceLinearJob> jobs, const DeviceNormIn& norm, int n_rows) noexcept;
+  void project_out(const DeviceMatrix& w, const DeviceActs& x, const DeviceNormIn& norm, int n_rows) noexcept;
+  void head(int n_logits, const int32_t* rows, int n_rows) noexcept;
   void top_of_head(int n_logits, const Inputs& from) noexcept;
-  void linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_rows,
-              const int32_t* row_index = nullptr) noexcept;
+  void linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_acts,
+              const int32_t* row_index = nullptr, const DeviceNormIn& norm = {}) noexcept;
+  // Normed rows as a step of n_rows has them.
+  DeviceActsOut normed(int n_rows) const {
+    DeviceActsOut h = act.h;
+    if (n_rows > kMaxSmallActs) h.i8 = nullptr;
+    return h;
+  }
   bool check(const char* what) noexcept;
   float* small_hidden() {
     if (hidden_pinned.size() == 0)
@@ -409,15 +432,22 @@ bool GpuModel::Impl::check(const char* what) noexcept {
   return false;
 }
 
-void GpuModel::Impl::linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_rows,
-                            const int32_t* row_index) noexcept {
+void GpuModel::Impl::linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_acts,
+                            const int32_t* row_index, const DeviceNormIn& norm) noexcept {
   DeviceLinearArgs args;
   for (const DeviceLinearJob& job : jobs)
     if (job.w.n_rows > 0) args.jobs[args.n_jobs++] = job;
   args.x = x;
+  args.norm = norm;
   args.row_index = row_index;
-  args.n_acts = n_rows;
+  args.n_acts = n_acts;
   linear_cuda(args, stream.view());
+}
+
+// With a norm: of one row, straight from the residual stream. Output projections then add to it.
+void GpuModel::Impl::project_in(std::initializer_list<DeviceLinearJob> jobs, const DeviceNormIn& norm,
+                                int n_rows) noexcept {
+  linear(jobs, normed(n_rows).read(), n_rows, nullptr, norm);
 }
 
 // Output projections have few panels and many columns: with few rows their sum is cut in two, added up by the
@@ -427,24 +457,32 @@ int output_parts(int n_rows) {
   return n_rows <= kMaxSmallActs ? kOutputParts : 1;
 }
 
-void GpuModel::Impl::project_out(const DeviceMatrix& w, const DeviceActs& x, int n_rows) noexcept {
-  linear({{.w = w,
-           .y = act.parts,
-           .y_stride = config.n_embd,
-           .k_parts = output_parts(n_rows),
-           .part_stride = static_cast<int64_t>(n_rows) * config.n_embd}},
-         x, n_rows);
+void GpuModel::Impl::project_out(const DeviceMatrix& w, const DeviceActs& x, const DeviceNormIn& norm,
+                                 int n_rows) noexcept {
+  if (norm.x != nullptr) {
+    if (!(lab_skip & 8)) linear({{.w = w, .y = act.x, .y_stride = config.n_embd, .add = true}}, x, n_rows);
+    return;
+  }
+  if (!(lab_skip & 8))
+    linear({{.w = w,
+             .y = act.parts,
+             .y_stride = config.n_embd,
+             .k_parts = output_parts(n_rows),
+             .part_stride = static_cast<int64_t>(n_rows) * config.n_embd}},
+           x, n_rows);
 }
 
-void GpuModel::Impl::attention(int il, int n_rows, const DeviceRows& rows) noexcept {
+void GpuModel::Impl::attention(int il, int n_rows, const DeviceRows& rows,
+                               const DeviceNormIn& norm) noexcept {
   const GpuAttentionWeights& w = weights.layers[static_cast<size_t>(il)].attention;
   const LayerConfig& layer = config.layers[static_cast<size_t>(il)];
   const int q_dim = layer.n_head * config.head_dim;
-  linear({{w.q, act.q_full, w.q.n_rows},
-          {w.k, act.k, w.k.n_rows},
-          {w.v, act.v, w.v.n_rows},
-          {w.gate, act.gate, w.gate.n_rows}},
-         act.h.read(), n_rows);
+  if (!(lab_skip & 2))
+    project_in({{w.q, act.q_full, w.q.n_rows},
+                {w.k, act.k, w.k.n_rows},
+                {w.v, act.v, w.v.n_rows},
+                {w.gate, act.gate, w.gate.n_rows}},
+               norm, n_rows);
 
   const bool windowed = layer.window > 0 && config.arch == Arch::Laguna;
   DeviceActsOut out = act.mixed;
@@ -454,43 +492,46 @@ void GpuModel::Impl::attention(int il, int n_rows, const DeviceRows& rows) noexc
     out.f16 = nullptr;
   else
     out.f32 = nullptr;
-  attention_cuda(
-      {.rows = rows,
-       .kv = kv_of(il, 0),
-       .n_rows = n_rows,
-       .n_head = layer.n_head,
-       .n_head_kv = config.n_head_kv,
-       .head_dim = config.head_dim,
-       .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim)),
-       .window = layer.window,
-       .eps = config.norm_eps,
-       .q_full = act.q_full,
-       .k = act.k,
-       .v = act.v,
-       .gate = act.gate,
-       .head_gate = config.attn_gate == AttnGate::SigmoidElement ? HeadGate::SigmoidElement
-                    : config.attn_gate == AttnGate::SoftplusHead ? HeadGate::SoftplusHead
-                                                                 : HeadGate::SoftplusElement,
-       .q_norm = w.q_norm,
-       .k_norm = w.k_norm,
-       .inv_freq = windowed ? rope_window : rope_full,
-       .n_rot = windowed ? config.rope_window.n_rot : config.rope_full.n_rot,
-       .rope_magnitude = windowed ? magnitude_window : magnitude_full,
-       .q = act.q,
-       .partial = act.partial,
-       .n_splits = attention_splits(n_rows, layer.n_head, config.n_head_kv, device.n_multiprocessors),
-       .out = out},
-      stream.view());
-  project_out(w.output, out.read(), n_rows);
+  if (!(lab_skip & 128))
+    attention_cuda(
+        {.rows = rows,
+         .kv = kv_of(il, 0),
+         .n_rows = n_rows,
+         .n_head = layer.n_head,
+         .n_head_kv = config.n_head_kv,
+         .head_dim = config.head_dim,
+         .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim)),
+         .window = layer.window,
+         .eps = config.norm_eps,
+         .q_full = act.q_full,
+         .k = act.k,
+         .v = act.v,
+         .gate = act.gate,
+         .head_gate = config.attn_gate == AttnGate::SigmoidElement ? HeadGate::SigmoidElement
+                      : config.attn_gate == AttnGate::SoftplusHead ? HeadGate::SoftplusHead
+                                                                   : HeadGate::SoftplusElement,
+         .q_norm = w.q_norm,
+         .k_norm = w.k_norm,
+         .inv_freq = windowed ? rope_window : rope_full,
+         .n_rot = windowed ? config.rope_window.n_rot : config.rope_full.n_rot,
+         .rope_magnitude = windowed ? magnitude_window : magnitude_full,
+         .q = act.q,
+         .partial = act.partial,
+         .n_splits = attention_splits(n_rows, layer.n_head, config.n_head_kv, device.n_multiprocessors),
+         .out = out},
+        stream.view());
+  project_out(w.output, out.read(), norm, n_rows);
 }
 
-void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& rows) noexcept {
+void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& rows,
+                               const DeviceNormIn& norm) noexcept {
   const GpuDeltaNetWeights& w = weights.layers[static_cast<size_t>(il)].delta_net;
-  linear({{w.qkv, act.conv_input, config.ssm_channels()},
-          {w.z, act.z, config.ssm_inner()},
-          {w.alpha, act.alpha, config.ssm_n_head_v},
-          {w.beta, act.beta, config.ssm_n_head_v}},
-         act.h.read(), n_rows);
+  if (!(lab_skip & 2))
+    project_in({{w.qkv, act.conv_input, config.ssm_channels()},
+                {w.z, act.z, config.ssm_inner()},
+                {w.alpha, act.alpha, config.ssm_n_head_v},
+                {w.beta, act.beta, config.ssm_n_head_v}},
+               norm, n_rows);
   DeviceActsOut out = act.mixed;
   out.f16_stride = static_cast<int64_t>(f16_columns(config.ssm_inner()));
   out.f32_stride = config.ssm_inner();
@@ -498,35 +539,36 @@ void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& 
     out.f16 = nullptr;
   else
     out.f32 = nullptr;
-  delta_net_cuda({.rows = rows,
-                  .n_rows = n_rows,
-                  .max_groups = std::min(n_rows, options.n_sequences),
-                  .max_group_rows = keep ? std::min(n_rows, options.sequence.max_draft_rows) : n_rows,
-                  .n_head_k = config.ssm_n_head_k,
-                  .n_head_v = config.ssm_n_head_v,
-                  .dim = config.ssm_dim,
-                  .taps = config.ssm_taps,
-                  .eps = config.norm_eps,
-                  .u = act.conv_input,
-                  .z = act.z,
-                  .alpha = act.alpha,
-                  .beta = act.beta,
-                  .conv_weight = w.conv,
-                  .a = w.a,
-                  .dt_bias = w.dt_bias,
-                  .norm = w.norm,
-                  .state = delta_state(il, 0),
-                  .conv_state = delta_state(il, 0) + layout.delta_floats,
-                  .sequence_stride =
-                      static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) * layout.recurrent_floats),
-                  .keep = keep,
-                  .tape = tape_of(il, 0),
-                  .mixed = act.conv_output,
-                  .gates = act.gates,
-                  .rule_out = act.rule_out,
-                  .out = out},
-                 stream.view());
-  project_out(w.output, out.read(), n_rows);
+  if (!(lab_skip & 4))
+    delta_net_cuda({.rows = rows,
+                    .n_rows = n_rows,
+                    .max_groups = std::min(n_rows, options.n_sequences),
+                    .max_group_rows = keep ? std::min(n_rows, options.sequence.max_draft_rows) : n_rows,
+                    .n_head_k = config.ssm_n_head_k,
+                    .n_head_v = config.ssm_n_head_v,
+                    .dim = config.ssm_dim,
+                    .taps = config.ssm_taps,
+                    .eps = config.norm_eps,
+                    .u = act.conv_input,
+                    .z = act.z,
+                    .alpha = act.alpha,
+                    .beta = act.beta,
+                    .conv_weight = w.conv,
+                    .a = w.a,
+                    .dt_bias = w.dt_bias,
+                    .norm = w.norm,
+                    .state = delta_state(il, 0),
+                    .conv_state = delta_state(il, 0) + layout.delta_floats,
+                    .sequence_stride = static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) *
+                                                            layout.recurrent_floats),
+                    .keep = keep,
+                    .tape = tape_of(il, 0),
+                    .mixed = act.conv_output,
+                    .gates = act.gates,
+                    .rule_out = act.rule_out,
+                    .out = out},
+                   stream.view());
+  project_out(w.output, out.read(), norm, n_rows);
 }
 
 void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows,
@@ -542,8 +584,9 @@ void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows,
   args.shared_down = w.shared_down;
   args.n_expert = w.moe ? config.route.n_expert : 0;
   args.routes = act.routes;
-  args.x = act.h.read();
+  args.x = normed(n_rows).read();
   args.hidden = act.hidden;
+  if (n_rows > kMaxSmallActs) args.hidden.i8 = nullptr;
   const bool needs_float = (w.gate.n_rows > 0 && is_float_type(w.down.dtype)) ||
                            (w.shared_gate.n_rows > 0 && is_float_type(w.shared_down.dtype));
   const bool needs_half = (w.gate.n_rows > 0 && !is_float_type(w.down.dtype)) ||
@@ -573,7 +616,7 @@ void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows,
   route.n_valid = rows.n_valid;
   route.tile = args.large ? kExpertTile : kExpertSmallTile;
   route.out = act.routes;
-  route_topk_cuda(route, stream.view());
+  if (!(lab_skip & 32)) route_topk_cuda(route, stream.view());
   args.max_slots = max_route_slots(route.config, route.shared, n_rows, route.tile);
   args.max_slot_rows = std::min(n_rows, kExpertSmallTile);
   if (experts != nullptr && w.moe && n_rows > kMaxMailRows)
@@ -582,8 +625,45 @@ void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows,
     expert_ffn_cuda(args, stream.view());
 }
 
-void GpuModel::Impl::head(int n_logits, const int32_t* rows) noexcept {
-  linear({{weights.output, act.logits, config.n_vocab}}, act.h.read(), n_logits, rows);
+DecodeFfnArgs GpuModel::Impl::decode_ffn_args(int il) noexcept {
+  const GpuLayerWeights& layer = weights.layers[static_cast<size_t>(il)];
+  const GpuFfnWeights& w = layer.ffn;
+  DecodeFfnArgs args;
+  args.norm = {act.x, layer.ffn_norm, config.norm_eps};
+  args.x = act.x;
+  args.n_embd = config.n_embd;
+  if (w.moe) args.config = config.route;
+  args.router = w.router;
+  args.bias = w.router_bias;
+  args.base = w.experts;
+  args.gate = w.gate;
+  args.up = w.up;
+  args.down = w.down;
+  args.shared_gate = w.shared_gate;
+  args.shared_up = w.shared_up;
+  args.shared_down = w.shared_down;
+  args.shared_weight = w.shared_weight;
+  args.routes = act.routes;
+  args.hidden = act.hidden.i8;
+  args.hidden_stride = act.hidden.i8_stride;
+  return args;
+}
+
+bool GpuModel::Impl::can_fuse_decode() noexcept {
+  bool good = act.h.i8 != nullptr && act.hidden.i8 != nullptr;
+  for (int il = 0; il < config.n_layer; ++il) {
+    const GpuLayerWeights& w = weights.layers[static_cast<size_t>(il)];
+    for (const DeviceMatrix* m :
+         {&w.attention.q, &w.attention.k, &w.attention.v, &w.attention.gate, &w.attention.output,
+          &w.delta_net.qkv, &w.delta_net.z, &w.delta_net.alpha, &w.delta_net.beta, &w.delta_net.output})
+      good = good && linear_reads_norm(*m);
+    good = good && decode_ffn_possible(decode_ffn_args(il));
+  }
+  return good;
+}
+
+void GpuModel::Impl::head(int n_logits, const int32_t* rows, int n_rows) noexcept {
+  linear({{weights.output, act.logits, config.n_vocab}}, normed(n_rows).read(), n_logits, rows);
 }
 
 void GpuModel::Impl::top_of_head(int n_logits, const Inputs& from) noexcept {
@@ -612,21 +692,26 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
   ResidualNormArgs norm{.x = act.x,
                         .norm = nullptr,
                         .eps = config.norm_eps,
-                        .h = act.h,
+                        .h = normed(n_rows),
                         .n_rows = n_rows,
                         .n_embd = config.n_embd,
                         .conv = {},
                         .cold_in = {},
                         .cold_out = {}};
+  const bool fused = n_rows == 1 && fused_decode;
   for (int il = 0; il < config.n_layer; ++il) {
     const GpuLayerWeights& w = weights.layers[static_cast<size_t>(il)];
+    const DeviceCold cold = experts != nullptr && w.ffn.moe && n_rows <= kMaxMailRows
+                                ? experts->cold(il, from.ticket, from.fetch_of)
+                                : DeviceCold{};
     // What the layer before left, and the norm before this one.
     norm.norm = w.attn_norm;
-    residual_norm_cuda(norm, stream.view());
+    if (!(lab_skip & 1) && !fused) residual_norm_cuda(norm, stream.view());
     capture(il, act.x);
     norm.conv = {};
+    const DeviceNormIn norm_in{fused ? act.x : nullptr, w.attn_norm, config.norm_eps};
     if (config.layers[static_cast<size_t>(il)].recurrent) {
-      delta_net(il, n_rows, keep, rows);
+      delta_net(il, n_rows, keep, rows, norm_in);
       if (!keep)
         norm.conv = {.state = delta_state(il, 0) + layout.delta_floats,
                      .sequence_stride = static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) *
@@ -640,7 +725,27 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
                      .n_channels = config.ssm_channels(),
                      .taps = config.ssm_taps};
     } else {
-      attention(il, n_rows, rows);
+      attention(il, n_rows, rows, norm_in);
+    }
+    if (fused) {
+      DecodeFfnArgs ffn = decode_ffn_args(il);
+      ffn.cold = cold;
+      ffn.conv = norm.conv;
+      // The next layer's input projections.
+      if (il + 1 < config.n_layer && !(lab_skip & 1024)) {
+        const GpuLayerWeights& next = weights.layers[static_cast<size_t>(il) + 1];
+        const bool is_delta = config.layers[static_cast<size_t>(il) + 1].recurrent;
+        const DeviceMatrix* const matrices[] = {is_delta ? &next.delta_net.qkv : &next.attention.q,
+                                                is_delta ? &next.delta_net.z : &next.attention.k,
+                                                is_delta ? &next.delta_net.alpha : &next.attention.v,
+                                                is_delta ? &next.delta_net.beta : &next.attention.gate};
+        for (size_t i = 0; i < std::size(matrices); ++i)
+          ffn.next[i] = {matrices[i]->panels,
+                         matrices[i]->panel_bytes * static_cast<size_t>(ceil_div(matrices[i]->n_rows, 16))};
+      }
+      norm.conv = {};
+      if (!(lab_skip & 64)) decode_ffn_cuda(ffn, stream.view());
+      continue;
     }
     norm.parts = act.parts;
     norm.pair_of = nullptr;
@@ -648,9 +753,6 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
     norm.norm = w.ffn_norm;
     norm.shared_gate = w.ffn.shared_weight;
     norm.shared_logit = act.shared_logit;
-    const DeviceCold cold = experts != nullptr && w.ffn.moe && n_rows <= kMaxMailRows
-                                ? experts->cold(il, from.ticket, from.fetch_of)
-                                : DeviceCold{};
     norm.cold_in = {};
     norm.cold_out = cold;
     residual_norm_cuda(norm, stream.view());
@@ -667,7 +769,7 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
   residual_norm_cuda(norm, stream.view());
   capture(config.n_layer, act.h.f32);
   if (n_logits > 0) {
-    head(n_logits, from.logit_row);
+    head(n_logits, from.logit_row, n_rows);
     top_of_head(n_logits, from);
   }
 }
@@ -775,6 +877,10 @@ GpuSequence& GpuModel::sequence(int index) {
 const std::string& GpuModel::fault() const noexcept {
   return impl_->fault;
 }
+void GpuModel::lab_record(int skip) {
+  lab_skip = skip;
+  impl_->record_graphs();
+}
 float GpuModel::last_step_ms() const noexcept {
   return impl_->step_ms;
 }
@@ -869,7 +975,7 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
       for (int done = 0; done < n_logits; done += kLogitRows) {
         const int now = std::min(kLogitRows, n_logits - done);
         if (done > 0) {
-          m.head(now, m.large.logit_row + done);
+          m.head(now, m.large.logit_row + done, n);
           cudaMemcpyAsync(logits, m.act.logits, static_cast<size_t>(now) * row_bytes, cudaMemcpyDeviceToHost,
                           stream);
           m.stream.synchronize();

@@ -44,6 +44,7 @@ int main(int argc, char** argv) {
   bool graphs = true;
   double split = -1.0;  // share of the experts' bytes in GPU memory; negative: resident
   SplitOptions experts;
+  int ablate_rows = 1;
   std::string only;
   for (int i = 2; i < argc; ++i) {
     const std::string flag = argv[i];
@@ -63,6 +64,8 @@ int main(int argc, char** argv) {
       prefill = std::atoi(argv[++i]);
     else if (flag == "--deep")
       deep = std::atoi(argv[++i]);
+    else if (flag == "--ablate-rows")
+      ablate_rows = std::atoi(argv[++i]);
     else if (flag == "--steps")
       steps = std::atoi(argv[++i]);
     else if (flag == "--split")
@@ -163,6 +166,40 @@ int main(int argc, char** argv) {
       fmt::print("decode, logits as {:4}: {:.3f} ms wall, {:.3f} ms device\n", name, wall, device);
     }
     std::fflush(stdout);
+  }
+  if (only == "ablate") {
+    model.step({.rows = chain(64, 1, n_vocab)});
+    const Commit commit = ablate_rows == 1 ? Commit::All : Commit::Later;
+    const double all = time_steps(ablate_rows, 40, commit).second;
+    const struct {
+      int mask;
+      const char* name;
+    } parts[] = {{1, "norm1"},
+                 {2, "in"},
+                 {4, "delta"},
+                 {128, "attention"},
+                 {8, "out"},
+                 {16, "norm2"},
+                 {32, "route"},
+                 {64, "experts"},
+                 {256, "head"},
+                 {1024, "prefetch"},
+                 {511 - 2, "all but in"},
+                 {511 - 64, "all but ffn"},
+                 {511 - 64 - 32, "all but ffn route"},
+                 {511 - 8, "all but out"},
+                 {511 - 17, "all but norms"},
+                 {511 - 4, "all but delta"},
+                 {511 - 32, "all but route"}};
+    fmt::print("{} rows: all {:.1f} us\n", ablate_rows, all * 1e3);
+    for (const auto& part : parts) {
+      model.lab_record(part.mask);
+      const double t = time_steps(ablate_rows, 40, commit).second;
+      fmt::print("without {:18} {:8.1f} us, {:8.1f} us less, {:.2f} a layer\n", part.name, t * 1e3,
+                 (all - t) * 1e3, (all - t) * 1e3 / model.config().n_layer);
+      model.lab_record(0);
+      time_steps(ablate_rows, 3, commit);
+    }
   }
   if (wants("rows")) {
     double one = 0;

@@ -1,0 +1,440 @@
+// One row. Bytes are few per launch (35B-A3B: 3, 9.4 and 5.3 MB), so what counts is the chain of waits: every
+// launch asks for its weights before it waits for the one before, norms are made by their readers, and sums
+// over experts by the block that has all of them.
+//
+//   front: blocks 0 .. 63 multiply 16 rows x 512 columns of the router; the last one to finish chooses. The
+//          blocks behind them compute the shared expert's gate and up, which depend on no choice, and the
+//          last ones shift the convolution's columns of the DeltaNet before.
+//   in:    a block has 16 rows of gate and of up of one expert, a warp per 256 columns of each: all 256
+//   blocks
+//          are resident at once.
+//   out:   a block has 16 rows of down of all experts, a warp per 256 columns (18 warps, 128 blocks).
+#include "base/units.h"
+#include "device/launch.cuh"
+#include "kernels/expert_ffn/decode_ffn_cuda.h"
+#include "kernels/linear/dot_product.cuh"
+#include "kernels/route_topk/cold_answer.cuh"
+#include "kernels/route_topk/route_choose.cuh"
+#include "kernels/row_ops/conv_shift.cuh"
+#include "kernels/row_ops/warp_ops.cuh"
+
+namespace thermo {
+namespace {
+
+constexpr int kFrontThreads = 256;
+constexpr int kInThreads = 512;
+constexpr int kMaxOutWarps = 20;
+
+struct FrontPlan {
+  DecodeFfnArgs a;
+  int router_blocks, shared_blocks, conv_blocks;
+};
+
+constexpr int kPrefetchBlocks = 64;
+
+// Lines of the next matrices, to L2.
+__device__ __forceinline__ void prefetch(const DecodeFfnArgs& a, int block) {
+  for (const DevicePrefetch& p : a.next) {
+    for (size_t at = (static_cast<size_t>(block) * kFrontThreads + threadIdx.x) * 128; at < p.bytes;
+         at += static_cast<size_t>(kPrefetchBlocks) * kFrontThreads * 128)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(p.from + at));
+  }
+}
+
+// silu(gate) * up of 16 rows, from the sums of n_warps warps each, to the int8 form.
+__device__ __forceinline__ void store_hidden(const DecodeFfnArgs& a, const float (*gate)[16],
+                                             const float (*up)[16], int n_warps, float scale, int panel,
+                                             int n_rows, int slot) {
+  const int r = threadIdx.x, row = panel * 16 + r;
+  float g = 0.0f, u = 0.0f;
+  for (int s = 0; s < n_warps; ++s) g += gate[s][r], u += up[s][r];
+  const float value = row < n_rows ? silu(g * scale) * (u * scale) : 0.0f;
+  store_dot_act(static_cast<DotActs*>(a.hidden) + slot * a.hidden_stride, row, value);
+}
+
+template <DType T>
+__device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[16], float* squares) {
+  constexpr int kLoads = 8, kWarps = kFrontThreads / 32;
+  const DecodeFfnArgs& a = plan.a;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q = lane & 3;
+  const int panel = blockIdx.x / kRouterParts, k_part = blockIdx.x % kRouterParts;
+  const int n_cols = a.n_embd, n_expert = a.config.n_expert, n_used = a.config.n_expert_used;
+  const int share = (n_cols + kRouterParts * kWarps - 1) / (kRouterParts * kWarps);
+  const int begin = (k_part * kWarps + warp) * share, end = min(n_cols, begin + share);
+  const uint8_t* const weights = a.router.panels + panel * a.router.panel_bytes;
+  const bool has_gate = blockIdx.x == 0 && a.shared_weight != nullptr;
+  float4 w[kLoads];
+  float norm[kLoads];
+  const auto load = [&](int from) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int c = from + lane / 4 + 8 * i;
+      w[i] = c < end ? load_column<T>(weights, c, q) : float4{0, 0, 0, 0};
+      norm[i] = c < end ? __ldg(a.norm.weight + c) : 0.0f;
+    }
+  };
+  load(begin);
+  allow_next();
+  wait_for_inputs();
+
+  // All loads first: one trip to L2.
+  constexpr int kRowLoads = 2;
+  const float4* const row = reinterpret_cast<const float4*>(a.norm.x);
+  float4 x4[kRowLoads];
+#pragma unroll
+  for (int i = 0; i < kRowLoads; ++i) {
+    const int c = threadIdx.x + i * kFrontThreads;
+    x4[i] = c < n_cols / 4 ? row[c] : float4{0, 0, 0, 0};
+  }
+  float square = 0.0f, dot = 0.0f, acc[4] = {};
+  for (int from = begin; from < end; from += 8 * kLoads) {
+    if (from != begin) load(from);
+    float x[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) x[i] = a.norm.x[min(from + lane / 4 + 8 * i, n_cols - 1)];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      x[i] *= norm[i];
+      acc[0] = fmaf(w[i].x, x[i], acc[0]);
+      acc[1] = fmaf(w[i].y, x[i], acc[1]);
+      acc[2] = fmaf(w[i].z, x[i], acc[2]);
+      acc[3] = fmaf(w[i].w, x[i], acc[3]);
+    }
+  }
+  const auto add_row = [&](const float4& x, int c) {
+    square += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+    if (has_gate && c < n_cols / 4) {
+      const float4 n = __ldg(reinterpret_cast<const float4*>(a.norm.weight) + c),
+                   g = __ldg(reinterpret_cast<const float4*>(a.shared_weight) + c);
+      dot += x.x * n.x * g.x + x.y * n.y * g.y + x.z * n.z * g.z + x.w * n.w * g.w;
+    }
+  };
+  // The processor's copy of the row; its factor follows with the pairs.
+  if (blockIdx.x == 0 && a.cold.mail != nullptr && *a.cold.n_cold > 0)
+    for (int c = threadIdx.x; c < n_cols / 4; c += kFrontThreads) {
+      const float4 x = row[c], n = __ldg(reinterpret_cast<const float4*>(a.norm.weight) + c);
+      reinterpret_cast<float4*>(a.cold.x)[c] = {x.x * n.x, x.y * n.y, x.z * n.z, x.w * n.w};
+    }
+#pragma unroll
+  for (int i = 0; i < kRowLoads; ++i) add_row(x4[i], threadIdx.x + i * kFrontThreads);
+  for (int c = threadIdx.x + kRowLoads * kFrontThreads; c < n_cols / 4; c += kFrontThreads)
+    add_row(row[c], c);
+  scatter_sums(acc, lane);
+  square = warp_sum(square);
+  if (has_gate) dot = warp_sum(dot);
+  if (lane < 16) part[warp][4 * q + 2 * ((lane >> 2) & 1) + ((lane >> 3) & 1)] = acc[0];
+  if (lane == 0) {
+    squares[warp] = square;
+    squares[kWarps + warp] = dot;
+  }
+  __syncthreads();
+  if (warp != 0) return;
+  const float scale = norm_scale(squares, kWarps, n_cols, a.norm.eps);
+  const int e = panel * 16 + lane;
+  if (lane < 16 && e < n_expert) {
+    float sum = 0.0f;
+    for (int s = 0; s < kWarps; ++s) sum += part[s][lane];
+    a.routes.partial[k_part * n_expert + e] = sum * scale;
+  }
+  if (has_gate && lane == 0) {
+    dot = 0.0f;
+    for (int s = 0; s < kWarps; ++s) dot += squares[kWarps + s];
+    a.routes.pair_weight[n_used] = sigmoid_device(dot * scale);
+  }
+}
+
+template <DType T>
+__global__ void __launch_bounds__(kFrontThreads, 3)
+    decode_front_kernel(const __grid_constant__ FrontPlan plan) {
+  constexpr int kWarps = kFrontThreads / 32;
+  __shared__ __align__(16) float part[kWarps][16];
+  __shared__ float squares[2 * kWarps];
+  extern __shared__ __align__(16) std::byte stages[];
+  const DecodeFfnArgs& a = plan.a;
+  const int block = static_cast<int>(blockIdx.x);
+  if (block < plan.router_blocks) return route<T>(plan, part, squares);
+  if (block >= plan.router_blocks + plan.shared_blocks) {
+    const int other = block - plan.router_blocks - plan.shared_blocks;
+    allow_next();
+    if (other >= plan.conv_blocks) prefetch(a, other - plan.conv_blocks);
+    wait_for_inputs();
+    if (other < plan.conv_blocks) shift_conv(a.conv, other);
+    return;
+  }
+  DotActs* const stage = reinterpret_cast<DotActs*>(stages);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int panel = block - plan.router_blocks;
+  const DeviceMatrix& w = warp < kWarps / 2 ? a.shared_gate : a.shared_up;
+  NormWeights norm_weights;
+  norm_weights.load(a.norm.weight, a.n_embd, warp, lane);
+  dot_product<1>(w, w.panels + panel * w.panel_bytes, warp % (kWarps / 2), kWarps / 2, SharedActs{stage},
+                 lane, part[warp], [&] {
+                   allow_next();
+                   wait_for_inputs();
+                   make_norm_acts(a.norm.x, a.norm.weight, norm_weights, a.n_embd, warp, kWarps, lane, stage,
+                                  squares);
+                   __syncthreads();
+                 });
+  __syncthreads();
+  if (threadIdx.x < 16)
+    store_hidden(a, part, part + kWarps / 2, kWarps / 2, norm_scale(squares, kWarps, a.n_embd, a.norm.eps),
+                 panel, w.n_rows, a.config.n_expert_used);
+}
+
+// The logit of expert threadIdx.x.
+__device__ __forceinline__ float logit_of(const DecodeFfnArgs& a) {
+  float sum = -INFINITY;
+  if (static_cast<int>(threadIdx.x) < a.config.n_expert) {
+    sum = 0.0f;
+#pragma unroll
+    for (int p = 0; p < kRouterParts; ++p)
+      sum += __ldcg(a.routes.partial + p * a.config.n_expert + threadIdx.x);
+  }
+  return sum;
+}
+__device__ __forceinline__ const uint8_t* base_of(const DecodeFfnArgs& a) {
+  return static_cast<int>(threadIdx.x) < a.config.n_expert ? a.base[threadIdx.x] : nullptr;
+}
+
+// What becomes of the chosen experts that are cold, by the first warp of each block, all with the same
+// result: some are read in host memory, the others go to the processor and lose their place (base nullptr).
+struct ColdChoice {
+  unsigned in_host, in_mail;  // bits by place
+  int n_cold;
+};
+
+__device__ __forceinline__ void deal_cold(const DecodeFfnArgs& a, BlockChoice& choice, ColdChoice& out) {
+  const int lane = threadIdx.x;
+  const DeviceCold& cold = a.cold;
+  const bool here = lane < a.config.n_expert_used;
+  const uint8_t* base = here ? choice.chosen_base[lane] : nullptr;
+  // No expert is cold either while the table is not filled yet.
+  const unsigned mask = __ballot_sync(0xffffffffu, here && base == nullptr && *cold.n_cold > 0);
+  const int n_cold = __popc(mask), rank = __popc(mask & ((1u << lane) - 1));
+  if ((mask >> lane & 1) && rank < fetched_of(cold, n_cold)) {
+    base = cold.host_base[choice.chosen[lane]];
+    choice.chosen_base[lane] = base;
+  }
+  const unsigned in_host = __ballot_sync(0xffffffffu, (mask >> lane & 1) && base != nullptr);
+  if (lane == 0) out = {in_host, mask & ~in_host, n_cold};
+}
+
+// Tells the host: one warp of the step.
+__device__ __noinline__ void post_cold(const DecodeFfnArgs& a, const BlockChoice& choice,
+                                       const ColdChoice& dealt, float x_scale) {
+  const int lane = threadIdx.x, n_used = a.config.n_expert_used;
+  const DeviceCold& cold = a.cold;
+  const float weight = weight_of_choice(a.config, a.bias, choice, lane);
+  if (lane < n_used) cold.chosen[lane] = static_cast<int16_t>(choice.chosen[lane]);
+  const int n_pairs = __popc(dealt.in_mail);
+  if (dealt.in_mail >> lane & 1)
+    cold.mail->pairs[__popc(dealt.in_mail & ((1u << lane) - 1))] = {
+        0, static_cast<int16_t>(choice.chosen[lane]), weight};
+  __syncwarp();
+  if (lane != 0) return;
+  cold.record->n_pairs = n_pairs;
+  cold.record->n_cold = dealt.n_cold;
+  cold.record->n_fetched = dealt.n_cold - n_pairs;
+  if (n_pairs > 0) post_mail(cold, n_pairs, x_scale);
+}
+
+// kSplit: experts may be cold.
+template <DType T, bool kSplit>
+__global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_constant__ DecodeFfnArgs a) {
+  constexpr int kWarps = kInThreads / 32;
+  __shared__ __align__(16) float part[kWarps][16];
+  __shared__ float squares[kWarps];
+  extern __shared__ __align__(16) std::byte stages[];
+  DotActs* const stage = reinterpret_cast<DotActs*>(stages);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int panel = blockIdx.x;
+  const DeviceMatrix& w = warp < kWarps / 2 ? a.gate : a.up;
+  NormWeights norm_weights;
+  norm_weights.load(a.norm.weight, a.n_embd, warp, lane);
+  __shared__ BlockChoice choice;
+  __shared__ ColdChoice dealt;
+  const uint8_t* const mine = base_of(a);
+  wait_for_inputs();
+  allow_next();  // after the wait: the next kernel reads the logits before its own
+  const float logit = logit_of(a);
+  make_norm_acts(a.norm.x, a.norm.weight, norm_weights, a.n_embd, warp, kWarps, lane, stage, squares);
+  offer_candidate(a.config, logit, a.bias, mine, choice);
+  __syncthreads();
+  rank_candidates(a.config, choice);
+  __syncthreads();
+  if constexpr (kSplit) {
+    if (warp == 0) {
+      deal_cold(a, choice, dealt);
+      __syncwarp();
+      if (blockIdx.x == 0 && blockIdx.y == 0)
+        post_cold(a, choice, dealt, norm_scale(squares, kWarps, a.n_embd, a.norm.eps));
+    }
+    __syncthreads();
+  }
+  const uint8_t* const base = choice.chosen_base[blockIdx.y];
+  if (kSplit && base == nullptr) return;
+  const uint8_t* const bytes = base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes;
+  const int chunk = warp % (kWarps / 2);
+  if (kSplit && (dealt.in_host >> blockIdx.y & 1))
+    dot_product_in_host<T>(
+        w, bytes, chunk, kWarps / 2, SharedActs{stage}, lane, part[warp],
+        reinterpret_cast<std::byte*>(stage + dot_chunks(a.n_embd)) + warp * kStageChunkBytes, [] {});
+  else
+    dot_product_of<T, 1, false>(w, bytes, chunk, kWarps / 2, SharedActs{stage}, lane, part[warp], [] {});
+  __syncthreads();
+  if (threadIdx.x < 16)
+    store_hidden(a, part, part + kWarps / 2, kWarps / 2, norm_scale(squares, kWarps, a.n_embd, a.norm.eps),
+                 panel, w.n_rows, blockIdx.y);
+}
+
+struct OutPlan {
+  DecodeFfnArgs a;
+  int chunks, shared_chunks;  // of a routed matrix (0: none), of the shared one
+};
+
+// T: the type of all matrices; F32: they differ.
+template <DType T, bool kSplit>
+__global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPlan plan) {
+  extern __shared__ __align__(16) float parts[];  // [items][16]
+  __shared__ BlockChoice choice;
+  __shared__ ColdChoice dealt;
+  __shared__ float weights[32];
+  const DecodeFfnArgs& a = plan.a;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
+  const int n_used = a.config.n_expert_used, routed_items = n_used * plan.chunks,
+            items = routed_items + plan.shared_chunks;
+  const int panel = blockIdx.x;
+  allow_next();
+  const DeviceActs x{.i8 = a.hidden, .i8_stride = a.hidden_stride};
+  const auto run = [&](int item, const auto& ready) {
+    const bool routed = item < routed_items;
+    const int slot = routed ? item / plan.chunks : n_used;
+    const int chunk = routed ? item - slot * plan.chunks : item - routed_items;
+    const DeviceMatrix& w = routed ? a.down : a.shared_down;
+    const uint8_t* const base = routed ? choice.chosen_base[slot] : nullptr;
+    const auto row_of = [slot](int) { return slot; };
+    const uint8_t* const bytes = kSplit && routed && base == nullptr
+                                     ? nullptr
+                                     : base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes;
+    float* const part = parts + item * 16;
+    if constexpr (T == DType::F32) {
+      dot_product<1>(w, bytes, chunk, 1 << 24, StoredActs{x, row_of}, lane, part, ready);
+    } else {
+      if (kSplit && routed && (dealt.in_host >> slot & 1))
+        dot_product_in_host<T>(
+            w, bytes, chunk, 1 << 24, StoredActs{x, row_of}, lane, part,
+            reinterpret_cast<std::byte*>(parts + align_up(items, 4) * 16) + warp * kStageChunkBytes, ready);
+      else
+        dot_product_of<T, 1, false>(w, bytes, chunk, 1 << 24, StoredActs{x, row_of}, lane, part, ready);
+    }
+  };
+  if (n_used > 0) {
+    offer_candidate(a.config, logit_of(a), a.bias, base_of(a), choice);
+    __syncthreads();
+    rank_candidates(a.config, choice);
+    __syncthreads();
+    if (warp == 0) weights[lane] = weight_of_choice(a.config, a.bias, choice, lane);
+    if constexpr (kSplit) {
+      if (warp == 0) deal_cold(a, choice, dealt);
+      __syncthreads();
+    }
+  }
+  if (warp < items)
+    run(warp, [] { wait_for_inputs(); });
+  else
+    wait_for_inputs();
+#pragma unroll 1
+  for (int item = warp + n_warps; item < items; item += n_warps) run(item, [] {});
+  __syncthreads();
+  const bool answered = kSplit && dealt.in_mail != 0;
+  if (answered) wait_until_near(a.cold, panel == 0);
+  const int row = panel * 16 + threadIdx.x;
+  if (threadIdx.x >= 16 || row >= a.n_embd) return;
+  float sum = a.x[row];
+  if (answered) {
+    const float2 pair = take_answer2(a.cold, a.cold.y + (row & ~1), ticket_of(a.cold));
+    sum += threadIdx.x % 2 == 0 ? pair.x : pair.y;
+    if (row == a.n_embd - 1) a.cold.record->went_ns = device_clock_ns();  // written last
+  }
+#pragma unroll 1
+  for (int slot = 0; slot < (routed_items > 0 ? n_used : 0); ++slot) {
+    if (kSplit && (dealt.in_mail >> slot & 1)) continue;
+    float y = 0.0f;
+#pragma unroll 2
+    for (int c = 0; c < plan.chunks; ++c) y += parts[(slot * plan.chunks + c) * 16 + threadIdx.x];
+    sum = fmaf(weights[slot], y, sum);
+  }
+  float y = 0.0f;
+#pragma unroll 4
+  for (int c = 0; c < plan.shared_chunks; ++c) y += parts[(routed_items + c) * 16 + threadIdx.x];
+  if (plan.shared_chunks > 0)
+    sum = fmaf(a.shared_weight == nullptr ? 1.0f : a.routes.pair_weight[n_used], y, sum);
+  a.x[row] = sum;
+}
+
+// Kernels for split experts stage what they read over the link.
+template <auto* kKernel>
+auto* split_kernel() {
+  static const bool ready = [] {
+    return allow_shared(kKernel, kMaxOutWarps * kStageChunkBytes + 16384), true;
+  }();
+  static_cast<void>(ready);
+  return kKernel;
+}
+
+}  // namespace
+
+bool decode_ffn_possible(const DecodeFfnArgs& a) noexcept {
+  const auto good = [](const DeviceMatrix& m) { return m.n_rows == 0 || has_dot(m.dtype); };
+  return good(a.gate) && a.gate.dtype == a.up.dtype && good(a.down) && good(a.shared_gate) &&
+         good(a.shared_up) && good(a.shared_down) &&
+         (a.config.n_expert == 0 || (is_float_type(a.router.dtype) && a.config.n_expert <= kBlockExperts &&
+                                     a.config.n_expert_used < 32));
+}
+
+void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
+  FrontPlan front{.a = args,
+                  .router_blocks = 0,
+                  .shared_blocks = ceil_div(args.shared_gate.n_rows, 16),
+                  .conv_blocks = shift_conv_blocks(args.conv, kFrontThreads)};
+  const bool routed = args.config.n_expert > 0;
+  if (routed) front.router_blocks = kRouterParts * ceil_div(args.config.n_expert, 16);
+  const size_t acts = sizeof(DotActs) * static_cast<size_t>(dot_chunks(args.n_embd));
+  const unsigned blocks =
+      static_cast<unsigned>(front.router_blocks + front.shared_blocks + front.conv_blocks +
+                            (args.next[0].bytes > 0 ? kPrefetchBlocks : 0));
+  launch(!routed || args.router.dtype == DType::F32 ? decode_front_kernel<DType::F32>
+         : args.router.dtype == DType::F16          ? decode_front_kernel<DType::F16>
+                                                    : decode_front_kernel<DType::BF16>,
+         blocks, kFrontThreads, acts, stream, front);
+  const bool split = routed && args.cold.mail != nullptr;
+  if (routed) {
+    const dim3 grid(static_cast<unsigned>(ceil_div(args.gate.n_rows, 16)),
+                    static_cast<unsigned>(args.config.n_expert_used));
+    const size_t shared = acts + (split ? kInThreads / 32 * kStageChunkBytes : 0);
+    for_dot_type(args.gate.dtype, [&]<DType T>() {
+      launch(split ? split_kernel<decode_in_kernel<T, true>>() : decode_in_kernel<T, false>, grid, kInThreads,
+             shared, stream, args);
+    });
+  }
+  OutPlan out{.a = args,
+              .chunks = routed ? dot_chunks(args.down.n_cols) : 0,
+              .shared_chunks = args.shared_down.n_rows > 0 ? dot_chunks(args.shared_down.n_cols) : 0};
+  const int items = args.config.n_expert_used * out.chunks + out.shared_chunks;
+  const int rounds = ceil_div(items, kMaxOutWarps), wanted = ceil_div(items, rounds);
+  const int n_warps = wanted < kBlockExperts / 32 ? kBlockExperts / 32 : wanted;  // for the choice
+  const bool mixed = routed && out.shared_chunks > 0 && args.down.dtype != args.shared_down.dtype;
+  const auto launch_out = [&]<DType T>() {
+    launch(split ? split_kernel<decode_out_kernel<T, true>>() : decode_out_kernel<T, false>,
+           static_cast<unsigned>(ceil_div(args.n_embd, 16)), 32 * static_cast<unsigned>(n_warps),
+           sizeof(float) * 16 * static_cast<size_t>(align_up(items, 4)) +
+               (split ? static_cast<size_t>(n_warps * kStageChunkBytes) : 0),
+           stream, out);
+  };
+  if (mixed)
+    launch_out.template operator()<DType::F32>();
+  else
+    for_dot_type(routed ? args.down.dtype : args.shared_down.dtype, launch_out);
+}
+
+}  // namespace thermo

@@ -1,0 +1,44 @@
+// The feed-forward block of one row, from the residual stream to the residual stream, in three launches:
+// norm, router, choice and the shared expert's gate and up; gate and up of the chosen; down, weighted sum and
+// residual. What expert_ffn_cuda does for any number of rows takes six.
+#pragma once
+
+#include "kernels/linear/linear_cuda.h"
+#include "kernels/route_topk/route_topk_cuda.h"
+#include "kernels/row_ops/row_ops_cuda.h"
+
+namespace thermo {
+
+// Memory that a later launch reads.
+struct DevicePrefetch {
+  const uint8_t* from = nullptr;
+  size_t bytes = 0;
+};
+
+struct DecodeFfnArgs {
+  DeviceNormIn norm;   // of x
+  float* x = nullptr;  // [n_embd], in and out
+  int n_embd = 0;
+
+  RouteConfig config;                    // n_expert 0: a dense layer, only the shared matrices
+  DeviceMatrix router;                   // of floats
+  const float* bias = nullptr;           // [n_expert] or nullptr
+  const uint8_t* const* base = nullptr;  // [n_expert] in device memory; nullptr: a cold expert
+  DeviceCold cold;                       // what becomes of cold ones
+  DeviceMatrix gate, up, down;
+  DeviceMatrix shared_gate, shared_up, shared_down;  // n_rows 0: none
+  const float* shared_weight = nullptr;              // [n_embd]; nullptr: weight 1
+
+  DevicePrefetch next[4];     // asked into L2 while the router keeps the memory idle
+  ConvShiftArgs conv;         // runs beside the router
+  DeviceRoutes routes;        // `partial`, and pair_weight[n_expert_used]
+  void* hidden = nullptr;     // DotActs [n_expert_used + 1][hidden_stride]
+  int64_t hidden_stride = 0;  // chunks
+};
+
+// Whether these kernels know the types.
+bool decode_ffn_possible(const DecodeFfnArgs& args) noexcept;
+
+void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept;
+
+}  // namespace thermo
