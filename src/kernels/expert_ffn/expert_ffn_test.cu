@@ -165,7 +165,6 @@ void run_slots(DType in, DType out, DType shared_type, int n_embd, int n_ff, int
 
   for (const bool int8 : {true, false}) {
     DeviceExpertArgs args;
-    args.base = experts.table.as<const uint8_t*>();
     args.gate = experts.gate;
     args.up = experts.up;
     args.down = experts.down;
