@@ -238,7 +238,7 @@ class BenchCommand : public Command {
       const BenchTest& test = plan.tests[i];
       if (delay_seconds_ > 0.0) std::this_thread::sleep_for(std::chrono::duration<double>(delay_seconds_));
       if (InterruptScope::interrupted()) return;
-      if (warm_up_) warm_up(*session, test, engine.n_batch(), text_ids_.ids);
+      if (warm_up_ && test.n_rows == 0) warm_up(*session, test, engine.n_batch(), text_ids_.ids);
       BenchRunOptions run = run_;
       run.stop = [] { return InterruptScope::interrupted(); };
       run.on_repetition = [&](int repetition) {
