@@ -96,6 +96,7 @@ struct Slot {
 };
 
 struct ClassSlots {
+  int n_slots = 0;
   std::vector<int> free;
   int oldest = -1, newest = -1;
 };
@@ -225,6 +226,7 @@ void HostTier::Impl::lay_out_cache(const std::vector<SizeClass>& sizes) {
       at += size.bytes;
     }
     std::reverse(slots_of.free.begin(), slots_of.free.end());
+    slots_of.n_slots = static_cast<int>(slots_of.free.size());
   }
   THERMO_CHECK(at <= arena.data() + arena.size(), "slots beyond the arena");
 }
@@ -513,6 +515,12 @@ void HostTier::set_passing(bool passing) noexcept {
 
 int HostTier::n_slots() const noexcept {
   return static_cast<int>(impl_->slots.size());
+}
+
+int HostTier::n_slots_of_a_size() const noexcept {
+  int fewest = n_slots();
+  for (const ClassSlots& c : impl_->classes) fewest = std::min(fewest, c.n_slots);
+  return fewest;
 }
 
 std::string_view HostTier::fault() const noexcept {

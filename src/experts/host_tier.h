@@ -77,6 +77,8 @@ class HostTier {
   void set_passing(bool passing) noexcept;
 
   int n_slots() const noexcept;  // experts that fit
+  // Of the experts of one size: how many fit, for the size with the fewest. All when complete().
+  int n_slots_of_a_size() const noexcept;
   // Why an expert could not be read; empty while all could. Its weights are zero from then on, so whatever
   // was computed with them must not be used.
   std::string_view fault() const noexcept;

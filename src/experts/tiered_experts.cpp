@@ -33,6 +33,8 @@ TieredExperts::TieredExperts(ExpertCatalog catalog, HeatMap heat, const TieredEx
   wanted_.reserve(static_cast<size_t>(catalog_.n_expert));
   all_experts_.resize(static_cast<size_t>(catalog_.n_expert));
   std::iota(all_experts_.begin(), all_experts_.end(), 0);
+  const auto fewest = static_cast<size_t>(host_.n_slots_of_a_size());
+  ahead_ = std::clamp(fewest - std::min(fewest, 3 * kRound), kRound, kMostAhead);
   // Four rows for each expert: with routing at random all but 2 % of them are used.
   read_ahead_rows_ = 4 * catalog_.n_expert / std::max(1, catalog_.n_active);
   host_.load(pool, hottest_first(catalog_, heat_), progress);
@@ -71,7 +73,7 @@ void TieredExperts::run(const RoutedLayer& routed) noexcept {
   // The groups keep their order, and with it the order of every sum.
   const size_t n = wanted_.size();
   groups_.assign(groups.begin(), groups.end());
-  want(routed, 0, kAhead);
+  want(routed, 0, ahead_);
   for (size_t begin = 0; begin < n; begin += kRound) {
     const size_t end = std::min(begin + kRound, n);
     const int64_t begin_ns = options_.trace ? TraceWriter::now_ns() : 0;
@@ -80,7 +82,7 @@ void TieredExperts::run(const RoutedLayer& routed) noexcept {
       groups_[i].ffn = &ffns_[i];
     }
     const int64_t read_ns = options_.trace ? TraceWriter::now_ns() : 0;
-    want(routed, begin + kAhead, begin + kAhead + kRound);
+    want(routed, begin + ahead_, begin + ahead_ + kRound);
     // The shared expert comes with the last round.
     const size_t groups_end = end == n ? groups_.size() : end;
     ExpertFfnArgs args = routed.args;

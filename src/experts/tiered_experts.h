@@ -37,8 +37,8 @@ class TieredExperts final : public ExpertRunner {
   const HostTier& host() const { return host_; }
 
  private:
-  static constexpr size_t kRound = 32;          // experts held at once
-  static constexpr size_t kAhead = 8 * kRound;  // experts asked for beyond those
+  static constexpr size_t kRound = 32;              // experts held at once
+  static constexpr size_t kMostAhead = 8 * kRound;  // experts asked for beyond those
 
   void want(const RoutedLayer& routed, size_t begin, size_t end) noexcept;
   void trace_round(int layer, int n_missing, int n_experts, int64_t begin_ns, int64_t read_ns) noexcept;
@@ -52,6 +52,7 @@ class TieredExperts final : public ExpertRunner {
   std::vector<FfnGroup> groups_;
   std::vector<int32_t> wanted_;
   std::vector<int32_t> all_experts_;  // 0, 1, 2, ...
+  size_t ahead_ = kMostAhead;         // less in a small cache: what is read must not push out what is next
   int read_ahead_rows_ = 0;           // a chunk of so many uses nearly all experts of every layer
   ExpertTelemetry counts_;
 };
