@@ -6,8 +6,8 @@
 // from the raw projection to the gated norm: 2.1 MB of state in and out per layer of the 35B-A3B. Many rows:
 // convolution and norms for all rows at once, then the rule alone in chunks on tensor cores
 // (delta_net_chunk.cuh), then the gated norm. Where the card has not the memory or the instructions for
-// chunks, the rule runs row by row, a quarter of a head per block and no barrier in the row loop: 0.2 us a
-// row and layer instead of 0.03. Kept rows (a draft tree): the state stays as it is. With G the decay summed
+// chunks, the rule runs row by row, a quarter of a head per block and no barrier in the row loop: 0.5 us a
+// row and layer instead of 0.15. Kept rows (a draft tree): the state stays as it is. With G the decay summed
 // along the path and e(r, c) = exp(G_r - G_c) over the ancestors c,
 //   dl_r = beta_r (v_r - e^G_r S k_r - sum_c e(r,c) (k_c.k_r) dl_c),    o_r = e^G_r S q_r + sum_{c or r}
 //   e(r,c) (k_c.q_r) dl_c.

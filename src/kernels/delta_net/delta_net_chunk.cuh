@@ -5,14 +5,13 @@
 //   A[r][c] = beta_r e(r,c) k_c.k_r for c < r,    P[r][c] = e(r,c) k_c.q_r for c <= r
 //   (I + A) U = beta V,    (I + A) W = beta e^G K
 //   dl = U - W S^T,    O = e^G Q S^T + P dl,    S' = e^G_last S + (e(last, c) dl_c)^T K
-// Two kernels: the first two lines need no state, so all chunks of all heads are done at once; the
-// last line runs along the chunks, a block for every 32 rows of a head's state.
+// Two kernels: the first two lines need no state, so all chunks of all heads are done at once; the last line
+// runs along the chunks, a block for every 32 rows of a head's state.
 //
-// Products are f32 in effect (exact_mma.cuh), also in the solve: the 16 x 16 blocks on the diagonal of I +
-// A are inverted (no element of an inverse exceeds 1 but for rounding, as keys have length 1), the rest is
-// products. Tried: a column per thread in plain f32: bound by loads of A, 172 us a
-// layer of the 35B-A3B and 2048 rows instead of 76. Sums of decays are
-// f64, as differences of long sums lose digits.
+// Products are f32 in effect (exact_mma.cuh), also in the solve: the 16 x 16 blocks on the diagonal of I + A
+// are inverted (no element of an inverse exceeds 1 but for rounding, as keys have length 1), the rest is
+// products. Tried: a column per thread in plain f32: bound by loads of A, 172 us a layer of the 35B-A3B and
+// 2048 rows instead of 76. Sums of decays are f64, as differences of long sums lose digits.
 //
 // In place: U lies where v was, O where U was; W uses rule_out.
 #pragma once

@@ -320,8 +320,14 @@ void expert_tiles(const DeviceExpertArgs& args, StreamView stream) {
 }  // namespace
 
 int expert_tile(int n_rows, int n_used, int n_expert) noexcept {
+  static const bool has_room = [] {  // compute capability 7.5 has not
+    int device = 0, bytes = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    return bytes >= kTileSharedBytes<kExpertTile>;
+  }();
   const int pairs = n_expert > 0 ? n_rows * n_used / n_expert : n_rows;  // of an expert, on average
-  return pairs <= 10 ? kExpertLowTile : kExpertTile;
+  return pairs <= 10 || !has_room ? kExpertLowTile : kExpertTile;
 }
 
 bool expert_tiles_possible(const DeviceExpertArgs& a) noexcept {

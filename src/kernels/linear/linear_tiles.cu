@@ -248,22 +248,26 @@ void linear_tiles_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept
       default:
         break;
     }
-    // Wide tiles where they fill the card, else the fewest warps a block that do.
+    // Wide tiles where they fill the card, else the fewest warps a block that do. Compute capability 7.5 has
+    // not the memory for more than low ones.
     int n_rows = 0;
     for (int i = 0; i < plan.args.n_jobs; ++i) n_rows += plan.args.jobs[i].w.n_rows;
     const auto blocks = [&](int acts, int n_warps) {
       return ceil_div(args.n_acts, acts) * ceil_div(n_rows, n_warps * kTileWarpRows);
     };
-    constexpr int kWide = 128, kNarrow = 64, kMost = kMaxTileThreads / 32;
-    const bool wide = kTileSharedBytes<kWide> <= card().shared_bytes &&
-                      8 * blocks(kWide, kMost) >= 7 * card().n_multiprocessors;
+    const auto fits = [](int bytes) { return static_cast<size_t>(bytes) <= card().shared_bytes; };
+    constexpr int kWide = 128, kNarrow = 64, kLow = 16, kMost = kMaxTileThreads / 32;
+    const bool wide =
+        fits(kTileSharedBytes<kWide>) && 8 * blocks(kWide, kMost) >= 7 * card().n_multiprocessors;
     int n_warps = kMost;
     while (!wide && n_warps > 2 && blocks(kNarrow, n_warps) < 2 * card().n_multiprocessors) n_warps /= 2;
 #define CASE(t)                                             \
   if (wide)                                                 \
     launch_quant<DType::t, kWide>(plan, n_warps, stream);   \
-  else                                                      \
+  else if (fits(kTileSharedBytes<kNarrow>))                 \
     launch_quant<DType::t, kNarrow>(plan, n_warps, stream); \
+  else                                                      \
+    launch_quant<DType::t, kLow>(plan, n_warps, stream);    \
   break
     THERMO_FOR_QUANT_TYPE(dtype, CASE)
 #undef CASE
