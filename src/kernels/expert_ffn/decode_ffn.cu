@@ -110,7 +110,8 @@ __device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[16], 
   };
 #pragma unroll
   for (int i = 0; i < kRowLoads; ++i) add_row(x4[i], threadIdx.x + i * kFrontThreads);
-  for (int c = threadIdx.x + kRowLoads * kFrontThreads; c < n_cols / 4; c += kFrontThreads) add_row(row[c], c);
+  for (int c = threadIdx.x + kRowLoads * kFrontThreads; c < n_cols / 4; c += kFrontThreads)
+    add_row(row[c], c);
   scatter_sums(acc, lane);
   square = warp_sum(square);
   if (has_gate) dot = warp_sum(dot);
@@ -179,7 +180,8 @@ __device__ __forceinline__ float logit_of(const DecodeFfnArgs& a) {
   if (static_cast<int>(threadIdx.x) < a.config.n_expert) {
     sum = 0.0f;
 #pragma unroll
-    for (int p = 0; p < kRouterParts; ++p) sum += __ldcg(a.routes.partial + p * a.config.n_expert + threadIdx.x);
+    for (int p = 0; p < kRouterParts; ++p)
+      sum += __ldcg(a.routes.partial + p * a.config.n_expert + threadIdx.x);
   }
   return sum;
 }
@@ -211,7 +213,7 @@ __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_c
   __syncthreads();
   const uint8_t* const base = choice.chosen_base[blockIdx.y];
   dot_product_of<T, 1, false>(w, base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes,
-                       warp % (kWarps / 2), kWarps / 2, SharedActs{stage}, lane, part[warp], [] {});
+                              warp % (kWarps / 2), kWarps / 2, SharedActs{stage}, lane, part[warp], [] {});
   __syncthreads();
   if (threadIdx.x < 16)
     store_hidden(a, part, part + kWarps / 2, kWarps / 2, norm_scale(squares, kWarps, a.n_embd, a.norm.eps),
@@ -247,7 +249,8 @@ __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPla
     if constexpr (T == DType::F32)
       dot_product<1>(w, bytes, chunk, 1 << 24, StoredActs{x, row_of}, lane, parts + item * 16, ready);
     else
-      dot_product_of<T, 1, false>(w, bytes, chunk, 1 << 24, StoredActs{x, row_of}, lane, parts + item * 16, ready);
+      dot_product_of<T, 1, false>(w, bytes, chunk, 1 << 24, StoredActs{x, row_of}, lane, parts + item * 16,
+                                  ready);
   };
   if (n_used > 0) {
     offer_candidate(a.config, logit_of(a), a.bias, base_of(a), choice);

@@ -28,9 +28,9 @@ struct DecodeFfnArgs {
   DeviceMatrix shared_gate, shared_up, shared_down;  // n_rows 0: none
   const float* shared_weight = nullptr;              // [n_embd]; nullptr: weight 1
 
-  DevicePrefetch next[4];  // asked into L2 while the router keeps the memory idle
+  DevicePrefetch next[4];     // asked into L2 while the router keeps the memory idle
   ConvShiftArgs conv;         // runs beside the router
-  DeviceRoutes routes;  // `partial`, and pair_weight[n_expert_used]
+  DeviceRoutes routes;        // `partial`, and pair_weight[n_expert_used]
   void* hidden = nullptr;     // DotActs [n_expert_used + 1][hidden_stride]
   int64_t hidden_stride = 0;  // chunks
 };

@@ -70,16 +70,19 @@ __device__ __forceinline__ void slot_dot(const DeviceMatrix& w, const SmallTile&
                                               tile.lane, part + first * 16, when);
     };
     if (n_acts == 1) return run.template operator()<1>(0, ready);
-    run.template operator()<2>(0, ready);
-    if constexpr (kMaxActs > 2)
-#pragma unroll 1
-      for (int from = 2; from < n_acts; from += 2) run.template operator()<2>(from, [] {});
+    if (kMaxActs == 2 || n_acts == 2) return run.template operator()<2>(0, ready);
+    if constexpr (kMaxActs > 2) {
+      const auto row = [&](int a) { return row_of(min(a, n_acts - 1)); };
+      mma_product_of<T>(w, tile.bytes, tile.chunk, tile.step, StoredActs{x, row}, tile.lane, part, ready);
+    }
   });
 }
 
 // kDotActs: 0: tensor cores; 2, 8: integer dot products, rows of a slot at most.
 template <int kDotActs>
-__global__ void __launch_bounds__(64 * kInWarps, kDotActs == 0 ? 4 : kDotActs == 2 ? 3 : 2)
+__global__ void __launch_bounds__(64 * kInWarps, kDotActs == 0   ? 4
+                                                 : kDotActs == 2 ? 3
+                                                                 : 2)
     expert_in_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
   __shared__ __align__(16) float part[2 * kInWarps][kPartFloats];
   extern __shared__ __align__(16) std::byte stages[];
@@ -120,7 +123,9 @@ __global__ void __launch_bounds__(64 * kInWarps, kDotActs == 0 ? 4 : kDotActs ==
 }
 
 template <int kDotActs>
-__global__ void __launch_bounds__(32 * kOutWarps, kDotActs == 0 ? 4 : kDotActs == 2 ? 3 : 2)
+__global__ void __launch_bounds__(32 * kOutWarps, kDotActs == 0   ? 4
+                                                  : kDotActs == 2 ? 3
+                                                                  : 2)
     expert_out_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
   __shared__ __align__(16) float part[kOutWarps][kPartFloats];
   extern __shared__ __align__(16) std::byte stages[];
@@ -252,8 +257,9 @@ void launch_out_tiles(const DeviceExpertArgs& args, StreamView stream) {
 
 unsigned small_blocks(const DeviceMatrix& a, const DeviceMatrix& b, int n_warps, bool few) {
   const auto blocks = [n_warps, few](const DeviceMatrix& m) {
-    return m.n_rows == 0 ? 0
-                         : ceil_div(ceil_div(m.n_rows, 16), n_warps >> expert_split_log2(m.n_cols, n_warps, few));
+    return m.n_rows == 0
+               ? 0
+               : ceil_div(ceil_div(m.n_rows, 16), n_warps >> expert_split_log2(m.n_cols, n_warps, few));
   };
   return static_cast<unsigned>(blocks(a) > blocks(b) ? blocks(a) : blocks(b));
 }
@@ -286,8 +292,9 @@ void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept {
       if (dot) return bytes;
       for (const DeviceMatrix* m : matrices) {
         if (m->n_rows == 0) continue;
-        const int needed = warp_stage_bytes(
-            *m, args.max_slot_rows, chunks_per_warp(m->n_cols, 1 << expert_split_log2(m->n_cols, n_warps, true)));
+        const int needed =
+            warp_stage_bytes(*m, args.max_slot_rows,
+                             chunks_per_warp(m->n_cols, 1 << expert_split_log2(m->n_cols, n_warps, true)));
         if (needed > bytes) bytes = needed;
       }
       return bytes;

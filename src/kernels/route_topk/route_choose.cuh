@@ -52,8 +52,8 @@ __device__ __forceinline__ void choose(const RouteConfig& config, const Logit& l
   }
   const float top = from_order_key(warp_max(top_key));
   const bool softmax = config.gating == Gating::Softmax;
-  const bool by_logit = config.gating == Gating::SoftmaxSelected ||
-                        (softmax && bias == nullptr && config.normalize);
+  const bool by_logit =
+      config.gating == Gating::SoftmaxSelected || (softmax && bias == nullptr && config.normalize);
   if (!by_logit) {
     float total = 0.0f;
 #pragma unroll 1
@@ -123,9 +123,9 @@ __device__ __forceinline__ void choose_any(const RouteConfig& config, const Logi
     choose<kMaxDeviceExperts / 32>(config, logit, bias, lane, id, weight);
 }
 
-// The choice of one row by a block of at least kBlockExperts threads, expert e in thread e: the fastest way for
-// a single row, 0.5 us against several of one warp. A warp ranks its own 32 by comparing each with each; the
-// first n_expert_used of every warp are ranked against each other. n_expert <= kBlockExperts,
+// The choice of one row by a block of at least kBlockExperts threads, expert e in thread e: the fastest way
+// for a single row, 0.5 us against several of one warp. A warp ranks its own 32 by comparing each with each;
+// the first n_expert_used of every warp are ranked against each other. n_expert <= kBlockExperts,
 // n_expert_used <= 31.
 inline constexpr int kBlockExperts = 256;
 

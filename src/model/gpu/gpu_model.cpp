@@ -34,7 +34,6 @@
 #include "model/gpu/gpu_weights.h"
 
 namespace thermo {
-int lab_skip = 0;
 namespace {
 
 constexpr int kBuckets[] = {1, 2, 4, 8, 16, 32};
@@ -425,10 +424,10 @@ int output_parts(int n_rows) {
 void GpuModel::Impl::project_out(const DeviceMatrix& w, const DeviceActs& x, const DeviceNormIn& norm,
                                  int n_rows) noexcept {
   if (norm.x != nullptr) {
-    if (!(lab_skip & 8)) linear({{.w = w, .y = act.x, .y_stride = config.n_embd, .add = true}}, x, n_rows);
+    linear({{.w = w, .y = act.x, .y_stride = config.n_embd, .add = true}}, x, n_rows);
     return;
   }
-  if (!(lab_skip & 8)) linear({{.w = w,
+  linear({{.w = w,
            .y = act.parts,
            .y_stride = config.n_embd,
            .k_parts = output_parts(n_rows),
@@ -441,7 +440,7 @@ void GpuModel::Impl::attention(int il, int n_rows, const DeviceRows& rows,
   const GpuAttentionWeights& w = weights.layers[static_cast<size_t>(il)].attention;
   const LayerConfig& layer = config.layers[static_cast<size_t>(il)];
   const int q_dim = layer.n_head * config.head_dim;
-  if (!(lab_skip & 2)) project_in({{w.q, act.q_full, w.q.n_rows},
+  project_in({{w.q, act.q_full, w.q.n_rows},
               {w.k, act.k, w.k.n_rows},
               {w.v, act.v, w.v.n_rows},
               {w.gate, act.gate, w.gate.n_rows}},
@@ -455,7 +454,7 @@ void GpuModel::Impl::attention(int il, int n_rows, const DeviceRows& rows,
     out.f16 = nullptr;
   else
     out.f32 = nullptr;
-  if (!(lab_skip & 128)) attention_cuda(
+  attention_cuda(
       {.rows = rows,
        .kv = kv_of(il, 0),
        .n_rows = n_rows,
@@ -488,7 +487,7 @@ void GpuModel::Impl::attention(int il, int n_rows, const DeviceRows& rows,
 void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& rows,
                                const DeviceNormIn& norm) noexcept {
   const GpuDeltaNetWeights& w = weights.layers[static_cast<size_t>(il)].delta_net;
-  if (!(lab_skip & 2)) project_in({{w.qkv, act.conv_input, config.ssm_channels()},
+  project_in({{w.qkv, act.conv_input, config.ssm_channels()},
               {w.z, act.z, config.ssm_inner()},
               {w.alpha, act.alpha, config.ssm_n_head_v},
               {w.beta, act.beta, config.ssm_n_head_v}},
@@ -500,7 +499,7 @@ void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& 
     out.f16 = nullptr;
   else
     out.f32 = nullptr;
-  if (!(lab_skip & 4)) delta_net_cuda({.rows = rows,
+  delta_net_cuda({.rows = rows,
                   .n_rows = n_rows,
                   .max_groups = std::min(n_rows, options.n_sequences),
                   .max_group_rows = keep ? std::min(n_rows, options.sequence.max_draft_rows) : n_rows,
@@ -574,10 +573,10 @@ void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows) no
   route.n_valid = rows.n_valid;
   route.tile = args.large ? kExpertTile : kExpertSmallTile;
   route.out = act.routes;
-  if (!(lab_skip & 32)) route_topk_cuda(route, stream.view());
+  route_topk_cuda(route, stream.view());
   args.max_slots = max_route_slots(route.config, route.shared, n_rows, route.tile);
   args.max_slot_rows = std::min(n_rows, kExpertSmallTile);
-  if (!(lab_skip & 64)) expert_ffn_cuda(args, stream.view());
+  expert_ffn_cuda(args, stream.view());
 }
 
 DecodeFfnArgs GpuModel::Impl::decode_ffn_args(int il) noexcept {
@@ -645,7 +644,7 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
     const GpuLayerWeights& w = weights.layers[static_cast<size_t>(il)];
     // What the layer before left, and the norm before this one.
     norm.norm = w.attn_norm;
-    if (!(lab_skip & 1) && !fused) residual_norm_cuda(norm, stream.view());
+    if (!fused) residual_norm_cuda(norm, stream.view());
     capture(il, act.x);
     norm.conv = {};
     const DeviceNormIn norm_in{fused ? act.x : nullptr, w.attn_norm, config.norm_eps};
@@ -670,7 +669,7 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
       DecodeFfnArgs ffn = decode_ffn_args(il);
       ffn.conv = norm.conv;
       // The next layer's input projections.
-      if (il + 1 < config.n_layer && !(lab_skip & 1024)) {
+      if (il + 1 < config.n_layer) {
         const GpuLayerWeights& next = weights.layers[static_cast<size_t>(il) + 1];
         const bool is_delta = config.layers[static_cast<size_t>(il) + 1].recurrent;
         const DeviceMatrix* const matrices[] = {is_delta ? &next.delta_net.qkv : &next.attention.q,
@@ -682,7 +681,7 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
                          matrices[i]->panel_bytes * static_cast<size_t>(ceil_div(matrices[i]->n_rows, 16))};
       }
       norm.conv = {};
-      if (!(lab_skip & 64)) decode_ffn_cuda(ffn, stream.view());
+      decode_ffn_cuda(ffn, stream.view());
       continue;
     }
     norm.parts = act.parts;
@@ -691,7 +690,7 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
     norm.norm = w.ffn_norm;
     norm.shared_gate = w.ffn.shared_weight;
     norm.shared_logit = act.shared_logit;
-    if (!(lab_skip & 16)) residual_norm_cuda(norm, stream.view());
+    residual_norm_cuda(norm, stream.view());
     norm.conv = {};
     norm.shared_gate = nullptr;
     feed_forward(il, n_rows, rows);
@@ -702,7 +701,7 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& 
   norm.norm = weights.output_norm;
   residual_norm_cuda(norm, stream.view());
   capture(config.n_layer, act.h.f32);
-  if (n_logits > 0 && !(lab_skip & 256)) head(n_logits, from.logit_row, n_rows);
+  if (n_logits > 0) head(n_logits, from.logit_row, n_rows);
 }
 
 void GpuModel::Impl::record_graphs() {
@@ -801,10 +800,6 @@ GpuSequence& GpuModel::sequence(int index) {
 }
 const std::string& GpuModel::fault() const noexcept {
   return impl_->fault;
-}
-void GpuModel::lab_record(int skip) {
-  lab_skip = skip;
-  impl_->record_graphs();
 }
 float GpuModel::last_step_ms() const noexcept {
   return impl_->step_ms;

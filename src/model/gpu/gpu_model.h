@@ -76,7 +76,6 @@ class GpuModel {
   void commit(int sequence, std::span<const int32_t> path) noexcept;
   const std::string& fault() const noexcept;
   // Milliseconds the device spent on the last step.
-  void lab_record(int skip);
   float last_step_ms() const noexcept;
 
  private:

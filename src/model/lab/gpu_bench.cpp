@@ -40,7 +40,6 @@ double median(std::vector<double> v) {
 int main(int argc, char** argv) {
   int n_ctx = 4096, prefill = 2048, deep = 0, steps = 100;
   bool graphs = true;
-  int ablate_rows = 1;
   std::string only;
   for (int i = 2; i < argc; ++i) {
     const std::string flag = argv[i];
@@ -54,8 +53,6 @@ int main(int argc, char** argv) {
       prefill = std::atoi(argv[++i]);
     else if (flag == "--deep")
       deep = std::atoi(argv[++i]);
-    else if (flag == "--ablate-rows")
-      ablate_rows = std::atoi(argv[++i]);
     else if (flag == "--steps")
       steps = std::atoi(argv[++i]);
     else if (flag == "--only")
@@ -108,25 +105,6 @@ int main(int argc, char** argv) {
                model.sequence(0).n_past(), wall, 1e3 / wall, device, 1e3 / device,
                static_cast<double>(bytes_per_token) / device / 1e6);
     std::fflush(stdout);
-  }
-  if (only == "ablate") {
-    model.step({.rows = chain(64, 1, n_vocab)});
-    const Commit commit = ablate_rows == 1 ? Commit::All : Commit::Later;
-    const double all = time_steps(ablate_rows, 40, commit).second;
-    const struct {
-      int mask;
-      const char* name;
-    } parts[] = {{1, "norm1"}, {2, "in"},         {4, "delta"},       {128, "attention"}, {8, "out"}, {16, "norm2"},
-                 {32, "route"}, {64, "experts"}, {256, "head"}, {1024, "prefetch"}, {511 - 2, "all but in"}, {511 - 64, "all but ffn"}, {511 - 64 - 32, "all but ffn route"}, {511 - 8, "all but out"}, {511 - 17, "all but norms"}, {511 - 4, "all but delta"}, {511-32, "all but route"}};
-    fmt::print("{} rows: all {:.1f} us\n", ablate_rows, all * 1e3);
-    for (const auto& part : parts) {
-      model.lab_record(part.mask);
-      const double t = time_steps(ablate_rows, 40, commit).second;
-      fmt::print("without {:18} {:8.1f} us, {:8.1f} us less, {:.2f} a layer\n", part.name, t * 1e3, (all - t) * 1e3,
-                 (all - t) * 1e3 / model.config().n_layer);
-      model.lab_record(0);
-      time_steps(ablate_rows, 3, commit);
-    }
   }
   if (wants("rows")) {
     double one = 0;
