@@ -85,10 +85,11 @@ __device__ __forceinline__ void slot_dot(const DeviceMatrix& w, const SmallTile&
                                               tile.lane, part + first * 16, when);
     };
     if (n_acts == 1) return run.template operator()<1>(0, ready);
-    run.template operator()<2>(0, ready);
-    if constexpr (kMaxActs > 2)
-#pragma unroll 1
-      for (int from = 2; from < n_acts; from += 2) run.template operator()<2>(from, [] {});
+    if (kMaxActs == 2 || n_acts == 2) return run.template operator()<2>(0, ready);
+    if constexpr (kMaxActs > 2) {
+      const auto row = [&](int a) { return row_of(min(a, n_acts - 1)); };
+      mma_product_of<T>(w, tile.bytes, tile.chunk, tile.step, StoredActs{x, row}, tile.lane, part, ready);
+    }
   });
 }
 

@@ -25,8 +25,6 @@ constexpr int log2_floor(int x) {
   return log;
 }
 
-constexpr int kMaxDotActs = 16;
-
 struct SmallPlan {
   DeviceLinearArgs args;
   int first_block[kMaxLinearJobs + 1];
@@ -82,7 +80,13 @@ __global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 || kActs > 1
       allow_next();
       wait_for_inputs();
     };
-    if constexpr (kSource == DotSource::I8)
+    if constexpr (kSource == DotSource::I8 && kActs == 8)
+      mma_product(w, bytes, first_chunk, step, StoredActs{plan.args.x, row_of}, lane, part[warp], ready);
+    else if constexpr (kActs == 8)
+      mma_product(w, bytes, first_chunk, step,
+                  RoundedActs<kActs, decltype(row_of)>{plan.args.x, row_of, stage + warp * kActs}, lane,
+                  part[warp], ready);
+    else if constexpr (kSource == DotSource::I8)
       dot_product<kActs>(w, bytes, first_chunk, step, StoredActs{plan.args.x, row_of}, lane, part[warp],
                          ready);
     else
@@ -180,7 +184,7 @@ template <DotSource kSource>
 void launch_dot_acts(const DeviceLinearArgs& args, StreamView stream) {
   if (args.n_acts == 1) return launch_dot<1, kSource, 3>(args, stream);
   if (args.n_acts == 2) return launch_dot<2, kSource, 3>(args, stream);
-  launch_dot<4, kSource, 3>(args, stream);
+  launch_dot<8, kSource, 3>(args, stream);
 }
 
 template <int NT8>

@@ -38,6 +38,7 @@ struct DeviceLinearArgs {
   int n_acts = 0;
 };
 
+inline constexpr int kMaxDotActs = 16;    // up to here types that have them use integer dot products
 inline constexpr int kMaxSmallActs = 32;  // up to here one launch serves all jobs and reads each weight once
 
 // Whether products with this matrix can read through a norm and add to y.

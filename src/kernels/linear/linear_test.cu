@@ -131,7 +131,7 @@ void run_case(DType dtype, int n_rows, int n_cols, int n_acts, Source source = S
                          x[static_cast<size_t>(a) * n_cols + c];
         norm += p * p;
         // Few rows are rounded to int8 per 16 columns.
-        if (n_acts <= 4 && has_dot(dtype)) {
+        if (n_acts <= kMaxDotActs && has_dot(dtype)) {
           float top = 0.0f;
           for (int k = c / 16 * 16; k < c / 16 * 16 + 16; ++k)
             top = std::max(top, std::fabs(x[static_cast<size_t>(a) * n_cols + k]));

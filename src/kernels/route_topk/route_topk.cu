@@ -150,22 +150,28 @@ __device__ void place_pair(const DeviceRouteArgs& a, int row, int k, int id, boo
   if (rank % a.tile < kSlotRows) a.out.slots[slot + rank / a.tile].rows[rank % a.tile] = row;
 }
 
-__device__ void place_shared(const DeviceRouteArgs& a, int row, int first, int slot, bool valid) {
-  const float weight = a.shared_logit == nullptr ? 1.0f : sigmoid_device(a.shared_logit[row]);
+__device__ float shared_weight(const DeviceRouteArgs& a, int row) {
+  return a.shared_logit == nullptr ? 1.0f : sigmoid_device(a.shared_logit[row]);
+}
+__device__ void place_shared(const DeviceRouteArgs& a, int row, int first, int slot, bool valid,
+                             float weight) {
   place_pair(a, row, a.config.n_expert_used, a.config.n_expert, a.shared && valid, first, slot, row, weight);
 }
 
-// Everything after the router product, by one block of kThreads, a warp per row. Logits are sums of kParts.
+// Everything after the router product, by one block of kThreads. Logits are sums of kParts. What is known
+// before the product is asked for before it: the last block is alone, and every trip to L2 counts. `base`:
+// expert_base(), `weight`: shared_weight() of row threadIdx.x.
 template <int kParts>
-__device__ void route_rows(const DeviceRouteArgs& a, const float* logits, int64_t part_stride) {
+__device__ void route_rows(const DeviceRouteArgs& a, const float* logits, int64_t part_stride, int n_valid,
+                           const uint8_t* base, float weight) {
+  __shared__ float shared_weights[kMaxFusedRouteRows];
   __shared__ int32_t count[kMaxDeviceExperts];
   __shared__ int32_t first[kMaxDeviceExperts + 1], slot[kMaxDeviceExperts + 1];
   __shared__ int16_t ids[kMaxFusedRouteRows][32], ranks[kMaxFusedRouteRows][32];
   __shared__ float weights[kMaxFusedRouteRows][32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int n_expert = a.config.n_expert, n_used = a.config.n_expert_used;
-  const int n_valid = *a.n_valid;
-  const uint8_t* const base = expert_base(a);
+  if (threadIdx.x < kMaxFusedRouteRows) shared_weights[threadIdx.x] = weight;
   for (int e = threadIdx.x; e < n_expert; e += kThreads) count[e] = 0;
   __syncthreads();
   // Few rows: the whole block for one after the other. Many: a warp for each.
@@ -190,18 +196,18 @@ __device__ void route_rows(const DeviceRouteArgs& a, const float* logits, int64_
       rank_candidates(a.config, choice);
       __syncthreads();
       if (warp != 0) continue;
-      const float weight = weight_of_choice(a.config, a.bias, choice, lane);
+      const float mine = weight_of_choice(a.config, a.bias, choice, lane);
       if (lane >= n_used) continue;
       const int id = choice.chosen[lane];
       ids[row][lane] = static_cast<int16_t>(id);
-      weights[row][lane] = weight;
+      weights[row][lane] = mine;
       ranks[row][lane] = static_cast<int16_t>(count[id]++);
     }
   }
 #pragma unroll 1
   for (int row = warp; row < n_valid && n_expert > 0 && !few; row += kThreads / 32) {
     int id;
-    float weight;
+    float mine;
     choose_any(
         a.config,
         [&](int e) {
@@ -210,10 +216,10 @@ __device__ void route_rows(const DeviceRouteArgs& a, const float* logits, int64_
           for (int p = 0; p < kParts; ++p) x += __ldcg(logits + p * part_stride + row * n_expert + e);
           return x;
         },
-        a.bias, lane, id, weight);
+        a.bias, lane, id, mine);
     if (lane < n_used) {
       ids[row][lane] = static_cast<int16_t>(id);
-      weights[row][lane] = weight;
+      weights[row][lane] = mine;
       ranks[row][lane] = static_cast<int16_t>(atomicAdd(&count[id], 1));
     }
   }
@@ -224,7 +230,7 @@ __device__ void route_rows(const DeviceRouteArgs& a, const float* logits, int64_
     const int row = i / 32, k = i % 32;
     const bool valid = row < n_valid;
     if (k == n_used) {
-      place_shared(a, row, first[n_expert], slot[n_expert], valid);
+      place_shared(a, row, first[n_expert], slot[n_expert], valid, shared_weights[row]);
     } else if (k < n_used) {
       const int id = valid ? ids[row][k] : 0;
       place_pair(a, row, k, id, valid, first[id], slot[id], valid ? ranks[row][k] : 0,
@@ -240,7 +246,8 @@ __device__ void route_rows(const DeviceRouteArgs& a, const float* logits, int64_
 __global__ void __launch_bounds__(kThreads) route_small_kernel(const __grid_constant__ DeviceRouteArgs a) {
   allow_next();
   wait_for_inputs();
-  route_rows<1>(a, a.logits, 0);
+  route_rows<1>(a, a.logits, 0, *a.n_valid, expert_base(a),
+                static_cast<int>(threadIdx.x) < a.n_rows ? shared_weight(a, threadIdx.x) : 0.0f);
 }
 
 template <DType T>
@@ -266,8 +273,10 @@ __global__ void __launch_bounds__(kThreads) router_small_kernel(const __grid_con
   };
   load(begin);
   const int n_valid = *a.n_valid;  // there since the step began
+  const uint8_t* const base = expert_base(a);
   allow_next();
   wait_for_inputs();
+  const float weight = static_cast<int>(threadIdx.x) < a.n_rows ? shared_weight(a, threadIdx.x) : 0.0f;
   const auto multiply = [&]<int kRows>() {
     for (int row = 0; row < n_valid; row += kRows) {
       float acc[kRows][4] = {};
@@ -316,7 +325,8 @@ __global__ void __launch_bounds__(kThreads) router_small_kernel(const __grid_con
   __syncthreads();
   if (!is_last) return;
   if (threadIdx.x == 0) *a.out.counter = 0;
-  route_rows<kRouterParts>(a, a.out.partial, static_cast<int64_t>(kMaxFusedRouteRows) * a.config.n_expert);
+  route_rows<kRouterParts>(a, a.out.partial, static_cast<int64_t>(kMaxFusedRouteRows) * a.config.n_expert,
+                           n_valid, base, weight);
 }
 
 __global__ void __launch_bounds__(256) route_choose_kernel(const __grid_constant__ DeviceRouteArgs a) {
@@ -353,8 +363,8 @@ __global__ void __launch_bounds__(256) route_place_kernel(const __grid_constant_
     const int row = i / (n_used + 1), k = i % (n_used + 1);
     const bool valid = row < n_valid;
     if (k == n_used) {
-      place_shared(a, row, a.out.expert_first[a.config.n_expert], a.out.expert_slot[a.config.n_expert],
-                   valid);
+      place_shared(a, row, a.out.expert_first[a.config.n_expert], a.out.expert_slot[a.config.n_expert], valid,
+                   shared_weight(a, row));
       continue;
     }
     const int id = valid ? a.out.chosen[row * n_used + k] : 0;
