@@ -1,8 +1,9 @@
 // Up to 32 rows and a float router: one launch. The router's 2 MB (35B-A3B) are spread over 64 blocks, asked
 // for before the wait for the norm and multiplied from registers; the last block to finish chooses. Otherwise
 // the product is linear_cuda's; beyond 32 rows one kernel chooses and counts, one block lays out the slots,
-// one kernel places the pairs. The order of pairs inside an expert depends on timing; results do not, because
-// each pair is computed alone and summed by row.
+// one kernel places the pairs. There the order of pairs inside an expert depends on timing; results do not,
+// because a tile computes each pair alone. In a small step pairs are in the order of the rows: a slot of two
+// rows is rounded another way than one of eight.
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/linear/linear_cuda.h"
@@ -165,14 +166,16 @@ template <int kParts>
 __device__ void route_rows(const DeviceRouteArgs& a, const float* logits, int64_t part_stride, int n_valid,
                            const uint8_t* base, float weight) {
   __shared__ float shared_weights[kMaxFusedRouteRows];
+  static_assert(kMaxFusedRouteRows <= 32);
+  __shared__ uint32_t users[kMaxDeviceExperts];  // rows of each expert, as bits: the same whoever comes first
   __shared__ int32_t count[kMaxDeviceExperts];
   __shared__ int32_t first[kMaxDeviceExperts + 1], slot[kMaxDeviceExperts + 1];
-  __shared__ int16_t ids[kMaxFusedRouteRows][32], ranks[kMaxFusedRouteRows][32];
+  __shared__ int16_t ids[kMaxFusedRouteRows][32];
   __shared__ float weights[kMaxFusedRouteRows][32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int n_expert = a.config.n_expert, n_used = a.config.n_expert_used;
   if (threadIdx.x < kMaxFusedRouteRows) shared_weights[threadIdx.x] = weight;
-  for (int e = threadIdx.x; e < n_expert; e += kThreads) count[e] = 0;
+  for (int e = threadIdx.x; e < n_expert; e += kThreads) users[e] = 0;
   __syncthreads();
   // Few rows: the whole block for one after the other. Many: a warp for each.
   const bool few = n_valid <= kBlockRows && n_expert <= kBlockExperts;
@@ -201,7 +204,7 @@ __device__ void route_rows(const DeviceRouteArgs& a, const float* logits, int64_
       const int id = choice.chosen[lane];
       ids[row][lane] = static_cast<int16_t>(id);
       weights[row][lane] = mine;
-      ranks[row][lane] = static_cast<int16_t>(count[id]++);
+      users[id] |= 1u << row;
     }
   }
 #pragma unroll 1
@@ -220,9 +223,11 @@ __device__ void route_rows(const DeviceRouteArgs& a, const float* logits, int64_
     if (lane < n_used) {
       ids[row][lane] = static_cast<int16_t>(id);
       weights[row][lane] = mine;
-      ranks[row][lane] = static_cast<int16_t>(atomicAdd(&count[id], 1));
+      atomicOr(&users[id], 1u << row);
     }
   }
+  __syncthreads();
+  for (int e = threadIdx.x; e < n_expert; e += kThreads) count[e] = __popc(users[e]);
   __syncthreads();
   lay_out_slots(a, count, first, slot, n_valid, base);
   __syncthreads();
@@ -233,8 +238,8 @@ __device__ void route_rows(const DeviceRouteArgs& a, const float* logits, int64_
       place_shared(a, row, first[n_expert], slot[n_expert], valid, shared_weights[row]);
     } else if (k < n_used) {
       const int id = valid ? ids[row][k] : 0;
-      place_pair(a, row, k, id, valid, first[id], slot[id], valid ? ranks[row][k] : 0,
-                 valid ? weights[row][k] : 0.0f);
+      const int rank = valid ? __popc(users[id] & ((1u << row) - 1)) : 0;
+      place_pair(a, row, k, id, valid, first[id], slot[id], rank, valid ? weights[row][k] : 0.0f);
     }
   }
   if (a.cold.mail != nullptr) {
