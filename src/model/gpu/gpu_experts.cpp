@@ -150,6 +150,7 @@ struct GpuExperts::Impl {
 
   ExpertTelemetry count;
   const char* fault = nullptr;
+  std::string file_fault;             // what `fault` points to when the file could not be read
   std::vector<int64_t> answer_begin;  // of each layer in this step; 0: none
   int64_t step_begin = 0;
 
@@ -263,6 +264,11 @@ struct GpuExperts::Impl {
                     stream.handle);
   }
 
+  void check_file() noexcept {
+    if (fault != nullptr || host.fault().empty()) return;
+    file_fault = host.fault();
+    fault = file_fault.c_str();
+  }
   void answer(uint32_t posted, int n_rows) noexcept;
   void trace_step(int n_rows) noexcept;
   void stream_all(StreamView stream) noexcept;
@@ -444,6 +450,7 @@ void GpuExperts::finish(int n_rows) noexcept {
   m.heat.advance(n_rows);
   m.store->end_step();
   if (m.mail().gave_up != 0) m.fault = "the processor did not answer in time";
+  m.check_file();
 }
 
 // ---- larger steps ----
@@ -648,6 +655,7 @@ void GpuExperts::finish_large() noexcept {
   m.heat.advance(m.large_rows_now);
   m.store->give_back_guest();
   m.store->end_step(kMovesAfterPrompt);
+  m.check_file();
   if (m.options.trace != nullptr)
     m.options.trace->add(
         {.lane = TraceLane::Step,
