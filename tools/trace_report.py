@@ -45,7 +45,8 @@ def lane_table(events):
 def busy_by_name(events, first, begin, end):
     """Microseconds of each (lane, event) inside [begin, end]; events are sorted by their begin."""
     busy = collections.Counter()
-    for e in events[first:]:
+    for i in range(first, len(events)):
+        e = events[i]
         if e["ts"] >= end:
             break
         busy[(e["tid"], e["name"])] += overlap(e, begin, end)
@@ -72,13 +73,14 @@ def main():
 
     # Each step's lanes; an event that began before the step may reach into it.
     usual, per_step, first = collections.defaultdict(list), [], 0
+    keys = {(e["tid"], e["name"]) for e in others}
     for step in steps:
         begin, end = step["ts"], step["ts"] + step["dur"]
         while first < len(others) and others[first]["ts"] + longest < begin:
             first += 1
         busy = busy_by_name(others, first, begin, end)
         per_step.append(busy)
-        for key in {(e["tid"], e["name"]) for e in others}:
+        for key in keys:
             usual[(step["args"]["rows"], key)].append(busy[key])
     typical = {key: statistics.median(values) for key, values in usual.items()}
 
