@@ -375,9 +375,8 @@ __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPla
 // Kernels for split experts stage what they read over the link.
 template <auto* kKernel>
 auto* split_kernel() {
-  static const bool ready = [] {
-    return allow_shared(kKernel, kMaxOutWarps * kStageChunkBytes + 16384), true;
-  }();
+  static_assert(kMaxOutWarps * kStageChunkBytes + 16 * 1024 <= kSplitDecodeSharedBytes);
+  static const bool ready = [] { return allow_shared(kKernel, kSplitDecodeSharedBytes), true; }();
   static_cast<void>(ready);
   return kKernel;
 }

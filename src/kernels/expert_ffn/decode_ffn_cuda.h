@@ -36,6 +36,9 @@ struct DecodeFfnArgs {
   int64_t hidden_stride = 0;  // chunks
 };
 
+// Shared memory that a block may need when experts are split: fetched weights pass through it.
+inline constexpr size_t kSplitDecodeSharedBytes = 84 * 1024;
+
 // Whether these kernels know the types.
 bool decode_ffn_possible(const DecodeFfnArgs& args) noexcept;
 
