@@ -33,229 +33,10 @@
 #include "kernels/row_ops/row_ops_cuda.h"
 #include "kernels/sample/sample_cuda.h"
 #include "model/gpu/gpu_weights.h"
+#include "model/gpu/gpu_workspace.h"
 
 namespace thermo {
 namespace {
-
-constexpr int kBuckets[] = {1, 2, 4, 8, 16, 32};
-constexpr int kMaxBucket = 32;
-constexpr int kLogitRows = 64;  // computed and copied at a time; as many as a draft has
-
-// Hands out aligned pieces of one buffer; with a null base it only counts.
-class Carver {
- public:
-  explicit Carver(std::byte* base) : base_(base) {}
-  template <class T>
-  T* take(size_t n) {
-    T* const at = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
-    used_ += align_up<size_t>(n * sizeof(T), 256);
-    return at;
-  }
-  size_t used() const { return used_; }
-
- private:
-  std::byte* base_;
-  size_t used_ = 0;
-};
-
-// The rows of a step as DeviceRows wants them, in host or device memory: the same layout in both.
-struct Inputs {
-  int32_t *n_valid, *n_groups, *n_logits, *n_top, *token, *group, *position, *parent, *logit_row;
-  int32_t *group_sequence, *group_begin, *group_rows, *group_past;
-  uint64_t* ancestors;
-  uint32_t* ticket;   // split experts: of the step
-  int32_t* fetch_of;  // [kMaxFetchTable + 1]
-
-  Inputs() = default;
-  Inputs(std::byte* base, int max_rows) {
-    Carver carver(base);
-    const size_t rows = static_cast<size_t>(max_rows);
-    ancestors = carver.take<uint64_t>(rows);
-    n_valid = carver.take<int32_t>(1);
-    n_groups = carver.take<int32_t>(1);
-    ticket = carver.take<uint32_t>(1);
-    fetch_of = carver.take<int32_t>(kMaxFetchTable + 1);
-    n_logits = carver.take<int32_t>(1);
-    n_top = carver.take<int32_t>(1);
-    for (int32_t** array : {&token, &group, &position, &parent, &logit_row, &group_sequence, &group_begin,
-                            &group_rows, &group_past})
-      *array = carver.take<int32_t>(rows);
-    bytes = carver.used();
-  }
-  size_t bytes = 0;
-
-  DeviceRows device_rows(bool tree) const {
-    return {n_valid,   n_groups,       token,       group,      position,   parent,
-            ancestors, group_sequence, group_begin, group_rows, group_past, tree};
-  }
-};
-
-// Of recorded steps, of larger ones, and of a commit's path.
-size_t input_bytes(int n_batch) {
-  return Inputs(nullptr, kMaxBucket).bytes + Inputs(nullptr, n_batch).bytes +
-         (kMaxDeltaRows + 1) * sizeof(int32_t);
-}
-
-size_t rope_bytes(const ModelConfig& c) {
-  return (make_rope_table(c.rope_full).inv_freq.size() + make_rope_table(c.rope_window).inv_freq.size() + 2) *
-         sizeof(float);
-}
-
-size_t f16_columns(int columns) {
-  return align_up<size_t>(static_cast<size_t>(columns), 32);
-}
-
-int max_pairs_of(const ModelConfig& c, int n_rows) {
-  return std::max(max_route_pairs(c.route, true, n_rows),
-                  2 * n_rows);  // or the parts of an output projection
-}
-
-// Activations, sized for n_batch rows.
-struct Workspace {
-  float *x, *parts;
-  DeviceActsOut h, mixed, hidden;
-  float *q_full, *q, *k, *v, *gate, *partial;
-  float *conv_input, *conv_output, *z, *alpha, *beta, *gates, *rule_out, *chunk_scores;
-  float *router_logits, *shared_logit;
-  DeviceRoutes routes;
-  float* logits;       // [kLogitRows][n_vocab]
-  float* top_scratch;  // of each of these rows
-
-  void carve(Carver& carver, const ModelConfig& c, int n_batch, bool float_ffn, bool float_mixed,
-             int n_multiprocessors) {
-    const size_t rows = static_cast<size_t>(n_batch);
-    const auto floats = [&](int columns) { return carver.take<float>(rows * static_cast<size_t>(columns)); };
-    const auto acts = [&](size_t n, int columns, bool f16, bool f32, float scale) {
-      DeviceActsOut out;
-      out.f16_stride = static_cast<int64_t>(f16_columns(columns));
-      out.f32_stride = columns;
-      out.scale = scale;
-      if (f16) out.f16 = carver.take<uint16_t>(n * f16_columns(columns));
-      if (f32) out.f32 = carver.take<float>(n * static_cast<size_t>(columns));
-      return out;
-    };
-    // The int8 form, of small steps only.
-    const int small_rows = std::min(n_batch, kMaxSmallActs);
-    const auto int8 = [&](DeviceActsOut& out, int n, int columns) {
-      if (columns % 32 != 0) return;
-      out.i8_stride = ceil_div(columns, 256);
-      out.i8 = carver.take<std::byte>(static_cast<size_t>(n) * static_cast<size_t>(out.i8_stride) *
-                                      kDotChunkBytes);
-    };
-    const int q_dim = c.max_n_head() * c.head_dim;
-    const int n_expert = c.route.n_expert, n_used = c.route.n_expert_used;
-    const size_t pairs = static_cast<size_t>(max_pairs_of(c, n_batch));
-
-    x = floats(c.n_embd);
-    parts = carver.take<float>(pairs * static_cast<size_t>(c.n_embd));
-    h = acts(rows, c.n_embd, true, true, 1.0f);
-    mixed = acts(rows, std::max(q_dim, c.ssm_inner()), true, float_mixed, 1.0f);
-    hidden = acts(pairs, c.max_n_ff(), true, float_ffn, kHiddenScale);
-    int8(h, small_rows, c.n_embd);
-    int8(hidden, max_pairs_of(c, small_rows), c.max_n_ff());
-    q_full = floats(2 * q_dim);
-    q = floats(q_dim);
-    k = floats(c.n_kv_dim());
-    v = floats(c.n_kv_dim());
-    gate = floats(c.attn_gate == AttnGate::SigmoidElement ? 0 : q_dim);
-    size_t partial_floats = 0;
-    for (int n = 1; n <= n_batch; ++n) {
-      int last_n_head = 0;  // layers of one kind need the same
-      for (const LayerConfig& layer : c.layers)
-        if (!layer.recurrent && layer.n_head != last_n_head) {
-          last_n_head = layer.n_head;
-          partial_floats = std::max(
-              partial_floats,
-              static_cast<size_t>(n) * static_cast<size_t>(layer.n_head) *
-                  static_cast<size_t>(attention_splits(n, layer.n_head, c.n_head_kv, n_multiprocessors)) *
-                  static_cast<size_t>(c.head_dim + 2));
-        }
-    }
-    partial = carver.take<float>(partial_floats);
-    conv_input = floats(c.ssm_channels());
-    conv_output = floats(c.ssm_channels());
-    z = floats(c.ssm_inner());
-    rule_out = floats(c.ssm_inner());
-    chunk_scores = floats(kDeltaChunkRows * c.ssm_n_head_v);
-    alpha = floats(c.ssm_n_head_v);
-    beta = floats(c.ssm_n_head_v);
-    gates = floats(2 * c.ssm_n_head_v);
-    router_logits = floats(n_expert);
-    shared_logit = floats(1);
-    const size_t slots =
-        static_cast<size_t>(std::max(max_route_slots(c.route, true, n_batch, kExpertSmallTile), 1));
-    routes.n_slots = carver.take<int32_t>(1);
-    routes.slots = carver.take<DeviceSlot>(slots);
-    routes.pair_row = carver.take<int32_t>(pairs);
-    routes.pair_of = carver.take<int32_t>(rows * static_cast<size_t>(n_used + 1));
-    routes.pair_weight = carver.take<float>(rows * static_cast<size_t>(n_used + 1));
-    routes.expert_count = carver.take<int32_t>(static_cast<size_t>(n_expert));
-    routes.expert_first = carver.take<int32_t>(static_cast<size_t>(n_expert) + 1);
-    routes.expert_slot = carver.take<int32_t>(static_cast<size_t>(n_expert) + 1);
-    routes.partial = carver.take<float>(static_cast<size_t>(kRouterParts * kMaxFusedRouteRows * n_expert));
-    routes.counter = carver.take<uint32_t>(1);
-    routes.chosen = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
-    routes.rank = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
-    logits = carver.take<float>(static_cast<size_t>(kLogitRows) * static_cast<size_t>(c.n_vocab));
-    top_scratch = carver.take<float>(static_cast<size_t>(kLogitRows) * top_logits_scratch_floats());
-  }
-};
-
-// Where a sequence's memory lies.
-struct SequenceLayout {
-  size_t k_row, v_row;       // bytes of a slot
-  size_t k_bytes, kv_layer;  // of a layer: keys, keys and values
-  int n_attention = 0, n_recurrent = 0;
-  size_t delta_floats, recurrent_floats;                      // of a layer
-  size_t tape_conv, tape_k, tape_g, tape_delta, tape_floats;  // of a layer, all rows
-  std::vector<int> index;                                     // of each layer among its kind
-
-  SequenceLayout(const ModelConfig& c, const SequenceConfig& o) {
-    for (int il = 0; il < c.n_layer; ++il)
-      index.push_back(c.layers[static_cast<size_t>(il)].recurrent ? n_recurrent++ : n_attention++);
-    const size_t slots = static_cast<size_t>(o.n_ctx + o.max_draft_rows);
-    k_row = static_cast<size_t>(c.n_head_kv) * kv_head_bytes(o.k_type, c.head_dim);
-    v_row = static_cast<size_t>(c.n_head_kv) * kv_head_bytes(o.v_type, c.head_dim);
-    k_bytes = align_up<size_t>(slots * k_row, 256);
-    kv_layer = k_bytes + align_up<size_t>(slots * v_row, 256);
-    const size_t dim = static_cast<size_t>(c.ssm_dim), n_v = static_cast<size_t>(c.ssm_n_head_v),
-                 n_k = static_cast<size_t>(c.ssm_n_head_k);
-    const size_t channels = static_cast<size_t>(c.ssm_channels());
-    delta_floats = n_v * dim * dim;
-    recurrent_floats =
-        align_up<size_t>(delta_floats + static_cast<size_t>(std::max(c.ssm_taps - 1, 0)) * channels, 16);
-    const size_t rows = static_cast<size_t>(o.max_draft_rows);
-    tape_conv = rows * channels;
-    tape_k = align_up<size_t>(rows * n_k * dim, 4);
-    tape_g = align_up<size_t>(rows * n_v, 4);
-    tape_delta = rows * n_v * dim;
-    tape_floats = align_up<size_t>(tape_conv + tape_k + tape_g + tape_delta, 4);
-  }
-  size_t kv_bytes() const { return static_cast<size_t>(n_attention) * kv_layer; }
-  size_t recurrent_bytes() const {
-    return static_cast<size_t>(n_recurrent) * recurrent_floats * sizeof(float);
-  }
-  size_t tape_bytes() const { return static_cast<size_t>(n_recurrent) * tape_floats * sizeof(float); }
-};
-
-bool any_float_ffn(const ModelConfig& c, const Weights& w) {
-  for (int il = 0; il < c.n_layer; ++il) {
-    const LayerWeights& layer = w.layers[static_cast<size_t>(il)];
-    if (layer.ffn && is_float_type(layer.ffn->down.dtype)) return true;
-    if (layer.moe && (is_float_type(layer.moe->experts[0].down.dtype) ||
-                      (!layer.moe->shared.empty() && is_float_type(layer.moe->shared.down.dtype))))
-      return true;
-  }
-  return false;
-}
-bool any_float_output(const ModelConfig& c, const Weights& w) {
-  for (int il = 0; il < c.n_layer; ++il) {
-    const LayerWeights& layer = w.layers[static_cast<size_t>(il)];
-    if (is_float_type(layer.attention ? layer.attention->output.dtype : layer.delta_net->output.dtype))
-      return true;
-  }
-  return false;
-}
 
 void check_shapes(const ModelConfig& c) {
   const auto refuse = [](const char* what, int value, const char* expected) {
@@ -283,15 +64,15 @@ struct GpuModel::Impl {
   Stream stream;                        // destroyed last
   std::unique_ptr<GpuExperts> experts;  // nullptr: they are with the other weights
   GpuWeights weights;
-  SequenceLayout layout;
+  GpuSequenceLayout layout;
   DeviceBuffer kv, recurrent, tape;  // all sequences
   DeviceBuffer workspace_memory;     // graphs hold addresses in all of these
   DeviceBuffer input_memory, rope_memory;
   PinnedBuffer input_pinned, logits_pinned, tops_pinned;
   PinnedBuffer hidden_pinned;  // of a small step with split experts, taken when first asked for
   HostBuffer logits_host;      // when more than kLogitRows rows are asked for
-  Workspace act;
-  Inputs small, small_host, large, large_host;
+  GpuWorkspace act;
+  StepInputs small, small_host, large, large_host;
   int32_t *path, *path_host;  // [0]: length, then rows
   float *rope_full, *rope_window;
   float magnitude_full, magnitude_window;
@@ -318,20 +99,20 @@ struct GpuModel::Impl {
     recurrent = DeviceBuffer(n_sequences * layout.recurrent_bytes());
     tape = DeviceBuffer(n_sequences * layout.tape_bytes());
     const bool float_ffn = any_float_ffn(config, w), float_mixed = any_float_output(config, w);
-    Carver count(nullptr);
+    GpuCarver count(nullptr);
     act.carve(count, config, o.n_batch, float_ffn, float_mixed, device.n_multiprocessors);
     workspace_memory = DeviceBuffer(count.used());
-    Carver carver(workspace_memory.data());
+    GpuCarver carver(workspace_memory.data());
     act.carve(carver, config, o.n_batch, float_ffn, float_mixed, device.n_multiprocessors);
 
-    const size_t small_bytes = Inputs(nullptr, kMaxBucket).bytes,
-                 large_bytes = Inputs(nullptr, o.n_batch).bytes;
+    const size_t small_bytes = StepInputs(nullptr, kMaxBucket).bytes,
+                 large_bytes = StepInputs(nullptr, o.n_batch).bytes;
     input_memory = DeviceBuffer(input_bytes(o.n_batch));
     input_pinned = PinnedBuffer(input_bytes(o.n_batch));
-    small = Inputs(input_memory.data(), kMaxBucket);
-    small_host = Inputs(input_pinned.data(), kMaxBucket);
-    large = Inputs(input_memory.data() + small_bytes, o.n_batch);
-    large_host = Inputs(input_pinned.data() + small_bytes, o.n_batch);
+    small = StepInputs(input_memory.data(), kMaxBucket);
+    small_host = StepInputs(input_pinned.data(), kMaxBucket);
+    large = StepInputs(input_memory.data() + small_bytes, o.n_batch);
+    large_host = StepInputs(input_pinned.data() + small_bytes, o.n_batch);
     path = reinterpret_cast<int32_t*>(input_memory.data() + small_bytes + large_bytes);
     path_host = reinterpret_cast<int32_t*>(input_pinned.data() + small_bytes + large_bytes);
     logits_pinned =
@@ -367,8 +148,9 @@ struct GpuModel::Impl {
   }
 
   void record_graphs();
-  void lay_out(const StepBatch& batch, Inputs& to, int n_rows) noexcept;
-  void enqueue(int n_rows, bool keep, int n_logits, const Inputs& from, float* hidden, int n_valid) noexcept;
+  void lay_out(const StepBatch& batch, StepInputs& to, int n_rows) noexcept;
+  void enqueue(int n_rows, bool keep, int n_logits, const StepInputs& from, float* hidden,
+               int n_valid) noexcept;
   void attention(int il, int n_rows, const DeviceRows& rows, const DeviceNormIn& norm) noexcept;
   void delta_net(int il, int n_rows, bool keep, const DeviceRows& rows, const DeviceNormIn& norm) noexcept;
   void feed_forward(int il, int n_rows, const DeviceRows& rows, const DeviceCold& cold) noexcept;
@@ -377,7 +159,7 @@ struct GpuModel::Impl {
   void project_in(std::initializer_list<DeviceLinearJob> jobs, const DeviceNormIn& norm, int n_rows) noexcept;
   void project_out(const DeviceMatrix& w, const DeviceActs& x, const DeviceNormIn& norm, int n_rows) noexcept;
   void head(int n_logits, const int32_t* rows, int n_rows) noexcept;
-  void top_of_head(int n_logits, const Inputs& from) noexcept;
+  void top_of_head(int n_logits, const StepInputs& from) noexcept;
   void linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_acts,
               const int32_t* row_index = nullptr, const DeviceNormIn& norm = {}) noexcept;
   // Normed rows as a step of n_rows has them.
@@ -393,7 +175,7 @@ struct GpuModel::Impl {
                                    static_cast<size_t>(config.n_embd) * sizeof(float));
     return hidden_pinned.as<float>();
   }
-  void begin_split(Inputs& inputs) noexcept {
+  void begin_split(StepInputs& inputs) noexcept {
     experts->begin(*inputs.ticket, {inputs.fetch_of, kMaxFetchTable + 1}, stream.view());
   }
 
@@ -666,7 +448,7 @@ void GpuModel::Impl::head(int n_logits, const int32_t* rows, int n_rows) noexcep
   linear({{weights.output, act.logits, config.n_vocab}}, normed(n_rows).read(), n_logits, rows);
 }
 
-void GpuModel::Impl::top_of_head(int n_logits, const Inputs& from) noexcept {
+void GpuModel::Impl::top_of_head(int n_logits, const StepInputs& from) noexcept {
   top_logits_cuda({.logits = act.logits,
                    .n_vocab = config.n_vocab,
                    .max_rows = n_logits,
@@ -679,7 +461,7 @@ void GpuModel::Impl::top_of_head(int n_logits, const Inputs& from) noexcept {
 
 // Queues a whole step of n_rows rows, the last of them padding when n_valid is less. `hidden` (host) gets
 // every layer's input and the final norm; only for steps that are not recorded.
-void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const Inputs& from, float* hidden,
+void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const StepInputs& from, float* hidden,
                              int n_valid) noexcept {
   const DeviceRows rows = from.device_rows(keep);
   const size_t row_floats = static_cast<size_t>(n_valid) * static_cast<size_t>(config.n_embd);
@@ -804,7 +586,7 @@ void GpuModel::Impl::record_graphs() {
 }
 
 // Rows, groups, positions and ancestors; rows up to n_rows are padding.
-void GpuModel::Impl::lay_out(const StepBatch& batch, Inputs& to, int n_rows) noexcept {
+void GpuModel::Impl::lay_out(const StepBatch& batch, StepInputs& to, int n_rows) noexcept {
   const int n = static_cast<int>(batch.rows.size());
   const bool keep = batch.commit == Commit::Later;
   *to.n_valid = n;
@@ -893,10 +675,10 @@ GpuExperts* GpuModel::experts() noexcept {
 
 std::vector<GpuMemoryItem> GpuModel::plan(const ModelConfig& c, const Weights& w, const GpuModelOptions& o,
                                           int n_multiprocessors) {
-  const SequenceLayout layout(c, o.sequence);
+  const GpuSequenceLayout layout(c, o.sequence);
   const uint64_t n = static_cast<uint64_t>(o.n_sequences);
-  Carver count(nullptr);
-  Workspace().carve(count, c, o.n_batch, any_float_ffn(c, w), any_float_output(c, w), n_multiprocessors);
+  GpuCarver count(nullptr);
+  GpuWorkspace().carve(count, c, o.n_batch, any_float_ffn(c, w), any_float_output(c, w), n_multiprocessors);
   const bool split = o.experts.split && c.route.n_expert > 0;
   std::vector<GpuMemoryItem> items = {
       {split ? "core weights" : "weights", GpuWeights::planned_bytes(c, w, !split)}};
