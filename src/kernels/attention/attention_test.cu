@@ -9,6 +9,7 @@
 
 #include "base/units.h"
 #include "device/device_info.h"
+#include "device/testing/skip_without_gpu.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/quant_matmul/panel_mma.cuh"
 #include "kernels/testing/compare.h"
@@ -258,13 +259,6 @@ void run_case(const Case& c, uint64_t seed) {
     expect_untouched(base + k_bytes, v_slot, sequence_bytes - k_bytes);
   }
 }
-
-#define SKIP_WITHOUT_GPU()                                                    \
-  do {                                                                        \
-    std::string why;                                                          \
-    if (list_devices(&why).empty()) GTEST_SKIP() << "no usable GPU: " << why; \
-    use_device(0);                                                            \
-  } while (false)
 
 constexpr KvType kTypes[] = {KvType::F16, KvType::Q8_0, KvType::F32};
 

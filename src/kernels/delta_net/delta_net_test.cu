@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device/device_info.h"
+#include "device/testing/skip_without_gpu.h"
 #include "kernels/delta_net/delta_net.h"
 #include "kernels/delta_net/delta_net_cuda.h"
 #include "kernels/testing/compare.h"
@@ -265,13 +266,6 @@ void run_case(const Case& c, uint64_t seed) {
         0);
   ASSERT_TRUE(device_memory.intact());
 }
-
-#define SKIP_WITHOUT_GPU()                                                    \
-  do {                                                                        \
-    std::string why;                                                          \
-    if (list_devices(&why).empty()) GTEST_SKIP() << "no usable GPU: " << why; \
-    use_device(0);                                                            \
-  } while (false)
 
 constexpr Shape kShapes[] = {{2, 4, 16}, {2, 2, 32}, {1, 3, 64}, {2, 4, 128}};
 

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "device/device_info.h"
+#include "device/testing/skip_without_gpu.h"
 #include "kernels/expert_ffn/decode_ffn_cuda.h"
 #include "kernels/expert_ffn/expert_ffn_cuda.h"
 #include "kernels/quant_matmul/panel_dot.cuh"
@@ -219,9 +220,7 @@ std::vector<int> rows_up_to(int n) {
 }
 
 TEST(ExpertFfnCuda, SmallStepsMatchTheReference) {
-  std::string why;
-  if (list_devices(&why).empty()) GTEST_SKIP() << "no usable GPU: " << why;
-  use_device(0);
+  SKIP_WITHOUT_GPU();
   const DType types[][3] = {
       {DType::Q4_K, DType::Q6_K, DType::Q4_K}, {DType::Q4_K, DType::Q4_K, DType::Q8_0},
       {DType::Q5_K, DType::Q5_K, DType::Q6_K}, {DType::Q8_0, DType::Q8_0, DType::Q8_0},
@@ -321,9 +320,7 @@ void run_decode(DType in, DType out, DType shared_type, DType router_type, int n
 }
 
 TEST(DecodeFfnCuda, OneRowMatchesTheReference) {
-  std::string why;
-  if (list_devices(&why).empty()) GTEST_SKIP() << "no usable GPU: " << why;
-  use_device(0);
+  SKIP_WITHOUT_GPU();
   using enum DType;
   run_decode(Q4_K, Q6_K, Q4_K, F32, 512, 256, 20, 4, true);
   run_decode(Q4_K, Q4_K, Q4_K, F16, 2048, 512, 40, 8, true);

@@ -9,6 +9,7 @@
 
 #include "device/buffer.h"
 #include "device/device_info.h"
+#include "device/testing/skip_without_gpu.h"
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/linear/linear_cuda.h"
 #include "kernels/quant_matmul/panel_dot.cuh"
@@ -148,9 +149,7 @@ void run_case(DType dtype, int n_rows, int n_cols, int n_acts, Source source = S
 }
 
 TEST(LinearCuda, MatchesTheReferenceForEveryTypeAndSize) {
-  std::string why;
-  if (list_devices(&why).empty()) GTEST_SKIP() << "no usable GPU: " << why;
-  use_device(0);
+  SKIP_WITHOUT_GPU();
   const DType types[] = {DType::F32,  DType::F16,    DType::BF16,   DType::Q4_0, DType::Q4_1, DType::Q5_0,
                          DType::Q5_1, DType::Q8_0,   DType::Q2_K,   DType::Q3_K, DType::Q4_K, DType::Q5_K,
                          DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS, DType::MXFP4};

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "device/device_info.h"
+#include "device/testing/skip_without_gpu.h"
 #include "kernels/route_topk/route_topk_cuda.h"
 #include "kernels/testing/device_case.h"
 
@@ -147,9 +148,7 @@ void run_case(const RouteCase& c) {
 }
 
 TEST(RouteCuda, ListsAreThoseOfTheReference) {
-  std::string why;
-  if (list_devices(&why).empty()) GTEST_SKIP() << "no usable GPU: " << why;
-  use_device(0);
+  SKIP_WITHOUT_GPU();
   for (const int n_rows : {1, 2, 3, 4, 5, 8, 9, 31, 32, 33, 100})
     for (const int tile : {8, 64}) {
       run_case({.n_rows = n_rows, .n_valid = n_rows, .tile = tile});

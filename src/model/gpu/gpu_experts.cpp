@@ -137,7 +137,6 @@ struct GpuExperts::Impl {
   std::vector<Batch> batches;
   std::vector<size_t> layer_first_batch;  // of a step that streams everything
   size_t n_issued = 0;                    // batches whose copies are queued
-  size_t n_computed = 0;
   Event copied[kBatches], consumed[kBatches], decided;
   PinnedBuffer counts;      // [n_layer][n_expert + 1] first pair of each expert
   PinnedBuffer large_x;     // [kStreamAllRows][n_embd]
@@ -166,7 +165,7 @@ struct GpuExperts::Impl {
         n_batch(batch),
         batch_experts(batch_experts_of(catalog)),
         arena(host_arena_bytes()),
-        host(catalog, {.arena = {arena.data(), arena.size()}, .n_readers = 2, .files = o.files}),
+        host(catalog, {.arena = {arena.data(), arena.size()}, .files = o.files}),
         heat(o.heat != nullptr ? *o.heat : HeatMap(catalog)),
         control_host(table_bytes() + static_cast<size_t>(n_layer) * sizeof(int32_t)),
         control(control_host.size()),
@@ -271,8 +270,7 @@ struct GpuExperts::Impl {
   }
   void answer(uint32_t posted, int n_rows) noexcept;
   void trace_step(int n_rows) noexcept;
-  void stream_all(StreamView stream) noexcept;
-  void plan_layer(int layer, const int32_t* first) noexcept;
+  void stream_all() noexcept;
   void add_batches(int layer, const int32_t* experts, int n) noexcept;
   void issue(size_t limit) noexcept;
   void compute_batches(size_t begin, size_t end, const DeviceExpertArgs& args, StreamView stream) noexcept;
@@ -463,13 +461,13 @@ void GpuExperts::begin_large(int n_rows, StreamView stream) noexcept {
   m.upload_control(stream);
   m.large_rows_now = n_rows;
   m.batches.clear();
-  m.n_issued = m.n_computed = 0;
-  if (n_rows >= kStreamAllRows) m.stream_all(stream);
+  m.n_issued = 0;
+  if (n_rows >= kStreamAllRows) m.stream_all();
 }
 
 // Which experts a layer will use is not asked for: with this many rows it is nearly all of them. So the
 // copies run ahead of the layers.
-void GpuExperts::Impl::stream_all(StreamView) noexcept {
+void GpuExperts::Impl::stream_all() noexcept {
   for (int il = 0; il < n_layer; ++il) {
     layer_first_batch[static_cast<size_t>(il)] = batches.size();
     int32_t cold[kMaxDeviceExperts];
@@ -596,7 +594,6 @@ void GpuExperts::Impl::compute_few(int layer, const int32_t* first, const Device
   const size_t begin = batches.size();
   add_batches(layer, cold, n - n_cpu);
   compute_batches(begin, batches.size(), args, stream);
-  n_computed = batches.size();
   if (n_cpu == 0) return;
 
   const int32_t* const row_of_pair = large_rows.as<int32_t>();
