@@ -151,7 +151,6 @@ struct GpuExperts::Impl {
   const char* fault = nullptr;
   std::string file_fault;             // what `fault` points to when the file could not be read
   std::vector<int64_t> answer_begin;  // of each layer in this step; 0: none
-  int64_t step_begin = 0;
 
   Impl(const ModelConfig& config, const Weights& weights, const SplitOptions& o, int batch, Isa isa,
        ThreadPool& p, const LoadProgressFn& progress)
@@ -269,7 +268,7 @@ struct GpuExperts::Impl {
     fault = file_fault.c_str();
   }
   void answer(uint32_t posted, int n_rows) noexcept;
-  void trace_step(int n_rows) noexcept;
+  void trace_step() noexcept;
   void stream_all() noexcept;
   void add_batches(int layer, const int32_t* experts, int n) noexcept;
   void issue(size_t limit) noexcept;
@@ -318,7 +317,6 @@ DeviceCold GpuExperts::cold(int layer, const uint32_t* ticket, const int32_t* fe
 
 void GpuExperts::begin(uint32_t& ticket, std::span<int32_t> fetch_of, StreamView stream) noexcept {
   Impl& m = *impl_;
-  m.step_begin = TraceWriter::now_ns();
   m.store->begin_step();
   m.upload_control(stream);
   m.ticket += static_cast<uint32_t>(m.n_layer) + 1;
@@ -376,7 +374,7 @@ void GpuExperts::Impl::answer(uint32_t posted, int n_rows) noexcept {
 }
 
 // The device's times are on its own clock: a layer was posted just before its answer began.
-void GpuExperts::Impl::trace_step(int n_rows) noexcept {
+void GpuExperts::Impl::trace_step() noexcept {
   const ColdRecord* const record = records.as<ColdRecord>();
   int64_t shift = INT64_MAX;
   for (int il = 0; il < n_layer; ++il)
@@ -399,12 +397,6 @@ void GpuExperts::Impl::trace_step(int n_rows) noexcept {
     add(TraceLane::Device, "waiting for the CPU", r.ready_ns, r.went_ns, il, r.n_cold - r.n_fetched);
     answer_begin[static_cast<size_t>(il)] = 0;
   }
-  options.trace->add({.lane = TraceLane::Step,
-                      .name = "step",
-                      .category = "decode",
-                      .begin_ns = step_begin,
-                      .duration_ns = TraceWriter::now_ns() - step_begin,
-                      .args = {{{"rows", n_rows}}}});
 }
 
 void GpuExperts::finish(int n_rows) noexcept {
@@ -442,7 +434,7 @@ void GpuExperts::finish(int n_rows) noexcept {
         m.split.gpu_took(record.n_fetched, static_cast<float>(record.ready_ns - record.posted_ns) * 1e-3f);
     }
   }
-  if (m.options.trace != nullptr) m.trace_step(n_rows);
+  if (m.options.trace != nullptr) m.trace_step();
   ++m.count.steps;
   m.count.tokens += static_cast<uint64_t>(n_rows);
   m.heat.advance(n_rows);
@@ -455,7 +447,6 @@ void GpuExperts::finish(int n_rows) noexcept {
 
 void GpuExperts::begin_large(int n_rows, StreamView stream) noexcept {
   Impl& m = *impl_;
-  m.step_begin = TraceWriter::now_ns();
   m.store->begin_step();
   m.store->take_guest();
   m.upload_control(stream);
@@ -653,14 +644,6 @@ void GpuExperts::finish_large() noexcept {
   m.store->give_back_guest();
   m.store->end_step(kMovesAfterPrompt);
   m.check_file();
-  if (m.options.trace != nullptr)
-    m.options.trace->add(
-        {.lane = TraceLane::Step,
-         .name = "prompt",
-         .category = "prefill",
-         .begin_ns = m.step_begin,
-         .duration_ns = TraceWriter::now_ns() - m.step_begin,
-         .args = {{{"rows", m.large_rows_now}, {"batches streamed", static_cast<int64_t>(m.n_issued)}}}});
 }
 
 const char* GpuExperts::fault() const noexcept {
