@@ -279,6 +279,7 @@ __global__ void __launch_bounds__(kFusedThreads<kDim, kSplit>)
         tile.update(decay, d, x);
         Tile::load_vector(q + r * kDim, part, x);
         const float o = tile.dot(x);
+        if constexpr (Tile::kLanes > 1) __syncwarp();  // all of a state row's threads have read v
         if (part == 0) v[r * kDim + j] = o;
       }
       tile.store(state, part);
