@@ -39,7 +39,9 @@ int thread_count(const ThreadPoolOptions& options) {
 }  // namespace
 
 ThreadPool::ThreadPool(const ThreadPoolOptions& options)
-    : ranges_(thread_count(options)), spin_us_(options.spin_us) {
+    : ranges_(thread_count(options)),
+      spin_us_(options.spin_us),
+      places_(static_cast<size_t>(thread_count(options))) {
   const std::vector<int> cores = usable_cores();
   const int n_threads = thread_count(options);
   // More threads than cores would wait for each other inside a region: binding makes that worse.
@@ -71,18 +73,44 @@ void ThreadPool::open_region(RegionFn fn, const void* context) noexcept {
   fn(context, 0);
   gate_.fetch_add(1);
   int spins = 0;
-  while (n_inside_.load() != 0) {
-    pause_cpu();
-    if (++spins == kSpinsPerClockLook) {  // a worker lost its core: let it have ours
-      std::this_thread::yield();
-      spins = 0;
+  for (const Place& place : places_)
+    while (place.in_region.load()) {
+      pause_cpu();
+      if (++spins == kSpinsPerClockLook) {  // a worker lost its core: let it have ours
+        std::this_thread::yield();
+        spins = 0;
+      }
     }
-  }
+}
+
+void ThreadPool::offer(PieceFn piece, void* context) noexcept {
+  piece_ = piece;
+  piece_context_ = context;
+  offered_.store(gate_.load(std::memory_order_relaxed) + 1);
+}
+
+void ThreadPool::withdraw() noexcept {
+  // Sequentially consistent here and in do_piece(): either the worker sees that nothing is offered, or we see
+  // it inside.
+  offered_.store(0);
+  for (const Place& place : places_)
+    while (place.in_piece.load()) pause_cpu();
+}
+
+// `left`: the gate value of the last region the thread was in.
+bool ThreadPool::do_piece(int thread, uint32_t left) noexcept {
+  if (left == 0 || offered_.load(std::memory_order_relaxed) != left) return false;
+  std::atomic<bool>& in_piece = places_[static_cast<size_t>(thread)].in_piece;
+  in_piece.store(true);
+  const bool did = offered_.load() == left && piece_(piece_context_, thread);
+  in_piece.store(false, std::memory_order_release);
+  return did;
 }
 
 void ThreadPool::work(int thread) noexcept {
   using Clock = std::chrono::steady_clock;
   const auto is_open = [](uint32_t gate) { return gate % 2 == 1; };
+  std::atomic<bool>& in_region = places_[static_cast<size_t>(thread)].in_region;
   uint32_t done = 0;  // the gate value of the last region we were inside
   for (;;) {
     // Spin for an open gate, then park.
@@ -90,6 +118,7 @@ void ThreadPool::work(int thread) noexcept {
     auto deadline = Clock::now() + std::chrono::microseconds(spin_us_);
     for (int spins = 0; (!is_open(now) || now == done) && !stop_.load(std::memory_order_relaxed);
          now = gate_.load()) {
+      if (do_piece(thread, done)) continue;
       pause_cpu();
       if (++spins < kSpinsPerClockLook) continue;
       spins = 0;
@@ -100,12 +129,12 @@ void ThreadPool::work(int thread) noexcept {
       deadline = Clock::now() + std::chrono::microseconds(spin_us_);
     }
     if (stop_.load()) return;
-    n_inside_.fetch_add(1);
+    in_region.store(true);
     if (gate_.load() == now) {
       fn_(context_, thread);
       done = now;
     }
-    n_inside_.fetch_sub(1);
+    in_region.store(false, std::memory_order_release);
   }
 }
 

@@ -25,27 +25,31 @@ class TaskRanges {
  public:
   explicit TaskRanges(int n_threads) : cursors_(static_cast<size_t>(n_threads)) {}
 
-  // Before the region opens.
+  // Before the region opens. Even shares.
   void deal(int n_tasks) noexcept {
     const int n_threads = static_cast<int>(cursors_.size());
-    for (int i = 0; i < n_threads; ++i) {
-      Cursor& cursor = cursors_[static_cast<size_t>(i)];
-      cursor.next.store(static_cast<int>(static_cast<int64_t>(n_tasks) * i / n_threads),
-                        std::memory_order_relaxed);
-      cursor.end = static_cast<int>(static_cast<int64_t>(n_tasks) * (i + 1) / n_threads);
-    }
+    for (int i = 0; i < n_threads; ++i)
+      deal(i, static_cast<int>(static_cast<int64_t>(n_tasks) * i / n_threads),
+           static_cast<int>(static_cast<int64_t>(n_tasks) * (i + 1) / n_threads));
+  }
+  // The share [begin, end) of one thread, for who has reasons to deal otherwise.
+  void deal(int thread, int begin, int end) noexcept {
+    Cursor& cursor = cursors_[static_cast<size_t>(thread)];
+    cursor.next.store(begin, std::memory_order_relaxed);
+    cursor.end = end;
   }
 
-  // Calls body(task) for tasks until none is left.
+  // Calls body(task, owner) for tasks until none is left; owner: the thread whose share it was.
   template <class Body>
   void drain(int thread, const Body& body) noexcept {
     const int n_threads = static_cast<int>(cursors_.size());
     for (int i = 0; i < n_threads; ++i) {
-      Cursor& cursor = cursors_[static_cast<size_t>((thread + i) % n_threads)];
+      const int owner = (thread + i) % n_threads;
+      Cursor& cursor = cursors_[static_cast<size_t>(owner)];
       while (cursor.next.load(std::memory_order_relaxed) < cursor.end) {
         const int task = cursor.next.fetch_add(1, std::memory_order_relaxed);
         if (task >= cursor.end) break;
-        body(task);
+        body(task, owner);
       }
     }
   }
@@ -83,7 +87,7 @@ class ThreadPool {
       return;
     }
     ranges_.deal(n_tasks);
-    run_threads([&](int thread) { ranges_.drain(thread, [&](int task) { body(task, thread); }); });
+    run_threads([&](int thread) { ranges_.drain(thread, [&](int task, int) { body(task, thread); }); });
   }
 
   // Calls body(thread) once on each thread that comes; the caller always does, a worker that the system has
@@ -93,11 +97,20 @@ class ThreadPool {
     open_region([](const void* context, int thread) { (*static_cast<const Body*>(context))(thread); }, &body);
   }
 
+  // Something for workers to do from when they leave the next region until the one after it opens, in pieces
+  // of about a microsecond, because that region waits for nobody: piece(context, thread) does one and says
+  // whether it found any. One offer at a time, by the thread that calls run().
+  using PieceFn = bool (*)(void* context, int thread);
+  void offer(PieceFn piece, void* context) noexcept;
+  // Returns when no worker is in a piece; none begins another.
+  void withdraw() noexcept;
+
  private:
   using RegionFn = void (*)(const void* context, int thread);
 
   void open_region(RegionFn fn, const void* context) noexcept;
   void work(int thread) noexcept;
+  bool do_piece(int thread, uint32_t left) noexcept;
 
   // The current region; written while it is closed and nobody is inside, read by workers inside it.
   RegionFn fn_ = nullptr;
@@ -107,10 +120,22 @@ class ThreadPool {
   // Even: closed. Odd: open. A worker is inside a region only if it entered while it was open, so the caller
   // waits for those that came and not for one that the system has not scheduled.
   alignas(64) std::atomic<uint32_t> gate_{0};
-  alignas(64) std::atomic<int> n_inside_{0};
   alignas(64) std::atomic<int> n_parked_{0};
   std::atomic<bool> stop_{false};
   uint32_t spin_us_;
+
+  // Where each thread is. A line of its own for each: a counter of all is a line that every thread of a region
+  // fights for, twice.
+  struct alignas(128) Place {
+    std::atomic<bool> in_region{false};
+    std::atomic<bool> in_piece{false};
+  };
+  std::vector<Place> places_;
+
+  // What is offered; written while it is not.
+  alignas(64) std::atomic<uint32_t> offered_{0};  // gate value of the region behind which it is; 0: nothing
+  PieceFn piece_ = nullptr;
+  void* piece_context_ = nullptr;
   std::vector<std::thread> workers_;
 };
 

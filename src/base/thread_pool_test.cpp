@@ -51,5 +51,49 @@ TEST(ThreadPool, ServesCallersOnDifferentThreadsOneAfterAnother) {
   EXPECT_EQ(count.load(), 40);
 }
 
+TEST(ThreadPool, WaitingWorkersDoWhatIsOfferedUntilItIsWithdrawn) {
+  ThreadPool pool({.n_threads = 3, .pin = false});
+  struct Work {
+    std::atomic<int> n_done{0};
+    int limit = 0;  // plain: only changed while nothing is offered
+  } work;
+  const auto piece = [](void* context, int thread) {
+    EXPECT_GT(thread, 0);  // the caller helps itself
+    Work& w = *static_cast<Work*>(context);
+    if (w.n_done.load() >= w.limit) return false;
+    w.n_done.fetch_add(1);
+    return true;
+  };
+  for (int round = 1; round <= 200; ++round) {
+    work.limit = 5 * round;
+    pool.offer(piece, &work);
+    std::atomic<int> count{0}, n_threads{0};
+    pool.run_threads([&](int) {
+      EXPECT_EQ(work.n_done.load() % 5, 0) << "somebody began before the region";
+      n_threads.fetch_add(1);
+      while (n_threads.load() < 3) std::this_thread::yield();  // all are there
+    });
+    while (work.n_done.load() < work.limit) std::this_thread::yield();
+    pool.run(8, [&](int, int) { count.fetch_add(1); });
+    EXPECT_EQ(count.load(), 8);
+    pool.withdraw();
+    const int done = work.n_done.load();
+    work.limit += 100;
+    EXPECT_EQ(work.n_done.load(), done);
+    work.n_done.store(5 * round);
+  }
+}
+
+TEST(TaskRanges, KeepsToTheSharesItWasDealt) {
+  TaskRanges ranges(3);
+  ranges.deal(0, 0, 1);
+  ranges.deal(1, 1, 1);
+  ranges.deal(2, 1, 5);
+  std::vector<std::pair<int, int>> seen;
+  ranges.drain(1, [&](int task, int owner) { seen.emplace_back(task, owner); });
+  const std::vector<std::pair<int, int>> expected = {{1, 2}, {2, 2}, {3, 2}, {4, 2}, {0, 0}};
+  EXPECT_EQ(seen, expected);
+}
+
 }  // namespace
 }  // namespace thermo

@@ -4,6 +4,7 @@
 #include <bit>
 #include <limits>
 #include <thread>
+#include <utility>
 
 #include "base/check.h"
 #include "base/units.h"
@@ -18,9 +19,9 @@ namespace {
 constexpr int kTileActs = LinearScratch::kTileActs;
 
 // A tasks are short and their threads never sleep, so the wait is a few microseconds at most.
-void wait_until_zero(const std::atomic<int>& counter) noexcept {
+void wait_until_set(const std::atomic<int>& flag) noexcept {
   int spins = 0;
-  while (counter.load(std::memory_order_acquire) != 0) {
+  while (flag.load(std::memory_order_acquire) == 0) {
 #if defined(__x86_64__)
     _mm_pause();
 #endif
@@ -37,7 +38,7 @@ int tile_a(const Ffn& ffn, int widest) noexcept {
 }
 
 // The widest A tile. Few experts on many threads get smaller ones: of those that give every thread two tasks,
-// the one whose last round of tasks ends first.
+// the one whose largest share is least.
 int choose_widest_a(std::span<const FfnGroup> groups, int n_threads) noexcept {
   constexpr int kWidest = 4;
   int n_all = 0;
@@ -45,17 +46,27 @@ int choose_widest_a(std::span<const FfnGroup> groups, int n_threads) noexcept {
   if (n_threads == 1 || n_all >= 8 * kWidest * n_threads) return kWidest;
   int best = 1, best_time = std::numeric_limits<int>::max();
   for (int widest = 1; widest <= kWidest; ++widest) {
-    int n_tasks = 0, longest = 0;
+    int n_tasks = 0, time = 0;
     for (const FfnGroup& group : groups) {
       const int tile = tile_a(*group.ffn, widest);
-      n_tasks += ceil_div(n_panels(group.ffn->gate.n_rows), tile);
-      longest = std::max(longest, tile);
+      const int tiles = ceil_div(n_panels(group.ffn->gate.n_rows), tile);
+      n_tasks += tiles;
+      time += ceil_div(tiles, n_threads) * tile;
     }
     if (widest > 1 && n_tasks < 2 * n_threads) break;
-    const int time = ceil_div(n_tasks, n_threads) * longest;
     if (time <= best_time) best = widest, best_time = time;
   }
   return best;
+}
+
+// What a thread takes of a group's n tiles: the same part of every expert, whichever they are, so that what
+// was read ahead lies in the right core's cache. Experts of few tiles begin at another thread each.
+struct TileShare {
+  int begin, end;
+};
+TileShare tile_share(int n, int group, int thread, int n_threads) noexcept {
+  const int place = n >= n_threads ? thread : (thread + group) % n_threads;
+  return {n * place / n_threads, n * (place + 1) / n_threads};
 }
 
 // Columns [first, first + n) of every row.
@@ -72,10 +83,19 @@ void write_stamped(const StampedRows& out, int first, const float* values, int n
 
 ExpertFfnScratch::ExpertFfnScratch(int max_pairs, int max_ff, int max_groups, int n_threads)
     : hidden_(max_pairs, max_ff),
-      tiles_left_(new std::atomic<int>[static_cast<size_t>(max_groups)]),
+      groups_(new Group[static_cast<size_t>(max_groups)]),
       max_groups_(max_groups),
+      first_a_(static_cast<size_t>(n_threads)),
       tasks_a_(n_threads),
       tasks_b_(n_threads) {}
+
+FfnShare ffn_share(const Ffn& ffn, int thread, int n_threads) noexcept {
+  const auto part = [&](const Matrix& w) {
+    const int n = n_panels(w.n_rows);
+    return PanelRange{n * thread / n_threads, n * (thread + 1) / n_threads};
+  };
+  return {.gate_up = part(ffn.gate), .down = part(ffn.down)};
+}
 
 void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const RowOpKernels& row_ops,
                     const LinearContext& context) noexcept {
@@ -92,13 +112,13 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
 
   // Groups may differ in width and type (the shared expert), so each has its own tile size.
   const int widest_a = choose_widest_a(args.groups, n_threads);
-  int n_tasks_a = 0;
   int max_ff = 0;
   for (int i = 0; i < n_groups; ++i) {
     const Ffn& ffn = *args.groups[static_cast<size_t>(i)].ffn;
     const int tiles = ceil_div(n_panels(ffn.gate.n_rows), tile_a(ffn, widest_a));
-    scratch.tiles_left_[static_cast<size_t>(i)].store(tiles + 1, std::memory_order_relaxed);
-    n_tasks_a += tiles;
+    ExpertFfnScratch::Group& state = scratch.groups_[static_cast<size_t>(i)];
+    state.tiles_left.store(tiles, std::memory_order_relaxed);
+    state.open.store(0, std::memory_order_relaxed);
     max_ff = std::max(max_ff, ffn.gate.n_rows);
   }
   hidden.set_cols(max_ff);
@@ -108,17 +128,46 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
       std::clamp(out_panels / (n_threads > 1 ? 2 * n_threads : 1), 1, LinearScratch::kTilePanels);
   const int n_tasks_b = ceil_div(out_panels, tile_b);
 
-  const auto run_a = [&](int task, int thread) {
+  const auto share_of = [&](int g, int thread) {
+    const Ffn& ffn = *args.groups[static_cast<size_t>(g)].ffn;
+    return tile_share(ceil_div(n_panels(ffn.gate.n_rows), tile_a(ffn, widest_a)), g, thread, n_threads);
+  };
+
+  // Tiles of one group that a thread has done and not told anybody about yet.
+  struct Finished {
+    int group = -1;
+    int n = 0;
+  };
+  // Whoever brings the count to zero was last, quantises, and opens the group.
+  const auto tell = [&](Finished& finished) {
+    const int n = std::exchange(finished.n, 0);
+    if (n == 0) return;
+    ExpertFfnScratch::Group& state = scratch.groups_[static_cast<size_t>(finished.group)];
+    if (state.tiles_left.fetch_sub(n, std::memory_order_acq_rel) != n) return;
+    const FfnGroup& group = args.groups[static_cast<size_t>(finished.group)];
+    ActFormats formats;
+    formats.add(group.ffn->down);
+    for (int i = 0; i < group.n_pairs; ++i)
+      hidden.quantize(group.pair_begin + i, group.ffn->down.n_cols, formats, context.kernels);
+    state.open.store(1, std::memory_order_release);
+  };
+
+  // `task`: of the owner's share, group by group.
+  const auto run_a = [&](int task, int owner, int thread, Finished& finished) {
+    task -= scratch.first_a_[static_cast<size_t>(owner)];
     int g = 0;
-    for (;; ++g) {
-      const Ffn& ffn = *args.groups[static_cast<size_t>(g)].ffn;
-      const int tiles = ceil_div(n_panels(ffn.gate.n_rows), tile_a(ffn, widest_a));
-      if (task < tiles) break;
-      task -= tiles;
+    TileShare share = share_of(0, owner);
+    while (task >= share.end - share.begin) {
+      task -= share.end - share.begin;
+      share = share_of(++g, owner);
+    }
+    if (g != finished.group) {
+      tell(finished);
+      finished.group = g;
     }
     const FfnGroup& group = args.groups[static_cast<size_t>(g)];
     const Ffn& ffn = *group.ffn;
-    const int panel = task * tile_a(ffn, widest_a);
+    const int panel = (share.begin + task) * tile_a(ffn, widest_a);
     const int tile_panels = std::min(tile_a(ffn, widest_a), n_panels(ffn.gate.n_rows) - panel);
     const int row = panel * kPanelRows;
     const int tile_rows = std::min(tile_panels * kPanelRows, ffn.gate.n_rows - row);
@@ -137,15 +186,7 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
       for (int i = 0; i < n; ++i)
         std::copy_n(gate + static_cast<int64_t>(i) * tile_rows, tile_rows, hidden.row(pair + i) + row);
     }
-    // The count starts one above the tiles: whoever brings it to 1 was last, quantises, and opens the group
-    // with 0.
-    std::atomic<int>& left = scratch.tiles_left_[static_cast<size_t>(g)];
-    if (left.fetch_sub(1, std::memory_order_acq_rel) != 2) return;
-    ActFormats formats;
-    formats.add(ffn.down);
-    for (int i = 0; i < group.n_pairs; ++i)
-      hidden.quantize(group.pair_begin + i, ffn.down.n_cols, formats, context.kernels);
-    left.store(0, std::memory_order_release);
+    ++finished.n;
   };
 
   const auto run_b = [&](int task, int thread) {
@@ -163,7 +204,7 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     for (int g = 0; g < n_groups; ++g) {
       const FfnGroup& group = args.groups[static_cast<size_t>(g)];
       if (g + 1 < n_groups) prefetch_tile(args.groups[static_cast<size_t>(g) + 1].ffn->down, panel);
-      wait_until_zero(scratch.tiles_left_[static_cast<size_t>(g)]);
+      wait_until_set(scratch.groups_[static_cast<size_t>(g)].open);
       for (int begin = 0; begin < group.n_pairs; begin += kTileActs) {
         const int n = std::min(kTileActs, group.n_pairs - begin);
         const int pair = group.pair_begin + begin;
@@ -180,13 +221,24 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     if (task == 0) std::atomic_ref<uint32_t>(*stamped->near).store(stamped->stamp, std::memory_order_relaxed);
   };
 
-  // When a thread finds no A task left, every one of them is running or done, so B tasks never wait for
-  // nobody.
-  scratch.tasks_a_.deal(n_tasks_a);
+  // When a thread finds no A task left, every one of them is running, done or about to be told of, so B tasks
+  // never wait for nobody.
+  int n_tasks_a = 0;
+  for (int thread = 0; thread < n_threads; ++thread) {
+    const int first = n_tasks_a;
+    for (int g = 0; g < n_groups; ++g) {
+      const TileShare share = share_of(g, thread);
+      n_tasks_a += share.end - share.begin;
+    }
+    scratch.first_a_[static_cast<size_t>(thread)] = first;
+    scratch.tasks_a_.deal(thread, first, n_tasks_a);
+  }
   scratch.tasks_b_.deal(n_tasks_b);
   context.pool.run_threads([&](int thread) {
-    scratch.tasks_a_.drain(thread, [&](int task) { run_a(task, thread); });
-    scratch.tasks_b_.drain(thread, [&](int task) { run_b(task, thread); });
+    Finished finished;
+    scratch.tasks_a_.drain(thread, [&](int task, int owner) { run_a(task, owner, thread, finished); });
+    tell(finished);
+    scratch.tasks_b_.drain(thread, [&](int task, int) { run_b(task, thread); });
   });
 }
 

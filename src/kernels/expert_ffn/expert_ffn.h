@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "kernels/linear/linear.h"
 #include "kernels/row_ops/row_ops.h"
@@ -65,11 +66,27 @@ class ExpertFfnScratch {
  private:
   friend void expert_ffn_cpu(const ExpertFfnArgs&, ExpertFfnScratch&, const RowOpKernels&,
                              const LinearContext&) noexcept;
-  ActBuffer hidden_;                                // one row per pair: silu(gate x) * (up x)
-  std::unique_ptr<std::atomic<int>[]> tiles_left_;  // of each group
+  ActBuffer hidden_;  // one row per pair: silu(gate x) * (up x)
+  // Whoever waits for a group must not slow those down it waits for: two lines, and none is another group's.
+  struct Group {
+    alignas(128) std::atomic<int> tiles_left{0};
+    alignas(128) std::atomic<int> open{0};
+  };
+  std::unique_ptr<Group[]> groups_;
   int max_groups_ = 0;
+  std::vector<int> first_a_;  // of each thread
   TaskRanges tasks_a_{1}, tasks_b_{1};
 };
+
+// The panels of an expert that a thread computes when nobody is late (about: tiles may be wider than a
+// panel).
+struct PanelRange {
+  int begin, end;
+};
+struct FfnShare {
+  PanelRange gate_up, down;
+};
+FfnShare ffn_share(const Ffn& ffn, int thread, int n_threads) noexcept;
 
 void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const RowOpKernels& row_ops,
                     const LinearContext& context) noexcept;
