@@ -16,9 +16,13 @@ std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const Weigh
     if (progress) progress({"experts", done, total});
   };
   if (o.stand_in)
-    return std::make_unique<SimExperts>(
-        std::move(catalog), std::move(heat),
-        SimExpertsOptions{.split = o.experts, .n_batch = o.n_batch, .isa = o.isa}, pool, report);
+    return std::make_unique<SimExperts>(std::move(catalog), std::move(heat),
+                                        SimExpertsOptions{.split = o.experts,
+                                                          .n_batch = o.n_batch,
+                                                          .isa = o.isa,
+                                                          .route = config.route,
+                                                          .routers = router_views(config, weights)},
+                                        pool, report);
   return std::make_unique<TieredExperts>(
       std::move(catalog), std::move(heat),
       TieredExpertsOptions{

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/cpu_info.h"
 #include "base/thread_pool.h"
+#include "experts/read_ahead.h"
 #include "kernels/expert_ffn/expert_ffn.h"
 #include "kernels/linear/linear.h"
 #include "kernels/row_ops/row_ops.h"
@@ -36,6 +37,7 @@ struct CpuLane::Impl {
   ThreadPool& pool;
   const QuantMatmulKernels& matmul;
   const RowOpKernels& row_ops;
+  ReadAhead* ahead;
   int max_rows;
   int max_pairs;
 
@@ -51,7 +53,7 @@ struct CpuLane::Impl {
   std::vector<float> pair_weights;
   std::vector<uint8_t> row_used;
   std::vector<int32_t> used_rows;
-  int last_experts = 0;
+  int last_experts = 0, last_foreseen = 0;
 
   Impl(const ExpertCatalog& c, HostTier& h, ThreadPool& p, const CpuLaneOptions& o)
       : catalog(c),
@@ -59,6 +61,7 @@ struct CpuLane::Impl {
         pool(p),
         matmul(quant_matmul_kernels(o.isa)),
         row_ops(row_op_kernels(o.isa)),
+        ahead(o.ahead),
         max_rows(o.max_rows),
         max_pairs(thermo::max_pairs(c, o)),
         x(o.max_rows, c.n_embd),
@@ -112,6 +115,7 @@ void CpuLane::Impl::take_rows(const ExpertLayer& layer, std::span<const ColdPair
   ActFormats formats;
   formats.add(layer.experts.front().gate);
   formats.add(layer.experts.front().up);
+  if (ahead != nullptr) ahead->add_format(formats);
   const auto take = [&](int i, int) {
     const int row = used_rows[static_cast<size_t>(i)];
     std::memcpy(x.row(row), from + static_cast<size_t>(row) * static_cast<size_t>(catalog.n_embd),
@@ -140,13 +144,16 @@ void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float*
                         const StampedRows* stamped) noexcept {
   THERMO_CHECK(n_rows <= max_rows && static_cast<int>(pairs.size()) <= max_pairs,
                "more rows or pairs for the CPU lane than planned");
+  if (ahead != nullptr) ahead->end();
   sort_pairs(pairs);
   last_experts = static_cast<int>(distinct.size());
+  last_foreseen = ahead != nullptr ? ahead->n_foreseen(layer, distinct) : 0;
   if (!pairs.empty()) {
     if (!host.complete()) host.want(layer, distinct);
     take_rows(catalog.layers[static_cast<size_t>(layer)], pairs, from);
   }
   for (size_t i = 0; i < distinct.size(); ++i) ffns[i] = host.acquire(layer, distinct[i]);
+  if (ahead != nullptr && n_rows == 1 && !pairs.empty()) ahead->begin(layer, x);
   expert_ffn_cpu({.groups = groups,
                   .pair_rows = pair_rows.data(),
                   .pair_weights = pair_weights.data(),
@@ -172,6 +179,9 @@ void CpuLane::answer(int layer, std::span<const ColdPair> pairs, const float* x,
 
 int CpuLane::last_experts() const noexcept {
   return impl_->last_experts;
+}
+int CpuLane::last_foreseen() const noexcept {
+  return impl_->last_foreseen;
 }
 
 }  // namespace thermo

@@ -14,12 +14,14 @@
 
 namespace thermo {
 
+class ReadAhead;
 class ThreadPool;
 
 struct CpuLaneOptions {
   int max_rows = 32;
   int max_pairs = 0;  // 0: max_rows * n_active
   Isa isa = Isa::Portable;
+  ReadAhead* ahead = nullptr;  // set to work after every call of one row, on the same pool
 };
 
 class CpuLane {
@@ -38,8 +40,9 @@ class CpuLane {
   // The same for a device that polls the result. At least one pair, at most kMaxMailRows rows.
   void answer(int layer, std::span<const ColdPair> pairs, const float* x, const StampedRows& to) noexcept;
 
-  // Distinct experts of the last call.
+  // Distinct experts of the last call, and how many of them had been foreseen.
   int last_experts() const noexcept;
+  int last_foreseen() const noexcept;
 
  private:
   struct Impl;

@@ -46,7 +46,17 @@ SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOpti
       device_(catalog_, options.split.trace),
       ffns_(static_cast<size_t>(catalog_.n_expert)),
       lane_pool_({.n_threads = options.lane_threads, .pin = false, .spin_us = 0}),
-      lane_(catalog_, host_, lane_pool_, {.max_rows = options.n_batch, .max_pairs = 0, .isa = options.isa}) {
+      forecast_(options.route, options.routers, options.isa, pool),
+      ahead_(catalog_, forecast_, lane_pool_,
+             [this](int layer, int expert) {
+               // Hot or not is the other thread's to know; reading too much is no harm here.
+               return host_.complete() ? host_.address(layer, expert) : nullptr;
+             }),
+      lane_(catalog_, host_, lane_pool_,
+            {.max_rows = options.n_batch,
+             .max_pairs = 0,
+             .isa = options.isa,
+             .ahead = options.split.read_ahead ? &ahead_ : nullptr}) {
   placement_ = place_experts({.catalog = &catalog_,
                               .heat = &heat_,
                               .budget_bytes = options.split.budget_bytes - guest_bytes_,
@@ -232,6 +242,8 @@ void SimExperts::add_answer(const RoutedLayer& routed) noexcept {
   counts_.stall_ns += stall;
   counts_.max_stall_ns = std::max(counts_.max_stall_ns, stall);
   counts_.cpu_ns += mailbox_.compute_ns;
+  counts_.cold_experts += static_cast<uint64_t>(mailbox_.n_experts);
+  counts_.foreseen += static_cast<uint64_t>(mailbox_.n_foreseen);
   const auto width = static_cast<size_t>(catalog_.n_embd);
   for (int r = 0; r < routed.n_rows; ++r)
     routed.row_ops.add(routed.args.y + r * routed.args.y_stride,
@@ -240,6 +252,8 @@ void SimExperts::add_answer(const RoutedLayer& routed) noexcept {
 
 void SimExperts::lane_loop() noexcept {
   for (uint32_t done = 0;;) {
+    while (mailbox_.post.load(std::memory_order_relaxed) == done && ahead_.help()) {
+    }
     mailbox_.post.wait(done, std::memory_order_acquire);
     const uint32_t number = mailbox_.post.load(std::memory_order_acquire);
     if (stop_.load()) return;
@@ -248,6 +262,8 @@ void SimExperts::lane_loop() noexcept {
     lane_.compute(mailbox_.layer, mailbox_.pairs, mailbox_.x.as<float>(), mailbox_.n_rows,
                   mailbox_.y.as<float>());
     mailbox_.compute_ns = now_ns() - start;
+    mailbox_.n_foreseen = lane_.last_foreseen();
+    mailbox_.n_experts = lane_.last_experts();
     if (TraceWriter* trace = options_.split.trace)
       trace->add({.lane = TraceLane::Cpu,
                   .name = "cold experts",

@@ -13,6 +13,8 @@
 #include "experts/cpu_lane.h"
 #include "experts/expert_runner.h"
 #include "experts/expert_store.h"
+#include "experts/forecast.h"
+#include "experts/read_ahead.h"
 #include "experts/sim_device.h"
 #include "experts/split_options.h"
 
@@ -25,6 +27,8 @@ struct SimExpertsOptions {
   int stream_min_pairs = 12;  // rows of a chunk from which on a cold expert is streamed
   int lane_threads = 1;
   Isa isa = Isa::Portable;
+  RouteConfig route;                // with `routers`: the lane guesses ahead
+  std::vector<RouterView> routers;  // may be empty
 };
 
 class SimExperts final : public ExpertRunner {
@@ -55,6 +59,7 @@ class SimExperts final : public ExpertRunner {
     std::vector<ColdPair> pairs;
     HostBuffer x, y;  // [rows][n_embd]
     uint64_t compute_ns = 0;
+    int n_experts = 0, n_foreseen = 0;
   };
 
   void lane_loop() noexcept;
@@ -87,6 +92,8 @@ class SimExperts final : public ExpertRunner {
 
   Mailbox mailbox_;
   ThreadPool lane_pool_;
+  ExpertForecast forecast_;
+  ReadAhead ahead_;
   CpuLane lane_;
   std::atomic<bool> stop_{false};
   std::thread lane_thread_;

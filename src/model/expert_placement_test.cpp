@@ -68,6 +68,8 @@ SplitModel sim_model(const GgufFile& file, ThreadPool& pool, const SimSetup& set
   options.decode_rows = setup.decode_rows;
   options.stream_min_pairs = setup.stream_min_pairs;
   options.isa = best_isa();
+  options.route = config.route;
+  options.routers = router_views(config, weights);
   options.split.files = files_of(file);
   HeatMap heat(catalog);
   auto runner = std::make_unique<SimExperts>(std::move(catalog), std::move(heat), options, pool,

@@ -372,6 +372,17 @@ Weights Weights::load(const ModelConfig& config, const GgufFile& file, bool repa
   return w;
 }
 
+std::vector<RouterView> router_views(const ModelConfig& config, const Weights& weights) {
+  std::vector<RouterView> views;
+  for (int il = 0; il < config.n_layer; ++il) {
+    const LayerWeights& layer = weights.layers[static_cast<size_t>(il)];
+    RouterView& view = views.emplace_back();
+    if (!layer.moe) continue;
+    view = {.router = layer.moe->router, .bias = layer.moe->router_bias, .norm = layer.ffn_norm};
+  }
+  return views;
+}
+
 ExpertCatalog expert_catalog(const ModelConfig& config, const Weights& weights) {
   std::vector<std::vector<Ffn>> layers;
   for (int il = 0; il < config.n_layer; ++il) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "experts/catalog.h"
+#include "experts/forecast.h"
 #include "kernels/linear/matrix.h"
 #include "model/model_config.h"
 
@@ -98,6 +99,9 @@ class Weights {
   struct Storage;
   std::unique_ptr<Storage> storage_;
 };
+
+// The routers of the main stack, one for each layer, dense ones included; views of `weights`.
+std::vector<RouterView> router_views(const ModelConfig& config, const Weights& weights);
 
 // The routed experts of the main stack.
 ExpertCatalog expert_catalog(const ModelConfig& config, const Weights& weights);

@@ -19,6 +19,7 @@
 #include "experts/expert_store.h"
 #include "experts/lane_split.h"
 #include "experts/placement.h"
+#include "experts/read_ahead.h"
 #include "experts/trace.h"
 
 #if defined(__x86_64__)
@@ -123,6 +124,8 @@ struct GpuExperts::Impl {
   std::unique_ptr<ExpertStore> store;
 
   PinnedBuffer mail_memory, x, y, records, chosen;
+  std::unique_ptr<ExpertForecast> forecast;
+  std::unique_ptr<ReadAhead> ahead;  // nullptr: nothing is read early
   std::unique_ptr<CpuLane> lane;
   uint32_t ticket = 0, last_posted = 0;
 
@@ -208,8 +211,14 @@ struct GpuExperts::Impl {
     y = PinnedBuffer(2 * mail_rows);  // with stamps
     records = PinnedBuffer(static_cast<size_t>(n_layer) * sizeof(ColdRecord));
     chosen = PinnedBuffer(static_cast<size_t>(n_layer) * chosen_of_layer() * sizeof(int16_t));
-    lane =
-        std::make_unique<CpuLane>(catalog, host, pool, CpuLaneOptions{.max_rows = kMaxMailRows, .isa = isa});
+    if (options.read_ahead && options.cpu && host.complete()) {
+      forecast = std::make_unique<ExpertForecast>(config.route, router_views(config, weights), isa, pool);
+      ahead = std::make_unique<ReadAhead>(catalog, *forecast, pool, [this](int layer, int expert) {
+        return store->hot(layer, expert) ? nullptr : host.address(layer, expert);
+      });
+    }
+    lane = std::make_unique<CpuLane>(
+        catalog, host, pool, CpuLaneOptions{.max_rows = kMaxMailRows, .isa = isa, .ahead = ahead.get()});
 
     const size_t most_batches =
         static_cast<size_t>(catalog.n_moe_layers()) * static_cast<size_t>(ceil_div(n_expert, batch_experts));
@@ -341,11 +350,13 @@ void GpuExperts::serve(int n_rows, const Event& end) noexcept {
       polls = 0;
       continue;
     }
-    if (polls % 512 == 0 && end.reached()) return;  // asking the driver takes a microsecond
+    if (polls % 512 == 0 && end.reached()) break;  // asking the driver takes a microsecond
+    if (m.ahead != nullptr && m.ahead->help()) continue;
 #if defined(__x86_64__)
     _mm_pause();
 #endif
   }
+  if (m.ahead != nullptr) m.ahead->end();  // the placement changes between steps
 }
 
 void GpuExperts::Impl::answer(uint32_t posted, int n_rows) noexcept {
@@ -360,6 +371,8 @@ void GpuExperts::Impl::answer(uint32_t posted, int n_rows) noexcept {
   const int64_t took = TraceWriter::now_ns() - begin;
   count.cpu_ns += static_cast<uint64_t>(took);
   count.cpu_pairs += static_cast<uint64_t>(n);
+  count.cold_experts += static_cast<uint64_t>(lane->last_experts());
+  count.foreseen += static_cast<uint64_t>(lane->last_foreseen());
   count.cpu_bytes +=
       static_cast<uint64_t>(lane->last_experts()) * catalog.layers[static_cast<size_t>(layer)].expert_bytes;
   split.cpu_took(lane->last_experts(), static_cast<float>(took) * 1e-3f);

@@ -1,5 +1,6 @@
 // Whole-model measurements on the GPU without the engine around it:
-//   gpu_bench MODEL.gguf [--split PERCENT] [--no-fetch] [--no-cpu] [--no-swaps] [--ctx N] [--prefill N]
+//   gpu_bench MODEL.gguf [--split PERCENT] [--no-fetch] [--no-cpu] [--no-ahead] [--no-swaps] [--ctx N]
+//   [--prefill N]
 //   [--deep N] [--steps N] [--no-graphs] [--only decode|logits|rows|prefill|deep|repeat|one]
 #include <fmt/format.h>
 
@@ -53,6 +54,8 @@ int main(int argc, char** argv) {
       experts.fetch = false;
     else if (flag == "--no-cpu")
       experts.cpu = false;
+    else if (flag == "--no-ahead")
+      experts.read_ahead = false;
     else if (flag == "--no-swaps")
       experts.swaps = false;
     else if (i + 1 >= argc)
@@ -110,12 +113,14 @@ int main(int argc, char** argv) {
     };
     fmt::print(
         "  hit {:.1f} %, per token: cpu {:.1f} MB {:.0f} us, fetched {:.1f} MB, streamed {:.1f} MB, moved "
-        "{:.2f}, stall {:.0f} us (worst layer {:.0f} us)\n",
+        "{:.2f}, stall {:.0f} us (worst layer {:.0f} us), foreseen {:.0f} %\n",
         100.0 * per_token(t.hot_pairs, before.hot_pairs) / per_token(t.pairs, before.pairs),
         per_token(t.cpu_bytes, before.cpu_bytes) * 1e-6, per_token(t.cpu_ns, before.cpu_ns) * 1e-3,
         per_token(t.fetched_bytes, before.fetched_bytes) * 1e-6,
         per_token(t.streamed_bytes, before.streamed_bytes) * 1e-6, per_token(t.moved, before.moved),
-        per_token(t.stall_ns, before.stall_ns) * 1e-3, static_cast<double>(t.max_stall_ns) * 1e-3);
+        per_token(t.stall_ns, before.stall_ns) * 1e-3, static_cast<double>(t.max_stall_ns) * 1e-3,
+        100.0 * static_cast<double>(t.foreseen - before.foreseen) /
+            static_cast<double>(std::max<uint64_t>(1, t.cold_experts - before.cold_experts)));
     const LaneSplit& lanes = model.experts()->lanes();
     for (const int cold : {1, 2, 3, 4, 8}) {
       fmt::print("  {} cold: fetches {};", cold, lanes.fetch(cold));

@@ -1,0 +1,60 @@
+// Guesses the experts of the next layer from what the experts of this one read.
+//
+// A layer adds little to the residual stream, so the next layer's router, applied one layer early, already
+// names most of the experts it will choose. What it reads is rms(x) * norm; the rows given here are scaled
+// with this layer's norm weights, so the routers are kept with the quotient of both folded in, and in four
+// bits: a guess needs no more. A guess only ever decides what is read early. What is computed is what the
+// router chose.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/host_buffer.h"
+#include "kernels/isa.h"
+#include "kernels/linear/linear.h"
+#include "kernels/route_topk/route_topk.h"
+
+namespace thermo {
+
+// A layer's router and the norm in front of it, as in the file. `router` empty: a dense layer.
+struct RouterView {
+  Matrix router;
+  std::span<const float> bias;  // may be empty
+  std::span<const float> norm;
+};
+
+class ExpertForecast {
+ public:
+  // `bias` of the views must outlive it.
+  ExpertForecast(const RouteConfig& config, std::span<const RouterView> layers, Isa isa, ThreadPool& pool);
+
+  // Whether the experts of `layer` can be guessed: it and the one before it are routed.
+  bool has(int layer) const { return !layers_[static_cast<size_t>(layer)].router.empty(); }
+  int n_layers() const { return static_cast<int>(layers_.size()); }
+  int n_expert() const { return config_.n_expert; }
+  int n_panels() const { return thermo::n_panels(config_.n_expert); }
+
+  // The form of the row that score() reads.
+  void add_format(ActFormats& formats) const;
+  // The router's outputs of one panel for row 0 of x, what the experts of the layer before read: scores[16 *
+  // panel ...]. Panels on any threads.
+  void score(int layer, const ActBuffer& x, int panel, float* scores) const noexcept;
+  // The likeliest ids.size() experts, best first. Overwrites the scores.
+  void choose(int layer, float* scores, std::span<int32_t> ids) const noexcept;
+
+  uint64_t n_bytes() const { return memory_.size(); }
+
+ private:
+  struct Layer {
+    Matrix router;
+    std::span<const float> bias;
+  };
+  RouteConfig config_;
+  const QuantMatmulKernels& kernels_;
+  std::vector<Layer> layers_;
+  HostBuffer memory_;
+};
+
+}  // namespace thermo

@@ -1,0 +1,92 @@
+#include "experts/read_ahead.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <random>
+#include <vector>
+
+#include "base/thread_pool.h"
+
+namespace thermo {
+namespace {
+
+constexpr int kLayers = 3, kExperts = 24, kUsed = 4, kEmbd = 256, kFf = 64;
+
+struct Fixture {
+  Fixture() {
+    std::mt19937 random(5);
+    std::normal_distribution<float> normal;
+    const Matrix in{.dtype = DType::Q8_0, .n_rows = kFf, .n_cols = kEmbd};
+    const Matrix out{.dtype = DType::Q8_0, .n_rows = kEmbd, .n_cols = kFf};
+    const Ffn expert{.gate = in, .up = in, .down = out};
+    catalog = ExpertCatalog::of(std::vector(kLayers, std::vector<Ffn>(kExperts, expert)), kUsed, kEmbd);
+    memory = HostBuffer(catalog.total_bytes());
+    router.resize(kExperts * kEmbd);
+    for (float& w : router) w = normal(random);
+    norm.assign(kEmbd, 1.0f);
+    for (int l = 0; l < kLayers; ++l)
+      views.push_back({.router = {.dtype = DType::F32,
+                                  .n_rows = kExperts,
+                                  .n_cols = kEmbd,
+                                  .rows = reinterpret_cast<const std::byte*>(router.data())},
+                       .bias = {},
+                       .norm = norm});
+    x = ActBuffer(1, kEmbd);
+    for (int c = 0; c < kEmbd; ++c) x.row(0)[c] = normal(random);
+  }
+  const std::byte* address(int layer, int expert) const {
+    return memory.data() + static_cast<uint64_t>(layer * kExperts + expert) * catalog.max_expert_bytes();
+  }
+  // The expert whose router row is x: every layer likes it most.
+  void prefer(int expert) {
+    for (int c = 0; c < kEmbd; ++c) router[static_cast<size_t>(expert * kEmbd + c)] = x.row(0)[c];
+  }
+
+  ExpertCatalog catalog;
+  HostBuffer memory;
+  std::vector<float> router, norm;
+  std::vector<RouterView> views;
+  ActBuffer x;
+};
+
+TEST(ReadAhead, ReadsWhatTheNextLayerProbablyWantsAndStopsWhenTold) {
+  Fixture f;
+  f.prefer(17);
+  ThreadPool pool({.n_threads = 3, .pin = false});
+  ExpertForecast forecast({.n_expert = kExperts, .n_expert_used = kUsed}, f.views, best_isa(), pool);
+  std::atomic<int> n_asked{0};
+  int hot = -1;  // changed only behind end()
+  ReadAhead ahead(f.catalog, forecast, pool, [&](int layer, int expert) {
+    n_asked.fetch_add(1);
+    return expert == hot ? nullptr : f.address(layer, expert);
+  });
+  ActFormats formats;
+  ahead.add_format(formats);
+  f.x.quantize(0, kEmbd, formats, quant_matmul_kernels(best_isa()));
+
+  const int32_t wanted[] = {3, 17};
+  for (int round = 0; round < 300; ++round) {
+    const int layer = round % kLayers;
+    ahead.begin(layer, f.x);
+    pool.run_threads([](int) {});
+    const bool guesses = layer + 1 < kLayers;
+    const bool to_the_end = round % 2 == 0;
+    for (int i = 0; to_the_end ? ahead.help() || (guesses && n_asked.load() == 0) : i < 3; ++i)
+      if (!to_the_end) ahead.help();
+    ahead.end();
+    EXPECT_FALSE(ahead.help());
+    const int asked = n_asked.exchange(0);
+    if (to_the_end) {
+      EXPECT_EQ(asked > 0, guesses);
+      EXPECT_EQ(ahead.n_foreseen(layer + 1, wanted) > 0, guesses && hot != 17);
+      EXPECT_EQ(ahead.n_foreseen(layer, wanted), 0);
+      hot = hot == 17 ? -1 : 17;
+    }
+    pool.run(16, [](int, int) {});
+  }
+}
+
+}  // namespace
+}  // namespace thermo
