@@ -83,27 +83,29 @@ void ThreadPool::open_region(RegionFn fn, const void* context) noexcept {
     }
 }
 
-void ThreadPool::offer(PieceFn piece, void* context) noexcept {
-  piece_ = piece;
-  piece_context_ = context;
+void ThreadPool::offer(IdleFn idle, void* context) noexcept {
+  idle_ = idle;
+  idle_context_ = context;
   offered_.store(gate_.load(std::memory_order_relaxed) + 1);
 }
 
 void ThreadPool::withdraw() noexcept {
-  // Sequentially consistent here and in do_piece(): either the worker sees that nothing is offered, or we see
+  // Sequentially consistent here and in be_idle(): either the worker sees that nothing is offered, or we see
   // it inside.
   offered_.store(0);
   for (const Place& place : places_)
-    while (place.in_piece.load()) pause_cpu();
+    while (place.in_idle.load()) pause_cpu();
 }
 
 // `left`: the gate value of the last region the thread was in.
-bool ThreadPool::do_piece(int thread, uint32_t left) noexcept {
+bool ThreadPool::be_idle(int thread, uint32_t left) noexcept {
   if (left == 0 || offered_.load(std::memory_order_relaxed) != left) return false;
-  std::atomic<bool>& in_piece = places_[static_cast<size_t>(thread)].in_piece;
-  in_piece.store(true);
-  const bool did = offered_.load() == left && piece_(piece_context_, thread);
-  in_piece.store(false, std::memory_order_release);
+  std::atomic<bool>& in_idle = places_[static_cast<size_t>(thread)].in_idle;
+  in_idle.store(true);
+  const bool did = offered_.load() == left && idle_(idle_context_, thread, [this, left] {
+                     return offered_.load(std::memory_order_relaxed) != left;
+                   });
+  in_idle.store(false, std::memory_order_release);
   return did;
 }
 
@@ -118,7 +120,7 @@ void ThreadPool::work(int thread) noexcept {
     auto deadline = Clock::now() + std::chrono::microseconds(spin_us_);
     for (int spins = 0; (!is_open(now) || now == done) && !stop_.load(std::memory_order_relaxed);
          now = gate_.load()) {
-      if (do_piece(thread, done)) continue;
+      if (be_idle(thread, done)) continue;
       pause_cpu();
       if (++spins < kSpinsPerClockLook) continue;
       spins = 0;

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -97,12 +98,13 @@ class ThreadPool {
     open_region([](const void* context, int thread) { (*static_cast<const Body*>(context))(thread); }, &body);
   }
 
-  // Something for workers to do from when they leave the next region until the one after it opens, in pieces
-  // of about a microsecond, because that region waits for nobody: piece(context, thread) does one and says
-  // whether it found any. One offer at a time, by the thread that calls run().
-  using PieceFn = bool (*)(void* context, int thread);
-  void offer(PieceFn piece, void* context) noexcept;
-  // Returns when no worker is in a piece; none begins another.
+  // Something for workers to do from when they leave the next region until it is withdrawn, which must be
+  // before the region after it opens. idle(context, thread, over) works until over() or until it finds
+  // nothing, looks at over() at least every microsecond, and says whether it found anything. One offer at a
+  // time, by the thread that calls run().
+  using IdleFn = bool (*)(void* context, int thread, const std::function<bool()>& over);
+  void offer(IdleFn idle, void* context) noexcept;
+  // Returns when every worker has left it.
   void withdraw() noexcept;
 
  private:
@@ -110,7 +112,7 @@ class ThreadPool {
 
   void open_region(RegionFn fn, const void* context) noexcept;
   void work(int thread) noexcept;
-  bool do_piece(int thread, uint32_t left) noexcept;
+  bool be_idle(int thread, uint32_t left) noexcept;
 
   // The current region; written while it is closed and nobody is inside, read by workers inside it.
   RegionFn fn_ = nullptr;
@@ -124,18 +126,18 @@ class ThreadPool {
   std::atomic<bool> stop_{false};
   uint32_t spin_us_;
 
-  // Where each thread is. A line of its own for each: a counter of all is a line that every thread of a region
-  // fights for, twice.
+  // Where each thread is. A line of its own for each: a counter of all is a line that every thread of a
+  // region fights for, twice.
   struct alignas(128) Place {
     std::atomic<bool> in_region{false};
-    std::atomic<bool> in_piece{false};
+    std::atomic<bool> in_idle{false};
   };
   std::vector<Place> places_;
 
   // What is offered; written while it is not.
   alignas(64) std::atomic<uint32_t> offered_{0};  // gate value of the region behind which it is; 0: nothing
-  PieceFn piece_ = nullptr;
-  void* piece_context_ = nullptr;
+  IdleFn idle_ = nullptr;
+  void* idle_context_ = nullptr;
   std::vector<std::thread> workers_;
 };
 

@@ -57,16 +57,16 @@ TEST(ThreadPool, WaitingWorkersDoWhatIsOfferedUntilItIsWithdrawn) {
     std::atomic<int> n_done{0};
     int limit = 0;  // plain: only changed while nothing is offered
   } work;
-  const auto piece = [](void* context, int thread) {
+  const auto idle = [](void* context, int thread, const std::function<bool()>& over) {
     EXPECT_GT(thread, 0);  // the caller helps itself
     Work& w = *static_cast<Work*>(context);
-    if (w.n_done.load() >= w.limit) return false;
-    w.n_done.fetch_add(1);
-    return true;
+    bool did = false;
+    for (; !over() && w.n_done.load() < w.limit; did = true) w.n_done.fetch_add(1);
+    return did;
   };
   for (int round = 1; round <= 200; ++round) {
     work.limit = 5 * round;
-    pool.offer(piece, &work);
+    pool.offer(idle, &work);
     std::atomic<int> count{0}, n_threads{0};
     pool.run_threads([&](int) {
       EXPECT_EQ(work.n_done.load() % 5, 0) << "somebody began before the region";
@@ -74,9 +74,9 @@ TEST(ThreadPool, WaitingWorkersDoWhatIsOfferedUntilItIsWithdrawn) {
       while (n_threads.load() < 3) std::this_thread::yield();  // all are there
     });
     while (work.n_done.load() < work.limit) std::this_thread::yield();
+    pool.withdraw();
     pool.run(8, [&](int, int) { count.fetch_add(1); });
     EXPECT_EQ(count.load(), 8);
-    pool.withdraw();
     const int done = work.n_done.load();
     work.limit += 100;
     EXPECT_EQ(work.n_done.load(), done);

@@ -54,6 +54,7 @@ struct CpuLane::Impl {
   std::vector<uint8_t> row_used;
   std::vector<int32_t> used_rows;
   int last_experts = 0, last_foreseen = 0;
+  uint64_t last_ahead_bytes = 0;
 
   Impl(const ExpertCatalog& c, HostTier& h, ThreadPool& p, const CpuLaneOptions& o)
       : catalog(c),
@@ -147,6 +148,7 @@ void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float*
   if (ahead != nullptr) ahead->end();
   sort_pairs(pairs);
   last_experts = static_cast<int>(distinct.size());
+  last_ahead_bytes = ahead != nullptr ? ahead->n_bytes() : 0;
   last_foreseen = ahead != nullptr ? ahead->n_foreseen(layer, distinct) : 0;
   if (!pairs.empty()) {
     if (!host.complete()) host.want(layer, distinct);
@@ -182,6 +184,9 @@ int CpuLane::last_experts() const noexcept {
 }
 int CpuLane::last_foreseen() const noexcept {
   return impl_->last_foreseen;
+}
+uint64_t CpuLane::last_ahead_bytes() const noexcept {
+  return impl_->last_ahead_bytes;
 }
 
 }  // namespace thermo

@@ -43,6 +43,7 @@ class CpuLane {
   // Distinct experts of the last call, and how many of them had been foreseen.
   int last_experts() const noexcept;
   int last_foreseen() const noexcept;
+  uint64_t last_ahead_bytes() const noexcept;  // loaded early in front of it
 
  private:
   struct Impl;

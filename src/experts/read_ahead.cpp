@@ -10,7 +10,7 @@ namespace thermo {
 namespace {
 
 constexpr size_t kLine = 64;
-constexpr size_t kPieceBytes = 32 * kLine;  // some 0.3 us of a core's share of main memory
+constexpr size_t kPieceBytes = 16 * kLine;  // between two looks whether it is over: 0.1 us
 
 // A load whose value nobody wants. Not a prefetch: those may be dropped, and are when the memory is busy,
 // which is the point here (Zen 4: a prefetched expert was computed in 47 instead of 60 us, a loaded one in
@@ -46,16 +46,20 @@ ReadAhead::~ReadAhead() {
 void ReadAhead::begin(int layer, const ActBuffer& x) noexcept {
   end();
   layer_ = -1;
+  std::fill(cursors_.begin(), cursors_.end(), Cursor{});
   const int next = layer + 1;
   if (next >= forecast_.n_layers() || !forecast_.has(next)) return;
   layer_ = next;
   x_ = &x;
-  std::fill(cursors_.begin(), cursors_.end(), Cursor{});
   next_panel_.store(0, std::memory_order_relaxed);
   panels_left_.store(forecast_.n_panels(), std::memory_order_relaxed);
   n_guesses_.store(-1, std::memory_order_relaxed);
   active_ = true;
-  pool_.offer([](void* self, int thread) { return static_cast<ReadAhead*>(self)->piece(thread); }, this);
+  pool_.offer(
+      [](void* self, int thread, const std::function<bool()>& over) {
+        return static_cast<ReadAhead*>(self)->work(thread, over);
+      },
+      this);
 }
 
 void ReadAhead::end() noexcept {
@@ -64,8 +68,22 @@ void ReadAhead::end() noexcept {
   active_ = false;
 }
 
-bool ReadAhead::piece(int thread) noexcept {
-  if (const int n = n_guesses_.load(std::memory_order_acquire); n >= 0) return load(thread, n);
+bool ReadAhead::work(int thread, const std::function<bool()>& over) noexcept {
+  const int n_guesses = n_guesses_.load(std::memory_order_acquire);
+  if (n_guesses < 0) return score();
+  Cursor& cursor = cursors_[static_cast<size_t>(thread)];
+  bool did = false;
+  for (; !over(); did = true) {
+    while (cursor.at == cursor.end && cursor.next < 3 * n_guesses) next_part(thread, cursor);
+    if (cursor.at == cursor.end) break;
+    const std::byte* const stop = cursor.at + std::min<ptrdiff_t>(kPieceBytes, cursor.end - cursor.at);
+    for (; cursor.at < stop; cursor.at += kLine) load_line(cursor.at);
+  }
+  return did;
+}
+
+// One panel of the router.
+bool ReadAhead::score() noexcept {
   if (next_panel_.load(std::memory_order_relaxed) >= forecast_.n_panels()) return false;
   const int panel = next_panel_.fetch_add(1, std::memory_order_relaxed);
   if (panel >= forecast_.n_panels()) return false;
@@ -87,26 +105,23 @@ void ReadAhead::choose() noexcept {
   n_guesses_.store(n, std::memory_order_release);
 }
 
-bool ReadAhead::load(int thread, int n_guesses) noexcept {
-  Cursor& at = cursors_[static_cast<size_t>(thread)];
-  while (at.guess < n_guesses) {
-    const Ffn& ffn = guesses_[at.guess];
-    const FfnShare share = ffn_share(ffn, thread, n_threads_);
-    const Matrix& w = at.part == 0 ? ffn.gate : at.part == 1 ? ffn.up : ffn.down;
-    const PanelRange panels = at.part == 2 ? share.down : share.gate_up;
-    const size_t bytes = panel_bytes(w.dtype, w.n_cols);
-    const size_t end = static_cast<size_t>(panels.end - panels.begin) * bytes;
-    if (at.offset >= end) {
-      at.offset = 0;
-      if (++at.part == 3) at.part = 0, ++at.guess;
-      continue;
-    }
-    const std::byte* const from = w.panels + static_cast<size_t>(panels.begin) * bytes;
-    const size_t stop = std::min(at.offset + kPieceBytes, end);
-    for (; at.offset < stop; at.offset += kLine) load_line(from + at.offset);
-    return true;
-  }
-  return false;
+void ReadAhead::next_part(int thread, Cursor& cursor) const noexcept {
+  const Ffn& ffn = guesses_[cursor.next / 3];
+  const int part = cursor.next++ % 3;
+  const FfnShare share = ffn_share(ffn, thread, n_threads_);
+  const Matrix& w = part == 0 ? ffn.gate : part == 1 ? ffn.up : ffn.down;
+  const PanelRange panels = part == 2 ? share.down : share.gate_up;
+  const size_t bytes = panel_bytes(w.dtype, w.n_cols);  // a multiple of a line
+  cursor.done += static_cast<uint64_t>(cursor.end - cursor.begin);
+  cursor.begin = cursor.at = w.panels + static_cast<size_t>(panels.begin) * bytes;
+  cursor.end = w.panels + static_cast<size_t>(panels.end) * bytes;
+}
+
+uint64_t ReadAhead::n_bytes() const noexcept {
+  uint64_t bytes = 0;
+  for (const Cursor& cursor : cursors_)
+    bytes += cursor.done + static_cast<uint64_t>(cursor.at - cursor.begin);
+  return bytes;
 }
 
 int ReadAhead::n_foreseen(int layer, std::span<const int32_t> experts) const noexcept {

@@ -39,26 +39,32 @@ class ReadAhead {
   void begin(int layer, const ActBuffer& x) noexcept;
   // From here on nobody touches anything. Before `x` or the placement changes.
   void end() noexcept;
-  // One piece by the calling thread, which is thread 0 of the pool: false when there is nothing left to do.
-  bool help() noexcept { return active_ && piece(0); }
+  // By the calling thread, which is thread 0 of the pool, until over() or until nothing is left: false when
+  // there was nothing.
+  bool help(const std::function<bool()>& over) noexcept { return active_ && work(0, over); }
 
   void add_format(ActFormats& formats) const { forecast_.add_format(formats); }
 
+  // Whether the guess of the last begin() is there; loading comes behind it.
+  bool guessed() const noexcept { return n_guesses_.load(std::memory_order_acquire) >= 0; }
+  // Bytes loaded since the last begin(). Between end() and begin().
+  uint64_t n_bytes() const noexcept;
   // Of the experts, how many were guessed for this layer by the last begin(). Between end() and begin().
   int n_foreseen(int layer, std::span<const int32_t> experts) const noexcept;
 
  private:
   static constexpr int kMaxGuesses = 32;
   // A thread's place in what it loads.
-  struct alignas(64) Cursor {
-    int guess = 0;
-    int part = 0;  // gate, up, down
-    size_t offset = 0;
+  struct alignas(128) Cursor {
+    const std::byte *begin = nullptr, *at = nullptr, *end = nullptr;  // of the part
+    uint64_t done = 0;                                                // bytes of the parts before
+    int next = 0;                                                     // part: gate, up and down of each guess
   };
 
-  bool piece(int thread) noexcept;
+  bool work(int thread, const std::function<bool()>& over) noexcept;
+  bool score() noexcept;
   void choose() noexcept;
-  bool load(int thread, int n_guesses) noexcept;
+  void next_part(int thread, Cursor& cursor) const noexcept;
 
   const ExpertCatalog& catalog_;
   ExpertForecast& forecast_;

@@ -252,7 +252,8 @@ void SimExperts::add_answer(const RoutedLayer& routed) noexcept {
 
 void SimExperts::lane_loop() noexcept {
   for (uint32_t done = 0;;) {
-    while (mailbox_.post.load(std::memory_order_relaxed) == done && ahead_.help()) {
+    const auto posted = [&] { return mailbox_.post.load(std::memory_order_relaxed) != done; };
+    while (!posted() && ahead_.help(posted)) {
     }
     mailbox_.post.wait(done, std::memory_order_acquire);
     const uint32_t number = mailbox_.post.load(std::memory_order_acquire);

@@ -351,7 +351,8 @@ void GpuExperts::serve(int n_rows, const Event& end) noexcept {
       continue;
     }
     if (polls % 512 == 0 && end.reached()) break;  // asking the driver takes a microsecond
-    if (m.ahead != nullptr && m.ahead->help()) continue;
+    if (m.ahead != nullptr && m.ahead->help([&] { return posted.load(std::memory_order_relaxed) != now; }))
+      continue;
 #if defined(__x86_64__)
     _mm_pause();
 #endif
@@ -372,6 +373,7 @@ void GpuExperts::Impl::answer(uint32_t posted, int n_rows) noexcept {
   count.cpu_ns += static_cast<uint64_t>(took);
   count.cpu_pairs += static_cast<uint64_t>(n);
   count.cold_experts += static_cast<uint64_t>(lane->last_experts());
+  count.ahead_bytes += lane->last_ahead_bytes();
   count.foreseen += static_cast<uint64_t>(lane->last_foreseen());
   count.cpu_bytes +=
       static_cast<uint64_t>(lane->last_experts()) * catalog.layers[static_cast<size_t>(layer)].expert_bytes;

@@ -113,14 +113,15 @@ int main(int argc, char** argv) {
     };
     fmt::print(
         "  hit {:.1f} %, per token: cpu {:.1f} MB {:.0f} us, fetched {:.1f} MB, streamed {:.1f} MB, moved "
-        "{:.2f}, stall {:.0f} us (worst layer {:.0f} us), foreseen {:.0f} %\n",
+        "{:.2f}, stall {:.0f} us (worst layer {:.0f} us), foreseen {:.0f} %, ahead {:.1f} MB\n",
         100.0 * per_token(t.hot_pairs, before.hot_pairs) / per_token(t.pairs, before.pairs),
         per_token(t.cpu_bytes, before.cpu_bytes) * 1e-6, per_token(t.cpu_ns, before.cpu_ns) * 1e-3,
         per_token(t.fetched_bytes, before.fetched_bytes) * 1e-6,
         per_token(t.streamed_bytes, before.streamed_bytes) * 1e-6, per_token(t.moved, before.moved),
         per_token(t.stall_ns, before.stall_ns) * 1e-3, static_cast<double>(t.max_stall_ns) * 1e-3,
         100.0 * static_cast<double>(t.foreseen - before.foreseen) /
-            static_cast<double>(std::max<uint64_t>(1, t.cold_experts - before.cold_experts)));
+            static_cast<double>(std::max<uint64_t>(1, t.cold_experts - before.cold_experts)),
+        per_token(t.ahead_bytes, before.ahead_bytes) * 1e-6);
     const LaneSplit& lanes = model.experts()->lanes();
     for (const int cold : {1, 2, 3, 4, 8}) {
       fmt::print("  {} cold: fetches {};", cold, lanes.fetch(cold));
