@@ -130,6 +130,9 @@ Json bench_fields(const BenchContext& context, const BenchResult& result) {
                                 static_cast<double>(std::max<uint64_t>(1, experts.layer_steps)));
   f["hot_bytes_per_token"] = if_split(per_token(experts.hot_bytes, experts));
   f["cpu_bytes_per_token"] = if_split(per_token(experts.cpu_bytes, experts));
+  f["foreseen_ratio"] = if_split(static_cast<double>(experts.foreseen) /
+                                 static_cast<double>(std::max<uint64_t>(1, experts.cold_experts)));
+  f["ahead_bytes_per_token"] = if_split(per_token(experts.ahead_bytes, experts));
   f["fetched_bytes_per_token"] = if_split(per_token(experts.fetched_bytes, experts));
   f["streamed_bytes_per_token"] = if_split(per_token(experts.streamed_bytes, experts));
   f["disk_bytes_per_token"] = if_split(per_token(experts.disk_bytes, experts));

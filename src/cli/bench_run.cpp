@@ -57,12 +57,13 @@ int32_t argmax(std::span<const float> logits) {
 // Adds what happened between two readings. Sizes are those of the later one.
 void add_difference(const ExpertTelemetry& before, const ExpertTelemetry& after, ExpertTelemetry& sum) {
   constexpr uint64_t ExpertTelemetry::*kCounters[] = {
-      &ExpertTelemetry::steps,      &ExpertTelemetry::tokens,        &ExpertTelemetry::layer_steps,
-      &ExpertTelemetry::all_hot,    &ExpertTelemetry::pairs,         &ExpertTelemetry::hot_pairs,
-      &ExpertTelemetry::cpu_pairs,  &ExpertTelemetry::fetched_pairs, &ExpertTelemetry::hot_bytes,
-      &ExpertTelemetry::cpu_bytes,  &ExpertTelemetry::fetched_bytes, &ExpertTelemetry::streamed_bytes,
-      &ExpertTelemetry::disk_bytes, &ExpertTelemetry::moved,         &ExpertTelemetry::moved_bytes,
-      &ExpertTelemetry::cpu_ns,     &ExpertTelemetry::stall_ns,      &ExpertTelemetry::disk_wait_ns};
+      &ExpertTelemetry::steps,        &ExpertTelemetry::tokens,        &ExpertTelemetry::layer_steps,
+      &ExpertTelemetry::all_hot,      &ExpertTelemetry::pairs,         &ExpertTelemetry::hot_pairs,
+      &ExpertTelemetry::cpu_pairs,    &ExpertTelemetry::fetched_pairs, &ExpertTelemetry::hot_bytes,
+      &ExpertTelemetry::cpu_bytes,    &ExpertTelemetry::fetched_bytes, &ExpertTelemetry::streamed_bytes,
+      &ExpertTelemetry::disk_bytes,   &ExpertTelemetry::moved,         &ExpertTelemetry::moved_bytes,
+      &ExpertTelemetry::cpu_ns,       &ExpertTelemetry::stall_ns,      &ExpertTelemetry::disk_wait_ns,
+      &ExpertTelemetry::cold_experts, &ExpertTelemetry::foreseen,      &ExpertTelemetry::ahead_bytes};
   for (const auto counter : kCounters) sum.*counter += after.*counter - before.*counter;
   sum.max_stall_ns = after.max_stall_ns;
   sum.budget_bytes = after.budget_bytes;

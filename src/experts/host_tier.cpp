@@ -24,6 +24,7 @@
 #include "base/host_buffer.h"
 #include "base/thread_pool.h"
 #include "base/units.h"
+#include "experts/trace.h"
 #include "kernels/quant_matmul/quant_matmul.h"
 
 namespace thermo {
@@ -108,6 +109,7 @@ struct HostTier::Impl {
   std::span<std::byte> arena;
   std::vector<std::unique_ptr<FileReader>> files;
   uint64_t buffer_bytes;
+  TraceWriter* trace;
 
   std::vector<int> first;  // entry of each layer's first expert
   int n_entries = 0;
@@ -157,8 +159,8 @@ struct HostTier::Impl {
 HostTier::Impl::Impl(const ExpertCatalog& c, const HostTierOptions& o)
     : catalog(c),
       arena(o.arena),
-      buffer_bytes(
-          align_up<uint64_t>(FileReader::buffer_bytes(largest_matrix_bytes(c)), FileReader::kAlign)) {
+      buffer_bytes(align_up<uint64_t>(FileReader::buffer_bytes(largest_matrix_bytes(c)), FileReader::kAlign)),
+      trace(o.trace) {
   for (const MappedFile* file : o.files) files.push_back(std::make_unique<FileReader>(*file));
   const std::vector<SizeClass> sizes = size_classes(c);
   for (const ExpertLayer& layer : c.layers) {
@@ -345,7 +347,15 @@ void HostTier::Impl::read_loop() noexcept {
     slot.entry = job.id;
     e.state = State::Reading;
     lock.unlock();
+    const int64_t begin_ns = trace != nullptr ? TraceWriter::now_ns() : 0;
     const Status status = read_part(e, job.part, {buffer.data(), buffer.size()}, slot.memory);
+    if (trace != nullptr)
+      trace->add({.lane = TraceLane::Disk,
+                  .name = "read",
+                  .category = "experts",
+                  .begin_ns = begin_ns,
+                  .duration_ns = TraceWriter::now_ns() - begin_ns,
+                  .args = {{{"layer", e.layer}, {"expert", e.expert}, {"part", job.part}}}});
     lock.lock();
     if (!status) fail(status.error().message);
     if (--e.parts_left > 0) continue;

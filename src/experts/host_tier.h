@@ -21,6 +21,7 @@ namespace thermo {
 
 class MappedFile;
 class ThreadPool;
+class TraceWriter;
 
 struct HostTierOptions {
   // Memory for packed experts, aligned to 4096; taken from the caller because a GPU wants it page-locked.
@@ -29,6 +30,7 @@ struct HostTierOptions {
   // The files that the catalog's views look into; readers use read calls on them. What lies in none of them
   // is read as memory.
   std::vector<const MappedFile*> files = {};
+  TraceWriter* trace = nullptr;  // every read of a matrix behind load(); must outlive it
 };
 
 struct HostTierStats {

@@ -27,7 +27,8 @@ TieredExperts::TieredExperts(ExpertCatalog catalog, HeatMap heat, const TieredEx
       host_(catalog_,
             {.arena = {arena_.data(), std::min<uint64_t>(options.memory_bytes, catalog_.total_bytes())},
              .n_readers = options.n_readers,
-             .files = options.files}),
+             .files = options.files,
+             .trace = options.trace}),
       ffns_(static_cast<size_t>(catalog_.n_expert)) {
   groups_.reserve(static_cast<size_t>(catalog_.n_expert) + 1);
   wanted_.reserve(static_cast<size_t>(catalog_.n_expert));
@@ -110,8 +111,8 @@ void TieredExperts::want(const RoutedLayer& routed, size_t begin, size_t end) no
 void TieredExperts::trace_round(int layer, int n_missing, int n_experts, int64_t begin_ns,
                                 int64_t read_ns) noexcept {
   if (n_missing > 0)
-    options_.trace->add({.lane = TraceLane::Disk,
-                         .name = "read experts",
+    options_.trace->add({.lane = TraceLane::Cpu,
+                         .name = "waiting for the file",
                          .category = "experts",
                          .begin_ns = begin_ns,
                          .duration_ns = read_ns - begin_ns,

@@ -60,24 +60,25 @@ Placement place(const ExpertCatalog& catalog, const HeatMap& heat, const SplitOp
 // The copy engine and the table. Copies wait for no step: they are started between steps.
 class CudaSlots final : public SlotDevice {
  public:
-  CudaSlots(const uint8_t** table, int32_t* n_cold, int n_expert)
-      : table_(table), n_cold_(n_cold), n_expert_(n_expert) {}
+  CudaSlots(const uint8_t** table, int32_t* n_cold, int n_expert, TraceWriter* trace)
+      : table_(table), n_cold_(n_cold), n_expert_(n_expert), trace_(trace) {}
 
   uint64_t copy(std::byte* to, const std::byte* from, size_t n_bytes) noexcept override {
     const uint64_t ticket = ++issued_;
     if (ticket > kEvents) wait(ticket - kEvents);  // its event is used again
     cudaMemcpyAsync(to, from, n_bytes, cudaMemcpyHostToDevice, stream_.view().handle);
     events_[ticket % kEvents].record(stream_.view());
+    if (trace_ != nullptr) started_[ticket % kEvents] = {TraceWriter::now_ns(), n_bytes};
     return ticket;
   }
   bool done(uint64_t ticket) noexcept override {
-    if (ticket > finished_ && events_[ticket % kEvents].reached()) finished_ = ticket;
+    if (ticket > finished_ && events_[ticket % kEvents].reached()) finish(ticket);
     return ticket <= finished_;
   }
   void wait(uint64_t ticket) noexcept override {
     if (ticket <= finished_) return;
     events_[ticket % kEvents].synchronize();
-    finished_ = ticket;
+    finish(ticket);
   }
   void publish(int layer, int expert, const std::byte* address) noexcept override {
     const uint8_t*& entry = table_[layer * n_expert_ + expert];
@@ -91,9 +92,30 @@ class CudaSlots final : public SlotDevice {
 
  private:
   static constexpr uint64_t kEvents = 64;
+
+  // Copies arrive in order. A trace shows each from when it was queued until somebody looked.
+  void finish(uint64_t ticket) noexcept {
+    while (finished_ < ticket) {
+      const Started& copy = started_[++finished_ % kEvents];
+      if (trace_ != nullptr)
+        trace_->add({.lane = TraceLane::Copy,
+                     .name = "swap",
+                     .category = "experts",
+                     .begin_ns = copy.begin_ns,
+                     .duration_ns = TraceWriter::now_ns() - copy.begin_ns,
+                     .args = {{{"bytes", static_cast<int64_t>(copy.n_bytes)}}}});
+    }
+  }
+
+  struct Started {
+    int64_t begin_ns = 0;
+    size_t n_bytes = 0;
+  };
   const uint8_t** table_;
   int32_t* n_cold_;
   int n_expert_;
+  TraceWriter* trace_;
+  Started started_[kEvents] = {};
   Stream stream_;
   Event events_[kEvents];
   uint64_t issued_ = 0, finished_ = 0;
@@ -167,14 +189,14 @@ struct GpuExperts::Impl {
         n_batch(batch),
         batch_experts(batch_experts_of(catalog)),
         arena(host_arena_bytes()),
-        host(catalog, {.arena = {arena.data(), arena.size()}, .files = o.files}),
+        host(catalog, {.arena = {arena.data(), arena.size()}, .files = o.files, .trace = o.trace}),
         heat(o.heat != nullptr ? *o.heat : HeatMap(catalog)),
         control_host(table_bytes() + static_cast<size_t>(n_layer) * sizeof(int32_t)),
         control(control_host.size()),
         host_table(table_bytes()),
         n_pairs(2 * static_cast<size_t>(n_layer) * sizeof(int32_t)),
         device(control_host.as<const uint8_t*>(),
-               reinterpret_cast<int32_t*>(control_host.data() + table_bytes()), n_expert) {
+               reinterpret_cast<int32_t*>(control_host.data() + table_bytes()), n_expert, o.trace) {
     for (int il = 0; il < n_layer; ++il)
       reinterpret_cast<int32_t*>(control_host.data() + table_bytes())[il] =
           catalog.layers[static_cast<size_t>(il)].n_expert();
