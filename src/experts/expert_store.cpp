@@ -21,7 +21,10 @@
 namespace thermo {
 namespace {
 
-constexpr int kSteps = 4;        // to look at every layer once
+constexpr int kSteps = 4;  // to look at every layer once
+// Decoding 512 tokens of text on the stand-in from a cold start, 60 % of 35B-A3B: with 2, 5, 10 and 20 moves
+// a step of 40 layers 65, 69, 71 and 72 % of the uses were hot.
+constexpr int kLayersPerMove = 4;
 constexpr int kCandidates = 16;  // remembered of a layer, each way
 
 // Measured on models of this kind: 45 % of a token's experts are used again by the next token, 80 % within 8.
@@ -165,6 +168,8 @@ ExpertStore::Impl::Impl(const ExpertCatalog& c, HostTier& h, SlotDevice& d, cons
     layer_of.resize(static_cast<size_t>(n), static_cast<int>(l));
     if (c.layers[l].n_expert() > 0) moe_layers.push_back(static_cast<int>(l));
   }
+  if (options.max_moves == 0)
+    options.max_moves = std::max(2, static_cast<int>(moe_layers.size()) / kLayersPerMove);
   residents.resize(static_cast<size_t>(n));
   arriving.resize(static_cast<size_t>(n));
   THERMO_CHECK(o.slots.size() >= slot_bytes(c, p), "the slots do not hold the placement");

@@ -41,11 +41,11 @@ class SlotDevice {
 struct ExpertStoreOptions {
   std::span<std::byte> slots;  // device memory for the placed experts: slot_bytes(placement)
   std::span<std::byte> guest;  // device memory that is only lent: holds experts between prefills
-  int max_moves = 2;           // copies started per step
+  int max_moves = 0;           // copies started per step; 0: one for every four layers, at least two
   int max_in_flight = 16;
-  float hysteresis = 1.25f;  // how much hotter a newcomer must be
-  int pin_layers = 0;        // experts of the first layers never leave
-  bool frozen = false;       // no swaps
+  float hysteresis = 1.6f;  // how much hotter a newcomer must be
+  int pin_layers = 0;       // experts of the first layers never leave
+  bool frozen = false;      // no swaps
 };
 
 struct ExpertStoreStats {
