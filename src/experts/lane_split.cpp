@@ -8,11 +8,19 @@
 namespace thermo {
 namespace {
 
-constexpr float kMemory = 16.0f;             // samples that an average remembers
-constexpr float kHalfLifeSamples = 2048.0f;  // of an average that gets no samples: about 50 tokens
-constexpr float kOutlier = 3.0f;             // a sample counts at most this many times the estimate
-constexpr int kFitEvery = 32;                // samples
-constexpr float kHalfLifeFills = 64.0f;      // of a whole layer's average that gets no samples: tokens
+constexpr float kMemory = 16.0f;         // samples that an average remembers
+constexpr float kHalfLife = 16.0f;       // of an average that gets no samples: tokens
+constexpr float kOutlier = 3.0f;         // a sample counts at most this many times the estimate
+constexpr int kFitEvery = 32;            // samples
+constexpr float kHalfLifeFills = 64.0f;  // of a whole layer's average that gets no samples: tokens
+// What both lanes at work cost beyond the slower one alone, to start from (measured with an H200: 24 to 32
+// us), and how many samples it remembers.
+constexpr float kStartBothUs = 25.0f, kBothMemory = 64.0f;
+// Both lanes together must promise this much beside the better one alone: times jump with what other programs
+// do.
+constexpr float kWorthSharing = 0.93f;
+// The processor alone is tried often where it is expected to take at most this much longer.
+constexpr float kWorthTrying = 2.0f;
 
 }  // namespace
 
@@ -30,7 +38,7 @@ LaneSplit::Lane::Lane(int max_experts, float base_us, float slope_us, float trus
 
 float LaneSplit::Lane::weight(const Count& count) const noexcept {
   if (count.weight == 0.0f) return 0.0f;
-  return count.weight * std::exp2(-static_cast<float>(n_samples_ - count.at) / kHalfLifeSamples);
+  return count.weight * std::exp2(-static_cast<float>(now_ - count.at) / kHalfLife);
 }
 
 float LaneSplit::Lane::estimate(int n) const noexcept {
@@ -54,7 +62,8 @@ void LaneSplit::Lane::took(int n, float us_taken) noexcept {
   const float w = weight(count);
   count.mean_us += (us_taken - count.mean_us) / (std::min(w, kMemory - 1.0f) + 1.0f);
   count.weight = std::min(w + 1.0f, kMemory);
-  count.at = ++n_samples_;
+  count.at = now_;
+  ++n_samples_;
   if (n_samples_ < kFitEvery || n_samples_ % kFitEvery == 0) {
     fit();
   } else {
@@ -99,7 +108,8 @@ void LaneSplit::Lane::fit() noexcept {
 LaneSplit::LaneSplit(int max_experts)
     : max_experts_(max_experts),
       cpu_(max_experts, 6.0f, 20.0f, 1.0f, 0.01f),
-      gpu_(max_experts, 12.0f, 40.0f, 0.01f, 1.0f) {
+      gpu_(max_experts, 12.0f, 40.0f, 0.01f, 1.0f),
+      both_us_(kStartBothUs) {
   THERMO_CHECK(max_experts > 0, "a table of at least one");
 }
 
@@ -123,10 +133,13 @@ void LaneSplit::layer_took(int n_cold, int n_fetched, float us) noexcept {
   if (n_cold < 1 || n_cold > kMaxMeasured || n_fetched < 0 || n_fetched > n_cold) return;
   if (!std::isfinite(us) || us < 0.0f) return;
   Whole& whole = whole_[n_cold][n_fetched];
-  us = std::min(us, kOutlier * layer_us(n_cold, n_fetched));
+  const float slower = std::max(cpu_us(n_cold - n_fetched), gpu_us(n_fetched));
+  const float beyond = std::min(us, kOutlier * layer_us(n_cold, n_fetched)) - slower;
+  if (n_fetched > 0 && n_fetched < n_cold)
+    both_us_ += (std::clamp(beyond, 0.0f, 2.0f * slower) - both_us_) / kBothMemory;
   whole.weight = std::min(weight(whole) + 1.0f, kMemory);
   whole.at = n_fills_;
-  whole.mean_us += (us - whole.mean_us) / whole.weight;
+  whole.beyond_us += (beyond - whole.beyond_us) / whole.weight;
 }
 
 float LaneSplit::weight(const Whole& whole) const noexcept {
@@ -135,17 +148,19 @@ float LaneSplit::weight(const Whole& whole) const noexcept {
 }
 
 float LaneSplit::layer_us(int n_cold, int n_fetched) const noexcept {
-  const float lanes = std::max(cpu_us(n_cold - n_fetched), gpu_us(n_fetched));
-  if (n_cold > kMaxMeasured) return lanes;
+  const float slower = std::max(cpu_us(n_cold - n_fetched), gpu_us(n_fetched));
+  const float usual = n_fetched > 0 && n_fetched < n_cold ? both_us_ : 0.0f;
+  if (n_cold > kMaxMeasured) return slower + usual;
   const Whole& whole = whole_[n_cold][n_fetched];
   const float w = weight(whole);
-  return lanes + w / (w + 1.0f) * (whole.mean_us - lanes);
+  return std::max(0.0f, slower + usual + w / (w + 1.0f) * (whole.beyond_us - usual));
 }
 
 int LaneSplit::best(int n_cold) const noexcept {
-  int best = 0;
-  float best_us = layer_us(n_cold, 0);
-  for (int f = 1; f <= n_cold; ++f) {
+  const float cpu_alone = layer_us(n_cold, 0), gpu_alone = layer_us(n_cold, n_cold);
+  int best = gpu_alone < cpu_alone ? n_cold : 0;
+  float best_us = kWorthSharing * std::min(cpu_alone, gpu_alone);
+  for (int f = 1; f < n_cold; ++f) {
     const float us = layer_us(n_cold, f);
     if (us < best_us) {
       best = f;
@@ -164,10 +179,15 @@ int LaneSplit::fetch(int n_cold) const noexcept {
 
 void LaneSplit::fill(std::span<int32_t> fetch_of) noexcept {
   ++n_fills_;
-  int step = 0;
-  if (n_fills_ % kExploreEvery == 0) step = n_fills_ / kExploreEvery % 2 == 1 ? 1 : -1;
-  for (int n = 0; n < static_cast<int>(fetch_of.size()); ++n)
-    fetch_of[static_cast<size_t>(n)] = std::clamp(fetch(n) + step, 0, n);
+  cpu_.pass_token();
+  gpu_.pass_token();
+  const bool alone = n_fills_ % kAloneEvery == kAloneEvery - 1;
+  const int step = n_fills_ % kExploreEvery != 0 ? 0 : n_fills_ / kExploreEvery % 2 == 1 ? 1 : -1;
+  for (int n = 0; n < static_cast<int>(fetch_of.size()); ++n) {
+    const int f = fetch(n);
+    const bool try_alone = alone && n <= max_experts_ && layer_us(n, 0) < kWorthTrying * layer_us(n, f);
+    fetch_of[static_cast<size_t>(n)] = try_alone ? 0 : std::clamp(f + step, 0, n);
+  }
 }
 
 }  // namespace thermo

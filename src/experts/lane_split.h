@@ -33,7 +33,8 @@ class LaneSplit {
 
   // Of n_cold distinct experts, how many the device fetches.
   int fetch(int n_cold) const noexcept;
-  // fetch_of[n] for every n, for the device; every kExploreEvery-th call one more or one less.
+  // fetch_of[n] for every n, for the device; every kExploreEvery-th call one more or one less, every
+  // kAloneEvery-th none.
   void fill(std::span<int32_t> fetch_of) noexcept;
 
   // What is expected, microseconds. cpu_us(0) is 0: nothing is handed over.
@@ -44,11 +45,15 @@ class LaneSplit {
   float layer_us(int n_cold, int n_fetched) const noexcept;
 
   static constexpr int kExploreEvery = 64;
+  // More often the processor alone: it may have been slow for a moment, and who fetches never finds out that
+  // it is over.
+  static constexpr int kAloneEvery = 16;
 
  private:
   static constexpr int kMaxMeasured = 16;  // cold experts of a layer whose shares are measured one by one
   struct Whole {
-    float mean_us = 0.0f;
+    float beyond_us =
+        0.0f;  // mean, beyond the slower lane's expected time: that follows every sample of the lane
     float weight = 0.0f;  // samples in the mean, at most kMemory, when it was last updated
     uint64_t at = 0;      // fill() number of that update
   };
@@ -61,13 +66,17 @@ class LaneSplit {
     // slope.
     Lane(int max_experts, float base_us, float slope_us, float trust_base, float trust_slope);
     void took(int n, float us) noexcept;
+    void pass_token() noexcept {
+      ++now_;
+      fit();
+    }
     float us(int n) const noexcept { return us_[static_cast<size_t>(n)]; }
 
    private:
     struct Count {
       float mean_us = 0.0f;
       float weight = 0.0f;  // samples in the mean, at most kMemory, when it was last updated
-      uint64_t at = 0;      // sample number of the last update
+      uint64_t at = 0;      // token of the last update
     };
     float weight(const Count& count) const noexcept;  // faded
     float estimate(int n) const noexcept;
@@ -75,7 +84,7 @@ class LaneSplit {
 
     std::vector<Count> counts_;
     std::vector<float> us_;  // estimate() of each
-    uint64_t n_samples_ = 0;
+    uint64_t n_samples_ = 0, now_ = 0;
     float start_base_us_, start_slope_us_, trust_base_, trust_slope_;
     float base_us_, slope_us_;
   };
@@ -85,6 +94,7 @@ class LaneSplit {
   int max_experts_;
   Lane cpu_, gpu_;
   Whole whole_[kMaxMeasured + 1][kMaxMeasured + 1];  // [cold][fetched]
+  float both_us_;
   uint64_t n_fills_ = 0;
 };
 
