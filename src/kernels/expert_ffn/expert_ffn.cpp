@@ -152,14 +152,22 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     state.open.store(1, std::memory_order_release);
   };
 
+  // Threads go through the groups from different ones on: where some were read ahead and others were not,
+  // main memory is then never idle while everybody computes from the caches.
+  const auto nth_group = [&](int i, int first, int n, int thread) {
+    const int g = i + n * thread / n_threads;
+    return first + (g < n ? g : g - n);
+  };
+
   // `task`: of the owner's share, group by group.
   const auto run_a = [&](int task, int owner, int thread, Finished& finished) {
     task -= scratch.first_a_[static_cast<size_t>(owner)];
-    int g = 0;
-    TileShare share = share_of(0, owner);
+    int i_group = 0, g = nth_group(0, 0, n_groups, owner);
+    TileShare share = share_of(g, owner);
     while (task >= share.end - share.begin) {
       task -= share.end - share.begin;
-      share = share_of(++g, owner);
+      g = nth_group(++i_group, 0, n_groups, owner);
+      share = share_of(g, owner);
     }
     if (g != finished.group) {
       tell(finished);
@@ -201,20 +209,45 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     const int64_t y_stride = stamped != nullptr ? tile_rows : args.y_stride;
     const int n_zeroed = stamped != nullptr ? stamped->n_rows : args.n_zeroed;
     for (int r = 0; r < n_zeroed; ++r) std::fill_n(y + r * y_stride, tile_rows, 0.0f);
-    for (int g = 0; g < n_groups; ++g) {
-      const FfnGroup& group = args.groups[static_cast<size_t>(g)];
-      if (g + 1 < n_groups) prefetch_tile(args.groups[static_cast<size_t>(g) + 1].ffn->down, panel);
-      wait_until_set(scratch.groups_[static_cast<size_t>(g)].open);
-      for (int begin = 0; begin < group.n_pairs; begin += kTileActs) {
-        const int n = std::min(kTileActs, group.n_pairs - begin);
-        const int pair = group.pair_begin + begin;
-        multiply_tile(group.ffn->down, panel, tile_panels, {.x = &hidden, .first = pair, .n = n}, tile,
-                      tile_rows, context.scratch.panels(thread), context.kernels);
-        for (int i = 0; i < n; ++i)
-          row_ops.add_scaled(y + args.pair_rows[pair + i] * y_stride,
-                             tile + static_cast<int64_t>(i) * tile_rows, args.pair_weights[pair + i],
-                             tile_rows);
+    const auto add = [&](int pair, int n, const float* products) {
+      for (int i = 0; i < n; ++i)
+        row_ops.add_scaled(y + args.pair_rows[pair + i] * y_stride,
+                           products + static_cast<int64_t>(i) * tile_rows, args.pair_weights[pair + i],
+                           tile_rows);
+    };
+    const auto multiply = [&](const Ffn& ffn, int pair, int n, float* products) {
+      multiply_tile(ffn.down, panel, tile_panels, {.x = &hidden, .first = pair, .n = n}, products, tile_rows,
+                    context.scratch.panels(thread), context.kernels);
+    };
+    // As many groups as there is room for their products are multiplied in the thread's own order and added
+    // in theirs, which is that of every sum.
+    for (int begin = 0, end = 0; begin < n_groups; begin = end) {
+      const FfnGroup* const groups = args.groups.data();
+      int n_pairs = 0;
+      while (end < n_groups && (end == begin || n_pairs + groups[end].n_pairs <= kTileActs))
+        n_pairs += groups[end++].n_pairs;
+      if (n_pairs > kTileActs) {  // one group
+        wait_until_set(scratch.groups_[static_cast<size_t>(begin)].open);
+        for (int p = 0; p < n_pairs; p += kTileActs) {
+          const int n = std::min(kTileActs, n_pairs - p), pair = groups[begin].pair_begin + p;
+          multiply(*groups[begin].ffn, pair, n, tile);
+          add(pair, n, tile);
+        }
+        continue;
       }
+      const auto products_of = [&](int g) {
+        int before = 0;
+        for (int i = begin; i < g; ++i) before += groups[i].n_pairs;
+        return tile + static_cast<int64_t>(before) * tile_rows;
+      };
+      for (int i = 0; i < end - begin; ++i) {
+        const int g = nth_group(i, begin, end - begin, thread);
+        if (i + 1 < end - begin)
+          prefetch_tile(groups[nth_group(i + 1, begin, end - begin, thread)].ffn->down, panel);
+        wait_until_set(scratch.groups_[static_cast<size_t>(g)].open);
+        multiply(*groups[g].ffn, groups[g].pair_begin, groups[g].n_pairs, products_of(g));
+      }
+      for (int g = begin; g < end; ++g) add(groups[g].pair_begin, groups[g].n_pairs, products_of(g));
     }
     if (stamped == nullptr) return;
     write_stamped(*stamped, row, y, tile_rows);
