@@ -1,7 +1,6 @@
 #include "experts/cpu_lane.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "base/check.h"
@@ -78,10 +77,11 @@ struct CpuLane::Impl {
     used_rows.reserve(static_cast<size_t>(o.max_rows));
   }
 
-  void run(int layer, std::span<const ColdPair> pairs, const float* from, int n_rows, float* y,
+  void run(int layer, std::span<const ColdPair> pairs, const float* from, float scale, int n_rows, float* y,
            const StampedRows* stamped) noexcept;
   void sort_pairs(std::span<const ColdPair> pairs) noexcept;
-  void take_rows(const ExpertLayer& layer, std::span<const ColdPair> pairs, const float* from) noexcept;
+  void take_rows(const ExpertLayer& layer, std::span<const ColdPair> pairs, const float* from,
+                 float scale) noexcept;
 };
 
 // Groups by expert, ascending: the order of a row's sum must not depend on how the device listed its pairs.
@@ -105,9 +105,9 @@ void CpuLane::Impl::sort_pairs(std::span<const ColdPair> pairs) noexcept {
   for (const int32_t expert : distinct) n_pairs_of[static_cast<size_t>(expert)] = 0;
 }
 
-// Copies and quantises the rows that some pair uses.
-void CpuLane::Impl::take_rows(const ExpertLayer& layer, std::span<const ColdPair> pairs,
-                              const float* from) noexcept {
+// Copies, scales and quantises the rows that some pair uses.
+void CpuLane::Impl::take_rows(const ExpertLayer& layer, std::span<const ColdPair> pairs, const float* from,
+                              float scale) noexcept {
   used_rows.clear();
   for (const ColdPair& pair : pairs)
     if (!std::exchange(row_used[static_cast<size_t>(pair.row)], uint8_t{1})) used_rows.push_back(pair.row);
@@ -119,8 +119,8 @@ void CpuLane::Impl::take_rows(const ExpertLayer& layer, std::span<const ColdPair
   if (ahead != nullptr) ahead->add_format(formats);
   const auto take = [&](int i, int) {
     const int row = used_rows[static_cast<size_t>(i)];
-    std::memcpy(x.row(row), from + static_cast<size_t>(row) * static_cast<size_t>(catalog.n_embd),
-                static_cast<size_t>(catalog.n_embd) * sizeof(float));
+    const float* const source = from + static_cast<size_t>(row) * static_cast<size_t>(catalog.n_embd);
+    std::transform(source, source + catalog.n_embd, x.row(row), [scale](float v) { return v * scale; });
     x.quantize(row, catalog.n_embd, formats, matmul);
   };
   const int n = static_cast<int>(used_rows.size());
@@ -141,8 +141,8 @@ uint64_t CpuLane::planned_bytes(const ExpertCatalog& catalog, const CpuLaneOptio
          LinearScratch::planned_bytes(cpu_info().n_cores, 0);
 }
 
-void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float* from, int n_rows, float* y,
-                        const StampedRows* stamped) noexcept {
+void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float* from, float scale,
+                        int n_rows, float* y, const StampedRows* stamped) noexcept {
   THERMO_CHECK(n_rows <= max_rows && static_cast<int>(pairs.size()) <= max_pairs,
                "more rows or pairs for the CPU lane than planned");
   if (ahead != nullptr) ahead->end();
@@ -152,7 +152,7 @@ void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float*
   last_foreseen = ahead != nullptr ? ahead->n_foreseen(layer, distinct) : 0;
   if (!pairs.empty()) {
     if (!host.complete()) host.want(layer, distinct);
-    take_rows(catalog.layers[static_cast<size_t>(layer)], pairs, from);
+    take_rows(catalog.layers[static_cast<size_t>(layer)], pairs, from, scale);
   }
   for (size_t i = 0; i < distinct.size(); ++i) ffns[i] = host.acquire(layer, distinct[i]);
   if (ahead != nullptr && n_rows == 1 && !pairs.empty()) ahead->begin(layer, x);
@@ -171,12 +171,12 @@ void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float*
 
 void CpuLane::compute(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows,
                       float* y) noexcept {
-  impl_->run(layer, pairs, x, n_rows, y, nullptr);
+  impl_->run(layer, pairs, x, 1.0f, n_rows, y, nullptr);
 }
 
-void CpuLane::answer(int layer, std::span<const ColdPair> pairs, const float* x,
+void CpuLane::answer(int layer, std::span<const ColdPair> pairs, const float* x, float x_scale,
                      const StampedRows& to) noexcept {
-  impl_->run(layer, pairs, x, to.n_rows, nullptr, &to);
+  impl_->run(layer, pairs, x, x_scale, to.n_rows, nullptr, &to);
 }
 
 int CpuLane::last_experts() const noexcept {

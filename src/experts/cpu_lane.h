@@ -37,8 +37,10 @@ class CpuLane {
   // [n_rows][n_embd] floats. Pairs in any order; each expert's weights are read once.
   void compute(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows, float* y) noexcept;
 
-  // The same for a device that polls the result. At least one pair, at most kMaxMailRows rows.
-  void answer(int layer, std::span<const ColdPair> pairs, const float* x, const StampedRows& to) noexcept;
+  // The same for a device that polls the result, of rows that are still to be scaled. At least one pair, at
+  // most kMaxMailRows rows.
+  void answer(int layer, std::span<const ColdPair> pairs, const float* x, float x_scale,
+              const StampedRows& to) noexcept;
 
   // Distinct experts of the last call, and how many of them had been foreseen.
   int last_experts() const noexcept;

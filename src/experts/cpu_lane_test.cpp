@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "base/host_buffer.h"
 #include "base/thread_pool.h"
@@ -145,6 +146,31 @@ TEST(CpuLane, ComputesARowAloneAsAmongOthers) {
               std::vector<float>(all.begin() + begin, all.begin() + begin + n_embd))
         << r;
   }
+}
+
+TEST(CpuLane, AnswersWithAStampBesideEveryFloat) {
+  const int n_embd = 288, n_expert = 6;
+  const RandomExperts experts({{DType::Q8_0, DType::Q8_0, n_expert, 96}}, n_embd, 3);
+  for (const int n_threads : {1, 3})
+    for (const int n_rows : {1, 5}) {
+      Bench bench(experts, n_threads, best_isa(), n_rows);
+      const std::vector<float> x = random_rows(n_rows * n_embd, 6);
+      const std::vector<ColdPair> pairs = random_pairs(n_rows, n_expert, 3, 8);
+      std::vector<float> scaled = x;
+      for (float& v : scaled) v *= 0.25f;
+      const std::vector<float> want = bench.run(0, pairs, scaled, n_rows);
+      GuardedBuffer<uint64_t> rows(static_cast<size_t>(n_rows * n_embd));
+      uint32_t near = 0;
+      bench.lane.answer(
+          0, pairs, x.data(), 0.25f,
+          {.rows = rows.data(), .stride = n_embd, .n_rows = n_rows, .stamp = 77, .near = &near});
+      EXPECT_TRUE(rows.intact());
+      EXPECT_EQ(near, 77u);
+      for (size_t i = 0; i < want.size(); ++i) {
+        ASSERT_EQ(rows.data()[i] >> 32, 77u) << i;
+        ASSERT_EQ(std::bit_cast<float>(static_cast<uint32_t>(rows.data()[i])), want[i]) << i;
+      }
+    }
 }
 
 TEST(CpuLane, ReturnsZeroWhenNothingIsCold) {

@@ -386,10 +386,8 @@ void GpuExperts::Impl::answer(uint32_t posted, int n_rows) noexcept {
   const int64_t begin = TraceWriter::now_ns();
   ColdMail& box = mail();
   const int layer = box.layer, n = box.n_pairs;
-  if (box.x_scale != 1.0f)
-    for (int i = 0; i < n_embd; ++i) x.as<float>()[i] *= box.x_scale;  // only ever one row
   lane->answer(
-      layer, {box.pairs, static_cast<size_t>(n)}, x.as<float>(),
+      layer, {box.pairs, static_cast<size_t>(n)}, x.as<float>(), box.x_scale,
       {.rows = y.as<uint64_t>(), .stride = n_embd, .n_rows = n_rows, .stamp = posted, .near = &box.near});
   const int64_t took = TraceWriter::now_ns() - begin;
   count.cpu_ns += static_cast<uint64_t>(took);
