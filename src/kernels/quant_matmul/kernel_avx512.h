@@ -54,18 +54,31 @@ struct Columns {
   const std::byte* meta[NC];
 };
 
-// Asks for N bytes of weights that will be used soon. From three activation rows on their streams make the
-// processor's own prefetcher lose the weights', and reading from memory falls to a third. With fewer, Zen 4's
-// does better alone (see above); Sapphire Rapids' does not: with it 16 cores took 19, 0, 6 and 14 % less time
-// for a byte of cold experts in four alternations.
-constexpr int kAhead = 12288;
+// Asks for N bytes of weights that will be used soon, where they lie before `limit`.
+//
+// From three activation rows on their streams make the processor's own prefetcher lose the weights', and
+// reading from memory falls to a third; what lies behind the panels is asked for too, it is mostly the
+// thread's next task. With fewer rows Zen 4's does better alone (see above); Sapphire and Emerald Rapids' do
+// not, but there another thread's panels must be left alone: 16 cores on cold experts, each with 36 KiB of a
+// matrix, decoded 241 and 249 tokens/s with 12 KiB ahead and no limit, 252 and 285 with it, 276 and 296 with
+// 4 KiB, 277 and 272 with 2 KiB.
+template <int NC>
+inline constexpr int kAhead = NC < 3 ? 4096 : 12288;
 const bool prefetch_few_rows = isa_available(Isa::Amx);
-template <int N>
-THERMO_INLINE void prefetch(const uint8_t* p, bool cold) {
-  if (cold)
+template <int N, int NC>
+THERMO_INLINE void prefetch(const uint8_t* p, const uint8_t* limit) {
+  if (p + kAhead<NC> < limit)
     unroll<N / 64>([&](auto i) THERMO_LAMBDA {
-      _mm_prefetch(reinterpret_cast<const char*>(p + kAhead + 64 * i), _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(p + kAhead<NC> + 64 * i), _MM_HINT_T1);
     });
+}
+
+// Up to where the weights of a pass of NC rows are asked for; nullptr: nowhere.
+template <int NC>
+const uint8_t* prefetch_limit(const PanelMatmulArgs& a, size_t stride, bool cold) {
+  if (!cold || (NC < 3 && !prefetch_few_rows)) return nullptr;
+  const uint8_t* const panels = reinterpret_cast<const uint8_t*>(a.panels);
+  return panels + static_cast<size_t>(a.n_panels) * stride + (NC < 3 ? 0 : kAhead<NC>);
 }
 
 // Integer dot product of 4 code vectors and 16 activation codes.
@@ -76,10 +89,10 @@ THERMO_INLINE __m512i dot4(__m512i acc, const __m512i* v, const int8_t* a) {
 
 template <DType T, int NC>
 THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body, int b, const Columns<NC>& x,
-                                     bool cold, __m512 acc[NC]) {
+                                     const uint8_t* limit, __m512 acc[NC]) {
   static constexpr PanelFormat f = kPanelFormat<T>;
   Scales256<T> scales;
-  prefetch<64 + f.scale_bytes>(body - 64, cold);
+  prefetch<64 + f.scale_bytes, NC>(body - 64, limit);
   scales.read(header, body);
   __m512 sum[NC];
   unroll<NC>([&](auto c) THERMO_LAMBDA { sum[c] = _mm512_setzero_ps(); });
@@ -94,7 +107,7 @@ THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body,
   };
   unroll<8>([&](auto s) THERMO_LAMBDA {
     const uint8_t* sub = body + f.scale_bytes + s * f.sub_bytes();
-    prefetch<f.sub_bytes()>(sub, cold);
+    prefetch<f.sub_bytes(), NC>(sub, limit);
     __m512i v[8];
     unpack<T>(sub, v);
     if constexpr (f.group_cols == 16) {
@@ -127,12 +140,12 @@ THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body,
 
 template <DType T, int NC>
 THERMO_INLINE void multiply_block32(const uint8_t* header, const uint8_t* body, int b, const Columns<NC>& x,
-                                    bool cold, __m512 acc[NC]) {
+                                    const uint8_t* limit, __m512 acc[NC]) {
   static constexpr PanelFormat f = kPanelFormat<T>;
   const __m512 scale = block_scale<T>(header);
   __m512 min;
   if constexpr (f.has_min()) min = half16(header + 32);
-  prefetch<64 + f.body_bytes()>(body - 64, cold);  // with the header before it
+  prefetch<64 + f.body_bytes(), NC>(body - 64, limit);  // with the header before it
   __m512i v[8];
   unpack<T>(body, v);
   unroll<NC>([&](auto c) THERMO_LAMBDA {
@@ -151,7 +164,8 @@ THERMO_INLINE void multiply_block32(const uint8_t* header, const uint8_t* body, 
 // ---- a panel times NC activation rows ----
 
 template <DType T, int NC>
-void multiply_panel(const uint8_t* panel, int n_cols, const Columns<NC>& x, bool cold, __m512 out[NC]) {
+void multiply_panel(const uint8_t* panel, int n_cols, const Columns<NC>& x, const uint8_t* limit,
+                    __m512 out[NC]) {
   static constexpr PanelFormat f = kPanelFormat<T>;
   __m512 acc[NC];
   unroll<NC>([&](auto c) THERMO_LAMBDA { acc[c] = _mm512_setzero_ps(); });
@@ -162,9 +176,9 @@ void multiply_panel(const uint8_t* panel, int n_cols, const Columns<NC>& x, bool
     body += 64;
     for (int i = 0; i < f.unit_blocks && b0 + i < n_blocks; ++i) {
       if constexpr (f.block_cols == 256)
-        multiply_block256<T, NC>(header + i * f.header_step(), body, b0 + i, x, cold, acc);
+        multiply_block256<T, NC>(header + i * f.header_step(), body, b0 + i, x, limit, acc);
       else
-        multiply_block32<T, NC>(header + i * f.header_step(), body, b0 + i, x, cold, acc);
+        multiply_block32<T, NC>(header + i * f.header_step(), body, b0 + i, x, limit, acc);
       body += f.body_bytes();
     }
   }
@@ -180,7 +194,8 @@ THERMO_INLINE __m512 float_column(const uint8_t* panel, int64_t c) {
 }
 
 template <DType T, int NC>
-void multiply_float_panel(const uint8_t* panel, int n_cols, const Columns<NC>& x, bool cold, __m512 out[NC]) {
+void multiply_float_panel(const uint8_t* panel, int n_cols, const Columns<NC>& x, const uint8_t* limit,
+                          __m512 out[NC]) {
   __m512 acc[2][NC];
   unroll<2 * NC>([&](auto i) THERMO_LAMBDA { acc[i / NC][i % NC] = _mm512_setzero_ps(); });
   const auto step = [&](int k, int parity) THERMO_LAMBDA {
@@ -193,7 +208,7 @@ void multiply_float_panel(const uint8_t* panel, int n_cols, const Columns<NC>& x
   int k = 0;
   constexpr int kBytes = T == DType::F32 ? 64 : 32;
   for (; k + 2 <= n_cols; k += 2) {
-    prefetch<2 * kBytes>(panel + static_cast<int64_t>(k) * kBytes, cold);
+    prefetch<2 * kBytes, NC>(panel + static_cast<int64_t>(k) * kBytes, limit);
     step(k, 0);
     step(k + 1, 1);
   }
@@ -214,6 +229,7 @@ constexpr size_t kGroupBytes = 256 * 1024;
 
 template <DType T, int NC>
 void multiply_columns(const PanelMatmulArgs& a, size_t stride, int p0, int p1, int t0, bool cold) {
+  const uint8_t* const limit = prefetch_limit<NC>(a, stride, cold);
   Columns<NC> x;
   for (int c = 0; c < NC; ++c) {
     const std::byte* row =
@@ -226,9 +242,9 @@ void multiply_columns(const PanelMatmulArgs& a, size_t stride, int p0, int p1, i
     const uint8_t* panel = reinterpret_cast<const uint8_t*>(a.panels) + static_cast<size_t>(p) * stride;
     __m512 out[NC];
     if constexpr (is_float(T))
-      multiply_float_panel<T, NC>(panel, a.n_cols, x, cold, out);
+      multiply_float_panel<T, NC>(panel, a.n_cols, x, limit, out);
     else
-      multiply_panel<T, NC>(panel, a.n_cols, x, cold, out);
+      multiply_panel<T, NC>(panel, a.n_cols, x, limit, out);
     const int rows = a.n_rows - 16 * p;
     const __mmask16 mask = static_cast<__mmask16>(rows >= 16 ? 0xffffu : (1u << rows) - 1);
     unroll<NC>([&](auto c) THERMO_LAMBDA {
@@ -250,8 +266,7 @@ void multiply(const PanelMatmulArgs& a) {
     for (int i = 0, t = 0; i < passes; ++i) {
       const int width = a.n_act / passes + (i < a.n_act % passes ? 1 : 0);
       unroll<kMaxColumns>([&](auto n) THERMO_LAMBDA {
-        if (width == n + 1)
-          multiply_columns<T, n + 1>(a, stride, p0, p1, t, i == 0 && (n >= 2 || prefetch_few_rows));
+        if (width == n + 1) multiply_columns<T, n + 1>(a, stride, p0, p1, t, i == 0);
       });
       t += width;
     }
