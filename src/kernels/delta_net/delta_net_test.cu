@@ -292,6 +292,7 @@ TEST(DeltaNetCuda, KeepsSequencesApart) {
     ASSERT_NO_FATAL_FAILURE(run_case({shape, {{1, 1}, {1, 2}, {3, 1}}, false, 1.0f, 4}, seed++));
     ASSERT_NO_FATAL_FAILURE(run_case({shape, {{1, 70}, {0, 1}, {3, 64}, {9, 5}}}, seed++));
     ASSERT_NO_FATAL_FAILURE(run_case({shape, {{1, 7}, {0, 20}}, true}, seed++));
+    ASSERT_NO_FATAL_FAILURE(run_case({shape, {{1, 40}, {0, 3}, {7, 21}}, true, 1.0f, 3}, seed++));
   }
 }
 
@@ -299,8 +300,10 @@ TEST(DeltaNetCuda, KeepsTreesAndCommitsAPath) {
   SKIP_WITHOUT_GPU();
   uint64_t seed = 3000;
   for (const Shape& shape : kShapes)
-    for (const int n_rows : {1, 2, 7, 16, 33, 64})
+    for (const int n_rows : {1, 2, 4, 5, 7, 8, 9, 16, 17, 32, 33, 63, 64})
       ASSERT_NO_FATAL_FAILURE(run_case({shape, {{5, n_rows}}, true}, seed++));
+  for (const float decay : {0.0f, 30.0f})
+    ASSERT_NO_FATAL_FAILURE(run_case({{2, 4, 128}, {{5, 64}}, true, decay}, seed++));
 }
 
 TEST(DeltaNetCuda, RunsAsOnCardsWithLessMemory) {

@@ -1,8 +1,15 @@
 // Decode: a block takes 16 rows of gate and the same 16 of up of one slot, one warp per 256 columns of each
 // (16 warps), so that all bytes of the chosen experts are in flight at once; then the same for down. 35B-A3B,
-// one row: 288 blocks each, 0.5 MB of gate and up and 0.6 MB of down per expert. Prefill: tile_product.cuh, a
-// block per (slot of 16 or 64 pairs, 128 rows of gate and up or 256 of down). Slots of 128 pairs, which leave
-// room for one block to a multiprocessor, take 4 % longer at 64 pairs an expert.
+// one row: 288 blocks each, 0.5 MB of gate and up and 0.6 MB of down per expert.
+//
+// Beyond 32 rows: f16 tensor cores, a block per (slot of 16 or 64 pairs, 128 rows of gate and up or 256 of
+// down), in one launch for the shared expert and the others where they are of one type. Slots of 16 stage all
+// columns of their pairs at once (low_product): 113 us for gate and up of a layer with 64 rows, 129 with a
+// barrier for every 256 columns. Slots of 64 (more than 10 pairs an expert): tile_product.cuh. Slots of 128,
+// which leave room for one block to a multiprocessor, take 4 % longer at 64 pairs an expert.
+//
+// Tried: the integer form beyond 32 rows: equal at 64 rows, 18 % slower at 128; tiles at 32 rows: 10 % slower
+// (whole steps).
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/expert_ffn/expert_ffn_cuda.h"
@@ -180,31 +187,60 @@ __global__ void __launch_bounds__(32 * kOutWarps, kDotActs == 0   ? 4
   }
 }
 
-// Slots of the routed experts or of the shared one: they may differ in type, so each has its launch.
-template <DType T, bool kShared, int kActs>
+// Slots of the routed experts, of the shared one, or of both where they are of one type. From the last on:
+// those of the shared expert are full.
+enum class Slots { Routed, Shared, All };
+
+__device__ __forceinline__ const DeviceSlot* tile_slot(const DeviceExpertArgs& a, Slots which,
+                                                       const uint8_t*& base) {
+  const int at = *a.routes.n_slots - 1 - static_cast<int>(blockIdx.y);
+  if (at < 0) return nullptr;
+  const DeviceSlot& slot = a.routes.slots[at];
+  const bool is_shared = slot.expert == a.n_expert;
+  if (is_shared ? which == Slots::Routed : which == Slots::Shared) return nullptr;
+  return resolve(a, slot, base) ? &slot : nullptr;
+}
+
+template <int kActs, bool kWhole>
+__host__ __device__ constexpr int tile_stage_bytes(int n_cols) {
+  return kWhole ? kLowActs * low_row_bytes(n_cols) : 2 * kTileStageBytes<kActs>;
+}
+template <int kActs, bool kWhole>
+constexpr int tile_bytes(int n_cols) {
+  return tile_stage_bytes<kActs, kWhole>(n_cols) + kActs * static_cast<int>(sizeof(uint32_t));
+}
+
+// kWhole: all columns of the activations are staged at once.
+template <DType T, int kActs, bool kWhole>
 __global__ void __launch_bounds__(kMaxTileThreads, 2)
-    expert_in_tile_kernel(const __grid_constant__ DeviceExpertArgs a) {
+    expert_in_tile_kernel(const __grid_constant__ DeviceExpertArgs a, Slots which) {
   extern __shared__ __align__(16) std::byte shared[];
-  int* const rows = reinterpret_cast<int*>(shared + 2 * kTileStageBytes<kActs>);
-  allow_next();
   wait_for_inputs();
-  if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots) return;
-  const DeviceSlot& slot = a.routes.slots[blockIdx.y];
-  const int first = slot.first, n_acts = slot.count;
+  allow_next();  // after the wait: the next kernel reads the slots before its own
   const uint8_t* base;
-  if ((slot.expert == a.n_expert) != kShared || !resolve(a, slot, base)) return;
+  const DeviceSlot* const slot = tile_slot(a, which, base);
+  if (slot == nullptr) return;
+  const int first = slot->first, n_acts = slot->count;
   const DeviceMatrix gate = matrix_of(base, a.gate, a.shared_gate), up = matrix_of(base, a.up, a.shared_up);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
   const int panel = blockIdx.x * 8 + warp;
-  for (int i = threadIdx.x; i < kActs; i += kMaxTileThreads)
-    rows[i] = i < n_acts ? a.routes.pair_row[first + i] : -1;
-  __syncthreads();
+  if (blockIdx.x * 8 * 16 >= gate.n_rows) return;
 
   float acc[2][kActs / 8][4] = {};
   const bool here = panel * 16 < gate.n_rows;
   const uint8_t* const panels[2] = {here ? gate.panels + panel * gate.panel_bytes : nullptr,
                                     here ? up.panels + panel * up.panel_bytes : nullptr};
-  tile_product<T, kActs>(panels, gate.n_cols, a.x, shared, rows, n_acts, acc);
+  uint32_t* const rows = reinterpret_cast<uint32_t*>(shared + tile_stage_bytes<kActs, kWhole>(gate.n_cols));
+  const auto ready = [&] {
+    for (int i = threadIdx.x; i < kActs; i += kMaxTileThreads)
+      rows[i] = i < n_acts ? tile_row(a.x, a.routes.pair_row[first + i]) : kNoTileRow;
+    __syncthreads();
+  };
+  if constexpr (kWhole)
+    low_product<T>(panels, gate.n_cols, a.x, shared, rows, n_acts, acc, ready);
+  else
+    tile_product<T, kActs>(panels, gate.n_cols, a.x, shared, rows, n_acts, acc, 0, (gate.n_cols + 255) / 256,
+                           TileThreads::block(), ready);
   if (!here) return;
   const ActsOut hidden = acts_out(a.hidden);
 #pragma unroll
@@ -217,23 +253,21 @@ __global__ void __launch_bounds__(kMaxTileThreads, 2)
     }
 }
 
-template <DType T, bool kShared, int kActs>
+template <DType T, int kActs, bool kWhole>
 __global__ void __launch_bounds__(kMaxTileThreads, 2)
-    expert_out_tile_kernel(const __grid_constant__ DeviceExpertArgs a) {
+    expert_out_tile_kernel(const __grid_constant__ DeviceExpertArgs a, Slots which) {
   extern __shared__ __align__(16) std::byte shared[];
-  int* const rows = reinterpret_cast<int*>(shared + 2 * kTileStageBytes<kActs>);
   allow_next();
-  wait_for_inputs();
-  if (static_cast<int>(blockIdx.y) >= *a.routes.n_slots) return;
-  const DeviceSlot& slot = a.routes.slots[blockIdx.y];
-  const int first = slot.first, n_acts = slot.count;
   const uint8_t* base;
-  if ((slot.expert == a.n_expert) != kShared || !resolve(a, slot, base)) return;
+  const DeviceSlot* const slot = tile_slot(a, which, base);
+  if (slot == nullptr) {
+    wait_for_inputs();
+    return;
+  }
+  const int first = slot->first, n_acts = slot->count;
   const DeviceMatrix w = matrix_of(base, a.down, a.shared_down);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
   const int panel = (blockIdx.x * 8 + warp) * kTilePanels;
-  for (int i = threadIdx.x; i < kActs; i += kMaxTileThreads) rows[i] = i < n_acts ? first + i : -1;
-  __syncthreads();
 
   float acc[kTilePanels][kActs / 8][4] = {};
   const uint8_t* panels[kTilePanels];
@@ -242,7 +276,18 @@ __global__ void __launch_bounds__(kMaxTileThreads, 2)
     panels[p] =
         panel * 16 >= w.n_rows ? nullptr : w.panels + min(panel + p, (w.n_rows - 1) / 16) * w.panel_bytes;
   const DeviceActs x{a.hidden.f16, a.hidden.f32, a.hidden.f16_stride, a.hidden.f32_stride, a.hidden.scale};
-  tile_product<T, kActs>(panels, w.n_cols, x, shared, rows, n_acts, acc);
+  uint32_t* const rows = reinterpret_cast<uint32_t*>(shared + tile_stage_bytes<kActs, kWhole>(w.n_cols));
+  const auto ready = [&] {
+    wait_for_inputs();
+    for (int i = threadIdx.x; i < kActs; i += kMaxTileThreads)
+      rows[i] = i < n_acts ? tile_row(x, first + i) : kNoTileRow;
+    __syncthreads();
+  };
+  if constexpr (kWhole)
+    low_product<T>(panels, w.n_cols, x, shared, rows, n_acts, acc, ready);
+  else
+    tile_product<T, kActs>(panels, w.n_cols, x, shared, rows, n_acts, acc, 0, (w.n_cols + 255) / 256,
+                           TileThreads::block(), ready);
 #pragma unroll
   for (int p = 0; p < kTilePanels; ++p) {
     const int row = (panel + p) * 16 + 2 * g;
@@ -261,27 +306,43 @@ __global__ void __launch_bounds__(kMaxTileThreads, 2)
   }
 }
 
-template <DType T, bool kShared, int kActs>
-void launch_in_tiles(const DeviceExpertArgs& args, int n_rows, StreamView stream) {
-  static const bool ready = [] {
-    return allow_shared(expert_in_tile_kernel<T, kShared, kActs>, kTileSharedBytes<kActs>), true;
+int shared_limit() {
+  static const int limit = [] {
+    int device = 0, bytes = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    return bytes;
   }();
-  static_cast<void>(ready);
-  launch(expert_in_tile_kernel<T, kShared, kActs>,
-         dim3(static_cast<unsigned>(ceil_div(n_rows, 128)), static_cast<unsigned>(args.max_slots)),
-         kMaxTileThreads, kTileSharedBytes<kActs>, stream, args);
+  return limit;
 }
 
-template <DType T, bool kShared, int kActs>
-void launch_out_tiles(const DeviceExpertArgs& args, StreamView stream) {
+template <DType T, int kActs, bool kWhole>
+void launch_in_tiles(const DeviceExpertArgs& args, int n_rows, Slots which, StreamView stream) {
   static const bool ready = [] {
-    return allow_shared(expert_out_tile_kernel<T, kShared, kActs>, kTileSharedBytes<kActs>), true;
+    return allow_shared(expert_in_tile_kernel<T, kActs, kWhole>,
+                        kWhole ? shared_limit() : tile_bytes<kActs, kWhole>(0)),
+           true;
   }();
   static_cast<void>(ready);
-  launch(expert_out_tile_kernel<T, kShared, kActs>,
+  const int n_cols = args.gate.n_rows > 0 ? args.gate.n_cols : args.shared_gate.n_cols;
+  launch(expert_in_tile_kernel<T, kActs, kWhole>,
+         dim3(static_cast<unsigned>(ceil_div(n_rows, 128)), static_cast<unsigned>(args.max_slots)),
+         kMaxTileThreads, static_cast<size_t>(tile_bytes<kActs, kWhole>(n_cols)), stream, args, which);
+}
+
+template <DType T, int kActs, bool kWhole>
+void launch_out_tiles(const DeviceExpertArgs& args, Slots which, StreamView stream) {
+  static const bool ready = [] {
+    return allow_shared(expert_out_tile_kernel<T, kActs, kWhole>,
+                        kWhole ? shared_limit() : tile_bytes<kActs, kWhole>(0)),
+           true;
+  }();
+  static_cast<void>(ready);
+  const int n_cols = args.down.n_cols > args.shared_down.n_cols ? args.down.n_cols : args.shared_down.n_cols;
+  launch(expert_out_tile_kernel<T, kActs, kWhole>,
          dim3(static_cast<unsigned>(ceil_div(args.n_embd, 8 * kTileWarpRows)),
               static_cast<unsigned>(args.max_slots)),
-         kMaxTileThreads, kTileSharedBytes<kActs>, stream, args);
+         kMaxTileThreads, static_cast<size_t>(tile_bytes<kActs, kWhole>(n_cols)), stream, args, which);
 }
 
 unsigned small_blocks(const DeviceMatrix& a, const DeviceMatrix& b, int n_warps, bool few) {
@@ -293,41 +354,44 @@ unsigned small_blocks(const DeviceMatrix& a, const DeviceMatrix& b, int n_warps,
   return static_cast<unsigned>(blocks(a) > blocks(b) ? blocks(a) : blocks(b));
 }
 
-template <int kActs>
+template <int kActs, bool kWhole>
 void expert_tiles(const DeviceExpertArgs& args, StreamView stream) {
-#define CASE(t)                                                            \
-  launch_in_tiles<DType::t, false, kActs>(args, args.gate.n_rows, stream); \
+  const bool routed = args.n_expert > 0,
+             shared = args.shared_gate.n_rows > 0 && (args.table == nullptr || args.with_shared);
+  const auto in = [&](DType dtype, int n_rows, Slots which) {
+#define CASE(t)                                                          \
+  launch_in_tiles<DType::t, kActs, kWhole>(args, n_rows, which, stream); \
   break
-  if (args.n_expert > 0) THERMO_FOR_QUANT_TYPE(args.gate.dtype, CASE)
+    THERMO_FOR_QUANT_TYPE(dtype, CASE)
 #undef CASE
-#define CASE(t)                                                                  \
-  launch_in_tiles<DType::t, true, kActs>(args, args.shared_gate.n_rows, stream); \
+  };
+  const auto out = [&](DType dtype, Slots which) {
+#define CASE(t)                                                   \
+  launch_out_tiles<DType::t, kActs, kWhole>(args, which, stream); \
   break
-  const bool shared = args.shared_gate.n_rows > 0 && (args.table == nullptr || args.with_shared);
-  if (shared) THERMO_FOR_QUANT_TYPE(args.shared_gate.dtype, CASE)
+    THERMO_FOR_QUANT_TYPE(dtype, CASE)
 #undef CASE
-#define CASE(t)                                           \
-  launch_out_tiles<DType::t, false, kActs>(args, stream); \
-  break
-  if (args.n_expert > 0) THERMO_FOR_QUANT_TYPE(args.down.dtype, CASE)
-#undef CASE
-#define CASE(t)                                          \
-  launch_out_tiles<DType::t, true, kActs>(args, stream); \
-  break
-  if (shared) THERMO_FOR_QUANT_TYPE(args.shared_down.dtype, CASE)
-#undef CASE
+  };
+  const int in_rows = args.gate.n_rows, shared_rows = args.shared_gate.n_rows;
+  if (routed && shared && args.gate.dtype == args.shared_gate.dtype) {
+    in(args.gate.dtype, in_rows > shared_rows ? in_rows : shared_rows, Slots::All);
+  } else {
+    if (routed) in(args.gate.dtype, in_rows, Slots::Routed);
+    if (shared) in(args.shared_gate.dtype, shared_rows, Slots::Shared);
+  }
+  if (routed && shared && args.down.dtype == args.shared_down.dtype) {
+    out(args.down.dtype, Slots::All);
+  } else {
+    if (routed) out(args.down.dtype, Slots::Routed);
+    if (shared) out(args.shared_down.dtype, Slots::Shared);
+  }
 }
 
 }  // namespace
 
 int expert_tile(int n_rows, int n_used, int n_expert) noexcept {
-  static const bool has_room = [] {  // compute capability 7.5 has not
-    int device = 0, bytes = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return bytes >= kTileSharedBytes<kExpertTile>;
-  }();
-  const int pairs = n_expert > 0 ? n_rows * n_used / n_expert : n_rows;  // of an expert, on average
+  const bool has_room = shared_limit() >= kTileSharedBytes<kExpertTile>;  // compute capability 7.5 has not
+  const int pairs = n_expert > 0 ? n_rows * n_used / n_expert : n_rows;   // of an expert, on average
   return pairs <= 10 || !has_room ? kExpertLowTile : kExpertTile;
 }
 
@@ -386,10 +450,16 @@ void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept {
            kOutWarps * static_cast<size_t>(out.stage_bytes), stream, out);
     return;
   }
-  if (args.tile == kExpertLowTile)
-    expert_tiles<kExpertLowTile>(args, stream);
+  static_assert(kExpertLowTile == kLowActs);
+  // Two blocks to a multiprocessor, or it is not worth it.
+  const auto fits = [](const DeviceMatrix& m) { return 2 * low_shared_bytes(m.n_cols) <= shared_limit(); };
+  const bool whole = fits(args.gate) && fits(args.down) && fits(args.shared_gate) && fits(args.shared_down);
+  if (args.tile == kExpertLowTile && whole)
+    expert_tiles<kExpertLowTile, true>(args, stream);
+  else if (args.tile == kExpertLowTile)
+    expert_tiles<kExpertLowTile, false>(args, stream);
   else
-    expert_tiles<kExpertTile>(args, stream);
+    expert_tiles<kExpertTile, false>(args, stream);
 }
 
 }  // namespace thermo

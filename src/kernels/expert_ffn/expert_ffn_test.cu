@@ -1,5 +1,5 @@
-// The experts' FFNs of a small step and of one row against their definition: odd sizes, slots of one to eight
-// pairs, all rows to one expert, one row to each.
+// The experts' FFNs of a small step, of a large one and of one row against their definition: odd sizes, slots
+// of one pair and of as many as they hold, all rows to one expert, one row to each.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -122,8 +122,13 @@ struct Slot {
 // enters gate and up, and their product is rounded once more, with longer tails: about 1.2 % in all.
 constexpr double kUnit = 0.02;
 
+// f16 rounds weights and activations: 0.2 % of a product at most, as in linear_test, and there are two in a
+// row.
+constexpr double kTileUnit = 0.004;
+
+// `tile`: 0: the small form, with int8 rows and without; else the large one.
 void run_slots(DType in, DType out, DType shared_type, int n_embd, int n_ff, int n_expert, int n_rows,
-               const std::vector<Slot>& slots) {
+               const std::vector<Slot>& slots, int tile = 0) {
   std::mt19937 random(static_cast<unsigned>(n_embd + n_ff + n_rows));
   std::normal_distribution<float> normal(0.0f, 1.0f);
   const Experts experts(n_expert, in, out, shared_type, n_embd, n_ff, random);
@@ -165,6 +170,7 @@ void run_slots(DType in, DType out, DType shared_type, int n_embd, int n_ff, int
   DeviceBuffer y = to_device(std::vector<float>(n_pairs * static_cast<size_t>(n_embd) + kGuards, kGuard));
 
   for (const bool int8 : {true, false}) {
+    if (int8 && tile > 0) continue;
     DeviceExpertArgs args;
     args.gate = experts.gate;
     args.up = experts.up;
@@ -194,6 +200,9 @@ void run_slots(DType in, DType out, DType shared_type, int n_embd, int n_ff, int
                    dot_chunks(n_ff)};
     args.y = y.as<float>();
     args.n_embd = n_embd;
+    args.large = tile > 0;
+    args.tile = tile;
+    ASSERT_TRUE(tile == 0 || expert_tiles_possible(args));
     expert_ffn_cuda(args, {});
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     const std::vector<float> got = to_host(y.as<float>(), n_pairs * static_cast<size_t>(n_embd) + kGuards);
@@ -206,7 +215,9 @@ void run_slots(DType in, DType out, DType shared_type, int n_embd, int n_ff, int
             slot.expert == n_expert ? experts.shared : experts.routed[static_cast<size_t>(slot.expert)];
         const auto begin = got.begin() + static_cast<std::ptrdiff_t>(pair * static_cast<size_t>(n_embd));
         expect_close({begin, begin + n_embd}, ffn.times(x.data() + static_cast<size_t>(row) * n_embd),
-                     is_float_type(in) && is_float_type(out) && slot.expert < n_expert ? 1e-4 : kUnit,
+                     tile > 0                                                            ? kTileUnit
+                     : is_float_type(in) && is_float_type(out) && slot.expert < n_expert ? 1e-4
+                                                                                         : kUnit,
                      std::string(dtype_name(in)) + " pair " + std::to_string(pair));
         ++pair;
       }
@@ -242,6 +253,33 @@ TEST(ExpertFfnCuda, SmallStepsMatchTheReference) {
   }
   run_slots(DType::Q4_K, DType::Q6_K, DType::Q4_K, 2048, 512, 3, 4,
             {{0, {2}}, {1, {0, 3}}, {3, {0, 1, 2, 3}}});
+}
+
+TEST(ExpertFfnCuda, LargeStepsMatchTheReference) {
+  SKIP_WITHOUT_GPU();
+  // With the shared expert of the same type and of another.
+  const DType types[][3] = {
+      {DType::Q4_K, DType::Q6_K, DType::Q4_K}, {DType::Q4_K, DType::Q4_K, DType::Q4_K},
+      {DType::Q5_K, DType::Q5_K, DType::Q6_K}, {DType::Q8_0, DType::Q8_0, DType::Q8_0},
+      {DType::Q3_K, DType::Q4_0, DType::Q2_K}, {DType::MXFP4, DType::MXFP4, DType::Q8_0}};
+  for (const auto& t : types) {
+    const bool whole = dtype_info(t[0]).block_elements <= 32 && dtype_info(t[1]).block_elements <= 32 &&
+                       dtype_info(t[2]).block_elements <= 32;
+    const int n_embd = whole ? 352 : 512, n_ff = whole ? 160 : 256;
+    for (const int tile : {kExpertLowTile, kExpertTile}) {
+      std::vector<Slot> each;
+      for (int e = 0; e <= 5; ++e) each.push_back({e, {5 - e}});
+      run_slots(t[0], t[1], t[2], n_embd, n_ff, 5, 6, each, tile);
+      for (const int n : {1, 2, 7, 8, 9, 15, 16, 17, 33, 64})
+        if (n <= tile)
+          run_slots(t[0], t[1], t[2], n_embd, n_ff, 2, n, {{1, rows_up_to(n)}, {2, rows_up_to(n)}}, tile);
+      std::vector<int> all = rows_up_to(tile);
+      std::reverse(all.begin(), all.end());
+      run_slots(t[0], t[1], t[2], n_embd, n_ff, 3, tile + 1, {{2, all}, {2, {tile}}, {3, {1, 0}}}, tile);
+    }
+  }
+  run_slots(DType::Q4_K, DType::Q6_K, DType::Q4_K, 2048, 512, 3, 12,
+            {{0, {2}}, {1, {0, 3, 9, 4, 11}}, {2, rows_up_to(9)}, {3, rows_up_to(12)}}, kExpertLowTile);
 }
 
 void run_decode(DType in, DType out, DType shared_type, DType router_type, int n_embd, int n_ff, int n_expert,

@@ -2,10 +2,9 @@
 //
 // Few rows (decode): bound by the bytes of W. One launch for all matrices that read the same input; the warps
 // of a block share a panel, each with one or two chunks of 256 columns, so that the whole matrix is in flight
-// at once and a warp waits for memory once. Up to four rows: integer dot products (dot_product.cuh); up to
-// 32: tensor cores (warp_product.cuh). Many rows (prefill): bound by the tensor cores, tile_product.cuh.
-#include <cstdlib>
-
+// at once and a warp waits for memory once. One and two rows: integer dot products, up to 8: integer tensor
+// cores (dot_product.cuh). More: f16 tensor cores with activations in shared memory (linear_tiles.cu), from 9
+// rows on where the type and the card allow, else from 33 on with warp_product.cuh in between.
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/linear/dot_product.cuh"
@@ -234,9 +233,8 @@ bool linear_reads_norm(const DeviceMatrix& w) noexcept {
 }
 
 void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
-  if (args.n_acts <= kMaxSmallActs) {
-    static const int lab = getenv("LAB_DOT") != nullptr ? atoi(getenv("LAB_DOT")) : kMaxDotActs;
-    bool dot = args.n_acts <= lab;
+  if (args.n_acts <= kMaxSmallActs && !linear_prefers_tiles(args)) {
+    bool dot = args.n_acts <= kMaxDotActs;
     for (int j = 0; j < args.n_jobs; ++j) dot = dot && has_dot(args.jobs[j].w.dtype);
     if (args.norm.x != nullptr) return launch_dot<1, DotSource::Norm, 3>(args, stream);
     if (args.jobs[0].add) return launch_dot<1, DotSource::F16, 4>(args, stream);
@@ -246,13 +244,11 @@ void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
     if (args.n_acts <= 16) return launch_small<2>(args, stream);
     return launch_small<4>(args, stream);
   }
-  for (int j = 0; j < args.n_jobs; ++j) {
-    if (has_tiles(args, j)) continue;
-    DeviceLinearArgs one = args;
-    one.jobs[0] = args.jobs[j];
-    one.n_jobs = 1;
-    launch_small<1>(one, stream);
-  }
+  DeviceLinearArgs rest = args;
+  rest.n_jobs = 0;
+  for (int j = 0; j < args.n_jobs; ++j)
+    if (!has_tiles(args, j)) rest.jobs[rest.n_jobs++] = args.jobs[j];
+  if (rest.n_jobs > 0) launch_small<1>(rest, stream);
   linear_tiles_cuda(args, stream);
 }
 

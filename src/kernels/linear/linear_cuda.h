@@ -12,8 +12,8 @@ struct DeviceLinearJob {
   DeviceMatrix w;
   float* y = nullptr;    // y[a * y_stride + row], overwritten
   int64_t y_stride = 0;  // floats
-  // 2: the sum over columns is cut into two parts, part p written part_stride floats further; the reader adds
-  // them. Only with few rows: it doubles the blocks of a matrix that has few panels.
+  // More than 1: the sum over columns is cut into parts, part p written part_stride floats further; the
+  // reader adds them. As many as linear_parts() says, or 1. The same for all jobs beyond kMaxSmallActs rows.
   int k_parts = 1;
   int64_t part_stride = 0;
   bool add = false;  // y += instead; only where linear_reads_norm()
@@ -39,7 +39,14 @@ struct DeviceLinearArgs {
 };
 
 inline constexpr int kMaxDotActs = 16;    // up to here types that have them use integer dot products
+inline constexpr int kMaxPanelActs = 8;   // beyond, types that have them use tiles
 inline constexpr int kMaxSmallActs = 32;  // up to here one launch serves all jobs and reads each weight once
+
+// Into how many parts the sum of a matrix that is multiplied alone is best cut: one with few panels and many
+// columns leaves most of the card idle otherwise.
+inline constexpr int kMaxLinearParts = 8;
+inline constexpr int kMaxCutActs = 512;
+int linear_parts(const DeviceMatrix& w, int n_acts) noexcept;
 
 // Whether products with this matrix can read through a norm and add to y.
 bool linear_reads_norm(const DeviceMatrix& w) noexcept;

@@ -12,6 +12,7 @@
 #include "device/testing/skip_without_gpu.h"
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/linear/linear_cuda.h"
+#include "kernels/linear/linear_tiles_cuda.h"
 #include "kernels/quant_matmul/panel_dot.cuh"
 #include "kernels/quant_matmul/panel_mma.cuh"
 #include "kernels/quant_matmul/quant_matmul.h"
@@ -47,7 +48,9 @@ std::vector<DotActs> dot_acts(const float* x, int n_cols) {
   return chunks;
 }
 
-void run_case(DType dtype, int n_rows, int n_cols, int n_acts, Source source = Source::Halves) {
+// `parts`: the product in as many parts as linear_parts() says.
+void run_case(DType dtype, int n_rows, int n_cols, int n_acts, Source source = Source::Halves,
+              bool parts = false) {
   std::mt19937 random(static_cast<unsigned>(n_rows * 31 + n_cols * 7 + n_acts));
   std::normal_distribution<float> normal(0.0f, 1.0f);
   std::vector<float> weights(static_cast<size_t>(n_rows) * n_cols), x(static_cast<size_t>(n_acts) * n_cols);
@@ -92,14 +95,18 @@ void run_case(DType dtype, int n_rows, int n_cols, int n_acts, Source source = S
   DeviceBuffer device_x16(x16.size() * sizeof(half)), device_x(x.size() * sizeof(float));
   cudaMemcpy(device_x16.data(), x16.data(), device_x16.size(), cudaMemcpyHostToDevice);
   cudaMemcpy(device_x.data(), x.data(), device_x.size(), cudaMemcpyHostToDevice);
-  std::vector<float> got(want.size() + kGuardFloats, kGuard);
+  DeviceLinearArgs args;
+  args.jobs[0].w = with_chunks({nullptr, panel, dtype, n_rows, n_cols});
+  const int n_parts = parts ? linear_parts(args.jobs[0].w, n_acts) : 1;
+  std::vector<float> got(want.size() * static_cast<size_t>(n_parts) + kGuardFloats, kGuard);
   DeviceBuffer device_y(got.size() * sizeof(float));
   cudaMemcpy(device_y.data(), got.data(), device_y.size(), cudaMemcpyHostToDevice);
 
-  DeviceLinearArgs args;
-  args.jobs[0] = {
-      with_chunks({reinterpret_cast<const uint8_t*>(device_panels.data()), panel, dtype, n_rows, n_cols}),
-      device_y.as<float>(), n_rows};
+  args.jobs[0].w.panels = reinterpret_cast<const uint8_t*>(device_panels.data());
+  args.jobs[0].y = device_y.as<float>();
+  args.jobs[0].y_stride = n_rows;
+  args.jobs[0].k_parts = n_parts;
+  args.jobs[0].part_stride = static_cast<int64_t>(want.size());
   args.n_jobs = 1;
   args.x = {device_x16.data(), device_x.as<float>(), static_cast<int64_t>(stride), n_cols, 1.0f};
   args.n_acts = n_acts;
@@ -121,6 +128,9 @@ void run_case(DType dtype, int n_rows, int n_cols, int n_acts, Source source = S
   linear_cuda(args, {});
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   cudaMemcpy(got.data(), device_y.data(), device_y.size(), cudaMemcpyDeviceToHost);
+  for (size_t i = got.size() - kGuardFloats; i < got.size(); ++i)
+    ASSERT_EQ(got[i], kGuard) << "written past the end";
+  for (size_t i = want.size(); i < got.size() - kGuardFloats; ++i) got[i % want.size()] += got[i];
 
   // f16 rounding of weights and activations: 2^-11 each, random signs, over the norm of the products.
   const double unit = is_float_type(dtype) ? 1e-6 : 2e-3;
@@ -132,7 +142,7 @@ void run_case(DType dtype, int n_rows, int n_cols, int n_acts, Source source = S
                          x[static_cast<size_t>(a) * n_cols + c];
         norm += p * p;
         // Few rows are rounded to int8 per 16 columns.
-        if (n_acts <= kMaxDotActs && has_dot(dtype)) {
+        if (n_acts <= kMaxDotActs && has_dot(dtype) && !linear_prefers_tiles(args)) {
           float top = 0.0f;
           for (int k = c / 16 * 16; k < c / 16 * 16 + 16; ++k)
             top = std::max(top, std::fabs(x[static_cast<size_t>(a) * n_cols + k]));
@@ -145,7 +155,6 @@ void run_case(DType dtype, int n_rows, int n_cols, int n_acts, Source source = S
           << dtype_name(dtype) << " rows " << n_rows << " cols " << n_cols << " acts " << n_acts << " at "
           << a << ", " << r << " source " << static_cast<int>(source);
     }
-  for (size_t i = want.size(); i < got.size(); ++i) ASSERT_EQ(got[i], kGuard) << "written past the end";
 }
 
 TEST(LinearCuda, MatchesTheReferenceForEveryTypeAndSize) {
@@ -173,6 +182,10 @@ TEST(LinearCuda, MatchesTheReferenceForEveryTypeAndSize) {
     run_case(dtype, 129, 768, 2);
     run_case(dtype, 47, 2304, 5);
     run_case(dtype, 200, 2048, 70);
+    for (const int n_acts : {2, 33, 64, 130}) {
+      run_case(dtype, 77, 2304, n_acts, Source::Halves, true);
+      run_case(dtype, 130, 512, n_acts, Source::Halves, true);  // fewer chunks than parts
+    }
     if (is_float_type(dtype)) run_case(dtype, 250, 100, 1100);  // enough for tiles
   }
 }

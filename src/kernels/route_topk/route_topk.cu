@@ -1,12 +1,17 @@
-// Up to 32 rows and a float router: one launch. The router's 2 MB (35B-A3B) are spread over 64 blocks, asked
-// for before the wait for the norm and multiplied from registers; the last block to finish chooses. Otherwise
-// the product is linear_cuda's; beyond 32 rows one kernel chooses and counts, one block lays out the slots,
-// one kernel places the pairs. There the order of pairs inside an expert depends on timing; results do not,
-// because a tile computes each pair alone. In a small step pairs are in the order of the rows: a slot of two
-// rows is rounded another way than one of eight.
+// Up to 8 rows and a float router: one launch. The router's 2 MB (35B-A3B) are spread over 64 blocks, asked
+// for before the wait for the norm and multiplied from registers; the last block to finish chooses. More
+// rows: the product on tensor cores, its sum cut into parts so that there are tiles for the card; one kernel
+// chooses, a warp for a row; up to 64 rows one block lists slots and pairs, beyond that one block lays out
+// the slots and one kernel places the pairs. (One launch for 32 rows took 52 us: the last block alone chooses
+// for all.)
+//
+// Beyond 64 rows the order of pairs inside an expert depends on timing; results do not, because a tile
+// computes each pair alone. In a small step pairs are in the order of the rows: a slot of two rows is rounded
+// another way than one of eight.
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/linear/linear_cuda.h"
+#include "kernels/linear/linear_tiles_cuda.h"
 #include "kernels/route_topk/cold_answer.cuh"
 #include "kernels/route_topk/route_choose.cuh"
 #include "kernels/route_topk/route_topk_cuda.h"
@@ -16,7 +21,8 @@ namespace thermo {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlockRows = 4;  // chosen by the whole block
+constexpr int kBlockRows = 4;     // chosen by the whole block
+constexpr int kMaxListRows = 64;  // whose pairs one block lists
 
 // Asked for early: it is needed when time is short.
 __device__ __forceinline__ const uint8_t* expert_base(const DeviceRouteArgs& a) {
@@ -159,6 +165,43 @@ __device__ void place_shared(const DeviceRouteArgs& a, int row, int first, int s
   place_pair(a, row, a.config.n_expert_used, a.config.n_expert, a.shared && valid, first, slot, row, weight);
 }
 
+// Slots and pairs of rows that have chosen, by one block of kThreads. users[e]: rows of expert e, as bits:
+// the same whoever comes first, so pairs are in the order of the rows. `base`: expert_base().
+template <class Bits, class IdOf, class WeightOf, class SharedOf>
+__device__ void list_rows(const DeviceRouteArgs& a, const Bits* users, int n_valid, const uint8_t* base,
+                          const IdOf& id_of, const WeightOf& weight_of, const SharedOf& shared_of) {
+  __shared__ int32_t count[kMaxDeviceExperts];
+  __shared__ int32_t first[kMaxDeviceExperts + 1], slot[kMaxDeviceExperts + 1];
+  const int n_expert = a.config.n_expert, n_used = a.config.n_expert_used;
+  const auto bits = [](Bits x) {
+    if constexpr (sizeof(Bits) == 8)
+      return __popcll(x);
+    else
+      return __popc(x);
+  };
+  for (int e = threadIdx.x; e < n_expert; e += kThreads) count[e] = bits(users[e]);
+  __syncthreads();
+  lay_out_slots(a, count, first, slot, n_valid, base);
+  __syncthreads();
+  if (a.n_rows > kMaxFusedRouteRows)  // read by those who run a layer in parts
+    for (int e = threadIdx.x; e <= n_expert; e += kThreads) a.out.expert_first[e] = first[e];
+  for (int i = threadIdx.x; i < a.n_rows * (n_used + 1); i += kThreads) {
+    const int row = i / (n_used + 1), k = i % (n_used + 1);
+    const bool valid = row < n_valid;
+    if (k == n_used) {
+      place_shared(a, row, first[n_expert], slot[n_expert], valid, valid ? shared_of(row) : 0.0f);
+    } else {
+      const int id = valid ? id_of(row, k) : 0;
+      const int rank = valid ? bits(users[id] & ((Bits{1} << row) - 1)) : 0;
+      place_pair(a, row, k, id, valid, first[id], slot[id], rank, valid ? weight_of(row, k) : 0.0f);
+    }
+  }
+  if (a.cold.mail != nullptr) {
+    __syncthreads();  // all pairs are written
+    if (threadIdx.x == 0 && *a.cold.n_pairs > 0) post_mail(a.cold, *a.cold.n_pairs, 1.0f);
+  }
+}
+
 // Everything after the router product, by one block of kThreads. Logits are sums of kParts. What is known
 // before the product is asked for before it: the last block is alone, and every trip to L2 counts. `base`:
 // expert_base(), `weight`: shared_weight() of row threadIdx.x.
@@ -168,8 +211,6 @@ __device__ void route_rows(const DeviceRouteArgs& a, const float* logits, int64_
   __shared__ float shared_weights[kMaxFusedRouteRows];
   static_assert(kMaxFusedRouteRows <= 32);
   __shared__ uint32_t users[kMaxDeviceExperts];  // rows of each expert, as bits: the same whoever comes first
-  __shared__ int32_t count[kMaxDeviceExperts];
-  __shared__ int32_t first[kMaxDeviceExperts + 1], slot[kMaxDeviceExperts + 1];
   __shared__ int16_t ids[kMaxFusedRouteRows][32];
   __shared__ float weights[kMaxFusedRouteRows][32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -227,32 +268,9 @@ __device__ void route_rows(const DeviceRouteArgs& a, const float* logits, int64_
     }
   }
   __syncthreads();
-  for (int e = threadIdx.x; e < n_expert; e += kThreads) count[e] = __popc(users[e]);
-  __syncthreads();
-  lay_out_slots(a, count, first, slot, n_valid, base);
-  __syncthreads();
-  for (int i = threadIdx.x; i < a.n_rows * 32; i += kThreads) {
-    const int row = i / 32, k = i % 32;
-    const bool valid = row < n_valid;
-    if (k == n_used) {
-      place_shared(a, row, first[n_expert], slot[n_expert], valid, shared_weights[row]);
-    } else if (k < n_used) {
-      const int id = valid ? ids[row][k] : 0;
-      const int rank = valid ? __popc(users[id] & ((1u << row) - 1)) : 0;
-      place_pair(a, row, k, id, valid, first[id], slot[id], rank, valid ? weights[row][k] : 0.0f);
-    }
-  }
-  if (a.cold.mail != nullptr) {
-    __syncthreads();  // all pairs are written
-    if (threadIdx.x == 0 && *a.cold.n_pairs > 0) post_mail(a.cold, *a.cold.n_pairs, 1.0f);
-  }
-}
-
-__global__ void __launch_bounds__(kThreads) route_small_kernel(const __grid_constant__ DeviceRouteArgs a) {
-  allow_next();
-  wait_for_inputs();
-  route_rows<1>(a, a.logits, 0, *a.n_valid, expert_base(a),
-                static_cast<int>(threadIdx.x) < a.n_rows ? shared_weight(a, threadIdx.x) : 0.0f);
+  list_rows<uint32_t>(
+      a, users, n_valid, base, [&](int row, int k) { return ids[row][k]; },
+      [&](int row, int k) { return weights[row][k]; }, [&](int row) { return shared_weights[row]; });
 }
 
 template <DType T>
@@ -334,21 +352,67 @@ __global__ void __launch_bounds__(kThreads) router_small_kernel(const __grid_con
                            n_valid, base, weight);
 }
 
-__global__ void __launch_bounds__(256) route_choose_kernel(const __grid_constant__ DeviceRouteArgs a) {
+// kRanked: places among the pairs of an expert, too, as they come.
+template <bool kRanked>
+__global__ void __launch_bounds__(256)
+    route_choose_kernel(const __grid_constant__ DeviceRouteArgs a, int n_parts) {
   allow_next();
   wait_for_inputs();
   const int row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (row >= *a.n_valid || a.config.n_expert == 0) return;
   int id;
   float weight;
-  const float* const logits = a.logits + static_cast<int64_t>(row) * a.config.n_expert;
+  // Sums of the parts, all loads of some parts together.
+  __shared__ float sums[256 / 32][kMaxDeviceExperts];
+  float* const logits = sums[threadIdx.x / 32];
+  const int n_expert = a.config.n_expert;
+  const float* const from = a.logits + static_cast<int64_t>(row) * n_expert;
+  const int64_t part_stride = static_cast<int64_t>(a.n_rows) * n_expert;
+  for (int first = lane; first < n_expert; first += 8 * 32) {
+    float x[8] = {};
+#pragma unroll 4
+    for (int p = 0; p < n_parts; ++p)
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        if (first + 32 * i < n_expert) x[i] += from[p * part_stride + first + 32 * i];
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (first + 32 * i < n_expert) logits[first + 32 * i] = x[i];
+  }
+  __syncwarp();
   choose_any(
       a.config, [&](int e) { return logits[e]; }, a.bias, lane, id, weight);
   if (lane >= a.config.n_expert_used) return;
   const int at = row * a.config.n_expert_used + lane;
   a.out.chosen[at] = id;
-  a.out.rank[at] = atomicAdd(a.out.expert_count + id, 1);
+  if (kRanked) a.out.rank[at] = atomicAdd(a.out.expert_count + id, 1);
   a.out.pair_weight[row * (a.config.n_expert_used + 1) + lane] = weight;
+}
+
+__global__ void __launch_bounds__(kThreads) route_list_kernel(const __grid_constant__ DeviceRouteArgs a) {
+  __shared__ unsigned long long users[kMaxDeviceExperts];
+  __shared__ float weights[kMaxListRows * 31], shared_weights[kMaxListRows];
+  __shared__ int16_t ids[kMaxListRows * 31];
+  static_assert(kMaxListRows <= 64);
+  const int n_valid = *a.n_valid, n_used = a.config.n_expert_used;  // there since the step began
+  const uint8_t* const base = expert_base(a);
+  for (int e = threadIdx.x; e < a.config.n_expert; e += kThreads) users[e] = 0;
+  allow_next();
+  wait_for_inputs();
+  __syncthreads();
+  if (threadIdx.x < n_valid) shared_weights[threadIdx.x] = shared_weight(a, threadIdx.x);
+#pragma unroll 2
+  for (int i = threadIdx.x; i < n_valid * n_used; i += kThreads) {
+    const int row = i / n_used, id = a.out.chosen[i];
+    weights[i] = a.out.pair_weight[row * (n_used + 1) + i % n_used];
+    ids[i] = static_cast<int16_t>(id);
+    atomicOr(&users[id], 1ull << row);
+  }
+  __syncthreads();
+  list_rows<unsigned long long>(
+      a, users, n_valid, base, [&](int row, int k) { return ids[row * n_used + k]; },
+      [&](int row, int k) { return weights[row * n_used + k]; },
+      [&](int row) { return shared_weights[row]; });
 }
 
 __global__ void __launch_bounds__(kThreads) route_slots_kernel(const __grid_constant__ DeviceRouteArgs a) {
@@ -382,38 +446,56 @@ __global__ void __launch_bounds__(256) route_place_kernel(const __grid_constant_
   }
 }
 
-void multiply_router(const DeviceRouteArgs& args, StreamView stream) {
-  if (args.config.n_expert == 0) return;
+// Returns in how many parts the logits are.
+int multiply_router(const DeviceRouteArgs& args, StreamView stream) {
+  if (args.config.n_expert == 0) return 1;
   DeviceLinearArgs linear;
   linear.jobs[0] = {args.router, args.logits, args.config.n_expert};
   linear.n_jobs = 1;
   linear.x = args.x;
   linear.n_acts = args.n_rows;
+  const int parts = float_tile_parts(args.router, args.x, args.n_rows);
+  if (parts > 2) {
+    linear.jobs[0].k_parts = parts;
+    linear.jobs[0].part_stride = static_cast<int64_t>(args.n_rows) * args.config.n_expert;
+    linear_tiles_cuda(linear, stream);
+    return parts;
+  }
   linear_cuda(linear, stream);
+  return 1;
 }
 
 }  // namespace
 
+size_t router_logit_rows(int max_rows) noexcept {
+  const int parts =
+      max_rows * kMaxFloatParts < kMaxFloatPartRows ? max_rows * kMaxFloatParts : kMaxFloatPartRows;
+  return static_cast<size_t>(parts > max_rows ? parts : max_rows);
+}
+
 void route_topk_cuda(const DeviceRouteArgs& args, StreamView stream) noexcept {
   const int n_expert = args.config.n_expert;
-  if (args.n_rows <= kMaxFusedRouteRows && args.config.n_expert_used < 32) {
+  const bool fused = n_expert > 0 && is_float_type(args.router.dtype) && args.config.n_expert_used < 32 &&
+                     args.n_rows <= kMaxFusedRouteRows;
+  if (fused) {
     const dim3 grid(static_cast<unsigned>(ceil_div(n_expert, 16)), kRouterParts);
-    if (n_expert > 0 && is_float_type(args.router.dtype)) {
-      switch (args.router.dtype) {
-        case DType::F32:
-          return launch(router_small_kernel<DType::F32>, grid, kThreads, 0, stream, args);
-        case DType::F16:
-          return launch(router_small_kernel<DType::F16>, grid, kThreads, 0, stream, args);
-        default:
-          return launch(router_small_kernel<DType::BF16>, grid, kThreads, 0, stream, args);
-      }
+    switch (args.router.dtype) {
+      case DType::F32:
+        return launch(router_small_kernel<DType::F32>, grid, kThreads, 0, stream, args);
+      case DType::F16:
+        return launch(router_small_kernel<DType::F16>, grid, kThreads, 0, stream, args);
+      default:
+        return launch(router_small_kernel<DType::BF16>, grid, kThreads, 0, stream, args);
     }
-    multiply_router(args, stream);
-    launch(route_small_kernel, 1, kThreads, 0, stream, args);
+  }
+  const int n_parts = multiply_router(args, stream);
+  const unsigned choose_blocks = static_cast<unsigned>(ceil_div(args.n_rows, 8));
+  if (args.n_rows <= kMaxListRows && args.config.n_expert_used < 32) {
+    if (n_expert > 0) launch(route_choose_kernel<false>, choose_blocks, 256, 0, stream, args, n_parts);
+    launch(route_list_kernel, 1, kThreads, 0, stream, args);
     return;
   }
-  multiply_router(args, stream);
-  launch(route_choose_kernel, static_cast<unsigned>(ceil_div(args.n_rows, 8)), 256, 0, stream, args);
+  launch(route_choose_kernel<true>, choose_blocks, 256, 0, stream, args, n_parts);
   launch(route_slots_kernel, 1, kThreads, 0, stream, args);
   const int place_blocks =
       args.cold.mail != nullptr ? 1 : ceil_div(args.n_rows * (args.config.n_expert_used + 1), 256);

@@ -38,7 +38,7 @@ struct DeviceRoutes {
   int32_t* expert_slot = nullptr;   // [n_expert + 1] first slot
   int32_t* chosen = nullptr;        // [rows][n_expert_used]
   int32_t* rank = nullptr;          // [rows][n_expert_used] place among the pairs of its expert
-  // Between the blocks of a small one.
+  // Between the blocks of a fused one.
   float* partial = nullptr;     // [kRouterParts][kMaxFusedRouteRows][n_expert]
   uint32_t* counter = nullptr;  // [1], zero between steps
 };
@@ -47,7 +47,7 @@ struct DeviceRouteArgs {
   RouteConfig config;  // n_expert 0: no routing, only the shared expert
   DeviceMatrix router;
   DeviceActs x;                          // what the router reads
-  float* logits = nullptr;               // [rows][n_expert] scratch
+  float* logits = nullptr;               // [router_logit_rows()][n_expert] scratch
   const float* bias = nullptr;           // [n_expert] or nullptr
   const uint8_t* const* base = nullptr;  // [n_expert] in device memory; nullptr: a cold expert
   DeviceCold cold;                       // with a mailbox: at most kMaxMailRows rows
@@ -61,12 +61,15 @@ struct DeviceRouteArgs {
 
 inline constexpr int kRouterParts = 4;  // cuts of the router's columns in a small step
 
+// Rows of logits, or of their parts.
+size_t router_logit_rows(int max_rows) noexcept;
+
 // n_expert <= 512, n_expert_used <= 32.
 // Router product, choice and lists.
 void route_topk_cuda(const DeviceRouteArgs& args, StreamView stream) noexcept;
 
 inline constexpr int kMaxDeviceExperts = 512;
-inline constexpr int kMaxFusedRouteRows = 32;
+inline constexpr int kMaxFusedRouteRows = 8;  // of one launch
 
 constexpr int max_route_pairs(const RouteConfig& config, bool shared, int n_rows) {
   return n_rows * (config.n_expert_used + (shared ? 1 : 0));

@@ -60,7 +60,8 @@ void run_case(const RouteCase& c) {
   DeviceBuffer panels = to_device(router.panels), device_x = to_device(x), device_bias = to_device(bias),
                device_logit = to_device(logit), device_base = to_device(base),
                n_valid = to_device(std::vector<int32_t>{c.n_valid});
-  DeviceBuffer logits = guarded(rows * experts), n_slots = guarded(1),
+  const size_t logit_rows = router_logit_rows(c.n_rows);
+  DeviceBuffer logits = guarded(logit_rows * experts), n_slots = guarded(1),
                slot_memory = guarded(slots * sizeof(DeviceSlot) / 4), pair_row = guarded(pairs),
                pair_of = guarded(entries), pair_weight = guarded(entries),
                counts = to_device(std::vector<int32_t>(experts + 1, 0)), first = guarded(experts + 1),
@@ -98,7 +99,7 @@ void run_case(const RouteCase& c) {
   const int got_n_slots = to_host(n_slots.as<int32_t>(), 1)[0];
   EXPECT_TRUE(is_guard(got_row, pairs) && is_guard(got_pair, entries) && is_guard(got_weight, entries));
   EXPECT_TRUE(is_guard(to_host(slot_memory.as<int32_t>(), slots * 16 + kGuards), slots * 16));
-  EXPECT_TRUE(is_guard(to_host(logits.as<int32_t>(), rows * experts + kGuards), rows * experts));
+  EXPECT_TRUE(is_guard(to_host(logits.as<int32_t>(), logit_rows * experts + kGuards), logit_rows * experts));
 
   // Slots hold runs of pairs of one expert, each pair once.
   const int n_pairs = c.n_valid * (c.n_used + (c.shared ? 1 : 0));
@@ -149,7 +150,7 @@ void run_case(const RouteCase& c) {
 
 TEST(RouteCuda, ListsAreThoseOfTheReference) {
   SKIP_WITHOUT_GPU();
-  for (const int n_rows : {1, 2, 3, 4, 5, 8, 9, 31, 32, 33, 100})
+  for (const int n_rows : {1, 2, 3, 4, 5, 8, 9, 31, 32, 33, 64, 65, 100})
     for (const int tile : {8, 64}) {
       run_case({.n_rows = n_rows, .n_valid = n_rows, .tile = tile});
       run_case({.n_rows = n_rows, .n_valid = n_rows / 2, .tile = tile});

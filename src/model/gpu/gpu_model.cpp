@@ -234,12 +234,8 @@ void GpuModel::Impl::project_in(std::initializer_list<DeviceLinearJob> jobs, con
   linear(jobs, normed(n_rows).read(), n_rows, nullptr, norm);
 }
 
-// Output projections have few panels and many columns: with few rows their sum is cut in two, added up by the
-// norm that follows.
-constexpr int kOutputParts = 2;
-int output_parts(int n_rows) {
-  return n_rows <= kMaxSmallActs ? kOutputParts : 1;
-}
+// Output projections have few panels and many columns: their sums are cut into parts, added up by the norm
+// that follows.
 
 void GpuModel::Impl::project_out(const DeviceMatrix& w, const DeviceActs& x, const DeviceNormIn& norm,
                                  int n_rows) noexcept {
@@ -250,7 +246,7 @@ void GpuModel::Impl::project_out(const DeviceMatrix& w, const DeviceActs& x, con
   linear({{.w = w,
            .y = act.parts,
            .y_stride = config.n_embd,
-           .k_parts = output_parts(n_rows),
+           .k_parts = linear_parts(w, n_rows),
            .part_stride = static_cast<int64_t>(n_rows) * config.n_embd}},
          x, n_rows);
 }
@@ -531,7 +527,8 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const StepInpu
     }
     norm.parts = act.parts;
     norm.pair_of = nullptr;
-    norm.n_parts = output_parts(n_rows);
+    norm.n_parts = linear_parts(
+        config.layers[static_cast<size_t>(il)].recurrent ? w.delta_net.output : w.attention.output, n_rows);
     norm.norm = w.ffn_norm;
     norm.shared_gate = w.ffn.shared_weight;
     norm.shared_logit = act.shared_logit;

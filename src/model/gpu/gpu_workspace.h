@@ -87,9 +87,10 @@ inline size_t f16_columns(int columns) {
   return align_up<size_t>(static_cast<size_t>(columns), 32);
 }
 
+// Or the parts of an output projection: few rows have many.
 inline int max_pairs_of(const ModelConfig& c, int n_rows) {
-  return std::max(max_route_pairs(c.route, true, n_rows),
-                  2 * n_rows);  // or the parts of an output projection
+  return std::max(
+      {max_route_pairs(c.route, true, n_rows), 2 * n_rows, kMaxLinearParts * std::min(n_rows, kMaxCutActs)});
 }
 
 // Activations, sized for n_batch rows.
@@ -162,7 +163,7 @@ struct GpuWorkspace {
     alpha = floats(c.ssm_n_head_v);
     beta = floats(c.ssm_n_head_v);
     gates = floats(2 * c.ssm_n_head_v);
-    router_logits = floats(n_expert);
+    router_logits = carver.take<float>(router_logit_rows(n_batch) * static_cast<size_t>(n_expert));
     shared_logit = floats(1);
     const size_t slots =
         static_cast<size_t>(std::max(max_route_slots(c.route, true, n_batch, kExpertSmallTile), 1));

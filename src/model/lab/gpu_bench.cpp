@@ -1,7 +1,7 @@
 // Whole-model measurements on the GPU without the engine around it:
 //   gpu_bench MODEL.gguf [--split PERCENT] [--no-fetch] [--no-cpu] [--no-ahead] [--no-swaps] [--ctx N]
-//   [--prefill N]
-//   [--deep N] [--steps N] [--no-graphs] [--only decode|logits|rows|prefill|deep|repeat|one]
+//   [--prefill N] [--deep N] [--steps N] [--no-graphs]
+//   [--only decode|logits|rows|prefill|deep|repeat|one|big|kept]
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -152,6 +152,7 @@ int main(int argc, char** argv) {
     fmt::print("one step: fault '{}'\n", model.fault());
   }
   if (only == "big") model.step({.rows = chain(prefill, 1, n_vocab)});
+  if (only == "kept") model.step({.rows = chain(prefill, 1, n_vocab), .commit = Commit::Later});
   if (wants("decode")) {
     model.step({.rows = chain(64, 1, n_vocab)});
     before = model.expert_telemetry();
@@ -178,6 +179,15 @@ int main(int argc, char** argv) {
       fmt::print("rows {:3}: {:.3f} ms wall, {:.3f} ms device, {:.2f} of one\n", n, wall, device,
                  device / one);
     }
+    // A draft has 64 rows at most; beyond that rows are committed.
+    for (const int n : {64, 96, 128, 192, 256}) {
+      if (n > prefill || 10 * n > n_ctx) continue;
+      model.sequence(0).clear();
+      const auto [wall, device] = time_steps(n, 5, Commit::All);
+      fmt::print("rows {:3}, committed: {:.3f} ms wall, {:.3f} ms device, {:.2f} of one\n", n, wall, device,
+                 device / one);
+    }
+    model.sequence(0).clear();
     std::fflush(stdout);
   }
   if (wants("prefill")) {
