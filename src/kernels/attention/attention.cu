@@ -1,5 +1,6 @@
 // Three launches: prepare (norm and rotation of heads, write into the cache), attend, finish (merge the
-// parts, gate, hand over; with one part and many rows attend does that itself).
+// parts, gate, hand over; with one part and many rows attend does that itself). One decoded row: all of it in
+// one launch, attention_row.cuh.
 //
 // attend: f16 and q8_0 caches on tensor cores, up to 16 queries per kv head by attention_few.cuh, more by
 // attention_many.cuh. An f32 cache is asked for where results are compared to the last digits, so it is
@@ -13,6 +14,7 @@
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/attention_few.cuh"
 #include "kernels/attention/attention_many.cuh"
+#include "kernels/attention/attention_row.cuh"
 
 namespace thermo {
 namespace {
@@ -374,13 +376,14 @@ struct Plan {
 
 constexpr int kMaxFewQueries = 16;
 
+int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&value, attribute, device);
+  return value;
+}
 size_t shared_limit() {
-  static const size_t limit = [] {
-    int device = 0, bytes = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return static_cast<size_t>(bytes);
-  }();
+  static const size_t limit = static_cast<size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
   return limit;
 }
 
@@ -460,7 +463,34 @@ int attention_splits(int n_rows, int n_head, int n_head_kv, int n_multiprocessor
   return splits < 1 ? 1 : splits > kMaxAttentionSplits ? kMaxAttentionSplits : splits;
 }
 
+size_t attention_tagged_bytes(int n_head, int n_splits, int head_dim) noexcept {
+  return sizeof(uint2) * static_cast<size_t>(n_head * n_splits * row_part_entries(head_dim));
+}
+
+namespace {
+
+// False: not possible.
+template <int kDim>
+bool launch_row(const DeviceAttentionArgs& a, StreamView stream) {
+  static_assert(sizeof(RowShared<kDim>) <= 160 * 1024);
+  static const int n_multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  if (!attends_in_one<kDim>(a) || sizeof(RowShared<kDim>) > shared_limit() ||
+      a.n_head_kv * a.n_splits > n_multiprocessors)
+    return false;
+  static const bool ready = [] {
+    return allow_shared(attend_row_kernel<kDim>, sizeof(RowShared<kDim>)), true;
+  }();
+  static_cast<void>(ready);
+  launch(attend_row_kernel<kDim>, dim3(static_cast<unsigned>(a.n_head_kv), static_cast<unsigned>(a.n_splits)),
+         32 * kRowWarps, sizeof(RowShared<kDim>), stream, a);
+  return true;
+}
+
+}  // namespace
+
 void attention_cuda(const DeviceAttentionArgs& a, StreamView stream) noexcept {
+  if (a.head_dim == 128 && launch_row<128>(a, stream)) return;
+  if (a.head_dim == 256 && launch_row<256>(a, stream)) return;
   const unsigned rows = static_cast<unsigned>(a.n_rows);
   launch(prepare_heads_kernel, dim3(static_cast<unsigned>(ceil_div(a.n_head + 2 * a.n_head_kv, 4)), rows),
          128, 0, stream, a);

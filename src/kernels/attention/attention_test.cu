@@ -200,63 +200,71 @@ void run_case(const Case& c, uint64_t seed) {
   const DeviceArray<float> q_scratch(n_rows * q_dim),
       partial(n_rows * as_size(n_head) * as_size(splits) * (dim + 2)), out(n_rows * q_dim);
   const DeviceArray<half> out_half(n_rows * q_dim);
-  attention_cuda({.rows = step.rows(),
-                  .kv = {c.k_type, c.v_type, device_cache.data(), device_cache.data() + k_bytes,
-                         static_cast<int64_t>(sequence_bytes)},
-                  .n_rows = step.n_rows,
-                  .n_head = n_head,
-                  .n_head_kv = n_head_kv,
-                  .head_dim = head_dim,
-                  .scale = scale,
-                  .window = c.window,
-                  .eps = eps,
-                  .q_full = device_q_full.data(),
-                  .k = device_k.data(),
-                  .v = device_v.data(),
-                  .gate = device_gate.data(),
-                  .head_gate = c.gate,
-                  .q_norm = device_q_norm.data(),
-                  .k_norm = device_k_norm.data(),
-                  .inv_freq = device_freq.data(),
-                  .n_rot = static_cast<int>(2 * inv_freq.size()),
-                  .rope_magnitude = magnitude,
-                  .q = q_scratch.data(),
-                  .partial = partial.data(),
-                  .n_splits = splits,
-                  .out = {.f16 = out_half.data(),
-                          .f32 = out.data(),
-                          .f16_stride = static_cast<int64_t>(q_dim),
-                          .f32_stride = static_cast<int64_t>(q_dim),
-                          .scale = 1.0f}},
-                 {});
-  ASSERT_EQ(cudaGetLastError(), cudaSuccess);
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  DeviceAttentionArgs args{.rows = step.rows(),
+                           .kv = {c.k_type, c.v_type, device_cache.data(), device_cache.data() + k_bytes,
+                                  static_cast<int64_t>(sequence_bytes)},
+                           .n_rows = step.n_rows,
+                           .n_head = n_head,
+                           .n_head_kv = n_head_kv,
+                           .head_dim = head_dim,
+                           .scale = scale,
+                           .window = c.window,
+                           .eps = eps,
+                           .q_full = device_q_full.data(),
+                           .k = device_k.data(),
+                           .v = device_v.data(),
+                           .gate = device_gate.data(),
+                           .head_gate = c.gate,
+                           .q_norm = device_q_norm.data(),
+                           .k_norm = device_k_norm.data(),
+                           .inv_freq = device_freq.data(),
+                           .n_rot = static_cast<int>(2 * inv_freq.size()),
+                           .rope_magnitude = magnitude,
+                           .q = q_scratch.data(),
+                           .partial = partial.data(),
+                           .n_splits = splits,
+                           .out = {.f16 = out_half.data(),
+                                   .f32 = out.data(),
+                                   .f16_stride = static_cast<int64_t>(q_dim),
+                                   .f32_stride = static_cast<int64_t>(q_dim),
+                                   .scale = 1.0f}};
+  const DeviceArray<std::byte> tagged(attention_tagged_bytes(n_head, splits, head_dim));
+  ASSERT_EQ(cudaMemset(tagged.data(), 0, attention_tagged_bytes(n_head, splits, head_dim)), cudaSuccess);
+  const DeviceArray<uint32_t> launches(std::vector<uint32_t>{7, 8});
+  for (int way = 0; way < (n_rows == 1 ? 3 : 1); ++way) {
+    // A single row: also in one launch where the card can, and again over what that left behind.
+    args.tagged = way == 0 ? nullptr : tagged.data();
+    args.launch = launches.data() + (way == 2);
+    attention_cuda(args, {});
+    ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 
-  std::vector<float> got = out.read();
-  const std::vector<half> got_half = out_half.read();
-  got.resize(n_valid * q_dim);
-  ASSERT_TRUE(all_close_at(
-      got, want, [&](size_t i) { return bound[i]; }, 0x1p-20, 0.9999))
-      << n_head << " heads, " << n_head_kv << " kv, dim " << head_dim << ", " << c.groups.size()
-      << " groups, past " << c.groups[0].past << ", rows " << c.groups[0].n_rows << ", window " << c.window
-      << ", tree " << c.tree << ", k " << kv_type_name(c.k_type) << ", v " << kv_type_name(c.v_type);
-  for (size_t i = 0; i < got.size(); ++i)
-    ASSERT_EQ(__half2float(got_half[i / q_dim * q_dim + as_size(act_place(static_cast<int>(i % q_dim)))]),
-              __half2float(__float2half_rn(got[i])));
-  ASSERT_TRUE(out.intact() && out_half.intact() && partial.intact() && q_scratch.intact() &&
-              device_cache.intact());
-  // Nothing but the step's own slots was written.
-  const std::vector<std::byte> cache_after = device_cache.read();
-  for (size_t g = 0; g < c.groups.size(); ++g) {
-    const size_t base = as_size(step.sequence(g)) * sequence_bytes, past = as_size(c.groups[g].past),
-                 end = past + as_size(c.groups[g].n_rows);
-    const auto expect_untouched = [&](size_t from, size_t slot, size_t area) {
-      EXPECT_EQ(std::memcmp(&cache[from], &cache_after[from], past * slot), 0);
-      EXPECT_EQ(std::memcmp(&cache[from + end * slot], &cache_after[from + end * slot], area - end * slot),
-                0);
-    };
-    expect_untouched(base, k_slot, k_bytes);
-    expect_untouched(base + k_bytes, v_slot, sequence_bytes - k_bytes);
+    std::vector<float> got = out.read();
+    const std::vector<half> got_half = out_half.read();
+    got.resize(n_valid * q_dim);
+    ASSERT_TRUE(all_close_at(
+        got, want, [&](size_t i) { return bound[i]; }, 0x1p-20, 0.9999))
+        << n_head << " heads, " << n_head_kv << " kv, dim " << head_dim << ", " << c.groups.size()
+        << " groups, past " << c.groups[0].past << ", rows " << c.groups[0].n_rows << ", window " << c.window
+        << ", tree " << c.tree << ", k " << kv_type_name(c.k_type) << ", v " << kv_type_name(c.v_type);
+    for (size_t i = 0; i < got.size(); ++i)
+      ASSERT_EQ(__half2float(got_half[i / q_dim * q_dim + as_size(act_place(static_cast<int>(i % q_dim)))]),
+                __half2float(__float2half_rn(got[i])));
+    ASSERT_TRUE(out.intact() && out_half.intact() && partial.intact() && q_scratch.intact() &&
+                device_cache.intact() && tagged.intact());
+    // Nothing but the step's own slots was written.
+    const std::vector<std::byte> cache_after = device_cache.read();
+    for (size_t g = 0; g < c.groups.size(); ++g) {
+      const size_t base = as_size(step.sequence(g)) * sequence_bytes, past = as_size(c.groups[g].past),
+                   end = past + as_size(c.groups[g].n_rows);
+      const auto expect_untouched = [&](size_t from, size_t slot, size_t area) {
+        EXPECT_EQ(std::memcmp(&cache[from], &cache_after[from], past * slot), 0);
+        EXPECT_EQ(std::memcmp(&cache[from + end * slot], &cache_after[from + end * slot], area - end * slot),
+                  0);
+      };
+      expect_untouched(base, k_slot, k_bytes);
+      expect_untouched(base + k_bytes, v_slot, sequence_bytes - k_bytes);
+    }
   }
 }
 

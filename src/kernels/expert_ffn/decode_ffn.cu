@@ -1,27 +1,39 @@
-// One row. Bytes are few per launch (35B-A3B: 3, 9.4 and 5.3 MB), so what counts is the chain of waits: every
+// One row. Bytes are few per launch (35B-A3B: 3 and 14.7 MB), so what counts is the chain of waits: every
 // launch asks for its weights before it waits for the one before, norms are made by their readers, and sums
 // over experts by the block that has all of them.
 //
-//   front: blocks 0 .. 63 multiply 16 rows x 512 columns of the router; the last one to finish chooses. The
-//          blocks behind them compute the shared expert's gate and up, which depend on no choice, and the
-//          last ones shift the convolution's columns of the DeltaNet before.
+//   front: blocks 0 .. 63 multiply 16 rows x 512 columns of the router; whoever needs the choice makes it
+//   from
+//          their sums. The blocks behind them compute the shared expert's gate and up, which depend on no
+//          choice, a warp per 256 columns of each, and the last ones shift the convolution's columns of the
+//          DeltaNet before and ask for the next layer's projections.
+//   experts: everything else in one launch (decode_experts.cuh), where all experts are hot and the card and
+//   the
+//          shape allow it. Else two:
 //   in:    a block has 16 rows of gate and of up of one expert, a warp per 256 columns of each: all 256
-//   blocks
-//          are resident at once.
+//          blocks are resident at once.
 //   out:   a block has 16 rows of down of all experts, a warp per 256 columns (18 warps, 128 blocks).
+//
+// Timed inside the step (clocks of all blocks; each reading costs 0.12 us): a launch waits 0.3 us for the one
+// before, so it is the serial parts inside that cost. The sum at the end of `out` took 1.6 us of loops that
+// load one number at a time, the choice 1.4, norm and rounding of the row 1.1. Tried and lost: down of the
+// chosen experts into L2 while gate and up run (1.450 against 1.438 ms a token); all shared memory for every
+// kernel (cudaFuncAttributePreferredSharedMemoryCarveout 100: 1.636 against 1.492 ms; loads in flight need
+// the L1 that is left); both chunks of the shared expert in registers (they spill). In doubt: 16 instead of 8
+// warps to a block of front (1.349 to 1.351 ms against 1.351).
 #include "base/units.h"
 #include "device/launch.cuh"
+#include "kernels/expert_ffn/decode_choice.cuh"
+#include "kernels/expert_ffn/decode_experts.cuh"
 #include "kernels/expert_ffn/decode_ffn_cuda.h"
 #include "kernels/linear/dot_product.cuh"
-#include "kernels/route_topk/cold_answer.cuh"
-#include "kernels/route_topk/route_choose.cuh"
 #include "kernels/row_ops/conv_shift.cuh"
 #include "kernels/row_ops/warp_ops.cuh"
 
 namespace thermo {
 namespace {
 
-constexpr int kFrontThreads = 256;
+constexpr int kFrontThreads = 512;
 constexpr int kInThreads = 512;
 constexpr int kMaxOutWarps = 20;
 
@@ -42,19 +54,21 @@ __device__ __forceinline__ void prefetch(const DecodeFfnArgs& a, int block) {
 }
 
 // silu(gate) * up of 16 rows, from the sums of n_warps warps each, to the int8 form.
+template <int kWarps>
 __device__ __forceinline__ void store_hidden(const DecodeFfnArgs& a, const float (*gate)[16],
-                                             const float (*up)[16], int n_warps, float scale, int panel,
-                                             int n_rows, int slot) {
+                                             const float (*up)[16], float scale, int panel, int n_rows,
+                                             int slot) {
   const int r = threadIdx.x, row = panel * 16 + r;
   float g = 0.0f, u = 0.0f;
-  for (int s = 0; s < n_warps; ++s) g += gate[s][r], u += up[s][r];
+#pragma unroll
+  for (int s = 0; s < kWarps; ++s) g += gate[s][r], u += up[s][r];
   const float value = row < n_rows ? silu(g * scale) * (u * scale) : 0.0f;
   store_dot_act(static_cast<DotActs*>(a.hidden) + slot * a.hidden_stride, row, value);
 }
 
 template <DType T>
 __device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[16], float* squares) {
-  constexpr int kLoads = 8, kWarps = kFrontThreads / 32;
+  constexpr int kLoads = 4, kWarps = kFrontThreads / 32;
   const DecodeFfnArgs& a = plan.a;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q = lane & 3;
   const int panel = blockIdx.x / kRouterParts, k_part = blockIdx.x % kRouterParts;
@@ -76,9 +90,10 @@ __device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[16], 
   load(begin);
   allow_next();
   wait_for_inputs();
+  count_launch(a);
 
   // All loads first: one trip to L2.
-  constexpr int kRowLoads = 2;
+  constexpr int kRowLoads = 1;
   const float4* const row = reinterpret_cast<const float4*>(a.norm.x);
   float4 x4[kRowLoads];
 #pragma unroll
@@ -143,8 +158,9 @@ __device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[16], 
   }
 }
 
-template <DType T>
-__global__ void __launch_bounds__(kFrontThreads, 3)
+// T: of the router. S: of the shared expert's gate and up; F32: they differ.
+template <DType T, DType S>
+__global__ void __launch_bounds__(kFrontThreads, 2)
     decode_front_kernel(const __grid_constant__ FrontPlan plan) {
   constexpr int kWarps = kFrontThreads / 32;
   __shared__ __align__(16) float part[kWarps][16];
@@ -152,6 +168,7 @@ __global__ void __launch_bounds__(kFrontThreads, 3)
   extern __shared__ __align__(16) std::byte stages[];
   const DecodeFfnArgs& a = plan.a;
   const int block = static_cast<int>(blockIdx.x);
+  touch_params(plan);
   if (block < plan.router_blocks) return route<T>(plan, part, squares);
   if (block >= plan.router_blocks + plan.shared_blocks) {
     const int other = block - plan.router_blocks - plan.shared_blocks;
@@ -167,75 +184,23 @@ __global__ void __launch_bounds__(kFrontThreads, 3)
   const DeviceMatrix& w = warp < kWarps / 2 ? a.shared_gate : a.shared_up;
   NormWeights norm_weights;
   norm_weights.load(a.norm.weight, a.n_embd, warp, lane);
-  dot_product<1>(w, w.panels + panel * w.panel_bytes, warp % (kWarps / 2), kWarps / 2, SharedActs{stage},
-                 lane, part[warp], [&] {
-                   allow_next();
-                   wait_for_inputs();
-                   make_norm_acts(a.norm.x, a.norm.weight, norm_weights, a.n_embd, warp, kWarps, lane, stage,
-                                  squares);
-                   __syncthreads();
-                 });
+  const uint8_t* const bytes = w.panels + panel * w.panel_bytes;
+  const auto ready = [&] {
+    allow_next();
+    wait_for_inputs();
+    count_launch(a);
+    make_norm_acts(a.norm.x, a.norm.weight, norm_weights, a.n_embd, warp, kWarps, lane, stage, squares);
+    __syncthreads();
+  };
+  const int first = warp % (kWarps / 2);
+  if constexpr (S == DType::F32)
+    dot_product<1>(w, bytes, first, kWarps / 2, SharedActs{stage}, lane, part[warp], ready);
+  else
+    dot_product_of<S, 1, false>(w, bytes, first, kWarps / 2, SharedActs{stage}, lane, part[warp], ready);
   __syncthreads();
   if (threadIdx.x < 16)
-    store_hidden(a, part, part + kWarps / 2, kWarps / 2, norm_scale(squares, kWarps, a.n_embd, a.norm.eps),
-                 panel, w.n_rows, a.config.n_expert_used);
-}
-
-// The logit of expert threadIdx.x.
-__device__ __forceinline__ float logit_of(const DecodeFfnArgs& a) {
-  float sum = -INFINITY;
-  if (static_cast<int>(threadIdx.x) < a.config.n_expert) {
-    sum = 0.0f;
-#pragma unroll
-    for (int p = 0; p < kRouterParts; ++p)
-      sum += __ldcg(a.routes.partial + p * a.config.n_expert + threadIdx.x);
-  }
-  return sum;
-}
-__device__ __forceinline__ const uint8_t* base_of(const DecodeFfnArgs& a) {
-  return static_cast<int>(threadIdx.x) < a.config.n_expert ? a.base[threadIdx.x] : nullptr;
-}
-
-// What becomes of the chosen experts that are cold, by the first warp of each block, all with the same
-// result: some are read in host memory, the others go to the processor and lose their place (base nullptr).
-struct ColdChoice {
-  unsigned in_host, in_mail;  // bits by place
-  int n_cold;
-};
-
-__device__ __forceinline__ void deal_cold(const DecodeFfnArgs& a, BlockChoice& choice, ColdChoice& out) {
-  const int lane = threadIdx.x;
-  const DeviceCold& cold = a.cold;
-  const bool here = lane < a.config.n_expert_used;
-  const uint8_t* base = here ? choice.chosen_base[lane] : nullptr;
-  // No expert is cold either while the table is not filled yet.
-  const unsigned mask = __ballot_sync(0xffffffffu, here && base == nullptr && *cold.n_cold > 0);
-  const int n_cold = __popc(mask), rank = __popc(mask & ((1u << lane) - 1));
-  if ((mask >> lane & 1) && rank < fetched_of(cold, n_cold)) {
-    base = cold.host_base[choice.chosen[lane]];
-    choice.chosen_base[lane] = base;
-  }
-  const unsigned in_host = __ballot_sync(0xffffffffu, (mask >> lane & 1) && base != nullptr);
-  if (lane == 0) out = {in_host, mask & ~in_host, n_cold};
-}
-
-// Tells the host: one warp of the step.
-__device__ __noinline__ void post_cold(const DecodeFfnArgs& a, const BlockChoice& choice,
-                                       const ColdChoice& dealt, float x_scale) {
-  const int lane = threadIdx.x, n_used = a.config.n_expert_used;
-  const DeviceCold& cold = a.cold;
-  const float weight = weight_of_choice(a.config, a.bias, choice, lane);
-  if (lane < n_used) cold.chosen[lane] = static_cast<int16_t>(choice.chosen[lane]);
-  const int n_pairs = __popc(dealt.in_mail);
-  if (dealt.in_mail >> lane & 1)
-    cold.mail->pairs[__popc(dealt.in_mail & ((1u << lane) - 1))] = {
-        0, static_cast<int16_t>(choice.chosen[lane]), weight};
-  __syncwarp();
-  if (lane != 0) return;
-  cold.record->n_pairs = n_pairs;
-  cold.record->n_cold = dealt.n_cold;
-  cold.record->n_fetched = dealt.n_cold - n_pairs;
-  if (n_pairs > 0) post_mail(cold, n_pairs, x_scale);
+    store_hidden<kWarps / 2>(a, part, part + kWarps / 2, norm_scale(squares, kWarps, a.n_embd, a.norm.eps),
+                             panel, w.n_rows, a.config.n_expert_used);
 }
 
 // kSplit: experts may be cold.
@@ -248,19 +213,22 @@ __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_c
   DotActs* const stage = reinterpret_cast<DotActs*>(stages);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int panel = blockIdx.x;
+  touch_params(a);
   const DeviceMatrix& w = warp < kWarps / 2 ? a.gate : a.up;
+  // The first half of the warps chooses, the other half makes the first acts.
+  const int acts_warp = (warp + kWarps / 2) % kWarps;
   NormWeights norm_weights;
-  norm_weights.load(a.norm.weight, a.n_embd, warp, lane);
+  norm_weights.load(a.norm.weight, a.n_embd, acts_warp, lane);
   __shared__ BlockChoice choice;
   __shared__ ColdChoice dealt;
   const uint8_t* const mine = base_of(a);
   wait_for_inputs();
   allow_next();  // after the wait: the next kernel reads the logits before its own
   const float logit = logit_of(a);
-  make_norm_acts(a.norm.x, a.norm.weight, norm_weights, a.n_embd, warp, kWarps, lane, stage, squares);
+  make_norm_acts(a.norm.x, a.norm.weight, norm_weights, a.n_embd, acts_warp, kWarps, lane, stage, squares);
   offer_candidate(a.config, logit, a.bias, mine, choice);
   __syncthreads();
-  rank_candidates(a.config, choice);
+  rank_candidates<true>(a.config, choice);
   __syncthreads();
   if constexpr (kSplit) {
     if (warp == 0) {
@@ -283,8 +251,8 @@ __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_c
     dot_product_of<T, 1, false>(w, bytes, chunk, kWarps / 2, SharedActs{stage}, lane, part[warp], [] {});
   __syncthreads();
   if (threadIdx.x < 16)
-    store_hidden(a, part, part + kWarps / 2, kWarps / 2, norm_scale(squares, kWarps, a.n_embd, a.norm.eps),
-                 panel, w.n_rows, blockIdx.y);
+    store_hidden<kWarps / 2>(a, part, part + kWarps / 2, norm_scale(squares, kWarps, a.n_embd, a.norm.eps),
+                             panel, w.n_rows, blockIdx.y);
 }
 
 struct OutPlan {
@@ -304,6 +272,7 @@ __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPla
   const int n_used = a.config.n_expert_used, routed_items = n_used * plan.chunks,
             items = routed_items + plan.shared_chunks;
   const int panel = blockIdx.x;
+  touch_params(plan);
   allow_next();
   const DeviceActs x{.i8 = a.hidden, .i8_stride = a.hidden_stride};
   const auto run = [&](int item, const auto& ready) {
@@ -331,7 +300,7 @@ __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPla
   if (n_used > 0) {
     offer_candidate(a.config, logit_of(a), a.bias, base_of(a), choice);
     __syncthreads();
-    rank_candidates(a.config, choice);
+    rank_candidates<true>(a.config, choice);
     __syncthreads();
     if (warp == 0) weights[lane] = weight_of_choice(a.config, a.bias, choice, lane);
     if constexpr (kSplit) {
@@ -345,18 +314,21 @@ __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPla
     wait_for_inputs();
 #pragma unroll 1
   for (int item = warp + n_warps; item < items; item += n_warps) run(item, [] {});
+  // The sum's latency counts: what it adds to is on its way before the barrier.
+  const int row = panel * 16 + threadIdx.x;
+  const bool sums = threadIdx.x < 16 && row < a.n_embd;
+  float sum = sums ? a.x[row] : 0.0f;
+  const float shared_weight = sums && a.shared_weight != nullptr ? a.routes.pair_weight[n_used] : 1.0f;
   __syncthreads();
   const bool answered = kSplit && dealt.in_mail != 0;
   if (answered) wait_until_near(a.cold, panel == 0);
-  const int row = panel * 16 + threadIdx.x;
-  if (threadIdx.x >= 16 || row >= a.n_embd) return;
-  float sum = a.x[row];
+  if (!sums) return;
   if (answered) {
     const float2 pair = take_answer2(a.cold, a.cold.y + (row & ~1), ticket_of(a.cold));
     sum += threadIdx.x % 2 == 0 ? pair.x : pair.y;
     if (row == a.n_embd - 1) a.cold.record->went_ns = device_clock_ns();  // written last
   }
-#pragma unroll 1
+#pragma unroll 4
   for (int slot = 0; slot < (routed_items > 0 ? n_used : 0); ++slot) {
     if (kSplit && (dealt.in_mail >> slot & 1)) continue;
     float y = 0.0f;
@@ -367,9 +339,7 @@ __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPla
   float y = 0.0f;
 #pragma unroll 4
   for (int c = 0; c < plan.shared_chunks; ++c) y += parts[(routed_items + c) * 16 + threadIdx.x];
-  if (plan.shared_chunks > 0)
-    sum = fmaf(a.shared_weight == nullptr ? 1.0f : a.routes.pair_weight[n_used], y, sum);
-  a.x[row] = sum;
+  a.x[row] = fmaf(shared_weight, y, sum);
 }
 
 // Kernels for split experts stage what they read over the link.
@@ -391,6 +361,10 @@ bool decode_ffn_possible(const DecodeFfnArgs& a) noexcept {
                                      a.config.n_expert_used < 32));
 }
 
+size_t decode_exchange_bytes(int n_used, int n_ff) noexcept {
+  return kExchangeHead + sizeof(TaggedActs) * 16 * static_cast<size_t>(n_used * dot_chunks(n_ff));
+}
+
 void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
   FrontPlan front{.a = args,
                   .router_blocks = 0,
@@ -402,11 +376,18 @@ void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
   const unsigned blocks =
       static_cast<unsigned>(front.router_blocks + front.shared_blocks + front.conv_blocks +
                             (args.next[0].bytes > 0 ? kPrefetchBlocks : 0));
-  launch(!routed || args.router.dtype == DType::F32 ? decode_front_kernel<DType::F32>
-         : args.router.dtype == DType::F16          ? decode_front_kernel<DType::F16>
-                                                    : decode_front_kernel<DType::BF16>,
-         blocks, kFrontThreads, acts, stream, front);
+  const auto launch_front = [&]<DType S>() {
+    launch(!routed || args.router.dtype == DType::F32 ? decode_front_kernel<DType::F32, S>
+           : args.router.dtype == DType::F16          ? decode_front_kernel<DType::F16, S>
+                                                      : decode_front_kernel<DType::BF16, S>,
+           blocks, kFrontThreads, acts, stream, front);
+  };
+  if (args.shared_gate.dtype != args.shared_up.dtype)
+    launch_front.template operator()<DType::F32>();
+  else
+    for_dot_type(args.shared_gate.dtype, launch_front);
   const bool split = routed && args.cold.mail != nullptr;
+  if (!split && launch_experts(args, stream)) return;
   if (routed) {
     const dim3 grid(static_cast<unsigned>(ceil_div(args.gate.n_rows, 16)),
                     static_cast<unsigned>(args.config.n_expert_used));

@@ -34,7 +34,17 @@ struct DecodeFfnArgs {
   DeviceRoutes routes;        // `partial`, and pair_weight[n_expert_used]
   void* hidden = nullptr;     // DotActs [n_expert_used + 1][hidden_stride]
   int64_t hidden_stride = 0;  // chunks
+  // Where the blocks of one launch hand hidden rows to each other: decode_exchange_bytes(), zero when
+  // made. nullptr: gate, up and down are launches of their own.
+  void* exchange = nullptr;
 };
+
+// For n_used experts of n_ff hidden columns.
+size_t decode_exchange_bytes(int n_used, int n_ff) noexcept;
+// What the first launch of each decode_ffn_cuda() counts up there.
+inline const uint32_t* decode_launch_number(const void* exchange) {
+  return static_cast<const uint32_t*>(exchange);
+}
 
 // Shared memory that a block may need when experts are split: fetched weights pass through it.
 inline constexpr size_t kSplitDecodeSharedBytes = 84 * 1024;

@@ -348,13 +348,21 @@ void run_decode(DType in, DType out, DType shared_type, DType router_type, int n
   args.hidden = hidden.data();
   args.hidden_stride = dot_chunks(n_ff);
   ASSERT_TRUE(decode_ffn_possible(args));
-  decode_ffn_cuda(args, {});
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  std::vector<float> got = to_host(device_x.as<float>(), guarded.size());
-  for (size_t i = x.size(); i < got.size(); ++i) ASSERT_EQ(got[i], kGuard) << "written past the end";
-  got.resize(x.size());
-  for (size_t i = 0; i < x.size(); ++i) got[i] -= x[i];
-  expect_close(got, want, kUnit, "sum");
+  // In two launches; in one, where the card can; and again, over what the first left behind.
+  const DeviceBuffer exchange(decode_exchange_bytes(n_used, n_ff));
+  for (const bool together : {false, true, true}) {
+    args.exchange = together ? exchange.data() : nullptr;
+    ASSERT_EQ(
+        cudaMemcpy(device_x.data(), guarded.data(), guarded.size() * sizeof(float), cudaMemcpyHostToDevice),
+        cudaSuccess);
+    decode_ffn_cuda(args, {});
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    std::vector<float> got = to_host(device_x.as<float>(), guarded.size());
+    for (size_t i = x.size(); i < got.size(); ++i) ASSERT_EQ(got[i], kGuard) << "written past the end";
+    got.resize(x.size());
+    for (size_t i = 0; i < x.size(); ++i) got[i] -= x[i];
+    expect_close(got, want, kUnit, together ? "sum, one launch" : "sum");
+  }
 }
 
 TEST(DecodeFfnCuda, OneRowMatchesTheReference) {

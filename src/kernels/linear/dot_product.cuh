@@ -228,22 +228,37 @@ struct NormWeights {
   }
 };
 
+// The lane's columns of a chunk of the row, for who wants them on their way before it has time for them.
+struct NormRow {
+  float4 low, high;
+
+  __device__ __forceinline__ void load(const float* x, int n_cols, int chunk, int lane) {
+    const int at = chunk * 256 + (lane >> 2) * 32 + (lane & 3) * 4;
+    low = high = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (at < n_cols) {
+      low = *reinterpret_cast<const float4*>(x + at);
+      high = *reinterpret_cast<const float4*>(x + at + 16);
+    }
+  }
+  // Rounds them to `out`; returns the lane's sum of squares.
+  __device__ __forceinline__ float make_acts(const NormWeights& w, int lane, DotActs& out) const {
+    const float4 a = low, b = high;
+    put_dot_acts({a.x * w.low.x, a.y * w.low.y, a.z * w.low.z, a.w * w.low.w},
+                 {b.x * w.high.x, b.y * w.high.y, b.z * w.high.z, b.w * w.high.w}, 1.0f, lane, out);
+    return a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w + b.x * b.x + b.y * b.y + b.z * b.z + b.w * b.w;
+  }
+};
+
 __device__ __forceinline__ void make_norm_acts(const float* x, const float* weight, const NormWeights& first,
                                                int n_cols, int warp, int n_warps, int lane, DotActs* out,
                                                float* squares) {
   float square = 0.0f;
   for (int chunk = warp; chunk < dot_chunks(n_cols); chunk += n_warps) {
-    const int at = chunk * 256 + (lane >> 2) * 32 + (lane & 3) * 4;
-    float4 a = {0.0f, 0.0f, 0.0f, 0.0f}, b = a;
+    NormRow row;
     NormWeights w = first;
     if (chunk != warp) w.load(weight, n_cols, chunk, lane);
-    if (at < n_cols) {
-      a = *reinterpret_cast<const float4*>(x + at);
-      b = *reinterpret_cast<const float4*>(x + at + 16);
-    }
-    square += a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w + b.x * b.x + b.y * b.y + b.z * b.z + b.w * b.w;
-    put_dot_acts({a.x * w.low.x, a.y * w.low.y, a.z * w.low.z, a.w * w.low.w},
-                 {b.x * w.high.x, b.y * w.high.y, b.z * w.high.z, b.w * w.high.w}, 1.0f, lane, out[chunk]);
+    row.load(x, n_cols, chunk, lane);
+    square += row.make_acts(w, lane, out[chunk]);
   }
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) square += __shfl_xor_sync(0xffffffffu, square, mask);

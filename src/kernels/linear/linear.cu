@@ -43,6 +43,7 @@ __global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 || kActs > 1
   extern __shared__ __align__(16) std::byte stages[];
   DotActs* const stage = reinterpret_cast<DotActs*>(stages);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if constexpr (kActs == 1) touch_params(plan);
   // Blocks that share weights are neighbours: the second finds them in L2.
   const int n_batches = (plan.args.n_acts + kActs - 1) / kActs;
   const int block_of_all = static_cast<int>(blockIdx.x) / n_batches;
@@ -93,17 +94,38 @@ __global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 || kActs > 1
                          RoundedActs<kActs, decltype(row_of)>{plan.args.x, row_of, stage + warp * kActs},
                          lane, part[warp], ready);
   }
+  // The sums are short, so their latency counts: what is added to is on its way before the barrier, and the
+  // reads of a sum run together.
+  if constexpr (kActs == 1) {
+    const int r = threadIdx.x & 15, p = threadIdx.x >> 4, row = (first_panel + p) * 16 + r;
+    const bool has = p < panels_here && row < w.n_rows;
+    float* const y = job.y + k_part * job.part_stride + first_act * job.y_stride + row;
+    float sum = has && job.add ? *y : 0.0f;
+    __syncthreads();
+    if (!has) return;
+    if constexpr (kSource == DotSource::Norm) {
+      const float scale = norm_scale(squares, kWarps, w.n_cols, plan.args.norm.eps);
+      float all = 0.0f;
+#pragma unroll
+      for (int s = 0; s < kWarps; ++s)
+        if (s < 1 << split) all += part[(p << split) + s][r];
+      sum += all * scale;
+    } else {
+#pragma unroll
+      for (int s = 0; s < kWarps; ++s)
+        if (s < 1 << split) sum += part[(p << split) + s][r];
+    }
+    *y = sum;
+    return;
+  }
   __syncthreads();
   for (int i = threadIdx.x; i < n_acts * 16 * panels_here; i += 32 * kWarps) {
-    const int r = i & 15, p = (i >> 4) & (panels_here - 1), a = (i >> 4) / panels_here;
+    const int r = i & 15, p = (i >> 4) & (panels_here - 1), a = i >> (4 + kWarpsLog2 - split);
     const int row = (first_panel + p) * 16 + r;
     if (row >= w.n_rows) continue;
     float sum = 0.0f;
     for (int s = 0; s < 1 << split; ++s) sum += part[(p << split) + s][a * 16 + r];
-    if constexpr (kSource == DotSource::Norm)
-      sum *= norm_scale(squares, kWarps, w.n_cols, plan.args.norm.eps);
-    float& y = job.y[k_part * job.part_stride + (first_act + a) * job.y_stride + row];
-    y = job.add ? y + sum : sum;
+    job.y[k_part * job.part_stride + (first_act + a) * job.y_stride + row] = sum;
   }
 }
 

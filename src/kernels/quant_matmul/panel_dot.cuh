@@ -95,6 +95,19 @@ __host__ __device__ constexpr bool has_dot(DType dtype) {
   return dtype == DType::Q4_K || dtype == DType::Q5_K || dtype == DType::Q6_K || dtype == DType::Q8_0;
 }
 
+// A lane's sub-block of an activation row.
+struct SubActs {
+  uint4 low, high;  // codes[s][0..1], codes[s][2..3]
+  float4 meta;
+
+  __device__ __forceinline__ void load(const DotActs& acts, int s) {
+    const uint4* const words = reinterpret_cast<const uint4*>(acts.codes[s]);
+    low = words[0];
+    high = words[1];
+    meta = acts.meta[s];
+  }
+};
+
 // What a lane reads of a chunk, loaded before the activations are known.
 template <DType T>
 struct DotChunk {
@@ -103,17 +116,19 @@ struct DotChunk {
   uint4 scale_a, scale_b, scale_c;
   uint2 d, m;
 
+  // kStaged: the whole panel lies in shared memory.
+  template <bool kStaged = false>
   __device__ __forceinline__ void load(const uint8_t* panel, int chunk, int n_subs, int lane) {
     if constexpr (f.block_cols == 256) {
       const uint8_t* const unit = panel + static_cast<size_t>(chunk / f.unit_blocks) * f.unit_bytes();
       const int place = chunk % f.unit_blocks;
-      load_block<false>(unit + place * f.header_step(), unit + 64 + place * f.body_bytes(), lane);
+      load_block<kStaged>(unit + place * f.header_step(), unit + 64 + place * f.body_bytes(), lane);
     } else {
       const int s = lane >> 2, q = lane & 3;
       const int block = chunk * 8 + (s < n_subs ? s : 0);
       const uint8_t* const unit = panel + static_cast<size_t>(block / f.unit_blocks) * f.unit_bytes();
       const int place = block % f.unit_blocks;
-      load_codes<false>(unit + 64 + place * f.body_bytes() + 16 * q, unit + place * f.header_step(), q);
+      load_codes<kStaged>(unit + 64 + place * f.body_bytes() + 16 * q, unit + place * f.header_step(), q);
     }
   }
 
@@ -145,12 +160,25 @@ struct DotChunk {
 
   template <bool kStaged>
   __device__ __forceinline__ void load_codes(const uint8_t* sub, const uint8_t* header, int q) {
+    if constexpr (kStaged && f.bits % 2 == 0) {
+      // Sub-blocks lie a multiple of 128 bytes apart: odd ones take each pair of vectors the other way round,
+      // so that neighbours read different banks.
+      const int odd = (threadIdx.x >> 2) & 1;
 #pragma unroll
-    for (int i = 0; i < f.bits; ++i) {
-      if constexpr (kStaged)
-        x[i] = *reinterpret_cast<const uint4*>(sub + 64 * i);
-      else
-        x[i] = load_stream16(sub + 64 * i);
+      for (int i = 0; i < f.bits; i += 2) {
+        const uint4 u = *reinterpret_cast<const uint4*>(sub + 64 * (i + odd)),
+                    v = *reinterpret_cast<const uint4*>(sub + 64 * (i + 1 - odd));
+        x[i] = odd ? v : u;
+        x[i + 1] = odd ? u : v;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < f.bits; ++i) {
+        if constexpr (kStaged)
+          x[i] = *reinterpret_cast<const uint4*>(sub + 64 * i);
+        else
+          x[i] = load_stream16(sub + 64 * i);
+      }
     }
     const auto halves = [](const uint8_t* p) {
       if constexpr (kStaged) return *reinterpret_cast<const uint2*>(p);
@@ -221,17 +249,19 @@ struct DotChunk {
   __device__ __forceinline__ void multiply(const ActsOf& acts_of, bool inside, int lane,
                                            float (&acc)[kActs][4]) const {
     const int s = lane >> 2;
-    uint4 low[kActs], high[kActs];
-    float4 meta[kActs];
+    SubActs acts[kActs];
 #pragma unroll
     for (int a = 0; a < kActs; ++a) {
-      const DotActs& acts = acts_of(a);
-      const uint4* const words = reinterpret_cast<const uint4*>(acts.codes[s]);
-      low[a] = words[0];
-      high[a] = words[1];
-      meta[a] = acts.meta[s];
-      if (!inside) meta[a] = {0.0f, 0.0f, 0.0f, 0.0f};
+      acts[a].load(acts_of(a), s);
+      if (!inside) acts[a].meta = {0.0f, 0.0f, 0.0f, 0.0f};
     }
+    multiply_sub<kActs>(acts, s, acc);
+  }
+
+  // The same with the lane's sub-block s of the rows in registers.
+  template <int kActs>
+  __device__ __forceinline__ void multiply_sub(const SubActs (&acts)[kActs], int s,
+                                               float (&acc)[kActs][4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       int code[8];
@@ -240,21 +270,23 @@ struct DotChunk {
       scales(i, s, scale0, scale1, min);
 #pragma unroll
       for (int a = 0; a < kActs; ++a) {
-        int sum0 = __dp4a(code[0], static_cast<int>(low[a].x), 0);
-        int sum1 = __dp4a(code[4], static_cast<int>(low[a].y), 0);
-        sum0 = __dp4a(code[1], static_cast<int>(low[a].z), sum0);
-        sum1 = __dp4a(code[5], static_cast<int>(low[a].w), sum1);
-        sum0 = __dp4a(code[2], static_cast<int>(high[a].x), sum0);
-        sum1 = __dp4a(code[6], static_cast<int>(high[a].y), sum1);
-        sum0 = __dp4a(code[3], static_cast<int>(high[a].z), sum0);
-        sum1 = __dp4a(code[7], static_cast<int>(high[a].w), sum1);
+        const uint4 low = acts[a].low, high = acts[a].high;
+        const float4 meta = acts[a].meta;
+        int sum0 = __dp4a(code[0], static_cast<int>(low.x), 0);
+        int sum1 = __dp4a(code[4], static_cast<int>(low.y), 0);
+        sum0 = __dp4a(code[1], static_cast<int>(low.z), sum0);
+        sum1 = __dp4a(code[5], static_cast<int>(low.w), sum1);
+        sum0 = __dp4a(code[2], static_cast<int>(high.x), sum0);
+        sum1 = __dp4a(code[6], static_cast<int>(high.y), sum1);
+        sum0 = __dp4a(code[3], static_cast<int>(high.z), sum0);
+        sum1 = __dp4a(code[7], static_cast<int>(high.w), sum1);
         const float x0 = static_cast<float>(sum0), x1 = static_cast<float>(sum1);
         if constexpr (f.bits == 6) {
-          acc[a][i] = fmaf(scale0, fmaf(meta[a].x, x0, -32.0f * meta[a].z), acc[a][i]);
-          acc[a][i] = fmaf(scale1, fmaf(meta[a].y, x1, -32.0f * meta[a].w), acc[a][i]);
+          acc[a][i] = fmaf(scale0, fmaf(meta.x, x0, -32.0f * meta.z), acc[a][i]);
+          acc[a][i] = fmaf(scale1, fmaf(meta.y, x1, -32.0f * meta.w), acc[a][i]);
         } else {
-          acc[a][i] = fmaf(scale0, fmaf(meta[a].x, x0, meta[a].y * x1), acc[a][i]);
-          if constexpr (f.has_min()) acc[a][i] = fmaf(-min, meta[a].z + meta[a].w, acc[a][i]);
+          acc[a][i] = fmaf(scale0, fmaf(meta.x, x0, meta.y * x1), acc[a][i]);
+          if constexpr (f.has_min()) acc[a][i] = fmaf(-min, meta.z + meta.w, acc[a][i]);
         }
       }
     }

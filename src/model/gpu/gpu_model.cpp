@@ -295,7 +295,9 @@ void GpuModel::Impl::attention(int il, int n_rows, const DeviceRows& rows,
        .q = act.q,
        .partial = act.partial,
        .n_splits = attention_splits(n_rows, layer.n_head, config.n_head_kv, device.n_multiprocessors),
-       .out = out},
+       .out = out,
+       .tagged = norm.x != nullptr ? act.attention_tagged : nullptr,
+       .launch = decode_launch_number(act.exchange)},
       stream.view());
   project_out(w.output, out.read(), norm, n_rows);
 }
@@ -423,6 +425,7 @@ DecodeFfnArgs GpuModel::Impl::decode_ffn_args(int il) noexcept {
   args.routes = act.routes;
   args.hidden = act.hidden.i8;
   args.hidden_stride = act.hidden.i8_stride;
+  args.exchange = act.exchange;
   return args;
 }
 

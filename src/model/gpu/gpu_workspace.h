@@ -8,6 +8,7 @@
 #include "base/units.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/delta_net/delta_net_cuda.h"
+#include "kernels/expert_ffn/decode_ffn_cuda.h"
 #include "kernels/expert_ffn/expert_ffn_cuda.h"
 #include "kernels/linear/linear_cuda.h"
 #include "kernels/route_topk/route_topk_cuda.h"
@@ -101,8 +102,9 @@ struct GpuWorkspace {
   float *conv_input, *conv_output, *z, *alpha, *beta, *gates, *rule_out, *chunk_scores;
   float *router_logits, *shared_logit;
   DeviceRoutes routes;
-  float* logits;       // [kLogitRows][n_vocab]
-  float* top_scratch;  // of each of these rows
+  std::byte *exchange, *attention_tagged;  // of a decoded row
+  float* logits;                           // [kLogitRows][n_vocab]
+  float* top_scratch;                      // of each of these rows
 
   void carve(GpuCarver& carver, const ModelConfig& c, int n_batch, bool float_ffn, bool float_mixed,
              int n_multiprocessors) {
@@ -155,6 +157,14 @@ struct GpuWorkspace {
         }
     }
     partial = carver.take<float>(partial_floats);
+    size_t tagged_bytes = 0;
+    for (const LayerConfig& layer : c.layers)
+      if (!layer.recurrent)
+        tagged_bytes = std::max(
+            tagged_bytes,
+            attention_tagged_bytes(
+                layer.n_head, attention_splits(1, layer.n_head, c.n_head_kv, n_multiprocessors), c.head_dim));
+    attention_tagged = carver.take<std::byte>(tagged_bytes);
     conv_input = floats(c.ssm_channels());
     conv_output = floats(c.ssm_channels());
     z = floats(c.ssm_inner());
@@ -179,6 +189,7 @@ struct GpuWorkspace {
     routes.counter = carver.take<uint32_t>(1);
     routes.chosen = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
     routes.rank = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
+    exchange = carver.take<std::byte>(decode_exchange_bytes(n_used, c.max_n_ff()));
     logits = carver.take<float>(static_cast<size_t>(kLogitRows) * static_cast<size_t>(c.n_vocab));
     top_scratch = carver.take<float>(static_cast<size_t>(kLogitRows) * top_logits_scratch_floats());
   }
