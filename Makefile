@@ -23,7 +23,7 @@ ifeq ($(NVCC),)
 	@echo "CUDA: skipped, there is no nvcc on this machine; the CUDA parts were not compiled"
 else
 	cmake --preset cuda-check -DCMAKE_CUDA_COMPILER=$(NVCC)
-	cmake --build --preset cuda-check -j $(JOBS) --target thermocline kernels_test model_test engine_test
+	cmake --build --preset cuda-check -j $(JOBS) --target thermocline device_test kernels_test model_test engine_test
 	ctest --preset cuda-check --no-tests=error
 endif
 

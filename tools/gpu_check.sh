@@ -3,7 +3,7 @@
 #
 #   tools/gpu_check.sh [--bin DIR] [--parts LIST] [--limit S] [--logs DIR] [MODEL.gguf]
 #
-#   --bin DIR     programs that are already built (thermocline, kernels_test, model_test, engine_test); nothing is built
+#   --bin DIR     programs that are already built (thermocline, {device,kernels,model,engine}_test); nothing is built
 #   --parts LIST  some of: tests,verify,text,generations,memcheck,racecheck,bench (default: all, in this order)
 #   --limit S     most seconds of one step of a part, where its own limit is more
 #   --logs DIR    where the output of each part goes (default: build/gpu-check)
@@ -75,7 +75,7 @@ wants() { [[ ",$parts," == *",$1,"* ]]; }
 cuda_tests='*Cuda*:*Gpu*'
 if wants tests; then
   part 'kernels tests' 300 bash -c 'sharded "$@"' - "$bin/kernels_test" --gtest_filter="$cuda_tests"
-  for name in model engine; do  # some of these look at how much memory is free: one process
+  for name in device model engine; do  # some of these look at how much memory is free: one process
     part "$name tests" 300 "$bin/${name}_test" --gtest_filter="$cuda_tests-*AThousandGenerations*"
   done
 fi

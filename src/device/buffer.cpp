@@ -16,7 +16,10 @@ DeviceBuffer::DeviceBuffer(size_t n_bytes) : size_(n_bytes) {
   if (n_bytes == 0) return;
   cuda_check(cudaMalloc(reinterpret_cast<void**>(&data_), n_bytes), "taking GPU memory");
   g_total_bytes += n_bytes;
+  // Both return before the memory is cleared, and our streams do not wait for the one that does it: what they
+  // copied there first would be cleared after it.
   cuda_check(cudaMemset(data_, 0, n_bytes), "clearing GPU memory");
+  cuda_check(cudaStreamSynchronize(cudaStreamLegacy), "clearing GPU memory");
 }
 
 DeviceBuffer::~DeviceBuffer() {
