@@ -12,12 +12,14 @@
 // G_c) over the ancestors c,
 //   dl_r = beta_r (v_r - e^G_r S k_r - sum_c e(r,c) (k_c.k_r) dl_c),    o_r = e^G_r S q_r + sum_{c or r}
 //   e(r,c) (k_c.q_r) dl_c.
+#include "kernels/delta_net/delta_net_cuda.h"
+
+#include <algorithm>
+
 #include "base/check.h"
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/delta_net/delta_net_chunk.cuh"
-#include "kernels/delta_net/delta_net_cuda.h"
-
 #include "kernels/row_ops/warp_ops.cuh"
 
 namespace thermo {
@@ -789,16 +791,31 @@ void launch_large(const DeviceDeltaNetArgs& a, StreamView stream) {
          stream, a, o, o_step);
 }
 
+// Kept rows are split over a cluster where there are any.
+template <int kDim>
+size_t kept_bytes(int n_rows) {
+  if constexpr (kDim == 128)
+    if (limits().clusters) return FusedShape<kDim, true, kHeadBlocks>::floats(n_rows) * sizeof(float);
+  return FusedShape<kDim, true, 1>::floats(n_rows) * sizeof(float);
+}
+
+template <int kDim>
+int most_kept_rows() {
+  int n = kMaxDeltaRows;
+  while (n > 0 && kept_bytes<kDim>(n) > limits().shared_bytes) --n;
+  return n;
+}
+
 template <int kDim, bool kKeep>
 void launch_fused(const DeviceDeltaNetArgs& a, StreamView stream) {
   constexpr int kMaxRows = kKeep ? kMaxDeltaRows : kMaxFusedDeltaRows;
   constexpr bool kSplits = kDim == 128;
   static const bool ready = [] {
-    allow_shared(delta_net_fused_kernel<kDim, kKeep, 1>,
-                 FusedShape<kDim, kKeep, 1>::floats(kMaxRows) * sizeof(float));
+    const auto most = [](size_t floats) { return std::min(floats * sizeof(float), limits().shared_bytes); };
+    allow_shared(delta_net_fused_kernel<kDim, kKeep, 1>, most(FusedShape<kDim, kKeep, 1>::floats(kMaxRows)));
     if constexpr (kSplits)
       allow_shared(delta_net_fused_kernel<kDim, kKeep, kHeadBlocks>,
-                   FusedShape<kDim, kKeep, kHeadBlocks>::floats(kMaxRows) * sizeof(float));
+                   most(FusedShape<kDim, kKeep, kHeadBlocks>::floats(kMaxRows)));
     return true;
   }();
   static_cast<void>(ready);
@@ -825,6 +842,21 @@ void launch_delta_net(const DeviceDeltaNetArgs& a, StreamView stream) {
 }
 
 }  // namespace
+
+int max_kept_delta_rows(int dim) noexcept {
+  switch (dim) {
+    case 16:
+      return most_kept_rows<16>();
+    case 32:
+      return most_kept_rows<32>();
+    case 64:
+      return most_kept_rows<64>();
+    case 128:
+      return most_kept_rows<128>();
+    default:
+      return 0;  // refused at load
+  }
+}
 
 void delta_net_cuda(const DeviceDeltaNetArgs& a, StreamView stream) noexcept {
   switch (a.dim) {

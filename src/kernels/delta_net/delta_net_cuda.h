@@ -55,6 +55,9 @@ struct DeviceDeltaNetArgs {
   constexpr int n_channels() const { return (2 * n_head_k + n_head_v) * dim; }
 };
 
+// Rows of a kept step that this device has the shared memory for, at most kMaxDeltaRows. dim as below.
+int max_kept_delta_rows(int dim) noexcept;
+
 // dim 16, 32, 64 or 128.
 void delta_net_cuda(const DeviceDeltaNetArgs& args, StreamView stream) noexcept;
 

@@ -84,11 +84,23 @@ struct GpuModel::Impl {
   float step_ms = 0.0f;
   bool fused_decode = false;  // one row runs without launches for norms
 
+  // Says no before anything is loaded.
+  static DeviceInfo device_for(const ModelConfig& c, const GpuModelOptions& o) {
+    const DeviceInfo info = use_device(o.device);
+    const int most = c.ssm_dim > 0 ? max_kept_delta_rows(c.ssm_dim) : kMaxDeltaRows;
+    if (o.sequence.max_draft_rows > most)
+      throw ConfigError(fmt::format(
+          "{} has the shared memory for {} drafted rows in a step of this model, {} were asked for; "
+          "draft fewer, or use --device cpu",
+          info.name, most, o.sequence.max_draft_rows));
+    return info;
+  }
+
   Impl(ModelConfig c, const Weights& w, const GpuModelOptions& o, ThreadPool& pool,
        const LoadProgressFn& progress)
       : config(std::move(c)),
         options(o),
-        device(use_device(o.device)),
+        device(device_for(config, o)),
         experts(o.experts.split && config.route.n_expert > 0
                     ? std::make_unique<GpuExperts>(config, w, o.experts, o.n_batch, o.isa, pool, progress)
                     : nullptr),
