@@ -59,12 +59,17 @@ int choose_widest_a(std::span<const FfnGroup> groups, int n_threads) noexcept {
   return best;
 }
 
-// What a thread takes of a group's n tiles: the same part of every expert, whichever they are, so that what
-// was read ahead lies in the right core's cache. Experts of few tiles begin at another thread each.
+// What a thread takes of the n tiles of a group. Of few groups the same part of each, whichever they are, so
+// that what was read ahead lies in the right core's cache; experts of few tiles begin at another thread each.
+// Of many groups whole ones: longer runs of memory (a prefill of 128 tokens on two cores: +8 %).
 struct TileShare {
   int begin, end;
 };
-TileShare tile_share(int n, int group, int thread, int n_threads) noexcept {
+TileShare tile_share(int n, int group, int n_groups, int thread, int n_threads) noexcept {
+  if (n_groups >= 8 * n_threads) {
+    const bool own = group * n_threads / n_groups == thread;
+    return {0, own ? n : 0};
+  }
   const int place = n >= n_threads ? thread : (thread + group) % n_threads;
   return {n * place / n_threads, n * (place + 1) / n_threads};
 }
@@ -130,7 +135,8 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
 
   const auto share_of = [&](int g, int thread) {
     const Ffn& ffn = *args.groups[static_cast<size_t>(g)].ffn;
-    return tile_share(ceil_div(n_panels(ffn.gate.n_rows), tile_a(ffn, widest_a)), g, thread, n_threads);
+    return tile_share(ceil_div(n_panels(ffn.gate.n_rows), tile_a(ffn, widest_a)), g, n_groups, thread,
+                      n_threads);
   };
 
   // Tiles of one group that a thread has done and not told anybody about yet.
