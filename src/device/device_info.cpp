@@ -5,7 +5,7 @@
 namespace thermo {
 
 namespace {
-bool g_dependent_launch = false;  // of the one device that is used
+DeviceInfo g_in_use;
 
 // Why there is no device. The runtime calls a missing driver one that is too old.
 std::string reason(cudaError_t status) {
@@ -20,8 +20,8 @@ std::string reason(cudaError_t status) {
 }
 }  // namespace
 
-bool dependent_launch() noexcept {
-  return g_dependent_launch;
+const DeviceInfo& device_in_use() noexcept {
+  return g_in_use;
 }
 
 std::vector<DeviceInfo> list_devices(std::string* why_none) {
@@ -61,7 +61,7 @@ DeviceInfo use_device(int index) {
     size_t free_bytes = 0, total_bytes = 0;
     cuda_check(cudaMemGetInfo(&free_bytes, &total_bytes), "asking the GPU for its memory");
     device.free_bytes = free_bytes;
-    g_dependent_launch = device.compute_capability >= 90;
+    g_in_use = device;
     return device;
   }
   throw CudaError(ExitCode::Device, devices.empty()

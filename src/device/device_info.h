@@ -25,7 +25,12 @@ std::vector<DeviceInfo> list_devices(std::string* why_none);
 // Makes `index` the device of the calling thread. Throws CudaError when there is no such device or it is too
 // old.
 DeviceInfo use_device(int index);
-// Whether the device in use starts a kernel while the one before it ends (compute capability 9.0).
-bool dependent_launch() noexcept;
+// The one that use_device() chose last; what kernels ask before they choose a way. Its free_bytes are of
+// then.
+const DeviceInfo& device_in_use() noexcept;
+// Whether it starts a kernel while the one before it ends.
+inline bool dependent_launch() noexcept {
+  return device_in_use().compute_capability >= 90;
+}
 
 }  // namespace thermo

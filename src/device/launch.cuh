@@ -59,10 +59,16 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_byte
                      static_cast<Params>(args)...);  // errors are sticky and seen at the end of the step
 }
 
-// More than 48 KiB of shared memory must be asked for once per kernel.
+// More than 48 KiB of shared memory must be asked for once per kernel. Asking for more than the card has,
+// with what the kernel declares itself, would be an error of the step; the rest is enough for the launches
+// that fit.
 template <class Kernel>
 void allow_shared(Kernel* kernel, size_t bytes) {
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  cudaFuncAttributes own{};
+  cudaFuncGetAttributes(&own, kernel);
+  const size_t most = device_in_use().max_shared_bytes - own.sharedSizeBytes;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                       static_cast<int>(bytes < most ? bytes : most));
 }
 
 }  // namespace thermo

@@ -376,24 +376,14 @@ struct Plan {
 
 constexpr int kMaxFewQueries = 16;
 
-int device_attribute(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&value, attribute, device);
-  return value;
-}
-size_t shared_limit() {
-  static const size_t limit = static_cast<size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
-  return limit;
-}
-
 template <int kDim>
 Plan plan_of(const DeviceAttentionArgs& a) {
   const int per_kv = a.n_head / a.n_head_kv;
   const bool floats = a.kv.k_type == KvType::F32 || a.kv.v_type == KvType::F32;
   if (floats || per_kv > kManyQueries) return {Way::Floats, {1, 16}};
   if (a.n_rows * per_kv <= kMaxFewQueries) return {Way::Few, {a.n_rows, 16}};
-  if (kManySharedBytes<kDim> <= shared_limit()) return {Way::Many, {kManyQueries / per_kv, kManySlots}};
+  if (kManySharedBytes<kDim> <= device_in_use().max_shared_bytes)
+    return {Way::Many, {kManyQueries / per_kv, kManySlots}};
   if (per_kv <= kMaxFewQueries) return {Way::Few, {kMaxFewQueries / per_kv, 16}};
   return {Way::Floats, {1, 16}};
 }
@@ -402,7 +392,8 @@ template <int kDim, int kTiles>
 void launch_few(const DeviceAttentionArgs& a, const AttentionTiling& tiling, StreamView stream) {
   static const int n_warps = [] {
     int n = kMaxFewWarps;
-    while (n > 1 && static_cast<size_t>(n) * kFewWarpBytes < kDim, kTiles >> shared_limit()) n /= 2;
+    while (n > 1 && static_cast<size_t>(n) * kFewWarpBytes < kDim, kTiles >> device_in_use().max_shared_bytes)
+      n /= 2;
     allow_shared(attend_few_kernel<kDim, kTiles>, static_cast<size_t>(n) * kFewWarpBytes<kDim, kTiles>);
     return n;
   }();
@@ -473,8 +464,8 @@ namespace {
 template <int kDim>
 bool launch_row(const DeviceAttentionArgs& a, StreamView stream) {
   static_assert(sizeof(RowShared<kDim>) <= 160 * 1024);
-  static const int n_multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-  if (!attends_in_one<kDim>(a) || sizeof(RowShared<kDim>) > shared_limit() ||
+  const int n_multiprocessors = device_in_use().n_multiprocessors;
+  if (!attends_in_one<kDim>(a) || sizeof(RowShared<kDim>) > device_in_use().max_shared_bytes ||
       a.n_head_kv * a.n_splits > n_multiprocessors)
     return false;
   static const bool ready = [] {

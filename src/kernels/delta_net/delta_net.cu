@@ -14,8 +14,6 @@
 //   e(r,c) (k_c.q_r) dl_c.
 #include "kernels/delta_net/delta_net_cuda.h"
 
-#include <algorithm>
-
 #include "base/check.h"
 #include "base/units.h"
 #include "device/launch.cuh"
@@ -706,19 +704,8 @@ __global__ void __launch_bounds__(kFusedThreads<kDim>)
     }
 }
 
-struct Limits {
-  size_t shared_bytes;
-  bool tf32, clusters;
-};
-const Limits& limits() {
-  static const Limits all = [] {
-    int device = 0, bytes = 0, major = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return Limits{static_cast<size_t>(bytes), major >= 8, major >= 9};
-  }();
-  return all;
+bool has_clusters() {
+  return device_in_use().compute_capability >= 90;
 }
 
 // launch() with the blocks of a row in clusters of n.
@@ -772,8 +759,8 @@ void launch_large(const DeviceDeltaNetArgs& a, StreamView stream) {
   const float* o = a.mixed + 2 * a.n_head_k * kDim;
   int64_t o_step = a.n_channels();
   const auto fits = [&](int n_stages) {
-    return limits().tf32 && n_stages <= a.max_stages &&
-           ChunkShape<kDim>::scan_bytes(n_stages) <= limits().shared_bytes;
+    return device_in_use().compute_capability >= 80 && n_stages <= a.max_stages &&
+           ChunkShape<kDim>::scan_bytes(n_stages) <= device_in_use().max_shared_bytes;
   };
   if (fits(2)) {
     launch_chunks<kDim, 2>(a, stream);
@@ -795,14 +782,15 @@ void launch_large(const DeviceDeltaNetArgs& a, StreamView stream) {
 template <int kDim>
 size_t kept_bytes(int n_rows) {
   if constexpr (kDim == 128)
-    if (limits().clusters) return FusedShape<kDim, true, kHeadBlocks>::floats(n_rows) * sizeof(float);
+    if (has_clusters()) return FusedShape<kDim, true, kHeadBlocks>::floats(n_rows) * sizeof(float);
   return FusedShape<kDim, true, 1>::floats(n_rows) * sizeof(float);
 }
 
 template <int kDim>
 int most_kept_rows() {
+  constexpr size_t kDeclared = 2048;  // that the kernel declares itself, at most
   int n = kMaxDeltaRows;
-  while (n > 0 && kept_bytes<kDim>(n) > limits().shared_bytes) --n;
+  while (n > 0 && kept_bytes<kDim>(n) + kDeclared > device_in_use().max_shared_bytes) --n;
   return n;
 }
 
@@ -811,11 +799,11 @@ void launch_fused(const DeviceDeltaNetArgs& a, StreamView stream) {
   constexpr int kMaxRows = kKeep ? kMaxDeltaRows : kMaxFusedDeltaRows;
   constexpr bool kSplits = kDim == 128;
   static const bool ready = [] {
-    const auto most = [](size_t floats) { return std::min(floats * sizeof(float), limits().shared_bytes); };
-    allow_shared(delta_net_fused_kernel<kDim, kKeep, 1>, most(FusedShape<kDim, kKeep, 1>::floats(kMaxRows)));
+    allow_shared(delta_net_fused_kernel<kDim, kKeep, 1>,
+                 FusedShape<kDim, kKeep, 1>::floats(kMaxRows) * sizeof(float));
     if constexpr (kSplits)
       allow_shared(delta_net_fused_kernel<kDim, kKeep, kHeadBlocks>,
-                   most(FusedShape<kDim, kKeep, kHeadBlocks>::floats(kMaxRows)));
+                   FusedShape<kDim, kKeep, kHeadBlocks>::floats(kMaxRows) * sizeof(float));
     return true;
   }();
   static_cast<void>(ready);
@@ -823,7 +811,7 @@ void launch_fused(const DeviceDeltaNetArgs& a, StreamView stream) {
   const bool prepared = kKeep && a.max_group_rows > kMaxOwnConvRows;
   if (prepared) launch_prepare<kDim>(a, stream);
   if constexpr (kSplits) {
-    if (limits().clusters && (kKeep || a.max_group_rows <= kMaxSplitRows))
+    if (has_clusters() && (kKeep || a.max_group_rows <= kMaxSplitRows))
       return launch_clusters(delta_net_fused_kernel<kDim, kKeep, kHeadBlocks>, kHeadBlocks,
                              dim3(kHeadBlocks * heads, groups), kFusedThreads<kDim, kHeadBlocks>,
                              FusedShape<kDim, kKeep, kHeadBlocks>::floats(a.max_group_rows) * sizeof(float),

@@ -309,28 +309,16 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
 }
 
 template <auto* kKernel>
-auto* experts_kernel(int shared) {
-  static const bool ready = [=] {
-    return allow_shared(kKernel, static_cast<size_t>(shared) - 8 * 1024), true;
-  }();
+auto* experts_kernel(size_t shared) {
+  static const bool ready = [=] { return allow_shared(kKernel, shared - 8 * 1024), true; }();
   static_cast<void>(ready);
   return kKernel;
 }
 
 // Whether the blocks are all resident at once, and have the memory; decided once for each shape by the host.
 inline bool launch_experts(const DecodeFfnArgs& a, StreamView stream) {
-  static const struct Card {
-    int n_multiprocessors = 0, shared = 0;
-    bool good = false;
-    Card() {
-      int device = 0;
-      cudaGetDevice(&device);
-      cudaDeviceGetAttribute(&n_multiprocessors, cudaDevAttrMultiProcessorCount, device);
-      cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-      good = dependent_launch();
-    }
-  } card;
-  if (a.exchange == nullptr || a.config.n_expert == 0 || !card.good) return false;
+  const DeviceInfo& card = device_in_use();
+  if (a.exchange == nullptr || a.config.n_expert == 0 || !dependent_launch()) return false;
   const int blocks = ceil_div(a.n_embd, 16);
   const ExpertsPlan plan{.a = a,
                          .in_panels = ceil_div(a.gate.n_rows, 16),
@@ -339,10 +327,10 @@ inline bool launch_experts(const DecodeFfnArgs& a, StreamView stream) {
   const ExpertsShared shared(plan);
   if (blocks > card.n_multiprocessors || plan.in_panels * a.config.n_expert_used > kExpertPairs * blocks ||
       dot_chunks(a.n_embd) > kExpertWarps / 2 || plan.shared_chunks > kExpertWarps ||
-      shared.bytes + 8 * 1024 > static_cast<size_t>(card.shared))
+      shared.bytes + 8 * 1024 > card.max_shared_bytes)
     return false;
   for_dot_type(a.gate.dtype, [&]<DType T>() {
-    launch(experts_kernel<decode_experts_kernel<T>>(card.shared), static_cast<unsigned>(blocks),
+    launch(experts_kernel<decode_experts_kernel<T>>(card.max_shared_bytes), static_cast<unsigned>(blocks),
            32 * kExpertWarps, shared.bytes, stream, plan);
   });
   return true;

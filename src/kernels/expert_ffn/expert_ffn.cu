@@ -266,15 +266,12 @@ __global__ void __launch_bounds__(kMaxTileThreads, 2)
   }
   const int first = slot->first, n_acts = slot->count;
   const DeviceMatrix w = matrix_of(base, a.down, a.shared_down);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
+  const int warp = threadIdx.x / 32;
   const int panel = (blockIdx.x * 8 + warp) * kTilePanels;
 
   float acc[kTilePanels][kActs / 8][4] = {};
   const uint8_t* panels[kTilePanels];
-#pragma unroll
-  for (int p = 0; p < kTilePanels; ++p)  // past the end: the last one again, stored nowhere
-    panels[p] =
-        panel * 16 >= w.n_rows ? nullptr : w.panels + min(panel + p, (w.n_rows - 1) / 16) * w.panel_bytes;
+  warp_panels(w, panel, panels);
   const DeviceActs x{a.hidden.f16, a.hidden.f32, a.hidden.f16_stride, a.hidden.f32_stride, a.hidden.scale};
   uint32_t* const rows = reinterpret_cast<uint32_t*>(shared + tile_stage_bytes<kActs, kWhole>(w.n_cols));
   const auto ready = [&] {
@@ -288,39 +285,15 @@ __global__ void __launch_bounds__(kMaxTileThreads, 2)
   else
     tile_product<T, kActs>(panels, w.n_cols, x, shared, rows, n_acts, acc, 0, (w.n_cols + 255) / 256,
                            TileThreads::block(), ready);
-#pragma unroll
-  for (int p = 0; p < kTilePanels; ++p) {
-    const int row = (panel + p) * 16 + 2 * g;
-    if (row >= w.n_rows) break;
-    const bool pair = row + 1 < w.n_rows;
-#pragma unroll
-    for (int n = 0; n < kActs / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int act = 8 * n + 2 * t + i;
-        if (act >= n_acts) continue;
-        float* const y = a.y + static_cast<int64_t>(first + act) * a.n_embd + row;
-        y[0] = acc[p][n][i] * x.scale;
-        if (pair) y[1] = acc[p][n][i + 2] * x.scale;
-      }
-  }
-}
-
-int shared_limit() {
-  static const int limit = [] {
-    int device = 0, bytes = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return bytes;
-  }();
-  return limit;
+  store_warp_tile<kActs>(acc, panel, w.n_rows, n_acts, x.scale,
+                         [&](int act) { return a.y + static_cast<int64_t>(first + act) * a.n_embd; });
 }
 
 template <DType T, int kActs, bool kWhole>
 void launch_in_tiles(const DeviceExpertArgs& args, int n_rows, Slots which, StreamView stream) {
   static const bool ready = [] {
     return allow_shared(expert_in_tile_kernel<T, kActs, kWhole>,
-                        kWhole ? shared_limit() : tile_bytes<kActs, kWhole>(0)),
+                        kWhole ? device_in_use().max_shared_bytes : tile_bytes<kActs, kWhole>(0)),
            true;
   }();
   static_cast<void>(ready);
@@ -334,7 +307,7 @@ template <DType T, int kActs, bool kWhole>
 void launch_out_tiles(const DeviceExpertArgs& args, Slots which, StreamView stream) {
   static const bool ready = [] {
     return allow_shared(expert_out_tile_kernel<T, kActs, kWhole>,
-                        kWhole ? shared_limit() : tile_bytes<kActs, kWhole>(0)),
+                        kWhole ? device_in_use().max_shared_bytes : tile_bytes<kActs, kWhole>(0)),
            true;
   }();
   static_cast<void>(ready);
@@ -390,8 +363,9 @@ void expert_tiles(const DeviceExpertArgs& args, StreamView stream) {
 }  // namespace
 
 int expert_tile(int n_rows, int n_used, int n_expert) noexcept {
-  const bool has_room = shared_limit() >= kTileSharedBytes<kExpertTile>;  // compute capability 7.5 has not
-  const int pairs = n_expert > 0 ? n_rows * n_used / n_expert : n_rows;   // of an expert, on average
+  const bool has_room = static_cast<int>(device_in_use().max_shared_bytes) >=
+                        kTileSharedBytes<kExpertTile>;                   // compute capability 7.5 has not
+  const int pairs = n_expert > 0 ? n_rows * n_used / n_expert : n_rows;  // of an expert, on average
   return pairs <= 10 || !has_room ? kExpertLowTile : kExpertTile;
 }
 
@@ -452,7 +426,9 @@ void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept {
   }
   static_assert(kExpertLowTile == kLowActs);
   // Two blocks to a multiprocessor, or it is not worth it.
-  const auto fits = [](const DeviceMatrix& m) { return 2 * low_shared_bytes(m.n_cols) <= shared_limit(); };
+  const auto fits = [](const DeviceMatrix& m) {
+    return 2 * low_shared_bytes(m.n_cols) <= static_cast<int>(device_in_use().max_shared_bytes);
+  };
   const bool whole = fits(args.gate) && fits(args.down) && fits(args.shared_gate) && fits(args.shared_down);
   if (args.tile == kExpertLowTile && whole)
     expert_tiles<kExpertLowTile, true>(args, stream);

@@ -44,16 +44,13 @@ __global__ void __launch_bounds__(kMaxTileThreads, kActs <= 64 ? 2 : 1)
   const DeviceLinearArgs& args = plan.args;
   const DeviceLinearJob& job = args.jobs[j];
   const DeviceMatrix& w = job.w;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
+  const int warp = threadIdx.x / 32;
   const int panel = ((blockIdx.x - plan.first_block[j]) * (blockDim.x / 32) + warp) * kTilePanels;
   const int first_act = blockIdx.y * kActs, k_part = blockIdx.z;
   const int n_acts = min(kActs, args.n_acts - first_act);
   float acc[kTilePanels][kActs / 8][4] = {};
   const uint8_t* panels[kTilePanels];
-#pragma unroll
-  for (int p = 0; p < kTilePanels; ++p)  // past the end: the last one again, stored nowhere
-    panels[p] =
-        panel * 16 >= w.n_rows ? nullptr : w.panels + min(panel + p, (w.n_rows - 1) / 16) * w.panel_bytes;
+  warp_panels(w, panel, panels);
   const int n_chunks = (w.n_cols + 255) / 256;
   tile_product<T, kActs>(panels, w.n_cols, args.x, shared, rows, n_acts, acc, n_chunks * k_part / job.k_parts,
                          n_chunks * (k_part + 1) / job.k_parts, TileThreads::block(), [&] {
@@ -65,23 +62,9 @@ __global__ void __launch_bounds__(kMaxTileThreads, kActs <= 64 ? 2 : 1)
                            __syncthreads();
                          });
 
-  const float scale = args.x.scale;
-#pragma unroll
-  for (int p = 0; p < kTilePanels; ++p) {
-    const int row = (panel + p) * 16 + 2 * g;
-    if (row >= w.n_rows) break;
-    const bool pair = row + 1 < w.n_rows;
-#pragma unroll
-    for (int n = 0; n < kActs / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int a = 8 * n + 2 * t + i;
-        if (a >= n_acts) continue;
-        float* const y = job.y + k_part * job.part_stride + (first_act + a) * job.y_stride + row;
-        y[0] = acc[p][n][i] * scale;
-        if (pair) y[1] = acc[p][n][i + 2] * scale;
-      }
-  }
+  store_warp_tile<kActs>(acc, panel, w.n_rows, n_acts, args.x.scale, [&](int a) {
+    return job.y + k_part * job.part_stride + (first_act + a) * job.y_stride;
+  });
 }
 
 // ---- few tiles ----
@@ -250,23 +233,6 @@ __global__ void __launch_bounds__(kFloatThreads, 2)
 
 constexpr int kThinTiles = 16;  // of 16 x 64, of a multiprocessor: where two panels a warp are as fast
 
-struct Card {
-  bool tf32;
-  int n_multiprocessors;
-  size_t shared_bytes;
-};
-const Card& card() {
-  static const Card all = [] {
-    int device = 0, major = 0, n = 0, bytes = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device);
-    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return Card{major >= 8, n, static_cast<size_t>(bytes)};
-  }();
-  return all;
-}
-
 // Blocks of `rows` weight rows, in tiles of `acts` activation rows.
 template <class Kernel>
 void launch_tiles(Kernel* kernel, TilePlan& plan, int rows, int acts, unsigned threads, size_t bytes,
@@ -301,14 +267,15 @@ void launch_quant(TilePlan& plan, int n_warps, StreamView stream) {
 constexpr int kThinBytes = kThinSplit * kThinHalfBytes;
 
 bool thin_possible(DType dtype) {
-  return has_dot(dtype) && static_cast<size_t>(kThinBytes) <= card().shared_bytes;
+  return has_dot(dtype) && static_cast<size_t>(kThinBytes) <= device_in_use().max_shared_bytes;
 }
 
 void launch_thin(TilePlan& plan, int tiles, StreamView stream) {
   static const bool ready = [] { return allow_shared(linear_thin_kernel, kThinBytes), true; }();
   static_cast<void>(ready);
-  int n_panels = ceil_div(tiles, card().n_multiprocessors);  // of a block: one round of blocks, if possible
-  if (n_panels > kMaxThinPanels) n_panels = ceil_div(tiles, 2 * card().n_multiprocessors);
+  int n_panels =
+      ceil_div(tiles, device_in_use().n_multiprocessors);  // of a block: one round of blocks, if possible
+  if (n_panels > kMaxThinPanels) n_panels = ceil_div(tiles, 2 * device_in_use().n_multiprocessors);
   n_panels = n_panels < 2 ? 2 : n_panels > kMaxThinPanels ? kMaxThinPanels : n_panels;
   launch_tiles(linear_thin_kernel, plan, 16 * n_panels, kThinActs,
                static_cast<unsigned>(32 * kThinSplit * n_panels), kThinBytes, stream);
@@ -327,7 +294,7 @@ int linear_parts(const DeviceMatrix& w, int n_acts) noexcept {
   const int most = n_acts <= kMaxCutActs ? kMaxLinearParts : 1;
   int parts = 1;
   const int tiles = ceil_div(n_acts, kThinActs) * ceil_div(w.n_rows, 16);
-  while (parts < most && 2 * parts * tiles <= kMaxThinPanels * card().n_multiprocessors) parts *= 2;
+  while (parts < most && 2 * parts * tiles <= kMaxThinPanels * device_in_use().n_multiprocessors) parts *= 2;
   return parts;
 }
 
@@ -341,7 +308,7 @@ bool linear_prefers_tiles(const DeviceLinearArgs& args) noexcept {
 namespace {
 
 bool float_tiles_possible(const DeviceMatrix& w, const DeviceActs& x) {
-  return card().tf32 && w.n_cols % 4 == 0 && x.f32_stride % 4 == 0;
+  return (device_in_use().compute_capability >= 80) && w.n_cols % 4 == 0 && x.f32_stride % 4 == 0;
 }
 int float_tiles(const DeviceMatrix& w, int n_acts) {
   return ceil_div(n_acts, kFloatActs) * ceil_div(w.n_rows, kFloatRows);
@@ -353,7 +320,8 @@ int float_tile_parts(const DeviceMatrix& w, const DeviceActs& x, int n_acts) noe
   if (!is_float_type(w.dtype) || !float_tiles_possible(w, x)) return 0;
   int parts = 1;
   while (parts < kMaxFloatParts && 2 * parts * n_acts <= kMaxFloatPartRows &&
-         2 * parts * float_tiles(w, n_acts) <= card().n_multiprocessors && 2 * parts * kFloatCols <= w.n_cols)
+         2 * parts * float_tiles(w, n_acts) <= device_in_use().n_multiprocessors &&
+         2 * parts * kFloatCols <= w.n_cols)
     parts *= 2;
   return parts;
 }
@@ -364,7 +332,7 @@ bool has_tiles(const DeviceLinearArgs& args, int job) noexcept {
   // Fewer tiles leave the card idle: 256 x 2048 weights take 79 us with 2048 rows (169 row by row), and still
   // 78 us with 128, if the sum is in one part.
   return float_tiles_possible(w, args.x) &&
-         (args.jobs[job].k_parts > 2 || 2 * float_tiles(w, args.n_acts) >= card().n_multiprocessors);
+         (args.jobs[job].k_parts > 2 || 2 * float_tiles(w, args.n_acts) >= device_in_use().n_multiprocessors);
 }
 
 void linear_tiles_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
@@ -376,7 +344,8 @@ void linear_tiles_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept
   for (int j = 0; j < args.n_jobs; ++j) {
     const DeviceLinearJob& job = args.jobs[j];
     const int more = thin_tiles(job, args.n_acts);
-    if (!thin_possible(job.w.dtype) || tiles + more > kThinTiles * card().n_multiprocessors) continue;
+    if (!thin_possible(job.w.dtype) || tiles + more > kThinTiles * device_in_use().n_multiprocessors)
+      continue;
     tiles += more;
     thin.args.jobs[thin.args.n_jobs++] = job;
     done[j] = true;
@@ -413,13 +382,16 @@ void linear_tiles_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept
       return plan.args.jobs[0].k_parts * ceil_div(args.n_acts, acts) *
              ceil_div(n_rows, n_warps * kTileWarpRows);
     };
-    const auto fits = [](int bytes) { return static_cast<size_t>(bytes) <= card().shared_bytes; };
+    const auto fits = [](int bytes) {
+      return static_cast<size_t>(bytes) <= device_in_use().max_shared_bytes;
+    };
     constexpr int kWide = 128, kNarrow = 64, kLow = 16, kMost = kMaxTileThreads / 32;
     const bool wide = args.n_acts > kNarrow && fits(kTileSharedBytes<kWide>) &&
-                      8 * blocks(kWide, kMost) >= 7 * card().n_multiprocessors;
+                      8 * blocks(kWide, kMost) >= 7 * device_in_use().n_multiprocessors;
     const bool narrow = args.n_acts > kLow && fits(kTileSharedBytes<kNarrow>);
     int n_warps = kMost;
-    while (!wide && n_warps > 2 && blocks(kNarrow, n_warps) < 2 * card().n_multiprocessors) n_warps /= 2;
+    while (!wide && n_warps > 2 && blocks(kNarrow, n_warps) < 2 * device_in_use().n_multiprocessors)
+      n_warps /= 2;
 #define CASE(t)                                             \
   if (wide)                                                 \
     launch_quant<DType::t, kWide>(plan, n_warps, stream);   \

@@ -18,6 +18,39 @@ namespace thermo {
 inline constexpr int kMaxTileThreads = 256;
 inline constexpr int kTilePanels = 2;                   // of a warp, at most
 inline constexpr int kTileWarpRows = 16 * kTilePanels;  // weight rows of a warp
+
+// The panels of a warp from `panel` on; past the end the last one again, stored nowhere. nullptr: none is
+// there.
+__device__ __forceinline__ void warp_panels(const DeviceMatrix& w, int panel,
+                                            const uint8_t* (&panels)[kTilePanels]) {
+#pragma unroll
+  for (int p = 0; p < kTilePanels; ++p)
+    panels[p] =
+        panel * 16 >= w.n_rows ? nullptr : w.panels + min(panel + p, (w.n_rows - 1) / 16) * w.panel_bytes;
+}
+
+// What a warp has of n_acts activation rows: output(act) is where the products of one begin.
+template <int kActs, class Output>
+__device__ __forceinline__ void store_warp_tile(const float (&acc)[kTilePanels][kActs / 8][4], int panel,
+                                                int n_rows, int n_acts, float scale, const Output& output) {
+  const int g = threadIdx.x % 32 >> 2, t = threadIdx.x & 3;
+#pragma unroll
+  for (int p = 0; p < kTilePanels; ++p) {
+    const int row = (panel + p) * 16 + 2 * g;
+    if (row >= n_rows) break;
+    const bool pair = row + 1 < n_rows;
+#pragma unroll
+    for (int n = 0; n < kActs / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int a = 8 * n + 2 * t + i;
+        if (a >= n_acts) continue;
+        float* const y = output(a) + row;
+        y[0] = acc[p][n][i] * scale;
+        if (pair) y[1] = acc[p][n][i + 2] * scale;
+      }
+  }
+}
 inline constexpr int kTileRowBytes = 512 + 64;  // 256 columns, shifted by half the banks from row to row
 template <int kActs>
 inline constexpr int kTileStageBytes = kActs* kTileRowBytes;
