@@ -44,8 +44,6 @@ class ExpertForecast {
   // The likeliest ids.size() experts, best first. Overwrites the scores.
   void choose(int layer, float* scores, std::span<int32_t> ids) const noexcept;
 
-  uint64_t n_bytes() const { return memory_.size(); }
-
  private:
   struct Layer {
     Matrix router;
