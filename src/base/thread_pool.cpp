@@ -6,21 +6,10 @@
 #include <chrono>
 
 #include "base/cpu_info.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "base/pause.h"
 
 namespace thermo {
 namespace {
-
-void pause_cpu() noexcept {
-#if defined(__x86_64__)
-  _mm_pause();
-#else
-  std::this_thread::yield();
-#endif
-}
 
 // Long enough between looks at the clock that the clock costs nothing.
 constexpr int kSpinsPerClockLook = 1024;

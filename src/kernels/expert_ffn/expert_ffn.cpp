@@ -7,11 +7,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/pause.h"
 #include "base/units.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace thermo {
 namespace {
@@ -22,9 +19,7 @@ constexpr int kTileActs = LinearScratch::kTileActs;
 void wait_until_set(const std::atomic<int>& flag) noexcept {
   int spins = 0;
   while (flag.load(std::memory_order_acquire) == 0) {
-#if defined(__x86_64__)
-    _mm_pause();
-#endif
+    pause_cpu();
     if (++spins == 1 << 14) {
       std::this_thread::yield();
       spins = 0;
