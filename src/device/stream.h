@@ -2,6 +2,8 @@
 // value.
 #pragma once
 
+#include <cstdint>
+
 struct CUstream_st;
 struct CUevent_st;
 
@@ -21,6 +23,12 @@ class Stream {
   StreamView view() const noexcept { return {handle_}; }
   // Waits for everything queued. False: the device failed, and stays failed.
   bool synchronize() const noexcept;
+
+  // Whether the driver can write().
+  static bool can_write() noexcept;
+  // Queues writing a word of device memory. Whoever sees it there sees what was queued before it, also while
+  // this stream goes on.
+  void write(uint64_t* to, uint64_t value) noexcept;
 
  private:
   CUstream_st* handle_ = nullptr;
