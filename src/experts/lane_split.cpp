@@ -11,7 +11,7 @@ namespace {
 constexpr float kMemory = 16.0f;         // samples that an average remembers
 constexpr float kHalfLife = 16.0f;       // of an average that gets no samples: tokens
 constexpr float kOutlier = 3.0f;         // a sample counts at most this many times the estimate
-constexpr int kFitEvery = 32;            // samples
+constexpr uint64_t kFirstSamples = 32;   // each of them moves the line; later it is drawn once a token
 constexpr float kHalfLifeFills = 64.0f;  // of a whole layer's average that gets no samples: tokens
 // What both lanes at work cost beyond the slower one alone, to start from (measured with an H200: 24 to 32
 // us), and how many samples it remembers.
@@ -21,6 +21,8 @@ constexpr float kStartBothUs = 25.0f, kBothMemory = 64.0f;
 constexpr float kWorthSharing = 0.93f;
 // The processor alone is tried often where it is expected to take at most this much longer.
 constexpr float kWorthTrying = 2.0f;
+// With a busy link: fetching all must promise this much of the processor's time.
+constexpr float kSlowerByFar = 0.6f;
 
 }  // namespace
 
@@ -64,11 +66,10 @@ void LaneSplit::Lane::took(int n, float us_taken) noexcept {
   count.weight = std::min(w + 1.0f, kMemory);
   count.at = now_;
   ++n_samples_;
-  if (n_samples_ < kFitEvery || n_samples_ % kFitEvery == 0) {
+  if (n_samples_ < kFirstSamples)
     fit();
-  } else {
+  else
     us_[static_cast<size_t>(n)] = estimate(n);
-  }
 }
 
 // Least squares over the averages, drawn to the start line by as many samples as it is trusted: with one
@@ -177,15 +178,22 @@ int LaneSplit::fetch(int n_cold) const noexcept {
   return static_cast<int>((scaled + max_experts_ / 2) / max_experts_);
 }
 
-void LaneSplit::fill(std::span<int32_t> fetch_of) noexcept {
+int LaneSplit::best_alone(int n_cold) const noexcept {
+  const int n = std::min(n_cold, max_experts_);
+  return layer_us(n, n) < kSlowerByFar * layer_us(n, 0) ? n_cold : 0;
+}
+
+void LaneSplit::fill(std::span<int32_t> fetch_of, bool link_busy) noexcept {
   ++n_fills_;
   cpu_.pass_token();
   gpu_.pass_token();
   const bool alone = n_fills_ % kAloneEvery == kAloneEvery - 1;
-  const int step = n_fills_ % kExploreEvery != 0 ? 0 : n_fills_ / kExploreEvery % 2 == 1 ? 1 : -1;
+  const bool explore = n_fills_ % kExploreEvery == 0;
+  const int step = link_busy || !explore ? 0 : n_fills_ / kExploreEvery % 2 == 1 ? 1 : -1;
   for (int n = 0; n < static_cast<int>(fetch_of.size()); ++n) {
-    const int f = fetch(n);
-    const bool try_alone = alone && n <= max_experts_ && layer_us(n, 0) < kWorthTrying * layer_us(n, f);
+    const int f = link_busy ? best_alone(n) : fetch(n);
+    const bool try_alone = n <= max_experts_ && ((alone && layer_us(n, 0) < kWorthTrying * layer_us(n, f)) ||
+                                                 (link_busy && explore));
     fetch_of[static_cast<size_t>(n)] = try_alone ? 0 : std::clamp(f + step, 0, n);
   }
 }

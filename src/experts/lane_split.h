@@ -34,8 +34,10 @@ class LaneSplit {
   // Of n_cold distinct experts, how many the device fetches.
   int fetch(int n_cold) const noexcept;
   // fetch_of[n] for every n, for the device; every kExploreEvery-th call one more or one less, every
-  // kAloneEvery-th none.
-  void fill(std::span<int32_t> fetch_of) noexcept;
+  // kAloneEvery-th none. `link_busy`: parcels travel, and what is fetched beside them holds them up. Then a
+  // layer's cold experts go to the processor, all of them, unless it is slower by far; every kExploreEvery-th
+  // call it is tried all the same.
+  void fill(std::span<int32_t> fetch_of, bool link_busy = false) noexcept;
 
   // What is expected, microseconds. cpu_us(0) is 0: nothing is handed over.
   float cpu_us(int n_experts) const noexcept;
@@ -90,6 +92,7 @@ class LaneSplit {
   };
 
   int best(int n_cold) const noexcept;
+  int best_alone(int n_cold) const noexcept;
 
   int max_experts_;
   Lane cpu_, gpu_;

@@ -35,17 +35,17 @@ class Simulation {
   explicit Simulation(uint32_t seed, int max_cold = 8) : random_(seed), max_cold_(max_cold) {}
 
   // Runs tokens of 40 layers; returns the time lost against the best possible shares, as a share of it.
-  double run(LaneSplit& split, const Machine& machine, int n_tokens) {
+  double run(LaneSplit& split, const Machine& machine, int n_tokens, bool link_busy = false) {
     double took = 0.0, best = 0.0;
     std::array<int32_t, 65> fetch_of{};
     for (int t = 0; t < n_tokens; ++t) {
-      split.fill(fetch_of);
+      split.fill(fetch_of, link_busy);
       for (int layer = 0; layer < 40; ++layer) {
         const int n_cold = static_cast<int>(random_() % static_cast<uint32_t>(max_cold_ + 1));
         const int f = fetch_of[static_cast<size_t>(n_cold)];
         if (n_cold > f) split.cpu_took(n_cold - f, sample(machine.cpu(n_cold - f), machine));
         split.gpu_took(f, sample(machine.gpu(f), machine));
-        if (n_cold > f) split.layer_took(n_cold, f, sample(machine.step(n_cold, f), machine));
+        if (n_cold > 0) split.layer_took(n_cold, f, sample(machine.step(n_cold, f), machine));
         took += machine.step(n_cold, f);
         best += machine.best(n_cold);
       }
@@ -193,6 +193,32 @@ TEST(LaneSplit, FindsOutSoonThatASlowMomentIsOver) {
     simulation.run(split, slow, 30);
     EXPECT_LT(simulation.run(split, machine, 128), 0.20) << seed;
   }
+}
+
+// The time lost here is against shares that a busy link does not allow.
+TEST(LaneSplit, LeavesABusyLinkAloneUnlessTheProcessorIsSlowerByFar) {
+  LaneSplit split;
+  Simulation simulation(4);
+  std::array<int32_t, 65> fetch_of{};
+  const auto n_fetching = [&] {
+    int n = 0;
+    for (int i = 0; i < 64; ++i) {
+      split.fill(fetch_of, true);
+      for (int cold = 1; cold <= 8; ++cold) {
+        EXPECT_TRUE(fetch_of[static_cast<size_t>(cold)] == 0 || fetch_of[static_cast<size_t>(cold)] == cold);
+        n += fetch_of[static_cast<size_t>(cold)] != 0;
+      }
+    }
+    return n;
+  };
+  const Machine strong{7, 30, 12, 40}, weak{7, 120, 12, 40};
+  simulation.run(split, strong, 100, true);
+  EXPECT_EQ(n_fetching(), 0);
+  simulation.run(split, weak, 100, true);
+  EXPECT_GT(n_fetching(), 0);
+  EXPECT_LT(simulation.run(split, weak, 200, true), 0.6);  // the processor alone: 1.7
+  simulation.run(split, strong, 100, true);
+  EXPECT_EQ(n_fetching(), 0);
 }
 
 TEST(LaneSplit, TriesANeighbourNowAndThen) {
