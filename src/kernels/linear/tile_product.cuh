@@ -66,10 +66,12 @@ struct TileThreads {
     return {static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), 0};
   }
   __device__ __forceinline__ void sync() const {
-    if (id == 0)
+    if (id == 0) {
       __syncthreads();
-    else
+    } else {
+      __syncwarp();  // a warp arrives as one: what it wrote in branches is written
       asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
+    }
   }
 };
 
