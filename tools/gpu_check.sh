@@ -54,27 +54,30 @@ part() {
 summary() {
   grep -hE '^\[  PASSED  \]|^passed|^PASSED|same most likely' "$1" | tail -n 2 | tr -s ' ' | paste -sd ';'
 }
-# sharded COMMAND...: a test program on several processes at once; most of its time is the references on the CPU.
-# shellcheck disable=SC2317  # called through bash -c
-sharded() {
-  local n=6 i status=0 logs
+# spread PROGRAM FILTER [COMMAND...]: each test of a program in a process of its own, under COMMAND, many at once;
+# much of their time is the references on the CPU.
+# shellcheck disable=SC2016,SC2317  # called through bash -c
+spread() {
+  local program=$1 filter=$2 logs status=0
+  shift 2
   logs=$(mktemp -d)
-  for ((i = 0; i < n; ++i)); do
-    GTEST_TOTAL_SHARDS=$n GTEST_SHARD_INDEX=$i "$@" > "$logs/$i" 2>&1 &
-  done
-  for ((i = 0; i < n; ++i)); do wait -n || status=$?; done
+  "$program" --gtest_list_tests --gtest_filter="$filter" |
+    awk '/^[^ ]/ { suite = $1 } /^ / { print suite $1 }' |
+    logs=$logs xargs -P 12 -I{} bash -c 'test=$1; shift
+      "$@" --gtest_filter="$test" > "$logs/${test//\//_}" 2>&1 || { echo "FAILED $test"; exit 1; }' \
+      - {} "$@" "$program" || status=$?
   cat "$logs"/*
   awk '/^\[  PASSED  \]/ { passed += $4 } /(ERROR|RACECHECK) SUMMARY/ { found += $4 } END {
          print "passed " passed + 0 " tests, " found + 0 " reports" }' "$logs"/*
   rm -r "$logs"
   return "$status"
 }
-export -f sharded
+export -f spread
 wants() { [[ ",$parts," == *",$1,"* ]]; }
 
 cuda_tests='*Cuda*:*Gpu*'
 if wants tests; then
-  part 'kernels tests' 300 bash -c 'sharded "$@"' - "$bin/kernels_test" --gtest_filter="$cuda_tests"
+  part 'kernels tests' 300 bash -c 'spread "$@"' - "$bin/kernels_test" "$cuda_tests"
   for name in device model engine; do  # some of these look at how much memory is free: one process
     part "$name tests" 300 "$bin/${name}_test" --gtest_filter="$cuda_tests-*AThousandGenerations*"
   done
@@ -115,11 +118,11 @@ sanitize() {
   local tool=$1 limit=$2 models=$3
   command -v compute-sanitizer > /dev/null || { rows+=("$(printf '%-28s %-12s' "$tool" 'not here')"); return; }
   local check=(compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 5)
-  part "$tool kernels" "$limit" bash -c 'sharded "$@"' - "${check[@]}" "$bin/kernels_test" --gtest_filter='*Cuda*'
-  part "$tool model" "$limit" bash -c 'sharded "$@"' - "${check[@]}" "$bin/model_test" --gtest_filter="$models"
+  part "$tool kernels" "$limit" bash -c 'spread "$@"' - "$bin/kernels_test" '*Cuda*' "${check[@]}"
+  part "$tool model" "$limit" bash -c 'spread "$@"' - "$bin/model_test" "$models" "${check[@]}"
 }
-wants memcheck && sanitize memcheck 240 '*Gpu*-*EveryShareAndLane*:*EveryChunkLength*:*TakesTheBytes*'
-wants racecheck && sanitize racecheck 300 '*Gpu*KeepsSequencesApart*'
+wants memcheck && sanitize memcheck 400 '*Gpu*-*EveryShareAndLane*:*EveryChunkLength*:*TakesTheBytes*'
+wants racecheck && sanitize racecheck 400 '*Gpu*KeepsSequencesApart*:*GpuSplit*ExpertsMove*'
 if wants bench; then
   [ -f "$model" ] || part 'write a model' 300 "$thermocline" synth "$model" --shape qwen35moe-35b-a3b -q
   part bench 300 "$thermocline" bench -m "$model" --device cuda:0 -p 512,2048 -n 128 --rows '1-64*2' -d 0,16384 -r 3
