@@ -133,6 +133,8 @@ Json bench_fields(const BenchContext& context, const BenchResult& result) {
   f["foreseen_ratio"] = if_split(static_cast<double>(experts.foreseen) /
                                  static_cast<double>(std::max<uint64_t>(1, experts.cold_experts)));
   f["ahead_bytes_per_token"] = if_split(per_token(experts.ahead_bytes, experts));
+  f["parcels_sent"] = if_split(experts.parcels);
+  f["parcels_used"] = if_split(experts.carried_pairs);
   f["fetched_bytes_per_token"] = if_split(per_token(experts.fetched_bytes, experts));
   f["streamed_bytes_per_token"] = if_split(per_token(experts.streamed_bytes, experts));
   f["disk_bytes_per_token"] = if_split(per_token(experts.disk_bytes, experts));

@@ -63,7 +63,8 @@ void add_difference(const ExpertTelemetry& before, const ExpertTelemetry& after,
       &ExpertTelemetry::cpu_bytes,    &ExpertTelemetry::fetched_bytes, &ExpertTelemetry::streamed_bytes,
       &ExpertTelemetry::disk_bytes,   &ExpertTelemetry::moved,         &ExpertTelemetry::moved_bytes,
       &ExpertTelemetry::cpu_ns,       &ExpertTelemetry::stall_ns,      &ExpertTelemetry::disk_wait_ns,
-      &ExpertTelemetry::cold_experts, &ExpertTelemetry::foreseen,      &ExpertTelemetry::ahead_bytes};
+      &ExpertTelemetry::cold_experts, &ExpertTelemetry::foreseen,      &ExpertTelemetry::ahead_bytes,
+      &ExpertTelemetry::parcels,      &ExpertTelemetry::carried_pairs};
   for (const auto counter : kCounters) sum.*counter += after.*counter - before.*counter;
   sum.max_stall_ns = after.max_stall_ns;
   sum.budget_bytes = after.budget_bytes;

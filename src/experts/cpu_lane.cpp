@@ -82,6 +82,7 @@ struct CpuLane::Impl {
   void sort_pairs(std::span<const ColdPair> pairs) noexcept;
   void take_rows(const ExpertLayer& layer, std::span<const ColdPair> pairs, const float* from,
                  float scale) noexcept;
+  void take_row(int row, const float* from, float scale, const ActFormats& formats) noexcept;
 };
 
 // Groups by expert, ascending: the order of a row's sum must not depend on how the device listed its pairs.
@@ -117,17 +118,18 @@ void CpuLane::Impl::take_rows(const ExpertLayer& layer, std::span<const ColdPair
   formats.add(layer.experts.front().gate);
   formats.add(layer.experts.front().up);
   if (ahead != nullptr) ahead->add_format(formats);
-  const auto take = [&](int i, int) {
-    const int row = used_rows[static_cast<size_t>(i)];
-    const float* const source = from + static_cast<size_t>(row) * static_cast<size_t>(catalog.n_embd);
-    std::transform(source, source + catalog.n_embd, x.row(row), [scale](float v) { return v * scale; });
-    x.quantize(row, catalog.n_embd, formats, matmul);
-  };
+  const auto take = [&](int i, int) { take_row(used_rows[static_cast<size_t>(i)], from, scale, formats); };
   const int n = static_cast<int>(used_rows.size());
   if (n >= kRowsForPool)
     pool.run(n, take);
   else
     for (int i = 0; i < n; ++i) take(i, 0);
+}
+
+void CpuLane::Impl::take_row(int row, const float* from, float scale, const ActFormats& formats) noexcept {
+  const float* const source = from + static_cast<size_t>(row) * static_cast<size_t>(catalog.n_embd);
+  std::transform(source, source + catalog.n_embd, x.row(row), [scale](float v) { return v * scale; });
+  x.quantize(row, catalog.n_embd, formats, matmul);
 }
 
 CpuLane::CpuLane(const ExpertCatalog& catalog, HostTier& host, ThreadPool& pool,
@@ -177,6 +179,20 @@ void CpuLane::compute(int layer, std::span<const ColdPair> pairs, const float* x
 void CpuLane::answer(int layer, std::span<const ColdPair> pairs, const float* x, float x_scale,
                      const StampedRows& to) noexcept {
   impl_->run(layer, pairs, x, x_scale, to.n_rows, nullptr, &to);
+}
+
+void CpuLane::look_ahead(int layer, const float* from, float x_scale) noexcept {
+  Impl& m = *impl_;
+  m.last_experts = m.last_foreseen = 0;
+  m.last_ahead_bytes = 0;
+  if (m.ahead == nullptr) return;
+  m.ahead->end();
+  m.last_ahead_bytes = m.ahead->n_bytes();
+  ActFormats formats;
+  m.ahead->add_format(formats);
+  m.take_row(0, from, x_scale, formats);
+  m.ahead->begin(layer, m.x);
+  m.pool.run_threads([](int) {});
 }
 
 int CpuLane::last_experts() const noexcept {

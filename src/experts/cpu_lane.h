@@ -21,7 +21,7 @@ struct CpuLaneOptions {
   int max_rows = 32;
   int max_pairs = 0;  // 0: max_rows * n_active
   Isa isa = Isa::Portable;
-  ReadAhead* ahead = nullptr;  // set to work after every call of one row, on the same pool
+  ReadAhead* ahead = nullptr;  // set to work by every call of one row, on the same pool
 };
 
 class CpuLane {
@@ -41,6 +41,9 @@ class CpuLane {
   // most kMaxMailRows rows.
   void answer(int layer, std::span<const ColdPair> pairs, const float* x, float x_scale,
               const StampedRows& to) noexcept;
+
+  // No pair of this row is cold: only guesses on from it.
+  void look_ahead(int layer, const float* x, float x_scale) noexcept;
 
   // Distinct experts of the last call, and how many of them had been foreseen.
   int last_experts() const noexcept;

@@ -7,6 +7,7 @@
 
 #include "base/host_buffer.h"
 #include "base/thread_pool.h"
+#include "experts/read_ahead.h"
 #include "experts/testing/random_experts.h"
 #include "kernels/testing/guard_band.h"
 
@@ -178,6 +179,40 @@ TEST(CpuLane, ReturnsZeroWhenNothingIsCold) {
   Bench bench(experts, 2, best_isa(), 4);
   EXPECT_EQ(bench.run(0, {}, random_rows(4 * 64, 1), 4), std::vector<float>(4 * 64));
   EXPECT_EQ(bench.lane.last_experts(), 0);
+}
+
+TEST(CpuLane, LooksAheadFromARowThatNeedsNothing) {
+  const int n_embd = 256, n_expert = 8;
+  const RandomExperts experts(
+      {{DType::Q8_0, DType::Q8_0, n_expert, 64}, {DType::Q8_0, DType::Q8_0, n_expert, 64}}, n_embd, 2);
+  Bench plain(experts, 2, best_isa(), 1);
+  const std::vector<float> x = random_rows(n_embd, 3);
+  plain.lane.look_ahead(0, x.data(), 1.0f);  // nobody looks: nothing happens
+  EXPECT_EQ(plain.lane.last_experts(), 0);
+
+  // The router of layer 1 likes expert 5 best, which is given by the row itself.
+  std::vector<float> router = random_rows(n_expert * n_embd, 4), norm(n_embd, 1.0f);
+  std::copy(x.begin(), x.end(), router.begin() + 5 * n_embd);
+  std::vector<RouterView> views(2, {.router = {.dtype = DType::F32,
+                                               .n_rows = n_expert,
+                                               .n_cols = n_embd,
+                                               .rows = reinterpret_cast<const std::byte*>(router.data())},
+                                    .bias = {},
+                                    .norm = norm});
+  ThreadPool& pool = plain.pool;
+  const ExpertForecast forecast({.n_expert = n_expert, .n_expert_used = 2}, views, 1, best_isa(), pool);
+  ReadAhead ahead(experts.catalog, forecast, pool,
+                  [&](int layer, int expert) { return plain.host.address(layer, expert); }, {});
+  CpuLane lane(experts.catalog, plain.host, pool, {.max_rows = 1, .isa = best_isa(), .ahead = &ahead});
+  lane.look_ahead(0, x.data(), 0.5f);
+  while (ahead.help([] { return false; })) {
+  }
+  ahead.end();
+  const int32_t wanted[] = {5};
+  EXPECT_EQ(ahead.n_foreseen(1, wanted), 1);
+  lane.look_ahead(1, x.data(), 0.5f);  // no layer behind it
+  EXPECT_GT(lane.last_ahead_bytes(), 0u);
+  EXPECT_FALSE(ahead.help([] { return false; }));
 }
 
 }  // namespace

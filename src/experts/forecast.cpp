@@ -46,15 +46,18 @@ void fold_and_pack(const RouterView& before, const RouterView& to, std::byte* pa
 
 }  // namespace
 
-ExpertForecast::ExpertForecast(const RouteConfig& config, std::span<const RouterView> layers, Isa isa,
-                               ThreadPool& pool)
-    : config_(config), kernels_(quant_matmul_kernels(isa)), layers_(layers.size()) {
+ExpertForecast::ExpertForecast(const RouteConfig& config, std::span<const RouterView> layers, int distance,
+                               Isa isa, ThreadPool& pool)
+    : config_(config), distance_(distance), kernels_(quant_matmul_kernels(isa)), layers_(layers.size()) {
+  const auto before_of = [&](size_t l) -> const RouterView& {
+    return layers[l - static_cast<size_t>(distance)];
+  };
   // Only the order counts.
   config_.normalize = false;
   if (config_.gating == Gating::Softmax) config_.gating = Gating::SoftmaxSelected;
   std::vector<int> guessed;
-  for (size_t l = 1; l < layers.size(); ++l) {
-    const RouterView &before = layers[l - 1], &to = layers[l];
+  for (size_t l = static_cast<size_t>(distance); l < layers.size(); ++l) {
+    const RouterView &before = before_of(l), &to = layers[l];
     if (to.router.rows == nullptr || before.router.empty() || !same_shape(before, to)) continue;
     if (to.router.n_cols % 32 == 0) guessed.push_back(static_cast<int>(l));
   }
@@ -67,7 +70,7 @@ ExpertForecast::ExpertForecast(const RouteConfig& config, std::span<const Router
   pool.run(static_cast<int>(guessed.size()), [&](int i, int) {
     const auto l = static_cast<size_t>(guessed[static_cast<size_t>(i)]);
     std::byte* const panels = memory_.data() + static_cast<size_t>(i) * bytes;
-    fold_and_pack(layers[l - 1], layers[l], panels);
+    fold_and_pack(before_of(l), layers[l], panels);
     layers_[l].router = {.dtype = type, .n_rows = first.n_rows, .n_cols = first.n_cols, .panels = panels};
     layers_[l].bias = layers[l].bias;
   });
@@ -80,6 +83,12 @@ void ExpertForecast::add_format(ActFormats& formats) const {
 void ExpertForecast::score(int layer, const ActBuffer& x, int panel, float* scores) const noexcept {
   multiply_tile(layers_[static_cast<size_t>(layer)].router, panel, 1, {.x = &x, .first = 0, .n = 1},
                 scores + panel * kPanelRows, kPanelRows, nullptr, kernels_);
+}
+
+std::span<const std::byte> ExpertForecast::weights(int layer, int begin, int end) const noexcept {
+  const Matrix& router = layers_[static_cast<size_t>(layer)].router;
+  const size_t bytes = panel_bytes(router.dtype, router.n_cols);
+  return {router.panels + static_cast<size_t>(begin) * bytes, static_cast<size_t>(end - begin) * bytes};
 }
 
 void ExpertForecast::choose(int layer, float* scores, std::span<int32_t> ids) const noexcept {

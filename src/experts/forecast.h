@@ -1,10 +1,10 @@
-// Guesses the experts of the next layer from what the experts of this one read.
+// Guesses the experts of a layer from what the experts of one before it read.
 //
-// A layer adds little to the residual stream, so the next layer's router, applied one layer early, already
-// names most of the experts it will choose. What it reads is rms(x) * norm; the rows given here are scaled
-// with this layer's norm weights, so the routers are kept with the quotient of both folded in, and in four
-// bits: a guess needs no more. A guess only ever decides what is read early. What is computed is what the
-// router chose.
+// A layer adds little to the residual stream, so a layer's router, applied one layer early, already names
+// most of the experts it will choose, and two layers early many. What it reads is rms(x) * norm; the rows
+// given here are scaled with this layer's norm weights, so the routers are kept with the quotient of both
+// folded in, and in four bits: a guess needs no more. A guess only ever decides what is read early. What is
+// computed is what the router chose.
 #pragma once
 
 #include <cstdint>
@@ -27,20 +27,26 @@ struct RouterView {
 
 class ExpertForecast {
  public:
-  // `bias` of the views must outlive it.
-  ExpertForecast(const RouteConfig& config, std::span<const RouterView> layers, Isa isa, ThreadPool& pool);
+  // From rows of the layer `distance` before. `bias` of the views must outlive it.
+  ExpertForecast(const RouteConfig& config, std::span<const RouterView> layers, int distance, Isa isa,
+                 ThreadPool& pool);
 
-  // Whether the experts of `layer` can be guessed: it and the one before it are routed.
-  bool has(int layer) const { return !layers_[static_cast<size_t>(layer)].router.empty(); }
+  int distance() const { return distance_; }
+  // Whether the experts of `layer` can be guessed: it and the one `distance` before it are routed.
+  bool has(int layer) const {
+    return layer < n_layers() && !layers_[static_cast<size_t>(layer)].router.empty();
+  }
   int n_layers() const { return static_cast<int>(layers_.size()); }
   int n_expert() const { return config_.n_expert; }
   int n_panels() const { return thermo::n_panels(config_.n_expert); }
 
   // The form of the row that score() reads.
   void add_format(ActFormats& formats) const;
-  // The router's outputs of one panel for row 0 of x, what the experts of the layer before read: scores[16 *
-  // panel ...]. Panels on any threads.
+  // The router's outputs of one panel for row 0 of x, what the experts of the layer `distance` before read:
+  // scores[16 * panel ...]. Panels on any threads.
   void score(int layer, const ActBuffer& x, int panel, float* scores) const noexcept;
+  // What score() reads for these panels.
+  std::span<const std::byte> weights(int layer, int begin, int end) const noexcept;
   // The likeliest ids.size() experts, best first. Overwrites the scores.
   void choose(int layer, float* scores, std::span<int32_t> ids) const noexcept;
 
@@ -50,6 +56,7 @@ class ExpertForecast {
     std::span<const float> bias;
   };
   RouteConfig config_;
+  int distance_;
   const QuantMatmulKernels& kernels_;
   std::vector<Layer> layers_;
   HostBuffer memory_;

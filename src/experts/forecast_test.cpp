@@ -55,12 +55,13 @@ struct Routers {
   std::vector<RouterView> views;
 };
 
-// Of the experts that layer l chooses, the share that is among as many guesses when the layer before has
+// Of the experts that layer l chooses, the share that is among as many guesses when the layers between have
 // changed nothing.
-double recall(const Routers& routers, size_t l, int n_guesses) {
+double recall(const Routers& routers, size_t l, int n_guesses, int distance = 1) {
   ThreadPool pool({.n_threads = 2, .spin_us = 0});
-  const ExpertForecast forecast(routers.route, routers.views, best_isa(), pool);
+  const ExpertForecast forecast(routers.route, routers.views, distance, best_isa(), pool);
   EXPECT_TRUE(forecast.has(static_cast<int>(l)));
+  EXPECT_EQ(forecast.distance(), distance);
   ActBuffer x(1, routers.n_embd);
   ActFormats formats;
   forecast.add_format(formats);
@@ -75,7 +76,8 @@ double recall(const Routers& routers, size_t l, int n_guesses) {
     for (size_t c = 0; c < h.size(); ++c) {
       h[c] = normal(random);
       // The forecast knows no scale of the router's output; sigmoids with a bias need it.
-      x.row(0)[c] = h[c] * routers.norms[l - 1][c] / std::sqrt(static_cast<float>(routers.n_embd));
+      x.row(0)[c] = h[c] * routers.norms[l - static_cast<size_t>(distance)][c] /
+                    std::sqrt(static_cast<float>(routers.n_embd));
     }
     x.quantize(0, routers.n_embd, formats, quant_matmul_kernels(best_isa()));
     for (int p = 0; p < forecast.n_panels(); ++p) forecast.score(static_cast<int>(l), x, p, scores.data());
@@ -89,6 +91,7 @@ double recall(const Routers& routers, size_t l, int n_guesses) {
 TEST(ExpertForecast, NamesTheNextChoiceBehindAnotherNorm) {
   EXPECT_GT(recall(Routers(3, 512), 2, kUsed), 0.85);
   EXPECT_GT(recall(Routers(3, 512), 1, 2 * kUsed), 0.99);
+  EXPECT_GT(recall(Routers(3, 512), 2, kUsed, 2), 0.85);
 }
 
 TEST(ExpertForecast, TakesSigmoidsWithABiasAndRowsOfAnyBlocks) {
@@ -100,12 +103,17 @@ TEST(ExpertForecast, GuessesOnlyBehindARoutedLayer) {
   Routers routers(4, 256);
   routers.views[1].router = {};
   ThreadPool pool({.n_threads = 1});
-  const ExpertForecast forecast(routers.route, routers.views, best_isa(), pool);
+  const ExpertForecast forecast(routers.route, routers.views, 1, best_isa(), pool);
   EXPECT_FALSE(forecast.has(0));
   EXPECT_FALSE(forecast.has(1));
   EXPECT_FALSE(forecast.has(2));
   EXPECT_TRUE(forecast.has(3));
-  const ExpertForecast none({}, {}, best_isa(), pool);
+  EXPECT_FALSE(forecast.has(4));
+  const ExpertForecast far(routers.route, routers.views, 2, best_isa(), pool);
+  EXPECT_FALSE(far.has(1));
+  EXPECT_TRUE(far.has(2));
+  EXPECT_FALSE(far.has(3));
+  const ExpertForecast none({}, {}, 1, best_isa(), pool);
   EXPECT_EQ(none.n_layers(), 0);
 }
 

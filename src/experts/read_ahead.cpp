@@ -3,14 +3,18 @@
 #include <algorithm>
 
 #include "base/cpu_info.h"
+#include "base/pause.h"
 #include "base/thread_pool.h"
-#include "kernels/expert_ffn/expert_ffn.h"
+#include "experts/courier.h"
 
 namespace thermo {
 namespace {
 
 constexpr size_t kLine = 64;
 constexpr size_t kPieceBytes = 16 * kLine;  // between two looks whether it is over: 0.1 us
+
+// of what a thread loads: its panels of both routers
+constexpr int kRouterParts = 2;
 
 // A load whose value nobody wants. Not a prefetch: those may be dropped, and are when the memory is busy,
 // which is the point here (Zen 4: a prefetched expert was computed in 47 instead of 60 us, a loaded one in
@@ -28,15 +32,17 @@ int guesses_worth_trying(const ExpertCatalog& catalog, int n_threads) {
 
 }  // namespace
 
-ReadAhead::ReadAhead(const ExpertCatalog& catalog, ExpertForecast& forecast, ThreadPool& pool,
-                     AddressFn cold_address)
+ReadAhead::ReadAhead(const ExpertCatalog& catalog, const ExpertForecast& next, ThreadPool& pool,
+                     AddressFn cold_address, const Sending& sending)
     : catalog_(catalog),
-      forecast_(forecast),
+      next_(next),
       pool_(pool),
       cold_address_(std::move(cold_address)),
+      sending_(sending),
       n_threads_(pool.size()),
       max_guesses_(std::min(kMaxGuesses, guesses_worth_trying(catalog, pool.size()))),
-      scores_(static_cast<size_t>(forecast.n_panels() * kPanelRows)),
+      scores_(static_cast<size_t>(next.n_panels() * kPanelRows)),
+      far_scores_(scores_.size()),
       cursors_(static_cast<size_t>(pool.size())) {}
 
 ReadAhead::~ReadAhead() {
@@ -45,16 +51,23 @@ ReadAhead::~ReadAhead() {
 
 void ReadAhead::begin(int layer, const ActBuffer& x) noexcept {
   end();
-  layer_ = -1;
-  std::fill(cursors_.begin(), cursors_.end(), Cursor{});
-  const int next = layer + 1;
-  if (next >= forecast_.n_layers() || !forecast_.has(next)) return;
-  layer_ = next;
+  n_guesses_.store(0, std::memory_order_relaxed);
+  for (Cursor& cursor : cursors_) {
+    cursor.scoring.store(kOpen, std::memory_order_relaxed);
+    cursor.begin = cursor.at = cursor.end = nullptr;
+    cursor.done = 0;
+    cursor.next = 0;
+  }
+  const auto guessed_by = [&](const ExpertForecast& forecast) {
+    const int to = layer + forecast.distance();
+    return forecast.has(to) ? to : -1;
+  };
+  layer_ = guessed_by(next_);
+  far_layer_ = sending_.courier != nullptr ? guessed_by(*sending_.forecast) : -1;
+  if (layer_ < 0 && far_layer_ < 0) return;
   x_ = &x;
-  next_panel_.store(0, std::memory_order_relaxed);
-  panels_left_.store(forecast_.n_panels(), std::memory_order_relaxed);
-  n_guesses_.store(-1, std::memory_order_relaxed);
   active_ = true;
+  chosen_ = false;
   pool_.offer(
       [](void* self, int thread, const std::function<bool()>& over) {
         return static_cast<ReadAhead*>(self)->work(thread, over);
@@ -68,13 +81,82 @@ void ReadAhead::end() noexcept {
   active_ = false;
 }
 
+PanelRange ReadAhead::router_share(int thread) const noexcept {
+  const int n = next_.n_panels();
+  return {n * thread / n_threads_, n * (thread + 1) / n_threads_};
+}
+
+bool ReadAhead::help(const std::function<bool()>& over) noexcept {
+  if (!active_) return false;
+  if (chosen_) return work(0, over);
+  // A thread that the system has not scheduled has not taken its panels, and one that has them is done soon,
+  // unless it lost its core there.
+  for (int i = 0; i < n_threads_; ++i) {
+    score(i);
+    while (cursors_[static_cast<size_t>(i)].scoring.load(std::memory_order_acquire) != kScored) {
+      if (over()) return true;
+      pause_cpu();
+    }
+  }
+  if (layer_ >= 0) choose();
+  if (far_layer_ >= 0) send();
+  chosen_ = true;
+  return true;
+}
+
+// A thread's panels of the routers, if nobody has them yet.
+void ReadAhead::score(int thread) noexcept {
+  std::atomic<int>& state = cursors_[static_cast<size_t>(thread)].scoring;
+  int open = kOpen;
+  if (state.load(std::memory_order_relaxed) != kOpen || !state.compare_exchange_strong(open, kTaken)) return;
+  const PanelRange panels = router_share(thread);
+  for (int p = panels.begin; p < panels.end; ++p) {
+    if (layer_ >= 0) next_.score(layer_, *x_, p, scores_.data());
+    if (far_layer_ >= 0) sending_.forecast->score(far_layer_, *x_, p, far_scores_.data());
+  }
+  state.store(kScored, std::memory_order_release);
+}
+
+int ReadAhead::likely_cold(const ExpertForecast& forecast, int layer, float* scores, int32_t* experts,
+                           const std::byte** addresses) const noexcept {
+  int32_t likely[kMaxGuesses];
+  forecast.choose(layer, scores, {likely, static_cast<size_t>(max_guesses_)});
+  int n = 0;
+  for (int i = 0; i < max_guesses_; ++i) {
+    addresses[n] = cold_address_(layer, likely[i]);
+    if (addresses[n] != nullptr) experts[n++] = likely[i];
+  }
+  return n;
+}
+
+void ReadAhead::send() noexcept {
+  int32_t experts[kMaxGuesses];
+  const std::byte* addresses[kMaxGuesses];
+  const int n = likely_cold(*sending_.forecast, far_layer_, far_scores_.data(), experts, addresses);
+  const int n_sent = sending_.courier->allot(std::min(n, kMaxParcels));
+  sending_.courier->send(far_layer_, {experts, static_cast<size_t>(n_sent)}, addresses);
+}
+
+void ReadAhead::choose() noexcept {
+  int32_t experts[kMaxGuesses];
+  const std::byte* addresses[kMaxGuesses];
+  const int n_cold = likely_cold(next_, layer_, scores_.data(), experts, addresses);
+  int n = 0;
+  for (int i = 0; i < n_cold; ++i) {
+    if (sending_.courier != nullptr && sending_.courier->sent(layer_, experts[i])) continue;
+    guesses_[n] = catalog_.packed_at(layer_, experts[i], addresses[i]);
+    guessed_[n++] = experts[i];
+  }
+  n_guesses_.store(n, std::memory_order_release);
+}
+
 bool ReadAhead::work(int thread, const std::function<bool()>& over) noexcept {
+  score(thread);
   const int n_guesses = n_guesses_.load(std::memory_order_acquire);
-  if (n_guesses < 0) return score();
   Cursor& cursor = cursors_[static_cast<size_t>(thread)];
   bool did = false;
   for (; !over(); did = true) {
-    while (cursor.at == cursor.end && cursor.next < 3 * n_guesses) next_part(thread, cursor);
+    while (cursor.at == cursor.end && cursor.next < kRouterParts + 3 * n_guesses) next_part(thread, cursor);
     if (cursor.at == cursor.end) break;
     const std::byte* const stop = cursor.at + std::min<ptrdiff_t>(kPieceBytes, cursor.end - cursor.at);
     for (; cursor.at < stop; cursor.at += kLine) load_line(cursor.at);
@@ -82,37 +164,25 @@ bool ReadAhead::work(int thread, const std::function<bool()>& over) noexcept {
   return did;
 }
 
-// One panel of the router.
-bool ReadAhead::score() noexcept {
-  if (next_panel_.load(std::memory_order_relaxed) >= forecast_.n_panels()) return false;
-  const int panel = next_panel_.fetch_add(1, std::memory_order_relaxed);
-  if (panel >= forecast_.n_panels()) return false;
-  forecast_.score(layer_, *x_, panel, scores_.data());
-  if (panels_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) choose();
-  return true;
-}
-
-void ReadAhead::choose() noexcept {
-  int32_t likely[kMaxGuesses];
-  forecast_.choose(layer_, scores_.data(), {likely, static_cast<size_t>(max_guesses_)});
-  int n = 0;
-  for (int i = 0; i < max_guesses_; ++i) {
-    const std::byte* const address = cold_address_(layer_, likely[i]);
-    if (address == nullptr) continue;
-    guesses_[n] = catalog_.packed_at(layer_, likely[i], address);
-    guessed_[n++] = likely[i];
-  }
-  n_guesses_.store(n, std::memory_order_release);
-}
-
 void ReadAhead::next_part(int thread, Cursor& cursor) const noexcept {
-  const Ffn& ffn = guesses_[cursor.next / 3];
-  const int part = cursor.next++ % 3;
-  const FfnShare share = ffn_share(ffn, thread, n_threads_);
-  const Matrix& w = part == 0 ? ffn.gate : part == 1 ? ffn.up : ffn.down;
-  const PanelRange panels = part == 2 ? share.down : share.gate_up;
-  const size_t bytes = panel_bytes(w.dtype, w.n_cols);  // a multiple of a line
   cursor.done += static_cast<uint64_t>(cursor.end - cursor.begin);
+  const int part = cursor.next++ - kRouterParts;
+  if (part < 0) {  // what comes first behind the next layer's region
+    const ExpertForecast* const forecast = part == -1 ? &next_ : sending_.forecast;
+    const int to = layer_ + (forecast != nullptr ? forecast->distance() : 0);
+    const PanelRange panels = router_share(thread);
+    const std::span<const std::byte> router = layer_ >= 0 && forecast != nullptr && forecast->has(to)
+                                                  ? forecast->weights(to, panels.begin, panels.end)
+                                                  : std::span<const std::byte>();
+    cursor.begin = cursor.at = router.data();
+    cursor.end = router.data() + router.size();
+    return;
+  }
+  const Ffn& ffn = guesses_[part / 3];
+  const FfnShare share = ffn_share(ffn, thread, n_threads_);
+  const Matrix& w = part % 3 == 0 ? ffn.gate : part % 3 == 1 ? ffn.up : ffn.down;
+  const PanelRange panels = part % 3 == 2 ? share.down : share.gate_up;
+  const size_t bytes = panel_bytes(w.dtype, w.n_cols);  // a multiple of a line
   cursor.begin = cursor.at = w.panels + static_cast<size_t>(panels.begin) * bytes;
   cursor.end = w.panels + static_cast<size_t>(panels.end) * bytes;
 }
@@ -126,7 +196,7 @@ uint64_t ReadAhead::n_bytes() const noexcept {
 
 int ReadAhead::n_foreseen(int layer, std::span<const int32_t> experts) const noexcept {
   if (layer != layer_) return 0;
-  const int n = std::max(0, n_guesses_.load(std::memory_order_relaxed));
+  const int n = n_guesses_.load(std::memory_order_relaxed);
   int found = 0;
   for (const int32_t expert : experts) found += std::find(guessed_, guessed_ + n, expert) != guessed_ + n;
   return found;

@@ -1,10 +1,12 @@
-// Brings the cold experts that the next layer will probably want from main memory into the cores' caches
-// while the processor has nothing to compute: the device is at attention, which is a third of a layer's time
-// and more.
+// Brings the cold experts that the next layers will probably want nearer before they are asked for.
 //
-// The waiting threads of the pool first apply the next router (ExpertForecast), sixteen experts to a piece,
-// then each loads the part of the guessed experts that it would compute itself (ffn_share), likeliest
-// first. Nobody waits for any of it: when the layer's real experts are known, end() stops it wherever it is.
+// All of it is done by the threads of a pool when they have left a layer's region and the device is at
+// attention, which is a third of a layer's time and more. They apply the routers of the next two layers to
+// the row (ExpertForecast), each its panels. The thread that runs the regions sends the likeliest cold
+// experts of the layer after the next to the device (Courier). Those of the next layer that are not on their
+// way are loaded from main memory into the cores' caches: each thread loads what it would compute itself
+// (ffn_share), likeliest first. Nobody waits for any of it: when the layer's real experts are known, end()
+// stops it wherever it is.
 #pragma once
 
 #include <atomic>
@@ -16,9 +18,11 @@
 
 #include "experts/catalog.h"
 #include "experts/forecast.h"
+#include "kernels/expert_ffn/expert_ffn.h"
 
 namespace thermo {
 
+class Courier;
 class ThreadPool;
 
 class ReadAhead {
@@ -27,62 +31,73 @@ class ReadAhead {
   // and end().
   using AddressFn = std::function<const std::byte*(int layer, int expert)>;
 
-  // All must outlive it; `forecast` is used by this alone.
-  ReadAhead(const ExpertCatalog& catalog, ExpertForecast& forecast, ThreadPool& pool, AddressFn cold_address);
+  struct Sending {
+    const ExpertForecast* forecast = nullptr;  // of Courier::kDistance
+    Courier* courier = nullptr;
+  };
+
+  // All must outlive it. `next`: of distance 1. Without a courier nothing is sent.
+  ReadAhead(const ExpertCatalog& catalog, const ExpertForecast& next, ThreadPool& pool,
+            AddressFn cold_address, const Sending& sending);
   ~ReadAhead();
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
   // The next region of the pool computes the experts of `layer` from row 0 of x; threads that leave it go for
-  // those of the layer behind. `x`, with the forecast's form of the row, stays as it is until end(). Does
+  // those of the layers behind. `x`, with the forecast's form of the row, stays as it is until end(). Does
   // nothing where they cannot be guessed.
   void begin(int layer, const ActBuffer& x) noexcept;
   // From here on nobody touches anything. Before `x` or the placement changes.
   void end() noexcept;
   // By the calling thread, which is thread 0 of the pool, until over() or until nothing is left: false when
-  // there was nothing.
-  bool help(const std::function<bool()>& over) noexcept { return active_ && work(0, over); }
+  // there was nothing. The first call behind a region chooses and sends, and returns.
+  bool help(const std::function<bool()>& over) noexcept;
 
-  void add_format(ActFormats& formats) const { forecast_.add_format(formats); }
+  void add_format(ActFormats& formats) const { next_.add_format(formats); }
 
-  // Whether the guess of the last begin() is there; loading comes behind it.
-  bool guessed() const noexcept { return n_guesses_.load(std::memory_order_acquire) >= 0; }
   // Bytes loaded since the last begin(). Between end() and begin().
   uint64_t n_bytes() const noexcept;
-  // Of the experts, how many were guessed for this layer by the last begin(). Between end() and begin().
+  // Of the experts, how many were guessed for this layer by the last begin(), and not sent. Between end() and
+  // begin().
   int n_foreseen(int layer, std::span<const int32_t> experts) const noexcept;
 
  private:
   static constexpr int kMaxGuesses = 32;
-  // A thread's place in what it loads.
+  // What a thread does, on lines of its own.
   struct alignas(128) Cursor {
-    const std::byte *begin = nullptr, *at = nullptr, *end = nullptr;  // of the part
+    std::atomic<int> scoring{kOpen};                                  // its panels of the routers
+    const std::byte *begin = nullptr, *at = nullptr, *end = nullptr;  // of the part that is loaded
     uint64_t done = 0;                                                // bytes of the parts before
-    int next = 0;                                                     // part: gate, up and down of each guess
+    int next = 0;  // part: two of routers, then three of each guess
   };
+  static constexpr int kOpen = 0, kTaken = 1, kScored = 2;
 
   bool work(int thread, const std::function<bool()>& over) noexcept;
-  bool score() noexcept;
+  void score(int thread) noexcept;
+  // The likely experts of a layer that are cold, best first; how many.
+  int likely_cold(const ExpertForecast& forecast, int layer, float* scores, int32_t* experts,
+                  const std::byte** addresses) const noexcept;
   void choose() noexcept;
+  void send() noexcept;
   void next_part(int thread, Cursor& cursor) const noexcept;
+  PanelRange router_share(int thread) const noexcept;
 
   const ExpertCatalog& catalog_;
-  ExpertForecast& forecast_;
+  const ExpertForecast& next_;
   ThreadPool& pool_;
   AddressFn cold_address_;
-  int n_threads_;
-  int max_guesses_;
+  Sending sending_;
+  int n_threads_, max_guesses_;
+  std::vector<float> scores_, far_scores_;
 
   bool active_ = false;
-  int layer_ = -1;  // that is guessed
+  bool chosen_ = false;              // and sent
+  int layer_ = -1, far_layer_ = -1;  // guessed; sent to. -1: none
   const ActBuffer* x_ = nullptr;
-  std::vector<float> scores_;
+  alignas(64) std::atomic<int> n_guesses_{0};
   Ffn guesses_[kMaxGuesses];
   int32_t guessed_[kMaxGuesses];
   std::vector<Cursor> cursors_;
-  alignas(64) std::atomic<int> next_panel_{0};
-  alignas(64) std::atomic<int> panels_left_{0};
-  alignas(64) std::atomic<int> n_guesses_{0};  // -1: not chosen yet
 };
 
 }  // namespace thermo

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "experts/courier.h"
 
 namespace thermo {
 namespace {
@@ -55,13 +56,15 @@ TEST(ReadAhead, ReadsWhatTheNextLayerProbablyWantsAndStopsWhenTold) {
   Fixture f;
   f.prefer(17);
   ThreadPool pool({.n_threads = 3, .pin = false});
-  ExpertForecast forecast({.n_expert = kExperts, .n_expert_used = kUsed}, f.views, best_isa(), pool);
+  ExpertForecast forecast({.n_expert = kExperts, .n_expert_used = kUsed}, f.views, 1, best_isa(), pool);
   std::atomic<int> n_asked{0};
   int hot = -1;  // changed only behind end()
-  ReadAhead ahead(f.catalog, forecast, pool, [&](int layer, int expert) {
-    n_asked.fetch_add(1);
-    return expert == hot ? nullptr : f.address(layer, expert);
-  });
+  ReadAhead ahead(f.catalog, forecast, pool,
+                  [&](int layer, int expert) {
+                    n_asked.fetch_add(1);
+                    return expert == hot ? nullptr : f.address(layer, expert);
+                  },
+                  {});
   ActFormats formats;
   ahead.add_format(formats);
   f.x.quantize(0, kEmbd, formats, quant_matmul_kernels(best_isa()));
@@ -74,9 +77,7 @@ TEST(ReadAhead, ReadsWhatTheNextLayerProbablyWantsAndStopsWhenTold) {
     const bool guesses = layer + 1 < kLayers;
     const bool to_the_end = round % 2 == 0;
     const auto never = [] { return false; };
-    for (bool more = true; more && to_the_end;) {
-      more = guesses && !ahead.guessed();  // before helping: what comes behind it is loading
-      more |= ahead.help(never);
+    while (to_the_end && ahead.help(never)) {
     }
     ahead.end();
     EXPECT_FALSE(ahead.help(never));
@@ -90,6 +91,54 @@ TEST(ReadAhead, ReadsWhatTheNextLayerProbablyWantsAndStopsWhenTold) {
     }
     pool.run(16, [](int, int) {});
   }
+}
+
+// What is sent two layers ahead is not loaded into the caches one layer ahead.
+TEST(ReadAhead, SendsTheLikeliestOfTheLayerAfterTheNext) {
+  Fixture f;
+  f.prefer(17);
+  ThreadPool pool({.n_threads = 3, .pin = false});
+  const RouteConfig route{.n_expert = kExperts, .n_expert_used = kUsed};
+  const ExpertForecast next(route, f.views, 1, best_isa(), pool), far(route, f.views, 2, best_isa(), pool);
+  struct Link final : ParcelDevice {
+    void send(std::byte*, const std::byte* from, size_t, int index, uint64_t word) noexcept override {
+      sent_from = from;
+      sent_index = index;
+      sent_word = word;
+      ++n;
+    }
+    const std::byte* sent_from = nullptr;
+    int sent_index = -1, n = 0;
+    uint64_t sent_word = 0;
+  } link;
+  std::vector<std::byte> places(Courier::kPlaces * Courier::place_bytes(f.catalog));
+  Courier courier(f.catalog, link, places.data());
+  ReadAhead ahead(f.catalog, next, pool, [&](int layer, int expert) { return f.address(layer, expert); },
+                  {&far, &courier});
+  ActFormats formats;
+  ahead.add_format(formats);
+  f.x.quantize(0, kEmbd, formats, quant_matmul_kernels(best_isa()));
+
+  const auto region = [&](int layer) {
+    ahead.begin(layer, f.x);
+    pool.run_threads([](int) {});
+    ahead.help([] { return false; });
+    ahead.end();
+  };
+  const int32_t wanted[] = {17};
+  courier.begin_step(100);
+  region(0);
+  EXPECT_EQ(link.n, 1);
+  EXPECT_EQ(link.sent_from, f.address(2, 17));
+  EXPECT_EQ(link.sent_index, 2 * kMaxParcels);
+  EXPECT_EQ(link.sent_word, parcel_word(103, 17, parcel_place(link.sent_word)));
+  EXPECT_EQ(ahead.n_foreseen(1, wanted), 1);  // nobody sent it there
+  region(1);
+  EXPECT_EQ(link.n, 1);                       // there is no layer 3
+  EXPECT_EQ(ahead.n_foreseen(2, wanted), 0);  // on its way
+  courier.begin_step(200);
+  region(1);
+  EXPECT_EQ(ahead.n_foreseen(2, wanted), 1);  // not in this step
 }
 
 }  // namespace

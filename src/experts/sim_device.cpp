@@ -4,7 +4,8 @@
 
 namespace thermo {
 
-SimDevice::SimDevice(const ExpertCatalog& catalog, TraceWriter* trace) : trace_(trace) {
+SimDevice::SimDevice(const ExpertCatalog& catalog, TraceWriter* trace)
+    : announced_(catalog.layers.size() * kMaxParcels), trace_(trace) {
   int n = 0;
   for (const ExpertLayer& layer : catalog.layers) {
     first_.push_back(n);
@@ -57,9 +58,16 @@ void SimDevice::end_step() noexcept {
 
 uint64_t SimDevice::stream(std::byte* to, const std::byte* from, size_t n_bytes) noexcept {
   const std::lock_guard lock(mutex_);
-  streams_.push_back({++last_stream_, to, from, n_bytes, 0});
+  streams_.push_back({++last_stream_, to, from, n_bytes});
   work_.notify_all();
   return last_stream_;
+}
+
+void SimDevice::send(std::byte* to, const std::byte* from, size_t n_bytes, int index,
+                     uint64_t word) noexcept {
+  const std::lock_guard lock(mutex_);
+  streams_.push_back({++last_stream_, to, from, n_bytes, 0, index, word});
+  work_.notify_all();
 }
 
 void SimDevice::wait_stream(uint64_t ticket) noexcept {
@@ -81,9 +89,12 @@ void SimDevice::copy_loop() noexcept {
     lock.unlock();
     const int64_t begin_ns = trace_ ? TraceWriter::now_ns() : 0;
     std::memcpy(c.to, c.from, c.n_bytes);
+    if (c.index >= 0) announced_[static_cast<size_t>(c.index)].store(c.word, std::memory_order_release);
     if (trace_)
       trace_->add({.lane = streaming ? TraceLane::Fetch : TraceLane::Copy,
-                   .name = streaming ? "stream" : "swap",
+                   .name = c.index >= 0 ? "parcel"
+                           : streaming  ? "stream"
+                                        : "swap",
                    .category = "experts",
                    .begin_ns = begin_ns,
                    .duration_ns = TraceWriter::now_ns() - begin_ns,

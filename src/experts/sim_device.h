@@ -11,12 +11,13 @@
 #include <thread>
 #include <vector>
 
+#include "experts/courier.h"
 #include "experts/expert_store.h"
 #include "experts/trace.h"
 
 namespace thermo {
 
-class SimDevice final : public SlotDevice {
+class SimDevice final : public SlotDevice, public ParcelDevice {
  public:
   explicit SimDevice(const ExpertCatalog& catalog, TraceWriter* trace = nullptr);
   ~SimDevice() override;
@@ -29,11 +30,18 @@ class SimDevice final : public SlotDevice {
   void wait(uint64_t ticket) noexcept override;
   void publish(int layer, int expert, const std::byte* address) noexcept override;
 
+  // The courier's.
+  void send(std::byte* to, const std::byte* from, size_t n_bytes, int index, uint64_t word) noexcept override;
+
   // The step's side; one step at a time.
   void begin_step() noexcept;
   void end_step() noexcept;
   const std::byte* address(int layer, int expert) const noexcept {
     return table_[static_cast<size_t>(first_[static_cast<size_t>(layer)] + expert)];
+  }
+  // Word `i` of the layer's parcels; what was copied in front of it is there.
+  uint64_t announced(int layer, int i) const noexcept {
+    return announced_[static_cast<size_t>(layer * kMaxParcels + i)].load(std::memory_order_acquire);
   }
   // A copy of the running step's own; starts at once.
   uint64_t stream(std::byte* to, const std::byte* from, size_t n_bytes) noexcept;
@@ -45,12 +53,15 @@ class SimDevice final : public SlotDevice {
     std::byte* to;
     const std::byte* from;
     size_t n_bytes;
-    uint64_t after;  // steps that must have ended
+    uint64_t after = 0;  // steps that must have ended
+    int index = -1;      // of the word that announces it; -1: none
+    uint64_t word = 0;
   };
   void copy_loop() noexcept;
 
   std::vector<int> first_;
   std::vector<const std::byte*> table_;  // written between steps, read by steps: one thread
+  std::vector<std::atomic<uint64_t>> announced_;
   TraceWriter* trace_;
 
   std::mutex mutex_;

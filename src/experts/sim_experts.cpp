@@ -28,6 +28,10 @@ uint64_t host_bytes(const ExpertCatalog& catalog, const SplitOptions& split) {
   return split.host_bytes == 0 ? catalog.total_bytes() : std::min(split.host_bytes, catalog.total_bytes());
 }
 
+bool carries(const SplitOptions& split) {
+  return split.read_ahead && split.fetch;
+}
+
 // Moves after a prompt: its routing says more than thousands of single tokens.
 constexpr int kMovesAfterPrompt = 32;
 
@@ -39,6 +43,7 @@ SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOpti
       heat_(std::move(heat)),
       options_(options),
       main_memory_(host_bytes(catalog_, options.split)),
+      parcels_(carries(options.split) ? Courier::kPlaces * Courier::place_bytes(catalog_) : 0),
       guest_bytes_(guest_bytes(catalog_, options.split.budget_bytes)),
       host_(catalog_, {.arena = {main_memory_.data(), host_bytes(catalog_, options.split)},
                        .n_readers = 3,
@@ -47,12 +52,17 @@ SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOpti
       device_(catalog_, options.split.trace),
       ffns_(static_cast<size_t>(catalog_.n_expert)),
       lane_pool_({.n_threads = options.lane_threads, .pin = false, .spin_us = 0}),
-      forecast_(options.route, options.routers, options.isa, pool),
+      forecast_(options.route, options.routers, 1, options.isa, pool),
+      far_forecast_(options.route, options.routers, Courier::kDistance, options.isa, pool),
+      courier_(catalog_, device_, parcels_.data()),
       ahead_(catalog_, forecast_, lane_pool_,
              [this](int layer, int expert) {
-               // Hot or not is the other thread's to know; reading too much is no harm here.
-               return host_.complete() ? host_.address(layer, expert) : nullptr;
-             }),
+               // The other thread writes the table between steps, and waits for our answer within one.
+               return host_.complete() && device_.address(layer, expert) == nullptr
+                          ? host_.address(layer, expert)
+                          : nullptr;
+             },
+             {&far_forecast_, carries(options.split) ? &courier_ : nullptr}),
       lane_(catalog_, host_, lane_pool_,
             {.max_rows = options.n_batch,
              .max_pairs = 0,
@@ -107,12 +117,15 @@ void SimExperts::begin_step(int n_rows) noexcept {
   }
   store_->begin_step();
   device_.begin_step();
+  ticket_ += static_cast<uint32_t>(catalog_.layers.size()) + 1;
+  courier_.begin_step(ticket_);
   ++counts_.steps;
   counts_.tokens += static_cast<uint64_t>(n_rows);
 }
 
 void SimExperts::end_step() noexcept {
   device_.end_step();
+  courier_.end_step(std::exchange(n_come_, 0));
   store_->end_step(prompt_ ? kMovesAfterPrompt : std::exchange(n_after_prompt_, 0));
 }
 
@@ -121,6 +134,13 @@ void SimExperts::run(const RoutedLayer& routed) noexcept {
   const uint64_t bytes = catalog_.layers[static_cast<size_t>(routed.layer)].expert_bytes;
   const uint64_t begin_ns = now_ns();
   const bool may_stream = prompt_ && guest_bytes_ > 0;
+  for (int i = 0; i < kMaxParcels; ++i) {
+    const uint64_t word = device_.announced(routed.layer, i);
+    const bool ours = parcel_ticket(word) == ticket_ + static_cast<uint32_t>(routed.layer) + 1;
+    come_[i] = ours ? word : 0;
+    n_come_ += ours;
+  }
+  bool any_carried = false;
   hot_.clear();
   streamed_.clear();
   streamed_experts_.clear();
@@ -136,6 +156,13 @@ void SimExperts::run(const RoutedLayer& routed) noexcept {
       hot_.push_back({&ffn, group.pair_begin, group.n_pairs});
       counts_.hot_pairs += n_pairs;
       counts_.hot_bytes += bytes;
+    } else if (const std::byte* parcel = parcel_of(expert)) {
+      Ffn& ffn = ffns_[static_cast<size_t>(expert)];
+      ffn = catalog_.packed_at(routed.layer, expert, parcel);
+      hot_.push_back({&ffn, group.pair_begin, group.n_pairs});
+      counts_.fetched_pairs += n_pairs;
+      counts_.carried_pairs += n_pairs;
+      any_carried = true;
     } else if (may_stream && group.n_pairs >= options_.stream_min_pairs) {
       streamed_.push_back(group);
       streamed_experts_.push_back(expert);
@@ -152,7 +179,7 @@ void SimExperts::run(const RoutedLayer& routed) noexcept {
   }
   const bool any_cold = !mailbox_.pairs.empty();
   ++counts_.layer_steps;
-  counts_.all_hot += !any_cold && streamed_.empty();
+  counts_.all_hot += !any_cold && !any_carried && streamed_.empty();
 
   if (any_cold) post_cold(routed);
   if (!streamed_.empty()) host_.want(routed.layer, streamed_experts_);
@@ -222,6 +249,13 @@ void SimExperts::stream(const RoutedLayer& routed) noexcept {
   }
 }
 
+const std::byte* SimExperts::parcel_of(int expert) const noexcept {
+  for (const uint64_t word : come_)
+    if (word != 0 && parcel_expert(word) == expert)
+      return parcels_.data() + static_cast<uint64_t>(parcel_place(word)) * Courier::place_bytes(catalog_);
+  return nullptr;
+}
+
 void SimExperts::post_cold(const RoutedLayer& routed) noexcept {
   const auto width = static_cast<size_t>(catalog_.n_embd);
   mailbox_.layer = routed.layer;
@@ -264,6 +298,7 @@ void SimExperts::lane_loop() noexcept {
     lane_.compute(mailbox_.layer, mailbox_.pairs, mailbox_.x.as<float>(), mailbox_.n_rows,
                   mailbox_.y.as<float>());
     mailbox_.compute_ns = now_ns() - start;
+    ahead_.help([] { return false; });  // chooses and sends: with the placement of this step
     mailbox_.n_foreseen = lane_.last_foreseen();
     mailbox_.n_experts = lane_.last_experts();
     if (TraceWriter* trace = options_.split.trace)
@@ -287,6 +322,8 @@ ExpertTelemetry SimExperts::telemetry() const noexcept {
   t.moved_bytes = store.moved_bytes;
   t.disk_bytes = host.bytes_read;
   t.disk_wait_ns = host.wait_ns;
+  t.parcels = courier_.n_sent();
+  t.fetched_bytes += courier_.sent_bytes();
   t.budget_bytes = options_.split.budget_bytes;
   t.total_expert_bytes = catalog_.total_bytes();
   for (size_t l = 0; l < catalog_.layers.size(); ++l)

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/host_buffer.h"
+#include "experts/courier.h"
 #include "experts/cpu_lane.h"
 #include "experts/expert_runner.h"
 #include "experts/expert_store.h"
@@ -63,6 +64,7 @@ class SimExperts final : public ExpertRunner {
   };
 
   void lane_loop() noexcept;
+  const std::byte* parcel_of(int expert) const noexcept;
   void post_cold(const RoutedLayer& routed) noexcept;
   void add_answer(const RoutedLayer& routed) noexcept;
   void compute(const RoutedLayer& routed, std::span<const FfnGroup> groups) noexcept;
@@ -73,7 +75,7 @@ class SimExperts final : public ExpertRunner {
   SimExpertsOptions options_;
   Placement placement_;
   HostBuffer main_memory_;
-  HostBuffer slots_, guest_;
+  HostBuffer slots_, guest_, parcels_;
   uint64_t guest_bytes_ = 0;
   HostTier host_;
   SimDevice device_;
@@ -84,7 +86,11 @@ class SimExperts final : public ExpertRunner {
   std::vector<FfnGroup> hot_, streamed_;
   std::vector<int32_t> streamed_experts_;
 
+  uint64_t come_[kMaxParcels] = {};  // its parcels that are here
+
   int n_rows_ = 0;
+  uint32_t ticket_ = 0;       // of the step
+  int n_come_ = 0;            // parcels of the step
   bool prompt_ = false;       // this step is a prompt
   bool guest_taken_ = false;  // since the last prompt
   int n_after_prompt_ = 0;    // moves to start at the end of the first step behind it
@@ -92,7 +98,8 @@ class SimExperts final : public ExpertRunner {
 
   Mailbox mailbox_;
   ThreadPool lane_pool_;
-  ExpertForecast forecast_;
+  ExpertForecast forecast_, far_forecast_;
+  Courier courier_;
   ReadAhead ahead_;
   CpuLane lane_;
   std::atomic<bool> stop_{false};

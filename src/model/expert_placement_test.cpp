@@ -116,6 +116,7 @@ TEST_P(ExpertPlacementTest, GivesTheSameLogitsForEveryShareAndChunkLength) {
         EXPECT_GT(t.cpu_pairs, 0u);
         EXPECT_GT(t.moved, 0u) << "experts move while serving";
         EXPECT_GT(t.streamed_bytes, 0u) << "a prompt streams popular cold experts";
+        EXPECT_EQ(t.parcels > 0, !in_file) << "single rows send experts ahead";
       }
       EXPECT_EQ(t.disk_bytes > 0, in_file);
       EXPECT_TRUE(split.model->fault().empty());

@@ -143,6 +143,9 @@ __device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[16], 
     squares[kWarps + warp] = dot;
   }
   __syncthreads();
+  // Which parcels are here: as late as it can be asked, by a warp that has nothing else to do.
+  if (warp == 1 && blockIdx.x == 0 && a.cold.mail != nullptr && lane < kMaxParcels)
+    a.cold.come[lane] = look_at_parcel(a.cold, lane);
   if (warp != 0) return;
   const float scale = norm_scale(squares, kWarps, n_cols, a.norm.eps);
   const int e = panel * 16 + lane;
@@ -221,10 +224,11 @@ __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_c
   norm_weights.load(a.norm.weight, a.n_embd, acts_warp, lane);
   __shared__ BlockChoice choice;
   __shared__ ColdChoice dealt;
-  const uint8_t* const mine = base_of(a);
+  const uint8_t* mine = base_of(a);
   wait_for_inputs();
   allow_next();  // after the wait: the next kernel reads the logits before its own
   const float logit = logit_of(a);
+  if constexpr (kSplit) mine = base_with_parcels(a.cold, mine);
   make_norm_acts(a.norm.x, a.norm.weight, norm_weights, a.n_embd, acts_warp, kWarps, lane, stage, squares);
   offer_candidate(a.config, logit, a.bias, mine, choice);
   __syncthreads();
@@ -298,7 +302,9 @@ __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPla
     }
   };
   if (n_used > 0) {
-    offer_candidate(a.config, logit_of(a), a.bias, base_of(a), choice);
+    const uint8_t* mine = base_of(a);
+    if constexpr (kSplit) mine = base_with_parcels(a.cold, mine);
+    offer_candidate(a.config, logit_of(a), a.bias, mine, choice);
     __syncthreads();
     rank_candidates<true>(a.config, choice);
     __syncthreads();
@@ -326,7 +332,11 @@ __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPla
   if (answered) {
     const float2 pair = take_answer2(a.cold, a.cold.y + (row & ~1), ticket_of(a.cold));
     sum += threadIdx.x % 2 == 0 ? pair.x : pair.y;
-    if (row == a.n_embd - 1) a.cold.record->went_ns = device_clock_ns();  // written last
+  }
+  if (kSplit && row == a.n_embd - 1 && (dealt.in_mail | dealt.in_host) != 0) {
+    const uint64_t now = device_clock_ns();
+    a.cold.record->went_ns = now;
+    if (!answered) a.cold.record->ready_ns = now;
   }
 #pragma unroll 4
   for (int slot = 0; slot < (routed_items > 0 ? n_used : 0); ++slot) {

@@ -12,12 +12,19 @@ __device__ __forceinline__ uint32_t ticket_of(const DeviceCold& cold) {
 
 // Hands the mail over: one thread, ordered behind those that wrote the pairs and the rows.
 __device__ __forceinline__ void post_mail(const DeviceCold& cold, int n_pairs, float x_scale) {
-  cold.mail->n_pairs = n_pairs;
-  cold.mail->layer = cold.layer;
-  cold.mail->x_scale = x_scale;
+  cold.record->n_pairs = n_pairs;
+  cold.record->x_scale = x_scale;
   cold.record->posted_ns = device_clock_ns();
   __threadfence_system();
   *const_cast<volatile uint32_t*>(&cold.mail->posted) = ticket_of(cold);
+}
+
+// A parcel of this layer, or 0: not of this step, or not here yet. What was copied in front of the word is
+// visible behind this.
+__device__ __forceinline__ uint64_t look_at_parcel(const DeviceCold& cold, int i) {
+  uint64_t word;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(word) : "l"(cold.announced + i) : "memory");
+  return parcel_ticket(word) == ticket_of(cold) ? word : 0;
 }
 
 // How many of n_cold distinct experts are read where they lie in host memory.

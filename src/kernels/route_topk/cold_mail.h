@@ -4,6 +4,12 @@
 // see, and goes on with the hot ones; the norm behind the experts waits for the answer and adds it. A layer
 // whose chosen experts are all hot posts nothing and waits for nothing. Tickets grow by one for each layer of
 // each step, so nothing needs to be cleared.
+//
+// The other way go parcels: experts that the host guessed a layer early and copied into device memory. Each
+// is announced behind its copy by one word with the ticket of the layer it is for. A layer looks once which
+// of its parcels have come; those are hot for this step, the others are too late. A layer that used parcels
+// and has nothing for the processor posts too, with no pairs, and waits for no answer: the host guesses on
+// from there.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +18,22 @@ namespace thermo {
 
 inline constexpr int kMaxMailRows = 32;
 inline constexpr int kMaxFetchTable = 64;
+inline constexpr int kMaxParcels = 4;  // of a layer of a step
+
+// What announces a parcel: the ticket of its layer, the expert, and the place it lies in.
+constexpr uint64_t parcel_word(uint32_t ticket, int expert, int place) {
+  return static_cast<uint64_t>(ticket) << 32 | static_cast<uint64_t>(expert) << 16 |
+         static_cast<uint64_t>(place);
+}
+constexpr uint32_t parcel_ticket(uint64_t word) {
+  return static_cast<uint32_t>(word >> 32);
+}
+constexpr int parcel_expert(uint64_t word) {
+  return static_cast<int>(word >> 16 & 0xffff);
+}
+constexpr int parcel_place(uint64_t word) {
+  return static_cast<int>(word & 0xffff);
+}
 
 // One row sent to one cold expert.
 struct ColdPair {
@@ -22,21 +44,20 @@ struct ColdPair {
 
 // In page-locked host memory. Each side writes its own lines.
 struct ColdMail {
-  alignas(128) uint32_t posted;  // by the device: ticket of the last post
-  int32_t n_pairs;               // of that post, sorted by expert
-  int32_t layer;
-  float x_scale;  // of the rows: the norm's factor, where it was not known when they were written
-  alignas(128) uint32_t near;     // by the host: ticket of the answer that is being written
-  alignas(128) uint32_t gave_up;  // by the device: a wait that took too long
-  alignas(128) ColdPair pairs[kMaxMailRows * 32];
+  alignas(128) uint32_t posted;                    // by the device: ticket of the last post
+  alignas(128) uint32_t near;                      // by the host: ticket of the answer that is being written
+  alignas(128) uint32_t gave_up;                   // by the device: a wait that took too long
+  alignas(128) ColdPair pairs[kMaxMailRows * 32];  // of that post, sorted by expert
 };
 
-// What a layer of a step did; by the device, for the counters. In page-locked host memory.
+// What a layer of a step did; by the device. In page-locked host memory.
 struct ColdRecord {
   uint64_t posted_ns = 0, ready_ns = 0,
            went_ns = 0;               // device clock: handed over, own share done, answer seen
   int32_t n_pairs = 0;                // for the processor
+  float x_scale = 1.0f;               // of its rows: the norm's factor, not known when they were written
   int32_t n_cold = 0, n_fetched = 0;  // distinct experts; read by the device from host memory
+  int32_t n_come = 0, n_carried = 0;  // parcels that were there; and were chosen
 };
 
 // Of one layer. All pointers but `mail`, `chosen` and `record` are device memory.
@@ -51,6 +72,11 @@ struct DeviceCold {
   uint32_t* near = nullptr;           // [1] as in the mail, for the blocks that do not ask the host
   int16_t* chosen = nullptr;          // [kMaxMailRows][n_expert_used] of this layer, for the heat map
   ColdRecord* record = nullptr;
+  const uint64_t* announced = nullptr;  // [kMaxParcels] parcel_word()s of this layer, any ticket
+  uint64_t* come = nullptr;          // [kMaxParcels] those of this step, seen when the layer looked; else 0
+  const uint8_t* parcels = nullptr;  // [n_places][parcel_bytes]
+  uint64_t parcel_bytes = 0;
+  int n_places = 0;
   int layer = 0;
 
   float* x = nullptr;  // [kMaxMailRows][n_embd] in page-locked memory: what the experts read

@@ -11,20 +11,19 @@
 #include "base/error.h"
 #include "base/host_buffer.h"
 #include "base/log.h"
+#include "base/pause.h"
 #include "base/thread_pool.h"
 #include "base/units.h"
 #include "device/buffer.h"
 #include "device/cuda_check.h"
+#include "experts/courier.h"
 #include "experts/cpu_lane.h"
 #include "experts/expert_store.h"
 #include "experts/lane_split.h"
 #include "experts/placement.h"
 #include "experts/read_ahead.h"
 #include "experts/trace.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "model/gpu/cuda_slots.h"
 
 namespace thermo {
 namespace {
@@ -57,69 +56,9 @@ Placement place(const ExpertCatalog& catalog, const HeatMap& heat, const SplitOp
                         .pin_layers = options.pin_layers});
 }
 
-// The copy engine and the table. Copies wait for no step: they are started between steps.
-class CudaSlots final : public SlotDevice {
- public:
-  CudaSlots(const uint8_t** table, int32_t* n_cold, int n_expert, TraceWriter* trace)
-      : table_(table), n_cold_(n_cold), n_expert_(n_expert), trace_(trace) {}
-
-  uint64_t copy(std::byte* to, const std::byte* from, size_t n_bytes) noexcept override {
-    const uint64_t ticket = ++issued_;
-    if (ticket > kEvents) wait(ticket - kEvents);  // its event is used again
-    cudaMemcpyAsync(to, from, n_bytes, cudaMemcpyHostToDevice, stream_.view().handle);
-    events_[ticket % kEvents].record(stream_.view());
-    if (trace_ != nullptr) started_[ticket % kEvents] = {TraceWriter::now_ns(), n_bytes};
-    return ticket;
-  }
-  bool done(uint64_t ticket) noexcept override {
-    if (ticket > finished_ && events_[ticket % kEvents].reached()) finish(ticket);
-    return ticket <= finished_;
-  }
-  void wait(uint64_t ticket) noexcept override {
-    if (ticket <= finished_) return;
-    events_[ticket % kEvents].synchronize();
-    finish(ticket);
-  }
-  void publish(int layer, int expert, const std::byte* address) noexcept override {
-    const uint8_t*& entry = table_[layer * n_expert_ + expert];
-    n_cold_[layer] += (address == nullptr) - (entry == nullptr);
-    entry = reinterpret_cast<const uint8_t*>(address);
-    dirty = true;
-  }
-  StreamView stream() const noexcept { return stream_.view(); }
-
-  bool dirty = true;
-
- private:
-  static constexpr uint64_t kEvents = 64;
-
-  // Copies arrive in order. A trace shows each from when it was queued until somebody looked.
-  void finish(uint64_t ticket) noexcept {
-    while (finished_ < ticket) {
-      const Started& copy = started_[++finished_ % kEvents];
-      if (trace_ != nullptr)
-        trace_->add({.lane = TraceLane::Copy,
-                     .name = "swap",
-                     .category = "experts",
-                     .begin_ns = copy.begin_ns,
-                     .duration_ns = TraceWriter::now_ns() - copy.begin_ns,
-                     .args = {{{"bytes", static_cast<int64_t>(copy.n_bytes)}}}});
-    }
-  }
-
-  struct Started {
-    int64_t begin_ns = 0;
-    size_t n_bytes = 0;
-  };
-  const uint8_t** table_;
-  int32_t* n_cold_;
-  int n_expert_;
-  TraceWriter* trace_;
-  Started started_[kEvents] = {};
-  Stream stream_;
-  Event events_[kEvents];
-  uint64_t issued_ = 0, finished_ = 0;
-};
+uint64_t parcel_bytes(const ExpertCatalog& catalog) {
+  return Courier::kPlaces * Courier::place_bytes(catalog);
+}
 
 }  // namespace
 
@@ -142,11 +81,14 @@ struct GpuExperts::Impl {
   DeviceBuffer host_table;  // where cold experts lie in host memory
   DeviceBuffer n_pairs;     // [n_layer], and `near` of each layer
   DeviceBuffer slots, guest;
+  DeviceBuffer parcels, parcel_words;  // announced and come: [n_layer][kMaxParcels] each
   CudaSlots device;
   std::unique_ptr<ExpertStore> store;
 
   PinnedBuffer mail_memory, x, y, records, chosen;
-  std::unique_ptr<ExpertForecast> forecast;
+  std::unique_ptr<ExpertForecast> forecast, far_forecast;
+  std::unique_ptr<CudaParcels> link;
+  std::unique_ptr<Courier> courier;  // nullptr: nothing is carried
   std::unique_ptr<ReadAhead> ahead;  // nullptr: nothing is read early
   std::unique_ptr<CpuLane> lane;
   uint32_t ticket = 0, last_posted = 0;
@@ -214,6 +156,8 @@ struct GpuExperts::Impl {
     const Placement placement = place(catalog, heat, options);
     slots = DeviceBuffer(ExpertStore::slot_bytes(catalog, placement));
     guest = DeviceBuffer(guest_bytes(catalog));
+    parcels = DeviceBuffer(parcel_bytes(catalog));
+    parcel_words = DeviceBuffer(2 * parcel_words_of());
     store = std::make_unique<ExpertStore>(catalog, host, device, placement, heat,
                                           ExpertStoreOptions{.slots = {slots.data(), slots.size()},
                                                              .guest = lendable(),
@@ -234,10 +178,19 @@ struct GpuExperts::Impl {
     records = PinnedBuffer(static_cast<size_t>(n_layer) * sizeof(ColdRecord));
     chosen = PinnedBuffer(static_cast<size_t>(n_layer) * chosen_of_layer() * sizeof(int16_t));
     if (options.read_ahead && options.cpu && host.complete()) {
-      forecast = std::make_unique<ExpertForecast>(config.route, router_views(config, weights), isa, pool);
-      ahead = std::make_unique<ReadAhead>(catalog, *forecast, pool, [this](int layer, int expert) {
-        return store->hot(layer, expert) ? nullptr : host.address(layer, expert);
-      });
+      const std::vector<RouterView> routers = router_views(config, weights);
+      forecast = std::make_unique<ExpertForecast>(config.route, routers, 1, isa, pool);
+      if (options.fetch && arena_lock.locked() && Stream::can_write()) {
+        link = std::make_unique<CudaParcels>(parcel_words.as<uint64_t>(), options.trace);
+        courier = std::make_unique<Courier>(catalog, *link, parcels.data());
+        far_forecast = std::make_unique<ExpertForecast>(config.route, routers, Courier::kDistance, isa, pool);
+      }
+      ahead = std::make_unique<ReadAhead>(
+          catalog, *forecast, pool,
+          [this](int layer, int expert) {
+            return store->hot(layer, expert) ? nullptr : host.address(layer, expert);
+          },
+          ReadAhead::Sending{far_forecast.get(), courier.get()});
     }
     lane = std::make_unique<CpuLane>(
         catalog, host, pool, CpuLaneOptions{.max_rows = kMaxMailRows, .isa = isa, .ahead = ahead.get()});
@@ -265,6 +218,7 @@ struct GpuExperts::Impl {
   size_t table_bytes() const {
     return static_cast<size_t>(n_layer) * static_cast<size_t>(n_expert) * sizeof(const uint8_t*);
   }
+  size_t parcel_words_of() const { return static_cast<size_t>(n_layer * kMaxParcels) * sizeof(uint64_t); }
   size_t chosen_of_layer() const { return static_cast<size_t>(kMaxMailRows) * static_cast<size_t>(n_used); }
   uint64_t host_arena_bytes() const {
     const uint64_t all = HostTier::bytes_for_all(catalog);
@@ -318,10 +272,11 @@ std::vector<GpuMemoryItem> GpuExperts::plan(const ModelConfig& config, const Wei
   const HeatMap heat = options.heat != nullptr ? *options.heat : HeatMap(catalog);
   const uint64_t n_layer = static_cast<uint64_t>(config.n_layer),
                  n_expert = static_cast<uint64_t>(config.route.n_expert);
-  return {{"hot experts", ExpertStore::slot_bytes(catalog, place(catalog, heat, options))},
-          {"expert streaming", guest_bytes(catalog)},
-          {"expert tables",
-           (2 * n_layer + kBatches) * n_expert * sizeof(const uint8_t*) + 3 * n_layer * sizeof(int32_t)}};
+  return {
+      {"hot experts", ExpertStore::slot_bytes(catalog, place(catalog, heat, options))},
+      {"expert streaming", guest_bytes(catalog) + parcel_bytes(catalog)},
+      {"expert tables", (2 * n_layer + kBatches) * n_expert * sizeof(const uint8_t*) +
+                            3 * n_layer * sizeof(int32_t) + 2 * n_layer * kMaxParcels * sizeof(uint64_t)}};
 }
 
 const uint8_t* const* GpuExperts::table(int layer) const noexcept {
@@ -339,6 +294,11 @@ DeviceCold GpuExperts::cold(int layer, const uint32_t* ticket, const int32_t* fe
           .near = m.n_pairs.as<uint32_t>() + m.n_layer + layer,
           .chosen = m.chosen.as<int16_t>() + static_cast<size_t>(layer) * m.chosen_of_layer(),
           .record = m.records.as<ColdRecord>() + layer,
+          .announced = m.parcel_words.as<uint64_t>() + layer * kMaxParcels,
+          .come = m.parcel_words.as<uint64_t>() + (m.n_layer + layer) * kMaxParcels,
+          .parcels = m.parcels.as<uint8_t>(),
+          .parcel_bytes = Courier::place_bytes(m.catalog),
+          .n_places = Courier::kPlaces,
           .layer = layer,
           .x = m.x.as<float>(),
           .y = m.y.as<uint64_t>()};
@@ -346,19 +306,22 @@ DeviceCold GpuExperts::cold(int layer, const uint32_t* ticket, const int32_t* fe
 
 // ---- steps that are graphs ----
 
-void GpuExperts::begin(uint32_t& ticket, std::span<int32_t> fetch_of, StreamView stream) noexcept {
+void GpuExperts::begin(int n_rows, uint32_t& ticket, std::span<int32_t> fetch_of,
+                       StreamView stream) noexcept {
   Impl& m = *impl_;
   m.store->begin_step();
   m.upload_control(stream);
   m.ticket += static_cast<uint32_t>(m.n_layer) + 1;
   ticket = m.ticket;
+  m.last_posted = m.mail().posted;  // also when the last post of the step before was not looked at any more
+  if (m.courier != nullptr) m.courier->begin_step(ticket);
   const bool can_fetch = m.options.fetch && m.arena_lock.locked() && m.host.complete();
   if (!can_fetch)
     std::fill(fetch_of.begin(), fetch_of.end(), 0);
   else if (!m.options.cpu)
     for (size_t i = 0; i < fetch_of.size(); ++i) fetch_of[i] = static_cast<int32_t>(i);
   else
-    m.split.fill(fetch_of);
+    m.split.fill(fetch_of, m.courier != nullptr && n_rows == 1);
 }
 
 void GpuExperts::serve(int n_rows, const Event& end) noexcept {
@@ -375,9 +338,7 @@ void GpuExperts::serve(int n_rows, const Event& end) noexcept {
     if (polls % 512 == 0 && end.reached()) break;  // asking the driver takes a microsecond
     if (m.ahead != nullptr && m.ahead->help([&] { return posted.load(std::memory_order_relaxed) != now; }))
       continue;
-#if defined(__x86_64__)
-    _mm_pause();
-#endif
+    pause_cpu();
   }
   if (m.ahead != nullptr) m.ahead->end();  // the placement changes between steps
 }
@@ -385,9 +346,17 @@ void GpuExperts::serve(int n_rows, const Event& end) noexcept {
 void GpuExperts::Impl::answer(uint32_t posted, int n_rows) noexcept {
   const int64_t begin = TraceWriter::now_ns();
   ColdMail& box = mail();
-  const int layer = box.layer, n = box.n_pairs;
+  const int layer = static_cast<int>(posted - ticket) - 1;
+  const ColdRecord& record = records.as<ColdRecord>()[layer];
+  const int n = record.n_pairs;
+  if (n ==
+      0) {  // the device has gone on; the row may change while it is read, and a guess is as good as its row
+    lane->look_ahead(layer, x.as<float>(), record.x_scale);
+    count.ahead_bytes += lane->last_ahead_bytes();
+    return;
+  }
   lane->answer(
-      layer, {box.pairs, static_cast<size_t>(n)}, x.as<float>(), box.x_scale,
+      layer, {box.pairs, static_cast<size_t>(n)}, x.as<float>(), record.x_scale,
       {.rows = y.as<uint64_t>(), .stride = n_embd, .n_rows = n_rows, .stamp = posted, .near = &box.near});
   const int64_t took = TraceWriter::now_ns() - begin;
   count.cpu_ns += static_cast<uint64_t>(took);
@@ -416,18 +385,19 @@ void GpuExperts::Impl::trace_step() noexcept {
     if (answer_begin[static_cast<size_t>(il)] != 0)
       shift =
           std::min(shift, answer_begin[static_cast<size_t>(il)] - static_cast<int64_t>(record[il].posted_ns));
-  const auto add = [&](TraceLane at, const char* name, uint64_t from, uint64_t to, int layer, int n) {
+  const auto add = [&](TraceLane at, const char* name, uint64_t from, uint64_t to, int layer, int n,
+                       int n_carried = 0) {
     options.trace->add({.lane = at,
                         .name = name,
                         .category = "decode",
                         .begin_ns = static_cast<int64_t>(from) + shift,
                         .duration_ns = static_cast<int64_t>(to - from),
-                        .args = {{{"layer", layer}, {"experts", n}}}});
+                        .args = {{{"layer", layer}, {"experts", n}, {"parcels", n_carried}}}});
   };
   for (int il = 0; il < n_layer; ++il) {
     if (answer_begin[static_cast<size_t>(il)] == 0) continue;
     const ColdRecord& r = record[il];
-    add(TraceLane::Device, "hot experts", r.posted_ns, r.ready_ns, il, r.n_cold);
+    add(TraceLane::Device, "hot experts", r.posted_ns, r.ready_ns, il, r.n_cold, r.n_carried);
     if (r.n_fetched > 0) add(TraceLane::Fetch, "fetched experts", r.posted_ns, r.ready_ns, il, r.n_fetched);
     add(TraceLane::Device, "waiting for the CPU", r.ready_ns, r.went_ns, il, r.n_cold - r.n_fetched);
     answer_begin[static_cast<size_t>(il)] = 0;
@@ -436,6 +406,7 @@ void GpuExperts::Impl::trace_step() noexcept {
 
 void GpuExperts::finish(int n_rows) noexcept {
   Impl& m = *impl_;
+  int n_come = 0;
   for (int il = 0; il < m.n_layer; ++il) {
     const ExpertLayer& layer = m.catalog.layers[static_cast<size_t>(il)];
     if (layer.n_expert() == 0) continue;
@@ -450,18 +421,19 @@ void GpuExperts::finish(int n_rows) noexcept {
     ++m.count.layer_steps;
     m.count.pairs += static_cast<uint64_t>(n);
     m.count.hot_pairs += static_cast<uint64_t>(hot);
-    if (record.n_cold == 0) {
-      ++m.count.all_hot;
-    } else {
-      m.count.fetched_pairs += static_cast<uint64_t>(std::max(0, n - hot - record.n_pairs));
-      m.count.fetched_bytes += static_cast<uint64_t>(record.n_fetched) * layer.expert_bytes;
-    }
+    m.count.all_hot += record.n_cold == 0 && record.n_carried == 0;
+    m.count.fetched_pairs += static_cast<uint64_t>(std::max(0, n - hot - record.n_pairs));
+    m.count.fetched_bytes += static_cast<uint64_t>(record.n_fetched) * layer.expert_bytes;
+    m.count.carried_pairs += static_cast<uint64_t>(record.n_carried);
+    n_come += record.n_come;
     m.count.hot_bytes +=
         static_cast<uint64_t>(n_rows == 1 ? hot : std::min(hot, m.n_expert)) * layer.expert_bytes;
     if (record.n_pairs > 0) {
       const uint64_t stall = record.went_ns > record.ready_ns ? record.went_ns - record.ready_ns : 0;
       m.count.stall_ns += stall;
       m.count.max_stall_ns = std::max(m.count.max_stall_ns, stall);
+    }
+    if (record.n_pairs > 0 || record.n_fetched > 0) {
       if (record.went_ns > record.posted_ns)
         m.split.layer_took(record.n_cold, record.n_fetched,
                            static_cast<float>(record.went_ns - record.posted_ns) * 1e-3f);
@@ -469,6 +441,7 @@ void GpuExperts::finish(int n_rows) noexcept {
         m.split.gpu_took(record.n_fetched, static_cast<float>(record.ready_ns - record.posted_ns) * 1e-3f);
     }
   }
+  if (m.courier != nullptr) m.courier->end_step(n_come);
   if (m.options.trace != nullptr) m.trace_step();
   ++m.count.steps;
   m.count.tokens += static_cast<uint64_t>(n_rows);
@@ -689,6 +662,10 @@ ExpertTelemetry GpuExperts::telemetry() const noexcept {
   const ExpertStoreStats moved = impl_->store->stats();
   t.moved = moved.moved;
   t.moved_bytes = moved.moved_bytes;
+  if (impl_->courier != nullptr) {
+    t.parcels = impl_->courier->n_sent();
+    t.fetched_bytes += impl_->courier->sent_bytes();
+  }
   const HostTierStats disk = impl_->host.stats();
   t.disk_bytes = disk.bytes_read;
   t.disk_wait_ns = disk.wait_ns;

@@ -46,7 +46,7 @@ class GpuExperts {
   // Around a step of up to kMaxMailRows rows, on the thread that starts it: begin(), start the graph, serve()
   // until `end` is reached, finish(). begin() fills in what the step's input block needs. serve() counts the
   // rows of the graph, padding included; finish() those of the step.
-  void begin(uint32_t& ticket, std::span<int32_t> fetch_of, StreamView stream) noexcept;
+  void begin(int n_rows, uint32_t& ticket, std::span<int32_t> fetch_of, StreamView stream) noexcept;
   void serve(int n_rows, const Event& end) noexcept;
   void finish(int n_rows) noexcept;
 

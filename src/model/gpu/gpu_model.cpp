@@ -187,8 +187,8 @@ struct GpuModel::Impl {
                                    static_cast<size_t>(config.n_embd) * sizeof(float));
     return hidden_pinned.as<float>();
   }
-  void begin_split(StepInputs& inputs) noexcept {
-    experts->begin(*inputs.ticket, {inputs.fetch_of, kMaxFetchTable + 1}, stream.view());
+  void begin_split(int n_rows, StepInputs& inputs) noexcept {
+    experts->begin(n_rows, *inputs.ticket, {inputs.fetch_of, kMaxFetchTable + 1}, stream.view());
   }
 
   float* delta_state(int il, int sequence) {
@@ -721,7 +721,7 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   const bool replay = b >= 0 && batch.hidden == nullptr && !m.graphs[keep][b].empty();
   if (replay) {
     m.lay_out(batch, m.small_host, kBuckets[b]);
-    if (m.experts != nullptr) m.begin_split(m.small_host);
+    if (m.experts != nullptr) m.begin_split(kBuckets[b], m.small_host);
     const size_t n_logits = m.logit_rows.size();
     for (int i = 0; i < kBuckets[b]; ++i)
       m.small_host.logit_row[i] =
@@ -738,7 +738,7 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
     m.lay_out(batch, m.large_host, n);
     const bool split = m.experts != nullptr, large = n > kMaxMailRows;
     if (split && large) m.experts->begin_large(n, m.stream.view());
-    if (split && !large) m.begin_split(m.large_host);
+    if (split && !large) m.begin_split(n, m.large_host);
     const int n_logits = static_cast<int>(m.logit_rows.size());
     tops = *m.large_host.n_top > 0;
     std::copy(m.logit_rows.begin(), m.logit_rows.end(), m.large_host.logit_row);

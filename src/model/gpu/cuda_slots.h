@@ -1,0 +1,62 @@
+// The copy engine of a card as the expert store and the courier use it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "device/stream.h"
+#include "experts/courier.h"
+#include "experts/expert_store.h"
+
+namespace thermo {
+
+class TraceWriter;
+
+// Slots, and the table that names them. Copies wait for no step: they are started between steps.
+class CudaSlots final : public SlotDevice {
+ public:
+  // `table` and `n_cold`: the host's copies; `dirty` says that they changed.
+  CudaSlots(const uint8_t** table, int32_t* n_cold, int n_expert, TraceWriter* trace)
+      : table_(table), n_cold_(n_cold), n_expert_(n_expert), trace_(trace) {}
+
+  uint64_t copy(std::byte* to, const std::byte* from, size_t n_bytes) noexcept override;
+  bool done(uint64_t ticket) noexcept override;
+  void wait(uint64_t ticket) noexcept override;
+  void publish(int layer, int expert, const std::byte* address) noexcept override;
+  StreamView stream() const noexcept { return stream_.view(); }
+
+  bool dirty = true;
+
+ private:
+  static constexpr uint64_t kEvents = 64;
+
+  void finish(uint64_t ticket) noexcept;
+
+  struct Started {
+    int64_t begin_ns = 0;
+    size_t n_bytes = 0;
+  };
+  const uint8_t** table_;
+  int32_t* n_cold_;
+  int n_expert_;
+  TraceWriter* trace_;
+  Started started_[kEvents] = {};
+  Stream stream_;
+  Event events_[kEvents];
+  uint64_t issued_ = 0, finished_ = 0;
+};
+
+// A stream of its own: what is sent for a layer does not queue behind swaps.
+class CudaParcels final : public ParcelDevice {
+ public:
+  CudaParcels(uint64_t* announced, TraceWriter* trace) : announced_(announced), trace_(trace) {}
+
+  void send(std::byte* to, const std::byte* from, size_t n_bytes, int index, uint64_t word) noexcept override;
+
+ private:
+  uint64_t* announced_;
+  TraceWriter* trace_;
+  Stream stream_;
+};
+
+}  // namespace thermo
