@@ -5,7 +5,7 @@
 // A parcel is a copy and, behind it, a word that says for which layer of which step it is (cold_mail.h).
 // Nobody waits for one: a parcel that is not there when its layer looks was carried for nothing, and the
 // expert goes to the processor as if it had not been guessed. So the number that is sent follows what
-// arrives.
+// arrives, and what of it is used: one that is not takes as much of main memory as it would have saved.
 //
 // kDistance + 1 sets of places are filled in turn, one for each layer that is sent to. That is enough: when a
 // layer posts, all layers before it are done, and with them the one that was sent to kDistance + 1 posts
@@ -48,8 +48,8 @@ class Courier {
   void send(int layer, std::span<const int32_t> experts, const std::byte* const* addresses) noexcept;
   // Whether the expert is on its way in this step.
   bool sent(int layer, int expert) const noexcept;
-  // How many of the parcels of the step were there when their layers looked.
-  void end_step(int n_come) noexcept;
+  // How many of the parcels of the step were there when their layers looked, and how many of those were used.
+  void end_step(int n_come, int n_used) noexcept;
 
   uint64_t n_sent() const { return n_all_sent_; }
   uint64_t sent_bytes() const { return sent_bytes_; }
@@ -71,6 +71,7 @@ class Courier {
   int n_sent_ = 0;       // in this step
   float wanted_ = 1.0f;  // parcels for a layer, on average
   float due_ = 0.0f;     // what is left of it from the layers before
+  float useful_ = 1.0f;  // share of those that came lately
   uint64_t n_all_sent_ = 0, sent_bytes_ = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 namespace thermo {
@@ -38,8 +39,9 @@ struct Fixture {
   std::vector<std::byte> places = std::vector<std::byte>(Courier::kPlaces * Courier::place_bytes(catalog));
   Courier courier{catalog, device, places.data()};
 
-  // A step of which the link brings the first `arrive` parcels of each layer in time.
-  void step(int arrive) {
+  // A step of which the link brings the first `arrive` parcels of each layer in time, `useful` of them
+  // wanted.
+  void step(int arrive, float useful = 1.0f) {
     courier.begin_step(ticket += 41);
     int come = 0;
     for (int layer = 1; layer < 40; ++layer) {
@@ -49,9 +51,13 @@ struct Fixture {
       courier.send(layer, {experts, static_cast<size_t>(n)}, addresses);
       come += std::min(n, arrive);
     }
-    courier.end_step(come);
+    wanted += useful * static_cast<float>(come);
+    const int used = static_cast<int>(wanted);
+    wanted -= static_cast<float>(used);
+    courier.end_step(come, std::min(used, come));
   }
   uint32_t ticket = 0;
+  float wanted = 0.0f;
 };
 
 TEST(Courier, AnnouncesEachParcelForItsLayerAndNeverWritesWhatTheLayersBeforeUse) {
@@ -118,6 +124,14 @@ TEST(Courier, TriesNowAndThenWhenNothingArrivesAndFindsBack) {
   EXPECT_GT(f.courier.parcels_per_layer(), 1.5f);
 }
 
+TEST(Courier, SendsNextToNothingWhereGuessesAreWrong) {
+  Fixture f;
+  for (int i = 0; i < 100; ++i) f.step(kMaxParcels, 0.3f);
+  EXPECT_LT(f.courier.parcels_per_layer(), 0.1f);
+  for (int i = 0; i < 200; ++i) f.step(kMaxParcels, 0.9f);  // another text
+  EXPECT_GT(f.courier.parcels_per_layer(), 2.0f);
+}
+
 TEST(Courier, CountsNothingWhereNothingWasSent) {
   Fixture f;
   const float before = f.courier.parcels_per_layer();
@@ -125,7 +139,7 @@ TEST(Courier, CountsNothingWhereNothingWasSent) {
     f.courier.begin_step(1);
     EXPECT_EQ(f.courier.allot(0), 0);
     f.courier.send(3, {}, nullptr);
-    f.courier.end_step(0);
+    f.courier.end_step(0, 0);
   }
   EXPECT_EQ(f.courier.parcels_per_layer(), before);
   EXPECT_EQ(f.courier.sent_bytes(), 0u);

@@ -125,7 +125,7 @@ void SimExperts::begin_step(int n_rows) noexcept {
 
 void SimExperts::end_step() noexcept {
   device_.end_step();
-  courier_.end_step(std::exchange(n_come_, 0));
+  courier_.end_step(std::exchange(n_come_, 0), std::exchange(n_used_, 0));
   store_->end_step(prompt_ ? kMovesAfterPrompt : std::exchange(n_after_prompt_, 0));
 }
 
@@ -162,6 +162,7 @@ void SimExperts::run(const RoutedLayer& routed) noexcept {
       hot_.push_back({&ffn, group.pair_begin, group.n_pairs});
       counts_.fetched_pairs += n_pairs;
       counts_.carried_pairs += n_pairs;
+      ++n_used_;
       any_carried = true;
     } else if (may_stream && group.n_pairs >= options_.stream_min_pairs) {
       streamed_.push_back(group);

@@ -89,11 +89,11 @@ class SimExperts final : public ExpertRunner {
   uint64_t come_[kMaxParcels] = {};  // its parcels that are here
 
   int n_rows_ = 0;
-  uint32_t ticket_ = 0;       // of the step
-  int n_come_ = 0;            // parcels of the step
-  bool prompt_ = false;       // this step is a prompt
-  bool guest_taken_ = false;  // since the last prompt
-  int n_after_prompt_ = 0;    // moves to start at the end of the first step behind it
+  uint32_t ticket_ = 0;          // of the step
+  int n_come_ = 0, n_used_ = 0;  // parcels of the step
+  bool prompt_ = false;          // this step is a prompt
+  bool guest_taken_ = false;     // since the last prompt
+  int n_after_prompt_ = 0;       // moves to start at the end of the first step behind it
   ExpertTelemetry counts_;
 
   Mailbox mailbox_;

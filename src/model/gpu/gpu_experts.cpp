@@ -406,7 +406,7 @@ void GpuExperts::Impl::trace_step() noexcept {
 
 void GpuExperts::finish(int n_rows) noexcept {
   Impl& m = *impl_;
-  int n_come = 0;
+  int n_come = 0, n_used = 0;
   for (int il = 0; il < m.n_layer; ++il) {
     const ExpertLayer& layer = m.catalog.layers[static_cast<size_t>(il)];
     if (layer.n_expert() == 0) continue;
@@ -426,6 +426,7 @@ void GpuExperts::finish(int n_rows) noexcept {
     m.count.fetched_bytes += static_cast<uint64_t>(record.n_fetched) * layer.expert_bytes;
     m.count.carried_pairs += static_cast<uint64_t>(record.n_carried);
     n_come += record.n_come;
+    n_used += record.n_carried;
     m.count.hot_bytes +=
         static_cast<uint64_t>(n_rows == 1 ? hot : std::min(hot, m.n_expert)) * layer.expert_bytes;
     if (record.n_pairs > 0) {
@@ -441,7 +442,7 @@ void GpuExperts::finish(int n_rows) noexcept {
         m.split.gpu_took(record.n_fetched, static_cast<float>(record.ready_ns - record.posted_ns) * 1e-3f);
     }
   }
-  if (m.courier != nullptr) m.courier->end_step(n_come);
+  if (m.courier != nullptr) m.courier->end_step(n_come, n_used);
   if (m.options.trace != nullptr) m.trace_step();
   ++m.count.steps;
   m.count.tokens += static_cast<uint64_t>(n_rows);
