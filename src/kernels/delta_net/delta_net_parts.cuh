@@ -1,0 +1,195 @@
+// What the kernels of DeltaNet share: the convolution of a head, the state in registers, and the blocks of a
+// cluster that have a head together.
+#pragma once
+
+#include "device/launch.cuh"
+#include "kernels/delta_net/delta_net_cuda.h"
+#include "kernels/row_ops/warp_ops.cuh"
+
+namespace thermo {
+
+inline constexpr int kMaxTaps = 8;
+
+// Where the inputs of the taps of row r lie, newest first: the rows of the step back to its first ancestor,
+// then the stored columns.
+template <int kTaps>
+struct TapSources {
+  const float* at[kTaps];
+
+  __device__ __forceinline__ TapSources(const DeviceDeltaNetArgs& a, int group_begin, const float* conv_state,
+                                        int r) {
+    int row = r, column = a.taps - 1;
+#pragma unroll
+    for (int back = 0; back < kTaps; ++back) {
+      if (kTaps == kMaxTaps && back >= a.taps) break;
+      if (row >= 0) {
+        at[back] = a.u + static_cast<int64_t>(group_begin + row) * a.n_channels();
+        row = a.rows.tree ? a.rows.parent[group_begin + row] : row - 1;
+      } else {
+        at[back] = conv_state + static_cast<int64_t>(--column) * a.n_channels();
+      }
+    }
+  }
+};
+
+// One head of q, k or v of a row, by one warp: convolution, SiLU; q and k are normalised, q is scaled.
+template <int kDim, int kTaps>
+__device__ __forceinline__ void convolve_taps(const DeviceDeltaNetArgs& a, int group_begin,
+                                              const float* conv_state, int r, int first_channel, bool norm,
+                                              float scale, float* out, int lane) {
+  constexpr int kPer = (kDim + 31) / 32;
+  const TapSources<kTaps> sources(a, group_begin, conv_state, r);
+  float x[kPer] = {};
+#pragma unroll
+  for (int back = 0; back < kTaps; ++back) {
+    if (kTaps == kMaxTaps && back >= a.taps) break;
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int channel = first_channel + min(lane + 32 * i, kDim - 1);
+      x[i] =
+          fmaf(__ldg(a.conv_weight + channel * a.taps + a.taps - 1 - back), sources.at[back][channel], x[i]);
+    }
+  }
+  float square = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    x[i] = lane + 32 * i < kDim ? silu(x[i]) : 0.0f;
+    square += x[i] * x[i];
+  }
+  if (norm) scale *= rsqrtf(warp_sum(square) + 1e-6f);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i)
+    if (lane + 32 * i < kDim) out[lane + 32 * i] = x[i] * (norm ? scale : 1.0f);
+}
+
+template <int kDim>
+__device__ __noinline__ void convolve_any(const DeviceDeltaNetArgs& a, int group_begin,
+                                          const float* conv_state, int r, int first_channel, bool norm,
+                                          float scale, float* out, int lane) {
+  convolve_taps<kDim, kMaxTaps>(a, group_begin, conv_state, r, first_channel, norm, scale, out, lane);
+}
+
+// With the number of taps that models have the loads of all taps are in flight together.
+template <int kDim>
+__device__ __forceinline__ void convolve_head(const DeviceDeltaNetArgs& a, int group_begin,
+                                              const float* conv_state, int r, int first_channel, bool norm,
+                                              float scale, float* out, int lane) {
+  if (a.taps == 4)
+    convolve_taps<kDim, 4>(a, group_begin, conv_state, r, first_channel, norm, scale, out, lane);
+  else
+    convolve_any<kDim>(a, group_begin, conv_state, r, first_channel, norm, scale, out, lane);
+}
+
+// Elements first .. first + kCount - 1 of a head, kPer to a lane of a warp.
+template <int kCount>
+struct HeadSlice {
+  static constexpr int kPer = (kCount + 31) / 32;
+  float gate[kPer];  // norm weight * silu(z)
+  float x[kPer];     // output of the rule
+
+  __device__ __forceinline__ void load_gate(const DeviceDeltaNetArgs& a, int64_t row, int head, int first,
+                                            int lane) {
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int d = first + min(lane + 32 * i, kCount - 1);
+      gate[i] = __ldg(a.norm + d) * silu(a.z[(row * a.n_head_v + head) * a.dim + d]);
+    }
+  }
+  // Returns the sum of squares.
+  __device__ __forceinline__ float load(const float* o, int lane) {
+    float square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      x[i] = lane + 32 * i < kCount ? o[lane + 32 * i] : 0.0f;
+      square += x[i] * x[i];
+    }
+    return warp_sum(square);
+  }
+  // rms(o) * norm * silu(z), with the sum of squares of the whole head.
+  __device__ __forceinline__ void put(const DeviceDeltaNetArgs& a, int64_t row, int head, int first,
+                                      float square, int lane) const {
+    const ActsOut out{static_cast<half*>(a.out.f16), a.out.f32, a.out.f16_stride, a.out.f32_stride,
+                      a.out.scale};
+    const float scale = rsqrtf(square / static_cast<float>(a.dim) + a.eps);
+#pragma unroll
+    for (int i = 0; i < kPer; ++i)
+      if (lane + 32 * i < kCount) out.put(row, head * a.dim + first + lane + 32 * i, x[i] * scale * gate[i]);
+  }
+};
+
+__device__ __forceinline__ float dot4(float4 a, float4 b) {
+  return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
+}
+
+template <int kDim>
+struct StateTile {
+  static constexpr int kLanes = kDim / 16;  // threads of a state row
+  float4 s[4];
+
+  __device__ __forceinline__ void load(const float* row, int part) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[i] = reinterpret_cast<const float4*>(row)[part + kLanes * i];
+  }
+  __device__ __forceinline__ void store(float* row, int part) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) reinterpret_cast<float4*>(row)[part + kLanes * i] = s[i];
+  }
+  // Dot with a vector of kDim, the same in all threads of the row.
+  __device__ __forceinline__ float dot(const float4 (&x)[4]) const {
+    float sum = dot4(s[0], x[0]) + dot4(s[1], x[1]) + dot4(s[2], x[2]) + dot4(s[3], x[3]);
+#pragma unroll
+    for (int mask = kLanes / 2; mask > 0; mask /= 2)
+      sum += __shfl_xor_sync(0xffffffffu, sum, mask, kLanes < 2 ? 2 : kLanes);
+    return sum;
+  }
+  // s = decay * s + x * delta
+  __device__ __forceinline__ void update(float decay, float delta, const float4 (&x)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      s[i].x = fmaf(delta, x[i].x, decay * s[i].x);
+      s[i].y = fmaf(delta, x[i].y, decay * s[i].y);
+      s[i].z = fmaf(delta, x[i].z, decay * s[i].z);
+      s[i].w = fmaf(delta, x[i].w, decay * s[i].w);
+    }
+  }
+  __device__ static __forceinline__ void load_vector(const float* x, int part, float4 (&out)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[i] = reinterpret_cast<const float4*>(x)[part + kLanes * i];
+  }
+};
+
+template <int kDim>
+inline constexpr int kRuleThreads = kDim* StateTile<kDim>::kLanes;
+template <int kDim, int kSplit = 1>
+inline constexpr int kFusedThreads = kRuleThreads<kDim> / kSplit < 128 ? 128 : kRuleThreads<kDim> / kSplit;
+
+// A cluster is the blocks of a head.
+__device__ __forceinline__ int cluster_rank() {
+  uint32_t rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return static_cast<int>(rank);
+}
+// Writes to the same variable of block `rank`.
+__device__ __forceinline__ void put_in_block(const float* variable, int rank, float x) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(variable))), "r"(rank));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+}  // namespace thermo
