@@ -16,6 +16,8 @@
 #include "engine/gpu_backend.h"
 #include "engine/session.h"
 #include "experts/budget.h"
+#include "experts/courier.h"
+#include "experts/forecast.h"
 #include "experts/heat_file.h"
 #include "experts/host_tier.h"
 #include "experts/placement.h"
@@ -168,7 +170,9 @@ void plan_on_gpu(Place& place, const ModelConfig& config, const Weights& weights
                               host >= total
                                   ? "all of them, page-locked"
                                   : fmt::format("of {}, the rest in the file", format_bytes(total))});
-  place.plan.total_bytes += std::min(host, total);
+  const uint64_t routers = 2 * ExpertForecast::planned_bytes(catalog);
+  place.plan.items.push_back({"working ahead", routers, "routers in four bits, to guess experts early"});
+  place.plan.total_bytes += std::min(host, total) + routers;
   append_note(place.plan.note, floor_note(catalog, place.experts));
 }
 
@@ -190,6 +194,8 @@ void plan_on_cpu(Place& place, const ModelConfig& config, const GgufFile& file, 
     place.experts.split = true;
     place.experts.budget_bytes = cache.resolve(total, total);
     inputs.stand_in_bytes = place.experts.budget_bytes;
+    inputs.ahead_bytes =
+        2 * ExpertForecast::planned_bytes(catalog) + Courier::kPlaces * Courier::place_bytes(catalog);
   }
   place.experts.pin_layers = o.pin_layers;
   place.experts.swaps = o.expert_swaps;

@@ -86,6 +86,7 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
     add("reserve", std::min(kFileReserve, sizes.experts / 8), "pages of the file, buffers of its readers");
   if (in.stand_in_bytes) {
     add("stand-in device", *in.stand_in_bytes, "its memory for hot experts");
+    add("working ahead", in.ahead_bytes, "routers in four bits, experts on their way");
     plan.device_name = "stand-in device";
     plan.device_items = {
         {"expert budget", *in.stand_in_bytes, fmt::format("of {}", format_bytes(sizes.experts))}};

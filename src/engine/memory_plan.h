@@ -28,6 +28,7 @@ struct MemoryPlanInputs {
   // Routed experts; see experts/host_tier.h.
   std::optional<uint64_t> expert_ram;      // main memory for them; nullopt: what fits
   std::optional<uint64_t> stand_in_bytes;  // --device sim: its "device memory" for experts
+  uint64_t ahead_bytes = 0;                // --device sim: to guess experts and send them ahead
 };
 
 struct MemoryPlanItem {

@@ -76,6 +76,12 @@ ExpertForecast::ExpertForecast(const RouteConfig& config, std::span<const Router
   });
 }
 
+uint64_t ExpertForecast::planned_bytes(const ExpertCatalog& catalog) {
+  if (catalog.n_embd % 32 != 0) return 0;
+  return static_cast<uint64_t>(catalog.n_moe_layers()) *
+         packed_matrix_bytes(type_for(catalog.n_embd), catalog.n_expert, catalog.n_embd);
+}
+
 void ExpertForecast::add_format(ActFormats& formats) const {
   for (const Layer& layer : layers_) formats.add(layer.router);
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/host_buffer.h"
+#include "experts/catalog.h"
 #include "kernels/isa.h"
 #include "kernels/linear/linear.h"
 #include "kernels/route_topk/route_topk.h"
@@ -30,6 +31,9 @@ class ExpertForecast {
   // From rows of the layer `distance` before. `bias` of the views must outlive it.
   ExpertForecast(const RouteConfig& config, std::span<const RouterView> layers, int distance, Isa isa,
                  ThreadPool& pool);
+
+  // What it takes for a model of these experts, at most.
+  static uint64_t planned_bytes(const ExpertCatalog& catalog);
 
   int distance() const { return distance_; }
   // Whether the experts of `layer` can be guessed: it and the one `distance` before it are routed.

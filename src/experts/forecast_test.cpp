@@ -117,6 +117,15 @@ TEST(ExpertForecast, GuessesOnlyBehindARoutedLayer) {
   EXPECT_EQ(none.n_layers(), 0);
 }
 
+TEST(ExpertForecast, TakesWhatWasPlanned) {
+  // 40 routers of 256 x 2048 in four bits: 4.5 bits for a weight.
+  const Matrix in{.dtype = DType::Q4_K, .n_rows = 512, .n_cols = 2048};
+  const Matrix out{.dtype = DType::Q4_K, .n_rows = 2048, .n_cols = 512};
+  const ExpertCatalog catalog =
+      ExpertCatalog::of(std::vector(40, std::vector<Ffn>(256, {.gate = in, .up = in, .down = out})), 8, 2048);
+  EXPECT_EQ(ExpertForecast::planned_bytes(catalog), 40ull * 256 * 2048 * 9 / 16);
+}
+
 TEST(ExpertForecast, LivesWithANormThatClosesAColumn) {
   Routers routers(2, 512);
   for (size_t c = 0; c < 512; c += 8) routers.norms[0][c] = 0.0f;
