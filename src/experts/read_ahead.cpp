@@ -12,9 +12,7 @@ namespace {
 
 constexpr size_t kLine = 64;
 constexpr size_t kPieceBytes = 16 * kLine;  // between two looks whether it is over: 0.1 us
-
-// of what a thread loads: its panels of both routers
-constexpr int kRouterParts = 2;
+constexpr int kRouterParts = 2;             // of what a thread loads: its panels of both routers
 
 // A load whose value nobody wants. Not a prefetch: those may be dropped, and are when the memory is busy,
 // which is the point here (Zen 4: a prefetched expert was computed in 47 instead of 60 us, a loaded one in

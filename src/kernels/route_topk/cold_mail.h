@@ -5,11 +5,11 @@
 // whose chosen experts are all hot posts nothing and waits for nothing. Tickets grow by one for each layer of
 // each step, so nothing needs to be cleared.
 //
-// The other way go parcels: experts that the host guessed a layer early and copied into device memory. Each
-// is announced behind its copy by one word with the ticket of the layer it is for. A layer looks once which
-// of its parcels have come; those are hot for this step, the others are too late. A layer that used parcels
-// and has nothing for the processor posts too, with no pairs, and waits for no answer: the host guesses on
-// from there.
+// The other way go parcels: experts that the host guessed some layers early and copied into device memory.
+// Each is announced behind its copy by one word with the ticket of the layer it is for. A layer looks once
+// which of its parcels have come; those are hot for this step, the others are too late. A layer that used
+// parcels and has nothing for the processor posts too, with no pairs, and waits for no answer: the host
+// guesses on from there.
 #pragma once
 
 #include <cstdint>
