@@ -17,6 +17,7 @@ class CudaError : public ThermoError {
 
 inline void cuda_check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
+  cudaGetLastError();  // whoever catches this and goes on must not find it in the next step
   if (status == cudaErrorMemoryAllocation)
     throw MemoryError(fmt::format(
         "{}: the GPU has too little memory; use a smaller --ctx-size or another quantisation", what));

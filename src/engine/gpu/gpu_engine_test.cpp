@@ -4,6 +4,9 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+#include "base/units.h"
+#include "device/buffer.h"
 #include "device/device_info.h"
 #include "device/testing/skip_without_gpu.h"
 #include "engine/engine.h"
@@ -139,6 +142,54 @@ TEST(GpuEngine, LeavesDeviceMemoryAsItWasAfterAThousandGenerations) {
 TEST(GpuEngine, LeavesDeviceMemoryAsItWasWhileExpertsMove) {
   SKIP_WITHOUT_GPU();
   expect_memory_as_it_was("40%", 200);
+}
+
+// Another program, as far as the engine can tell.
+class Hog {
+ public:
+  void take_all_but(uint64_t leave) {
+    for (uint64_t size = 8 * GiB; size >= 2 * MiB; size /= 2)
+      while (use_device(0).free_bytes > leave + size) {
+        try {
+          taken_.emplace_back(size);
+        } catch (const MemoryError&) {
+          break;
+        }
+      }
+  }
+  bool has_any() const { return !taken_.empty(); }
+
+ private:
+  std::vector<DeviceBuffer> taken_;
+};
+
+// Memory that was free when it was planned for is gone when it is taken.
+TEST(GpuEngine, GoesOnWhereItCanWhenAnotherProgramTakesTheMemory) {
+  SKIP_WITHOUT_GPU();
+  const auto answers = [](Engine& engine) {
+    Session session = std::move(engine.open_session().value());
+    ASSERT_TRUE(session.append(prompt(1)).ok());
+    EXPECT_EQ(generate(session, {.temperature = 0.0f}, 8).size(), 8u);
+  };
+  for (const uint64_t leave : {0 * MiB, 40 * MiB}) {
+    Hog hog;
+    EngineOptions options = on_gpu();
+    options.device = "auto";
+    options.progress = [&](const LoadProgress&) {
+      if (!hog.has_any()) hog.take_all_but(leave);
+    };
+    Engine engine(plankton(), options);  // on the GPU with what is left, or on the processor
+    EXPECT_TRUE(hog.has_any());
+    answers(engine);
+    options.device = "cuda:0";
+    if (leave == 0) {
+      EXPECT_THROW(Engine(plankton(), options), MemoryError);
+    }
+  }
+  // Nothing of it is left behind.
+  Engine engine(plankton(), on_gpu());
+  EXPECT_NE(engine.info().device, "cpu");
+  answers(engine);
 }
 
 TEST(GpuEngine, GivesAllItsMemoryBack) {

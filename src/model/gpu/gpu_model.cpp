@@ -71,6 +71,7 @@ void GpuModel::Impl::record_graphs() {
         throw CudaError(ExitCode::Device, fmt::format("the GPU failed in its first step: {}",
                                                       cudaGetErrorString(cudaGetLastError())));
       graphs[keep][b] = CapturedGraph(stream.view(), work);
+      cuda_check(cudaGetLastError(), "recording a step");  // kernels take memory when they are first used
     }
   }
 }
