@@ -170,8 +170,9 @@ void plan_on_gpu(Place& place, const ModelConfig& config, const Weights& weights
                               host >= total
                                   ? "all of them, page-locked"
                                   : fmt::format("of {}, the rest in the file", format_bytes(total))});
-  const uint64_t routers = 2 * ExpertForecast::planned_bytes(catalog);
-  place.plan.items.push_back({"working ahead", routers, "routers in four bits, to guess experts early"});
+  const uint64_t routers = host >= total ? 2 * ExpertForecast::planned_bytes(catalog) : 0;
+  if (routers > 0)
+    place.plan.items.push_back({"working ahead", routers, "routers in four bits, to guess experts early"});
   place.plan.total_bytes += std::min(host, total) + routers;
   append_note(place.plan.note, floor_note(catalog, place.experts));
 }
@@ -260,10 +261,6 @@ Place choose_place(const ModelConfig& config, const GgufFile& file, const Engine
 Error invalid(std::string message) {
   return {ErrorCode::InvalidArgument, std::move(message)};
 }
-
-}  // namespace
-
-namespace {
 
 // GPU memory that was free when the plan was made was not any more: another program took it.
 class GpuMemoryLost : public MemoryError {

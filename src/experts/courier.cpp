@@ -58,7 +58,7 @@ void Courier::send(int layer, std::span<const int32_t> experts, const std::byte*
     const int place = set_ * kMaxParcels + static_cast<int>(i);
     device_.send(places_ + static_cast<uint64_t>(place) * place_bytes_, addresses[i], bytes,
                  layer * kMaxParcels + static_cast<int>(i),
-                 parcel_word(ticket_ + static_cast<uint32_t>(layer) + 1, experts[i], place));
+                 parcel_word(layer_ticket(ticket_, layer), experts[i], place));
   }
   n_sent_ += static_cast<int>(experts.size());
   n_all_sent_ += experts.size();

@@ -40,7 +40,7 @@ class Courier {
   // `places`: kPlaces of place_bytes() each, on the device. Both must outlive it.
   Courier(const ExpertCatalog& catalog, ParcelDevice& device, std::byte* places);
 
-  // `ticket`: of the step; that of a layer is layer + 1 more.
+  // `ticket`: of the step.
   void begin_step(uint32_t ticket) noexcept;
   // How many of n likely experts of a layer shall be sent. Each call counts as a layer.
   int allot(int n) noexcept;

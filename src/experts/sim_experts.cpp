@@ -136,7 +136,7 @@ void SimExperts::run(const RoutedLayer& routed) noexcept {
   const bool may_stream = prompt_ && guest_bytes_ > 0;
   for (int i = 0; i < kMaxParcels; ++i) {
     const uint64_t word = device_.announced(routed.layer, i);
-    const bool ours = parcel_ticket(word) == ticket_ + static_cast<uint32_t>(routed.layer) + 1;
+    const bool ours = parcel_ticket(word) == layer_ticket(ticket_, routed.layer);
     come_[i] = ours ? word : 0;
     n_come_ += ours;
   }

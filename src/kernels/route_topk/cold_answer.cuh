@@ -7,7 +7,7 @@
 namespace thermo {
 
 __device__ __forceinline__ uint32_t ticket_of(const DeviceCold& cold) {
-  return *cold.ticket + static_cast<uint32_t>(cold.layer) + 1;
+  return layer_ticket(*cold.ticket, cold.layer);
 }
 
 // Hands the mail over: one thread, ordered behind those that wrote the pairs and the rows.

@@ -20,6 +20,11 @@ inline constexpr int kMaxMailRows = 32;
 inline constexpr int kMaxFetchTable = 64;
 inline constexpr int kMaxParcels = 4;  // of a layer of a step
 
+// The ticket of a layer of a step; 0 is none.
+constexpr uint32_t layer_ticket(uint32_t step, int layer) {
+  return step + static_cast<uint32_t>(layer) + 1;
+}
+
 // What announces a parcel: the ticket of its layer, the expert, and the place it lies in.
 constexpr uint64_t parcel_word(uint32_t ticket, int expert, int place) {
   return static_cast<uint64_t>(ticket) << 32 | static_cast<uint64_t>(expert) << 16 |

@@ -95,11 +95,11 @@ void GpuExperts::serve(int n_rows, const Event& end) noexcept {
 void GpuExperts::Impl::answer(uint32_t posted, int n_rows) noexcept {
   const int64_t begin = TraceWriter::now_ns();
   ColdMail& box = mail();
-  const int layer = static_cast<int>(posted - ticket) - 1;
+  const int layer = static_cast<int>(posted - layer_ticket(ticket, 0));
   const ColdRecord& record = records.as<ColdRecord>()[layer];
   const int n = record.n_pairs;
-  if (n ==
-      0) {  // the device has gone on; the row may change while it is read, and a guess is as good as its row
+  // The device has gone on then, and the row may change while it is read: a guess is as good as its row.
+  if (n == 0) {
     lane->look_ahead(layer, x.as<float>(), record.x_scale);
     count.ahead_bytes += lane->last_ahead_bytes();
     return;
