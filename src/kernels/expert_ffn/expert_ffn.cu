@@ -239,8 +239,8 @@ __global__ void __launch_bounds__(kMaxTileThreads, 2)
   if constexpr (kWhole)
     low_product<T>(panels, gate.n_cols, a.x, shared, rows, n_acts, acc, ready);
   else
-    tile_product<T, kActs>(panels, gate.n_cols, a.x, shared, rows, n_acts, acc, 0, (gate.n_cols + 255) / 256,
-                           TileThreads::block(), ready);
+    tile_product<T, kActs>(panels, gate.n_cols, a.x, shared, rows, n_acts, acc,
+                           TileChunks{0, (gate.n_cols + 255) / 256}, TileThreads::block(), ready);
   if (!here) return;
   const ActsOut hidden = acts_out(a.hidden);
 #pragma unroll
@@ -283,8 +283,8 @@ __global__ void __launch_bounds__(kMaxTileThreads, 2)
   if constexpr (kWhole)
     low_product<T>(panels, w.n_cols, x, shared, rows, n_acts, acc, ready);
   else
-    tile_product<T, kActs>(panels, w.n_cols, x, shared, rows, n_acts, acc, 0, (w.n_cols + 255) / 256,
-                           TileThreads::block(), ready);
+    tile_product<T, kActs>(panels, w.n_cols, x, shared, rows, n_acts, acc,
+                           TileChunks{0, (w.n_cols + 255) / 256}, TileThreads::block(), ready);
   store_warp_tile<kActs>(acc, panel, w.n_rows, n_acts, x.scale,
                          [&](int act) { return a.y + static_cast<int64_t>(first + act) * a.n_embd; });
 }

@@ -52,8 +52,9 @@ __global__ void __launch_bounds__(kMaxTileThreads, kActs <= 64 ? 2 : 1)
   const uint8_t* panels[kTilePanels];
   warp_panels(w, panel, panels);
   const int n_chunks = (w.n_cols + 255) / 256;
-  tile_product<T, kActs>(panels, w.n_cols, args.x, shared, rows, n_acts, acc, n_chunks * k_part / job.k_parts,
-                         n_chunks * (k_part + 1) / job.k_parts, TileThreads::block(), [&] {
+  tile_product<T, kActs>(panels, w.n_cols, args.x, shared, rows, n_acts, acc,
+                         TileChunks{n_chunks * k_part / job.k_parts, n_chunks * (k_part + 1) / job.k_parts},
+                         TileThreads::block(), [&] {
                            allow_next();
                            wait_for_inputs();
                            for (int a = threadIdx.x; a < kActs; a += blockDim.x)
@@ -70,7 +71,8 @@ __global__ void __launch_bounds__(kMaxTileThreads, kActs <= 64 ? 2 : 1)
 // ---- few tiles ----
 
 // So few tiles that latencies decide: one panel a warp, every panel by two warps with half of the columns
-// each, all weight types that has_dot() knows in one launch. The two halves of a block stage and wait apart.
+// each, all weight types that has_dot() knows in one launch. The two halves of a block stage apart and wait
+// together.
 constexpr int kThinActs = 64, kThinSplit = 2, kMaxThinPanels = 8;
 constexpr int kThinHalfBytes = kTileSharedBytes<kThinActs>;
 
@@ -82,7 +84,7 @@ __global__ void __launch_bounds__(32 * kThinSplit * kMaxThinPanels, 1)
   const DeviceLinearJob& job = args.jobs[j];
   const DeviceMatrix& w = job.w;
   const int n_threads = blockDim.x / kThinSplit, half = threadIdx.x / n_threads;
-  const TileThreads threads{static_cast<int>(threadIdx.x) % n_threads, n_threads, 1 + half};
+  const TileThreads threads{static_cast<int>(threadIdx.x) % n_threads, n_threads};
   const int warp = threads.thread / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
   const int panel = (blockIdx.x - plan.first_block[j]) * (n_threads / 32) + warp;
   const int first_act = blockIdx.y * kThinActs, k_part = blockIdx.z;
@@ -90,19 +92,21 @@ __global__ void __launch_bounds__(32 * kThinSplit * kMaxThinPanels, 1)
   std::byte* const stages = shared + half * kThinHalfBytes;
   uint32_t* const rows = reinterpret_cast<uint32_t*>(stages + 2 * kTileStageBytes<kThinActs>);
   const uint8_t* const panels[1] = {panel * 16 < w.n_rows ? w.panels + panel * w.panel_bytes : nullptr};
-  const int n_chunks = (w.n_cols + 255) / 256, n_parts = kThinSplit * job.k_parts,
-            part = kThinSplit * k_part + half;
+  const int n_chunks = (w.n_cols + 255) / 256, n_parts = kThinSplit * job.k_parts, part = kThinSplit * k_part;
+  const int begin = n_chunks * part / n_parts, middle = n_chunks * (part + 1) / n_parts,
+            end = n_chunks * (part + 2) / n_parts;
+  const int turns = max(middle - begin, end - middle);
+  const TileChunks chunks =
+      half == 0 ? TileChunks{begin, middle, begin + turns} : TileChunks{middle, end, middle + turns};
   float acc[1][kThinActs / 8][4] = {};
   for_dot_type(w.dtype, [&]<DType T>() {
-    tile_product<T, kThinActs>(panels, w.n_cols, args.x, stages, rows, n_acts, acc, n_chunks * part / n_parts,
-                               n_chunks * (part + 1) / n_parts, threads, [&] {
-                                 allow_next();
-                                 wait_for_inputs();
-                                 for (int a = threads.thread; a < kThinActs; a += n_threads)
-                                   rows[a] = a >= n_acts ? kNoTileRow
-                                                         : tile_row(args.x, act_row(args, first_act + a));
-                                 threads.sync();
-                               });
+    tile_product<T, kThinActs>(panels, w.n_cols, args.x, stages, rows, n_acts, acc, chunks, threads, [&] {
+      allow_next();
+      wait_for_inputs();
+      for (int a = threads.thread; a < kThinActs; a += n_threads)
+        rows[a] = a >= n_acts ? kNoTileRow : tile_row(args.x, act_row(args, first_act + a));
+      __syncthreads();
+    });
   });
   // The second half hands its sums to the first.
   float4* const sums = reinterpret_cast<float4*>(shared) + warp * (kThinActs / 8 * 32) + lane;

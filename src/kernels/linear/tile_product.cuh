@@ -57,22 +57,19 @@ inline constexpr int kTileStageBytes = kActs* kTileRowBytes;
 template <int kActs>
 inline constexpr int kTileSharedBytes = 2 * kTileStageBytes<kActs> + kActs* static_cast<int>(sizeof(int));
 
-// The threads that stage and multiply a tile together: a block, or a part of one with barrier `id` of its
-// own.
+// The threads that stage and multiply a tile together: a block, or a part of one.
 struct TileThreads {
-  int thread, n_threads, id;
+  int thread, n_threads;
 
   __device__ __forceinline__ static TileThreads block() {
-    return {static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), 0};
+    return {static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
   }
-  __device__ __forceinline__ void sync() const {
-    if (id == 0) {
-      __syncthreads();
-    } else {
-      __syncwarp();  // a warp arrives as one: what it wrote in branches is written
-      asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
-    }
-  }
+};
+// Chunks first .. end - 1 of a part of a block. All parts wait for each other as often as the one with the
+// most: each goes on to `stop`, without work behind `end`.
+struct TileChunks {
+  int first, end;
+  int stop = end;
 };
 
 // Where an activation row begins, in pieces of 16 bytes.
@@ -127,21 +124,22 @@ struct PanelReader {
   }
 };
 
-// acc[p] += panel p of a warp, all of one type, times the tile, over chunks first_chunk .. end_chunk - 1. The
-// first panel may be null: nothing to do for this warp, but it still takes part in the staging. ready() is
-// called when the first weights are on their way; after it activations may be read, and `rows` is filled and
-// visible to these threads.
+// acc[p] += panel p of a warp, all of one type, times the tile, over `chunks`. The first panel may be null:
+// nothing to do for this warp, but it still takes part in the staging. ready() is called when the first
+// weights are on their way; after it activations may be read, and `rows` is filled and visible to these
+// threads.
 template <DType T, int kActs, int kPanels, class Ready>
 __device__ __forceinline__ void tile_product(const uint8_t* const (&panels)[kPanels], int n_cols,
                                              const DeviceActs& x, std::byte* shared, const uint32_t* rows,
-                                             int n_acts, float (&acc)[kPanels][kActs / 8][4], int first_chunk,
-                                             int end_chunk, const TileThreads& threads, const Ready& ready) {
+                                             int n_acts, float (&acc)[kPanels][kActs / 8][4],
+                                             const TileChunks& chunks, const TileThreads& threads,
+                                             const Ready& ready) {
   // What registers allow with two blocks to a multiprocessor, or one with 128 rows.
   constexpr int kAhead = kActs <= 16 ? 8 : kPanels == 1 || kActs > 64 ? 4 : 2;
   using Reader = PanelReader<T, kAhead>;
   constexpr bool kScalesAhead = kPanels == 1 && Reader::kBig;
   const int lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
-  const int n_subs = min((n_cols + 31) / 32, 8 * end_chunk);
+  const int n_subs = min((n_cols + 31) / 32, 8 * chunks.end);
   const bool works = panels[0] != nullptr;
   Reader readers[kPanels];
   BlockScaleReader<T> scales_ahead;
@@ -150,32 +148,32 @@ __device__ __forceinline__ void tile_product(const uint8_t* const (&panels)[kPan
 #pragma unroll
     for (int p = 0; p < kPanels; ++p) readers[p].load(panels[p], chunk, sub, lane);
   };
-  if (first_chunk < end_chunk) {
-    if (kScalesAhead && works) Reader::load_scales(scales_ahead, panels[0], first_chunk, lane);
+  if (chunks.first < chunks.end) {
+    if (kScalesAhead && works) Reader::load_scales(scales_ahead, panels[0], chunks.first, lane);
 #pragma unroll
-    for (int sub = 0; sub < kAhead; ++sub) load(first_chunk, sub);
+    for (int sub = 0; sub < kAhead; ++sub) load(chunks.first, sub);
   }
   ready();
-  if (first_chunk >= end_chunk) return;
-  stage_acts(shared, x, rows, first_chunk, n_cols, n_acts, threads);
+  if (chunks.first < chunks.end) stage_acts(shared, x, rows, chunks.first, n_cols, n_acts, threads);
   copy_commit();
-  for (int chunk = first_chunk, turn = 0; chunk < end_chunk; ++chunk, turn ^= 1) {
-    if (works) {
+  for (int chunk = chunks.first, turn = 0; chunk < chunks.stop; ++chunk, turn ^= 1) {
+    const bool multiplies = works && chunk < chunks.end;
+    if (multiplies) {
       if constexpr (kScalesAhead) {
         readers[0].scales[0] = scales_ahead;
-        if (chunk + 1 < end_chunk) Reader::load_scales(scales_ahead, panels[0], chunk + 1, lane);
+        if (chunk + 1 < chunks.end) Reader::load_scales(scales_ahead, panels[0], chunk + 1, lane);
       } else if constexpr (Reader::kBig) {
 #pragma unroll
         for (int p = 0; p < kPanels; ++p) Reader::load_scales(readers[p].scales[0], panels[p], chunk, lane);
       }
     }
-    if (chunk + 1 < end_chunk)
+    if (chunk + 1 < chunks.end)
       stage_acts(shared + (turn ^ 1) * kTileStageBytes<kActs>, x, rows, chunk + 1, n_cols, n_acts, threads);
     copy_commit();
     copy_wait<1>();
-    threads.sync();
+    __syncthreads();
     const std::byte* const stage = shared + turn * kTileStageBytes<kActs> + g * kTileRowBytes + t * 16;
-    if (works) {
+    if (multiplies) {
 #pragma unroll
       for (int sub = 0; sub < 8; ++sub) {
         if (!Reader::kBig && chunk * 8 + sub >= n_subs) break;
@@ -202,7 +200,7 @@ __device__ __forceinline__ void tile_product(const uint8_t* const (&panels)[kPan
         }
       }
     }
-    threads.sync();
+    __syncthreads();
   }
 }
 
