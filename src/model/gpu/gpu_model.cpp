@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "device/copy_in.h"
 #include "model/gpu/gpu_model_impl.h"
 
 namespace thermo {
@@ -62,8 +63,7 @@ void GpuModel::Impl::record_graphs() {
       std::fill_n(small_host.token, n, 0);
       std::fill_n(small_host.logit_row, n, 0);
       const auto work = [&] {
-        cudaMemcpyAsync(small.ancestors, small_host.ancestors, small.bytes, cudaMemcpyHostToDevice,
-                        stream.view().handle);
+        copy_in_cuda(small.ancestors, small_host.ancestors, small.bytes, stream.view());
         enqueue(n, keep, n, small, nullptr, n);
       };
       work();
@@ -221,7 +221,7 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
     const int n_logits = static_cast<int>(m.logit_rows.size());
     tops = *m.large_host.n_top > 0;
     std::copy(m.logit_rows.begin(), m.logit_rows.end(), m.large_host.logit_row);
-    cudaMemcpyAsync(m.large.ancestors, m.large_host.ancestors, m.large.bytes, cudaMemcpyHostToDevice, stream);
+    copy_in_cuda(m.large.ancestors, m.large_host.ancestors, m.large.bytes, m.stream.view());
     // Copies to memory that is not page-locked stop this thread, which must answer the device.
     float* hidden = batch.hidden;
     if (hidden != nullptr && split && !large) hidden = m.small_hidden();
@@ -287,8 +287,7 @@ void GpuModel::commit(int sequence, std::span<const int32_t> path) noexcept {
   GpuSequence& state = m.sequences[static_cast<size_t>(sequence)];
   m.path_host[0] = static_cast<int32_t>(path.size());
   std::copy(path.begin(), path.end(), m.path_host + 1);
-  cudaMemcpyAsync(m.path, m.path_host, (path.size() + 1) * sizeof(int32_t), cudaMemcpyHostToDevice,
-                  m.stream.view().handle);
+  copy_in_cuda(m.path, m.path_host, (path.size() + 1) * sizeof(int32_t), m.stream.view());
   for (int il = 0; il < m.config.n_layer; ++il) {
     if (m.config.layers[static_cast<size_t>(il)].recurrent)
       delta_net_commit_cuda({.path = m.path + 1,
