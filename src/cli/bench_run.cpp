@@ -146,7 +146,7 @@ std::optional<BenchResult> run_bench_test(Engine& engine, Session& session, cons
       const auto before = Clock::now();
       if (!require(session.append(prompt, go_on))) return std::nullopt;
       sample_ns += ns_since(before);
-      chosen.push_back(argmax(session.logits()));
+      chosen.push_back(session.best());
     }
     for (const TokenId& token : gen) {
       const auto before = Clock::now();
@@ -154,7 +154,7 @@ std::optional<BenchResult> run_bench_test(Engine& engine, Session& session, cons
       const uint64_t ns = ns_since(before);
       sample_ns += ns;
       result.token_ns.push_back(ns);
-      chosen.push_back(argmax(session.logits()));
+      chosen.push_back(session.best());
       if (!go_on(0, 0)) return std::nullopt;
     }
     busy_seconds += cpu_seconds() - busy_before;

@@ -146,6 +146,8 @@ class Session {
   Status append(std::span<const TokenId> tokens, const PrefillProgressFn& progress = {});
   // Logits after the last appended token; empty before the first. Valid until the next call.
   std::span<const float> logits() const;
+  // The most likely of them, -1 before the first. Brings no logits from a GPU.
+  TokenId best() const;
 
   // Makes the session hold exactly `tokens`, reusing the longest common beginning that its memory can go
   // back to, and appends the rest. Returns how many tokens were reused.

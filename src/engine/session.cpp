@@ -40,6 +40,13 @@ std::span<const float> Session::logits() const {
   return impl_->logits;
 }
 
+TokenId Session::best() const {
+  const Impl& s = *impl_;
+  if (s.top != nullptr) return s.top->best;
+  if (s.logits.empty()) return -1;
+  return static_cast<TokenId>(std::max_element(s.logits.begin(), s.logits.end()) - s.logits.begin());
+}
+
 Status Session::append(std::span<const TokenId> tokens, const PrefillProgressFn& progress) {
   return impl_->append(tokens, LogitsNeed::Top, progress);
 }
