@@ -64,7 +64,8 @@ void add_difference(const ExpertTelemetry& before, const ExpertTelemetry& after,
       &ExpertTelemetry::disk_bytes,   &ExpertTelemetry::moved,         &ExpertTelemetry::moved_bytes,
       &ExpertTelemetry::cpu_ns,       &ExpertTelemetry::stall_ns,      &ExpertTelemetry::disk_wait_ns,
       &ExpertTelemetry::cold_experts, &ExpertTelemetry::foreseen,      &ExpertTelemetry::ahead_bytes,
-      &ExpertTelemetry::parcels,      &ExpertTelemetry::carried_pairs};
+      &ExpertTelemetry::parcels,      &ExpertTelemetry::carried_pairs, &ExpertTelemetry::parcels_came,
+      &ExpertTelemetry::parcels_kept};
   for (const auto counter : kCounters) sum.*counter += after.*counter - before.*counter;
   sum.max_stall_ns = after.max_stall_ns;
   sum.budget_bytes = after.budget_bytes;

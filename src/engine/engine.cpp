@@ -196,7 +196,7 @@ void plan_on_cpu(Place& place, const ModelConfig& config, const GgufFile& file, 
     place.experts.budget_bytes = cache.resolve(total, total);
     inputs.stand_in_bytes = place.experts.budget_bytes;
     inputs.ahead_bytes =
-        2 * ExpertForecast::planned_bytes(catalog) + Courier::kPlaces * Courier::place_bytes(catalog);
+        2 * ExpertForecast::planned_bytes(catalog) + Courier::places_bytes(catalog);
   }
   place.experts.pin_layers = o.pin_layers;
   place.experts.swaps = o.expert_swaps;

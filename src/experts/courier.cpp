@@ -1,10 +1,12 @@
 #include "experts/courier.h"
 
 #include <algorithm>
+#include <bit>
+#include <map>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
-#include "base/units.h"
 
 namespace thermo {
 namespace {
@@ -17,25 +19,49 @@ constexpr float kMore = 0.02f, kLess = 0.9f;
 constexpr float kLateShare = 0.2f, kUsefulShare = 0.5f;
 constexpr float kMemory = 64.0f;  // parcels
 
+// One place for so many experts. What is sent in a step and may stay should not be overwritten in it.
+constexpr int kExpertsPerPlace = 128, kMinPlaces = 16, kMaxPlaces = 64;
+
 }  // namespace
 
-uint64_t Courier::place_bytes(const ExpertCatalog& catalog) {
-  return align_up<uint64_t>(catalog.max_expert_bytes(), kExpertAlign);
+std::vector<uint64_t> Courier::place_sizes(const ExpertCatalog& catalog) {
+  std::map<uint64_t, int> n_experts;  // by size
+  int n_all = 0;
+  for (const ExpertLayer& layer : catalog.layers) {
+    if (layer.n_expert() == 0) continue;
+    n_experts[layer.expert_bytes] += layer.n_expert();
+    n_all += layer.n_expert();
+  }
+  const int most = std::clamp(n_all / kExpertsPerPlace, kMinPlaces, kMaxPlaces);
+  std::vector<uint64_t> sizes;
+  for (const auto& [bytes, n] : n_experts)
+    sizes.insert(sizes.end(), static_cast<size_t>(std::max(kMaxParcels, most * n / n_all)), bytes);
+  return sizes;
 }
 
-Courier::Courier(const ExpertCatalog& catalog, ParcelDevice& device, std::byte* places)
-    : catalog_(catalog), device_(device), places_(places), place_bytes_(place_bytes(catalog)) {}
+uint64_t Courier::places_bytes(const ExpertCatalog& catalog) {
+  const std::vector<uint64_t> sizes = place_sizes(catalog);
+  return std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
+}
+
+Courier::Courier(const ExpertCatalog& catalog, ParcelDevice& device, std::byte* places, KeepFn keep)
+    : catalog_(catalog), device_(device), keep_(std::move(keep)), layers_(catalog.layers.size()) {
+  for (const uint64_t bytes : place_sizes(catalog)) {
+    device.publish_place(static_cast<int>(places_.size()), places);
+    places_.push_back({.memory = places, .bytes = bytes});
+    places += bytes;
+  }
+}
 
 void Courier::begin_step(uint32_t ticket) noexcept {
   ticket_ = ticket;
-  for (Set& set : sets_) set.layer = -1;
+  for (Place& place : places_) place.layer = -1;
+  for (Parcels& parcels : layers_) parcels.n = 0;
 }
 
 bool Courier::sent(int layer, int expert) const noexcept {
-  for (const Set& set : sets_)
-    if (set.layer == layer && std::find(set.experts, set.experts + set.n, expert) != set.experts + set.n)
-      return true;
-  return false;
+  const Parcels& parcels = layers_[static_cast<size_t>(layer)];
+  return std::find(parcels.experts, parcels.experts + parcels.n, expert) != parcels.experts + parcels.n;
 }
 
 int Courier::allot(int n) noexcept {
@@ -45,32 +71,65 @@ int Courier::allot(int n) noexcept {
   return whole;
 }
 
-void Courier::send(int layer, std::span<const int32_t> experts, const std::byte* const* addresses) noexcept {
-  THERMO_CHECK(experts.size() <= kMaxParcels, "more parcels than places");
-  if (experts.empty()) return;
-  set_ = (set_ + 1) % kSets;
-  Set& set = sets_[set_];
-  set.layer = layer;
-  set.n = static_cast<int>(experts.size());
-  std::copy(experts.begin(), experts.end(), set.experts);
+// One that this step has not filled, else that of the first layer that is done; -1: there is none.
+int Courier::take_place(int layer) noexcept {
   const uint64_t bytes = catalog_.layers[static_cast<size_t>(layer)].expert_bytes;
-  for (size_t i = 0; i < experts.size(); ++i) {
-    const int place = set_ * kMaxParcels + static_cast<int>(i);
-    device_.send(places_ + static_cast<uint64_t>(place) * place_bytes_, addresses[i], bytes,
-                 layer * kMaxParcels + static_cast<int>(i),
-                 parcel_word(layer_ticket(ticket_, layer), experts[i], place));
+  int found = -1, lowest = layer - kDistance;
+  for (size_t i = 0; i < places_.size() && lowest >= 0; ++i)
+    if (places_[i].bytes == bytes && places_[i].layer < lowest) {
+      lowest = places_[i].layer;
+      found = static_cast<int>(i);
+    }
+  if (lowest >= 0 && found >= 0) {
+    const Place& place = places_[static_cast<size_t>(found)];
+    layers_[static_cast<size_t>(place.layer)].places[place.parcel] = -1;
   }
-  n_sent_ += static_cast<int>(experts.size());
-  n_all_sent_ += experts.size();
-  sent_bytes_ += experts.size() * bytes;
+  return found;
 }
 
-void Courier::end_step(int n_come, int n_used) noexcept {
-  const int sent = std::exchange(n_sent_, 0);
+void Courier::send(int layer, std::span<const int32_t> experts, const std::byte* const* addresses) noexcept {
+  Parcels& parcels = layers_[static_cast<size_t>(layer)];
+  THERMO_CHECK(parcels.n == 0 && experts.size() <= kMaxParcels, "more parcels than words for them");
+  const uint64_t bytes = catalog_.layers[static_cast<size_t>(layer)].expert_bytes;
+  for (size_t i = 0; i < experts.size(); ++i) {
+    const int at = take_place(layer);
+    if (at < 0) break;
+    Place& place = places_[static_cast<size_t>(at)];
+    place.layer = layer;
+    place.parcel = parcels.n;
+    device_.send(place.memory, addresses[i], bytes, layer * kMaxParcels + parcels.n,
+                 parcel_word(layer_ticket(ticket_, layer), experts[i], at));
+    parcels.experts[parcels.n] = experts[i];
+    parcels.places[parcels.n++] = at;
+  }
+  n_sent_ += parcels.n;
+  n_all_sent_ += static_cast<uint64_t>(parcels.n);
+  sent_bytes_ += static_cast<uint64_t>(parcels.n) * bytes;
+}
+
+void Courier::settle(int layer, uint32_t came, uint32_t carried) noexcept {
+  n_came_ += std::popcount(came);
+  n_used_ += std::popcount(carried);
+  const Parcels& parcels = layers_[static_cast<size_t>(layer)];
+  for (int i = 0; i < parcels.n; ++i) {
+    if ((carried >> i & 1) == 0 || parcels.places[i] < 0) continue;
+    Place& place = places_[static_cast<size_t>(parcels.places[i])];
+    std::byte* const freed = keep_(layer, parcels.experts[i], place.memory);
+    if (freed == nullptr) continue;
+    place.memory = freed;
+    device_.publish_place(parcels.places[i], freed);
+  }
+}
+
+void Courier::end_step() noexcept {
+  const int sent = std::exchange(n_sent_, 0), came = std::exchange(n_came_, 0),
+            used = std::exchange(n_used_, 0);
+  n_all_came_ += static_cast<uint64_t>(came);
   if (sent == 0) return;
-  const auto come = static_cast<float>(n_come);
-  const float late = 1.0f - come / static_cast<float>(sent);
-  if (n_come > 0) useful_ += std::min(come / kMemory, 1.0f) * (static_cast<float>(n_used) / come - useful_);
+  const float late = 1.0f - static_cast<float>(came) / static_cast<float>(sent);
+  if (came > 0)
+    useful_ += std::min(static_cast<float>(came) / kMemory, 1.0f) *
+               (static_cast<float>(used) / static_cast<float>(came) - useful_);
   const bool worth = late <= kLateShare && useful_ >= kUsefulShare;
   wanted_ = std::clamp(worth ? wanted_ + kMore : wanted_ * kLess, kLeast, kMost);
 }

@@ -15,6 +15,8 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <utility>
 
 #include "base/check.h"
 
@@ -41,9 +43,10 @@ std::array<float, kAges + 1> recency_table() {
   return table;  // none beyond
 }
 
+const std::array<float, kAges + 1> kRecency = recency_table();
+
 float recency(uint64_t age) noexcept {
-  static const std::array<float, kAges + 1> table = recency_table();
-  return table[static_cast<size_t>(std::min<uint64_t>(age, kAges))];
+  return kRecency[static_cast<size_t>(std::min<uint64_t>(age, kAges))];
 }
 
 struct Candidate {
@@ -91,15 +94,14 @@ struct Arrival {
 
 struct LayerState {
   int n_published = 0;
-  int n_slots = 0;  // published or on their way
-  float heat = 0.0f;
+  int n_slots = 0;            // published or on their way
+  float rate_of_heat = 0.0f;  // uses by a token that one unit of heat stands for
   Best outside, inside;
 };
 
 }  // namespace
 
-float expert_value(float heat, float layer_heat, int n_active, uint64_t age) noexcept {
-  const float rate = layer_heat > 0.0f ? heat / layer_heat * static_cast<float>(n_active) : 0.0f;
+float expert_value(float rate, uint64_t age) noexcept {
   return rate * kHorizonTokens + recency(age);
 }
 
@@ -122,6 +124,7 @@ struct ExpertStore::Impl {
   std::vector<Arrival> arriving;  // a ring in the order of their tickets
   size_t arriving_head = 0, n_arriving = 0;
   size_t next_layer = 0;  // of moe_layers, to look at
+  size_t n_looked = 0;    // for this step
   ExpertStoreStats stats;
 
   Impl(const ExpertCatalog& c, HostTier& h, SlotDevice& d, const Placement& p, HeatMap& m,
@@ -135,7 +138,7 @@ struct ExpertStore::Impl {
   }
   float value_of(int id) const noexcept {
     const int layer = layer_of[static_cast<size_t>(id)], expert = expert_of(id);
-    return expert_value(heat.heat(layer, expert), layers[static_cast<size_t>(layer)].heat, catalog.n_active,
+    return expert_value(heat.heat(layer, expert) * layers[static_cast<size_t>(layer)].rate_of_heat,
                         heat.age(layer, expert));
   }
   bool fits(const Slot& slot, int id) const noexcept {
@@ -144,6 +147,8 @@ struct ExpertStore::Impl {
 
   int most_in_flight(int asked) const noexcept;
   void look_at(int layer) noexcept;
+  void look_on() noexcept;
+  size_t looks_per_step() const noexcept { return (moe_layers.size() + kSteps - 1) / kSteps; }
   void publish(int id) noexcept;
   void take_out(int id) noexcept;
   void free_slot(int id) noexcept;
@@ -154,6 +159,7 @@ struct ExpertStore::Impl {
   void drop_guest_arrivals() noexcept;
   bool may_leave(int id, int newcomer) const noexcept;
   int coldest_for(int newcomer) const noexcept;
+  int colder_than(int newcomer) const noexcept;
   bool move_one(int& n_reads) noexcept;
   std::vector<int> guest_choice() const;
 };
@@ -193,23 +199,32 @@ int ExpertStore::Impl::most_in_flight(int asked) const noexcept {
   return std::max(options.max_in_flight, asked);
 }
 
-// Sums the layer's heat and remembers who should come and who may go.
+// Sums the layer's heat, and remembers who should come and who may go.
 void ExpertStore::Impl::look_at(int layer) noexcept {
   LayerState& state = layers[static_cast<size_t>(layer)];
   const int n = catalog.layers[static_cast<size_t>(layer)].n_expert();
   const int begin = first[static_cast<size_t>(layer)];
-  state.heat = 0.0f;
-  for (int e = 0; e < n; ++e) state.heat += heat.heat(layer, e);
+  const HeatMap::LayerView view = heat.layer(layer);
+  const float sum = std::accumulate(view.score.begin(), view.score.end(), 0.0f) * view.unit;
+  state.rate_of_heat = sum > 0.0f ? static_cast<float>(catalog.n_active) / sum : 0.0f;
+  const float rate_of_score = state.rate_of_heat * view.unit;
   state.outside.n = state.inside.n = 0;
   for (int id = begin; id < begin + n; ++id) {
     const Resident& resident = residents[static_cast<size_t>(id)];
-    const Candidate candidate{id, value_of(id)};
+    const auto e = static_cast<size_t>(id - begin);
+    const Candidate candidate{id, expert_value(view.score[e] * rate_of_score, heat.age_of(view.last_use[e]))};
     if (resident.published)
       state.inside.offer(candidate, [](const Candidate& a, const Candidate& b) { return a.value < b.value; });
     else if (resident.slot < 0 && candidate.value > 0.0f)
       state.outside.offer(candidate,
                           [](const Candidate& a, const Candidate& b) { return a.value > b.value; });
   }
+}
+
+void ExpertStore::Impl::look_on() noexcept {
+  look_at(moe_layers[next_layer]);
+  next_layer = (next_layer + 1) % moe_layers.size();
+  ++n_looked;
 }
 
 void ExpertStore::Impl::publish(int id) noexcept {
@@ -368,6 +383,22 @@ int ExpertStore::Impl::coldest_for(int newcomer) const noexcept {
   return victim;
 }
 
+// Who of the newcomer's layer is worth less, and not in guest memory; -1: nobody. One layer only: dozens of
+// newcomers are asked for between two steps, and looking through all layers took 3 us for each.
+int ExpertStore::Impl::colder_than(int newcomer) const noexcept {
+  const float most = value_of(newcomer) / options.exchange_hysteresis;
+  const Best& inside = layers[static_cast<size_t>(layer_of[static_cast<size_t>(newcomer)])].inside;
+  for (int i = 0; i < inside.n; ++i) {
+    const Candidate& candidate = inside.list[static_cast<size_t>(i)];
+    if (candidate.value >= most) break;
+    const Resident& resident = residents[static_cast<size_t>(candidate.id)];
+    if (may_leave(candidate.id, newcomer) && !slots[static_cast<size_t>(resident.slot)].guest &&
+        value_of(candidate.id) < most)
+      return candidate.id;
+  }
+  return -1;
+}
+
 ExpertStore::ExpertStore(const ExpertCatalog& catalog, HostTier& host, SlotDevice& device,
                          const Placement& placement, HeatMap& heat, const ExpertStoreOptions& options)
     : impl_(std::make_unique<Impl>(catalog, host, device, placement, heat, options)) {}
@@ -424,6 +455,7 @@ void ExpertStore::fill(const std::function<void(uint64_t done, uint64_t total)>&
     done += s.placement.hot[l].size() * s.catalog.layers[l].expert_bytes;
     if (progress && s.catalog.layers[l].n_expert() > 0) progress(done, total);
   }
+  s.finish_all();
   for (const int l : s.moe_layers) s.look_at(l);
   const auto room = [&] {
     return std::any_of(s.free_slots.begin(), s.free_slots.end(),
@@ -451,17 +483,39 @@ void ExpertStore::end_step(int n_moves) noexcept {
   const int in_flight = s.most_in_flight(asked ? n_moves : 0);
   n_moves = std::min(n_moves, in_flight - static_cast<int>(s.n_arriving));
   int n_reads = n_moves;
-  while (n_moves > 0) {
-    const size_t n_look = asked ? s.moe_layers.size() : (s.moe_layers.size() + kSteps - 1) / kSteps;
-    for (size_t i = 0; i < n_look; ++i) {
-      s.look_at(s.moe_layers[s.next_layer]);
-      s.next_layer = (s.next_layer + 1) % s.moe_layers.size();
-    }
+  for (;;) {
+    while (s.n_looked < (asked ? s.moe_layers.size() : s.looks_per_step())) s.look_on();
+    s.n_looked = 0;
     int n = 0;
     while (n < n_moves && s.move_one(n_reads)) ++n;
     n_moves -= n;
-    if (!asked || n == 0) break;  // asked for many: look again when the remembered ones are used up
+    // Asked for many: look again when the remembered ones are used up.
+    if (!asked || n == 0 || n_moves == 0) break;
   }
+}
+
+void ExpertStore::look() noexcept {
+  Impl& s = *impl_;
+  if (!s.options.frozen && !s.moe_layers.empty() && s.n_looked < s.looks_per_step()) s.look_on();
+}
+
+std::byte* ExpertStore::exchange(int layer, int expert, std::byte* memory) noexcept {
+  Impl& s = *impl_;
+  const int id = s.first[static_cast<size_t>(layer)] + expert;
+  if (s.options.frozen || s.residents[static_cast<size_t>(id)].slot >= 0) return nullptr;
+  const int victim = s.colder_than(id);
+  if (victim < 0) return nullptr;
+  const int slot = s.residents[static_cast<size_t>(victim)].slot;
+  s.take_out(victim);
+  std::erase(s.free_slots, slot);
+  std::byte* const freed = std::exchange(s.slots[static_cast<size_t>(slot)].memory, memory);
+  s.slots[static_cast<size_t>(slot)].id = id;
+  s.residents[static_cast<size_t>(id)].slot = slot;
+  ++s.layers[static_cast<size_t>(layer)].n_slots;
+  s.publish(id);
+  ++s.stats.moved;
+  ++s.stats.exchanged;
+  return freed;
 }
 
 void ExpertStore::take_guest() noexcept {

@@ -7,7 +7,8 @@
 // an expert's.
 //
 // Swaps follow use: after each step the hottest experts outside replace the coldest inside, a few per step,
-// when they are clearly hotter, and no layer falls below the placement's floor. "Hot" is what expert_value()
+// when they are clearly hotter, and no layer falls below the placement's floor. An expert that was carried to
+// the device anyway replaces one without a copy (exchange()). "Hot" is what expert_value()
 // says: how often an expert is used in the long run, and that one used just now is likely to be used again.
 // One thread at a time calls a store.
 #pragma once
@@ -43,22 +44,24 @@ struct ExpertStoreOptions {
   std::span<std::byte> guest;  // device memory that is only lent: holds experts between prefills
   int max_moves = 0;           // copies started per step; 0: one for every four layers, at least two
   int max_in_flight = 16;
-  float hysteresis = 1.6f;  // how much hotter a newcomer must be
-  int pin_layers = 0;       // experts of the first layers never leave
-  bool frozen = false;      // no swaps
+  float hysteresis = 1.6f;           // how much hotter a newcomer must be
+  float exchange_hysteresis = 1.1f;  // the same where nothing is copied
+  int pin_layers = 0;                // experts of the first layers never leave
+  bool frozen = false;               // no swaps
 };
 
 struct ExpertStoreStats {
-  uint64_t moved = 0;  // experts copied in after load
-  uint64_t moved_bytes = 0;
+  uint64_t moved = 0;        // experts that came in after load
+  uint64_t exchanged = 0;    // of them, without a copy
+  uint64_t moved_bytes = 0;  // of the others
   uint64_t evicted = 0;
   int n_hot = 0;  // published now
   int n_guests = 0;
 };
 
-// Uses to be expected of an expert in the near future: its share of its layer's heat (`heat` of `layer_heat`)
+// Uses to be expected of an expert in the near future: how often a token uses it in the long run (`rate`),
 // over some tokens, and a part that fades with the tokens since its last use.
-float expert_value(float heat, float layer_heat, int n_active, uint64_t age) noexcept;
+float expert_value(float rate, uint64_t age) noexcept;
 
 class ExpertStore {
  public:
@@ -78,6 +81,13 @@ class ExpertStore {
   // starts swaps. `n_moves`: most copies to start now (0: the option's number; more after a prompt).
   void begin_step() noexcept;
   void end_step(int n_moves = 0) noexcept;
+  // During a step, if there is time: a part of what end_step() would begin with.
+  void look() noexcept;
+
+  // Between steps: the expert lies in `memory` of the device, a place of its size that no step reads. If it
+  // is worth more than a hot one of its layer, it is hot there from the next step on, and the memory of the
+  // one that leaves is returned: the caller's after the steps begun so far. Else nullptr.
+  std::byte* exchange(int layer, int expert, std::byte* memory) noexcept;
 
   // The guest memory is needed (prefill): its experts leave the table at once; it is the caller's after
   // the steps begun so far. give_back_guest(): it may be filled again.

@@ -52,12 +52,15 @@ class FakeDevice final : public SlotDevice {
     if (copies_.empty() || (!steps_.empty() && steps_.front().number <= copies_.front().after)) return false;
     const Copy c = copies_.front();
     copies_.pop_front();
-    for (const Step& step : steps_)
-      for (const auto& [expert, address] : step.table)
-        EXPECT_TRUE(address + 1 <= c.to || address >= c.to + c.n_bytes) << "a slot was written under a step";
-    std::memcpy(c.to, c.from, c.n_bytes);
+    write(c.to, c.from, c.n_bytes);
     done_ticket_ = c.ticket;
     return true;
+  }
+  void write(std::byte* to, const std::byte* from, size_t n_bytes) {
+    for (const Step& step : steps_)
+      for (const auto& [expert, address] : step.table)
+        EXPECT_TRUE(address + 1 <= to || address >= to + n_bytes) << "a slot was written under a step";
+    std::memcpy(to, from, n_bytes);
   }
   size_t n_running() const { return steps_.size(); }
   size_t n_waiting() const { return copies_.size(); }
@@ -101,8 +104,9 @@ struct StoreUnderTest {
   HeatMap heat;
   FakeDevice device;
   Placement placement;
-  HostBuffer slots, guest;
+  HostBuffer slots, guest, places;  // with 4096 bytes behind that nobody uses
   uint64_t guest_bytes;
+  std::vector<std::byte*> place_of;  // of each layer, in its size
   ExpertStore store;
 
   static ExpertStoreOptions with(ExpertStoreOptions o, const HostBuffer& slots, const Placement& placement,
@@ -124,10 +128,23 @@ struct StoreUnderTest {
                                  .pin_layers = options.pin_layers})),
         slots(ExpertStore::slot_bytes(experts.catalog, placement) + 4096),
         guest(static_cast<uint64_t>(n_guests) * experts.catalog.max_expert_bytes() + 4096),
+        places(kLayers * experts.catalog.max_expert_bytes() + 4096),
         guest_bytes(static_cast<uint64_t>(n_guests) * experts.catalog.max_expert_bytes()),
         store(experts.catalog, host, device, placement, heat,
               with(options, slots, placement, experts.catalog, guest, guest_bytes)) {
     host.load(pool, {}, {});
+    for (uint64_t l = 0; l < kLayers; ++l)
+      place_of.push_back(places.data() + l * experts.catalog.max_expert_bytes());
+  }
+
+  // Brings an expert to its layer's place and offers it. Whether it stays.
+  bool carry(int layer, int expert) {
+    std::byte*& place = place_of[static_cast<size_t>(layer)];
+    device.write(place, host.address(layer, expert),
+                 experts.catalog.layers[static_cast<size_t>(layer)].expert_bytes);
+    std::byte* const freed = store.exchange(layer, expert, place);
+    if (freed != nullptr) place = freed;
+    return freed != nullptr;
   }
 
   // Table and store agree, slots are inside their memory and hold what the table says, nobody shares one.
@@ -148,7 +165,9 @@ struct StoreUnderTest {
         const auto inside = [&](const HostBuffer& memory) {
           return at >= memory.data() && at + layer.expert_bytes <= memory.data() + memory.size() - 4096;
         };
-        ASSERT_TRUE(inside(slots) || inside(guest)) << l << " " << e;
+        ASSERT_TRUE(inside(slots) || inside(guest) || inside(places)) << l << " " << e;
+        ASSERT_TRUE(std::find(place_of.begin(), place_of.end(), at) == place_of.end())
+            << "a place that may be written";
         ASSERT_EQ(std::memcmp(at, host.address(l, e), layer.expert_bytes), 0) << l << " " << e;
         ASSERT_TRUE(ends.emplace(at, layer.expert_bytes).second) << "two experts in one slot";
       }
@@ -217,6 +236,7 @@ TEST(ExpertStore, PublishesAnExpertOnlyAfterItsCopyArrived) {
 // copies, guests and changes of mind.
 TEST(ExpertStore, NeverWritesASlotThatARunningStepCanRead) {
   uint64_t n_moved = 0;
+  int n_exchanged = 0;
   for (unsigned seed = 0; seed < 30; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
@@ -261,6 +281,11 @@ TEST(ExpertStore, NeverWritesASlotThatARunningStepCanRead) {
         }
         guest_taken = !guest_taken;
       }
+      if (random() % 3 != 0) {
+        while (t.device.n_running() > 0) t.device.end_step();
+        n_exchanged += t.carry(std::array{0, 2, 3}[random() % 3],
+                               (step / 20 + static_cast<int>(random() % 4)) % kExperts);
+      }
       for (int l = 0; l < options.pin_layers; ++l)
         for (const int32_t e : t.placement.hot[static_cast<size_t>(l)]) EXPECT_TRUE(t.store.hot(l, e));
     }
@@ -268,6 +293,39 @@ TEST(ExpertStore, NeverWritesASlotThatARunningStepCanRead) {
     n_moved += t.store.stats().moved;
   }
   EXPECT_GT(n_moved, 300u);
+  EXPECT_GT(n_exchanged, 100);
+}
+
+TEST(ExpertStore, LeavesACarriedExpertWhereItIsIfItIsWorthMoreThanAHotOne) {
+  StoreUnderTest t(0.5);
+  t.store.fill({});
+  int newcomer = 0, hot = 0;
+  while (t.store.hot(2, newcomer)) ++newcomer;
+  while (!t.store.hot(2, hot)) ++hot;
+  const int copies = t.device.n_copies;
+  const std::byte* const carried = t.place_of[2];
+  t.store.begin_step();
+  t.heat.use(2, newcomer);
+  t.heat.advance(1);
+  t.store.look();
+  EXPECT_FALSE(t.carry(2, hot)) << "it is hot already";
+  EXPECT_TRUE(t.carry(2, newcomer));
+  EXPECT_EQ(t.store.address(2, newcomer), carried);
+  EXPECT_EQ(t.store.stats().exchanged, 1u);
+  EXPECT_EQ(t.store.stats().moved, 1u);
+  EXPECT_EQ(t.store.stats().moved_bytes, 0u);
+  EXPECT_EQ(t.store.stats().evicted, 1u);
+  EXPECT_EQ(t.device.n_copies, copies);
+  t.check();
+
+  // One that was never used is worth no more than the coldest.
+  int unused = 0;
+  while (t.store.hot(2, unused)) ++unused;
+  EXPECT_FALSE(t.carry(2, unused));
+  t.store.set_frozen(true);
+  t.heat.use(2, unused, 100.0f);
+  EXPECT_FALSE(t.carry(2, unused));
+  t.check();
 }
 
 TEST(ExpertStore, SettlesOnTheExpertsThatAreUsed) {
@@ -414,12 +472,12 @@ TEST(ExpertStore, ReadsFromTheFileWithoutWaitingForIt) {
 }
 
 TEST(ExpertValue, GrowsWithUseAndFadesWithAge) {
-  EXPECT_GT(expert_value(20, 100, 8, 1000), expert_value(10, 100, 8, 1000));
-  EXPECT_GT(expert_value(10, 100, 8, 1), expert_value(10, 100, 8, 2));
-  EXPECT_GT(expert_value(10, 100, 8, 8), expert_value(10, 100, 8, 100));
-  EXPECT_EQ(expert_value(0, 0, 8, ~uint64_t{0}), 0.0f);
+  EXPECT_GT(expert_value(1.6f, 1000), expert_value(0.8f, 1000));
+  EXPECT_GT(expert_value(0.8f, 1), expert_value(0.8f, 2));
+  EXPECT_GT(expert_value(0.8f, 8), expert_value(0.8f, 100));
+  EXPECT_EQ(expert_value(0.0f, ~uint64_t{0}), 0.0f);
   // Twice the long-run use outweighs having been used last.
-  EXPECT_GT(expert_value(2, 256, 8, 1000), expert_value(1, 256, 8, 1));
+  EXPECT_GT(expert_value(8.0f * 2 / 256, 1000), expert_value(8.0f * 1 / 256, 1));
 }
 
 }  // namespace

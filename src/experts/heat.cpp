@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "base/check.h"
 
@@ -56,8 +55,13 @@ float HeatMap::heat(int layer, int expert) const noexcept {
 }
 
 uint64_t HeatMap::age(int layer, int expert) const noexcept {
-  const uint64_t last = last_use_[index(layer, expert)];
-  return last == 0 ? std::numeric_limits<uint64_t>::max() : now_ + 1 - last;
+  return age_of(last_use_[index(layer, expert)]);
+}
+
+HeatMap::LayerView HeatMap::layer(int layer) const noexcept {
+  const auto first = static_cast<size_t>(first_[static_cast<size_t>(layer)]);
+  const auto n = static_cast<size_t>(n_expert(layer));
+  return {{score_.data() + first, n}, {last_use_.data() + first, n}, static_cast<float>(1.0 / unit_)};
 }
 
 std::vector<float> HeatMap::values() const {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "experts/catalog.h"
@@ -25,6 +26,16 @@ class HeatMap {
   void advance(int n_tokens) noexcept;
 
   float heat(int layer, int expert) const noexcept;
+  // The same for a whole layer: heat is score * unit, and the age comes from last_use with age_of().
+  struct LayerView {
+    std::span<const float> score;
+    std::span<const uint64_t> last_use;
+    float unit;
+  };
+  LayerView layer(int layer) const noexcept;
+  uint64_t age_of(uint64_t last_use) const noexcept {
+    return last_use == 0 ? ~uint64_t{0} : now_ + 1 - last_use;
+  }
   // Tokens since the expert was last used; a very large number when never.
   uint64_t age(int layer, int expert) const noexcept;
   uint64_t n_tokens() const noexcept { return now_; }

@@ -13,7 +13,7 @@
 namespace thermo {
 namespace {
 
-constexpr int kLayers = 3, kExperts = 24, kUsed = 4, kEmbd = 256, kFf = 64;
+constexpr int kLayers = 4, kExperts = 24, kUsed = 4, kEmbd = 256, kFf = 64;
 
 struct Fixture {
   Fixture() {
@@ -93,13 +93,14 @@ TEST(ReadAhead, ReadsWhatTheNextLayerProbablyWantsAndStopsWhenTold) {
   }
 }
 
-// What is sent two layers ahead is not loaded into the caches one layer ahead.
-TEST(ReadAhead, SendsTheLikeliestOfTheLayerAfterTheNext) {
+// What was sent to the next layer is not loaded into the caches.
+TEST(ReadAhead, SendsTheLikeliestOfALayerFurtherOn) {
   Fixture f;
   f.prefer(17);
   ThreadPool pool({.n_threads = 3, .pin = false});
   const RouteConfig route{.n_expert = kExperts, .n_expert_used = kUsed};
-  const ExpertForecast next(route, f.views, 1, best_isa(), pool), far(route, f.views, 2, best_isa(), pool);
+  const ExpertForecast next(route, f.views, 1, best_isa(), pool),
+      far(route, f.views, Courier::kDistance, best_isa(), pool);
   struct Link final : ParcelDevice {
     void send(std::byte*, const std::byte* from, size_t, int index, uint64_t word) noexcept override {
       sent_from = from;
@@ -107,12 +108,13 @@ TEST(ReadAhead, SendsTheLikeliestOfTheLayerAfterTheNext) {
       sent_word = word;
       ++n;
     }
+    void publish_place(int, const std::byte*) noexcept override {}
     const std::byte* sent_from = nullptr;
     int sent_index = -1, n = 0;
     uint64_t sent_word = 0;
   } link;
-  std::vector<std::byte> places(Courier::kPlaces * Courier::place_bytes(f.catalog));
-  Courier courier(f.catalog, link, places.data());
+  std::vector<std::byte> places(Courier::places_bytes(f.catalog));
+  Courier courier(f.catalog, link, places.data(), [](int, int, std::byte*) { return nullptr; });
   ReadAhead ahead(f.catalog, next, pool, [&](int layer, int expert) { return f.address(layer, expert); },
                   {&far, &courier});
   ActFormats formats;
@@ -129,16 +131,16 @@ TEST(ReadAhead, SendsTheLikeliestOfTheLayerAfterTheNext) {
   courier.begin_step(100);
   region(0);
   EXPECT_EQ(link.n, 1);
-  EXPECT_EQ(link.sent_from, f.address(2, 17));
-  EXPECT_EQ(link.sent_index, 2 * kMaxParcels);
-  EXPECT_EQ(link.sent_word, parcel_word(103, 17, parcel_place(link.sent_word)));
+  EXPECT_EQ(link.sent_from, f.address(3, 17));
+  EXPECT_EQ(link.sent_index, 3 * kMaxParcels);
+  EXPECT_EQ(link.sent_word, parcel_word(104, 17, parcel_place(link.sent_word)));
   EXPECT_EQ(ahead.n_foreseen(1, wanted), 1);  // nobody sent it there
-  region(1);
-  EXPECT_EQ(link.n, 1);                       // there is no layer 3
-  EXPECT_EQ(ahead.n_foreseen(2, wanted), 0);  // on its way
+  region(2);
+  EXPECT_EQ(link.n, 1);                       // there is no layer 5
+  EXPECT_EQ(ahead.n_foreseen(3, wanted), 0);  // on its way
   courier.begin_step(200);
-  region(1);
-  EXPECT_EQ(ahead.n_foreseen(2, wanted), 1);  // not in this step
+  region(2);
+  EXPECT_EQ(ahead.n_foreseen(3, wanted), 1);  // not in this step
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ SimDevice::SimDevice(const ExpertCatalog& catalog, TraceWriter* trace)
     n += layer.n_expert();
   }
   table_.resize(static_cast<size_t>(n));
+  places_.resize(Courier::place_sizes(catalog).size());
   thread_ = std::thread([this] { copy_loop(); });
 }
 
@@ -68,6 +69,10 @@ void SimDevice::send(std::byte* to, const std::byte* from, size_t n_bytes, int i
   const std::lock_guard lock(mutex_);
   streams_.push_back({++last_stream_, to, from, n_bytes, 0, index, word});
   work_.notify_all();
+}
+
+void SimDevice::publish_place(int index, const std::byte* address) noexcept {
+  places_[static_cast<size_t>(index)] = address;
 }
 
 void SimDevice::wait_stream(uint64_t ticket) noexcept {

@@ -32,6 +32,7 @@ class SimDevice final : public SlotDevice, public ParcelDevice {
 
   // The courier's.
   void send(std::byte* to, const std::byte* from, size_t n_bytes, int index, uint64_t word) noexcept override;
+  void publish_place(int index, const std::byte* address) noexcept override;
 
   // The step's side; one step at a time.
   void begin_step() noexcept;
@@ -43,6 +44,7 @@ class SimDevice final : public SlotDevice, public ParcelDevice {
   uint64_t announced(int layer, int i) const noexcept {
     return announced_[static_cast<size_t>(layer * kMaxParcels + i)].load(std::memory_order_acquire);
   }
+  const std::byte* place(int index) const noexcept { return places_[static_cast<size_t>(index)]; }
   // A copy of the running step's own; starts at once.
   uint64_t stream(std::byte* to, const std::byte* from, size_t n_bytes) noexcept;
   void wait_stream(uint64_t ticket) noexcept;
@@ -60,7 +62,7 @@ class SimDevice final : public SlotDevice, public ParcelDevice {
   void copy_loop() noexcept;
 
   std::vector<int> first_;
-  std::vector<const std::byte*> table_;  // written between steps, read by steps: one thread
+  std::vector<const std::byte*> table_, places_;  // written between steps, read by steps: one thread
   std::vector<std::atomic<uint64_t>> announced_;
   TraceWriter* trace_;
 

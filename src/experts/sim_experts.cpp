@@ -43,7 +43,7 @@ SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOpti
       heat_(std::move(heat)),
       options_(options),
       main_memory_(host_bytes(catalog_, options.split)),
-      parcels_(carries(options.split) ? Courier::kPlaces * Courier::place_bytes(catalog_) : 0),
+      parcels_(carries(options.split) ? Courier::places_bytes(catalog_) : 0),
       guest_bytes_(guest_bytes(catalog_, options.split.budget_bytes)),
       host_(catalog_, {.arena = {main_memory_.data(), host_bytes(catalog_, options.split)},
                        .n_readers = 3,
@@ -51,23 +51,10 @@ SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOpti
                        .trace = options.split.trace}),
       device_(catalog_, options.split.trace),
       ffns_(static_cast<size_t>(catalog_.n_expert)),
+      seen_(catalog_.layers.size()),
       lane_pool_({.n_threads = options.lane_threads, .pin = false, .spin_us = 0}),
       forecast_(options.route, options.routers, 1, options.isa, pool),
-      far_forecast_(options.route, options.routers, Courier::kDistance, options.isa, pool),
-      courier_(catalog_, device_, parcels_.data()),
-      ahead_(catalog_, forecast_, lane_pool_,
-             [this](int layer, int expert) {
-               // The other thread writes the table between steps, and waits for our answer within one.
-               return host_.complete() && device_.address(layer, expert) == nullptr
-                          ? host_.address(layer, expert)
-                          : nullptr;
-             },
-             {&far_forecast_, carries(options.split) ? &courier_ : nullptr}),
-      lane_(catalog_, host_, lane_pool_,
-            {.max_rows = options.n_batch,
-             .max_pairs = 0,
-             .isa = options.isa,
-             .ahead = options.split.read_ahead ? &ahead_ : nullptr}) {
+      far_forecast_(options.route, options.routers, Courier::kDistance, options.isa, pool) {
   placement_ = place_experts({.catalog = &catalog_,
                               .heat = &heat_,
                               .budget_bytes = options.split.budget_bytes - guest_bytes_,
@@ -92,6 +79,22 @@ SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOpti
                          .pin_layers = options.split.pin_layers,
                          .frozen = !options.split.swaps});
   store_->fill({});
+  if (carries(options.split))
+    courier_ = std::make_unique<Courier>(
+        catalog_, device_, parcels_.data(),
+        [this](int layer, int expert, std::byte* memory) { return store_->exchange(layer, expert, memory); });
+  if (options.split.read_ahead)
+    ahead_ = std::make_unique<ReadAhead>(
+        catalog_, forecast_, lane_pool_,
+        [this](int layer, int expert) {
+          // The other thread writes the table between steps, and waits for our answer within one.
+          return host_.complete() && device_.address(layer, expert) == nullptr ? host_.address(layer, expert)
+                                                                               : nullptr;
+        },
+        ReadAhead::Sending{&far_forecast_, courier_.get()});
+  lane_ = std::make_unique<CpuLane>(
+      catalog_, host_, lane_pool_,
+      CpuLaneOptions{.max_rows = options.n_batch, .max_pairs = 0, .isa = options.isa, .ahead = ahead_.get()});
   lane_thread_ = std::thread([this] { lane_loop(); });
 }
 
@@ -118,14 +121,20 @@ void SimExperts::begin_step(int n_rows) noexcept {
   store_->begin_step();
   device_.begin_step();
   ticket_ += static_cast<uint32_t>(catalog_.layers.size()) + 1;
-  courier_.begin_step(ticket_);
+  if (courier_ != nullptr) courier_->begin_step(ticket_);
   ++counts_.steps;
   counts_.tokens += static_cast<uint64_t>(n_rows);
 }
 
 void SimExperts::end_step() noexcept {
   device_.end_step();
-  courier_.end_step(std::exchange(n_come_, 0), std::exchange(n_used_, 0));
+  if (courier_ != nullptr) {
+    for (size_t l = 0; l < seen_.size(); ++l) {
+      const Seen seen = std::exchange(seen_[l], {});
+      courier_->settle(static_cast<int>(l), seen.came, seen.carried);
+    }
+    courier_->end_step();
+  }
   store_->end_step(prompt_ ? kMovesAfterPrompt : std::exchange(n_after_prompt_, 0));
 }
 
@@ -137,10 +146,9 @@ void SimExperts::run(const RoutedLayer& routed) noexcept {
   for (int i = 0; i < kMaxParcels; ++i) {
     const uint64_t word = device_.announced(routed.layer, i);
     const bool ours = parcel_ticket(word) == layer_ticket(ticket_, routed.layer);
-    come_[i] = ours ? word : 0;
-    n_come_ += ours;
+    came_[i] = ours ? word : 0;
+    seen_[static_cast<size_t>(routed.layer)].came |= static_cast<uint32_t>(ours) << i;
   }
-  bool any_carried = false;
   hot_.clear();
   streamed_.clear();
   streamed_experts_.clear();
@@ -156,14 +164,12 @@ void SimExperts::run(const RoutedLayer& routed) noexcept {
       hot_.push_back({&ffn, group.pair_begin, group.n_pairs});
       counts_.hot_pairs += n_pairs;
       counts_.hot_bytes += bytes;
-    } else if (const std::byte* parcel = parcel_of(expert)) {
+    } else if (const std::byte* parcel = take_parcel(routed.layer, expert)) {
       Ffn& ffn = ffns_[static_cast<size_t>(expert)];
       ffn = catalog_.packed_at(routed.layer, expert, parcel);
       hot_.push_back({&ffn, group.pair_begin, group.n_pairs});
       counts_.fetched_pairs += n_pairs;
       counts_.carried_pairs += n_pairs;
-      ++n_used_;
-      any_carried = true;
     } else if (may_stream && group.n_pairs >= options_.stream_min_pairs) {
       streamed_.push_back(group);
       streamed_experts_.push_back(expert);
@@ -180,7 +186,7 @@ void SimExperts::run(const RoutedLayer& routed) noexcept {
   }
   const bool any_cold = !mailbox_.pairs.empty();
   ++counts_.layer_steps;
-  counts_.all_hot += !any_cold && !any_carried && streamed_.empty();
+  counts_.all_hot += !any_cold && seen_[static_cast<size_t>(routed.layer)].carried == 0 && streamed_.empty();
 
   if (any_cold) post_cold(routed);
   if (!streamed_.empty()) host_.want(routed.layer, streamed_experts_);
@@ -250,10 +256,12 @@ void SimExperts::stream(const RoutedLayer& routed) noexcept {
   }
 }
 
-const std::byte* SimExperts::parcel_of(int expert) const noexcept {
-  for (const uint64_t word : come_)
-    if (word != 0 && parcel_expert(word) == expert)
-      return parcels_.data() + static_cast<uint64_t>(parcel_place(word)) * Courier::place_bytes(catalog_);
+const std::byte* SimExperts::take_parcel(int layer, int expert) noexcept {
+  for (int i = 0; i < kMaxParcels; ++i)
+    if (came_[i] != 0 && parcel_expert(came_[i]) == expert) {
+      seen_[static_cast<size_t>(layer)].carried |= 1u << i;
+      return device_.place(parcel_place(came_[i]));
+    }
   return nullptr;
 }
 
@@ -289,26 +297,27 @@ void SimExperts::add_answer(const RoutedLayer& routed) noexcept {
 void SimExperts::lane_loop() noexcept {
   for (uint32_t done = 0;;) {
     const auto posted = [&] { return mailbox_.post.load(std::memory_order_relaxed) != done; };
-    while (!posted() && ahead_.help(posted)) {
+    while (!posted() && ahead_ != nullptr && ahead_->help(posted)) {
     }
     mailbox_.post.wait(done, std::memory_order_acquire);
     const uint32_t number = mailbox_.post.load(std::memory_order_acquire);
     if (stop_.load()) return;
     if (number == done) continue;
     const uint64_t start = now_ns();
-    lane_.compute(mailbox_.layer, mailbox_.pairs, mailbox_.x.as<float>(), mailbox_.n_rows,
-                  mailbox_.y.as<float>());
+    lane_->compute(mailbox_.layer, mailbox_.pairs, mailbox_.x.as<float>(), mailbox_.n_rows,
+                   mailbox_.y.as<float>());
     mailbox_.compute_ns = now_ns() - start;
-    ahead_.help([] { return false; });  // chooses and sends: with the placement of this step
-    mailbox_.n_foreseen = lane_.last_foreseen();
-    mailbox_.n_experts = lane_.last_experts();
+    if (ahead_ != nullptr)
+      ahead_->help([] { return false; });  // chooses and sends: with the placement of this step
+    mailbox_.n_foreseen = lane_->last_foreseen();
+    mailbox_.n_experts = lane_->last_experts();
     if (TraceWriter* trace = options_.split.trace)
       trace->add({.lane = TraceLane::Cpu,
                   .name = "cold experts",
                   .category = "experts",
                   .begin_ns = static_cast<int64_t>(start),
                   .duration_ns = static_cast<int64_t>(mailbox_.compute_ns),
-                  .args = {{{"layer", mailbox_.layer}, {"experts", lane_.last_experts()}}}});
+                  .args = {{{"layer", mailbox_.layer}, {"experts", lane_->last_experts()}}}});
     done = number;
     mailbox_.answer.store(number, std::memory_order_release);
     mailbox_.answer.notify_one();
@@ -323,8 +332,12 @@ ExpertTelemetry SimExperts::telemetry() const noexcept {
   t.moved_bytes = store.moved_bytes;
   t.disk_bytes = host.bytes_read;
   t.disk_wait_ns = host.wait_ns;
-  t.parcels = courier_.n_sent();
-  t.fetched_bytes += courier_.sent_bytes();
+  t.parcels_kept = store.exchanged;
+  if (courier_ != nullptr) {
+    t.parcels = courier_->n_sent();
+    t.parcels_came = courier_->n_came();
+    t.fetched_bytes += courier_->sent_bytes();
+  }
   t.budget_bytes = options_.split.budget_bytes;
   t.total_expert_bytes = catalog_.total_bytes();
   for (size_t l = 0; l < catalog_.layers.size(); ++l)

@@ -64,7 +64,7 @@ class SimExperts final : public ExpertRunner {
   };
 
   void lane_loop() noexcept;
-  const std::byte* parcel_of(int expert) const noexcept;
+  const std::byte* take_parcel(int layer, int expert) noexcept;
   void post_cold(const RoutedLayer& routed) noexcept;
   void add_answer(const RoutedLayer& routed) noexcept;
   void compute(const RoutedLayer& routed, std::span<const FfnGroup> groups) noexcept;
@@ -86,22 +86,25 @@ class SimExperts final : public ExpertRunner {
   std::vector<FfnGroup> hot_, streamed_;
   std::vector<int32_t> streamed_experts_;
 
-  uint64_t come_[kMaxParcels] = {};  // its parcels that are here
+  uint64_t came_[kMaxParcels] = {};  // its parcels that are here
+  struct Seen {
+    uint32_t came = 0, carried = 0;  // as in ColdRecord
+  };
+  std::vector<Seen> seen_;  // of each layer of the step
 
   int n_rows_ = 0;
-  uint32_t ticket_ = 0;          // of the step
-  int n_come_ = 0, n_used_ = 0;  // parcels of the step
-  bool prompt_ = false;          // this step is a prompt
-  bool guest_taken_ = false;     // since the last prompt
-  int n_after_prompt_ = 0;       // moves to start at the end of the first step behind it
+  uint32_t ticket_ = 0;       // of the step
+  bool prompt_ = false;       // this step is a prompt
+  bool guest_taken_ = false;  // since the last prompt
+  int n_after_prompt_ = 0;    // moves to start at the end of the first step behind it
   ExpertTelemetry counts_;
 
   Mailbox mailbox_;
   ThreadPool lane_pool_;
   ExpertForecast forecast_, far_forecast_;
-  Courier courier_;
-  ReadAhead ahead_;
-  CpuLane lane_;
+  std::unique_ptr<Courier> courier_;  // nullptr: nothing is carried
+  std::unique_ptr<ReadAhead> ahead_;  // nullptr: nothing is read early
+  std::unique_ptr<CpuLane> lane_;
   std::atomic<bool> stop_{false};
   std::thread lane_thread_;
 };

@@ -21,13 +21,16 @@ __device__ __forceinline__ float logit_of(const DecodeFfnArgs& a) {
 __device__ __forceinline__ const uint8_t* base_of(const DecodeFfnArgs& a) {
   return static_cast<int>(threadIdx.x) < a.config.n_expert ? a.base[threadIdx.x] : nullptr;
 }
+__device__ __forceinline__ CameParcel came_parcel(const DeviceCold& cold, int i) {
+  const ulonglong2 parcel = __ldcg(reinterpret_cast<const ulonglong2*>(cold.came) + i);
+  return {reinterpret_cast<const uint8_t*>(parcel.x), static_cast<int64_t>(parcel.y)};
+}
 // Where the experts lie that came as parcels; others stay where `base` says.
 __device__ __forceinline__ const uint8_t* base_with_parcels(const DeviceCold& cold, const uint8_t* base) {
 #pragma unroll
   for (int i = 0; i < kMaxParcels; ++i) {
-    const uint64_t word = __ldcg(reinterpret_cast<const unsigned long long*>(cold.come) + i);
-    if (word != 0 && parcel_expert(word) == static_cast<int>(threadIdx.x))
-      base = cold.parcels + parcel_place(word) * cold.parcel_bytes;
+    const CameParcel parcel = came_parcel(cold, i);
+    if (parcel.address != nullptr && parcel.expert == static_cast<int>(threadIdx.x)) base = parcel.address;
   }
   return base;
 }
@@ -35,7 +38,7 @@ __device__ __forceinline__ const uint8_t* base_with_parcels(const DeviceCold& co
 // What becomes of the chosen experts that are cold, by the first warp of each block, all with the same
 // result: some are read in host memory, the others go to the processor and lose their place (base nullptr).
 struct ColdChoice {
-  unsigned in_host, in_mail, carried;  // bits by place; carried: they came as parcels
+  unsigned in_host, in_mail;  // bits by place
   int n_cold;
 };
 
@@ -52,9 +55,7 @@ __device__ __forceinline__ void deal_cold(const DecodeFfnArgs& a, BlockChoice& c
     choice.chosen_base[lane] = base;
   }
   const unsigned in_host = __ballot_sync(0xffffffffu, (mask >> lane & 1) && base != nullptr);
-  const unsigned carried = __ballot_sync(
-      0xffffffffu, here && base >= cold.parcels && base < cold.parcels + cold.n_places * cold.parcel_bytes);
-  if (lane == 0) out = {in_host, mask & ~in_host, carried, n_cold};
+  if (lane == 0) out = {in_host, mask & ~in_host, n_cold};
 }
 
 // Tells the host: one warp of the step.
@@ -68,16 +69,25 @@ __device__ __noinline__ void post_cold(const DecodeFfnArgs& a, const BlockChoice
   if (dealt.in_mail >> lane & 1)
     cold.mail->pairs[__popc(dealt.in_mail & ((1u << lane) - 1))] = {
         0, static_cast<int16_t>(choice.chosen[lane]), weight};
+  CameParcel parcels[kMaxParcels];
+#pragma unroll
+  for (int i = 0; i < kMaxParcels; ++i) parcels[i] = came_parcel(cold, i);
+  unsigned came = 0, carried = 0;
+#pragma unroll
+  for (int i = 0; i < kMaxParcels; ++i) {
+    const bool here = parcels[i].address != nullptr;
+    came |= static_cast<unsigned>(here) << i;
+    if (__any_sync(0xffffffffu, here && lane < n_used && choice.chosen[lane] == parcels[i].expert))
+      carried |= 1u << i;
+  }
   __syncwarp();
   if (lane != 0) return;
-  int n_come = 0;
-  for (int i = 0; i < kMaxParcels; ++i) n_come += cold.come[i] != 0;
   cold.record->n_pairs = n_pairs;
   cold.record->n_cold = dealt.n_cold;
   cold.record->n_fetched = dealt.n_cold - n_pairs;
-  cold.record->n_come = n_come;
-  cold.record->n_carried = __popc(dealt.carried);
-  if (n_pairs > 0 || dealt.carried != 0)
+  cold.record->came = came;
+  cold.record->carried = carried;
+  if (n_pairs > 0 || carried != 0)
     post_mail(cold, n_pairs, x_scale);
   else
     cold.record->posted_ns = device_clock_ns();

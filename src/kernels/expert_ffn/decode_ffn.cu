@@ -145,7 +145,7 @@ __device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[16], 
   __syncthreads();
   // Which parcels are here: as late as it can be asked, by a warp that has nothing else to do.
   if (warp == 1 && blockIdx.x == 0 && a.cold.mail != nullptr && lane < kMaxParcels)
-    a.cold.come[lane] = look_at_parcel(a.cold, lane);
+    a.cold.came[lane] = look_at_parcel(a.cold, lane);
   if (warp != 0) return;
   const float scale = norm_scale(squares, kWarps, n_cols, a.norm.eps);
   const int e = panel * 16 + lane;

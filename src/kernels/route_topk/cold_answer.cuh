@@ -19,12 +19,13 @@ __device__ __forceinline__ void post_mail(const DeviceCold& cold, int n_pairs, f
   *const_cast<volatile uint32_t*>(&cold.mail->posted) = ticket_of(cold);
 }
 
-// A parcel of this layer, or 0: not of this step, or not here yet. What was copied in front of the word is
-// visible behind this.
-__device__ __forceinline__ uint64_t look_at_parcel(const DeviceCold& cold, int i) {
+// A parcel of this layer, if it is of this step and here. What was copied in front of the word is visible
+// behind this.
+__device__ __forceinline__ CameParcel look_at_parcel(const DeviceCold& cold, int i) {
   uint64_t word;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(word) : "l"(cold.announced + i) : "memory");
-  return parcel_ticket(word) == ticket_of(cold) ? word : 0;
+  if (parcel_ticket(word) != ticket_of(cold)) return {};
+  return {cold.places[parcel_place(word)], parcel_expert(word)};
 }
 
 // How many of n_cold distinct experts are read where they lie in host memory.

@@ -40,6 +40,12 @@ constexpr int parcel_place(uint64_t word) {
   return static_cast<int>(word & 0xffff);
 }
 
+// A parcel that was there when its layer looked.
+struct alignas(16) CameParcel {
+  const uint8_t* address = nullptr;  // nullptr: none
+  int64_t expert = 0;
+};
+
 // One row sent to one cold expert.
 struct ColdPair {
   int16_t row = 0;
@@ -62,7 +68,7 @@ struct ColdRecord {
   int32_t n_pairs = 0;                // for the processor
   float x_scale = 1.0f;               // of its rows: the norm's factor, not known when they were written
   int32_t n_cold = 0, n_fetched = 0;  // distinct experts; read by the device from host memory
-  int32_t n_come = 0, n_carried = 0;  // parcels that were there; and were chosen
+  uint32_t came = 0, carried = 0;     // bits by parcel: it was there; and was chosen
 };
 
 // Of one layer. All pointers but `mail`, `chosen` and `record` are device memory.
@@ -77,11 +83,9 @@ struct DeviceCold {
   uint32_t* near = nullptr;           // [1] as in the mail, for the blocks that do not ask the host
   int16_t* chosen = nullptr;          // [kMaxMailRows][n_expert_used] of this layer, for the heat map
   ColdRecord* record = nullptr;
-  const uint64_t* announced = nullptr;  // [kMaxParcels] parcel_word()s of this layer, any ticket
-  uint64_t* come = nullptr;          // [kMaxParcels] those of this step, seen when the layer looked; else 0
-  const uint8_t* parcels = nullptr;  // [n_places][parcel_bytes]
-  uint64_t parcel_bytes = 0;
-  int n_places = 0;
+  const uint64_t* announced = nullptr;     // [kMaxParcels] parcel_word()s of this layer, any ticket
+  CameParcel* came = nullptr;              // [kMaxParcels] those of this step, seen when the layer looked
+  const uint8_t* const* places = nullptr;  // where the places are
   int layer = 0;
 
   float* x = nullptr;  // [kMaxMailRows][n_embd] in page-locked memory: what the experts read

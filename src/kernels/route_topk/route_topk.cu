@@ -134,7 +134,7 @@ __device__ void lay_out_slots(const DeviceRouteArgs& a, const int32_t* count, in
       a.cold.record->n_pairs = n_mail;
       a.cold.record->n_cold = n_cold;
       a.cold.record->n_fetched = n_fetch;
-      a.cold.record->n_come = a.cold.record->n_carried = 0;
+      a.cold.record->came = a.cold.record->carried = 0;
       if (n_mail == 0) a.cold.record->posted_ns = a.cold.record->ready_ns = a.cold.record->went_ns = 0;
     }
   }

@@ -47,6 +47,11 @@ void CudaSlots::finish(uint64_t ticket) noexcept {
   }
 }
 
+void CudaParcels::publish_place(int index, const std::byte* address) noexcept {
+  places_[index] = reinterpret_cast<const uint8_t*>(address);
+  dirty_ = true;
+}
+
 // A trace shows how long queuing it took; when it arrives, only the device knows.
 void CudaParcels::send(std::byte* to, const std::byte* from, size_t n_bytes, int index,
                        uint64_t word) noexcept {

@@ -49,12 +49,17 @@ class CudaSlots final : public SlotDevice {
 // A stream of its own: what is sent for a layer does not queue behind swaps.
 class CudaParcels final : public ParcelDevice {
  public:
-  CudaParcels(uint64_t* announced, TraceWriter* trace) : announced_(announced), trace_(trace) {}
+  // `places`: the host's copy of where they are; `dirty` is set when it changed.
+  CudaParcels(uint64_t* announced, const uint8_t** places, bool& dirty, TraceWriter* trace)
+      : announced_(announced), places_(places), dirty_(dirty), trace_(trace) {}
 
   void send(std::byte* to, const std::byte* from, size_t n_bytes, int index, uint64_t word) noexcept override;
+  void publish_place(int index, const std::byte* address) noexcept override;
 
  private:
   uint64_t* announced_;
+  const uint8_t** places_;
+  bool& dirty_;
   TraceWriter* trace_;
   Stream stream_;
 };

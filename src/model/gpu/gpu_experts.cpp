@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 
 #include "base/pause.h"
 #include "model/gpu/gpu_experts_impl.h"
@@ -23,9 +24,10 @@ std::vector<GpuMemoryItem> GpuExperts::plan(const ModelConfig& config, const Wei
                  n_expert = static_cast<uint64_t>(config.route.n_expert);
   return {
       {"hot experts", ExpertStore::slot_bytes(catalog, place(catalog, heat, options))},
-      {"expert streaming", guest_bytes(catalog) + parcel_bytes(catalog)},
-      {"expert tables", (2 * n_layer + kBatches) * n_expert * sizeof(const uint8_t*) +
-                            3 * n_layer * sizeof(int32_t) + 2 * n_layer * kMaxParcels * sizeof(uint64_t)}};
+      {"expert streaming", guest_bytes(catalog) + Courier::places_bytes(catalog)},
+      {"expert tables",
+       ((2 * n_layer + kBatches) * n_expert + Courier::place_sizes(catalog).size()) * sizeof(const uint8_t*) +
+           3 * n_layer * sizeof(int32_t) + n_layer * kMaxParcels * (sizeof(uint64_t) + sizeof(CameParcel))}};
 }
 
 const uint8_t* const* GpuExperts::table(int layer) const noexcept {
@@ -37,17 +39,15 @@ DeviceCold GpuExperts::cold(int layer, const uint32_t* ticket, const int32_t* fe
   return {.mail = m.mail_memory.as<ColdMail>(),
           .host_base = m.host_table.as<const uint8_t*>() + layer * m.n_expert,
           .fetch_of = fetch_of,
-          .n_cold = reinterpret_cast<const int32_t*>(m.control.data() + m.table_bytes()) + layer,
+          .n_cold = reinterpret_cast<const int32_t*>(m.control.data() + m.n_cold_at()) + layer,
           .ticket = ticket,
           .n_pairs = m.n_pairs.as<int32_t>() + layer,
           .near = m.n_pairs.as<uint32_t>() + m.n_layer + layer,
           .chosen = m.chosen.as<int16_t>() + static_cast<size_t>(layer) * m.chosen_of_layer(),
           .record = m.records.as<ColdRecord>() + layer,
-          .announced = m.parcel_words.as<uint64_t>() + layer * kMaxParcels,
-          .come = m.parcel_words.as<uint64_t>() + (m.n_layer + layer) * kMaxParcels,
-          .parcels = m.parcels.as<uint8_t>(),
-          .parcel_bytes = Courier::place_bytes(m.catalog),
-          .n_places = Courier::kPlaces,
+          .announced = m.announced.as<uint64_t>() + layer * kMaxParcels,
+          .came = m.came.as<CameParcel>() + layer * kMaxParcels,
+          .places = m.control.as<const uint8_t*>() + m.n_layer * m.n_expert,
           .layer = layer,
           .x = m.x.as<float>(),
           .y = m.y.as<uint64_t>()};
@@ -81,6 +81,7 @@ void GpuExperts::serve(int n_rows, const Event& end) noexcept {
     if (now != m.last_posted) {
       m.last_posted = now;
       m.answer(now, n_rows);
+      m.store->look();
       polls = 0;
       continue;
     }
@@ -146,7 +147,7 @@ void GpuExperts::Impl::trace_step() noexcept {
   for (int il = 0; il < n_layer; ++il) {
     if (answer_begin[static_cast<size_t>(il)] == 0) continue;
     const ColdRecord& r = record[il];
-    add(TraceLane::Device, "hot experts", r.posted_ns, r.ready_ns, il, r.n_cold, r.n_carried);
+    add(TraceLane::Device, "hot experts", r.posted_ns, r.ready_ns, il, r.n_cold, std::popcount(r.carried));
     if (r.n_fetched > 0) add(TraceLane::Fetch, "fetched experts", r.posted_ns, r.ready_ns, il, r.n_fetched);
     add(TraceLane::Device, "waiting for the CPU", r.ready_ns, r.went_ns, il, r.n_cold - r.n_fetched);
     answer_begin[static_cast<size_t>(il)] = 0;
@@ -155,7 +156,6 @@ void GpuExperts::Impl::trace_step() noexcept {
 
 void GpuExperts::finish(int n_rows) noexcept {
   Impl& m = *impl_;
-  int n_come = 0, n_used = 0;
   for (int il = 0; il < m.n_layer; ++il) {
     const ExpertLayer& layer = m.catalog.layers[static_cast<size_t>(il)];
     if (layer.n_expert() == 0) continue;
@@ -170,12 +170,10 @@ void GpuExperts::finish(int n_rows) noexcept {
     ++m.count.layer_steps;
     m.count.pairs += static_cast<uint64_t>(n);
     m.count.hot_pairs += static_cast<uint64_t>(hot);
-    m.count.all_hot += record.n_cold == 0 && record.n_carried == 0;
+    m.count.all_hot += record.n_cold == 0 && record.carried == 0;
     m.count.fetched_pairs += static_cast<uint64_t>(std::max(0, n - hot - record.n_pairs));
     m.count.fetched_bytes += static_cast<uint64_t>(record.n_fetched) * layer.expert_bytes;
-    m.count.carried_pairs += static_cast<uint64_t>(record.n_carried);
-    n_come += record.n_come;
-    n_used += record.n_carried;
+    m.count.carried_pairs += static_cast<uint64_t>(std::popcount(record.carried));
     m.count.hot_bytes +=
         static_cast<uint64_t>(n_rows == 1 ? hot : std::min(hot, m.n_expert)) * layer.expert_bytes;
     if (record.n_pairs > 0) {
@@ -191,11 +189,18 @@ void GpuExperts::finish(int n_rows) noexcept {
         m.split.gpu_took(record.n_fetched, static_cast<float>(record.ready_ns - record.posted_ns) * 1e-3f);
     }
   }
-  if (m.courier != nullptr) m.courier->end_step(n_come, n_used);
   if (m.options.trace != nullptr) m.trace_step();
   ++m.count.steps;
   m.count.tokens += static_cast<uint64_t>(n_rows);
   m.heat.advance(n_rows);
+  if (m.courier != nullptr) {
+    for (int il = 0; il < m.n_layer; ++il) {
+      if (m.catalog.layers[static_cast<size_t>(il)].n_expert() == 0) continue;
+      const ColdRecord& record = m.records.as<ColdRecord>()[il];
+      m.courier->settle(il, record.came, record.carried);
+    }
+    m.courier->end_step();
+  }
   m.store->end_step();
   if (m.mail().gave_up != 0) m.fault = "the processor did not answer in time";
   m.check_file();
@@ -211,6 +216,8 @@ ExpertTelemetry GpuExperts::telemetry() const noexcept {
   t.moved_bytes = moved.moved_bytes;
   if (impl_->courier != nullptr) {
     t.parcels = impl_->courier->n_sent();
+    t.parcels_came = impl_->courier->n_came();
+    t.parcels_kept = moved.exchanged;
     t.fetched_bytes += impl_->courier->sent_bytes();
   }
   const HostTierStats disk = impl_->host.stats();

@@ -112,12 +112,14 @@ int main(int argc, char** argv) {
       return static_cast<double>(now - old) / tokens;
     };
     fmt::print(
-        "  hit {:.1f} %, per token: {:.1f} of {:.1f} parcels used, cpu {:.1f} MB {:.0f} us, fetched {:.1f} "
+        "  hit {:.1f} %, per token: {:.1f} of {:.1f} of {:.1f} parcels used, {:.1f} kept, cpu {:.1f} MB "
+        "{:.0f} us, fetched {:.1f} "
         "MB, streamed "
         "{:.1f} MB, moved "
         "{:.2f}, stall {:.0f} us (worst layer {:.0f} us), foreseen {:.0f} %, ahead {:.1f} MB\n",
         100.0 * per_token(t.hot_pairs, before.hot_pairs) / per_token(t.pairs, before.pairs),
-        per_token(t.carried_pairs, before.carried_pairs), per_token(t.parcels, before.parcels),
+        per_token(t.carried_pairs, before.carried_pairs), per_token(t.parcels_came, before.parcels_came),
+        per_token(t.parcels, before.parcels), per_token(t.parcels_kept, before.parcels_kept),
         per_token(t.cpu_bytes, before.cpu_bytes) * 1e-6, per_token(t.cpu_ns, before.cpu_ns) * 1e-3,
         per_token(t.fetched_bytes, before.fetched_bytes) * 1e-6,
         per_token(t.streamed_bytes, before.streamed_bytes) * 1e-6, per_token(t.moved, before.moved),
