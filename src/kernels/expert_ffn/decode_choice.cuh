@@ -21,46 +21,74 @@ __device__ __forceinline__ float logit_of(const DecodeFfnArgs& a) {
 __device__ __forceinline__ const uint8_t* base_of(const DecodeFfnArgs& a) {
   return static_cast<int>(threadIdx.x) < a.config.n_expert ? a.base[threadIdx.x] : nullptr;
 }
-__device__ __forceinline__ CameParcel came_parcel(const DeviceCold& cold, int i) {
-  const ulonglong2 parcel = __ldcg(reinterpret_cast<const ulonglong2*>(cold.came) + i);
-  return {reinterpret_cast<const uint8_t*>(parcel.x), static_cast<int64_t>(parcel.y)};
-}
-// Where the experts lie that came as parcels; others stay where `base` says.
-__device__ __forceinline__ const uint8_t* base_with_parcels(const DeviceCold& cold, const uint8_t* base) {
-#pragma unroll
-  for (int i = 0; i < kMaxParcels; ++i) {
-    const CameParcel parcel = came_parcel(cold, i);
-    if (parcel.address != nullptr && parcel.expert == static_cast<int>(threadIdx.x)) base = parcel.address;
-  }
-  return base;
-}
-
-// What becomes of the chosen experts that are cold, by the first warp of each block, all with the same
-// result: some are read in host memory, the others go to the processor and lose their place (base nullptr).
-struct ColdChoice {
-  unsigned in_host, in_mail;  // bits by place
-  int n_cold;
+// What a block must know about cold experts. One warp asks for it: a line that every warp of every block asks
+// for comes late (3.7 us more for a layer).
+struct BlockCold {
+  CameParcel came[kMaxParcels];
+  int n_cold;  // of the layer
 };
 
-__device__ __forceinline__ void deal_cold(const DecodeFfnArgs& a, BlockChoice& choice, ColdChoice& out) {
-  const int lane = threadIdx.x;
-  const DeviceCold& cold = a.cold;
-  const bool here = lane < a.config.n_expert_used;
-  const uint8_t* base = here ? choice.chosen_base[lane] : nullptr;
-  // No expert is cold either while the table is not filled yet.
-  const unsigned mask = __ballot_sync(0xffffffffu, here && base == nullptr && *cold.n_cold > 0);
-  const int n_cold = __popc(mask), rank = __popc(mask & ((1u << lane) - 1));
-  if ((mask >> lane & 1) && rank < fetched_of(cold, n_cold)) {
-    base = cold.host_base[choice.chosen[lane]];
-    choice.chosen_base[lane] = base;
+// A lane's part of it: begin() as soon as it may be read, end() before the barrier that makes it known.
+struct BlockColdPart {
+  ulonglong2 parcel;
+  int n_cold;
+
+  __device__ __forceinline__ void begin(const DeviceCold& cold, int lane) {
+    if (lane < kMaxParcels) parcel = __ldcg(reinterpret_cast<const ulonglong2*>(cold.came) + lane);
+    n_cold = *cold.n_cold;
   }
-  const unsigned in_host = __ballot_sync(0xffffffffu, (mask >> lane & 1) && base != nullptr);
-  if (lane == 0) out = {in_host, mask & ~in_host, n_cold};
+  __device__ __forceinline__ void end(BlockCold& to, int lane) const {
+    if (lane < kMaxParcels)
+      to.came[lane] = {reinterpret_cast<const uint8_t*>(parcel.x), static_cast<int64_t>(parcel.y)};
+    if (lane == 0) to.n_cold = n_cold;
+  }
+};
+
+// What becomes of the chosen experts: hot ones and parcels that came are read on the device, of cold ones
+// some in host memory, and the others go to the processor.
+struct ColdChoice {
+  const uint8_t* base = nullptr;      // where the one at place `lane` is read; nullptr: not here
+  unsigned in_host = 0, in_mail = 0;  // bits by place
+  int n_cold = 0;
+};
+
+// By each warp for itself, all with the same result.
+__device__ __forceinline__ ColdChoice deal_cold(const DecodeFfnArgs& a, const BlockChoice& choice,
+                                                const BlockCold& block, int lane) {
+  ColdChoice out;
+  const bool here = lane < a.config.n_expert_used;
+  if (here) {
+    const int expert = choice.chosen[lane];
+    out.base = choice.chosen_base[lane];
+#pragma unroll
+    for (int i = 0; i < kMaxParcels; ++i)
+      if (block.came[i].address != nullptr && block.came[i].expert == expert)
+        out.base = block.came[i].address;
+  }
+  // No expert is cold either while the table is not filled yet.
+  const bool cold = here && block.n_cold > 0 && out.base == nullptr;
+  const unsigned mask = __ballot_sync(0xffffffffu, cold);
+  if (mask == 0) return out;
+  out.n_cold = __popc(mask);
+  const int rank = __popc(mask & ((1u << lane) - 1));
+  if (cold && rank < fetched_of(a.cold, out.n_cold)) out.base = a.cold.host_base[choice.chosen[lane]];
+  out.in_host = __ballot_sync(0xffffffffu, cold && out.base != nullptr);
+  out.in_mail = mask & ~out.in_host;
+  return out;
+}
+
+// Where the expert at a place is read. By a whole warp.
+template <bool kSplit>
+__device__ __forceinline__ const uint8_t* chosen_base_of(const BlockChoice& choice, const ColdChoice& dealt,
+                                                         int slot) {
+  if constexpr (!kSplit) return choice.chosen_base[slot];
+  return reinterpret_cast<const uint8_t*>(
+      __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(dealt.base), slot));
 }
 
 // Tells the host: one warp of the step.
 __device__ __noinline__ void post_cold(const DecodeFfnArgs& a, const BlockChoice& choice,
-                                       const ColdChoice& dealt, float x_scale) {
+                                       const BlockCold& block, const ColdChoice& dealt, float x_scale) {
   const int lane = threadIdx.x % 32, n_used = a.config.n_expert_used;
   const DeviceCold& cold = a.cold;
   const float weight = weight_of_choice(a.config, a.bias, choice, lane);
@@ -69,16 +97,13 @@ __device__ __noinline__ void post_cold(const DecodeFfnArgs& a, const BlockChoice
   if (dealt.in_mail >> lane & 1)
     cold.mail->pairs[__popc(dealt.in_mail & ((1u << lane) - 1))] = {
         0, static_cast<int16_t>(choice.chosen[lane]), weight};
-  CameParcel parcels[kMaxParcels];
-#pragma unroll
-  for (int i = 0; i < kMaxParcels; ++i) parcels[i] = came_parcel(cold, i);
   unsigned came = 0, carried = 0;
 #pragma unroll
   for (int i = 0; i < kMaxParcels; ++i) {
-    const bool here = parcels[i].address != nullptr;
-    came |= static_cast<unsigned>(here) << i;
-    if (__any_sync(0xffffffffu, here && lane < n_used && choice.chosen[lane] == parcels[i].expert))
-      carried |= 1u << i;
+    const CameParcel& parcel = block.came[i];
+    if (parcel.address == nullptr) continue;
+    came |= 1u << i;
+    if (__any_sync(0xffffffffu, lane < n_used && choice.chosen[lane] == parcel.expert)) carried |= 1u << i;
   }
   __syncwarp();
   if (lane != 0) return;

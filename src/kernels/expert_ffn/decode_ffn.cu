@@ -11,7 +11,7 @@
 //   the
 //          shape allow it. Else two:
 //   in:    a block has 16 rows of gate and of up of one expert, a warp per 256 columns of each: all 256
-//          blocks are resident at once.
+//          blocks are resident at once, and those that only tell the host about cold experts too.
 //   out:   a block has 16 rows of down of all experts, a warp per 256 columns (18 warps, 128 blocks).
 //
 // Timed inside the step (clocks of all blocks; each reading costs 0.12 us): a launch waits 0.3 us for the one
@@ -206,7 +206,8 @@ __global__ void __launch_bounds__(kFrontThreads, 2)
                              panel, w.n_rows, a.config.n_expert_used);
 }
 
-// kSplit: experts may be cold.
+// kSplit: experts may be cold. Then there is one more block, which tells the host: it takes microseconds, and
+// in a block with weights of its own the layer would wait for it.
 template <DType T, bool kSplit>
 __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_constant__ DecodeFfnArgs a) {
   constexpr int kWarps = kInThreads / 32;
@@ -223,36 +224,32 @@ __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_c
   NormWeights norm_weights;
   norm_weights.load(a.norm.weight, a.n_embd, acts_warp, lane);
   __shared__ BlockChoice choice;
-  __shared__ ColdChoice dealt;
-  const uint8_t* mine = base_of(a);
+  __shared__ BlockCold cold;
+  const bool posts = kSplit && blockIdx.x + 1 == gridDim.x;
+  const uint8_t* const mine = base_of(a);
   wait_for_inputs();
+  if (posts && blockIdx.y != 0) return;
   allow_next();  // after the wait: the next kernel reads the logits before its own
   const float logit = logit_of(a);
-  if constexpr (kSplit) mine = base_with_parcels(a.cold, mine);
+  BlockColdPart cold_part;
+  if (kSplit && warp == kWarps - 1) cold_part.begin(a.cold, lane);
   make_norm_acts(a.norm.x, a.norm.weight, norm_weights, a.n_embd, acts_warp, kWarps, lane, stage, squares);
   offer_candidate(a.config, logit, a.bias, mine, choice);
+  if (kSplit && warp == kWarps - 1) cold_part.end(cold, lane);
   __syncthreads();
   rank_candidates<true>(a.config, choice);
   __syncthreads();
-  if constexpr (kSplit) {
-    if (warp == 0) {
-      deal_cold(a, choice, dealt);
-      __syncwarp();
-      if (blockIdx.x == 0 && blockIdx.y == 0)
-        post_cold(a, choice, dealt, norm_scale(squares, kWarps, a.n_embd, a.norm.eps));
-    }
-    __syncthreads();
+  ColdChoice dealt;
+  if constexpr (kSplit) dealt = deal_cold(a, choice, cold, lane);
+  if (posts) {
+    if (warp == 0) post_cold(a, choice, cold, dealt, norm_scale(squares, kWarps, a.n_embd, a.norm.eps));
+    return;
   }
-  const uint8_t* const base = choice.chosen_base[blockIdx.y];
+  const uint8_t* const base = chosen_base_of<kSplit>(choice, dealt, blockIdx.y);
   if (kSplit && base == nullptr) return;
   const uint8_t* const bytes = base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes;
   const int chunk = warp % (kWarps / 2);
-  if (kSplit && (dealt.in_host >> blockIdx.y & 1))
-    dot_product_in_host<T>(
-        w, bytes, chunk, kWarps / 2, SharedActs{stage}, lane, part[warp],
-        reinterpret_cast<std::byte*>(stage + dot_chunks(a.n_embd)) + warp * kStageChunkBytes, [] {});
-  else
-    dot_product_of<T, 1, false>(w, bytes, chunk, kWarps / 2, SharedActs{stage}, lane, part[warp], [] {});
+  dot_product_of<T, 1, false>(w, bytes, chunk, kWarps / 2, SharedActs{stage}, lane, part[warp], [] {});
   __syncthreads();
   if (threadIdx.x < 16)
     store_hidden<kWarps / 2>(a, part, part + kWarps / 2, norm_scale(squares, kWarps, a.n_embd, a.norm.eps),
@@ -269,8 +266,9 @@ template <DType T, bool kSplit>
 __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPlan plan) {
   extern __shared__ __align__(16) float parts[];  // [items][16]
   __shared__ BlockChoice choice;
-  __shared__ ColdChoice dealt;
   __shared__ float weights[32];
+  __shared__ BlockCold cold;
+  ColdChoice dealt;
   const DecodeFfnArgs& a = plan.a;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
   const int n_used = a.config.n_expert_used, routed_items = n_used * plan.chunks,
@@ -284,35 +282,27 @@ __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPla
     const int slot = routed ? item / plan.chunks : n_used;
     const int chunk = routed ? item - slot * plan.chunks : item - routed_items;
     const DeviceMatrix& w = routed ? a.down : a.shared_down;
-    const uint8_t* const base = routed ? choice.chosen_base[slot] : nullptr;
+    const uint8_t* const base = routed ? chosen_base_of<kSplit>(choice, dealt, slot) : nullptr;
     const auto row_of = [slot](int) { return slot; };
     const uint8_t* const bytes = kSplit && routed && base == nullptr
                                      ? nullptr
                                      : base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes;
     float* const part = parts + item * 16;
-    if constexpr (T == DType::F32) {
+    if constexpr (T == DType::F32)
       dot_product<1>(w, bytes, chunk, 1 << 24, StoredActs{x, row_of}, lane, part, ready);
-    } else {
-      if (kSplit && routed && (dealt.in_host >> slot & 1))
-        dot_product_in_host<T>(
-            w, bytes, chunk, 1 << 24, StoredActs{x, row_of}, lane, part,
-            reinterpret_cast<std::byte*>(parts + align_up(items, 4) * 16) + warp * kStageChunkBytes, ready);
-      else
-        dot_product_of<T, 1, false>(w, bytes, chunk, 1 << 24, StoredActs{x, row_of}, lane, part, ready);
-    }
+    else
+      dot_product_of<T, 1, false>(w, bytes, chunk, 1 << 24, StoredActs{x, row_of}, lane, part, ready);
   };
   if (n_used > 0) {
-    const uint8_t* mine = base_of(a);
-    if constexpr (kSplit) mine = base_with_parcels(a.cold, mine);
-    offer_candidate(a.config, logit_of(a), a.bias, mine, choice);
+    BlockColdPart cold_part;
+    if (kSplit && warp == n_warps - 1) cold_part.begin(a.cold, lane);
+    offer_candidate(a.config, logit_of(a), a.bias, base_of(a), choice);
+    if (kSplit && warp == n_warps - 1) cold_part.end(cold, lane);
     __syncthreads();
     rank_candidates<true>(a.config, choice);
     __syncthreads();
     if (warp == 0) weights[lane] = weight_of_choice(a.config, a.bias, choice, lane);
-    if constexpr (kSplit) {
-      if (warp == 0) deal_cold(a, choice, dealt);
-      __syncthreads();
-    }
+    if constexpr (kSplit) dealt = deal_cold(a, choice, cold, lane);
   }
   if (warp < items)
     run(warp, [] { wait_for_inputs(); });
@@ -350,15 +340,6 @@ __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPla
 #pragma unroll 4
   for (int c = 0; c < plan.shared_chunks; ++c) y += parts[(routed_items + c) * 16 + threadIdx.x];
   a.x[row] = fmaf(shared_weight, y, sum);
-}
-
-// Kernels for split experts stage what they read over the link.
-template <auto* kKernel>
-auto* split_kernel() {
-  static_assert(kMaxOutWarps * kStageChunkBytes + 16 * 1024 <= kSplitDecodeSharedBytes);
-  static const bool ready = [] { return allow_shared(kKernel, kSplitDecodeSharedBytes), true; }();
-  static_cast<void>(ready);
-  return kKernel;
 }
 
 }  // namespace
@@ -399,12 +380,11 @@ void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
   const bool split = routed && args.cold.mail != nullptr;
   if (!split && launch_experts(args, stream)) return;
   if (routed) {
-    const dim3 grid(static_cast<unsigned>(ceil_div(args.gate.n_rows, 16)),
+    const dim3 grid(static_cast<unsigned>(ceil_div(args.gate.n_rows, 16) + split),
                     static_cast<unsigned>(args.config.n_expert_used));
-    const size_t shared = acts + (split ? kInThreads / 32 * kStageChunkBytes : 0);
     for_dot_type(args.gate.dtype, [&]<DType T>() {
-      launch(split ? split_kernel<decode_in_kernel<T, true>>() : decode_in_kernel<T, false>, grid, kInThreads,
-             shared, stream, args);
+      launch(split ? decode_in_kernel<T, true> : decode_in_kernel<T, false>, grid, kInThreads, acts, stream,
+             args);
     });
   }
   OutPlan out{.a = args,
@@ -415,11 +395,9 @@ void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
   const int n_warps = wanted < kBlockExperts / 32 ? kBlockExperts / 32 : wanted;  // for the choice
   const bool mixed = routed && out.shared_chunks > 0 && args.down.dtype != args.shared_down.dtype;
   const auto launch_out = [&]<DType T>() {
-    launch(split ? split_kernel<decode_out_kernel<T, true>>() : decode_out_kernel<T, false>,
+    launch(split ? decode_out_kernel<T, true> : decode_out_kernel<T, false>,
            static_cast<unsigned>(ceil_div(args.n_embd, 16)), 32 * static_cast<unsigned>(n_warps),
-           sizeof(float) * 16 * static_cast<size_t>(align_up(items, 4)) +
-               (split ? static_cast<size_t>(n_warps * kStageChunkBytes) : 0),
-           stream, out);
+           sizeof(float) * 16 * static_cast<size_t>(items), stream, out);
   };
   if (mixed)
     launch_out.template operator()<DType::F32>();

@@ -46,9 +46,6 @@ inline const uint32_t* decode_launch_number(const void* exchange) {
   return static_cast<const uint32_t*>(exchange);
 }
 
-// Shared memory that a block may need when experts are split: fetched weights pass through it.
-inline constexpr size_t kSplitDecodeSharedBytes = 84 * 1024;
-
 // Whether these kernels know the types.
 bool decode_ffn_possible(const DecodeFfnArgs& args) noexcept;
 

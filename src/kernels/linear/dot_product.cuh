@@ -4,7 +4,7 @@
 // weights travel while it ends.
 #pragma once
 
-#include "kernels/linear/stage_chunk.cuh"
+#include "kernels/linear/copy_async.cuh"
 #include "kernels/quant_matmul/panel_mma8.cuh"
 
 namespace thermo {
@@ -119,43 +119,6 @@ __device__ __forceinline__ void dot_product_of(const DeviceMatrix& w, const uint
     }
   }
   store_dot<kActs>(acc, lane, part);
-}
-
-// The same for weights in host memory: the link wants long reads, so a chunk is copied through `stage` (of
-// this warp, kStageChunkBytes) in order, where the other form reads 64 bytes here and there.
-inline constexpr int kStageChunkBytes = 64 + 16 * 208;  // Q6_K
-
-template <DType T, class Acts, class Ready>
-__device__ __forceinline__ void dot_product_in_host(const DeviceMatrix& w, const uint8_t* panel,
-                                                    int first_chunk, int chunk_step, const Acts& acts,
-                                                    int lane, float* part, std::byte* stage,
-                                                    const Ready& ready) {
-  if constexpr (kPanelFormat<T>.block_cols != 256) {
-    dot_product_of<T, 1, false>(w, panel, first_chunk, chunk_step, acts, lane, part, ready);
-  } else {
-    static_assert(64 + kPanelFormat<T>.body_bytes() <= kStageChunkBytes);
-    const int n_chunks = dot_chunks(w.n_cols), s = lane >> 2;
-    float acc[1][4] = {};
-    const auto fetch = [&](int chunk) {
-      if (chunk < n_chunks) stage_chunk(stage, w, panel, chunk, lane);
-      copy_commit();
-    };
-    fetch(first_chunk);
-    ready();
-#pragma unroll 1
-    for (int chunk = first_chunk; chunk < n_chunks; chunk += chunk_step) {
-      copy_wait<0>();
-      __syncwarp();
-      DotChunk<T> data;
-      data.load_staged(stage, chunk, lane);
-      __syncwarp();
-      fetch(chunk + chunk_step);
-      acts.prepare(chunk, w.n_cols, lane);
-      data.template multiply<1>([&](int a) -> const DotActs& { return acts.get(chunk, a); },
-                                chunk * 256 + s * 32 < w.n_cols, lane, acc);
-    }
-    store_dot<1>(acc, lane, part);
-  }
 }
 
 template <int kActs, bool kAhead = false, class Acts, class Ready>

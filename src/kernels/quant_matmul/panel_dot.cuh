@@ -132,13 +132,6 @@ struct DotChunk {
     }
   }
 
-  // From shared memory as stage_chunk() fills it; blocks of 256 only.
-  __device__ __forceinline__ void load_staged(const std::byte* stage, int chunk, int lane) {
-    static_assert(f.block_cols == 256);
-    const uint8_t* const at = reinterpret_cast<const uint8_t*>(stage);
-    load_block<true>(at + chunk % f.unit_blocks * f.header_step(), at + 64, lane);
-  }
-
   template <bool kStaged>
   __device__ __forceinline__ void load_block(const uint8_t* header, const uint8_t* body, int lane) {
     const int s = lane >> 2, q = lane & 3;

@@ -42,8 +42,8 @@ constexpr int parcel_place(uint64_t word) {
 
 // A parcel that was there when its layer looked.
 struct alignas(16) CameParcel {
-  const uint8_t* address = nullptr;  // nullptr: none
-  int64_t expert = 0;
+  const uint8_t* address;  // nullptr: none
+  int64_t expert;
 };
 
 // One row sent to one cold expert.

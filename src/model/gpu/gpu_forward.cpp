@@ -227,8 +227,7 @@ DecodeFfnArgs GpuModel::Impl::decode_ffn_args(int il) noexcept {
 }
 
 bool GpuModel::Impl::can_fuse_decode() noexcept {
-  bool good = act.h.i8 != nullptr && act.hidden.i8 != nullptr &&
-              (experts == nullptr || device.max_shared_bytes >= kSplitDecodeSharedBytes);
+  bool good = act.h.i8 != nullptr && act.hidden.i8 != nullptr;
   for (int il = 0; il < config.n_layer; ++il) {
     const GpuLayerWeights& w = weights.layers[static_cast<size_t>(il)];
     for (const DeviceMatrix* m :
