@@ -4,7 +4,8 @@
     trace_report.py FILE [--above MS]
 
 A step is long when it took MS (default 5) more than the median step of as many rows. It is explained when the events of
-the lanes took up at least half of that excess more than they usually do in such a step. Exit code 1: a long step that
+the lanes took up at least half of that excess more than they usually do in such a step. Swaps explain nothing: no step
+waits for one, and a GPU's are drawn until somebody looked, which is the end of the step. Exit code 1: a long step that
 nothing explains.
 """
 import argparse
@@ -65,7 +66,7 @@ def main():
     lane_table(events)
 
     steps = [e for e in events if e["tid"] == 0]
-    others = [e for e in events if e["tid"] != 0]
+    others = [e for e in events if LANES[e["tid"]] not in ("step", "copy")]
     longest = max((e["dur"] for e in others), default=0.0)
     medians = {}
     for rows in {e["args"]["rows"] for e in steps}:

@@ -21,6 +21,11 @@
 // kernel (cudaFuncAttributePreferredSharedMemoryCarveout 100: 1.636 against 1.492 ms; loads in flight need
 // the L1 that is left); both chunks of the shared expert in registers (they spill). In doubt: 16 instead of 8
 // warps to a block of front (1.349 to 1.351 ms against 1.351).
+//
+// Split, all experts hot: 1.448 ms a token, where two launches take 1.376 without. It was 1.566 while every
+// warp of every block asked for the words of the parcels, 1.594 with a stage in shared memory for what is
+// read over the link. Made no difference: dealing by each warp instead of one and a barrier; a block of its
+// own for the post; the look at the parcels before the wait; the processor's row by warps without other work.
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/expert_ffn/decode_choice.cuh"
