@@ -126,7 +126,7 @@ wants racecheck && sanitize racecheck 400 '*Gpu*KeepsSequencesApart*:*GpuSplit*E
 if wants bench; then
   [ -f "$model" ] || part 'write a model' 300 "$thermocline" synth "$model" --shape qwen35moe-35b-a3b -q
   part bench 300 "$thermocline" bench -m "$model" --device cuda:0 -p 512,2048 -n 128 --rows '1-64*2' -d 0,16384 -r 3
-  # Text comes back to its words: the second decode is with the cache that the first has warmed.
+  # Generation is measured cold and warm.
   part 'bench 60% of the experts' 120 "$thermocline" bench -m "$model" --device cuda:0 --expert-cache 60% -p 512,2048 -n 128,512 -r 2
   part 'bench no expert' 120 "$thermocline" bench -m "$model" --device cuda:0 --expert-cache 0 -p 2048 -n 128 -r 2
 fi

@@ -27,6 +27,7 @@ namespace thermo {
 namespace {
 
 constexpr int kCheckPrompt = 32, kCheckTokens = 24;
+const std::string kCold = "cold", kWarm = "warm";  // what bench_fields() says in heat_state
 
 // An option of llama-bench that has one meaning here: accepts the values that say so.
 void add_cpu_only(OptionSet& set, std::string_view names, std::vector<std::string> accepted,
@@ -125,6 +126,9 @@ class BenchCommand : public Command {
         .no_environment();
     set.flag("--expert-swaps", experts_.swaps, "move experts by their use while running (default on)")
         .no_environment();
+    list("--heat", "LIST", heat_lists_,
+         "generation with split experts: cold (each run as behind a load), warm (behind a run that is not "
+         "timed); default both");
     set.value("--heat-file", "FILE", experts_.heat_file, "start from this heat; it is updated at the end")
         .no_environment();
     set.value("--trace", "FILE", experts_.trace_file, "write what each lane does when, for chrome://tracing")
@@ -158,6 +162,7 @@ class BenchCommand : public Command {
 
   ExitCode run(const Terminal& terminal) override {
     const BenchPlan plan = make_bench_plan(lists_);
+    read_heat();
     if (!experts_.trace_file.empty() && plan.setups.size() > 1)
       throw ConfigError(
           fmt::format("--trace writes one run and these options make {}; give one setup, or leave it out",
@@ -227,10 +232,12 @@ class BenchCommand : public Command {
     context.model_size = engine.info().file_bytes;
     context.model_n_params = engine.info().n_params;
     context.text_source = text_ids_.source;
-    context.heat_state = !experts_.heat_file.empty() ? experts_.heat_file : warm_up_ ? "warm" : "cold";
     context.setup.expert_cache = options.expert_cache;
     if (check_) check(file, setup, engine);
 
+    const bool can_reset = experts_.heat_file.empty() && engine.reset_experts();
+    if (!can_reset && !heat_.empty())
+      terminal.note("--heat says nothing here: no experts are split between a device and main memory");
     Result<Session> session = engine.open_session();
     if (!session) throw ThermoError(ExitCode::Internal, "bench: " + session.error().message);
     std::map<int, double> one_row_ns;  // by depth
@@ -238,22 +245,49 @@ class BenchCommand : public Command {
       const BenchTest& test = plan.tests[i];
       if (delay_seconds_ > 0.0) std::this_thread::sleep_for(std::chrono::duration<double>(delay_seconds_));
       if (InterruptScope::interrupted()) return;
-      if (warm_up_ && test.n_rows == 0) warm_up(*session, test, engine.n_batch(), text_ids_.ids);
-      BenchRunOptions run = run_;
-      run.stop = [] { return InterruptScope::interrupted(); };
-      run.on_repetition = [&](int repetition) {
-        if (terminal.progress)
-          fmt::print(stderr, "bench: test {}/{} {}, run {}/{}\n", i + 1, plan.tests.size(), test.name(),
-                     repetition + 1, run_.n_repetitions);
-      };
-      const std::optional<BenchResult> result =
-          test.n_rows > 0
-              ? run_rows_test(engine, *session, test, text_ids_.ids, run, one_row_ns[test.n_depth])
-              : run_bench_test(engine, *session, test, text_ids_.ids, run);
-      if (!result) return;
-      if (test.n_rows == 1) one_row_ns[test.n_depth] = result->avg_ns();
-      emit(bench_fields(context, *result));
+      for (const std::string& heat : heats_of(test, can_reset)) {
+        context.heat_state = heat;
+        const bool cold = can_reset && heat == kCold;
+        if (warm_up_ && test.n_rows == 0)
+          warm_up(*session, test, engine.n_batch(), text_ids_.ids, can_reset && heat == kWarm);
+        BenchRunOptions run = run_;
+        run.stop = [] { return InterruptScope::interrupted(); };
+        run.on_repetition = [&](int repetition) {
+          if (terminal.progress)
+            fmt::print(stderr, "bench: test {}/{} {}, run {}/{}\n", i + 1, plan.tests.size(), test.name(),
+                       repetition + 1, run_.n_repetitions);
+          if (cold) engine.reset_experts();
+        };
+        const std::optional<BenchResult> result =
+            test.n_rows > 0
+                ? run_rows_test(engine, *session, test, text_ids_.ids, run, one_row_ns[test.n_depth])
+                : run_bench_test(engine, *session, test, text_ids_.ids, run);
+        if (!result) return;
+        if (test.n_rows == 1) one_row_ns[test.n_depth] = result->avg_ns();
+        emit(bench_fields(context, *result));
+      }
     }
+  }
+
+  void read_heat() {
+    heat_ = parse_word_lists(heat_lists_);
+    for (const std::string& heat : heat_)
+      if (heat != kCold && heat != kWarm)
+        throw ConfigError(
+            fmt::format("--heat: '{}' is not known, use cold, warm or both; a file of heat is "
+                        "given with --heat-file",
+                        heat));
+    if (!heat_.empty() && !experts_.heat_file.empty())
+      throw ConfigError("--heat and --heat-file contradict each other: the file says how hot; leave one out");
+  }
+
+  // How a test begins. Prompts use nearly all experts, whichever are hot.
+  std::vector<std::string> heats_of(const BenchTest& test, bool can_reset) const {
+    if (!experts_.heat_file.empty()) return {experts_.heat_file};
+    if (!can_reset || test.n_gen == 0) return {warm_up_ ? kWarm : kCold};
+    if (!heat_.empty()) return heat_;
+    if (!warm_up_) return {kCold};
+    return {kCold, kWarm};
   }
 
   EngineOptions engine_options_of(const BenchSetup& setup, int n_ctx) const {
@@ -348,7 +382,8 @@ class BenchCommand : public Command {
   uint64_t seed_ = 1;
   double delay_seconds_ = 0.0, fail_below_ = 0.0;
   std::string device_ = "auto", n_gpu_layers_ = "auto";
-  ExpertFlags experts_;  // what is the same in every setup
+  ExpertFlags experts_;                         // what is the same in every setup
+  std::vector<std::string> heat_lists_, heat_;  // empty: what makes sense
   bool check_ = false, warm_up_ = true, bandwidth_ = true;
 
   BenchText text_ids_;

@@ -131,6 +131,7 @@ class MarkdownPrinter : public BenchPrinter {
     if (widths_.empty() && !fields["expert_hit_ratio"].is_null()) {
       // Behind the speed, before the share of the bandwidth, which says little when lanes share the work.
       columns_.resize(columns_.size() - 2);
+      columns_.insert(columns_.end() - 2, "heat");
       for (const char* name : {"hot %", "moved", "cpu MiB/t", "link MiB/t", "disk MiB/t", "stall us/t"})
         columns_.emplace_back(name);
     }
@@ -184,6 +185,7 @@ class MarkdownPrinter : public BenchPrinter {
       for (const char* name : names) bytes += split ? f[name].get<double>() : 0.0;
       return split ? fmt::format("{:.2f}", bytes / static_cast<double>(MiB)) : std::string();
     };
+    if (column == "heat") return split ? plain_text(f["heat_state"]) : std::string();
     if (column == "hot %")
       return split ? fmt::format("{:.1f}", 100.0 * f["expert_hit_ratio"].get<double>()) : std::string();
     if (column == "moved") return split ? plain_text(f["expert_moves"]) : std::string();
@@ -271,9 +273,9 @@ BenchBaseline::BenchBaseline(const std::string& path) {
 }
 
 std::optional<double> BenchBaseline::ratio(const Json& fields) const {
-  constexpr const char* kKeys[] = {"model_type", "n_prompt",    "n_gen",       "n_depth", "n_rows",
-                                   "n_ubatch",   "n_threads",   "type_k",      "type_v",  "isa",
-                                   "repack",     "text_source", "expert_cache"};
+  constexpr const char* kKeys[] = {"model_type", "n_prompt",    "n_gen",        "n_depth",   "n_rows",
+                                   "n_ubatch",   "n_threads",   "type_k",       "type_v",    "isa",
+                                   "repack",     "text_source", "expert_cache", "heat_state"};
   for (const Json& row : rows_) {
     const bool same = std::all_of(std::begin(kKeys), std::end(kKeys), [&](const char* key) {
       return !row.contains(key) || row[key] == fields[key];  // other programs' files lack our fields

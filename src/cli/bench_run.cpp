@@ -231,11 +231,14 @@ std::optional<BenchResult> run_rows_test(Engine& engine, Session& session, const
   return result;
 }
 
-void warm_up(Session& session, const BenchTest& test, int n_batch, std::span<const TokenId> ids) {
+void warm_up(Session& session, const BenchTest& test, int n_batch, std::span<const TokenId> ids, bool whole) {
   session.clear();
   if (test.n_prompt > 0)
     require(session.append(ids.first(static_cast<size_t>(std::min(test.n_prompt, n_batch)))));
-  if (test.n_gen > 0) require(session.append(ids.first(1)));
+  const auto gen =
+      ids.subspan(static_cast<size_t>(test.n_depth + test.n_prompt), static_cast<size_t>(test.n_gen));
+  for (const TokenId& token : whole ? gen : gen.first(std::min<size_t>(gen.size(), 1)))
+    require(session.append({&token, 1}));
   session.clear();
 }
 

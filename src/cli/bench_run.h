@@ -35,9 +35,9 @@ struct BenchResult {
 
 struct BenchRunOptions {
   int n_repetitions = 5;
-  double min_seconds = 0.0;  // repeats for at least this long
-  std::function<void(int repetition)> on_repetition;
-  std::function<bool()> stop;  // asked between steps
+  double min_seconds = 0.0;                           // repeats for at least this long
+  std::function<void(int repetition)> on_repetition;  // before it, not timed
+  std::function<bool()> stop;                         // asked between steps
 };
 
 // nullopt when `stop` said so. `ids` are the tokens to feed, at least depth + prompt + gen. Throws
@@ -51,8 +51,9 @@ std::optional<BenchResult> run_rows_test(Engine& engine, Session& session, const
                                          std::span<const TokenId> ids, const BenchRunOptions& options,
                                          double one_row_ns);
 
-// Feeds a little of everything once, so that pages are touched and clocks are up.
-void warm_up(Session& session, const BenchTest& test, int n_batch, std::span<const TokenId> ids);
+// Feeds a little of everything once, so that pages are touched and clocks are up; with `whole` all that the
+// test generates, so that its experts are hot.
+void warm_up(Session& session, const BenchTest& test, int n_batch, std::span<const TokenId> ids, bool whole);
 
 // Follows `reference` (the plain code path) for n_tokens and throws ThermoError (BelowTarget) when `engine`
 // would have chosen another token by more than rounding.

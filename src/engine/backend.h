@@ -31,6 +31,7 @@ class Backend {
   // Why it cannot go on; empty while it can.
   virtual std::string_view fault() const noexcept = 0;
   virtual ExpertTelemetry expert_telemetry() const = 0;
+  virtual bool reset_experts() = 0;
   virtual const HeatMap* heat() const = 0;
 
   // The memory of one sequence; see SequenceState.
@@ -67,6 +68,7 @@ class BackendOf final : public Backend {
     if constexpr (requires { model_->expert_telemetry(); }) return model_->expert_telemetry();
     return {};
   }
+  bool reset_experts() override { return model_->reset_experts(); }
   const HeatMap* heat() const override {
     if constexpr (requires { model_->heat(); }) return model_->heat();
     return nullptr;

@@ -195,8 +195,7 @@ void plan_on_cpu(Place& place, const ModelConfig& config, const GgufFile& file, 
     place.experts.split = true;
     place.experts.budget_bytes = cache.resolve(total, total);
     inputs.stand_in_bytes = place.experts.budget_bytes;
-    inputs.ahead_bytes =
-        2 * ExpertForecast::planned_bytes(catalog) + Courier::places_bytes(catalog);
+    inputs.ahead_bytes = 2 * ExpertForecast::planned_bytes(catalog) + Courier::places_bytes(catalog);
   }
   place.experts.pin_layers = o.pin_layers;
   place.experts.swaps = o.expert_swaps;
@@ -420,6 +419,10 @@ int Engine::n_ctx() const {
 int Engine::n_batch() const {
   return impl_->n_batch;
 }
+bool Engine::reset_experts() {
+  return impl_->backend->reset_experts();
+}
+
 ExpertTelemetry Engine::expert_telemetry() const {
   return impl_->backend->expert_telemetry();
 }

@@ -331,6 +331,36 @@ TEST(Engine, TellsWhatTheStandInDeviceDid) {
   EXPECT_EQ(t.tokens, static_cast<uint64_t>(session.n_past()));
 }
 
+TEST(Engine, ForgetsWhatItLearntAboutExperts) {
+  EngineOptions options = small();
+  EXPECT_FALSE(Engine(plankton(), options).reset_experts());
+  options.device = "sim";
+  options.expert_cache = "40%";
+  Engine engine(plankton(), options);
+  Session session = std::move(engine.open_session().value());
+  ASSERT_TRUE(session.append(prompt()).ok());
+  const std::vector<TokenId> text = greedy(session, 60);
+  const auto hits = [&] {
+    const ExpertTelemetry before = engine.expert_telemetry();
+    session.clear();
+    for (const TokenId& token : text) EXPECT_TRUE(session.append({&token, 1}).ok());
+    return engine.expert_telemetry().hot_pairs - before.hot_pairs;
+  };
+  const uint64_t warm = hits();
+  EXPECT_TRUE(engine.reset_experts());
+  EXPECT_TRUE(engine.heat()->empty());
+  EXPECT_LT(hits(), warm);
+}
+
+TEST(Engine, KnowsTheBestTokenWithoutTheLogits) {
+  Engine engine(plankton(), small());
+  Session session = std::move(engine.open_session().value());
+  EXPECT_EQ(session.best(), -1);
+  ASSERT_TRUE(session.append(prompt()).ok());
+  const std::span<const float> logits = session.logits();
+  EXPECT_EQ(session.best(), std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
 TEST(Engine, RunsWithMostExpertsInTheFile) {
   const std::vector<TokenId> tokens = prompt();
   EngineOptions options = small();

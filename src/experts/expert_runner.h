@@ -35,6 +35,8 @@ class ExpertRunner {
   // y += what the shared expert and every pair's expert give.
   virtual void run(const RoutedLayer& layer) noexcept = 0;
 
+  // Between steps: heat and hot experts as they were behind the load. False: it cannot.
+  virtual bool reset() = 0;
   virtual HeatMap& heat() noexcept = 0;
   virtual ExpertTelemetry telemetry() const noexcept = 0;
   // Why results can no longer be trusted; empty while they can.

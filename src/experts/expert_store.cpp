@@ -470,6 +470,23 @@ void ExpertStore::fill(const std::function<void(uint64_t done, uint64_t total)>&
   s.stats.moved = s.stats.moved_bytes = 0;
 }
 
+void ExpertStore::reset() {
+  Impl& s = *impl_;
+  s.finish_all();
+  std::vector<bool> placed(s.residents.size());
+  for (size_t l = 0; l < s.catalog.layers.size(); ++l)
+    for (const int32_t expert : s.placement.hot[l]) placed[static_cast<size_t>(s.first[l] + expert)] = true;
+  for (size_t id = 0; id < placed.size(); ++id) {
+    const Resident& resident = s.residents[id];
+    if (resident.published && (!placed[id] || s.slots[static_cast<size_t>(resident.slot)].guest))
+      s.take_out(static_cast<int>(id));
+  }
+  const ExpertStoreStats before = s.stats;
+  fill({});
+  s.stats.moved = before.moved;
+  s.stats.moved_bytes = before.moved_bytes;
+}
+
 void ExpertStore::begin_step() noexcept {
   Impl& s = *impl_;
   while (s.n_arriving > 0 && s.device.done(s.arriving[s.arriving_head].ticket)) s.finish_first();

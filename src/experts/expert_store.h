@@ -77,6 +77,9 @@ class ExpertStore {
   // there.
   void fill(const std::function<void(uint64_t done, uint64_t total)>& progress);
 
+  // Between steps: makes hot what fill() made hot, and nothing else; returns when all are there.
+  void reset();
+
   // Between steps. begin_step(): publishes what has arrived. end_step(): the heat map holds the step's uses;
   // starts swaps. `n_moves`: most copies to start now (0: the option's number; more after a prompt).
   void begin_step() noexcept;

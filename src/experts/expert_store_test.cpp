@@ -352,6 +352,31 @@ TEST(ExpertStore, SettlesOnTheExpertsThatAreUsed) {
   EXPECT_EQ(t.store.stats().moved, moved) << "nothing clearly hotter is outside";
 }
 
+TEST(ExpertStore, GoesBackToWhatItWasFilledWith) {
+  StoreUnderTest t(0.4, 3);
+  t.store.fill({});
+  const Table filled = t.device.table;
+  std::mt19937 random(3);
+  for (int i = 0; i < 60; ++i) {
+    const int layer = std::array{0, 2, 3}[random() % 3], expert = static_cast<int>(random() % kExperts);
+    t.step({{layer, expert}, {layer, (expert + 1) % kExperts}});
+    if (i % 3 == 0) t.carry(layer, expert);
+    if (i % 2 == 0) t.run_copies();
+  }
+  const auto keys = [](const Table& table) {
+    std::set<std::pair<int, int>> hot;
+    for (const auto& [expert, address] : table) hot.insert(expert);
+    return hot;
+  };
+  ASSERT_NE(keys(t.device.table), keys(filled));
+  const uint64_t moved = t.store.stats().moved;
+  t.heat = HeatMap(t.experts.catalog, 256.0);
+  t.store.reset();
+  EXPECT_EQ(keys(t.device.table), keys(filled));
+  EXPECT_GE(t.store.stats().moved, moved);
+  t.check();
+}
+
 TEST(ExpertStore, KeepsTheFloorOfEveryLayer) {
   StoreUnderTest t(0.5, 0, {}, 3);
   t.store.fill({});

@@ -41,6 +41,7 @@ SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOpti
                        ThreadPool& pool, const std::function<void(uint64_t done, uint64_t total)>& progress)
     : catalog_(std::move(catalog)),
       heat_(std::move(heat)),
+      first_heat_(heat_),
       options_(options),
       main_memory_(host_bytes(catalog_, options.split)),
       parcels_(carries(options.split) ? Courier::places_bytes(catalog_) : 0),
@@ -136,6 +137,12 @@ void SimExperts::end_step() noexcept {
     courier_->end_step();
   }
   store_->end_step(prompt_ ? kMovesAfterPrompt : std::exchange(n_after_prompt_, 0));
+}
+
+bool SimExperts::reset() {
+  heat_ = first_heat_;
+  store_->reset();
+  return true;
 }
 
 void SimExperts::run(const RoutedLayer& routed) noexcept {

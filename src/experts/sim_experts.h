@@ -42,6 +42,7 @@ class SimExperts final : public ExpertRunner {
   void begin_step(int n_rows) noexcept override;
   void end_step() noexcept override;
   void run(const RoutedLayer& layer) noexcept override;
+  bool reset() override;
   HeatMap& heat() noexcept override { return heat_; }
   ExpertTelemetry telemetry() const noexcept override;
   std::string_view fault() const noexcept override { return host_.fault(); }
@@ -71,7 +72,7 @@ class SimExperts final : public ExpertRunner {
   void stream(const RoutedLayer& routed) noexcept;
 
   ExpertCatalog catalog_;
-  HeatMap heat_;
+  HeatMap heat_, first_heat_;
   SimExpertsOptions options_;
   Placement placement_;
   HostBuffer main_memory_;

@@ -30,6 +30,7 @@ class TieredExperts final : public ExpertRunner {
   void begin_step(int n_rows) noexcept override;
   void end_step() noexcept override;
   void run(const RoutedLayer& layer) noexcept override;
+  bool reset() override { return false; }  // what was read from the file stays
   HeatMap& heat() noexcept override { return heat_; }
   ExpertTelemetry telemetry() const noexcept override;
   std::string_view fault() const noexcept override { return host_.fault(); }

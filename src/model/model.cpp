@@ -164,6 +164,9 @@ void Model::commit(int sequence, std::span<const int32_t> path) noexcept {
 HeatMap* Model::heat() noexcept {
   return impl_->heat;
 }
+bool Model::reset_experts() {
+  return impl_->experts != nullptr && impl_->experts->reset();
+}
 ExpertTelemetry Model::expert_telemetry() const noexcept {
   return impl_->experts ? impl_->experts->telemetry() : ExpertTelemetry{};
 }

@@ -51,6 +51,7 @@ class Model {
   // How the experts were used; nullptr for a model without any.
   HeatMap* heat() noexcept;
   ExpertTelemetry expert_telemetry() const noexcept;
+  bool reset_experts();  // see Engine
   // Why steps can no longer be trusted; empty while they can.
   std::string_view fault() const noexcept;
 

@@ -84,7 +84,7 @@ class Budgets(ProgramTest):
         self.assertIn("experts 0.0 % hot", result.stderr)
 
     def test_the_sweep_goes_from_nothing_to_everything(self):
-        rows = self.bench("--sweep-expert-cache", "0,30-90+30,100")
+        rows = self.bench("--sweep-expert-cache", "0,30-90+30,100", "--heat", "warm")
         self.assertEqual([r["expert_cache"] for r in rows[::2]], ["0%", "30%", "60%", "90%", "100%"])
         total = rows[0]["expert_total_bytes"]
         self.assertGreater(total, 1 << 20)
@@ -104,12 +104,12 @@ class Budgets(ProgramTest):
             self.assertEqual(rows[test - 2]["all_hot_ratio"], 1.0)
 
     def test_the_sweep_prints_a_table_and_csv(self):
-        text = self.answer(*QUICK, *SIM, "--sweep-expert-cache")
+        text = self.answer(*QUICK, *SIM, "--sweep-expert-cache", "--heat", "cold")
         header = [cell.strip() for cell in text.splitlines()[0].strip("|").split("|")]
         self.assertEqual(header[-6:], ["hot %", "moved", "cpu MiB/t", "link MiB/t", "disk MiB/t", "stall us/t"])
         shares = [line.split("|")[header.index("expert_cache") + 1].strip() for line in text.splitlines()[2:14]]
         self.assertEqual(shares[::2], ["0%", "20%", "40%", "60%", "80%", "100%"])
-        rows = list(csv.DictReader(io.StringIO(self.answer(*QUICK, *SIM, "--sweep-expert-cache", "0,100", "-o", "csv"))))
+        rows = list(csv.DictReader(io.StringIO(self.answer(*QUICK, *SIM, "--sweep-expert-cache", "0,100", "--heat", "cold", "-o", "csv"))))
         self.assertEqual([r["expert_hit_ratio"] for r in rows], ["0.000000"] * 2 + ["1.000000"] * 2)
 
     def test_plain_runs_have_no_expert_columns(self):
@@ -133,7 +133,7 @@ class Budgets(ProgramTest):
     def test_ten_thousand_tokens_with_swaps_take_no_more_memory(self):
         # A prompt borrows slots and gives them back: experts move in every repetition.
         rows = json.loads(self.answer("bench", "-p", "0", "-n", "0", *("-pg", "40,10") * 4, "-r", "50", "--no-bandwidth", *SIM,
-                                      "--expert-cache", "40%", "-o", "json"))
+                                      "--expert-cache", "40%", "--heat", "warm", "-o", "json"))
         self.assertEqual([len(r["samples_ns"]) for r in rows], [50] * 4)
         for row in rows:
             self.assertGreater(row["expert_moves"], 50)
@@ -233,6 +233,16 @@ class HeatFiles(ProgramTest):
         warm = json.loads(self.answer(*bench, "--heat-file", self.heat))
         self.assertEqual(warm[0]["heat_state"], str(self.heat))
         self.assertGreater(sum(r["expert_hit_ratio"] for r in warm), sum(r["expert_hit_ratio"] for r in cold))
+
+    def test_bench_begins_cold_and_warm(self):
+        bench = (*QUICK, *SIM, "--expert-cache", "40%", "-o", "json")
+        states = lambda *more: [r["heat_state"] for r in json.loads(self.answer(*bench, *more)) if r["n_gen"] > 0]
+        self.assertEqual(states(), ["cold", "warm"])
+        self.assertEqual(states("--heat", "warm"), ["warm"])
+        self.assertEqual(states("--heat", "warm,cold"), ["warm", "cold"])
+        self.assertEqual(states("--no-warmup"), ["cold"])
+        self.assertIn("cold, warm", self.refusal(USAGE, *bench, "--heat", "tepid"))
+        self.assertIn("--heat-file", self.refusal(USAGE, *bench, "--heat", "cold", "--heat-file", self.heat))
 
     def test_a_path_that_cannot_be_written_is_refused_before_loading(self):
         self.assertIn("--heat-file", self.refusal(USAGE, *ASK, "--heat-file", "/nowhere/x.heat"))

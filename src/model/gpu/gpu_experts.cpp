@@ -209,6 +209,10 @@ void GpuExperts::finish(int n_rows) noexcept {
 const char* GpuExperts::fault() const noexcept {
   return impl_->fault == nullptr ? "" : impl_->fault;
 }
+void GpuExperts::reset() {
+  impl_->heat = impl_->first_heat;
+  impl_->store->reset();
+}
 ExpertTelemetry GpuExperts::telemetry() const noexcept {
   ExpertTelemetry t = impl_->count;
   const ExpertStoreStats moved = impl_->store->stats();

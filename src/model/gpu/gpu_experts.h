@@ -59,6 +59,8 @@ class GpuExperts {
   // Why a step is void; empty: it is not.
   const char* fault() const noexcept;
 
+  // Between steps: heat and hot experts as they were behind the load.
+  void reset();
   ExpertTelemetry telemetry() const noexcept;
   const HeatMap& heat() const noexcept;
   const LaneSplit& lanes() const noexcept;

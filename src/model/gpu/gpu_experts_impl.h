@@ -65,7 +65,7 @@ struct GpuExperts::Impl {
   HostBuffer arena;
   PageLock arena_lock;
   HostTier host;
-  HeatMap heat;
+  HeatMap heat, first_heat;
   LaneSplit split{kMaxFetchTable};
 
   // Device memory that steps look at, and its source: the table, the places of parcels, then n_cold.
@@ -126,6 +126,7 @@ struct GpuExperts::Impl {
         arena(host_arena_bytes()),
         host(catalog, {.arena = {arena.data(), arena.size()}, .files = o.files, .trace = o.trace}),
         heat(o.heat != nullptr ? *o.heat : HeatMap(catalog)),
+        first_heat(heat),
         control_host(n_cold_at() + static_cast<size_t>(n_layer) * sizeof(int32_t)),
         control(control_host.size()),
         host_table(table_bytes()),

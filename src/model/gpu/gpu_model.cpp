@@ -154,6 +154,11 @@ float GpuModel::last_step_ms() const noexcept {
   return impl_->step_ms;
 }
 
+bool GpuModel::reset_experts() {
+  if (impl_->experts == nullptr) return false;
+  impl_->experts->reset();
+  return true;
+}
 ExpertTelemetry GpuModel::expert_telemetry() const noexcept {
   return impl_->experts == nullptr ? ExpertTelemetry{} : impl_->experts->telemetry();
 }

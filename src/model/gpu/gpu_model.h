@@ -83,6 +83,7 @@ class GpuModel {
 
   // All zero and nullptr unless experts are split.
   ExpertTelemetry expert_telemetry() const noexcept;
+  bool reset_experts();  // see Engine
   const HeatMap* heat() const noexcept;
   GpuExperts* experts() noexcept;
 
