@@ -162,6 +162,7 @@ struct ExpertStore::Impl {
   int colder_than(int newcomer) const noexcept;
   bool move_one(int& n_reads) noexcept;
   std::vector<int> guest_choice() const;
+  std::vector<bool> keep_only(const std::vector<std::vector<int32_t>>& hot);
 };
 
 ExpertStore::Impl::Impl(const ExpertCatalog& c, HostTier& h, SlotDevice& d, const Placement& p, HeatMap& m,
@@ -470,17 +471,21 @@ void ExpertStore::fill(const std::function<void(uint64_t done, uint64_t total)>&
   s.stats.moved = s.stats.moved_bytes = 0;
 }
 
+// Everybody else leaves, and the guests. Which ids are wanted.
+std::vector<bool> ExpertStore::Impl::keep_only(const std::vector<std::vector<int32_t>>& hot) {
+  finish_all();
+  std::vector<bool> wanted(residents.size());
+  for (size_t l = 0; l < hot.size(); ++l)
+    for (const int32_t expert : hot[l]) wanted[static_cast<size_t>(first[l] + expert)] = true;
+  for (size_t id = 0; id < wanted.size(); ++id)
+    if (residents[id].published && (!wanted[id] || slots[static_cast<size_t>(residents[id].slot)].guest))
+      take_out(static_cast<int>(id));
+  return wanted;
+}
+
 void ExpertStore::reset() {
   Impl& s = *impl_;
-  s.finish_all();
-  std::vector<bool> placed(s.residents.size());
-  for (size_t l = 0; l < s.catalog.layers.size(); ++l)
-    for (const int32_t expert : s.placement.hot[l]) placed[static_cast<size_t>(s.first[l] + expert)] = true;
-  for (size_t id = 0; id < placed.size(); ++id) {
-    const Resident& resident = s.residents[id];
-    if (resident.published && (!placed[id] || s.slots[static_cast<size_t>(resident.slot)].guest))
-      s.take_out(static_cast<int>(id));
-  }
+  s.keep_only(s.placement.hot);
   const ExpertStoreStats before = s.stats;
   fill({});
   s.stats.moved = before.moved;
@@ -569,12 +574,7 @@ ExpertStoreStats ExpertStore::stats() const noexcept {
 
 void ExpertStore::force(const std::vector<std::vector<int32_t>>& hot) {
   Impl& s = *impl_;
-  s.finish_all();
-  std::vector<bool> wanted(s.residents.size());
-  for (size_t l = 0; l < hot.size(); ++l)
-    for (const int32_t expert : hot[l]) wanted[static_cast<size_t>(s.first[l] + expert)] = true;
-  for (size_t id = 0; id < wanted.size(); ++id)
-    if (s.residents[id].published && !wanted[id]) s.take_out(static_cast<int>(id));
+  const std::vector<bool> wanted = s.keep_only(hot);
   for (size_t id = 0; id < wanted.size(); ++id) {
     if (!wanted[id] || s.residents[id].published) continue;
     const int slot = s.take_free_slot(static_cast<int>(id));
