@@ -42,7 +42,8 @@ class SlotDevice {
 struct ExpertStoreOptions {
   std::span<std::byte> slots;  // device memory for the placed experts: slot_bytes(placement)
   std::span<std::byte> guest;  // device memory that is only lent: holds experts between prefills
-  int max_moves = 0;           // copies started per step; 0: one for every four layers, at least two
+  int max_moves = 0;           // copies started per step; 0: one for every four layers, at least two. Each
+                               // exchange is one less, down to two
   int max_in_flight = 16;
   float hysteresis = 1.6f;           // how much hotter a newcomer must be
   float exchange_hysteresis = 1.1f;  // the same where nothing is copied

@@ -232,6 +232,28 @@ TEST(ExpertStore, PublishesAnExpertOnlyAfterItsCopyArrived) {
   EXPECT_EQ(t.store.stats().evicted, 1u);
 }
 
+TEST(ExpertStore, CopiesLessWhereExpertsComeInWithoutACopy) {
+  for (const int n_carried : {0, 2, 4}) {
+    ExpertStoreOptions options;
+    options.max_moves = 5;
+    StoreUnderTest t(0.5, 0, options);
+    t.store.fill({});
+    t.store.begin_step();
+    for (const int l : {0, 2, 3})
+      for (int e = 0; e < kExperts; ++e)
+        if (!t.store.hot(l, e)) t.heat.use(l, e);
+    t.heat.advance(1);
+    int n_exchanged = 0;
+    for (const int l : {0, 2, 3})
+      for (int e = 0; e < kExperts && n_exchanged < n_carried; ++e)
+        n_exchanged += !t.store.hot(l, e) && t.carry(l, e);
+    ASSERT_EQ(n_exchanged, n_carried);
+    const int before = t.device.n_copies;
+    t.store.end_step();
+    EXPECT_EQ(t.device.n_copies - before, std::max(2, 5 - n_carried));
+  }
+}
+
 // The property that makes swapping while serving safe, over thousands of random interleavings of steps,
 // copies, guests and changes of mind.
 TEST(ExpertStore, NeverWritesASlotThatARunningStepCanRead) {

@@ -50,11 +50,6 @@ inline Placement place(const ExpertCatalog& catalog, const HeatMap& heat, const 
                         .pin_layers = options.pin_layers});
 }
 
-// With parcels that stay, copies are for the experts that nobody guessed. Ten of them a step took more of
-// the link and of the time between steps than they gave (60 % hot, random ids: 291 tokens/s against 317
-// without any, though 66 instead of 60 % of the uses were hot).
-inline constexpr int kMovesBesideParcels = 2;
-
 struct GpuExperts::Impl {
   ExpertCatalog catalog;
   SplitOptions options;
@@ -158,7 +153,6 @@ struct GpuExperts::Impl {
     store = std::make_unique<ExpertStore>(catalog, host, device, placement, heat,
                                           ExpertStoreOptions{.slots = {slots.data(), slots.size()},
                                                              .guest = lendable(),
-                                                             .max_moves = carries ? kMovesBesideParcels : 0,
                                                              .max_in_flight = kMovesAfterPrompt,
                                                              .pin_layers = options.pin_layers,
                                                              .frozen = !options.swaps});
