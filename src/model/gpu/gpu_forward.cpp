@@ -146,17 +146,26 @@ void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& 
   project_out(w.output, out.read(), norm, n_rows);
 }
 
-void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows,
-                                  const DeviceCold& cold) noexcept {
-  const GpuFfnWeights& w = weights.layers[static_cast<size_t>(il)].ffn;
-  DeviceExpertArgs args;
+namespace {
 
+// Of the routed experts and the shared one.
+template <class Args>
+void set_matrices(const GpuFfnWeights& w, Args& args) {
   args.gate = w.gate;
   args.up = w.up;
   args.down = w.down;
   args.shared_gate = w.shared_gate;
   args.shared_up = w.shared_up;
   args.shared_down = w.shared_down;
+}
+
+}  // namespace
+
+void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows,
+                                  const DeviceCold& cold) noexcept {
+  const GpuFfnWeights& w = weights.layers[static_cast<size_t>(il)].ffn;
+  DeviceExpertArgs args;
+  set_matrices(w, args);
   args.n_expert = w.moe ? config.route.n_expert : 0;
   args.routes = act.routes;
   args.x = normed(n_rows).read();
@@ -212,12 +221,7 @@ DecodeFfnArgs GpuModel::Impl::decode_ffn_args(int il) noexcept {
   args.router = w.router;
   args.bias = w.router_bias;
   args.base = w.experts;
-  args.gate = w.gate;
-  args.up = w.up;
-  args.down = w.down;
-  args.shared_gate = w.shared_gate;
-  args.shared_up = w.shared_up;
-  args.shared_down = w.shared_down;
+  set_matrices(w, args);
   args.shared_weight = w.shared_weight;
   args.routes = act.routes;
   args.hidden = act.hidden.i8;
