@@ -247,9 +247,9 @@ class BenchCommand : public Command {
       if (InterruptScope::interrupted()) return;
       for (const std::string& heat : heats_of(test, can_reset)) {
         context.heat_state = heat;
-        const bool cold = can_reset && heat == kCold;
-        if (warm_up_ && test.n_rows == 0)
-          warm_up(*session, test, engine.n_batch(), text_ids_.ids, can_reset && heat == kWarm);
+        const bool cold = can_reset && heat == kCold, warm = can_reset && heat == kWarm;
+        if ((warm_up_ || warm) && test.n_rows == 0)
+          warm_up(*session, test, engine.n_batch(), text_ids_.ids, warm);
         BenchRunOptions run = run_;
         run.stop = [] { return InterruptScope::interrupted(); };
         run.on_repetition = [&](int repetition) {
@@ -274,7 +274,7 @@ class BenchCommand : public Command {
     for (const std::string& heat : heat_)
       if (heat != kCold && heat != kWarm)
         throw ConfigError(
-            fmt::format("--heat: '{}' is not known, use cold, warm or both; a file of heat is "
+            fmt::format("--heat: '{}' is not known, use cold, warm, or cold,warm; a file of heat is "
                         "given with --heat-file",
                         heat));
     if (!heat_.empty() && !experts_.heat_file.empty())
