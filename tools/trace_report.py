@@ -5,8 +5,9 @@
 
 A step is long when it took MS (default 5) more than the median step of as many rows. It is explained when the events of
 the lanes took up at least half of that excess more than they usually do in such a step. Swaps explain nothing: no step
-waits for one, and a GPU's are drawn until somebody looked, which is the end of the step. Exit code 1: a long step that
-nothing explains.
+waits for one, and a GPU's are drawn until somebody looked, which is the end of the step. A step in which the system took
+cores away or read pages from disk, more than usual, is explained by that. Exit code 1: a long step that nothing
+explains.
 """
 import argparse
 import collections
@@ -68,9 +69,12 @@ def main():
     steps = [e for e in events if e["tid"] == 0]
     others = [e for e in events if LANES[e["tid"]] not in ("step", "copy")]
     longest = max((e["dur"] for e in others), default=0.0)
-    medians = {}
+    medians, preempted, off_core = {}, {}, {}
     for rows in {e["args"]["rows"] for e in steps}:
-        medians[rows] = statistics.median(e["dur"] for e in steps if e["args"]["rows"] == rows)
+        alike = [e for e in steps if e["args"]["rows"] == rows]
+        medians[rows] = statistics.median(e["dur"] for e in alike)
+        preempted[rows] = percentile([e["args"].get("preempted", 0) for e in alike], .95)
+        off_core[rows] = statistics.median(e["args"].get("off_core_us", 0) for e in alike)
 
     # Each step's lanes; an event that began before the step may reach into it.
     usual, per_step, first = collections.defaultdict(list), [], 0
@@ -94,10 +98,20 @@ def main():
         n_long += 1
         more = {key: us - typical[(rows, key)] for key, us in busy.items()}
         key, us = max(more.items(), key=lambda item: item[1], default=((0, "nothing"), 0.0))
-        explained = sum(max(0.0, extra) for extra in more.values()) >= excess / 2
-        n_unexplained += not explained
+        reasons = []
+        if sum(max(0.0, extra) for extra in more.values()) >= excess / 2:
+            reasons.append(f"mostly {LANES[key[0]]} '{key[1]}', {us / 1e3:.2f} ms more than usual")
+        taken, faults = step["args"].get("preempted", 0), step["args"].get("disk_faults", 0)
+        alone = step["args"].get("off_core_us", 0) - off_core[rows]
+        if alone >= excess / 2:
+            reasons.append(f"its thread was {alone / 1e3:.2f} ms longer without a core than usual")
+        if taken > preempted[rows]:
+            reasons.append(f"threads lost their cores {taken} times, usually {preempted[rows]} at most")
+        if faults > 0:
+            reasons.append(f"{faults} pages came from disk")
+        n_unexplained += not reasons
         print(f"\nstep of {rows} rows at {step['ts'] / 1e3:.1f} ms took {step['dur'] / 1e3:.2f} ms, usually {medians[rows] / 1e3:.2f}: "
-              + (f"mostly {LANES[key[0]]} '{key[1]}', {us / 1e3:.2f} ms more than usual" if explained else "NOT EXPLAINED"))
+              + ("; ".join(reasons) or "NOT EXPLAINED"))
     print(f"\n{len(steps)} steps, {n_long} of them {arguments.above:g} ms above the median, {n_unexplained} not explained")
     return 1 if n_unexplained else 0
 
