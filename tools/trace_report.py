@@ -69,11 +69,12 @@ def main():
     steps = [e for e in events if e["tid"] == 0]
     others = [e for e in events if LANES[e["tid"]] not in ("step", "copy")]
     longest = max((e["dur"] for e in others), default=0.0)
-    medians, preempted, off_core = {}, {}, {}
+    medians, preempted, disk_faults, off_core = {}, {}, {}, {}
     for rows in {e["args"]["rows"] for e in steps}:
         alike = [e for e in steps if e["args"]["rows"] == rows]
         medians[rows] = statistics.median(e["dur"] for e in alike)
         preempted[rows] = percentile([e["args"].get("preempted", 0) for e in alike], .95)
+        disk_faults[rows] = percentile([e["args"].get("disk_faults", 0) for e in alike], .95)
         off_core[rows] = statistics.median(e["args"].get("off_core_us", 0) for e in alike)
 
     # Each step's lanes; an event that began before the step may reach into it.
@@ -107,8 +108,8 @@ def main():
             reasons.append(f"its thread was {alone / 1e3:.2f} ms longer without a core than usual")
         if taken > preempted[rows]:
             reasons.append(f"threads lost their cores {taken} times, usually {preempted[rows]} at most")
-        if faults > 0:
-            reasons.append(f"{faults} pages came from disk")
+        if faults > disk_faults[rows]:
+            reasons.append(f"{faults} pages came from disk, usually {disk_faults[rows]} at most")
         n_unexplained += not reasons
         print(f"\nstep of {rows} rows at {step['ts'] / 1e3:.1f} ms took {step['dur'] / 1e3:.2f} ms, usually {medians[rows] / 1e3:.2f}: "
               + ("; ".join(reasons) or "NOT EXPLAINED"))

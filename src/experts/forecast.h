@@ -1,7 +1,7 @@
 // Guesses the experts of a layer from what the experts of one before it read.
 //
 // A layer adds little to the residual stream, so a layer's router, applied one layer early, already names
-// most of the experts it will choose, and two layers early many. What it reads is rms(x) * norm; the rows
+// most of the experts it will choose, and some layers early many. What it reads is rms(x) * norm; the rows
 // given here are scaled with this layer's norm weights, so the routers are kept with the quotient of both
 // folded in, and in four bits: a guess needs no more. A guess only ever decides what is read early. What is
 // computed is what the router chose.

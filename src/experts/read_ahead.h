@@ -1,12 +1,12 @@
 // Brings the cold experts that the next layers will probably want nearer before they are asked for.
 //
 // All of it is done by the threads of a pool when they have left a layer's region and the device is at
-// attention, which is a third of a layer's time and more. They apply the routers of the next two layers to
-// the row (ExpertForecast), each its panels. The thread that runs the regions sends the likeliest cold
-// experts of the layer after the next to the device (Courier). Those of the next layer that are not on their
-// way are loaded from main memory into the cores' caches: each thread loads what it would compute itself
-// (ffn_share), likeliest first. Nobody waits for any of it: when the layer's real experts are known, end()
-// stops it wherever it is.
+// attention, which is a third of a layer's time and more. They apply the routers of the next layer and of the
+// one Courier::kDistance ahead to the row (ExpertForecast), each its panels. The thread that runs the regions
+// sends the likeliest cold experts of the further one to the device (Courier). Those of the next layer that
+// are not on their way are loaded from main memory into the cores' caches: each thread loads what it would
+// compute itself (ffn_share), likeliest first. Nobody waits for any of it: when the layer's real experts are
+// known, end() stops it wherever it is.
 #pragma once
 
 #include <atomic>

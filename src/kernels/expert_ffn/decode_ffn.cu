@@ -2,13 +2,11 @@
 // launch asks for its weights before it waits for the one before, norms are made by their readers, and sums
 // over experts by the block that has all of them.
 //
-//   front: blocks 0 .. 63 multiply 16 rows x 512 columns of the router; whoever needs the choice makes it
-//   from
+//   front: blocks 0 .. 63 multiply 16 rows x 512 columns of the router; who needs the choice makes it from
 //          their sums. The blocks behind them compute the shared expert's gate and up, which depend on no
 //          choice, a warp per 256 columns of each, and the last ones shift the convolution's columns of the
 //          DeltaNet before and ask for the next layer's projections.
-//   experts: everything else in one launch (decode_experts.cuh), where all experts are hot and the card and
-//   the
+//   experts: everything else in one launch (decode_experts.cuh), where none can be cold and the card and the
 //          shape allow it. Else two:
 //   in:    a block has 16 rows of gate and of up of one expert, a warp per 256 columns of each: all 256
 //          blocks are resident at once, and those that only tell the host about cold experts too.

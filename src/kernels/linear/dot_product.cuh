@@ -4,7 +4,6 @@
 // weights travel while it ends.
 #pragma once
 
-#include "kernels/linear/copy_async.cuh"
 #include "kernels/quant_matmul/panel_mma8.cuh"
 
 namespace thermo {
