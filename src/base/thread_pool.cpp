@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "base/cpu_info.h"
@@ -78,12 +79,15 @@ void ThreadPool::offer(IdleFn idle, void* context) noexcept {
   offered_.store(gate_.load(std::memory_order_relaxed) + 1);
 }
 
+// Sequentially consistent here and in be_idle(): either the worker sees that nothing is offered, or we see it
+// inside.
 void ThreadPool::withdraw() noexcept {
-  // Sequentially consistent here and in be_idle(): either the worker sees that nothing is offered, or we see
-  // it inside.
   offered_.store(0);
-  for (const Place& place : places_)
-    while (place.in_idle.load()) pause_cpu();
+}
+
+bool ThreadPool::everyone_left() const noexcept {
+  return std::none_of(places_.begin(), places_.end(),
+                      [](const Place& place) { return place.in_idle.load(); });
 }
 
 // `left`: the gate value of the last region the thread was in.

@@ -75,6 +75,7 @@ TEST(ThreadPool, WaitingWorkersDoWhatIsOfferedUntilItIsWithdrawn) {
     });
     while (work.n_done.load() < work.limit) std::this_thread::yield();
     pool.withdraw();
+    while (!pool.everyone_left()) std::this_thread::yield();
     pool.run(8, [&](int, int) { count.fetch_add(1); });
     EXPECT_EQ(count.load(), 8);
     const int done = work.n_done.load();
@@ -82,6 +83,37 @@ TEST(ThreadPool, WaitingWorkersDoWhatIsOfferedUntilItIsWithdrawn) {
     EXPECT_EQ(work.n_done.load(), done);
     work.n_done.store(5 * round);
   }
+}
+
+TEST(ThreadPool, RegionsDoNotWaitForAWorkerThatIsStuckInWhatWasOffered) {
+  ThreadPool pool({.n_threads = 3, .pin = false});
+  struct Stuck {
+    std::atomic<int> n_inside{0};
+    std::atomic<bool> go{false};
+  } stuck;
+  pool.offer(
+      [](void* context, int thread, const std::function<bool()>& over) {
+        Stuck& s = *static_cast<Stuck*>(context);
+        if (s.n_inside.fetch_add(1) == 0)
+          while (!s.go.load()) std::this_thread::yield();
+        while (!over()) std::this_thread::yield();
+        EXPECT_GT(thread, 0);
+        return true;
+      },
+      &stuck);
+  std::atomic<int> n_threads{0};
+  pool.run_threads([&](int) {
+    n_threads.fetch_add(1);
+    while (n_threads.load() < 3) std::this_thread::yield();
+  });
+  while (stuck.n_inside.load() < 2) std::this_thread::yield();
+  pool.withdraw();
+  std::atomic<int> count{0};
+  for (int round = 0; round < 20; ++round) pool.run(8, [&](int, int) { count.fetch_add(1); });
+  EXPECT_EQ(count.load(), 160);
+  EXPECT_FALSE(pool.everyone_left());
+  stuck.go.store(true);
+  while (!pool.everyone_left()) std::this_thread::yield();
 }
 
 TEST(TaskRanges, KeepsToTheSharesItWasDealt) {

@@ -150,7 +150,7 @@ void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float*
   if (ahead != nullptr) ahead->end();
   sort_pairs(pairs);
   last_experts = static_cast<int>(distinct.size());
-  last_ahead_bytes = ahead != nullptr ? ahead->n_bytes() : 0;
+  last_ahead_bytes = ahead != nullptr ? ahead->take_bytes() : 0;
   last_foreseen = ahead != nullptr ? ahead->n_foreseen(layer, distinct) : 0;
   if (!pairs.empty()) {
     if (!host.complete()) host.want(layer, distinct);
@@ -187,7 +187,7 @@ void CpuLane::look_ahead(int layer, const float* from, float x_scale) noexcept {
   m.last_ahead_bytes = 0;
   if (m.ahead == nullptr) return;
   m.ahead->end();
-  m.last_ahead_bytes = m.ahead->n_bytes();
+  m.last_ahead_bytes = m.ahead->take_bytes();
   ActFormats formats;
   m.ahead->add_format(formats);
   m.take_row(0, from, x_scale, formats);

@@ -13,6 +13,7 @@ namespace {
 constexpr size_t kLine = 64;
 constexpr size_t kPieceBytes = 16 * kLine;  // between two looks whether it is over: 0.1 us
 constexpr int kRouterParts = 2;             // of what a thread loads: its panels of both routers
+constexpr int kPausesToLeave = 64;          // 2 to 3 us
 
 // A load whose value nobody wants. Not a prefetch: those may be dropped, and are when the memory is busy,
 // which is the point here (Zen 4: a prefetched expert was computed in 47 instead of 60 us, a loaded one in
@@ -45,17 +46,13 @@ ReadAhead::ReadAhead(const ExpertCatalog& catalog, const ExpertForecast& next, T
 
 ReadAhead::~ReadAhead() {
   end();
+  while (!pool_.everyone_left()) pause_cpu();
 }
 
 void ReadAhead::begin(int layer, const ActBuffer& x) noexcept {
   end();
-  n_guesses_.store(0, std::memory_order_relaxed);
-  for (Cursor& cursor : cursors_) {
-    cursor.scoring.store(kOpen, std::memory_order_relaxed);
-    cursor.begin = cursor.at = cursor.end = nullptr;
-    cursor.done = 0;
-    cursor.next = 0;
-  }
+  foreseen_layer_ = -1;
+  if (!everyone_left()) return;
   const auto guessed_by = [&](const ExpertForecast& forecast) {
     const int to = layer + forecast.distance();
     return forecast.has(to) ? to : -1;
@@ -63,6 +60,13 @@ void ReadAhead::begin(int layer, const ActBuffer& x) noexcept {
   layer_ = guessed_by(next_);
   far_layer_ = sending_.courier != nullptr ? guessed_by(*sending_.forecast) : -1;
   if (layer_ < 0 && far_layer_ < 0) return;
+  n_guesses_.store(0, std::memory_order_relaxed);
+  for (Cursor& cursor : cursors_) {
+    cursor.scoring.store(kOpen, std::memory_order_relaxed);
+    cursor.n_bytes.store(0, std::memory_order_relaxed);
+    cursor.at = cursor.end = nullptr;
+    cursor.next = 0;
+  }
   x_ = &x;
   active_ = true;
   chosen_ = false;
@@ -73,10 +77,25 @@ void ReadAhead::begin(int layer, const ActBuffer& x) noexcept {
       this);
 }
 
+// They were told to leave two microseconds ago; one that is still inside after as long again has no core.
+bool ReadAhead::everyone_left() const noexcept {
+  for (int i = 0; i < kPausesToLeave; ++i) {
+    if (pool_.everyone_left()) return true;
+    pause_cpu();
+  }
+  return false;
+}
+
 void ReadAhead::end() noexcept {
   if (!active_) return;
-  pool_.withdraw();
   active_ = false;
+  pool_.withdraw();
+  for (Cursor& cursor : cursors_) {
+    int open = kOpen;
+    if (!cursor.scoring.compare_exchange_strong(open, kScored))  // nobody begins any more
+      while (cursor.scoring.load(std::memory_order_acquire) == kTaken) pause_cpu();
+    n_bytes_ += cursor.n_bytes.load(std::memory_order_relaxed);
+  }
 }
 
 PanelRange ReadAhead::router_share(int thread) const noexcept {
@@ -145,6 +164,7 @@ void ReadAhead::choose() noexcept {
     guesses_[n] = catalog_.packed_at(layer_, experts[i], addresses[i]);
     guessed_[n++] = experts[i];
   }
+  foreseen_layer_ = layer_;
   n_guesses_.store(n, std::memory_order_release);
 }
 
@@ -157,13 +177,14 @@ bool ReadAhead::work(int thread, const std::function<bool()>& over) noexcept {
     while (cursor.at == cursor.end && cursor.next < kRouterParts + 3 * n_guesses) next_part(thread, cursor);
     if (cursor.at == cursor.end) break;
     const std::byte* const stop = cursor.at + std::min<ptrdiff_t>(kPieceBytes, cursor.end - cursor.at);
+    const auto n = static_cast<uint64_t>(stop - cursor.at);
     for (; cursor.at < stop; cursor.at += kLine) load_line(cursor.at);
+    cursor.n_bytes.store(cursor.n_bytes.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
   }
   return did;
 }
 
 void ReadAhead::next_part(int thread, Cursor& cursor) const noexcept {
-  cursor.done += static_cast<uint64_t>(cursor.end - cursor.begin);
   const int part = cursor.next++ - kRouterParts;
   if (part < 0) {  // what comes first behind the next layer's region
     const ExpertForecast* const forecast = part == -1 ? &next_ : sending_.forecast;
@@ -172,7 +193,7 @@ void ReadAhead::next_part(int thread, Cursor& cursor) const noexcept {
     const std::span<const std::byte> router = layer_ >= 0 && forecast != nullptr && forecast->has(to)
                                                   ? forecast->weights(to, panels.begin, panels.end)
                                                   : std::span<const std::byte>();
-    cursor.begin = cursor.at = router.data();
+    cursor.at = router.data();
     cursor.end = router.data() + router.size();
     return;
   }
@@ -181,19 +202,12 @@ void ReadAhead::next_part(int thread, Cursor& cursor) const noexcept {
   const Matrix& w = part % 3 == 0 ? ffn.gate : part % 3 == 1 ? ffn.up : ffn.down;
   const PanelRange panels = part % 3 == 2 ? share.down : share.gate_up;
   const size_t bytes = panel_bytes(w.dtype, w.n_cols);  // a multiple of a line
-  cursor.begin = cursor.at = w.panels + static_cast<size_t>(panels.begin) * bytes;
+  cursor.at = w.panels + static_cast<size_t>(panels.begin) * bytes;
   cursor.end = w.panels + static_cast<size_t>(panels.end) * bytes;
 }
 
-uint64_t ReadAhead::n_bytes() const noexcept {
-  uint64_t bytes = 0;
-  for (const Cursor& cursor : cursors_)
-    bytes += cursor.done + static_cast<uint64_t>(cursor.at - cursor.begin);
-  return bytes;
-}
-
 int ReadAhead::n_foreseen(int layer, std::span<const int32_t> experts) const noexcept {
-  if (layer != layer_) return 0;
+  if (layer != foreseen_layer_) return 0;
   const int n = n_guesses_.load(std::memory_order_relaxed);
   int found = 0;
   for (const int32_t expert : experts) found += std::find(guessed_, guessed_ + n, expert) != guessed_ + n;

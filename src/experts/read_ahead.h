@@ -6,7 +6,8 @@
 // sends the likeliest cold experts of the further one to the device (Courier). Those of the next layer that
 // are not on their way are loaded from main memory into the cores' caches: each thread loads what it would
 // compute itself (ffn_share), likeliest first. Nobody waits for any of it: when the layer's real experts are
-// known, end() stops it wherever it is.
+// known, end() stops it wherever it is, and the layer's region opens without a thread that has lost its core
+// there.
 #pragma once
 
 #include <atomic>
@@ -14,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "experts/catalog.h"
@@ -45,9 +47,10 @@ class ReadAhead {
 
   // The next region of the pool computes the experts of `layer` from row 0 of x; threads that leave it go for
   // those of the layers behind. `x`, with the forecast's form of the row, stays as it is until end(). Does
-  // nothing where they cannot be guessed.
+  // nothing where they cannot be guessed, and while a thread that has lost its core is in the one before.
   void begin(int layer, const ActBuffer& x) noexcept;
-  // From here on nobody touches anything. Before `x` or the placement changes.
+  // From here on nobody looks at `x` or at the placement. A thread that has lost its core may still load
+  // experts.
   void end() noexcept;
   // By the calling thread, which is thread 0 of the pool, until over() or until nothing is left: false when
   // there was nothing. The first call behind a region chooses and sends, and returns.
@@ -55,8 +58,8 @@ class ReadAhead {
 
   void add_format(ActFormats& formats) const { next_.add_format(formats); }
 
-  // Bytes loaded since the last begin(). Between end() and begin().
-  uint64_t n_bytes() const noexcept;
+  // Bytes loaded since the last call. Between end() and begin().
+  uint64_t take_bytes() noexcept { return std::exchange(n_bytes_, 0); }
   // Of the experts, how many were guessed for this layer by the last begin(), and not sent. Between end() and
   // begin().
   int n_foreseen(int layer, std::span<const int32_t> experts) const noexcept;
@@ -65,13 +68,14 @@ class ReadAhead {
   static constexpr int kMaxGuesses = 32;
   // What a thread does, on lines of its own.
   struct alignas(128) Cursor {
-    std::atomic<int> scoring{kOpen};                                  // its panels of the routers
-    const std::byte *begin = nullptr, *at = nullptr, *end = nullptr;  // of the part that is loaded
-    uint64_t done = 0;                                                // bytes of the parts before
-    int next = 0;  // part: two of routers, then three of each guess
+    std::atomic<int> scoring{kScored};              // its panels of the routers
+    std::atomic<uint64_t> n_bytes{0};               // loaded
+    const std::byte *at = nullptr, *end = nullptr;  // of the part that is loaded
+    int next = 0;                                   // part: two of routers, then three of each guess
   };
   static constexpr int kOpen = 0, kTaken = 1, kScored = 2;
 
+  bool everyone_left() const noexcept;
   bool work(int thread, const std::function<bool()>& over) noexcept;
   void score(int thread) noexcept;
   // The likely experts of a layer that are cold, best first; how many.
@@ -94,6 +98,8 @@ class ReadAhead {
   bool chosen_ = false;              // and sent
   int layer_ = -1, far_layer_ = -1;  // guessed; sent to. -1: none
   const ActBuffer* x_ = nullptr;
+  uint64_t n_bytes_ = 0;
+  int foreseen_layer_ = -1;  // what guessed_ is of
   alignas(64) std::atomic<int> n_guesses_{0};
   Ffn guesses_[kMaxGuesses];
   int32_t guessed_[kMaxGuesses];

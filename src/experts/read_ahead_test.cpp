@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -84,13 +85,62 @@ TEST(ReadAhead, ReadsWhatTheNextLayerProbablyWantsAndStopsWhenTold) {
     const int asked = n_asked.exchange(0);
     if (to_the_end) {
       EXPECT_EQ(asked > 0, guesses);
-      EXPECT_EQ(ahead.n_bytes() > 0, guesses);
+      EXPECT_EQ(ahead.take_bytes() > 0, guesses);
+      EXPECT_EQ(ahead.take_bytes(), 0u);
       EXPECT_EQ(ahead.n_foreseen(layer + 1, wanted) > 0, guesses && hot != 17);
       EXPECT_EQ(ahead.n_foreseen(layer, wanted), 0);
       hot = hot == 17 ? -1 : 17;
     }
     pool.run(16, [](int, int) {});
   }
+}
+
+// The pool says so: a worker that is still inside has lost its core.
+TEST(ReadAhead, DoesNotBeginWhileAThreadIsStillInsideAndGoesOnBehindIt) {
+  Fixture f;
+  f.prefer(17);
+  ThreadPool pool({.n_threads = 2, .pin = false});
+  ExpertForecast forecast({.n_expert = kExperts, .n_expert_used = kUsed}, f.views, 1, best_isa(), pool);
+  ReadAhead ahead(f.catalog, forecast, pool, [&](int layer, int expert) { return f.address(layer, expert); },
+                  {});
+  ActFormats formats;
+  ahead.add_format(formats);
+  f.x.quantize(0, kEmbd, formats, quant_matmul_kernels(best_isa()));
+  const auto never = [] { return false; };
+  const int32_t wanted[] = {17};
+
+  struct Stuck {
+    std::atomic<bool> inside{false}, go{false};
+  } stuck;
+  pool.offer(
+      [](void* context, int, const std::function<bool()>&) {
+        Stuck& s = *static_cast<Stuck*>(context);
+        s.inside.store(true);
+        while (!s.go.load()) std::this_thread::yield();
+        return true;
+      },
+      &stuck);
+  std::atomic<int> n_inside{0};
+  pool.run_threads([&](int) {
+    n_inside.fetch_add(1);
+    while (n_inside.load() < 2) std::this_thread::yield();
+  });
+  while (!stuck.inside.load()) std::this_thread::yield();
+  pool.withdraw();
+  ahead.begin(0, f.x);
+  pool.run(4, [](int, int) {});
+  EXPECT_FALSE(ahead.help(never));
+  ahead.end();
+  EXPECT_EQ(ahead.n_foreseen(1, wanted), 0);
+  EXPECT_EQ(ahead.take_bytes(), 0u);
+
+  stuck.go.store(true);
+  while (!pool.everyone_left()) std::this_thread::yield();
+  ahead.begin(0, f.x);
+  pool.run_threads([](int) {});
+  EXPECT_TRUE(ahead.help(never));
+  ahead.end();
+  EXPECT_EQ(ahead.n_foreseen(1, wanted), 1);
 }
 
 // What was sent to the next layer is not loaded into the caches.
