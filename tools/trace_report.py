@@ -3,11 +3,11 @@
 
     trace_report.py FILE [--above MS]
 
-A step is long when it took MS (default 5) more than the median step of as many rows. It is explained when the events of
-the lanes took up at least half of that excess more than they usually do in such a step. Swaps explain nothing: no step
-waits for one, and a GPU's are drawn until somebody looked, which is the end of the step. A step in which the system took
-cores away or read pages from disk, more than usual, is explained by that. Exit code 1: a long step that nothing
-explains.
+A step is long when it took MS (default 5) more than the median step of as many rows. The system may have taken from it,
+more than usual: a core from the thread that runs the step or from a worker, for at least half of that excess; cores from
+any threads, more often; pages read from disk. The lanes explain a step too, when their events took up at least half of
+the excess more than they usually do in such a step. Swaps explain nothing: no step waits for one, and a
+GPU's are drawn until somebody looked, which is the end of the step. Exit code 1: a long step that nothing explains.
 """
 import argparse
 import collections
@@ -69,13 +69,14 @@ def main():
     steps = [e for e in events if e["tid"] == 0]
     others = [e for e in events if LANES[e["tid"]] not in ("step", "copy")]
     longest = max((e["dur"] for e in others), default=0.0)
-    medians, preempted, disk_faults, off_core = {}, {}, {}, {}
+    medians, preempted, disk_faults, off_core, worker_off_core = {}, {}, {}, {}, {}
     for rows in {e["args"]["rows"] for e in steps}:
         alike = [e for e in steps if e["args"]["rows"] == rows]
         medians[rows] = statistics.median(e["dur"] for e in alike)
         preempted[rows] = percentile([e["args"].get("preempted", 0) for e in alike], .95)
         disk_faults[rows] = percentile([e["args"].get("disk_faults", 0) for e in alike], .95)
         off_core[rows] = statistics.median(e["args"].get("off_core_us", 0) for e in alike)
+        worker_off_core[rows] = statistics.median(e["args"].get("worker_off_core_us", 0) for e in alike)
 
     # Each step's lanes; an event that began before the step may reach into it.
     usual, per_step, first = collections.defaultdict(list), [], 0
@@ -106,6 +107,9 @@ def main():
         alone = step["args"].get("off_core_us", 0) - off_core[rows]
         if alone >= excess / 2:
             reasons.append(f"its thread was {alone / 1e3:.2f} ms longer without a core than usual")
+        worker = step["args"].get("worker_off_core_us", 0) - worker_off_core[rows]
+        if worker >= excess / 2:
+            reasons.append(f"a worker was {worker / 1e3:.2f} ms longer without a core than usual")
         if taken > preempted[rows]:
             reasons.append(f"threads lost their cores {taken} times, usually {preempted[rows]} at most")
         if faults > disk_faults[rows]:

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <time.h>
 
 #include <algorithm>
 #include <chrono>
@@ -20,6 +21,18 @@ void bind_to_core(int core) noexcept {
   CPU_ZERO(&set);
   CPU_SET(core, &set);
   pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // a refusal only costs speed
+}
+
+int64_t now_ns() noexcept {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+// How long it has had a core. 0 where the system does not say.
+int64_t on_core_ns(pthread_t thread) noexcept {
+  clockid_t clock{};
+  timespec time{};
+  if (pthread_getcpuclockid(thread, &clock) != 0 || clock_gettime(clock, &time) != 0) return 0;
+  return time.tv_sec * 1'000'000'000 + time.tv_nsec;
 }
 
 int thread_count(const ThreadPoolOptions& options) {
@@ -90,6 +103,15 @@ bool ThreadPool::everyone_left() const noexcept {
                       [](const Place& place) { return place.in_idle.load(); });
 }
 
+void ThreadPool::read_lost_ns(std::span<int64_t> lost) noexcept {
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    const int64_t began = places_[i + 1].began_ns.load(), parked = places_[i + 1].parked_ns.load();
+    const int64_t on_core = on_core_ns(workers_[i].native_handle());
+    const int64_t awake = parked >= 0 ? now_ns() - began - parked : -parked;
+    lost[i] = began == 0 || on_core == 0 ? 0 : std::max<int64_t>(0, awake - on_core);
+  }
+}
+
 // `left`: the gate value of the last region the thread was in.
 bool ThreadPool::be_idle(int thread, uint32_t left) noexcept {
   if (left == 0 || offered_.load(std::memory_order_relaxed) != left) return false;
@@ -105,7 +127,11 @@ bool ThreadPool::be_idle(int thread, uint32_t left) noexcept {
 void ThreadPool::work(int thread) noexcept {
   using Clock = std::chrono::steady_clock;
   const auto is_open = [](uint32_t gate) { return gate % 2 == 1; };
-  std::atomic<bool>& in_region = places_[static_cast<size_t>(thread)].in_region;
+  Place& place = places_[static_cast<size_t>(thread)];
+  std::atomic<bool>& in_region = place.in_region;
+  const int64_t began_ns = now_ns();
+  int64_t parked_ns = 0;
+  place.began_ns.store(began_ns);
   uint32_t done = 0;  // the gate value of the last region we were inside
   for (;;) {
     // Spin for an open gate, then park.
@@ -118,9 +144,13 @@ void ThreadPool::work(int thread) noexcept {
       if (++spins < kSpinsPerClockLook) continue;
       spins = 0;
       if (Clock::now() < deadline) continue;
+      const int64_t awake_ns = now_ns() - began_ns - parked_ns;
+      place.parked_ns.store(-awake_ns);
       n_parked_.fetch_add(1);
       gate_.wait(now);
       n_parked_.fetch_sub(1);
+      parked_ns = now_ns() - began_ns - awake_ns;
+      place.parked_ns.store(parked_ns);
       deadline = Clock::now() + std::chrono::microseconds(spin_us_);
     }
     if (stop_.load()) return;

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -109,6 +110,10 @@ class ThreadPool {
   void withdraw() noexcept;
   bool everyone_left() const noexcept;
 
+  // How long each worker, [size() - 1], has been without a core since it began, parked or not yet scheduled
+  // aside: other programs had it, or another machine on the same processor. Some microseconds.
+  void read_lost_ns(std::span<int64_t> lost) noexcept;
+
  private:
   using RegionFn = void (*)(const void* context, int thread);
 
@@ -133,6 +138,9 @@ class ThreadPool {
   struct alignas(128) Place {
     std::atomic<bool> in_region{false};
     std::atomic<bool> in_idle{false};
+    std::atomic<int64_t> began_ns{0};  // 0: not yet
+    // While it is awake: how long it has been parked. While it is parked: minus how long it has been awake.
+    std::atomic<int64_t> parked_ns{0};
   };
   std::vector<Place> places_;
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -114,6 +115,35 @@ TEST(ThreadPool, RegionsDoNotWaitForAWorkerThatIsStuckInWhatWasOffered) {
   EXPECT_FALSE(pool.everyone_left());
   stuck.go.store(true);
   while (!pool.everyone_left()) std::this_thread::yield();
+}
+
+TEST(ThreadPool, KnowsHowLongWorkersHadNoCore) {
+  constexpr int kMany = 8;  // on few cores
+  const auto lost_of = [](ThreadPool& pool) {
+    std::vector<int64_t> lost(static_cast<size_t>(pool.size() - 1));
+    pool.read_lost_ns(lost);
+    return lost;
+  };
+  const auto busy = [](int, int) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+    while (std::chrono::steady_clock::now() < until) {
+    }
+  };
+  // Parked workers miss nothing.
+  ThreadPool parked({.n_threads = 2, .pin = false, .spin_us = 0});
+  parked.run(2, busy);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const std::vector<int64_t> before = lost_of(parked);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_LT(lost_of(parked)[0] - before[0], 20'000'000);
+
+  // More busy threads than cores: together they miss what they would need beside those there are.
+  const int n_cores = static_cast<int>(std::thread::hardware_concurrency());
+  if (n_cores >= kMany) GTEST_SKIP() << "too many cores to run out of them";
+  ThreadPool crowd({.n_threads = kMany, .pin = false});
+  crowd.run(10 * kMany, busy);
+  const std::vector<int64_t> lost = lost_of(crowd);
+  EXPECT_GT(std::accumulate(lost.begin(), lost.end(), int64_t{0}), 20'000'000);
 }
 
 TEST(TaskRanges, KeepsToTheSharesItWasDealt) {

@@ -1,12 +1,11 @@
 #include "engine/engine.h"
 
 #include <fmt/format.h>
-#include <sys/resource.h>
-#include <time.h>
 
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <optional>
 #include <set>
 
 #include "base/cpu_info.h"
@@ -17,6 +16,7 @@
 #include "engine/cpu_backend.h"
 #include "engine/gpu_backend.h"
 #include "engine/session.h"
+#include "engine/step_watch.h"
 #include "experts/budget.h"
 #include "experts/courier.h"
 #include "experts/forecast.h"
@@ -38,6 +38,7 @@ struct Engine::Impl {
   ThreadPool pool;
   int max_draft_rows = 0;
   std::unique_ptr<TraceWriter> trace;  // the backend adds to it
+  std::optional<StepWatch> watch;      // with a trace
   std::unique_ptr<Backend> backend;
   std::vector<bool> taken;        // sequences that a Session holds
   std::vector<int> pending_rows;  // of each sequence: rows of a step that waits for commit(), else 0
@@ -62,19 +63,6 @@ struct Engine::Impl {
 };
 
 namespace {
-
-// What the system did so far: how long this thread had a core, how often threads of the process lost theirs
-// to others, pages that were read from disk when they were touched.
-struct Interruptions {
-  int64_t on_core_ns = 0, n_preempted = 0, n_disk_faults = 0;
-};
-Interruptions interruptions() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  timespec on_core{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &on_core);
-  return {on_core.tv_sec * 1'000'000'000 + on_core.tv_nsec, usage.ru_nivcsw, usage.ru_majflt};
-}
 
 Isa choose_isa(const std::optional<Isa>& wanted) {
   if (!wanted) return best_isa();
@@ -378,6 +366,7 @@ void Engine::Impl::open_trace(const std::string& path, const GgufFile& file) {
   auto writer = TraceWriter::open(path, file.path());
   if (!writer) throw ConfigError("--trace: " + writer.error().message);
   trace = std::move(*writer);
+  watch.emplace(pool);
 }
 
 // The heat to start from; nullopt: a model without experts. A file of another model is not overwritten.
@@ -508,23 +497,9 @@ Result<StepOutput> Engine::step(const StepBatch& batch) {
     }
   }
   impl_->save_unread_logits(batch);
-  const int64_t begin_ns = impl_->trace ? TraceWriter::now_ns() : 0;
-  const Interruptions before = impl_->trace ? interruptions() : Interruptions{};
+  if (impl_->watch) impl_->watch->begin();
   const StepOutput output = impl_->backend->step(batch);
-  if (impl_->trace) {
-    const Interruptions after = interruptions();
-    const int64_t took_ns = TraceWriter::now_ns() - begin_ns;
-    const int64_t off_core_ns = std::max<int64_t>(0, took_ns - (after.on_core_ns - before.on_core_ns));
-    impl_->trace->add({.lane = TraceLane::Step,
-                       .name = batch.rows.size() == 1 ? "token" : "step",
-                       .category = "step",
-                       .begin_ns = begin_ns,
-                       .duration_ns = took_ns,
-                       .args = {{{"rows", static_cast<int64_t>(batch.rows.size())},
-                                 {"off_core_us", off_core_ns / 1000},
-                                 {"preempted", after.n_preempted - before.n_preempted},
-                                 {"disk_faults", after.n_disk_faults - before.n_disk_faults}}}});
-  }
+  if (impl_->watch) impl_->trace->add(impl_->watch->end(static_cast<int>(batch.rows.size())));
   if (!impl_->backend->fault().empty()) return device_fault(*impl_->backend);
   return output;
 }

@@ -36,7 +36,7 @@ struct TraceEvent {
   const char* category = "";
   int64_t begin_ns = 0;  // as TraceWriter::now_ns()
   int64_t duration_ns = 0;
-  std::array<TraceArg, 4> args{};  // up to the first without a key
+  std::array<TraceArg, 5> args{};  // up to the first without a key
 };
 
 class TraceWriter {

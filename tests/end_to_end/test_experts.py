@@ -259,8 +259,9 @@ class Traces(ProgramTest):
         lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
         self.assertEqual(list(lanes.values()), ["step", "device", "cpu", "fetch", "copy", "disk"])
         for step in (e for e in events if e["ph"] == "X" and e["tid"] == 0):
-            self.assertLessEqual({"rows", "off_core_us", "preempted", "disk_faults"}, set(step["args"]))
-            self.assertLessEqual(step["args"]["off_core_us"], step["dur"] + 1)
+            self.assertEqual({"rows", "off_core_us", "worker_off_core_us", "preempted", "disk_faults"}, set(step["args"]))
+            for key in ("off_core_us", "worker_off_core_us"):
+                self.assertLessEqual(step["args"][key], step["dur"] + 1)
         used = {lanes[e["tid"]] for e in events if e["ph"] == "X"}
         self.assertTrue({"step", "device", "cpu", "copy"} <= used, used)
         for event in events:
