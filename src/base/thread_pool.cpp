@@ -89,7 +89,7 @@ void ThreadPool::open_region(RegionFn fn, const void* context) noexcept {
 void ThreadPool::offer(IdleFn idle, void* context) noexcept {
   idle_ = idle;
   idle_context_ = context;
-  offered_.store(gate_.load(std::memory_order_relaxed) + 1);
+  offered_.store(gate_.load(std::memory_order_relaxed) | 1);  // of the region that is open, or the next
 }
 
 // Sequentially consistent here and in be_idle(): either the worker sees that nothing is offered, or we see it

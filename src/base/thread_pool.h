@@ -100,9 +100,10 @@ class ThreadPool {
   }
 
   // Something for workers to do from when they leave the next region until it is withdrawn, which must be
-  // before the region after it opens. idle(context, thread, over) works until over() or until it finds
-  // nothing, looks at over() at least every microsecond, and says whether it found anything. One offer at a
-  // time, by the thread that calls run(), when everyone has left the one before.
+  // before the region after it opens. Offered from within a region it is for those that leave later.
+  // idle(context, thread, over) works until over() or until it finds nothing, looks at over() at least every
+  // microsecond, and says whether it found anything. One offer at a time, by the thread that calls run(),
+  // when everyone has left the one before.
   using IdleFn = bool (*)(void* context, int thread, const std::function<bool()>& over);
   void offer(IdleFn idle, void* context) noexcept;
   // Nobody begins with it any more, and who is inside leaves soon: unless it lost its core there. Regions

@@ -1,6 +1,7 @@
 #include "experts/cpu_lane.h"
 
 #include <algorithm>
+#include <functional>
 #include <vector>
 
 #include "base/check.h"
@@ -152,12 +153,15 @@ void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float*
   last_experts = static_cast<int>(distinct.size());
   last_ahead_bytes = ahead != nullptr ? ahead->take_bytes() : 0;
   last_foreseen = ahead != nullptr ? ahead->n_foreseen(layer, distinct) : 0;
-  if (!pairs.empty()) {
-    if (!host.complete()) host.want(layer, distinct);
-    take_rows(catalog.layers[static_cast<size_t>(layer)], pairs, from, scale);
-  }
+  if (!pairs.empty() && !host.complete()) host.want(layer, distinct);
   for (size_t i = 0; i < distinct.size(); ++i) ffns[i] = host.acquire(layer, distinct[i]);
-  if (ahead != nullptr && n_rows == 1 && !pairs.empty()) ahead->begin(layer, x);
+  const auto prepare = [&] {
+    take_rows(catalog.layers[static_cast<size_t>(layer)], pairs, from, scale);
+    if (ahead != nullptr && n_rows == 1) ahead->begin(layer, x);
+  };
+  const std::function<void()> prepare_x = std::ref(prepare);  // which allocates nothing
+  const bool many_rows = n_rows >= kRowsForPool;              // they take a region of their own
+  if (!pairs.empty() && many_rows) prepare();
   expert_ffn_cpu({.groups = groups,
                   .pair_rows = pair_rows.data(),
                   .pair_weights = pair_weights.data(),
@@ -166,7 +170,8 @@ void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float*
                   .y_stride = catalog.n_embd,
                   .n_embd = catalog.n_embd,
                   .n_zeroed = n_rows,
-                  .stamped = stamped},
+                  .stamped = stamped,
+                  .prepare_x = many_rows ? nullptr : &prepare_x},
                  ffn_scratch, row_ops, {matmul, pool, linear_scratch});
   for (const int32_t expert : distinct) host.release(layer, expert);
 }

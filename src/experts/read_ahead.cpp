@@ -10,17 +10,8 @@
 namespace thermo {
 namespace {
 
-constexpr size_t kLine = 64;
-constexpr size_t kPieceBytes = 16 * kLine;  // between two looks whether it is over: 0.1 us
-constexpr int kRouterParts = 2;             // of what a thread loads: its panels of both routers
-constexpr int kPausesToLeave = 64;          // 2 to 3 us
-
-// A load whose value nobody wants. Not a prefetch: those may be dropped, and are when the memory is busy,
-// which is the point here (Zen 4: a prefetched expert was computed in 47 instead of 60 us, a loaded one in
-// 20, as from the cache).
-void load_line(const std::byte* p) noexcept {
-  static_cast<void>(*reinterpret_cast<const volatile uint64_t*>(p));
-}
+constexpr int kRouterParts = 2;     // of what a thread loads: its panels of both routers
+constexpr int kPausesToLeave = 64;  // 2 to 3 us
 
 // More guesses than a layer chooses: the next likeliest are worth the time that is left.
 int guesses_worth_trying(const ExpertCatalog& catalog, int n_threads) {
@@ -64,7 +55,7 @@ void ReadAhead::begin(int layer, const ActBuffer& x) noexcept {
   for (Cursor& cursor : cursors_) {
     cursor.scoring.store(kOpen, std::memory_order_relaxed);
     cursor.n_bytes.store(0, std::memory_order_relaxed);
-    cursor.at = cursor.end = nullptr;
+    cursor.left = {};
     cursor.next = 0;
   }
   x_ = &x;
@@ -174,11 +165,9 @@ bool ReadAhead::work(int thread, const std::function<bool()>& over) noexcept {
   Cursor& cursor = cursors_[static_cast<size_t>(thread)];
   bool did = false;
   for (; !over(); did = true) {
-    while (cursor.at == cursor.end && cursor.next < kRouterParts + 3 * n_guesses) next_part(thread, cursor);
-    if (cursor.at == cursor.end) break;
-    const std::byte* const stop = cursor.at + std::min<ptrdiff_t>(kPieceBytes, cursor.end - cursor.at);
-    const auto n = static_cast<uint64_t>(stop - cursor.at);
-    for (; cursor.at < stop; cursor.at += kLine) load_line(cursor.at);
+    while (cursor.left.empty() && cursor.next < kRouterParts + 3 * n_guesses) next_part(thread, cursor);
+    if (cursor.left.empty()) break;
+    const uint64_t n = cursor.left.load_piece();
     cursor.n_bytes.store(cursor.n_bytes.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
   }
   return did;
@@ -193,17 +182,14 @@ void ReadAhead::next_part(int thread, Cursor& cursor) const noexcept {
     const std::span<const std::byte> router = layer_ >= 0 && forecast != nullptr && forecast->has(to)
                                                   ? forecast->weights(to, panels.begin, panels.end)
                                                   : std::span<const std::byte>();
-    cursor.at = router.data();
-    cursor.end = router.data() + router.size();
+    cursor.left = {router.data(), router.data() + router.size()};
     return;
   }
   const Ffn& ffn = guesses_[part / 3];
   const FfnShare share = ffn_share(ffn, thread, n_threads_);
   const Matrix& w = part % 3 == 0 ? ffn.gate : part % 3 == 1 ? ffn.up : ffn.down;
   const PanelRange panels = part % 3 == 2 ? share.down : share.gate_up;
-  const size_t bytes = panel_bytes(w.dtype, w.n_cols);  // a multiple of a line
-  cursor.at = w.panels + static_cast<size_t>(panels.begin) * bytes;
-  cursor.end = w.panels + static_cast<size_t>(panels.end) * bytes;
+  cursor.left = panels_to_load(w, panels.begin, panels.end);
 }
 
 int ReadAhead::n_foreseen(int layer, std::span<const int32_t> experts) const noexcept {

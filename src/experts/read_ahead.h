@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/load_line.h"
 #include "experts/catalog.h"
 #include "experts/forecast.h"
 #include "kernels/expert_ffn/expert_ffn.h"
@@ -68,10 +69,10 @@ class ReadAhead {
   static constexpr int kMaxGuesses = 32;
   // What a thread does, on lines of its own.
   struct alignas(128) Cursor {
-    std::atomic<int> scoring{kScored};              // its panels of the routers
-    std::atomic<uint64_t> n_bytes{0};               // loaded
-    const std::byte *at = nullptr, *end = nullptr;  // of the part that is loaded
-    int next = 0;                                   // part: two of routers, then three of each guess
+    std::atomic<int> scoring{kScored};  // its panels of the routers
+    std::atomic<uint64_t> n_bytes{0};   // loaded
+    LoadRange left;                     // of the part that is loaded
+    int next = 0;                       // part: two of routers, then three of each guess
   };
   static constexpr int kOpen = 0, kTaken = 1, kScored = 2;
 

@@ -73,6 +73,7 @@ TEST(ReadAhead, ReadsWhatTheNextLayerProbablyWantsAndStopsWhenTold) {
   const int32_t wanted[] = {3, 17};
   for (int round = 0; round < 300; ++round) {
     const int layer = round % kLayers;
+    while (!pool.everyone_left()) std::this_thread::yield();
     ahead.begin(layer, f.x);
     pool.run_threads([](int) {});
     const bool guesses = layer + 1 < kLayers;
@@ -172,6 +173,7 @@ TEST(ReadAhead, SendsTheLikeliestOfALayerFurtherOn) {
   f.x.quantize(0, kEmbd, formats, quant_matmul_kernels(best_isa()));
 
   const auto region = [&](int layer) {
+    while (!pool.everyone_left()) std::this_thread::yield();
     ahead.begin(layer, f.x);
     pool.run_threads([](int) {});
     ahead.help([] { return false; });

@@ -15,10 +15,18 @@ namespace {
 
 constexpr int kTileActs = LinearScratch::kTileActs;
 
-// A tasks are short and their threads never sleep, so the wait is a few microseconds at most.
-void wait_until_set(const std::atomic<int>& flag) noexcept {
+// Loads what next() names meanwhile. A tasks are short and their threads never sleep, so the wait is a few
+// microseconds at most.
+template <class NextFn>
+void wait_until_set(const std::atomic<int>& flag, NextFn next) noexcept {
+  LoadRange range;
   int spins = 0;
   while (flag.load(std::memory_order_acquire) == 0) {
+    if (range.empty()) range = next();
+    if (!range.empty()) {
+      range.load_piece();
+      continue;
+    }
     pause_cpu();
     if (++spins == 1 << 14) {
       std::this_thread::yield();
@@ -228,7 +236,7 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
       while (end < n_groups && (end == begin || n_pairs + groups[end].n_pairs <= kTileActs))
         n_pairs += groups[end++].n_pairs;
       if (n_pairs > kTileActs) {  // one group
-        wait_until_set(scratch.groups_[static_cast<size_t>(begin)].open);
+        wait_until_set(scratch.groups_[static_cast<size_t>(begin)].open, [] { return LoadRange{}; });
         for (int p = 0; p < n_pairs; p += kTileActs) {
           const int n = std::min(kTileActs, n_pairs - p), pair = groups[begin].pair_begin + p;
           multiply(*groups[begin].ffn, pair, n, tile);
@@ -245,7 +253,11 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
         const int g = nth_group(i, begin, end - begin, thread);
         if (i + 1 < end - begin)
           prefetch_tile(groups[nth_group(i + 1, begin, end - begin, thread)].ffn->down, panel);
-        wait_until_set(scratch.groups_[static_cast<size_t>(g)].open);
+        wait_until_set(scratch.groups_[static_cast<size_t>(g)].open, [&, ahead = i]() mutable {
+          if (ahead == end - begin) return LoadRange{};
+          const Ffn& ffn = *groups[nth_group(ahead++, begin, end - begin, thread)].ffn;
+          return panels_to_load(ffn.down, panel, panel + tile_panels);
+        });
         multiply(*groups[g].ffn, groups[g].pair_begin, groups[g].n_pairs, products_of(g));
       }
       for (int g = begin; g < end; ++g) add(groups[g].pair_begin, groups[g].n_pairs, products_of(g));
@@ -254,6 +266,20 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     write_stamped(*stamped, row, y, tile_rows);
     if (task == 0) std::atomic_ref<uint32_t>(*stamped->near).store(stamped->stamp, std::memory_order_relaxed);
   };
+
+  // Gate and up of a thread's share, in the order in which it takes them.
+  const auto wait_for_x = [&](int thread) {
+    wait_until_set(scratch.x_ready_, [&, part = 0]() mutable {
+      if (part == 2 * n_groups) return LoadRange{};
+      const int g = nth_group(part / 2, 0, n_groups, thread);
+      const Ffn& ffn = *args.groups[static_cast<size_t>(g)].ffn;
+      const Matrix& w = part++ % 2 == 0 ? ffn.gate : ffn.up;
+      const TileShare share = share_of(g, thread);
+      const int tile = tile_a(ffn, widest_a);
+      return panels_to_load(w, share.begin * tile, std::min(share.end * tile, n_panels(w.n_rows)));
+    });
+  };
+  scratch.x_ready_.store(args.prepare_x == nullptr, std::memory_order_relaxed);
 
   // When a thread finds no A task left, every one of them is running, done or about to be told of, so B tasks
   // never wait for nobody.
@@ -269,6 +295,11 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
   }
   scratch.tasks_b_.deal(n_tasks_b);
   context.pool.run_threads([&](int thread) {
+    if (thread == 0 && args.prepare_x != nullptr) {
+      (*args.prepare_x)();
+      scratch.x_ready_.store(1, std::memory_order_release);
+    }
+    wait_for_x(thread);
     Finished finished;
     scratch.tasks_a_.drain(thread, [&](int task, int owner) { run_a(task, owner, thread, finished); });
     tell(finished);

@@ -11,12 +11,14 @@
 //      quantises its rows for the second product.
 //   B  (tile of outputs), all groups: waits for each group's A tasks, multiplies, adds. Output-stationary, so
 //      nothing is reduced between threads and no atomics touch the data.
+// A thread that must wait loads what it will multiply next, so that main memory does not rest.
 // Each weight is read once for all rows of the step. For a given row the order of the sum is the order of
 // the groups, whatever else is in the step.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -52,6 +54,9 @@ struct ExpertFfnArgs {
   int n_embd;
   int n_zeroed = 0;                      // the first rows of y start from zero, whatever they held
   const StampedRows* stamped = nullptr;  // the result goes there instead of being added to y
+  // What brings x into its forms, where that is still to be done: called by the first thread while the others
+  // load weights.
+  const std::function<void()>* prepare_x = nullptr;
 };
 
 // Working memory for up to max_pairs pairs of FFNs up to max_ff wide.
@@ -74,6 +79,7 @@ class ExpertFfnScratch {
   };
   std::unique_ptr<Group[]> groups_;
   int max_groups_ = 0;
+  alignas(128) std::atomic<int> x_ready_{0};
   std::vector<int> first_a_;  // of each thread
   TaskRanges tasks_a_{1}, tasks_b_{1};
 };

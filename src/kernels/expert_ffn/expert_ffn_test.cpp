@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
+#include <functional>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "kernels/dequantize/dequantize.h"
@@ -114,14 +117,32 @@ void run_case(const Case& c, Isa isa) {
   std::vector<float> y(static_cast<size_t>(c.n_rows * c.n_embd), 1.0f);  // adds to what is there
   ExpertFfnScratch scratch(static_cast<int>(pair_rows.size()), std::max(c.n_ff, c.n_ff_shared),
                            c.n_expert + 1, c.n_threads);
-  expert_ffn_cpu({.groups = groups,
-                  .pair_rows = pair_rows.data(),
-                  .pair_weights = pair_weights.data(),
-                  .x = &x,
-                  .y = y.data(),
-                  .y_stride = c.n_embd,
-                  .n_embd = c.n_embd},
-                 scratch, row_op_kernels(isa), {matmul, pool, linear_scratch});
+  const ExpertFfnArgs args{.groups = groups,
+                           .pair_rows = pair_rows.data(),
+                           .pair_weights = pair_weights.data(),
+                           .x = &x,
+                           .y = y.data(),
+                           .y_stride = c.n_embd,
+                           .n_embd = c.n_embd};
+  const LinearContext context{matmul, pool, linear_scratch};
+  expert_ffn_cpu(args, scratch, row_op_kernels(isa), context);
+
+  // Rows that come into their forms late: nobody has looked at them before.
+  ActBuffer late_x(c.n_rows, c.n_embd);
+  std::vector<float> late_y(y.size(), 1.0f);
+  ExpertFfnArgs late = args;
+  late.x = &late_x;
+  late.y = late_y.data();
+  const std::function<void()> prepare = [&] {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    for (int r = 0; r < c.n_rows; ++r) {
+      std::copy_n(x.row(r), c.n_embd, late_x.row(r));
+      late_x.quantize(r, c.n_embd, formats, matmul);
+    }
+  };
+  late.prepare_x = &prepare;
+  expert_ffn_cpu(late, scratch, row_op_kernels(isa), context);
+  EXPECT_EQ(late_y, y);
 
   std::vector<double> want(y.size(), 1.0);
   for (const FfnGroup& group : groups)

@@ -98,6 +98,12 @@ void prefetch_tile(const Matrix& w, int panel) noexcept {
   for (int offset = 0; offset < kHeadBytes; offset += 64) __builtin_prefetch(head + offset, 0, 2);
 }
 
+LoadRange panels_to_load(const Matrix& w, int begin, int end) noexcept {
+  const size_t bytes = panel_bytes(w.dtype, w.n_cols);
+  if (!w.panels || begin >= end) return {};
+  return {w.panels + static_cast<size_t>(begin) * bytes, w.panels + static_cast<size_t>(end) * bytes};
+}
+
 void multiply_tile(const Matrix& w, int panel, int tile_panels, const ActRange& acts, float* y,
                    int64_t y_stride, std::byte* panel_scratch, const QuantMatmulKernels& kernels) noexcept {
   const size_t bytes = panel_bytes(w.dtype, w.n_cols);
