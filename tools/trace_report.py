@@ -12,6 +12,7 @@ GPU's are drawn until somebody looked, which is the end of the step. Exit code 1
 import argparse
 import collections
 import json
+import signal
 import statistics
 import sys
 
@@ -122,4 +123,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # into head
     sys.exit(main())

@@ -47,7 +47,6 @@ SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOpti
       parcels_(carries(options.split) ? Courier::places_bytes(catalog_) : 0),
       guest_bytes_(guest_bytes(catalog_, options.split.budget_bytes)),
       host_(catalog_, {.arena = {main_memory_.data(), host_bytes(catalog_, options.split)},
-                       .n_readers = 3,
                        .files = options.split.files,
                        .trace = options.split.trace}),
       device_(catalog_, options.split.trace),

@@ -26,7 +26,6 @@ TieredExperts::TieredExperts(ExpertCatalog catalog, HeatMap heat, const TieredEx
       arena_(std::min(options.memory_bytes, catalog_.total_bytes())),
       host_(catalog_,
             {.arena = {arena_.data(), std::min<uint64_t>(options.memory_bytes, catalog_.total_bytes())},
-             .n_readers = options.n_readers,
              .files = options.files,
              .trace = options.trace}),
       ffns_(static_cast<size_t>(catalog_.n_expert)) {

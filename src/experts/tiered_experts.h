@@ -14,8 +14,7 @@ namespace thermo {
 
 struct TieredExpertsOptions {
   uint64_t memory_bytes = 0;  // for packed experts; at least HostTier::min_bytes()
-  int n_readers = 3;
-  int passing_rows = 32;  // more rows are a prompt, whose experts must not push out those of decoding
+  int passing_rows = 32;      // more rows are a prompt, whose experts must not push out those of decoding
   std::vector<const MappedFile*> files = {};
   TraceWriter* trace = nullptr;
 };
