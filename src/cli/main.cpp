@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/mapped_file.h"
 #include "cli/commands.h"
 #include "cli/config_file.h"
 #include "cli/general_options.h"
@@ -172,7 +173,13 @@ int main(int argc, char** argv) {
   using namespace thermo;
   install_signal_handlers();
   try {
-    return static_cast<int>(run_program(Arguments(argv + 1, argv + argc)));
+    const ExitCode code = run_program(Arguments(argv + 1, argv + argc));
+    if (code == ExitCode::Ok && MappedFile::any_lost())
+      return fail(
+          ExitCode::Model,
+          "a file became shorter while it was read, or its disk failed: the output is of no use; get the "
+          "whole file and start again");
+    return static_cast<int>(code);
   } catch (const ThermoError& error) {
     return fail(error.exit_code(), error.what());
   } catch (const OutputClosed&) {

@@ -31,6 +31,8 @@
 namespace thermo {
 
 struct Engine::Impl {
+  const GgufFile* model_file =
+      nullptr;  // rows of the embedding, and more without repacking, are looked up in it
   EngineInfo info;
   MemoryPlan plan;
   int n_batch = 0;
@@ -356,6 +358,9 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
     with_heat.experts.heat = place.experts.heat;
     e.backend = make_cpu_backend(std::move(config), std::move(weights), with_heat, e.pool, options.progress);
   }
+  e.model_file = &file;
+  if (const std::string fault = file.fault(); !fault.empty())
+    throw LoadError(fault + "; get the whole file and start again");
   e.info.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   log_info("engine", "loaded {} on {} in {:.2f} s: {} threads, {}, context {}", file.path(), e.info.device,
            e.info.load_seconds, e.info.n_threads, isa_name(e.info.isa), e.plan.n_ctx);
@@ -501,6 +506,8 @@ Result<StepOutput> Engine::step(const StepBatch& batch) {
   const StepOutput output = impl_->backend->step(batch);
   if (impl_->watch) impl_->trace->add(impl_->watch->end(static_cast<int>(batch.rows.size())));
   if (!impl_->backend->fault().empty()) return device_fault(*impl_->backend);
+  if (const std::string fault = impl_->model_file->fault(); !fault.empty())
+    return Error{ErrorCode::DeviceFault, fault + "; get the whole file and start again"};
   return output;
 }
 

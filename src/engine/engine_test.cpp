@@ -406,6 +406,28 @@ TEST(Engine, FailsCleanlyWhenItsFileBecomesShorter) {
   std::remove(path.c_str());
 }
 
+TEST(Engine, FailsCleanlyWhenAnEmbeddingIsNoLongerInItsFile) {
+  const std::string path = temporary("cut.gguf");
+  for (const bool repack : {true, false}) {
+    std::filesystem::copy_file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf", path,
+                               std::filesystem::copy_options::overwrite_existing);
+    const GgufFile file(path);
+    EngineOptions options = small();
+    options.repack = repack;
+    Engine engine(file, options);
+    Session session = std::move(engine.open_session().value());
+    ASSERT_TRUE(session.append(std::vector<TokenId>{1, 2, 3}).ok());
+    std::filesystem::resize_file(path, 4096);
+    const Status status = session.append(std::vector<TokenId>{4});
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().code, ErrorCode::DeviceFault);
+    EXPECT_NE(status.error().message.find("cut.gguf became shorter"), std::string::npos)
+        << status.error().message;
+    EXPECT_THROW(Engine(file, options), LoadError);
+  }
+  std::remove(path.c_str());
+}
+
 TEST(Engine, KeepsHeatInAFileFromRunToRun) {
   const std::string path = temporary("heat.json");
   std::remove(path.c_str());

@@ -337,6 +337,13 @@ const MappedFile* GgufFile::part(int index) const noexcept {
   return i < mappings_.size() ? &mappings_[i] : nullptr;
 }
 
+std::string GgufFile::fault() const {
+  for (const MappedFile& mapping : mappings_)
+    if (mapping.lost())
+      return fmt::format("{} became shorter while it was in use, or its disk failed", mapping.path());
+  return {};
+}
+
 const GgufTensor* GgufFile::find_tensor(std::string_view name) const noexcept {
   return find_sorted(tensors_, tensors_by_name_, &GgufTensor::name, name);
 }

@@ -74,6 +74,9 @@ class GgufFile {
   // The files behind this, for advise and release; nullptr when the bytes are the caller's.
   int n_parts() const noexcept;
   const MappedFile* part(int index) const noexcept;
+  // Why what was read of it must not be used: a file that became shorter, or whose disk failed, while it was
+  // open. Empty: nothing of the kind was noticed.
+  std::string fault() const;
 
   // Metadata, in file order.
   std::span<const GgufEntry> metadata() const noexcept { return metadata_; }

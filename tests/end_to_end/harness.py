@@ -14,7 +14,7 @@ PROGRAM = os.environ.get("THERMOCLINE", str(ROOT / "build/bin/thermocline"))
 MODEL = ROOT / "models/plankton-q4_k_m.gguf"
 DATA = ROOT / "tests/data"
 
-USAGE, MODEL_ERROR, MEMORY, DEVICE, INTERRUPTED = 2, 3, 4, 6, 130
+USAGE, MODEL_ERROR, MEMORY, DEVICE, DEVICE_FAULT, INTERRUPTED = 2, 3, 4, 6, 7, 130
 
 
 def clean_environment(**extra):

@@ -2,9 +2,11 @@
 import os
 import pathlib
 import shutil
+import subprocess
 import unittest
 
-from harness import (DATA, DEVICE, Gguf, MEMORY, MODEL, MODEL_ERROR, ProgramTest, USAGE, run, temporary_folder)
+from harness import (DATA, DEVICE, DEVICE_FAULT, Gguf, MEMORY, MODEL, MODEL_ERROR, PROGRAM, ProgramTest, USAGE,
+                     clean_environment, run, temporary_folder)
 
 ASK = ("-p", "hello")
 
@@ -36,6 +38,21 @@ class Files(ProgramTest):
             path = self.folder / f"cut{size}.gguf"
             path.write_bytes(data[:size])
             self.refuse_model(path, path.name)
+
+    def test_says_so_when_the_file_becomes_shorter_while_it_runs(self):
+        path = self.folder / "model.gguf"
+        for options in ((), ("--no-repack",), ("--device", "sim", "--expert-cache", "40%")):
+            with self.subTest(options=options):
+                shutil.copy(MODEL, path)
+                with subprocess.Popen([PROGRAM, "run", path, *ASK, "-n", "4000", "--ignore-eos", "-q", *options],
+                                      stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                      env=clean_environment()) as program:
+                    self.assertTrue(program.stdout.read(1))  # it is writing
+                    os.truncate(path, 4096)
+                    _, errors = program.communicate(timeout=60)
+                self.assertEqual(program.returncode, DEVICE_FAULT, errors)
+                line = errors.decode().rstrip("\n").split("\n")[-1]
+                self.assertRegex(line, "^error: .*model.gguf became shorter while it was in use")
 
     def test_refuses_a_tensor_that_ends_past_the_file(self):
         file = Gguf()
