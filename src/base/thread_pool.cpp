@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/clock.h"
 #include "base/cpu_info.h"
 #include "base/pause.h"
 
@@ -21,10 +22,6 @@ void bind_to_core(int core) noexcept {
   CPU_ZERO(&set);
   CPU_SET(core, &set);
   pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // a refusal only costs speed
-}
-
-int64_t now_ns() noexcept {
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
 // How long it has had a core. 0 where the system does not say.

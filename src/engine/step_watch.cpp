@@ -28,11 +28,11 @@ void StepWatch::read(Taken& taken) noexcept {
 
 void StepWatch::begin() noexcept {
   read(before_);
-  begin_ns_ = TraceWriter::now_ns();
+  begin_ns_ = now_ns();
 }
 
 TraceEvent StepWatch::end(int n_rows) noexcept {
-  const int64_t took_ns = TraceWriter::now_ns() - begin_ns_;
+  const int64_t took_ns = now_ns() - begin_ns_;
   read(after_);
   // Between the clock of the step and those of the threads lie microseconds: no thread missed more than all
   // of it.

@@ -347,14 +347,14 @@ void HostTier::Impl::read_loop() noexcept {
     slot.entry = job.id;
     e.state = State::Reading;
     lock.unlock();
-    const int64_t begin_ns = trace != nullptr ? TraceWriter::now_ns() : 0;
+    const int64_t begin_ns = trace != nullptr ? now_ns() : 0;
     const Status status = read_part(e, job.part, {buffer.data(), buffer.size()}, slot.memory);
     if (trace != nullptr)
       trace->add({.lane = TraceLane::Disk,
                   .name = "read",
                   .category = "experts",
                   .begin_ns = begin_ns,
-                  .duration_ns = TraceWriter::now_ns() - begin_ns,
+                  .duration_ns = now_ns() - begin_ns,
                   .args = {{{"layer", e.layer}, {"expert", e.expert}, {"part", job.part}}}});
     lock.lock();
     if (!status) fail(status.error().message);

@@ -92,7 +92,7 @@ void SimDevice::copy_loop() noexcept {
     const Copy c = queue.front();
     queue.pop_front();
     lock.unlock();
-    const int64_t begin_ns = trace_ ? TraceWriter::now_ns() : 0;
+    const int64_t begin_ns = trace_ ? now_ns() : 0;
     std::memcpy(c.to, c.from, c.n_bytes);
     if (c.index >= 0) announced_[static_cast<size_t>(c.index)].store(c.word, std::memory_order_release);
     if (trace_)
@@ -102,7 +102,7 @@ void SimDevice::copy_loop() noexcept {
                                         : "swap",
                    .category = "experts",
                    .begin_ns = begin_ns,
-                   .duration_ns = TraceWriter::now_ns() - begin_ns,
+                   .duration_ns = now_ns() - begin_ns,
                    .args = {{{"bytes", static_cast<int64_t>(c.n_bytes)}}}});
     lock.lock();
     (streaming ? done_stream_ : done_copy_) = c.ticket;

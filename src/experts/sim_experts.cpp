@@ -11,10 +11,6 @@
 namespace thermo {
 namespace {
 
-uint64_t now_ns() noexcept {
-  return static_cast<uint64_t>(TraceWriter::now_ns());
-}
-
 // An eighth of the budget is lent to prompts, in whole slots of any expert: enough to stream, and none when
 // the budget holds everything or next to nothing.
 uint64_t guest_bytes(const ExpertCatalog& catalog, uint64_t budget) {

@@ -76,12 +76,12 @@ void TieredExperts::run(const RoutedLayer& routed) noexcept {
   want(routed, 0, ahead_);
   for (size_t begin = 0; begin < n; begin += kRound) {
     const size_t end = std::min(begin + kRound, n);
-    const int64_t begin_ns = options_.trace ? TraceWriter::now_ns() : 0;
+    const int64_t begin_ns = options_.trace ? now_ns() : 0;
     for (size_t i = begin; i < end; ++i) {
       ffns_[i] = host_.acquire(routed.layer, wanted_[i]);
       groups_[i].ffn = &ffns_[i];
     }
-    const int64_t read_ns = options_.trace ? TraceWriter::now_ns() : 0;
+    const int64_t read_ns = options_.trace ? now_ns() : 0;
     want(routed, begin + ahead_, begin + ahead_ + kRound);
     // The shared expert comes with the last round.
     const size_t groups_end = end == n ? groups_.size() : end;
@@ -120,7 +120,7 @@ void TieredExperts::trace_round(int layer, int n_missing, int n_experts, int64_t
                        .name = "experts",
                        .category = "experts",
                        .begin_ns = read_ns,
-                       .duration_ns = TraceWriter::now_ns() - read_ns,
+                       .duration_ns = now_ns() - read_ns,
                        .args = {{{"layer", layer}, {"experts", n_experts}}}});
 }
 

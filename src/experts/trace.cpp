@@ -29,12 +29,6 @@ const char* trace_lane_name(TraceLane lane) {
   return kNames[static_cast<int>(lane)];
 }
 
-int64_t TraceWriter::now_ns() noexcept {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
 Result<std::unique_ptr<TraceWriter>> TraceWriter::open(const std::string& path, const std::string& title) {
   std::FILE* file = std::fopen(path.c_str(), "wb");
   if (file == nullptr)

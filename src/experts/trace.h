@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/result.h"
 
 namespace thermo {
@@ -34,7 +35,7 @@ struct TraceEvent {
   TraceLane lane = TraceLane::Step;
   const char* name = "";
   const char* category = "";
-  int64_t begin_ns = 0;  // as TraceWriter::now_ns()
+  int64_t begin_ns = 0;  // of now_ns()
   int64_t duration_ns = 0;
   std::array<TraceArg, 5> args{};  // up to the first without a key
 };
@@ -47,9 +48,6 @@ class TraceWriter {
   ~TraceWriter();
   TraceWriter(const TraceWriter&) = delete;
   TraceWriter& operator=(const TraceWriter&) = delete;
-
-  // The clock of the events: monotonic, nanoseconds.
-  static int64_t now_ns() noexcept;
 
   void add(const TraceEvent& event) noexcept;
   // Events that came faster than they could be written; the file has their number too.

@@ -46,7 +46,7 @@ class TraceTest : public testing::Test {
 };
 
 TEST_F(TraceTest, WritesEventsThatAViewerUnderstands) {
-  const int64_t t0 = TraceWriter::now_ns();
+  const int64_t t0 = now_ns();
   {
     const std::unique_ptr<TraceWriter> writer = open();
     writer->add({.lane = TraceLane::Cpu,
@@ -92,7 +92,7 @@ TEST_F(TraceTest, TakesEventsFromSeveralThreads) {
           writer->add({.lane = static_cast<TraceLane>(lane),
                        .name = "work",
                        .category = "test",
-                       .begin_ns = TraceWriter::now_ns(),
+                       .begin_ns = now_ns(),
                        .duration_ns = 1,
                        .args = {{{"i", i}}}});
       });
@@ -106,7 +106,7 @@ TEST_F(TraceTest, TakesEventsFromSeveralThreads) {
 
 TEST_F(TraceTest, LeavesALoadableFileWhenTheProgramIsKilled) {
   const std::unique_ptr<TraceWriter> writer = open();
-  writer->add({.name = "before", .category = "test", .begin_ns = TraceWriter::now_ns(), .duration_ns = 1});
+  writer->add({.name = "before", .category = "test", .begin_ns = now_ns(), .duration_ns = 1});
   // What is on disk while the program still runs is what a kill leaves.
   std::string text;
   for (int i = 0; i < 500 && text.find("before") == std::string::npos; ++i) {

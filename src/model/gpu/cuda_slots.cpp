@@ -11,7 +11,7 @@ uint64_t CudaSlots::copy(std::byte* to, const std::byte* from, size_t n_bytes) n
   if (ticket > kEvents) wait(ticket - kEvents);  // its event is used again
   cudaMemcpyAsync(to, from, n_bytes, cudaMemcpyHostToDevice, stream_.view().handle);
   events_[ticket % kEvents].record(stream_.view());
-  if (trace_ != nullptr) started_[ticket % kEvents] = {TraceWriter::now_ns(), n_bytes};
+  if (trace_ != nullptr) started_[ticket % kEvents] = {now_ns(), n_bytes};
   return ticket;
 }
 
@@ -42,7 +42,7 @@ void CudaSlots::finish(uint64_t ticket) noexcept {
                    .name = "swap",
                    .category = "experts",
                    .begin_ns = copy.begin_ns,
-                   .duration_ns = TraceWriter::now_ns() - copy.begin_ns,
+                   .duration_ns = now_ns() - copy.begin_ns,
                    .args = {{{"bytes", static_cast<int64_t>(copy.n_bytes)}}}});
   }
 }
@@ -55,7 +55,7 @@ void CudaParcels::publish_place(int index, const std::byte* address) noexcept {
 // A trace shows how long queuing it took; when it arrives, only the device knows.
 void CudaParcels::send(std::byte* to, const std::byte* from, size_t n_bytes, int index,
                        uint64_t word) noexcept {
-  const int64_t begin_ns = trace_ != nullptr ? TraceWriter::now_ns() : 0;
+  const int64_t begin_ns = trace_ != nullptr ? now_ns() : 0;
   cudaMemcpyAsync(to, from, n_bytes, cudaMemcpyHostToDevice, stream_.view().handle);
   stream_.write(announced_ + index, word);
   if (trace_ != nullptr)
@@ -63,7 +63,7 @@ void CudaParcels::send(std::byte* to, const std::byte* from, size_t n_bytes, int
                  .name = "parcel sent",
                  .category = "decode",
                  .begin_ns = begin_ns,
-                 .duration_ns = TraceWriter::now_ns() - begin_ns,
+                 .duration_ns = now_ns() - begin_ns,
                  .args = {{{"layer", index / kMaxParcels}, {"expert", parcel_expert(word)}}}});
 }
 

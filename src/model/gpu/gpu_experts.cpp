@@ -94,7 +94,7 @@ void GpuExperts::serve(int n_rows, const Event& end) noexcept {
 }
 
 void GpuExperts::Impl::answer(uint32_t posted, int n_rows) noexcept {
-  const int64_t begin = TraceWriter::now_ns();
+  const int64_t begin = now_ns();
   ColdMail& box = mail();
   const int layer = static_cast<int>(posted - layer_ticket(ticket, 0));
   const ColdRecord& record = records.as<ColdRecord>()[layer];
@@ -108,7 +108,7 @@ void GpuExperts::Impl::answer(uint32_t posted, int n_rows) noexcept {
   lane->answer(
       layer, {box.pairs, static_cast<size_t>(n)}, x.as<float>(), record.x_scale,
       {.rows = y.as<uint64_t>(), .stride = n_embd, .n_rows = n_rows, .stamp = posted, .near = &box.near});
-  const int64_t took = TraceWriter::now_ns() - begin;
+  const int64_t took = now_ns() - begin;
   count.cpu_ns += static_cast<uint64_t>(took);
   count.cpu_pairs += static_cast<uint64_t>(n);
   count.cold_experts += static_cast<uint64_t>(lane->last_experts());

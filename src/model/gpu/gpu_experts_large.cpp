@@ -165,11 +165,11 @@ void GpuExperts::Impl::compute_few(int layer, const int32_t* first, const Device
                   gathered.as<float>() + large_pairs.size() * width);
       large_pairs.push_back({static_cast<int16_t>(large_pairs.size()), static_cast<int16_t>(cold[i]), 1.0f});
     }
-  const int64_t start = TraceWriter::now_ns();
+  const int64_t start = now_ns();
   // The copies of the layer before read the answer's memory; they ended before this layer was routed.
   large_lane->compute(layer, large_pairs, gathered.as<float>(), static_cast<int>(large_pairs.size()),
                       large_y.as<float>());
-  const int64_t took = TraceWriter::now_ns() - start;
+  const int64_t took = now_ns() - start;
   count.cpu_ns += static_cast<uint64_t>(took);
   if (options.trace != nullptr)
     options.trace->add({.lane = TraceLane::Cpu,
