@@ -6,8 +6,8 @@
 A step is long when it took MS (default 5) more than the median step of as many rows. The system may have taken from it,
 more than usual: a core from the thread that runs the step or from a worker, for at least half of that excess; cores from
 any threads, more often; pages read from disk. The lanes explain a step too, when their events took up at least half of
-the excess more than they usually do in such a step. Swaps explain nothing: no step waits for one, and a
-GPU's are drawn until somebody looked, which is the end of the step. Exit code 1: a long step that nothing explains.
+the excess more than they usually do in such a step. Swaps explain nothing: no step waits for one, and a GPU's are drawn
+until somebody looked, which is the end of the step. Exit code 1: a long step that nothing explains.
 """
 import argparse
 import collections

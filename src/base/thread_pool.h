@@ -112,7 +112,7 @@ class ThreadPool {
   bool everyone_left() const noexcept;
 
   // How long each worker, [size() - 1], has been without a core since it began, parked or not yet scheduled
-  // aside: other programs had it, or another machine on the same processor. Some microseconds.
+  // aside: other programs had it, or another machine on the same processor. Asks the system for each.
   void read_lost_ns(std::span<int64_t> lost) noexcept;
 
  private:

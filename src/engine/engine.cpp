@@ -31,8 +31,8 @@
 namespace thermo {
 
 struct Engine::Impl {
-  const GgufFile* model_file =
-      nullptr;  // rows of the embedding, and more without repacking, are looked up in it
+  // Rows of the embedding, and more without repacking, are looked up in it.
+  const GgufFile* model_file = nullptr;
   EngineInfo info;
   MemoryPlan plan;
   int n_batch = 0;
@@ -359,8 +359,7 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
     e.backend = make_cpu_backend(std::move(config), std::move(weights), with_heat, e.pool, options.progress);
   }
   e.model_file = &file;
-  if (const std::string fault = file.fault(); !fault.empty())
-    throw LoadError(fault + "; get the whole file and start again");
+  if (const std::string fault = file.fault(); !fault.empty()) throw LoadError(fault);
   e.info.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   log_info("engine", "loaded {} on {} in {:.2f} s: {} threads, {}, context {}", file.path(), e.info.device,
            e.info.load_seconds, e.info.n_threads, isa_name(e.info.isa), e.plan.n_ctx);
@@ -507,7 +506,7 @@ Result<StepOutput> Engine::step(const StepBatch& batch) {
   if (impl_->watch) impl_->trace->add(impl_->watch->end(static_cast<int>(batch.rows.size())));
   if (!impl_->backend->fault().empty()) return device_fault(*impl_->backend);
   if (const std::string fault = impl_->model_file->fault(); !fault.empty())
-    return Error{ErrorCode::DeviceFault, fault + "; get the whole file and start again"};
+    return Error{ErrorCode::DeviceFault, fault};
   return output;
 }
 

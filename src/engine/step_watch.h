@@ -1,5 +1,5 @@
 // What the system took from a step: cores, and time for pages that came from disk. For traces, where it says
-// why a step took long that no lane can account for. Asking costs some tens of microseconds.
+// why a step took long that no lane can account for. Asks the system about every worker.
 #pragma once
 
 #include <cstdint>

@@ -14,9 +14,8 @@ namespace {
 // More while they arrive, less when they do not; never none, so that a link that was busy is tried again.
 constexpr float kMost = kMaxParcels, kLeast = 0.05f;
 constexpr float kMore = 0.02f, kLess = 0.9f;
-// What may be late, and what must be used of the rest. (Of those that come, 70
-// to 75 % of the synthetic 35B-A3B's are used; of Plankton's, a small trained model, about 40 % with 40 % of
-// its experts hot.)
+// What may be late, and what must be used of the rest. (Of those that come, 70 to 75 % of the synthetic
+// 35B-A3B's are used; of Plankton's, a small trained model, about 40 % with 40 % of its experts hot.)
 constexpr float kLateShare = 0.2f, kUsefulShare = 0.5f;
 constexpr float kMemory = 64.0f;  // parcels
 

@@ -10,8 +10,8 @@
 namespace thermo {
 namespace {
 
-constexpr int kRouterParts = 2;     // of what a thread loads: its panels of both routers
-constexpr int kPausesToLeave = 64;  // 2 to 3 us
+constexpr int kRouterParts = 2;  // of what a thread loads: its panels of both routers
+constexpr int kPausesToLeave = 64;
 
 // More guesses than a layer chooses: the next likeliest are worth the time that is left.
 int guesses_worth_trying(const ExpertCatalog& catalog, int n_threads) {
@@ -68,7 +68,8 @@ void ReadAhead::begin(int layer, const ActBuffer& x) noexcept {
       this);
 }
 
-// They were told to leave two microseconds ago; one that is still inside after as long again has no core.
+// They were told to leave before the pairs were sorted and the row taken; one that is still inside after
+// these pauses has no core.
 bool ReadAhead::everyone_left() const noexcept {
   for (int i = 0; i < kPausesToLeave; ++i) {
     if (pool_.everyone_left()) return true;

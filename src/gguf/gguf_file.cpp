@@ -340,7 +340,9 @@ const MappedFile* GgufFile::part(int index) const noexcept {
 std::string GgufFile::fault() const {
   for (const MappedFile& mapping : mappings_)
     if (mapping.lost())
-      return fmt::format("{} became shorter while it was in use, or its disk failed", mapping.path());
+      return fmt::format(
+          "{} became shorter while it was in use, or its disk failed; get the whole file and start again",
+          mapping.path());
   return {};
 }
 
