@@ -22,8 +22,14 @@ endif()
 
 # Files named for an instruction set are compiled for it; everything else is plain x86-64 (or the target's
 # base), so that the program starts on any machine and chooses at run time. GCC 12's AVX-512 headers read an
-# undefined vector on purpose (its bug 105593), hence the two warnings.
+# undefined vector on purpose (its bug 105593), hence the two warnings. No contraction: a product and a sum become one
+# rounding where the code says so (vfma) and nowhere else, so that two loops over the same numbers give the same bits.
 function(thermo_isa_flags)
+  foreach(file IN LISTS ARGN)
+    if(file MATCHES "_portable\\.cpp$")
+      set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS "-ffp-contract=off")
+    endif()
+  endforeach()
   if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     return()
   endif()
@@ -35,22 +41,23 @@ function(thermo_isa_flags)
   endif()
   foreach(file IN LISTS ARGN)
     if(file MATCHES "_avx2\\.cpp$")
-      set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-mbmi2${quick}")
+      set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-mavx2;-mfma;-mf16c;-mbmi2${quick}")
     elseif(file MATCHES "_avx512\\.cpp$")
       set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS
-        "-mavx2;-mfma;-mf16c;-mbmi2;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mavx512vbmi;-mprefer-vector-width=512;-Wno-uninitialized;-Wno-maybe-uninitialized${quick}")
+        "-ffp-contract=off;-mavx2;-mfma;-mf16c;-mbmi2;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mavx512vbmi;-mprefer-vector-width=512;-Wno-uninitialized;-Wno-maybe-uninitialized${quick}")
     elseif(file MATCHES "_amx\\.cpp$")
       set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS
-        "-mavx2;-mfma;-mf16c;-mbmi2;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mavx512vbmi;-mprefer-vector-width=512;-mamx-tile;-mamx-int8;-Wno-uninitialized;-Wno-maybe-uninitialized${quick}")
+        "-ffp-contract=off;-mavx2;-mfma;-mf16c;-mbmi2;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mavx512vbmi;-mprefer-vector-width=512;-mamx-tile;-mamx-int8;-Wno-uninitialized;-Wno-maybe-uninitialized${quick}")
     endif()
   endforeach()
 endfunction()
 
-# thermo_library(name DEPS ...): the static library thermo_<name> of src/<name>, its tests and its
-# micro-benchmarks. Files are found by name: x_test.cpp is a test, x_bench.cpp a benchmark. Kernels (*.cu) and the host code
-# around them (src/device and folders named gpu; nvcc 13.0 cannot compile fmt) are left out without CUDA.
+# thermo_library(name [AVX2_TOO] DEPS ...): the static library thermo_<name> of src/<name>, its tests and its
+# micro-benchmarks. AVX2_TOO: the tests run once more as on a processor without AVX-512. Files are found by name:
+# x_test.cpp is a test, x_bench.cpp a benchmark. Kernels (*.cu) and the host code around them (src/device and folders
+# named gpu; nvcc 13.0 cannot compile fmt) are left out without CUDA.
 function(thermo_library name)
-  cmake_parse_arguments(ARG "" "" "DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "AVX2_TOO" "" "DEPS" ${ARGN})
   file(GLOB_RECURSE files CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cpp)
   if(NOT THERMO_CUDA)
     list(FILTER files EXCLUDE REGEX "/src/device/|/gpu/")
@@ -89,6 +96,10 @@ function(thermo_library name)
       THERMO_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data" THERMO_MODELS="${CMAKE_SOURCE_DIR}/models")
     add_test(NAME ${name} COMMAND ${name}_test)
     set_tests_properties(${name} PROPERTIES TIMEOUT 900)
+    if(ARG_AVX2_TOO)
+      add_test(NAME ${name}_avx2 COMMAND ${name}_test)
+      set_tests_properties(${name}_avx2 PROPERTIES TIMEOUT 900 ENVIRONMENT THERMO_MAX_ISA=avx2)
+    endif()
   endif()
   if(THERMO_BENCH AND benches)
     add_executable(${name}_bench ${benches})

@@ -1,10 +1,30 @@
 #include "kernels/isa.h"
 
+#include <fmt/format.h>
+
+#include <cstdlib>
+
 #include "base/cpu_info.h"
+#include "base/error.h"
 
 namespace thermo {
+namespace {
+
+Isa highest_isa() {
+  static const Isa highest = [] {
+    const char* const name = std::getenv("THERMO_MAX_ISA");
+    if (name == nullptr || *name == '\0') return Isa::Amx;
+    if (const std::optional<Isa> isa = isa_from_name(name)) return *isa;
+    throw ConfigError(
+        fmt::format("THERMO_MAX_ISA is '{}', expected portable, avx2, avx512 or amx; unset it for no limit", name));
+  }();
+  return highest;
+}
+
+}  // namespace
 
 bool isa_available(Isa isa) {
+  if (isa > highest_isa()) return false;
   switch (isa) {
     case Isa::Portable: return true;
     case Isa::Avx2: return cpu_info().avx2;

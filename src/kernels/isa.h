@@ -1,5 +1,8 @@
 // Instruction-set paths of the CPU kernels. Chosen once, when the engine is built; every operation then
 // hands out its table of functions for that path (`xxx_kernels(isa)`), and no loop asks again.
+//
+// The environment variable THERMO_MAX_ISA=portable|avx2|avx512|amx hides better paths than that from everybody, so
+// that any machine can test the paths below its own. It is read here, once, because it limits tests as well.
 #pragma once
 
 #include <optional>
@@ -10,7 +13,7 @@ namespace thermo {
 
 enum class Isa { Portable, Avx2, Avx512, Amx };  // each one includes the ones before it
 
-// The best path this machine runs.
+// The best path this machine runs. These three throw ConfigError when THERMO_MAX_ISA names no path.
 Isa best_isa();
 bool isa_available(Isa isa);
 // Every path this machine runs, plainest first: tests loop over it.

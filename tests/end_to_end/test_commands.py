@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import unittest
 
-from harness import DATA, MODEL, ProgramTest, USAGE, run, temporary_folder
+from harness import DATA, DEVICE, MODEL, ProgramTest, USAGE, run, temporary_folder
 
 COMMANDS = ("run", "chat", "tokenize", "inspect", "plan", "verify", "bench", "synth", "doctor", "completion", "version")
 
@@ -56,6 +56,16 @@ class Machine(ProgramTest):
         small = json.loads(self.answer("plan", MODEL, "-c", "1024", "-ctk", "q8_0", "-ctv", "q8_0", "--json"))
         self.assertLess(small["tiers"][0]["planned"], host["planned"])
         self.assertIn("total", self.answer("plan"))
+
+    def test_a_cap_hides_better_instruction_sets(self):
+        kernels = json.loads(self.answer("doctor", "--json", env={"THERMO_MAX_ISA": "portable"}))
+        self.assertIn("portable", json.dumps(kernels))
+        self.assertNotIn("used: avx", json.dumps(kernels))
+        result = run("run", "-p", "Hi", "-n", "2", "--isa", "avx2", env={"THERMO_MAX_ISA": "portable"})
+        self.assertEqual(result.returncode, DEVICE, result.stderr)
+        result = run("run", "-p", "Hi", "-n", "2", env={"THERMO_MAX_ISA": "sse9"})
+        self.assertEqual(result.returncode, USAGE)
+        self.assertIn("THERMO_MAX_ISA is 'sse9', expected portable, avx2, avx512 or amx", result.stderr)
 
     def test_version(self):
         line = self.answer("version")

@@ -40,6 +40,7 @@
 // - unpacking a strip once for many rows: not written. What it could gain is the 8 % to the bound.
 #pragma once
 
+#include "base/cpu_info.h"
 #include "kernels/quant_matmul/panel_avx512.h"
 #include "kernels/quant_matmul/quant_matmul_impl.h"
 
@@ -64,7 +65,7 @@ struct Columns {
 // 4 KiB, 277 and 272 with 2 KiB.
 template <int NC>
 inline constexpr int kAhead = NC < 3 ? 4096 : 12288;
-const bool prefetch_few_rows = isa_available(Isa::Amx);
+const bool prefetch_few_rows = cpu_info().amx_int8;
 template <int N, int NC>
 THERMO_INLINE void prefetch(const uint8_t* p, const uint8_t* limit) {
   if (p + kAhead<NC> < limit)
