@@ -44,6 +44,7 @@ struct CpuLane::Impl {
   ActBuffer x;
   LinearScratch linear_scratch;
   ExpertFfnScratch ffn_scratch;
+  ExpertSums sums;
 
   std::vector<Ffn> ffns;  // of the distinct experts
   std::vector<FfnGroup> groups;
@@ -68,6 +69,7 @@ struct CpuLane::Impl {
         x(o.max_rows, c.n_embd),
         linear_scratch(p.size(), 0),
         ffn_scratch(max_pairs, max_ff(c), std::max(1, std::min(max_pairs, c.n_expert)), p.size()),
+        sums(o.max_rows, c.n_embd),
         ffns(static_cast<size_t>(c.n_expert)),
         n_pairs_of(static_cast<size_t>(c.n_expert)),
         pair_rows(static_cast<size_t>(max_pairs)),
@@ -86,7 +88,7 @@ struct CpuLane::Impl {
   void take_row(int row, const float* from, float scale, const ActFormats& formats) noexcept;
 };
 
-// Groups by expert, ascending: the order of a row's sum must not depend on how the device listed its pairs.
+// Groups by expert, ascending.
 void CpuLane::Impl::sort_pairs(std::span<const ColdPair> pairs) noexcept {
   distinct.clear();
   groups.clear();
@@ -141,6 +143,7 @@ CpuLane::~CpuLane() = default;
 uint64_t CpuLane::planned_bytes(const ExpertCatalog& catalog, const CpuLaneOptions& options) {
   return ActBuffer::planned_bytes(options.max_rows, catalog.n_embd) +
          ExpertFfnScratch::planned_bytes(max_pairs(catalog, options), max_ff(catalog)) +
+         ExpertSums::planned_bytes(options.max_rows, catalog.n_embd) +
          LinearScratch::planned_bytes(cpu_info().n_cores, 0);
 }
 
@@ -166,18 +169,26 @@ void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float*
                   .pair_rows = pair_rows.data(),
                   .pair_weights = pair_weights.data(),
                   .x = &x,
+                  .sums = &sums,
+                  .n_rows = n_rows,
                   .y = y,
                   .y_stride = catalog.n_embd,
                   .n_embd = catalog.n_embd,
-                  .n_zeroed = n_rows,
                   .stamped = stamped,
                   .prepare_x = many_rows ? nullptr : &prepare_x},
                  ffn_scratch, row_ops, {matmul, pool, linear_scratch});
   for (const int32_t expert : distinct) host.release(layer, expert);
 }
 
+const ExpertSums& CpuLane::compute(int layer, std::span<const ColdPair> pairs, const float* x,
+                                   int n_rows) noexcept {
+  impl_->run(layer, pairs, x, 1.0f, n_rows, nullptr, nullptr);
+  return impl_->sums;
+}
+
 void CpuLane::compute(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows,
                       float* y) noexcept {
+  std::fill_n(y, static_cast<size_t>(n_rows) * static_cast<size_t>(impl_->catalog.n_embd), 0.0f);
   impl_->run(layer, pairs, x, 1.0f, n_rows, y, nullptr);
 }
 

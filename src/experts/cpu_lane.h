@@ -33,8 +33,10 @@ class CpuLane {
 
   static uint64_t planned_bytes(const ExpertCatalog& catalog, const CpuLaneOptions& options);
 
-  // y[r] = sum of weight * expert(x[r]) over the pairs of row r; zero for rows without any. x and y:
-  // [n_rows][n_embd] floats. Pairs in any order; each expert's weights are read once.
+  // sums[r] = sum of weight * expert(x[r]) over the pairs of row r; zero for rows without any. x: [n_rows][n_embd]
+  // floats. Pairs in any order; each expert's weights are read once. The sums are valid until the next call.
+  const ExpertSums& compute(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows) noexcept;
+  // The same as floats, [n_rows][n_embd].
   void compute(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows, float* y) noexcept;
 
   // The same for a device that polls the result, of rows that are still to be scaled. At least one pair, at

@@ -65,7 +65,6 @@ SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOpti
   const size_t row_bytes =
       static_cast<size_t>(options.n_batch) * static_cast<size_t>(catalog_.n_embd) * sizeof(float);
   mailbox_.x = HostBuffer(row_bytes);
-  mailbox_.y = HostBuffer(row_bytes);
 
   host_.load(pool, hottest_first(catalog_, heat_), progress);
   store_ = std::make_unique<ExpertStore>(
@@ -193,10 +192,13 @@ void SimExperts::run(const RoutedLayer& routed) noexcept {
   if (any_cold) post_cold(routed);
   if (!streamed_.empty()) host_.want(routed.layer, streamed_experts_);
   hot_.insert(hot_.end(), groups.begin() + routed.n_routed, groups.end());
-  compute(routed, hot_);
+  compute(routed, hot_, true);
   if (!streamed_.empty()) stream(routed);
   const uint64_t device_ns = now_ns();
   if (any_cold) add_answer(routed);
+  for (int r = 0; r < routed.n_rows; ++r)
+    routed.row_ops.add_sum(routed.args.y + r * routed.args.y_stride, routed.args.sums->row(r),
+                           catalog_.n_embd);
   if (TraceWriter* trace = options_.split.trace) {
     trace->add({.lane = TraceLane::Device,
                 .name = "experts",
@@ -216,9 +218,12 @@ void SimExperts::run(const RoutedLayer& routed) noexcept {
   }
 }
 
-void SimExperts::compute(const RoutedLayer& routed, std::span<const FfnGroup> groups) noexcept {
+// Another part of the layer's sums.
+void SimExperts::compute(const RoutedLayer& routed, std::span<const FfnGroup> groups, bool fresh) noexcept {
   ExpertFfnArgs args = routed.args;
   args.groups = groups;
+  args.fresh = fresh;
+  args.y = nullptr;
   expert_ffn_cpu(args, routed.scratch, routed.row_ops, routed.linear);
 }
 
@@ -253,7 +258,7 @@ void SimExperts::stream(const RoutedLayer& routed) noexcept {
       ffn = catalog_.packed_at(routed.layer, streamed_experts_[i], slot_of(i));
       streamed_[i].ffn = &ffn;
     }
-    compute(routed, std::span(streamed_).subspan(begin, end - begin));
+    compute(routed, std::span(streamed_).subspan(begin, end - begin), false);
     if (!halves && end < streamed_.size()) ticket = start(end);
   }
 }
@@ -290,10 +295,7 @@ void SimExperts::add_answer(const RoutedLayer& routed) noexcept {
   counts_.cpu_ns += mailbox_.compute_ns;
   counts_.cold_experts += static_cast<uint64_t>(mailbox_.n_experts);
   counts_.foreseen += static_cast<uint64_t>(mailbox_.n_foreseen);
-  const auto width = static_cast<size_t>(catalog_.n_embd);
-  for (int r = 0; r < routed.n_rows; ++r)
-    routed.row_ops.add(routed.args.y + r * routed.args.y_stride,
-                       mailbox_.y.as<float>() + static_cast<size_t>(r) * width, catalog_.n_embd);
+  routed.args.sums->add(*mailbox_.sums, routed.n_rows);
 }
 
 void SimExperts::lane_loop() noexcept {
@@ -306,8 +308,8 @@ void SimExperts::lane_loop() noexcept {
     if (stop_.load()) return;
     if (number == done) continue;
     const uint64_t start = now_ns();
-    lane_->compute(mailbox_.layer, mailbox_.pairs, mailbox_.x.as<float>(), mailbox_.n_rows,
-                   mailbox_.y.as<float>());
+    mailbox_.sums =
+        &lane_->compute(mailbox_.layer, mailbox_.pairs, mailbox_.x.as<float>(), mailbox_.n_rows);
     mailbox_.compute_ns = now_ns() - start;
     if (ahead_ != nullptr)
       ahead_->help([] { return false; });  // chooses and sends: with the placement of this step

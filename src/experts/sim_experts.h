@@ -52,14 +52,15 @@ class SimExperts final : public ExpertRunner {
   ExpertStore& store() { return *store_; }
 
  private:
-  // The device writes everything but `answer`, then `post`; the lane writes y, then `answer`.
+  // The device writes everything but `answer`, then `post`; the lane sets sums, then `answer`.
   struct Mailbox {
     std::atomic<uint32_t> post{0};
     std::atomic<uint32_t> answer{0};
     int layer = 0;
     int n_rows = 0;
     std::vector<ColdPair> pairs;
-    HostBuffer x, y;  // [rows][n_embd]
+    HostBuffer x;  // [rows][n_embd]
+    const ExpertSums* sums = nullptr;
     uint64_t compute_ns = 0;
     int n_experts = 0, n_foreseen = 0;
   };
@@ -68,7 +69,7 @@ class SimExperts final : public ExpertRunner {
   const std::byte* take_parcel(int layer, int expert) noexcept;
   void post_cold(const RoutedLayer& routed) noexcept;
   void add_answer(const RoutedLayer& routed) noexcept;
-  void compute(const RoutedLayer& routed, std::span<const FfnGroup> groups) noexcept;
+  void compute(const RoutedLayer& routed, std::span<const FfnGroup> groups, bool fresh) noexcept;
   void stream(const RoutedLayer& routed) noexcept;
 
   ExpertCatalog catalog_;

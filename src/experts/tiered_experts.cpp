@@ -70,7 +70,6 @@ void TieredExperts::run(const RoutedLayer& routed) noexcept {
   counts_.all_hot += n_missing == 0;
 
   // In rounds, so that some are read while others are computed, and few slots are enough for many experts.
-  // The groups keep their order, and with it the order of every sum.
   const size_t n = wanted_.size();
   groups_.assign(groups.begin(), groups.end());
   want(routed, 0, ahead_);
@@ -87,6 +86,8 @@ void TieredExperts::run(const RoutedLayer& routed) noexcept {
     const size_t groups_end = end == n ? groups_.size() : end;
     ExpertFfnArgs args = routed.args;
     args.groups = std::span(groups_).subspan(begin, groups_end - begin);
+    args.fresh = begin == 0;
+    if (end < n) args.y = nullptr;
     expert_ffn_cpu(args, routed.scratch, routed.row_ops, routed.linear);
     for (size_t i = begin; i < end; ++i) host_.release(routed.layer, wanted_[i]);
     if (options_.trace)

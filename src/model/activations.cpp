@@ -98,6 +98,7 @@ uint64_t Activations::planned_bytes(const ModelConfig& c, int n_batch, int n_thr
   return carved_bytes(c, n_batch, n_threads) - untouched + ActBuffer::planned_bytes(n_batch, c.n_embd) +
          ActBuffer::planned_bytes(n_batch, mixed_dim(c)) +
          ExpertFfnScratch::planned_bytes(max_pairs(c, n_batch), c.max_n_ff()) +
+         ExpertSums::planned_bytes(n_batch, c.n_embd) +
          LinearScratch::planned_bytes(n_threads, max_panel_bytes);
 }
 
@@ -106,6 +107,7 @@ Activations::Activations(const ModelConfig& c, int n_batch, int n_threads, size_
       mixed(n_batch, mixed_dim(c)),
       expert_first(static_cast<size_t>(c.route.n_expert) + 1),
       ffn_scratch(max_pairs(c, n_batch), c.max_n_ff(), max_groups(c), n_threads),
+      expert_sums(n_batch, c.n_embd),
       linear_scratch(n_threads, max_panel_bytes),
       memory_(carved_bytes(c, n_batch, n_threads)) {
   groups.reserve(static_cast<size_t>(max_groups(c)));

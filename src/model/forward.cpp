@@ -311,6 +311,8 @@ void Forward::feed_forward(int il) noexcept {
                            .pair_rows = act_.pair_rows,
                            .pair_weights = act_.pair_weights,
                            .x = &act_.h,
+                           .sums = &act_.expert_sums,
+                           .n_rows = n_rows(),
                            .y = act_.x,
                            .y_stride = config_.n_embd,
                            .n_embd = config_.n_embd};

@@ -73,6 +73,7 @@ struct Activations {
   std::vector<FfnGroup> groups;
   std::vector<int> expert_first;  // [n_expert + 1]
   ExpertFfnScratch ffn_scratch;
+  ExpertSums expert_sums;  // [rows][n_embd]
 
   float* logits;  // [rows][n_vocab]; only rows that are asked for are ever touched
   LinearScratch linear_scratch;

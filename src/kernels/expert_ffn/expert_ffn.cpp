@@ -78,16 +78,36 @@ TileShare tile_share(int n, int group, int n_groups, int thread, int n_threads) 
 }
 
 // Columns [first, first + n) of every row.
-void write_stamped(const StampedRows& out, int first, const float* values, int n) noexcept {
+void write_stamped(const StampedRows& out, int first, const ExpertSums& sums, int n) noexcept {
   const uint64_t stamp = static_cast<uint64_t>(out.stamp) << 32;
   for (int r = 0; r < out.n_rows; ++r) {
     uint64_t* const to = out.rows + r * out.stride + first;
-    const float* const from = values + static_cast<int64_t>(r) * n;
-    for (int i = 0; i < n; ++i) to[i] = stamp | std::bit_cast<uint32_t>(from[i]);
+    const double* const from = sums.row(r) + first;
+    for (int i = 0; i < n; ++i) to[i] = stamp | std::bit_cast<uint32_t>(static_cast<float>(from[i]));
   }
 }
 
+size_t sum_stride(int n_embd) {
+  return align_up<size_t>(static_cast<size_t>(n_embd), 8) + 8;
+}
+
 }  // namespace
+
+// Rows a cache line further than a power of two apart: a tile reads the same columns of all of them.
+ExpertSums::ExpertSums(int max_rows, int n_embd)
+    : memory_(planned_bytes(max_rows, n_embd)), n_embd_(n_embd), stride_(sum_stride(n_embd)) {}
+
+size_t ExpertSums::planned_bytes(int max_rows, int n_embd) {
+  return static_cast<size_t>(max_rows) * sum_stride(n_embd) * sizeof(double);
+}
+
+void ExpertSums::add(const ExpertSums& other, int n_rows) noexcept {
+  for (int r = 0; r < n_rows; ++r) {
+    double* const to = row(r);
+    const double* const from = other.row(r);
+    for (int i = 0; i < n_embd_; ++i) to[i] += from[i];
+  }
+}
 
 ExpertFfnScratch::ExpertFfnScratch(int max_pairs, int max_ff, int max_groups, int n_threads)
     : hidden_(max_pairs, max_ff),
@@ -110,11 +130,13 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
   const int n_groups = static_cast<int>(args.groups.size());
   if (n_groups == 0) {
     THERMO_CHECK(args.stamped == nullptr, "an answer to nothing");
-    for (int r = 0; r < args.n_zeroed; ++r) std::fill_n(args.y + r * args.y_stride, args.n_embd, 0.0f);
+    for (int r = 0; r < args.n_rows; ++r) {
+      if (args.fresh) std::fill_n(args.sums->row(r), args.n_embd, 0.0);
+      if (args.y != nullptr) row_ops.add_sum(args.y + r * args.y_stride, args.sums->row(r), args.n_embd);
+    }
     return;
   }
   THERMO_CHECK(n_groups <= scratch.max_groups_, "more groups than planned");
-  THERMO_CHECK(args.stamped == nullptr || args.stamped->n_rows <= kTileActs, "too many stamped rows");
   const int n_threads = context.pool.size();
   ActBuffer& hidden = scratch.hidden_;
 
@@ -212,15 +234,12 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     const int row = panel * kPanelRows;
     const int tile_rows = std::min(tile_panels * kPanelRows, args.n_embd - row);
     float* const tile = context.scratch.tile(thread, 0);
-    // Stamped rows are summed here first: what is stamped is final.
-    const StampedRows* const stamped = args.stamped;
-    float* const y = stamped != nullptr ? context.scratch.tile(thread, 1) : args.y + row;
-    const int64_t y_stride = stamped != nullptr ? tile_rows : args.y_stride;
-    const int n_zeroed = stamped != nullptr ? stamped->n_rows : args.n_zeroed;
-    for (int r = 0; r < n_zeroed; ++r) std::fill_n(y + r * y_stride, tile_rows, 0.0f);
+    ExpertSums& sums = *args.sums;
+    if (args.fresh)
+      for (int r = 0; r < args.n_rows; ++r) std::fill_n(sums.row(r) + row, tile_rows, 0.0);
     const auto add = [&](int pair, int n, const float* products) {
       for (int i = 0; i < n; ++i)
-        row_ops.add_scaled(y + args.pair_rows[pair + i] * y_stride,
+        row_ops.add_to_sum(sums.row(args.pair_rows[pair + i]) + row,
                            products + static_cast<int64_t>(i) * tile_rows, args.pair_weights[pair + i],
                            tile_rows);
     };
@@ -228,43 +247,29 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
       multiply_tile(ffn.down, panel, tile_panels, {.x = &hidden, .first = pair, .n = n}, products, tile_rows,
                     context.scratch.panels(thread), context.kernels);
     };
-    // As many groups as there is room for their products are multiplied in the thread's own order and added
-    // in theirs, which is that of every sum.
-    for (int begin = 0, end = 0; begin < n_groups; begin = end) {
-      const FfnGroup* const groups = args.groups.data();
-      int n_pairs = 0;
-      while (end < n_groups && (end == begin || n_pairs + groups[end].n_pairs <= kTileActs))
-        n_pairs += groups[end++].n_pairs;
-      if (n_pairs > kTileActs) {  // one group
-        wait_until_set(scratch.groups_[static_cast<size_t>(begin)].open, [] { return LoadRange{}; });
-        for (int p = 0; p < n_pairs; p += kTileActs) {
-          const int n = std::min(kTileActs, n_pairs - p), pair = groups[begin].pair_begin + p;
-          multiply(*groups[begin].ffn, pair, n, tile);
-          add(pair, n, tile);
-        }
-        continue;
+    // Groups in the thread's own order: it may load some of them while it waits for another.
+    const FfnGroup* const groups = args.groups.data();
+    for (int i = 0; i < n_groups; ++i) {
+      const FfnGroup& group = groups[nth_group(i, 0, n_groups, thread)];
+      if (i + 1 < n_groups) prefetch_tile(groups[nth_group(i + 1, 0, n_groups, thread)].ffn->down, panel);
+      wait_until_set(scratch.groups_[static_cast<size_t>(&group - groups)].open, [&, ahead = i]() mutable {
+        if (ahead == n_groups) return LoadRange{};
+        const Ffn& ffn = *groups[nth_group(ahead++, 0, n_groups, thread)].ffn;
+        return panels_to_load(ffn.down, panel, panel + tile_panels);
+      });
+      for (int p = 0; p < group.n_pairs; p += kTileActs) {
+        const int n = std::min(kTileActs, group.n_pairs - p), pair = group.pair_begin + p;
+        multiply(*group.ffn, pair, n, tile);
+        add(pair, n, tile);
       }
-      const auto products_of = [&](int g) {
-        int before = 0;
-        for (int i = begin; i < g; ++i) before += groups[i].n_pairs;
-        return tile + static_cast<int64_t>(before) * tile_rows;
-      };
-      for (int i = 0; i < end - begin; ++i) {
-        const int g = nth_group(i, begin, end - begin, thread);
-        if (i + 1 < end - begin)
-          prefetch_tile(groups[nth_group(i + 1, begin, end - begin, thread)].ffn->down, panel);
-        wait_until_set(scratch.groups_[static_cast<size_t>(g)].open, [&, ahead = i]() mutable {
-          if (ahead == end - begin) return LoadRange{};
-          const Ffn& ffn = *groups[nth_group(ahead++, begin, end - begin, thread)].ffn;
-          return panels_to_load(ffn.down, panel, panel + tile_panels);
-        });
-        multiply(*groups[g].ffn, groups[g].pair_begin, groups[g].n_pairs, products_of(g));
-      }
-      for (int g = begin; g < end; ++g) add(groups[g].pair_begin, groups[g].n_pairs, products_of(g));
     }
-    if (stamped == nullptr) return;
-    write_stamped(*stamped, row, y, tile_rows);
-    if (task == 0) std::atomic_ref<uint32_t>(*stamped->near).store(stamped->stamp, std::memory_order_relaxed);
+    if (args.y != nullptr)
+      for (int r = 0; r < args.n_rows; ++r)
+        row_ops.add_sum(args.y + r * args.y_stride + row, sums.row(r) + row, tile_rows);
+    if (args.stamped == nullptr) return;
+    write_stamped(*args.stamped, row, sums, tile_rows);
+    if (task == 0)
+      std::atomic_ref<uint32_t>(*args.stamped->near).store(args.stamped->stamp, std::memory_order_relaxed);
   };
 
   // Gate and up of a thread's share, in the order in which it takes them.

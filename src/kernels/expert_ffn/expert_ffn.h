@@ -12,8 +12,8 @@
 //   B  (tile of outputs), all groups: waits for each group's A tasks, multiplies, adds. Output-stationary, so
 //      nothing is reduced between threads and no atomics touch the data.
 // A thread that must wait loads what it will multiply next, so that main memory does not rest.
-// Each weight is read once for all rows of the step. For a given row the order of the sum is the order of
-// the groups, whatever else is in the step.
+// Each weight is read once for all rows of the step. Sums are exact (row_ops/sum_grid.h): neither the order of the
+// groups nor who computed which of them changes a bit.
 #pragma once
 
 #include <atomic>
@@ -44,16 +44,35 @@ struct StampedRows {
   uint32_t* near = nullptr;  // becomes `stamp` when the first columns are written: the rest follows soon
 };
 
+// A row of exact sums for each row of a step: [n_rows][n_embd] doubles on the grid of sum_grid.h.
+class ExpertSums {
+ public:
+  ExpertSums() = default;
+  ExpertSums(int max_rows, int n_embd);
+  static size_t planned_bytes(int max_rows, int n_embd);
+  double* row(int r) const noexcept { return memory_.as<double>() + static_cast<size_t>(r) * stride_; }
+  // Adds another part of the same sums.
+  void add(const ExpertSums& other, int n_rows) noexcept;
+
+ private:
+  HostBuffer memory_;
+  int n_embd_ = 0;
+  size_t stride_ = 0;
+};
+
 struct ExpertFfnArgs {
   std::span<const FfnGroup> groups;
   const int32_t* pair_rows;  // row of x and y of each pair
   const float* pair_weights;
   const ActBuffer* x;  // [rows][n_embd], in the forms that gate and up need
-  float* y;            // [rows] of y_stride floats
-  int64_t y_stride;
+  ExpertSums* sums;    // the terms are added here
+  int n_rows;          // of x and of the sums
+  bool fresh = true;   // the sums start from zero, whatever they held
+  // Where finished sums are added: [n_rows] of y_stride floats. nullptr: other groups will follow.
+  float* y = nullptr;
+  int64_t y_stride = 0;
   int n_embd;
-  int n_zeroed = 0;                      // the first rows of y start from zero, whatever they held
-  const StampedRows* stamped = nullptr;  // the result goes there instead of being added to y
+  const StampedRows* stamped = nullptr;  // finished sums go there instead
   // What brings x into its forms, where that is still to be done: called by the first thread while the others
   // load weights.
   const std::function<void()>* prepare_x = nullptr;

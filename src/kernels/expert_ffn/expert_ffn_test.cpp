@@ -117,10 +117,13 @@ void run_case(const Case& c, Isa isa) {
   std::vector<float> y(static_cast<size_t>(c.n_rows * c.n_embd), 1.0f);  // adds to what is there
   ExpertFfnScratch scratch(static_cast<int>(pair_rows.size()), std::max(c.n_ff, c.n_ff_shared),
                            c.n_expert + 1, c.n_threads);
+  ExpertSums sums(c.n_rows, c.n_embd);
   const ExpertFfnArgs args{.groups = groups,
                            .pair_rows = pair_rows.data(),
                            .pair_weights = pair_weights.data(),
                            .x = &x,
+                           .sums = &sums,
+                           .n_rows = c.n_rows,
                            .y = y.data(),
                            .y_stride = c.n_embd,
                            .n_embd = c.n_embd};
@@ -143,6 +146,18 @@ void run_case(const Case& c, Isa isa) {
   late.prepare_x = &prepare;
   expert_ffn_cpu(late, scratch, row_op_kernels(isa), context);
   EXPECT_EQ(late_y, y);
+
+  // In two parts, the later groups first: the same bits.
+  std::vector<float> cut_y(y.size(), 1.0f);
+  ExpertFfnArgs part = args;
+  part.y = nullptr;
+  part.groups = std::span(groups).subspan(1);
+  expert_ffn_cpu(part, scratch, row_op_kernels(isa), context);
+  part.y = cut_y.data();
+  part.fresh = false;
+  part.groups = std::span(groups).first(1);
+  expert_ffn_cpu(part, scratch, row_op_kernels(isa), context);
+  EXPECT_EQ(cut_y, y);
 
   std::vector<double> want(y.size(), 1.0);
   for (const FfnGroup& group : groups)

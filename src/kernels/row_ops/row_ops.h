@@ -31,10 +31,9 @@ RopeTable make_rope_table(const RopeConfig& config);
 struct RowOpKernels {
   // y[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]; y may be x.
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* y) noexcept;
-  // x[i] += y[i]
-  void (*add)(float* x, const float* y, int n) noexcept;
-  // x[i] += scale * y[i]
-  void (*add_scaled)(float* x, const float* y, float scale, int n) noexcept;
+  // Exact sums, see sum_grid.h: sum[i] += on_grid(scale * y[i]), and x[i] += sum[i].
+  void (*add_to_sum)(double* sum, const float* y, float scale, int n) noexcept;
+  void (*add_sum)(float* x, const double* sum, int n) noexcept;
   // gate[i] = silu(gate[i]) * up[i]
   void (*swiglu)(float* gate, const float* up, int n) noexcept;
   // x[i] *= sigmoid(gate[i])

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/row_ops/row_ops.h"
+#include "kernels/row_ops/sum_grid.h"
 #include "kernels/simd/math_impl.h"
 
 namespace thermo {
@@ -15,17 +16,22 @@ void rms_norm_rows(const float* x, const float* weight, int n, float eps, float*
   });
 }
 
-void add_row(float* x, const float* y, int n) noexcept {
-  for_each_vec(n, [&](int i, int count) {
-    vstore_part(x + i, vload_part(x + i, count) + vload_part(y + i, count), count);
-  });
+void add_to_sum_row(double* sum, const float* y, float scale, int n) noexcept {
+  constexpr int W = Vf::kWidth;
+  const Vf s = vset1(scale);
+  int i = 0;
+  for (; i + W <= n; i += W) vadd_on_grid(sum + i, s * vload(y + i), kSumMagic);
+  if (i == n) return;
+  double rest[W] = {};
+  vadd_on_grid(rest, s * vload_n(y + i, n - i), kSumMagic);
+  for (int k = 0; i + k < n; ++k) sum[i + k] += rest[k];
 }
 
-void add_scaled_row(float* x, const float* y, float scale, int n) noexcept {
-  const Vf s = vset1(scale);
-  for_each_vec(n, [&](int i, int count) {
-    vstore_part(x + i, vfma(s, vload_part(y + i, count), vload_part(x + i, count)), count);
-  });
+void add_sum_row(float* x, const double* sum, int n) noexcept {
+  constexpr int W = Vf::kWidth;
+  int i = 0;
+  for (; i + W <= n; i += W) vstore(x + i, vload(x + i) + vload_sum(sum + i));
+  for (; i < n; ++i) x[i] += static_cast<float>(sum[i]);
 }
 
 void swiglu_row(float* gate, const float* up, int n) noexcept {
@@ -62,8 +68,8 @@ float dot_row(const float* a, const float* b, int n) noexcept {
 
 constexpr RowOpKernels kRowOps = {
     .rms_norm = rms_norm_rows,
-    .add = add_row,
-    .add_scaled = add_scaled_row,
+    .add_to_sum = add_to_sum_row,
+    .add_sum = add_sum_row,
     .swiglu = swiglu_row,
     .mul_sigmoid = mul_sigmoid_row,
     .rope = rope_heads,

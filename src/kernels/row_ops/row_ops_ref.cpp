@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "kernels/row_ops/row_ops.h"
+#include "kernels/row_ops/sum_grid.h"
 
 namespace thermo {
 namespace {
@@ -16,12 +17,12 @@ void rms_norm_ref(const float* x, const float* weight, int n, float eps, float* 
   for (int i = 0; i < n; ++i) y[i] = static_cast<float>(x[i] * scale * weight[i]);
 }
 
-void add_ref(float* x, const float* y, int n) noexcept {
-  for (int i = 0; i < n; ++i) x[i] = static_cast<float>(double{x[i]} + double{y[i]});
+void add_to_sum_ref(double* sum, const float* y, float scale, int n) noexcept {
+  for (int i = 0; i < n; ++i) sum[i] += std::nearbyint(double{scale * y[i]} / kSumGrid) * kSumGrid;
 }
 
-void add_scaled_ref(float* x, const float* y, float scale, int n) noexcept {
-  for (int i = 0; i < n; ++i) x[i] = static_cast<float>(double{x[i]} + double{scale} * double{y[i]});
+void add_sum_ref(float* x, const double* sum, int n) noexcept {
+  for (int i = 0; i < n; ++i) x[i] += static_cast<float>(sum[i]);
 }
 
 void swiglu_ref(float* gate, const float* up, int n) noexcept {
@@ -52,8 +53,8 @@ float dot_ref(const float* a, const float* b, int n) noexcept {
 
 constexpr RowOpKernels kRef = {
     .rms_norm = rms_norm_ref,
-    .add = add_ref,
-    .add_scaled = add_scaled_ref,
+    .add_to_sum = add_to_sum_ref,
+    .add_sum = add_sum_ref,
     .swiglu = swiglu_ref,
     .mul_sigmoid = mul_sigmoid_ref,
     .rope = rope_ref,

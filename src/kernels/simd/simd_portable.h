@@ -154,6 +154,15 @@ inline Vf vkeep_from(Vf x, Vf limit, Vf a) {
   return {reinterpret_cast<V4f>(~(x.v < limit.v) & reinterpret_cast<V4i>(a.v))};
 }
 
+inline void vadd_on_grid(double* sum, Vf term, double magic) {
+  for (int i = 0; i < Vf::kWidth; ++i) sum[i] += (static_cast<double>(term.v[i]) + magic) - magic;
+}
+inline Vf vload_sum(const double* sum) {
+  Vf a;
+  for (int i = 0; i < Vf::kWidth; ++i) a.v[i] = static_cast<float>(sum[i]);
+  return a;
+}
+
 inline Vf vsum_each(const Vf (&a)[4]) {
   return {V4f{vsum(a[0]), vsum(a[1]), vsum(a[2]), vsum(a[3])}};
 }
