@@ -23,11 +23,9 @@ const DeltaNetKernels& delta_net_kernels(Isa isa) {
 }
 
 size_t delta_net_scratch_floats(int dim) {
-  // DeltaScratch of delta_net_impl.h: the state, keys and deltas of a chunk, two Gram matrices, row scales.
-  const size_t d = static_cast<size_t>(dim);
-  const size_t chunk = kDeltaChunk;
-  const size_t floats = d * d + 2 * d * chunk + 2 * chunk * chunk + d + chunk;
-  return (floats + 15) / 16 * 16;
+  // Blocks of the state: one for a chain, five for a tree of kDeltaChunk rows (TreePlan).
+  constexpr size_t kBlocks = 5;
+  return kBlocks * kDeltaBlockRows * static_cast<size_t>(dim);
 }
 
 }  // namespace thermo

@@ -8,14 +8,10 @@
 // state in place. A tree leaves the state alone and writes `delta`; delta_net_commit then applies the
 // accepted path.
 //
-// Three forms of the same arithmetic:
-//   - one row: the recurrence above, state read and written once;
-//   - a chunk of up to 64 rows: with G_r the decay summed along r's path (f64), e(r,c) = exp(G_r - G_c),
-//     c over ancestors of r (for a chain: c < r):
-//       dl_r = beta_r (v_r - exp(G_r) S k_r - sum_c e(r,c) (k_c.k_r) dl_c)
-//       o_r  = exp(G_r) S q_r + sum_{c or c = r} e(r,c) (k_c.q_r) dl_c
-//       S'   = exp(G_last) S + sum_c e(last,c) dl_c (x) k_c
-//   - commit: the last line over the accepted path.
+// Every step runs this recurrence row by row along each branch, and a commit repeats the updates of the
+// accepted rows. So, for one instruction set, the bits of a row's output and of the state after it depend on
+// the rows before it only: not on how a prompt is cut into steps, nor on siblings in a tree, nor on whether
+// rows were kept at once or committed later.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +23,8 @@
 
 namespace thermo {
 
-inline constexpr int kDeltaChunk = 64;
+inline constexpr int kDeltaChunk = 64;      // rows of a step that is not committed at once
+inline constexpr int kDeltaBlockRows = 32;  // of the state that are worked on together
 inline constexpr int kMaxConvTaps = 8;
 
 struct DeltaNetArgs {

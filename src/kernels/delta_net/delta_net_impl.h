@@ -1,342 +1,346 @@
 // The gated delta rule over the Vf of the simd_*.h included before. Anonymous namespace: see simd_avx512.h.
 //
-// A few rows of a chain go one after the other: kWidth rows of the state at a time stay in the first-level
-// cache while all steps pass over them, so the state is read (and written) once. Both products of a step are
-// taken of the old state, o = e^g S q + dl (k.q), which leaves two passes over S instead of three. Bound for
-// one row: 8 bytes of state traffic per element.
+// One arithmetic for every step: the recurrence, row after row along each branch (delta_net.h). A block of
+// 32 rows of the state, 16 KiB at dim 128, stays in the first-level cache while all rows pass over it. Both
+// products of a row are taken of its parent's state, o = e^g S q + dl (k.q), so a row that nobody
+// continues leaves the state alone; and the update that a parent makes is fused with the products of its
+// child: one load, one store and four arithmetic operations per register and row. Bound for one row: 8 bytes
+// of state traffic per element.
 //
-// Longer runs and trees go in chunks (delta_net.h). All five products are calls of gemm with everything
-// row-major [row][dim]; for that the state is kept transposed, [key dim][value dim], for the length of the
-// call. Work per chunk of L rows: 3 L dim^2 + 2 L^2 dim multiply-adds.
+// Lanes are key dims, so each product ends in a sum across lanes, kWidth of them at a time, and what the next
+// row does to these state rows waits for it. A block has several such parts, so that the other parts fill
+// that time: a quarter faster. Adding across lanes by fours as soon as four rows are through, instead of
+// keeping all sums until the end: 41 us a row instead of 55 (AVX-512, 32 heads of 128). Tried: two rows
+// of the state at a time on AVX2, where four do not leave every operand a register; 20 % slower, more loads.
+//
+// Not tried: a transposed state, whose lanes are value dims. It has no sums across lanes but needs the state
+// turned around in every call.
+//
+// Dropped: the chunked form (the rows of a chunk as five matrix products over decay-weighted Gram matrices).
+// It rounds differently for every way of cutting a prompt, and takes as long: 40 us a row.
 #pragma once
 
 #include "kernels/delta_net/delta_net.h"
-#include "kernels/simd/gemm_impl.h"
 #include "kernels/simd/math_impl.h"
 
 namespace thermo {
 namespace {
 
-// Up to here one row after the other is as fast as a chunk, measured at dim 128.
-constexpr int kSequentialRows = Vf::kWidth == 16 ? 6 : 10;
-// Chunks of a chain that updates the state. Shorter than kDeltaChunk: the terms in L^2 grow with the length,
-// and 32 rows already amortise the passes over the state.
-constexpr int kChainChunk = 32;
-
-struct DeltaScratch {
-  float* state;    // [dim][dim] transposed
-  float* keys;     // [dim][kDeltaChunk] transposed
-  float* key_key;  // [kDeltaChunk][kDeltaChunk]: A of the solve
-  float* key_query;
-  float* delta;  // [kDeltaChunk][dim]
-  float* row;    // [dim + kDeltaChunk] row scales
-  DeltaScratch(float* base, int dim) {
-    const int64_t d = dim;
-    state = base;
-    keys = state + d * d;
-    key_key = keys + d * kDeltaChunk;
-    key_query = key_key + kDeltaChunk * kDeltaChunk;
-    delta = key_query + kDeltaChunk * kDeltaChunk;
-    row = delta + d * kDeltaChunk;
-  }
-};
+// Rows of the state that share the loads of k and q, and whose sums across lanes begin together. dim is a
+// multiple of it.
+constexpr int kStateRows = 4;
+constexpr int kBlockRows = kDeltaBlockRows;
+static_assert(kBlockRows % Vf::kWidth == 0);
 
 // One value head of a step.
 struct DeltaHead {
   const DeltaNetArgs* args;
   int head;
-  const float* q(int r) const { return args->q + r * args->q_stride + key_offset(); }
-  const float* k(int r) const { return args->k + r * args->k_stride + key_offset(); }
+  int64_t key_offset;
+  DeltaHead(const DeltaNetArgs& a, int h) : args(&a), head(h), key_offset(int64_t{h % a.n_head_k} * a.dim) {}
+  const float* q(int r) const { return args->q + r * args->q_stride + key_offset; }
+  const float* k(int r) const { return args->k + r * args->k_stride + key_offset; }
   const float* v(int r) const { return args->v + r * args->v_stride + int64_t{head} * args->dim; }
   float g(int r) const { return args->g[int64_t{r} * args->n_head_v + head]; }
   float beta(int r) const { return args->beta[int64_t{r} * args->n_head_v + head]; }
   int64_t out_offset(int r) const { return (int64_t{r} * args->n_head_v + head) * args->dim; }
-  int64_t out_stride() const { return int64_t{args->n_head_v} * args->dim; }
   float* state() const { return args->state + int64_t{head} * args->dim * args->dim; }
-  int64_t key_offset() const { return int64_t{head % args->n_head_k} * args->dim; }
 };
 
-// ---- rows one after the other
-// ----------------------------------------------------------------------------------
+// What a row does to the state: S <- decay S + delta (x) k. Every path below uses this one expression.
+inline Vf updated(Vf s, Vf decay, Vf delta, Vf k) {
+  return vfma(delta, k, decay * s);
+}
 
-// kWidth rows of the state through all steps; `block` holds them, [kWidth][dim], and is left updated.
-inline void step_block(const DeltaHead& head, int j, float* block, const float* decay,
-                       const float* key_query) {
-  constexpr int W = Vf::kWidth;
-  const DeltaNetArgs& args = *head.args;
-  const int dim = args.dim;
-  for (int r = 0; r < args.n_rows; ++r) {
-    const float* k = head.k(r);
-    const float* q = head.q(r);
-    Vf with_k[W], with_q[W];
-    // Four state rows at a time: eight accumulators hide the latency and share the loads of k and q.
-    for (int u = 0; u < W; u += 4) {
-      Vf sk[4] = {vzero(), vzero(), vzero(), vzero()}, sq[4] = {vzero(), vzero(), vzero(), vzero()};
-      for (int i = 0; i < dim; i += W) {
-        const Vf kv = vload(k + i), qv = vload(q + i);
+struct StateUpdate {
+  const float* k;
+  const float* delta;  // of the block's rows
+  float decay;
+};
+
+// ---- rows
+// ------------------------------------------------------------------------------------------------------
+
+// Up to kDeltaChunk rows of a step and kBlockRows rows of the state, from value dim j on.
+class DeltaBlock {
+ public:
+  DeltaBlock(const DeltaHead& head, int first, int n) : head_(head), first_(first) {
+    constexpr int W = Vf::kWidth;
+    for (int r = 0; r < n; ++r) {
+      decay_[r] = head.g(first + r);
+      key_query_[r] = dot_floats(head.k(first + r), head.q(first + r), head.args->dim);
+    }
+    for (int r = n; r < round_up(n, W); ++r) decay_[r] = 0.0f;
+    for (int r = 0; r < n; r += W) vstore(decay_ + r, vexp(vload(decay_ + r)));
+  }
+
+  void move_to(int j) {
+    j_ = j;
+    n_ = min_int(kBlockRows, head_.args->dim - j);
+  }
+
+  // Row r against the state `from`.
+  void row(int r, const float* from) { products<false>(r, {}, from, nullptr); }
+  // Moves the state `from` past row `parent` into `to`, which may be `from`; then row r against it.
+  void row_after(int parent, int r, const float* from, float* to) {
+    products<true>(r, update_of(parent), from, to);
+  }
+  // Moves the state past row r.
+  void pass(int r, float* state) const {
+    const StateUpdate update = update_of(r);
+    const Vf decay = vset1(update.decay);
+    const int64_t stride = dim();
+    for (int u = 0; u < n_; u += kStateRows) {
+      Vf delta[kStateRows];
 #pragma GCC unroll 4
-        for (int t = 0; t < 4; ++t) {
-          const Vf s = vload(block + int64_t{u + t} * dim + i);
-          sk[t] = vfma(s, kv, sk[t]);
-          sq[t] = vfma(s, qv, sq[t]);
+      for (int t = 0; t < kStateRows; ++t) delta[t] = vset1(update.delta[u + t]);
+      for_each_vec(dim(), [&](int i, int count) {
+        const Vf k = vload_part(update.k + i, count);
+#pragma GCC unroll 4
+        for (int t = 0; t < kStateRows; ++t) {
+          float* s = state + (u + t) * stride + i;
+          vstore_part(s, updated(vload_part(s, count), decay, delta[t], k), count);
         }
-      }
-      for (int t = 0; t < 4; ++t) {
-        with_k[u + t] = sk[t];
-        with_q[u + t] = sq[t];
-      }
+      });
     }
-    const Vf e = vset1(decay[r]);
-    const Vf delta = vset1(head.beta(r)) * (vload(head.v(r) + j) - e * vsum_each(with_k));
-    vstore(args.out + head.out_offset(r) + j, vfma(delta, vset1(key_query[r]), e * vsum_each(with_q)));
-    if (args.delta != nullptr) vstore(args.delta + head.out_offset(r) + j, delta);
-    if (args.keep_state && r + 1 == args.n_rows) return;
-    alignas(64) float dl[W];
-    vstore(dl, delta);
-    for (int u = 0; u < W; u += 4)
-      for (int i = 0; i < dim; i += W) {
-        const Vf kv = vload(k + i);
-#pragma GCC unroll 4
-        for (int t = 0; t < 4; ++t) {
-          float* s = block + int64_t{u + t} * dim + i;
-          vstore(s, vfma(vset1(dl[u + t]), kv, e * vload(s)));
-        }
-      }
   }
-}
 
-inline void run_in_sequence(const DeltaHead& head, float* scratch) {
-  constexpr int W = Vf::kWidth;
+ private:
+  int dim() const {
+    return head_.args->dim;
+  }
+  StateUpdate update_of(int r) const {
+    return {head_.k(first_ + r), delta_[r], decay_[r]};
+  }
+
+  template <bool kUpdate>
+  void products(int r, const StateUpdate update, const float* from, float* to) {
+    constexpr int W = Vf::kWidth;
+    const DeltaNetArgs& args = *head_.args;
+    const float* const k = head_.k(first_ + r);
+    const float* const q = head_.q(first_ + r);
+    const float* const v = head_.v(first_ + r) + j_;
+    float* const out = args.out + head_.out_offset(first_ + r) + j_;
+    float* const delta_out = args.delta == nullptr ? nullptr : args.delta + head_.out_offset(first_ + r) + j_;
+    const Vf beta = vset1(head_.beta(first_ + r)), key_query = vset1(key_query_[r]);
+    const Vf decay = vset1(decay_[r]), minus_decay = vset1(-decay_[r]);
+    const int64_t state_floats = int64_t{W} * args.dim;
+    for (int part = 0; part < n_; part += W, from += state_floats, to += kUpdate ? state_floats : 0) {
+      const int n = min_int(W, n_ - part);
+      Vf with_k[W / kStateRows], with_q[W / kStateRows];
+      state_products<kUpdate>(k, q, n, args.dim, update, part, from, to, with_k, with_q);
+      const Vf delta = beta * vfma(minus_decay, vsum_fours(with_k), vload_part(v + part, n));
+      vstore(delta_[r] + part, delta);
+      vstore_part(out + part, vfma(delta, key_query, decay * vsum_fours(with_q)), n);
+      if (delta_out != nullptr) vstore_part(delta_out + part, delta, n);
+    }
+  }
+
+  // Products of n <= kWidth rows of the state with k and q, summed by vsum_four.
+  template <bool kUpdate>
+  static void state_products(const float* k, const float* q, int n, int dim, const StateUpdate& update,
+                             int part, const float* from, float* to, Vf* with_k, Vf* with_q) {
+    const int64_t stride = dim;
+    const Vf decay = vset1(kUpdate ? update.decay : 1.0f);
+#pragma GCC unroll 4
+    for (int u = 0; u < Vf::kWidth; u += kStateRows) {
+      Vf sk[kStateRows], sq[kStateRows], delta[kStateRows];
+#pragma GCC unroll 4
+      for (int t = 0; t < kStateRows; ++t) {
+        sk[t] = sq[t] = vzero();
+        if constexpr (kUpdate) delta[t] = vset1(update.delta[part + u + t]);
+      }
+      const float* in = from + u * stride;
+      float* out = to + u * stride;
+      if (u < n)
+        for_each_vec(dim, [&](int i, int count) {
+          const Vf kv = vload_part(k + i, count), qv = vload_part(q + i, count);
+          const Vf before = kUpdate ? vload_part(update.k + i, count) : vzero();
+#pragma GCC unroll 4
+          for (int t = 0; t < kStateRows; ++t) {
+            Vf s = vload_part(in + t * stride + i, count);
+            if constexpr (kUpdate) {
+              s = updated(s, decay, delta[t], before);
+              vstore_part(out + t * stride + i, s, count);
+            }
+            sk[t] = vfma(s, kv, sk[t]);
+            sq[t] = vfma(s, qv, sq[t]);
+          }
+        });
+      with_k[u / kStateRows] = vsum_four(sk);
+      with_q[u / kStateRows] = vsum_four(sq);
+    }
+  }
+
+  DeltaHead head_;
+  int first_;
+  int j_ = 0, n_ = 0;  // value dims of the block
+  alignas(64) float decay_[kDeltaChunk];
+  float key_query_[kDeltaChunk];
+  alignas(64) float delta_[kDeltaChunk][kBlockRows];
+};
+
+// A chain that updates the state in place, or leaves it alone (`kept`: memory for one block).
+inline void run_chain(const DeltaHead& head, float* kept) {
   const DeltaNetArgs& args = *head.args;
-  const int dim = args.dim;
-  alignas(64) float decay[kDeltaChunk] = {}, key_query[kDeltaChunk];
-  for (int r = 0; r < args.n_rows; ++r) {
-    decay[r] = head.g(r);
-    key_query[r] = dot_floats(head.k(r), head.q(r), dim);
-  }
-  for (int r = 0; r < args.n_rows; r += W) vstore(decay + r, vexp(vload(decay + r)));
-  for (int j = 0; j < dim; j += W) {
-    float* block = head.state() + int64_t{j} * dim;
-    if (args.keep_state) {
-      __builtin_memcpy(scratch, block, sizeof(float) * static_cast<size_t>(W) * static_cast<size_t>(dim));
-      block = scratch;
+  for (int first = 0; first < args.n_rows; first += kDeltaChunk) {
+    const int n = min_int(kDeltaChunk, args.n_rows - first);
+    DeltaBlock block(head, first, n);
+    for (int j = 0; j < args.dim; j += kBlockRows) {
+      block.move_to(j);
+      float* const state = head.state() + int64_t{j} * args.dim;
+      const float* from = state;
+      float* const to = args.keep_state ? kept : state;
+      block.row(0, from);
+      for (int r = 1; r < n; ++r, from = to) block.row_after(r - 1, r, from, to);
+      if (!args.keep_state) block.pass(n - 1, state);
     }
-    step_block(head, j, block, decay, key_query);
   }
 }
 
-// ---- chunks
-// ----------------------------------------------------------------------------------------------------
+// The order in which the rows of a tree are visited, depth first, and the blocks of state they use. A row's
+// children share the state that it leaves. The child with most rows below it comes last and may overwrite
+// that state; the others have at most half as many rows, so a tree of 64 rows needs five blocks at a time.
+class TreePlan {
+ public:
+  struct Visit {
+    int row;
+    int parent;    // whose update moves `from` into `to` before the row is taken; -1: none
+    int from, to;  // blocks; -1: the committed state
+  };
 
-inline bool is_ancestor(const AncestorBits& bits, int row, int other) {
-  if (bits.words == nullptr) return other <= row;
-  return (bits.words[int64_t{row} * bits.words_per_row + (other >> 6)] >> (other & 63)) & 1;
-}
-
-// Rows [first, first + n) against the transposed state, which is moved on to the last row when update is set.
-inline void run_chunk(const DeltaHead& head, int first, int n, bool update, const DeltaScratch& s) {
-  constexpr int W = Vf::kWidth;
-  constexpr int C = kDeltaChunk;
-  const DeltaNetArgs& args = *head.args;
-  const int dim = args.dim;
-
-  // Decay summed along each row's path, in f64: differences of long sums lose digits in f32.
-  double path_decay[C];
-  for (int r = 0; r < n; ++r) {
-    int parent = r - 1;
-    if (args.ancestors.words != nullptr)
-      while (parent >= 0 && !is_ancestor(args.ancestors, r, parent)) --parent;
-    path_decay[r] = (parent >= 0 ? path_decay[parent] : 0.0) + static_cast<double>(head.g(first + r));
-  }
-  alignas(64) float from_start[C] = {};
-  for (int r = 0; r < n; ++r) from_start[r] = static_cast<float>(path_decay[r]);
-  for (int r = 0; r < n; r += W) vstore(from_start + r, vexp(vload(from_start + r)));
-
-  // k_c.k_r and k_c.q_r. Row r needs columns c <= r only, so later columns are skipped by whole strips.
-  transpose(head.k(first), args.k_stride, n, dim, s.keys, C);
-  constexpr int kStrip = kGemmVecs * W;
-  for (int c = 0; c < n; c += kStrip) {
-    const int columns = min_int(kStrip, n - c);
-    gemm(n - c, columns, dim, head.k(first + c), args.k_stride, 1, s.keys + c, C, s.key_key + c * C + c, C,
-         nullptr);
-    gemm(n - c, columns, dim, head.q(first + c), args.q_stride, 1, s.keys + c, C, s.key_query + c * C + c, C,
-         nullptr);
-  }
-  // Weighted by e(r, c), zero for rows that are no ancestors: masked before the exponential, since the
-  // exponents of the others are positive and may overflow.
-  for (int r = 0; r < n; ++r) {
-    alignas(64) float e[C];
-    for (int c = 0; c <= r; ++c) e[c] = static_cast<float>(path_decay[r] - path_decay[c]);
-    if (args.ancestors.words != nullptr) {
-      for (int c = 0; c < r; ++c)
-        if (!is_ancestor(args.ancestors, r, c)) e[c] = -__builtin_inff();
-    }
-    for (int c = r + 1; c < round_up(r + 1, W); ++c) e[c] = -__builtin_inff();
-    float* kk = s.key_key + r * C;
-    float* kq = s.key_query + r * C;
-    const Vf minus_beta = vset1(-head.beta(first + r));
-    for (int c = 0; c <= r; c += W) {
-      const Vf w = vexp(vload(e + c));
-      const int count = min_int(W, r + 1 - c);  // what lies behind was never written
-      vstore_part(kk + c, minus_beta * w * vload_part(kk + c, count), count);
-      vstore_part(kq + c, w * vload_part(kq + c, count), count);
-    }
-    // The tiles of the last product read up to the diagonal of their last row.
-    for (int c = r + 1; c < min_int(n, r + kGemmRows); ++c) kq[c] = 0.0f;
-  }
-
-  // delta = beta (v - e^G S k), then the unit lower-triangular solve.
-  gemm(n, dim, dim, head.k(first), args.k_stride, 1, s.state, dim, s.delta, dim, nullptr);
-  for (int r = 0; r < n; ++r) {
-    float* delta = s.delta + int64_t{r} * dim;
-    const float* v = head.v(first + r);
-    const Vf beta = vset1(head.beta(first + r)), decay = vset1(-from_start[r] * head.beta(first + r));
-    const float* a = s.key_key + r * C;
-    constexpr int kVecs = 4;
-    int i = 0;
-    for (; i + kVecs * W <= dim; i += kVecs * W) {
-      Vf acc[kVecs];
-#pragma GCC unroll 4
-      for (int u = 0; u < kVecs; ++u)
-        acc[u] = vfma(beta, vload(v + i + u * W), decay * vload(delta + i + u * W));
-      for (int c = 0; c < r; ++c) {
-        const Vf w = vset1(a[c]);
-#pragma GCC unroll 4
-        for (int u = 0; u < kVecs; ++u)
-          acc[u] = vfma(w, vload(s.delta + int64_t{c} * dim + i + u * W), acc[u]);
+  TreePlan(const AncestorBits& bits, int n_rows) {
+    int n_below[kDeltaChunk] = {};
+    for (int i = 0; i <= n_rows; ++i) first_child_[i] = last_child_[i] = -1;
+    for (int r = n_rows - 1; r >= 0; --r) {
+      const uint64_t above = bits.words[int64_t{r} * bits.words_per_row] & ((uint64_t{1} << r) - 1);
+      const int parent = above == 0 ? -1 : 63 - __builtin_clzll(above);
+      ++n_below[r];
+      if (parent >= 0) n_below[parent] += n_below[r];
+      // Children in a list with the largest at its end: only that place matters.
+      int& first = first_child_[parent + 1];
+      int& last = last_child_[parent + 1];
+      next_[r] = -1;
+      if (first < 0) {
+        first = last = r;
+      } else if (n_below[r] > n_below[last]) {
+        next_[last] = r;
+        last = r;
+      } else {
+        next_[r] = first;
+        first = r;
       }
-#pragma GCC unroll 4
-      for (int u = 0; u < kVecs; ++u) vstore(delta + i + u * W, acc[u]);
     }
-    for_each_vec(dim - i, [&](int k, int count) {
-      Vf acc = vfma(beta, vload_part(v + i + k, count), decay * vload_part(delta + i + k, count));
-      for (int c = 0; c < r; ++c)
-        acc = vfma(vset1(a[c]), vload_part(s.delta + int64_t{c} * dim + i + k, count), acc);
-      vstore_part(delta + i + k, acc, count);
-    });
+    visit_children(-1, -1, false);
   }
-  if (args.delta != nullptr)
-    for (int r = 0; r < n; ++r)
-      __builtin_memcpy(args.delta + head.out_offset(first + r), s.delta + int64_t{r} * dim,
-                       sizeof(float) * static_cast<size_t>(dim));
 
-  // out = e^G S q + (weighted k.q) delta
-  float* out = args.out + head.out_offset(first);
-  gemm(n, dim, dim, head.q(first), args.q_stride, 1, s.state, dim, out, head.out_stride(), nullptr);
-  gemm_by_depth(
-      n, dim, [](int m_end) { return m_end; }, s.key_query, C, 1, s.delta, dim, out, head.out_stride(),
-      from_start);
+  const Visit* begin() const { return visits_; }
+  const Visit* end() const { return visits_ + n_visits_; }
 
-  if (!update) return;
-  // S <- e^G_last S + sum_c (e(last, c) k_c) (x) delta_c, transposed: rows are key dims.
-  alignas(64) float to_last[C];
-  for (int c = 0; c < C; ++c)
-    to_last[c] = c < n ? static_cast<float>(path_decay[n - 1] - path_decay[c]) : 0.0f;
-  for (int c = 0; c < n; c += W) vstore(to_last + c, vexp(vload(to_last + c)));
-  for (int c = 0; c < n; ++c) {
-    const Vf w = vset1(to_last[c]);
-    float* delta = s.delta + int64_t{c} * dim;
-    for_each_vec(dim,
-                 [&](int i, int count) { vstore_part(delta + i, w * vload_part(delta + i, count), count); });
+ private:
+  // `from`: the state before row `parent`. `owned`: nobody else needs it.
+  void visit_children(int parent, int from, bool owned) {
+    const int first = first_child_[parent + 1];
+    if (first < 0) return;
+    const int to = parent < 0 || owned ? from : n_blocks_++;
+    for (int child = first; child >= 0; child = next_[child]) {
+      if (child == first && parent >= 0)
+        visits_[n_visits_++] = {child, parent, from, to};
+      else
+        visits_[n_visits_++] = {child, -1, to, to};
+      visit_children(child, to, parent >= 0 && next_[child] < 0);
+    }
+    if (parent >= 0 && !owned) --n_blocks_;
   }
-  for (int i = 0; i < dim; ++i) s.row[i] = from_start[n - 1];
-  gemm(dim, dim, n, head.k(first), 1, args.k_stride, s.delta, dim, s.state, dim, s.row);
+
+  Visit visits_[kDeltaChunk];
+  int first_child_[kDeltaChunk + 1];  // of row - 1; [0]: of the committed state
+  int last_child_[kDeltaChunk + 1];
+  int next_[kDeltaChunk];
+  int n_visits_ = 0, n_blocks_ = 0;
+};
+
+inline void run_tree(const DeltaHead& head, const TreePlan& plan, float* blocks) {
+  const DeltaNetArgs& args = *head.args;
+  const int64_t block_floats = int64_t{kBlockRows} * args.dim;
+  DeltaBlock block(head, 0, args.n_rows);
+  for (int j = 0; j < args.dim; j += kBlockRows) {
+    block.move_to(j);
+    const float* const state = head.state() + int64_t{j} * args.dim;
+    for (const TreePlan::Visit& visit : plan) {
+      const float* const from = visit.from < 0 ? state : blocks + visit.from * block_floats;
+      if (visit.parent < 0)
+        block.row(visit.row, from);
+      else
+        block.row_after(visit.parent, visit.row, from, blocks + visit.to * block_floats);
+    }
+  }
 }
 
 void delta_rows(const DeltaNetArgs& args, int head_begin, int head_end, float* scratch) noexcept {
-  const int dim = args.dim;
   if (args.n_rows <= 0) return;
-  const DeltaScratch s(scratch, dim);
-  for (int h = head_begin; h < head_end; ++h) {
-    const DeltaHead head = {&args, h};
-    if (args.ancestors.words == nullptr && args.n_rows <= kSequentialRows && dim % Vf::kWidth == 0) {
-      run_in_sequence(head, scratch);
-      continue;
-    }
-    transpose(head.state(), dim, dim, dim, s.state, dim);
-    const int chunk = args.keep_state ? kDeltaChunk : kChainChunk;
-    for (int r = 0; r < args.n_rows; r += chunk) {
-      const int n = min_int(chunk, args.n_rows - r);
-      run_chunk(head, r, n, !args.keep_state, s);
-    }
-    if (!args.keep_state) transpose(s.state, dim, dim, dim, head.state(), dim);
+  if (args.ancestors.words == nullptr) {
+    for (int h = head_begin; h < head_end; ++h) run_chain({args, h}, scratch);
+    return;
   }
+  const TreePlan plan(args.ancestors, args.n_rows);
+  for (int h = head_begin; h < head_end; ++h) run_tree({args, h}, plan, scratch);
 }
 
 // ---- commit
 // ----------------------------------------------------------------------------------------------------
 
-// S[j][..] <- scale S + sum_c weight[c] delta_c[j] k_c, kRows rows of the state, kVecs registers.
+// The updates of n rows, one after the other, to kRows rows of the state and kVecs registers of each, `count`
+// lanes of the last. The state stays in registers, which changes nothing about its bits.
 template <int kRows, int kVecs>
-inline void commit_tile(float* state, int64_t dim, int n, float scale, const float* weight,
-                        const float* const* delta, const float* const* k) {
+inline void commit_tile(float* state, int64_t dim, int n, const float* decay, const float* const* delta,
+                        const float* const* k, int i, int count) {
   constexpr int W = Vf::kWidth;
+  const auto lanes = [&](int v) { return v + 1 < kVecs ? W : count; };
   Vf acc[kRows][kVecs];
 #pragma GCC unroll 8
   for (int j = 0; j < kRows; ++j)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) acc[j][v] = vset1(scale) * vload(state + j * dim + v * W);
+    for (int v = 0; v < kVecs; ++v) acc[j][v] = vload_part(state + j * dim + i + v * W, lanes(v));
   for (int c = 0; c < n; ++c) {
+    const Vf e = vset1(decay[c]);
     Vf key[kVecs];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) key[v] = vset1(weight[c]) * vload(k[c] + v * W);
+    for (int v = 0; v < kVecs; ++v) key[v] = vload_part(k[c] + i + v * W, lanes(v));
 #pragma GCC unroll 8
     for (int j = 0; j < kRows; ++j) {
       const Vf x = vset1(delta[c][j]);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVecs; ++v) acc[j][v] = vfma(x, key[v], acc[j][v]);
+      for (int v = 0; v < kVecs; ++v) acc[j][v] = updated(acc[j][v], e, x, key[v]);
     }
   }
 #pragma GCC unroll 8
   for (int j = 0; j < kRows; ++j)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) vstore(state + j * dim + v * W, acc[j][v]);
+    for (int v = 0; v < kVecs; ++v) vstore_part(state + j * dim + i + v * W, acc[j][v], lanes(v));
 }
 
 inline void commit_rows(const DeltaNetCommitArgs& args, int head, const int32_t* path, int n) {
   constexpr int W = Vf::kWidth;
-  constexpr int kRows = 4;
+  constexpr int kTileRows = 4;
   const int dim = args.dim;
-  double decay[kDeltaChunk];  // from the start to each row
-  double sum = 0.0;
-  for (int c = 0; c < n; ++c)
-    decay[c] = sum += static_cast<double>(args.g[int64_t{path[c]} * args.n_head_v + head]);
-  alignas(64) float weight[kDeltaChunk + 16] = {};
-  for (int c = 0; c < n; ++c) weight[c] = static_cast<float>(sum - decay[c]);
-  weight[n] = static_cast<float>(sum);
-  for (int c = 0; c <= n; c += W) vstore(weight + c, vexp(vload(weight + c)));
-  const float scale = weight[n];
+  alignas(64) float decay[kDeltaChunk] = {};
+  const float *delta[kDeltaChunk], *k[kDeltaChunk];
+  for (int c = 0; c < n; ++c) {
+    decay[c] = args.g[int64_t{path[c]} * args.n_head_v + head];
+    k[c] = args.k + path[c] * args.k_stride + int64_t{head % args.n_head_k} * dim;
+  }
+  for (int c = 0; c < n; c += W) vstore(decay + c, vexp(vload(decay + c)));
 
   float* state = args.state + int64_t{head} * dim * dim;
-  const float *delta[kDeltaChunk], *k[kDeltaChunk];
-  for (int j = 0; j < dim; j += kRows) {  // dim is a multiple of 8
+  for (int j = 0; j < dim; j += kTileRows) {
     for (int c = 0; c < n; ++c) delta[c] = args.delta + (int64_t{path[c]} * args.n_head_v + head) * dim + j;
-    const auto keys_at = [&](int i) {
-      for (int c = 0; c < n; ++c)
-        k[c] = args.k + path[c] * args.k_stride + int64_t{head % args.n_head_k} * dim + i;
-    };
     float* rows = state + int64_t{j} * dim;
     int i = 0;
-    for (; kGemmVecs == 4 && i + 4 * W <= dim; i += 4 * W) {  // enough registers for it
-      keys_at(i);
-      commit_tile<kRows, 4>(rows + i, dim, n, scale, weight, delta, k);
-    }
-    for (; i + 2 * W <= dim; i += 2 * W) {
-      keys_at(i);
-      commit_tile<kRows, 2>(rows + i, dim, n, scale, weight, delta, k);
-    }
-    for (; i + W <= dim; i += W) {
-      keys_at(i);
-      commit_tile<kRows, 1>(rows + i, dim, n, scale, weight, delta, k);
-    }
-    if (i == dim) continue;
-    keys_at(i);
-    for (int t = 0; t < kRows; ++t)
-      for (int u = 0; u < dim - i; ++u) {
-        float& x = rows[int64_t{t} * dim + i + u];
-        x *= scale;
-        for (int c = 0; c < n; ++c) x += weight[c] * delta[c][t] * k[c][u];
-      }
+    for (; kGemmVecs == 4 && i + 4 * W <= dim; i += 4 * W)  // enough registers for it
+      commit_tile<kTileRows, 4>(rows, dim, n, decay, delta, k, i, W);
+    for (; i + 2 * W <= dim; i += 2 * W) commit_tile<kTileRows, 2>(rows, dim, n, decay, delta, k, i, W);
+    for (; i < dim; i += W) commit_tile<kTileRows, 1>(rows, dim, n, decay, delta, k, i, min_int(W, dim - i));
   }
 }
 

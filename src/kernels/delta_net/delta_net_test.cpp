@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <span>
 
 #include "kernels/testing/compare.h"
 #include "kernels/testing/guard_band.h"
@@ -86,13 +87,14 @@ struct Problem {
             .ancestors = words.empty() ? AncestorBits{} : AncestorBits{words.data(), 1},
             .keep_state = keep};
   }
-  // The rows `first` .. `first + count` as a step of their own.
+  // The rows `first` .. `first + count` as a chain of their own.
   DeltaNetArgs slice(int first, int count, float* state_out, float* out) const {
     DeltaNetArgs a = args(state_out, out, nullptr, false);
     a.q += first * stride(), a.k += first * stride(), a.v += first * stride();
     a.g += first * shape.n_head_v, a.beta += first * shape.n_head_v;
     a.out += static_cast<size_t>(first) * v_size;
     a.n_rows = count;
+    a.ancestors = {};
     return a;
   }
 
@@ -177,23 +179,57 @@ TEST_P(DeltaNet, RunsTheRealShape) {
   expect_same(Problem(qwen, 22, 10, Decay::Weak, true), true);
 }
 
-TEST_P(DeltaNet, ChunkBoundariesDoNotMatter) {
-  for (Decay decay : {Decay::Weak, Decay::Strong}) {
-    const Problem problem({2, 4, 32}, 200, 21, decay);
-    const Result want = reference(problem, false);
+// The rows one after the other, each as one decoded token would be.
+struct Decoded {
+  std::vector<float> state, out;
+};
+Decoded decode(const DeltaNetKernels& kernels, const Problem& problem, std::span<const int32_t> rows) {
+  Decoded d = {problem.state, std::vector<float>(problem.out_size())};
+  GuardedBuffer<float> scratch(delta_net_scratch_floats(problem.shape.dim));
+  for (const int32_t row : rows)
+    kernels.rows(problem.slice(row, 1, d.state.data(), d.out.data()), 0, problem.shape.n_head_v,
+                 scratch.data());
+  return d;
+}
+
+std::vector<float> commit(const DeltaNetKernels& kernels, const Problem& problem, const float* delta,
+                          std::span<const int32_t> path) {
+  std::vector<float> state = problem.state;
+  kernels.commit({.k = problem.qkv.data() + problem.k_size,
+                  .g = problem.g.data(),
+                  .delta = delta,
+                  .k_stride = problem.stride(),
+                  .state = state.data(),
+                  .path = path,
+                  .n_head_k = problem.shape.n_head_k,
+                  .n_head_v = problem.shape.n_head_v,
+                  .dim = problem.shape.dim},
+                 0, problem.shape.n_head_v);
+  return state;
+}
+
+std::vector<int32_t> first_numbers(int n) {
+  std::vector<int32_t> rows(static_cast<size_t>(n));
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
+
+TEST_P(DeltaNet, HasTheSameBitsHoweverAChainIsCut) {
+  for (const Shape& shape : {Shape{2, 4, 32}, {1, 2, 72}, {1, 2, 128}, {2, 2, 8}}) {
+    const Problem problem(shape, 200, 21);
+    const Decoded want = decode(kernels, problem, first_numbers(200));
     for (const std::vector<int>& lengths :
-         {std::vector<int>{1, 63, 64, 65, 7}, {65, 65, 1, 1, 1, 67}, {200}, {3, 100, 97}}) {
+         {std::vector<int>{1, 63, 64, 65, 7}, {65, 65, 1, 1, 1, 67}, {200}, {3, 100, 97}, {2, 198}}) {
       std::vector<float> state = problem.state, out(problem.out_size());
-      GuardedBuffer<float> scratch(delta_net_scratch_floats(32));
+      GuardedBuffer<float> scratch(delta_net_scratch_floats(shape.dim));
       int first = 0;
       for (int n : lengths) {
-        kernels.rows(problem.slice(first, n, state.data(), out.data()), 0, 4, scratch.data());
+        kernels.rows(problem.slice(first, n, state.data(), out.data()), 0, shape.n_head_v, scratch.data());
         first += n;
       }
       ASSERT_EQ(first, 200);
-      const Bound bound = {.absolute = problem.bound(), .relative = 0};
-      EXPECT_TRUE(all_close(out, want.out, bound));
-      EXPECT_TRUE(all_close(state, want.state, bound));
+      EXPECT_TRUE(same_bits(out, want.out)) << "dim " << shape.dim;
+      EXPECT_TRUE(same_bits(state, want.state)) << "dim " << shape.dim;
     }
   }
 }
@@ -206,37 +242,59 @@ TEST_P(DeltaNet, RunsRandomTrees) {
   expect_same(Problem({2, 4, 64}, 64, seed, Decay::Strong, true), true);
 }
 
-TEST_P(DeltaNet, TreeRowsEqualTheirBranchRunAsAChain) {
-  for (Decay decay : {Decay::Weak, Decay::Strong})
-    for (int n_rows : {6, 23, 64}) {
-      const Problem tree({2, 4, 32}, n_rows, 41, decay, true);
+// A path of 64 rows, 64 roots, a comb (a chain whose every row has a leaf), and the tree that needs most
+// blocks of state: every row has two children.
+std::vector<std::vector<int32_t>> odd_trees() {
+  std::vector<int32_t> path(64), roots(64, -1), comb(64), binary(64);
+  for (int32_t r = 0; r < 64; ++r) {
+    const size_t i = static_cast<size_t>(r);
+    path[i] = r - 1;
+    comb[i] = r == 0 ? -1 : (r - 1) / 2 * 2;
+    binary[i] = r == 0 ? -1 : (r - 1) / 2;
+  }
+  return {path, roots, comb, binary};
+}
+
+TEST_P(DeltaNet, TreeRowsHaveTheBitsOfTheirBranch) {
+  std::vector<std::vector<int32_t>> trees = odd_trees();
+  for (int n_rows : {1, 2, 6, 23, 63, 64})
+    for (uint64_t seed = 41; seed < 44; ++seed) trees.push_back(Inputs(seed).tree(n_rows));
+  trees.push_back({-1, -1, 0, 1, 1, 2, -1, 6});  // several roots
+  for (const Shape& shape : {Shape{2, 4, 32}, {1, 2, 24}})
+    for (const std::vector<int32_t>& parents : trees) {
+      const int n_rows = static_cast<int>(parents.size());
+      Problem tree(shape, n_rows, 45);
+      tree.set_tree(parents);
       std::vector<float> state = tree.state, out(tree.out_size()), delta(tree.out_size());
-      GuardedBuffer<float> scratch(delta_net_scratch_floats(32));
-      kernels.rows(tree.args(state.data(), out.data(), delta.data(), true), 0, 4, scratch.data());
-      EXPECT_EQ(state, tree.state);
-      const Bound bound = {.absolute = tree.bound(), .relative = 0};
-      for (int leaf = 0; leaf < n_rows; leaf += 3) {
-        // The branch row by row, each as one decoded token would be.
-        const auto path = path_to(tree.parents, leaf);
-        std::vector<float> chain_state = tree.state, chain_out(tree.out_size());
-        for (int32_t row : path)
-          kernels.rows(tree.slice(row, 1, chain_state.data(), chain_out.data()), 0, 4, scratch.data());
+      GuardedBuffer<float> scratch(delta_net_scratch_floats(shape.dim));
+      kernels.rows(tree.args(state.data(), out.data(), delta.data(), true), 0, shape.n_head_v,
+                   scratch.data());
+      EXPECT_TRUE(scratch.intact());
+      EXPECT_TRUE(same_bits(state, tree.state));
+      for (int leaf = 0; leaf < n_rows; ++leaf) {
+        const auto path = path_to(parents, leaf);
+        const Decoded want = decode(kernels, tree, path);
         const size_t at = static_cast<size_t>(leaf) * tree.v_size;
-        EXPECT_TRUE(all_close({out.data() + at, tree.v_size}, {chain_out.data() + at, tree.v_size}, bound));
-        // Accepting the branch leaves the state that decoding it would have left.
-        std::vector<float> committed = tree.state;
-        kernels.commit({.k = tree.qkv.data() + tree.k_size,
-                        .g = tree.g.data(),
-                        .delta = delta.data(),
-                        .k_stride = tree.stride(),
-                        .state = committed.data(),
-                        .path = path,
-                        .n_head_k = 2,
-                        .n_head_v = 4,
-                        .dim = 32},
-                       0, 4);
-        EXPECT_TRUE(all_close(committed, chain_state, bound)) << "leaf " << leaf;
+        EXPECT_TRUE(same_bits({out.data() + at, tree.v_size}, {want.out.data() + at, tree.v_size}))
+            << "row " << leaf << " of " << n_rows;
+        EXPECT_TRUE(same_bits(commit(kernels, tree, delta.data(), path), want.state))
+            << "row " << leaf << " of " << n_rows;
       }
+    }
+}
+
+TEST_P(DeltaNet, KeptChainsHaveTheBitsOfDecoding) {
+  for (int dim : {8, 40, 128})
+    for (int n_rows : {1, 2, 33, 64}) {
+      const Problem problem({1, 2, dim}, n_rows, 46);
+      std::vector<float> state = problem.state, out(problem.out_size()), delta(problem.out_size());
+      GuardedBuffer<float> scratch(delta_net_scratch_floats(dim));
+      kernels.rows(problem.args(state.data(), out.data(), delta.data(), true), 0, 2, scratch.data());
+      EXPECT_TRUE(same_bits(state, problem.state));
+      const std::vector<int32_t> all = first_numbers(n_rows);
+      const Decoded want = decode(kernels, problem, all);
+      EXPECT_TRUE(same_bits(out, want.out));
+      EXPECT_TRUE(same_bits(commit(kernels, problem, delta.data(), all), want.state));
     }
 }
 
@@ -251,16 +309,7 @@ TEST_P(DeltaNet, FollowsTheWorkedTree) {
   std::vector<float> want = tree.state, chain_out(tree.out_size());
   const std::vector<int32_t> path = {0, 3, 5};
   for (int32_t row : path) delta_net_ref(tree.slice(row, 1, want.data(), chain_out.data()));
-  kernels.commit({.k = tree.qkv.data() + tree.k_size,
-                  .g = tree.g.data(),
-                  .delta = delta.data(),
-                  .k_stride = tree.stride(),
-                  .state = state.data(),
-                  .path = path,
-                  .n_head_k = 2,
-                  .n_head_v = 4,
-                  .dim = 16},
-                 0, 4);
+  state = commit(kernels, tree, delta.data(), path);
   EXPECT_TRUE(all_close(state, want, {.absolute = tree.bound(), .relative = 0}));
 }
 

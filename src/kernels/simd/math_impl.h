@@ -59,6 +59,17 @@ inline void vstore_part(float* p, Vf a, int count) {
     vstore_n(p, a, count);
 }
 
+// Lane i of the result is the sum of the lanes of a[i].
+inline Vf vsum_each(const Vf (&a)[Vf::kWidth]) {
+  Vf fours[Vf::kWidth / 4];
+#pragma GCC unroll 4
+  for (int i = 0; i < Vf::kWidth / 4; ++i) {
+    const Vf four[4] = {a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3]};
+    fours[i] = vsum_four(four);
+  }
+  return vsum_fours(fours);
+}
+
 inline float dot_floats(const float* a, const float* b, int n) {
   constexpr int W = Vf::kWidth;
   Vf sum[4] = {vzero(), vzero(), vzero(), vzero()};

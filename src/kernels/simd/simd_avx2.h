@@ -122,12 +122,14 @@ inline Vf vload_sum(const double* sum) {
                                _mm256_cvtpd_ps(_mm256_loadu_pd(sum + 4)), 1)};
 }
 
-inline Vf vsum_each(const Vf (&a)[8]) {
-  __m256 t[4];
-  for (int i = 0; i < 4; ++i) t[i] = _mm256_hadd_ps(a[2 * i].v, a[2 * i + 1].v);
-  const __m256 lo = _mm256_hadd_ps(t[0], t[1]), hi = _mm256_hadd_ps(t[2], t[3]);
-  return {_mm256_add_ps(_mm256_permute2f128_ps(lo, hi, 0x20), _mm256_permute2f128_ps(lo, hi, 0x31))};
+inline Vf vsum_four(const Vf (&a)[4]) {
+  return {_mm256_hadd_ps(_mm256_hadd_ps(a[0].v, a[1].v), _mm256_hadd_ps(a[2].v, a[3].v))};
 }
+inline Vf vsum_fours(const Vf (&a)[2]) {
+  return {_mm256_add_ps(_mm256_permute2f128_ps(a[0].v, a[1].v, 0x20),
+                        _mm256_permute2f128_ps(a[0].v, a[1].v, 0x31))};
+}
+constexpr int kLaneSumOrder[8] = {0, 1, 2, 3, 4, 5, 6, 7};
 
 inline void transpose_square(const float* in, int64_t in_stride, float* out, int64_t out_stride) {
   __m256 r[8], t[8];

@@ -114,7 +114,7 @@ inline Vf vkeep_from(Vf x, Vf limit, Vf a) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_NLT_UQ), a.v)};
 }
 
-// sum[i] += term[i], put on the grid of `magic` (expert_sums.h) first.
+// sum[i] += term[i], put on the grid of `magic` (sum_grid.h) first.
 inline void vadd_on_grid(double* sum, Vf term, double magic) {
   const __m512d m = _mm512_set1_pd(magic);
   const __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(term.v));
@@ -127,24 +127,29 @@ inline Vf vload_sum(const double* sum) {
                              _mm512_cvtpd_ps(_mm512_loadu_pd(sum + 8)), 1)};
 }
 
-// Lane i of the result is the sum of the lanes of a[i].
-inline Vf vsum_each(const Vf (&a)[16]) {
-  __m512 t8[8], t4[4], t2[2];
-  // Each level adds neighbours and halves the number of registers: 32-bit, 64-bit, then 128-bit lanes.
-  for (int i = 0; i < 8; ++i)
-    t8[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i].v, a[2 * i + 1].v),
-                          _mm512_unpackhi_ps(a[2 * i].v, a[2 * i + 1].v));
-  for (int i = 0; i < 4; ++i) {
-    const __m512d lo = _mm512_castps_pd(t8[2 * i]), hi = _mm512_castps_pd(t8[2 * i + 1]);
-    t4[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(lo, hi)),
-                          _mm512_castpd_ps(_mm512_unpackhi_pd(lo, hi)));
-  }
-  // t4[i]: lane 4 q + r holds the part of quarter q of a[4 i + r].
+// Sums across lanes, in two steps so that a loop over groups of four need not keep kWidth registers. Each
+// adds neighbours and halves the number of registers: 32-bit, 64-bit, then 128-bit lanes.
+//
+// Four partial sums in each 128 bits: lane 4 q + r holds the sum over quarter q of a[r].
+inline Vf vsum_four(const Vf (&a)[4]) {
+  __m512d t[2];
   for (int i = 0; i < 2; ++i)
-    t2[i] = _mm512_add_ps(_mm512_shuffle_f32x4(t4[2 * i], t4[2 * i + 1], 0x88),
-                          _mm512_shuffle_f32x4(t4[2 * i], t4[2 * i + 1], 0xdd));
-  return {_mm512_add_ps(_mm512_shuffle_f32x4(t2[0], t2[1], 0x88), _mm512_shuffle_f32x4(t2[0], t2[1], 0xdd))};
+    t[i] = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a[2 * i].v, a[2 * i + 1].v),
+                                          _mm512_unpackhi_ps(a[2 * i].v, a[2 * i + 1].v)));
+  return {_mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(t[0], t[1])),
+                        _mm512_castpd_ps(_mm512_unpackhi_pd(t[0], t[1])))};
 }
+// Lane i of the result is the sum of the lanes of row i, from vsum_four of rows 0..3, 4..7, ...
+inline Vf vsum_fours(const Vf (&a)[4]) {
+  __m512 t[2];
+  for (int i = 0; i < 2; ++i)
+    t[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i].v, a[2 * i + 1].v, 0x88),
+                         _mm512_shuffle_f32x4(a[2 * i].v, a[2 * i + 1].v, 0xdd));
+  return {_mm512_add_ps(_mm512_shuffle_f32x4(t[0], t[1], 0x88), _mm512_shuffle_f32x4(t[0], t[1], 0xdd))};
+}
+// The sum of lanes is the balanced tree over neighbours of this order. Who sums with lanes for something else
+// and wants the same bits follows it.
+constexpr int kLaneSumOrder[16] = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};
 
 // out[c * out_stride + r] = in[r * in_stride + c] for a square of kWidth.
 inline void transpose_square(const float* in, int64_t in_stride, float* out, int64_t out_stride) {

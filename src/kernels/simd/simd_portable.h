@@ -163,9 +163,13 @@ inline Vf vload_sum(const double* sum) {
   return a;
 }
 
-inline Vf vsum_each(const Vf (&a)[4]) {
+inline Vf vsum_four(const Vf (&a)[4]) {
   return {V4f{vsum(a[0]), vsum(a[1]), vsum(a[2]), vsum(a[3])}};
 }
+inline Vf vsum_fours(const Vf (&a)[1]) {
+  return a[0];
+}
+constexpr int kLaneSumOrder[4] = {0, 1, 2, 3};
 
 inline void transpose_square(const float* in, int64_t in_stride, float* out, int64_t out_stride) {
   for (int r = 0; r < 4; ++r)

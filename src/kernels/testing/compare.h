@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <span>
 
@@ -58,6 +60,18 @@ inline ::testing::AssertionResult all_close(std::span<const float> got, std::spa
                                             const Bound& bound) {
   return all_close_at(
       got, want, [&](size_t) { return bound.absolute; }, bound.relative, bound.similarity);
+}
+
+// Bit for bit, so that a NaN equals itself and the two zeros differ.
+inline ::testing::AssertionResult same_bits(std::span<const float> got, std::span<const float> want) {
+  if (got.size() != want.size())
+    return ::testing::AssertionFailure() << "sizes differ: " << got.size() << " and " << want.size();
+  size_t n_bad = 0, first = 0;
+  for (size_t i = got.size(); i-- > 0;)
+    if (std::bit_cast<uint32_t>(got[i]) != std::bit_cast<uint32_t>(want[i])) ++n_bad, first = i;
+  if (n_bad == 0) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << n_bad << " of " << got.size() << " differ, the first at " << first
+                                       << ": got " << got[first] << ", want " << want[first];
 }
 
 }  // namespace thermo::testing
