@@ -3,7 +3,7 @@ BUILD := build
 JOBS  := $(shell nproc)
 PROGRAM := $(BUILD)/bin/thermocline
 
-.PHONY: help run test test-cuda build setup setup-test asan tsan fuzz bench format clean
+.PHONY: help run test test-cuda build setup setup-test asan tsan fuzz fuzz-build bench format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,7 +15,7 @@ test: setup-test  ## build, then run every test that needs no GPU
 	cmake --preset cpu
 	cmake --build --preset cpu -j $(JOBS)
 	ctest --preset cpu -j $(JOBS) --no-tests=error
-	@$(MAKE) --no-print-directory test-cuda
+	@$(MAKE) --no-print-directory fuzz-build test-cuda
 
 NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 test-cuda: setup-test  ## compile the CUDA parts for one card and test the program without it; skipped without nvcc
@@ -43,10 +43,12 @@ asan tsan: setup-test  ## every test under address and undefined-behaviour, or t
 	ctest --preset $@ -j $(JOBS) --no-tests=error
 
 FUZZ_SECONDS := 60
-fuzz: setup-test  ## coverage-guided fuzzing with clang, FUZZ_SECONDS for each target
+fuzz-build: setup-test  ## compile the fuzz targets with clang
 	@tools/setup.sh fuzz
 	cmake --preset fuzz
-	cmake --build --preset fuzz -j $(JOBS) --target fuzz_gguf fuzz_tokenizer fuzz_template fuzz_heat
+	cmake --build --preset fuzz -j $(JOBS) --target fuzz_targets
+
+fuzz: fuzz-build  ## coverage-guided fuzzing with clang, FUZZ_SECONDS for each target
 	for target in gguf tokenizer template heat; do \
 	  mkdir -p $(BUILD)/fuzz/corpus-$$target && \
 	  $(BUILD)/fuzz/bin/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -max_len=65536 $(BUILD)/fuzz/corpus-$$target || exit 1; \

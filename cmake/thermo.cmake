@@ -1,7 +1,9 @@
 # Helpers that keep the folders' build files to a line each.
 
-# -Wrestrict: GCC 12 reports std::string concatenation (its bug 105651).
-set(THERMO_WARNINGS -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-restrict)
+set(THERMO_WARNINGS -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  list(APPEND THERMO_WARNINGS -Wno-restrict)  # GCC 12 reports std::string concatenation (its bug 105651)
+endif()
 if(THERMO_WERROR)
   list(APPEND THERMO_WARNINGS -Werror)
 endif()

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "cli/options.h"
+#include "cli/options/options.h"
 #include "cli/terminal.h"
 
 namespace thermo {

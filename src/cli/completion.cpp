@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "cli/commands.h"
-#include "cli/general_options.h"
+#include "cli/options/general_options.h"
 
 namespace thermo {
 namespace {

@@ -13,7 +13,7 @@
 #include "base/json.h"
 #include "base/thread_pool.h"
 #include "base/units.h"
-#include "cli/bandwidth.h"
+#include "cli/bench/bandwidth.h"
 #include "cli/commands.h"
 #include "cli/version.h"
 #include "engine/gpu_backend.h"

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "cli/commands.h"
-#include "cli/options.h"
+#include "cli/options/options.h"
 #include "cli/terminal.h"
 
 namespace thermo {

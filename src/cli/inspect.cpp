@@ -10,8 +10,8 @@
 #include "base/units.h"
 #include "cli/commands.h"
 #include "cli/inspect_facts.h"
-#include "cli/model_options.h"
 #include "cli/model_source.h"
+#include "cli/options/model_options.h"
 #include "gguf/gguf_file.h"
 
 namespace thermo {

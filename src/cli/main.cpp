@@ -15,10 +15,10 @@
 #include "base/log.h"
 #include "base/mapped_file.h"
 #include "cli/commands.h"
-#include "cli/config_file.h"
-#include "cli/general_options.h"
 #include "cli/help.h"
 #include "cli/interrupt.h"
+#include "cli/options/config_file.h"
+#include "cli/options/general_options.h"
 #include "cli/version.h"
 
 namespace thermo {

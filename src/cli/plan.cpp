@@ -6,8 +6,8 @@
 #include "base/json.h"
 #include "base/units.h"
 #include "cli/commands.h"
-#include "cli/model_options.h"
 #include "cli/model_source.h"
+#include "cli/options/model_options.h"
 
 namespace thermo {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cli/generate.h"
-#include "cli/model_options.h"
+#include "cli/options/model_options.h"
 #include "cli/prompt_renderer.h"
 #include "gguf/gguf_file.h"
 

@@ -165,6 +165,7 @@ inline void write_scales(const uint8_t* block, int r, uint8_t* header, uint32_t*
 
 template <DType T>
 void pack_quant(const std::byte* rows, int n_rows, int n_cols, int panel, std::byte* out) noexcept {
+  // Its functions are called on kPanelFormat<T> itself: clang 14 does not take f for a constant.
   constexpr PanelFormat f = kPanelFormat<T>;
   const int block_bytes = dtype_info(T).block_bytes;
   const int n_blocks = n_cols / f.block_cols;
@@ -176,7 +177,7 @@ void pack_quant(const std::byte* rows, int n_rows, int n_cols, int panel, std::b
 
   uint8_t* o = reinterpret_cast<uint8_t*>(out);
   uint8_t* header = nullptr;
-  for (int b = 0; b < n_blocks; ++b, o += f.body_bytes()) {
+  for (int b = 0; b < n_blocks; ++b, o += kPanelFormat<T>.body_bytes()) {
     if (b % f.unit_blocks == 0) {
       header = o;
       std::memset(header, 0, 64);
@@ -187,13 +188,13 @@ void pack_quant(const std::byte* rows, int n_rows, int n_cols, int panel, std::b
       const uint8_t* block =
           r < rows_here ? first + static_cast<size_t>(r) * row_stride + static_cast<size_t>(b) * block_bytes
                         : kZeroBlock;
-      write_scales<T>(block, r, header + b % f.unit_blocks * f.header_step(), words);
+      write_scales<T>(block, r, header + b % f.unit_blocks * kPanelFormat<T>.header_step(), words);
       uint32_t* sub = words + f.scale_bytes / 4 + r;
 #pragma GCC unroll 8
-      for (int s = 0; s < f.subs(); ++s) {
+      for (int s = 0; s < kPanelFormat<T>.subs(); ++s) {
         uint32_t w[8];
         read_codes<T>(block, s, w);
-        write_codes<f.bits>(w, sub + s * f.sub_bytes() / 4);
+        write_codes<f.bits>(w, sub + s * kPanelFormat<T>.sub_bytes() / 4);
       }
     }
   }

@@ -16,7 +16,7 @@ size_t quant_panel_bytes(int n_cols) {
   constexpr PanelFormat f = kPanelFormat<T>;
   THERMO_CHECK(n_cols % f.block_cols == 0, "a panel's columns must be whole blocks");
   const size_t n_blocks = static_cast<size_t>(n_cols / f.block_cols);
-  return (n_blocks + f.unit_blocks - 1) / f.unit_blocks * 64 + n_blocks * f.body_bytes();
+  return (n_blocks + f.unit_blocks - 1) / f.unit_blocks * 64 + n_blocks * kPanelFormat<T>.body_bytes();
 }
 
 }  // namespace

@@ -1,0 +1,400 @@
+// `thermocline bench`: how fast a model is here, modelled on llama-bench so that scripts and habits carry
+// over.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <thread>
+
+#include "base/thread_pool.h"
+#include "cli/bench/bandwidth.h"
+#include "cli/bench/bench_plan.h"
+#include "cli/bench/bench_report.h"
+#include "cli/bench/bench_run.h"
+#include "cli/bench/bench_text.h"
+#include "cli/commands.h"
+#include "cli/inspect_facts.h"
+#include "cli/interrupt.h"
+#include "cli/model_source.h"
+#include "cli/options/model_options.h"
+#include "cli/progress.h"
+#include "engine/gpu_backend.h"
+#include "gguf/gguf_file.h"
+
+namespace thermo {
+namespace {
+
+constexpr int kCheckPrompt = 32, kCheckTokens = 24;
+const std::string kCold = "cold", kWarm = "warm";  // what bench_fields() says in heat_state
+
+// An option of llama-bench that has one meaning here: accepts the values that say so.
+void add_cpu_only(OptionSet& set, std::string_view names, std::vector<std::string> accepted,
+                  std::string help) {
+  const std::string first(names.substr(0, names.find(',')));
+  set.custom(
+         names, "VALUE",
+         [accepted, first](std::string_view text) {
+           if (std::find(accepted.begin(), accepted.end(), text) == accepted.end())
+             throw ConfigError(fmt::format("this release does not do that; leave {} out or use {}", first,
+                                           fmt::join(accepted, " or ")));
+         },
+         std::move(help))
+      .advanced()
+      .no_environment();
+}
+
+class BenchCommand : public Command {
+ public:
+  CommandText text() const override {
+    return {"bench", "bench [-m MODEL] [options]", "measure prefill and decode speed",
+            "Lists (-p 512,2048), ranges (-t 1-16*2, -d 0-8192+4096) and repeated options run in every "
+            "combination. "
+            "Tokenising and sampling are not timed, as in llama-bench. GB/s is what the weights of a token "
+            "make of "
+            "the decode speed; the last column is its share of what this machine (on a GPU: the card) reads "
+            "from memory. --rows measures what verifying n drafted tokens costs against one.",
+            "thermocline bench -m model.gguf -p 512,2048 -n 128 -d 0,4096\n"
+            "thermocline bench -m model.gguf --rows 1-64*2\n"
+            "thermocline bench -m model.gguf -o json > before.json\n"
+            "thermocline bench -m model.gguf --compare before.json --fail-below 0.97\n"
+            "thermocline bench -m model.gguf --sweep-expert-cache 0,40,60,100 -o csv\n"};
+  }
+
+  void declare(OptionSet& set) override {
+    set.section("Model");
+    add_model_option(set, model_);
+    set.section("Tests");
+    const auto list = [&](std::string_view names, std::string metavar, std::vector<std::string>& target,
+                          std::string help) {
+      return &set.list(names, std::move(metavar), target, std::move(help)).no_environment();
+    };
+    list("-p,--n-prompt", "LIST", lists_.n_prompt, "tokens of the prompt (default 512; 0: none)");
+    list("-n,--n-gen", "LIST", lists_.n_gen, "tokens generated one by one (default 128; 0: none)");
+    list("-pg,--prompt-gen", "PP,TG", lists_.prompt_gen,
+         "a prompt and then generation, timed together; repeatable");
+    list("--rows", "LIST", lists_.n_rows,
+         "rows of a step that verifies a draft, up to 64; without -p and -n only these");
+    list("-d,--n-depth", "LIST", lists_.n_depth, "tokens already in the context (default 0)");
+    set.value("-r,--repetitions", "N", run_.n_repetitions, "times each test is run")
+        .range(1, 1000)
+        .no_environment();
+    set.value("--seconds", "S", run_.min_seconds, "repeat each test for at least this long")
+        .range(0, 86400)
+        .no_environment();
+    set.value("--text", "SOURCE", text_, "tokens to feed: builtin (real text), random, or a text file")
+        .no_environment();
+    set.value("-s,--seed", "N", seed_, "seed of random tokens").no_environment();
+    set.section("Setup");
+    list("-t,--threads", "LIST", lists_.n_threads, "threads (default: one for each core)");
+    list("-b,--batch-size", "LIST", lists_.n_batch, "logical batch (default 2048)");
+    list("-ub,--ubatch-size", "LIST", lists_.n_ubatch,
+         "tokens of a prompt chunk (default 512; on a GPU 2048)");
+    set.value("-dev,--device", "NAME", device_,
+              "auto, cpu, cuda:N (a build with CUDA), or sim: the CPU playing a device")
+        .no_environment();
+    set.value("-ngl,--n-gpu-layers", "N", n_gpu_layers_, "0: the CPU, all: the GPU (default auto)")
+        .no_environment();
+    list("-ctk,--cache-type-k", "LIST", lists_.k_type, "type of the keys: f32, f16, q8_0 (default f16)");
+    list("-ctv,--cache-type-v", "LIST", lists_.v_type, "type of the values (default f16)");
+    list("--isa", "LIST", lists_.isa, "code path: auto, portable, avx2, avx512, amx (default auto)");
+    set.custom_flag(
+           "--repack", [this](bool on) { lists_.repack = {on ? "1" : "0"}; },
+           "lay weights out for the processor at load (default)")
+        .no_environment();
+    set.section("Experts");
+    list("--expert-cache", "LIST", lists_.expert_cache,
+         "device memory for experts: sizes (11G), shares of them (60%), or auto: what fits (default)");
+    list("--sweep-expert-cache", "[LIST]", lists_.expert_sweep,
+         "run with these shares of the experts on the device (default 0,20,40,60,80,100), loading the model "
+         "anew for each")
+        ->bare("0,20,40,60,80,100");
+    list("-ncmoe,--n-cpu-moe", "LIST", lists_.n_cpu_moe,
+         "as a budget: what the experts of all but N layers take");
+    set.custom(
+           "--expert-ram", "SIZE",
+           [this](std::string_view text) {
+             check_expert_budget(text);
+             experts_.ram = text;
+           },
+           "main memory for experts; the rest is read from the file (default auto)")
+        .no_environment();
+    set.value("--pin-layers", "N", experts_.pin_layers,
+              "keep all experts of the first N layers on the device")
+        .range(0, 10000)
+        .no_environment();
+    set.flag("--expert-swaps", experts_.swaps, "move experts by their use while running (default on)")
+        .no_environment();
+    list("--heat", "LIST", heat_lists_,
+         "generation with split experts: cold (each run as behind a load), warm (behind a run that is not "
+         "timed); default both");
+    set.value("--heat-file", "FILE", experts_.heat_file, "start from this heat; it is updated at the end")
+        .no_environment();
+    set.value("--trace", "FILE", experts_.trace_file, "write what each lane does when, for chrome://tracing")
+        .no_environment();
+    set.section("Output");
+    const std::vector<std::string> formats{"md", "csv", "json", "jsonl", "sql"};
+    set.value("-o,--output", "FORMAT", format_, "md, csv, json, jsonl or sql")
+        .choices(formats)
+        .no_environment();
+    std::vector<std::string> and_none = formats;
+    and_none.emplace_back("none");
+    set.value("-oe,--output-err", "FORMAT", error_format_, "the same to stderr as well")
+        .choices(and_none)
+        .no_environment();
+    set.value("--compare", "FILE", compare_, "earlier JSON output: adds the ratio to it").no_environment();
+    set.value("--fail-below", "R", fail_below_, "exit with 9 when a ratio is below R")
+        .range(0, 1000)
+        .no_environment();
+    set.flag("--check", check_, "first compare greedy choices with the plain code path").no_environment();
+    set.value("--delay", "S", delay_seconds_, "seconds to wait before each test")
+        .range(0, 3600)
+        .no_environment();
+    set.flag("--warmup", warm_up_, "run each test briefly before timing it (default)").no_environment();
+    set.flag("--bandwidth", bandwidth_, "measure what this machine reads from memory (default)")
+        .no_environment();
+    set.section("Accepted for llama-bench scripts");
+    add_cpu_only(set, "-fa,--flash-attn", {"1", "on", "auto"}, "attention is always computed in one pass: 1");
+    add_cpu_only(set, "-np,--parallel", {"1"}, "sequences at once: 1");
+    add_cpu_only(set, "--spec-type", {"none"}, "drafting is not measured here: none");
+  }
+
+  ExitCode run(const Terminal& terminal) override {
+    const BenchPlan plan = make_bench_plan(lists_);
+    read_heat();
+    if (!experts_.trace_file.empty() && plan.setups.size() > 1)
+      throw ConfigError(
+          fmt::format("--trace writes one run and these options make {}; give one setup, or leave it out",
+                      plan.setups.size()));
+    if (fail_below_ > 0.0 && compare_.empty()) throw ConfigError("--fail-below needs --compare FILE");
+    std::optional<BenchBaseline> baseline;
+    if (!compare_.empty()) baseline.emplace(compare_);
+    const GgufFile file = open_model(model_);
+    const ModelConfig config = read_model_config(file);
+    text_ids_ = make_bench_text(text_, file, config.n_vocab,
+                                static_cast<size_t>(std::max(plan.max_tokens(), kCheckPrompt)), seed_);
+    terminal.note("tokenising and sampling are not timed, as in llama-bench");
+
+    const std::vector<std::string> columns = extra_columns();
+    std::vector<std::unique_ptr<BenchPrinter>> printers;
+    printers.push_back(
+        make_bench_printer(format_, columns, [](std::string_view text) { write_stdout(text); }));
+    if (error_format_ != "none")
+      printers.push_back(make_bench_printer(error_format_, columns, [](std::string_view text) {
+        std::fwrite(text.data(), 1, text.size(), stderr);
+      }));
+
+    const InterruptScope scope;
+    for (const auto& printer : printers) printer->begin();
+    try {
+      for (const BenchSetup& setup : plan.setups) {
+        if (InterruptScope::interrupted()) break;
+        run_setup(terminal, file, plan, setup, [&](Json fields) {
+          if (baseline) add_ratio(*baseline, fields);
+          for (const auto& printer : printers) printer->row(fields);
+        });
+      }
+    } catch (...) {
+      // A JSON array is closed whatever happens: what was measured stays readable.
+      for (const auto& printer : printers) printer->finish();
+      throw;
+    }
+    for (const auto& printer : printers) printer->finish();
+    if (InterruptScope::interrupted()) terminal.note("interrupted: the test that was running is left out");
+    return judge(terminal);
+  }
+
+ private:
+  void run_setup(const Terminal& terminal, const GgufFile& file, const BenchPlan& plan,
+                 const BenchSetup& setup, const std::function<void(Json)>& emit) {
+    BenchContext context;
+    context.setup = setup;
+    context.read_bytes_per_s = read_bandwidth(setup.n_threads);  // while there is memory
+    ProgressLine progress(terminal);
+    const int n_ctx = std::max(plan.max_tokens(), check_ ? kCheckPrompt + kCheckTokens : 0);
+    EngineOptions options = engine_options_of(setup, n_ctx);
+    set_expert_options(expert_flags(setup), read_model_config(file), options);
+    options.progress = progress.callback();
+    options.max_draft_rows = plan.max_rows();
+    Engine engine(file, options);
+    progress.clear();
+    terminal.note_unless_empty(engine.plan().note);
+    note_unused_cache(expert_flags(setup), engine, terminal);
+    context.engine = engine.info();
+    if (!runs_on_processor(engine.info()) && bandwidth_)
+      context.read_bytes_per_s = measure_gpu_read_bandwidth();  // decoding reads the card's memory
+    context.device_bytes = engine.plan().device_total_bytes;
+    context.setup.n_ubatch = engine.n_batch();
+    context.model_filename = model_.empty() ? "embedded" : resolve_model_path(model_);
+    context.model_type = engine.config().describe(engine.info().n_params);
+    if (const std::string type = quantisation_name(file); !type.empty()) context.model_type += " " + type;
+    context.model_size = engine.info().file_bytes;
+    context.model_n_params = engine.info().n_params;
+    context.text_source = text_ids_.source;
+    context.setup.expert_cache = options.expert_cache;
+    if (check_) check(file, setup, engine);
+
+    const bool can_reset = experts_.heat_file.empty() && engine.reset_experts();
+    if (!can_reset && !heat_.empty())
+      terminal.note("--heat says nothing here: no experts are split between a device and main memory");
+    Result<Session> session = engine.open_session();
+    if (!session) throw ThermoError(ExitCode::Internal, "bench: " + session.error().message);
+    std::map<int, double> one_row_ns;  // by depth
+    for (size_t i = 0; i < plan.tests.size(); ++i) {
+      const BenchTest& test = plan.tests[i];
+      if (delay_seconds_ > 0.0) std::this_thread::sleep_for(std::chrono::duration<double>(delay_seconds_));
+      if (InterruptScope::interrupted()) return;
+      for (const std::string& heat : heats_of(test, can_reset)) {
+        context.heat_state = heat;
+        const bool cold = can_reset && heat == kCold, warm = can_reset && heat == kWarm;
+        if ((warm_up_ || warm) && test.n_rows == 0)
+          warm_up(*session, test, engine.n_batch(), text_ids_.ids, warm);
+        BenchRunOptions run = run_;
+        run.stop = [] { return InterruptScope::interrupted(); };
+        run.on_repetition = [&](int repetition) {
+          if (terminal.progress)
+            fmt::print(stderr, "bench: test {}/{} {}, run {}/{}\n", i + 1, plan.tests.size(), test.name(),
+                       repetition + 1, run_.n_repetitions);
+          if (cold) engine.reset_experts();
+        };
+        const std::optional<BenchResult> result =
+            test.n_rows > 0
+                ? run_rows_test(engine, *session, test, text_ids_.ids, run, one_row_ns[test.n_depth])
+                : run_bench_test(engine, *session, test, text_ids_.ids, run);
+        if (!result) return;
+        if (test.n_rows == 1) one_row_ns[test.n_depth] = result->avg_ns();
+        emit(bench_fields(context, *result));
+      }
+    }
+  }
+
+  void read_heat() {
+    heat_ = parse_word_lists(heat_lists_);
+    for (const std::string& heat : heat_)
+      if (heat != kCold && heat != kWarm)
+        throw ConfigError(
+            fmt::format("--heat: '{}' is not known, use cold, warm, or cold,warm; a file of heat is "
+                        "given with --heat-file",
+                        heat));
+    if (!heat_.empty() && !experts_.heat_file.empty())
+      throw ConfigError("--heat and --heat-file contradict each other: the file says how hot; leave one out");
+  }
+
+  // How a test begins. Prompts use nearly all experts, whichever are hot.
+  std::vector<std::string> heats_of(const BenchTest& test, bool can_reset) const {
+    if (!experts_.heat_file.empty()) return {experts_.heat_file};
+    if (!can_reset || test.n_gen == 0) return {warm_up_ ? kWarm : kCold};
+    if (!heat_.empty()) return heat_;
+    if (!warm_up_) return {kCold};
+    return {kCold, kWarm};
+  }
+
+  EngineOptions engine_options_of(const BenchSetup& setup, int n_ctx) const {
+    EngineOptions options;
+    options.device = device_option(device_, n_gpu_layers_);
+    options.n_ctx = n_ctx;
+    options.k_type = setup.k_type;
+    options.v_type = setup.v_type;
+    options.n_threads = setup.n_threads;
+    options.isa = setup.isa;
+    options.repack = setup.repack;
+    options.n_batch = setup.n_ubatch;
+    return options;
+  }
+
+  ExpertFlags expert_flags(const BenchSetup& setup) const {
+    ExpertFlags flags = experts_;
+    flags.cache = setup.expert_cache;
+    flags.n_cpu_moe = setup.n_cpu_moe;
+    return flags;
+  }
+
+  // The plain path is portable code that reads the file as it is, with a float cache.
+  void check(const GgufFile& file, const BenchSetup& setup, Engine& engine) const {
+    EngineOptions options = engine_options_of(setup, kCheckPrompt + kCheckTokens);
+    options.device = "cpu";
+    options.isa = Isa::Portable;
+    options.repack = false;
+    options.n_batch = kCheckPrompt;
+    Engine reference(file, options);
+    check_greedy(engine, reference, std::span(text_ids_.ids).first(kCheckPrompt), kCheckTokens);
+  }
+
+  // Once for each number of threads.
+  double read_bandwidth(int n_threads) {
+    if (!bandwidth_) return 0.0;
+    const auto [at, is_new] = bandwidths_.try_emplace(n_threads, 0.0);
+    if (is_new) {
+      ThreadPool pool({.n_threads = n_threads});
+      at->second = measure_read_bandwidth(pool);
+    }
+    return at->second;
+  }
+
+  void add_ratio(const BenchBaseline& baseline, Json& fields) {
+    const std::optional<double> ratio = baseline.ratio(fields);
+    fields["ratio"] = ratio ? Json(*ratio) : Json(nullptr);
+    if (ratio) ratios_.push_back(*ratio);
+  }
+
+  ExitCode judge(const Terminal& terminal) const {
+    if (compare_.empty()) return ExitCode::Ok;
+    if (ratios_.empty()) {
+      terminal.note(fmt::format("{} has no result of the same test and setup", compare_));
+      return fail_below_ > 0.0 ? ExitCode::BelowTarget : ExitCode::Ok;
+    }
+    const double worst = *std::min_element(ratios_.begin(), ratios_.end());
+    terminal.note(fmt::format("smallest ratio to {}: {:.3f}", compare_, worst));
+    if (worst >= fail_below_) return ExitCode::Ok;
+    throw ThermoError(
+        ExitCode::BelowTarget,
+        fmt::format("a test ran at {:.3f} of its earlier speed, --fail-below allows {:g}; run again when "
+                    "nothing else runs, or look for what changed",
+                    worst, fail_below_));
+  }
+
+  // What the user chose or varies is shown.
+  std::vector<std::string> extra_columns() const {
+    std::vector<std::string> columns;
+    const auto add = [&](bool given, const char* name) {
+      if (given) columns.emplace_back(name);
+    };
+    add(!lists_.n_threads.empty(), "threads");
+    add(!lists_.n_batch.empty(), "n_batch");
+    add(!lists_.n_ubatch.empty(), "n_ubatch");
+    add(!lists_.k_type.empty(), "type_k");
+    add(!lists_.v_type.empty(), "type_v");
+    add(!lists_.isa.empty(), "isa");
+    add(!lists_.repack.empty(), "repack");
+    add(!lists_.n_rows.empty(), "ms a step");
+    add(!lists_.n_rows.empty(), "x one row");
+    add(!lists_.n_cpu_moe.empty(), "n_cpu_moe");
+    add(!lists_.expert_cache.empty() || !lists_.expert_sweep.empty(), "expert_cache");
+    add(text_ != "builtin", "text");
+    add(!compare_.empty(), "ratio");
+    return columns;
+  }
+
+  std::string model_, text_ = "builtin", format_ = "md", error_format_ = "none", compare_;
+  BenchLists lists_;
+  BenchRunOptions run_;
+  uint64_t seed_ = 1;
+  double delay_seconds_ = 0.0, fail_below_ = 0.0;
+  std::string device_ = "auto", n_gpu_layers_ = "auto";
+  ExpertFlags experts_;                         // what is the same in every setup
+  std::vector<std::string> heat_lists_, heat_;  // empty: what makes sense
+  bool check_ = false, warm_up_ = true, bandwidth_ = true;
+
+  BenchText text_ids_;
+  std::map<int, double> bandwidths_;  // bytes per second by threads asked for
+  std::vector<double> ratios_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_bench_command() {
+  return std::make_unique<BenchCommand>();
+}
+
+}  // namespace thermo

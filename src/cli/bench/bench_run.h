@@ -1,0 +1,62 @@
+// Runs one test of `bench` on a loaded engine and measures it. Tokenising and sampling are not part of it, as
+// in llama-bench.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/bench/bench_plan.h"
+#include "engine/engine.h"
+
+namespace thermo {
+
+struct BenchResult {
+  BenchTest test;
+  std::string test_time;              // start, UTC, "2026-01-31T12:00:00Z"
+  std::vector<uint64_t> samples_ns;   // one for each repetition
+  std::vector<uint64_t> token_ns;     // of each generated token, all repetitions
+  double cpu_busy_ratio = 0.0;        // processor time over wall time and threads
+  std::string output_sha256;          // of the most likely token after each timed step
+  std::optional<double> cost_of_one;  // time of a step of n_rows rows over that of one row
+  ExpertTelemetry experts;            // of the timed steps, all repetitions
+
+  double avg_ns() const;
+  double stddev_ns() const;
+  std::vector<double> samples_ts() const;  // tokens per second
+  double avg_ts() const;
+  double stddev_ts() const;
+  // The token time that `share` of the tokens stay below; nullopt when none was generated.
+  std::optional<uint64_t> percentile_ns(double share) const;
+};
+
+struct BenchRunOptions {
+  int n_repetitions = 5;
+  double min_seconds = 0.0;                           // repeats for at least this long
+  std::function<void(int repetition)> on_repetition;  // before it, not timed
+  std::function<bool()> stop;                         // asked between steps
+};
+
+// nullopt when `stop` said so. `ids` are the tokens to feed, at least depth + prompt + gen. Throws
+// ThermoError when the engine refuses.
+std::optional<BenchResult> run_bench_test(Engine& engine, Session& session, const BenchTest& test,
+                                          std::span<const TokenId> ids, const BenchRunOptions& options);
+
+// The same for a test of rows: each repetition is the mean of several steps. Rows want the most likely token
+// each. `one_row_ns`: the time of one row at this depth, 0 when it was not measured.
+std::optional<BenchResult> run_rows_test(Engine& engine, Session& session, const BenchTest& test,
+                                         std::span<const TokenId> ids, const BenchRunOptions& options,
+                                         double one_row_ns);
+
+// Feeds a little of everything once, so that pages are touched and clocks are up; with `whole` all that the
+// test generates, so that its experts are hot.
+void warm_up(Session& session, const BenchTest& test, int n_batch, std::span<const TokenId> ids, bool whole);
+
+// Follows `reference` (the plain code path) for n_tokens and throws ThermoError (BelowTarget) when `engine`
+// would have chosen another token by more than rounding.
+void check_greedy(Engine& engine, Engine& reference, std::span<const TokenId> prompt, int n_tokens);
+
+}  // namespace thermo

@@ -1,0 +1,194 @@
+#include "cli/options/config_file.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <toml++/toml.h>
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/error.h"
+
+namespace thermo {
+namespace {
+
+std::string upper_snake(std::string_view name) {
+  std::string result;
+  for (char c : name)
+    result += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return result;
+}
+
+const char* non_empty_variable(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
+// Flags may be spelled 1, true, on; --no-x is read from the variable without NO.
+void add_variable(const Option& option, const std::string& name, const char* text, bool negated,
+                  OptionValues& values) {
+  std::string value = text;
+  if (option.is_flag()) {
+    bool on = false;
+    try {
+      parse_value(value, on);
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("{}: '{}' cannot be used, {}", name, value, error.what()));
+    }
+    value = on != negated ? "on" : "off";
+  }
+  values.add(option, value, OptionSource::Environment, name);
+}
+
+// A value as TOML: true, 0.5, "text".
+std::string toml_text(const std::string& value, bool is_flag) {
+  if (is_flag) return value == "on" ? "true" : "false";
+  try {
+    double number = 0.0;
+    parse_value(value, number);
+    if (value.starts_with('.')) return "0" + value;
+    if (value[0] != '0' || value.size() == 1 || value[1] == '.') return value;
+  } catch (const ConfigError&) {
+  }
+  std::string quoted = "\"";
+  for (char c : value) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c == '\n' ? std::string("\\n") : std::string(1, c);
+  }
+  return quoted + "\"";
+}
+
+struct FileReader {
+  const std::string& path;
+  const OptionSet& set;
+  std::span<const std::string> known_elsewhere;
+  OptionValues& values;
+
+  [[noreturn]] void fail(const toml::node& node, const std::string& sentence) const {
+    throw ConfigError(fmt::format("{}:{}: {}", path, node.source().begin.line, sentence));
+  }
+
+  std::string scalar(const std::string& key, const toml::node& node) const {
+    if (auto text = node.value_exact<std::string>()) return *text;
+    if (auto number = node.value_exact<int64_t>()) return std::to_string(*number);
+    if (auto number = node.value_exact<double>()) return fmt::format("{}", *number);
+    if (auto on = node.value_exact<bool>()) return *on ? "on" : "off";
+    fail(node, fmt::format("{} has a date or a nested value; give text, a number, true or false", key));
+  }
+
+  void read(const toml::table& table) const {
+    for (auto&& [toml_key, node] : table) {
+      std::string key(toml_key.str());
+      if (const toml::table* inner = node.as_table()) {  // tables only group
+        read(*inner);
+        continue;
+      }
+      OptionSet::Match match = set.find_key(key);
+      if (match.option == nullptr || !OptionView{match.option}.reads_environment()) {
+        skip_or_refuse(key, node);
+        continue;
+      }
+      std::string where = fmt::format("{}:{}: {}", path, node.source().begin.line, key);
+      const toml::array* array = node.as_array();
+      if (array != nullptr && !OptionView{match.option}.is_repeatable())
+        fail(node, fmt::format("{} takes one value, not a list", key));
+      if (array != nullptr) {
+        for (const toml::node& element : *array)
+          values.add(*match.option, scalar(key, element), OptionSource::File, where);
+        continue;
+      }
+      std::string value = scalar(key, node);
+      if (match.option->is_flag() && match.negated) value = value == "on" ? "off" : "on";
+      values.add(*match.option, value, OptionSource::File, where);
+    }
+  }
+
+  void skip_or_refuse(const std::string& key, const toml::node& node) const {
+    std::string name = key;
+    std::replace(name.begin(), name.end(), '_', '-');
+    if (std::find(known_elsewhere.begin(), known_elsewhere.end(), name) != known_elsewhere.end()) return;
+    std::string nearest = nearest_match(name, known_elsewhere);
+    fail(node, fmt::format("unknown key '{}': {}", key,
+                           nearest.empty() ? "keys are the long names of options, see --help-all"
+                                           : fmt::format("did you mean '{}'?", nearest)));
+  }
+};
+
+}  // namespace
+
+std::vector<std::string> add_environment(const OptionSet& set, OptionValues& values) {
+  std::vector<std::string> notes;
+  for (const Option& option : set.options()) {
+    OptionView view{&option};
+    if (!view.reads_environment()) continue;
+    std::string name = "THERMO_" + upper_snake(option.name());
+    if (const char* value = non_empty_variable(name)) {
+      add_variable(option, name, value, false, values);
+      continue;
+    }
+    std::string llama_name = view.llama_env();
+    const char* value = non_empty_variable(llama_name);
+    bool negated = false;
+    if (value == nullptr && option.is_flag() && llama_name.starts_with("LLAMA_ARG_")) {
+      llama_name = "LLAMA_ARG_NO_" + llama_name.substr(10);
+      value = non_empty_variable(llama_name);
+      negated = true;
+    }
+    if (value == nullptr) continue;
+    add_variable(option, llama_name, value, negated, values);
+    notes.push_back(fmt::format("{}={} is used for --{}", llama_name, value, option.name()));
+  }
+  return notes;
+}
+
+std::string find_config_file(const OptionSet& set, const OptionValues& values) {
+  const Option* option = set.find_key("config").option;
+  for (const OptionValues::Given& given : values.given())
+    if (given.option == option) return given.values.back();
+  std::vector<std::string> places;
+  if (const char* base = non_empty_variable("XDG_CONFIG_HOME")) {
+    places.push_back(std::string(base) + "/thermocline/config.toml");
+  } else if (const char* home = non_empty_variable("HOME")) {
+    places.push_back(std::string(home) + "/.config/thermocline/config.toml");
+  }
+  places.emplace_back("/etc/thermocline/config.toml");
+  for (const std::string& place : places)
+    if (access(place.c_str(), F_OK) == 0) return place;
+  return "";
+}
+
+void add_config_file(const std::string& path, const OptionSet& set,
+                     std::span<const std::string> known_elsewhere, OptionValues& values) {
+  if (access(path.c_str(), R_OK) != 0)
+    throw ConfigError(
+        fmt::format("{}: the configuration file cannot be read; check --config and THERMO_CONFIG", path));
+  toml::table table;
+  try {
+    table = toml::parse_file(path);
+  } catch (const toml::parse_error& error) {
+    throw ConfigError(fmt::format("{}:{}: this is not TOML: {}", path, error.source().begin.line,
+                                  std::string(error.description())));
+  }
+  FileReader{path, set, known_elsewhere, values}.read(table);
+}
+
+std::string print_config(const OptionSet& set, const OptionValues& values) {
+  std::string out;
+  for (const Option& option : set.options()) {
+    OptionView view{&option};
+    if (!view.reads_environment() || option.name() == "config") continue;
+    for (const OptionValues::Given& given : values.given()) {
+      if (given.option != &option) continue;
+      std::vector<std::string> texts;
+      for (const std::string& value : given.values) texts.push_back(toml_text(value, view.is_flag()));
+      const char* source = given.source == OptionSource::CommandLine   ? "option"
+                           : given.source == OptionSource::Environment ? "environment"
+                                                                       : "file";
+      std::string value = view.is_repeatable() ? fmt::format("[{}]", fmt::join(texts, ", ")) : texts.back();
+      out += fmt::format("{} = {}  # {}: {}\n", option.name(), value, source, given.where);
+    }
+  }
+  return out;
+}
+
+}  // namespace thermo

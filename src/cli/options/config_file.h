@@ -1,0 +1,30 @@
+// Option values from the environment and from the configuration file, and --print-config. The only reader of
+// THERMO_* and LLAMA_ARG_*.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/options/options.h"
+
+namespace thermo {
+
+// THERMO_<OPTION>; where that is not set, llama-server's variable. Returns a line for the log for each of
+// those.
+std::vector<std::string> add_environment(const OptionSet& set, OptionValues& values);
+
+// The file named by `--config` or $THERMO_CONFIG, else the first of the usual places that exists; empty:
+// none.
+std::string find_config_file(const OptionSet& set, const OptionValues& values);
+
+// Adds the keys of a TOML file. `known_elsewhere` are keys of other commands: they are skipped. Throws
+// ConfigError: unreadable, no TOML, an unknown key (with its line and the nearest match).
+void add_config_file(const std::string& path, const OptionSet& set,
+                     std::span<const std::string> known_elsewhere, OptionValues& values);
+
+// The values that were given, as TOML with the source of each in a comment, in the order of declaration; what
+// was not given is not listed.
+std::string print_config(const OptionSet& set, const OptionValues& values);
+
+}  // namespace thermo

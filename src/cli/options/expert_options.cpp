@@ -1,0 +1,132 @@
+#include "cli/options/expert_options.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "experts/budget.h"
+#include "gguf/gguf_file.h"
+#include "model/weights.h"
+
+namespace thermo {
+namespace {
+
+// Found out before the model is loaded and not after the run, when there is something to lose.
+void require_writable(const char* option, const std::string& path) {
+  namespace fs = std::filesystem;
+  if (path.empty()) return;
+  std::error_code ignored;
+  const fs::path folder = fs::path(path).has_parent_path() ? fs::path(path).parent_path() : fs::path(".");
+  std::string why;
+  if (!fs::is_directory(folder, ignored)) {
+    why = fmt::format("the folder {} does not exist", folder.string());
+  } else if (fs::is_directory(path, ignored)) {
+    why = "it is a folder";
+  } else if (access(fs::exists(path, ignored) ? path.c_str() : folder.c_str(), W_OK) != 0) {
+    why = std::strerror(errno);
+  }
+  if (!why.empty())
+    throw ConfigError(fmt::format(
+        "{} {}: it cannot be written ({}); give a path in a folder you may write to", option, path, why));
+}
+
+}  // namespace
+
+void check_expert_budget(std::string_view text) {
+  if (const Result<ExpertBudget> budget = parse_expert_budget(text); !budget)
+    throw ConfigError(budget.error().message);
+}
+
+void add_expert_options(OptionSet& set, ExpertFlags& flags) {
+  const auto budget = [](std::string& target) {
+    return [&target](std::string_view text) {
+      check_expert_budget(text);
+      target = text;
+    };
+  };
+  set.section("Experts");
+  set.custom("--expert-cache", "SIZE", budget(flags.cache),
+             "device memory for experts: a size (11G), a share of them (60%), or auto: what fits (default)");
+  set.custom("--expert-ram", "SIZE", budget(flags.ram),
+             "main memory for experts, likewise; the rest is read from the file as needed");
+  set.value("--heat-file", "FILE", flags.heat_file,
+            "how much each expert is used: read at the start when it exists, written at the end");
+  set.value("--trace", "FILE", flags.trace_file, "write what each lane does when, for chrome://tracing")
+      .no_environment();
+  set.value("--pin-layers", "N", flags.pin_layers, "keep all experts of the first N layers on the device")
+      .range(0, 10000)
+      .advanced();
+  set.flag("--expert-swaps", flags.swaps, "move experts by their use while running (default on)").advanced();
+  set.flag("-cmoe,--cpu-moe", flags.cpu_moe, "the same as --expert-cache 0").advanced();
+  set.value("-ncmoe,--n-cpu-moe", "N", flags.n_cpu_moe,
+            "read as a budget: as much device memory as the experts of all but N layers take")
+      .range(0, 10000)
+      .advanced();
+}
+
+void set_expert_options(const ExpertFlags& flags, EngineOptions& options) {
+  if (int{flags.cache != "auto"} + int{flags.cpu_moe} + int{flags.n_cpu_moe >= 0} > 1)
+    throw ConfigError(
+        "--expert-cache, --cpu-moe and --n-cpu-moe say the same in different words: give one of them");
+  require_writable("--trace", flags.trace_file);
+  require_writable("--heat-file", flags.heat_file);
+  options.expert_cache = flags.cpu_moe ? "0" : flags.cache;
+  options.expert_ram = flags.ram;
+  options.pin_layers = flags.pin_layers;
+  options.expert_swaps = flags.swaps;
+  options.heat_file = flags.heat_file;
+  options.trace_file = flags.trace_file;
+}
+
+void set_expert_options(const ExpertFlags& flags, const ModelConfig& config, EngineOptions& options) {
+  set_expert_options(flags, options);
+  if (flags.n_cpu_moe < 0 || !config.is_moe()) return;
+  const int n_moe =
+      static_cast<int>(std::count_if(config.layers.begin(), config.layers.begin() + config.n_layer,
+                                     [](const LayerConfig& layer) { return layer.moe; }));
+  const int n_hot = n_moe - std::min(flags.n_cpu_moe, n_moe);
+  options.expert_cache = fmt::format("{:.4f}%", 100.0 * n_hot / n_moe);
+  log_info("cli", "--n-cpu-moe {} is used as --expert-cache {}: experts move, layers do not", flags.n_cpu_moe,
+           options.expert_cache);
+}
+
+void note_unused_cache(const ExpertFlags& flags, const Engine& engine, const Terminal& terminal) {
+  if (!flags.asks_for_a_cache()) return;
+  if (!engine.config().is_moe()) {
+    terminal.note("--expert-cache has no effect: this model has no experts");
+  } else if (engine.info().device == "cpu") {
+    terminal.note(
+        "--expert-cache has no effect: the processor computes every expert where it is; --device sim plays a "
+        "device");
+  }
+}
+
+ExpertCatalog expert_catalog(const ModelConfig& config, const GgufFile& file) {
+  return expert_catalog(config, Weights::bind(config, file));
+}
+
+std::string describe(const ExpertTelemetry& t) {
+  if (t.pairs == 0) return "";
+  const uint64_t n_tokens = std::max<uint64_t>(1, t.tokens);
+  std::string text = fmt::format("experts {:.1f} % hot, {} moved", 100.0 * t.hit_rate(), t.moved);
+  const auto bytes = [&](uint64_t n, const char* what) {
+    if (n > 0) text += fmt::format(", {}/token {}", format_bytes(n / n_tokens), what);
+  };
+  bytes(t.cpu_bytes, "by the processor");
+  bytes(t.fetched_bytes, "fetched");
+  bytes(t.streamed_bytes, "streamed");
+  bytes(t.disk_bytes, "from disk");
+  if (t.stall_ns > 0)
+    text += fmt::format(", waited {:.0f} us/token",
+                        1e-3 * static_cast<double>(t.stall_ns) / static_cast<double>(n_tokens));
+  return text;
+}
+
+}  // namespace thermo

@@ -1,0 +1,213 @@
+#include "cli/options/model_options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "gguf/gguf_file.h"
+
+namespace thermo {
+
+void add_model_option(OptionSet& set, std::string& model) {
+  set.positional(
+      "MODEL", model,
+      "GGUF file, first file of a split model, or a folder with one model; without it the embedded model",
+      "model");
+  set.value("-m,--model", "MODEL", model, "the same as an option").llama_env("LLAMA_ARG_MODEL");
+}
+
+void add_engine_options(OptionSet& set, EngineFlags& flags) {
+  set.section("Engine");
+  set.count("-c,--ctx-size", "N", flags.n_ctx,
+            "tokens the context holds; 0: the training length, or what fits")
+      .llama_env("LLAMA_ARG_CTX_SIZE");
+  set.value("-t,--threads", "N", flags.n_threads, "threads (default: one for each physical core)")
+      .range(-1, 1024)
+      .llama_env("LLAMA_ARG_THREADS");
+  set.value("-b,--batch-size", "N", flags.n_batch, "tokens of a prompt chunk (default 512; on a GPU 2048)")
+      .range(1, 65536)
+      .llama_env("LLAMA_ARG_BATCH")
+      .advanced();
+  set.value("-ub,--ubatch-size", "N", flags.n_ubatch, "the same; the smaller of -b and -ub counts")
+      .range(1, 65536)
+      .llama_env("LLAMA_ARG_UBATCH")
+      .advanced();
+  set.value("-ctk,--cache-type-k", "TYPE", flags.k_type,
+            "type of cached keys: f32, f16 or q8_0 (default f16)")
+      .choices({"f32", "f16", "q8_0"})
+      .advanced();
+  set.value("-ctv,--cache-type-v", "TYPE", flags.v_type,
+            "type of cached values: f32, f16 or q8_0 (default f16)")
+      .choices({"f32", "f16", "q8_0"})
+      .advanced();
+  set.value("-dev,--device", "NAME", flags.device,
+            "auto, cpu, cuda:N (a build with CUDA), or sim: the CPU playing a "
+            "device, to try expert placement")
+      .llama_env("LLAMA_ARG_DEVICE");
+  set.value("-ngl,--gpu-layers,--n-gpu-layers", "N", flags.n_gpu_layers,
+            "0: the CPU, all: the GPU (default auto)")
+      .llama_env("LLAMA_ARG_N_GPU_LAYERS")
+      .advanced();
+  set.custom(
+         "-fa,--flash-attn", "WHEN",
+         [](std::string_view text) {
+           if (text != "on" && text != "auto" && text != "1")
+             throw ConfigError("attention is always computed in blocks here: on or auto was expected");
+         },
+         "accepted as on or auto: attention is always computed in blocks")
+      .advanced();
+  set.value("--isa", "NAME", flags.isa,
+            "instruction set: auto, portable, avx2, avx512 or amx (default: the best there is)")
+      .choices({"auto", "portable", "avx2", "avx512", "amx"})
+      .advanced();
+  set.flag(
+         "--repack", flags.repack,
+         "copy the weights into the layout of the kernels (default); --no-repack reads them through the file "
+         "mapping: less memory, slower")
+      .advanced();
+  set.flag("--mmap", flags.use_mmap, "accepted; with --repack the mapping is only read while loading")
+      .advanced();
+  set.flag("--pin-threads", flags.pin_threads, "bind each thread to a core (default on)").advanced();
+  add_expert_options(set, flags.experts);
+}
+
+KvType kv_type_from_name(const std::string& name) {
+  if (name == "f32") return KvType::F32;
+  if (name == "f16") return KvType::F16;
+  if (name == "q8_0") return KvType::Q8_0;
+  throw ConfigError(fmt::format("cache type '{}' is not known: one of f32, f16, q8_0 was expected", name));
+}
+
+std::string device_option(const std::string& device, const std::string& n_gpu_layers) {
+  if (n_gpu_layers == "auto") return device;
+  int layers = 1;
+  if (n_gpu_layers != "all") {
+    try {
+      parse_value(n_gpu_layers, layers);
+    } catch (const ConfigError&) {
+      throw ConfigError(fmt::format("--n-gpu-layers: '{}' cannot be used, a number, all or auto was expected",
+                                    n_gpu_layers));
+    }
+  }
+  if (layers == 0) return "cpu";
+  if (layers < 0) return device;
+  return device == "auto" ? "cuda:0" : device;  // asked for: missing is an error
+}
+
+EngineOptions engine_options(const EngineFlags& flags) {
+  if (flags.n_ctx < 0)
+    throw ConfigError(fmt::format("--ctx-size: {} is negative; 0 is the training length", flags.n_ctx));
+  if (!flags.use_mmap && !flags.repack)
+    throw ConfigError(
+        "--no-mmap and --no-repack contradict each other: weights are either copied or read through the "
+        "mapping; leave one out");
+  EngineOptions options;
+  options.device = device_option(flags.device, flags.n_gpu_layers);
+  options.n_ctx = flags.n_ctx;
+  options.k_type = kv_type_from_name(flags.k_type);
+  options.v_type = kv_type_from_name(flags.v_type);
+  options.n_threads = flags.n_threads < 0 ? 0 : flags.n_threads;
+  options.pin_threads = flags.pin_threads;
+  options.repack = flags.repack;
+  if (flags.n_batch > 0) options.n_batch = flags.n_batch;
+  if (flags.n_ubatch > 0)
+    options.n_batch = flags.n_batch > 0 ? std::min(flags.n_batch, flags.n_ubatch) : flags.n_ubatch;
+  if (flags.isa != "auto") {
+    options.isa = isa_from_name(flags.isa);
+    if (!options.isa || !isa_available(*options.isa))
+      throw ThermoError(
+          ExitCode::Device,
+          fmt::format("--isa {}: this processor or this build does not have it; the best here is {}",
+                      flags.isa, isa_name(best_isa())));
+  }
+  set_expert_options(flags.experts, options);
+  return options;
+}
+
+void add_sampling_options(OptionSet& set, SamplingFlags& flags) {
+  set.section("Sampling");
+  set.value("--temp,--temperature", "T", flags.temperature, "0 takes the most likely token (default 1.0)")
+      .range(0, 5);
+  set.value("--top-k", "N", flags.top_k, "keep the N most likely tokens; 0: all (default 20)").range(-1, 1e9);
+  set.value("--top-p", "P", flags.top_p, "keep the most likely tokens with this much in sum (default 0.95)")
+      .range(0, 1);
+  set.value("--min-p", "P", flags.min_p, "drop tokens below this share of the most likely one (default 0)")
+      .range(0, 1);
+  set.custom(
+      "-s,--seed", "N",
+      [&flags](std::string_view text) {
+        uint64_t seed = 0;
+        if (text != "-1") parse_value(text, seed);
+        flags.seed = text == "-1" ? std::nullopt : std::optional<uint64_t>(seed);
+      },
+      "same seed, same answer; -1: drawn (default)");
+  set.value("--repeat-penalty", "X", flags.repeat_penalty, "1: off (default 1)").range(0.1, 10).advanced();
+  set.value("--repeat-last-n", "N", flags.repeat_last_n, "tokens that --repeat-penalty looks back; -1: all")
+      .range(-1, 1e9)
+      .advanced();
+  set.value("--presence-penalty", "X", flags.presence_penalty,
+            "-2 to 2, for tokens of the answer (default 0)")
+      .range(-2, 2)
+      .advanced();
+  set.value("--frequency-penalty", "X", flags.frequency_penalty,
+            "-2 to 2, for each time a token occurred (default 0)")
+      .range(-2, 2)
+      .advanced();
+  set.list("-l,--logit-bias", "ID(+|-)X", flags.logit_bias,
+           "add X to the logit of a token: 15043+1, 15043-inf; repeatable")
+      .advanced();
+  set.flag("--ignore-eos", flags.ignore_eos, "never end before the limit").advanced();
+}
+
+namespace {
+
+// "15043+1.5", "15043-100", "15043-inf".
+void add_logit_bias(const std::string& text, std::map<int32_t, float>& bias) {
+  size_t sign = text.find_first_of("+-", 1);
+  try {
+    if (sign == std::string::npos) throw ConfigError("");
+    int id = 0;
+    parse_value(text.substr(0, sign), id);
+    std::string_view amount = std::string_view(text).substr(sign);
+    float value = kBanToken;
+    if (amount != "-inf") parse_value(amount, value);
+    bias[id] = value;
+  } catch (const ConfigError&) {
+    throw ConfigError(
+        fmt::format("--logit-bias: '{}' cannot be used, a token id and a signed number were expected "
+                    "(15043+1, 15043-inf)",
+                    text));
+  }
+}
+
+}  // namespace
+
+SamplingParams sampling_params(const SamplingFlags& flags, const GgufFile& file, int n_vocab) {
+  SamplingParams params;
+  auto recommended = [&file](const char* key, auto built_in) {
+    std::optional<double> value;
+    if (const GgufValue* found = file.find(key); found != nullptr) {
+      bool is_float = found->type == GgufType::F32 || found->type == GgufType::F64;
+      value = is_float ? *file.find_float(key) : static_cast<double>(*file.find_int(key));
+    }
+    return value ? static_cast<decltype(built_in)>(*value) : built_in;
+  };
+  params.temperature = flags.temperature.value_or(recommended("general.sampling.temp", params.temperature));
+  params.top_k = flags.top_k.value_or(recommended("general.sampling.top_k", params.top_k));
+  params.top_p = flags.top_p.value_or(recommended("general.sampling.top_p", params.top_p));
+  params.min_p = flags.min_p.value_or(recommended("general.sampling.min_p", params.min_p));
+  params.repetition_penalty = flags.repeat_penalty.value_or(
+      recommended("general.sampling.penalty_repeat", params.repetition_penalty));
+  params.repeat_last_n =
+      flags.repeat_last_n.value_or(recommended("general.sampling.penalty_last_n", params.repeat_last_n));
+  params.presence_penalty = flags.presence_penalty.value_or(params.presence_penalty);
+  params.frequency_penalty = flags.frequency_penalty.value_or(params.frequency_penalty);
+  params.seed = flags.seed;
+  params.ignore_eos = flags.ignore_eos;
+  for (const std::string& text : flags.logit_bias) add_logit_bias(text, params.logit_bias);
+  if (Status status = validate(params, n_vocab); !status) throw ConfigError(status.error().message);
+  return params;
+}
+
+}  // namespace thermo

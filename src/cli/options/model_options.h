@@ -1,0 +1,54 @@
+// Options that several commands share, and what they become.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/options/expert_options.h"
+#include "cli/options/options.h"
+#include "engine/engine.h"
+#include "sampling/sampling_params.h"
+
+namespace thermo {
+
+// MODEL as a positional and -m, --model; see model_source.h for what it may be. Empty: the embedded model.
+void add_model_option(OptionSet& set, std::string& model);
+
+// -c -b -ub -t -ctk -ctv --isa --repack --device, those of experts, and their llama.cpp spellings.
+struct EngineFlags {
+  int n_ctx = 0;
+  int n_batch = 0;   // 0: the engine's default
+  int n_ubatch = 0;  // 0: as n_batch
+  int n_threads = 0;
+  std::string k_type = "f16", v_type = "f16";
+  std::string isa = "auto";
+  std::string device = "auto";
+  std::string n_gpu_layers = "auto";
+  bool repack = true;
+  bool pin_threads = true;
+  bool use_mmap = true;
+  ExpertFlags experts;
+};
+void add_engine_options(OptionSet& set, EngineFlags& flags);
+// Throws ConfigError (values that make no sense together) or ThermoError with ExitCode::Device.
+EngineOptions engine_options(const EngineFlags& flags);
+// What `--device` and `-ngl` together mean for EngineOptions::device. Throws ConfigError.
+std::string device_option(const std::string& device, const std::string& n_gpu_layers);
+// "f16" and so on; throws ConfigError.
+KvType kv_type_from_name(const std::string& name);
+
+// --temp --top-k ... --seed.
+struct SamplingFlags {
+  std::optional<float> temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
+  std::optional<int> top_k, repeat_last_n;
+  std::optional<uint64_t> seed;         // nullopt (-1 for the user): drawn
+  std::vector<std::string> logit_bias;  // "ID+1.5", "ID-100"
+  bool ignore_eos = false;
+};
+void add_sampling_options(OptionSet& set, SamplingFlags& flags);
+// What was given, else what the file recommends (`general.sampling.*`), else the built-in values. Throws
+// ConfigError.
+SamplingParams sampling_params(const SamplingFlags& flags, const GgufFile& file, int n_vocab);
+
+}  // namespace thermo

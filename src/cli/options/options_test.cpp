@@ -1,0 +1,168 @@
+#include "cli/options/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "cli/options/refused_options.h"
+
+namespace thermo {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+struct Example {
+  std::string model, prompt, type = "f16";
+  int n_ctx = 0;
+  float temp = 1.0f;
+  bool repack = true;
+  std::vector<std::string> stops;
+  OptionSet set;
+
+  Example() {
+    set.positional("MODEL", model, "", "model");
+    set.value("-m,--model", "MODEL", model, "");
+    set.value("-p,--prompt", "TEXT", prompt, "");
+    set.value("-ctk,--cache-type-k", "TYPE", type, "").choices({"f16", "q8_0"});
+    set.count("-c,--ctx-size", "N", n_ctx, "");
+    set.value("--temp", "T", temp, "").range(0, 5);
+    set.flag("--repack", repack, "");
+    set.list("--stop", "TEXT", stops, "");
+  }
+  void parse(std::vector<std::string> arguments) {
+    OptionValues values(set);
+    values.parse_arguments(arguments);
+    values.apply();
+  }
+  std::string refusal(std::vector<std::string> arguments) {
+    try {
+      parse(std::move(arguments));
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "";
+  }
+};
+
+TEST(Options, ReadsEverySpelling) {
+  Example e;
+  e.parse({"--temp=0.5", "model.gguf", "-ctk", "q8_0", "--ctx-size", "128K", "--no-repack", "-p", "a b"});
+  EXPECT_EQ(e.model, "model.gguf");
+  EXPECT_EQ(e.type, "q8_0");
+  EXPECT_EQ(e.n_ctx, 131072);
+  EXPECT_FLOAT_EQ(e.temp, 0.5f);
+  EXPECT_FALSE(e.repack);
+  EXPECT_EQ(e.prompt, "a b");
+}
+
+TEST(Options, TakesAnOptionalListOfNumbers) {
+  const auto parsed = [](std::vector<std::string> arguments) {
+    std::string model, shares = "none";
+    OptionSet set;
+    set.positional("MODEL", model, "");
+    set.value("--sweep", "[LIST]", shares, "").bare("0,50,100");
+    OptionValues values(set);
+    values.parse_arguments(arguments);
+    values.apply();
+    return shares + " " + model;
+  };
+  EXPECT_EQ(parsed({}), "none ");
+  EXPECT_EQ(parsed({"--sweep"}), "0,50,100 ");
+  EXPECT_EQ(parsed({"--sweep", "20-40+10,60%"}), "20-40+10,60% ");
+  EXPECT_EQ(parsed({"--sweep=7"}), "7 ");
+  EXPECT_EQ(parsed({"--sweep", "30B.gguf"}), "0,50,100 30B.gguf");
+}
+
+TEST(Options, TakesValuesThatLookLikeOptions) {
+  Example e;
+  e.parse({"-p", "-5 degrees", "--stop", "---"});
+  EXPECT_EQ(e.prompt, "-5 degrees");
+  e.parse({"--prompt=--temp"});
+  EXPECT_EQ(e.prompt, "--temp");
+  EXPECT_THAT(e.refusal({"-p", "--temp", "0"}), HasSubstr("-p=--temp"));
+}
+
+TEST(Options, TheLastValueWinsExceptInLists) {
+  Example e;
+  e.parse({"-c", "1", "-c", "2", "--stop", "x", "--stop=y", "--repack", "--no-repack", "--repack"});
+  EXPECT_EQ(e.n_ctx, 2);
+  EXPECT_TRUE(e.repack);
+  EXPECT_THAT(e.stops, ElementsAre("x", "y"));
+}
+
+TEST(Options, DoubleDashEndsTheOptions) {
+  Example e;
+  e.parse({"--", "--strange-name.gguf"});
+  EXPECT_EQ(e.model, "--strange-name.gguf");
+}
+
+TEST(Options, TheCommandLineWinsOverEnvironmentOverFile) {
+  Example e;
+  OptionValues values(e.set);
+  values.parse_arguments(std::vector<std::string>{"-c", "3"});
+  values.add(*e.set.find("-c").option, "2", OptionSource::Environment, "THERMO_CTX_SIZE");
+  values.add(*e.set.find("--temp").option, "2", OptionSource::Environment, "THERMO_TEMP");
+  values.add(*e.set.find("--temp").option, "1", OptionSource::File, "config.toml:1");
+  values.add(*e.set.find("--stop").option, "file", OptionSource::File, "config.toml:2");
+  values.add(*e.set.find("--stop").option, "env", OptionSource::Environment, "THERMO_STOP");
+  values.apply();
+  EXPECT_EQ(e.n_ctx, 3);
+  EXPECT_FLOAT_EQ(e.temp, 2.0f);
+  EXPECT_THAT(e.stops, ElementsAre("env"));
+}
+
+TEST(Options, RefusesWithTheNameTheValueAndTheRemedy) {
+  Example e;
+  EXPECT_THAT(e.refusal({"--tmep", "1"}), HasSubstr("did you mean --temp?"));
+  EXPECT_THAT(e.refusal({"--no-repakc"}), HasSubstr("did you mean --no-repack?"));
+  EXPECT_THAT(e.refusal({"--temp", "warm"}), HasSubstr("--temp: 'warm'"));
+  EXPECT_THAT(e.refusal({"--temp", "6"}), HasSubstr("from 0 to 5"));
+  EXPECT_THAT(e.refusal({"-ctk", "q4_0"}), HasSubstr("f16, q8_0"));
+  EXPECT_THAT(e.refusal({"-c"}), HasSubstr("needs a value"));
+  EXPECT_THAT(e.refusal({"a", "b"}), HasSubstr("unexpected argument 'b'"));
+  EXPECT_THAT(e.refusal({"a", "-m", "b"}), HasSubstr("both name"));
+  EXPECT_THAT(e.refusal({"--repack=perhaps"}), HasSubstr("on or off"));
+}
+
+TEST(Options, RefusesNumbersWithRubbish) {
+  int value = 0;
+  for (const char* text : {"", "1x", "x1", " 1", "1 ", "0x10", "1e3", "99999999999", "--1", "+"})
+    EXPECT_THROW(parse_value(text, value), ConfigError) << text;
+  double number = 0.0;
+  for (const char* text : {"nan", "inf", "1e999", "1,5"})
+    EXPECT_THROW(parse_value(text, number), ConfigError) << text;
+  EXPECT_THROW(parse_count("4194304K"), ConfigError);
+  EXPECT_EQ(parse_count("+2k"), 2048);
+  EXPECT_EQ(parse_count("16M"), 16 << 20);
+}
+
+TEST(Options, ChecksTheRangeOfACountAfterItsUnit) {
+  OptionSet set;
+  int n = 0;
+  set.count("--context", "N", n, "").range(1, 8192);
+  const auto give = [&set](const char* text) {
+    OptionValues values(set);
+    values.parse_arguments(std::vector<std::string>{"--context", text});
+    values.apply();
+  };
+  give("4K");
+  EXPECT_EQ(n, 4096);
+  EXPECT_THROW(give("16K"), ConfigError);
+}
+
+TEST(RefusedOptions, GiveAdviceByNameAndByPrefix) {
+  EXPECT_THAT(refusal_advice("-ot").value_or(""), HasSubstr("dynamic"));
+  EXPECT_THAT(refusal_advice("--lora-scaled").value_or(""), HasSubstr("merge"));
+  EXPECT_FALSE(refusal_advice("--temp").has_value());
+}
+
+TEST(NearestMatch, FindsNothingForAnotherWord) {
+  const std::vector<std::string> words = {"run", "chat", "bench"};
+  EXPECT_EQ(nearest_match("rnu", words), "run");
+  EXPECT_EQ(nearest_match("benhc", words), "bench");
+  EXPECT_EQ(nearest_match("xyzzy", words), "");
+}
+
+}  // namespace
+}  // namespace thermo

@@ -1,0 +1,105 @@
+#include "cli/options/refused_options.h"
+
+namespace thermo {
+namespace {
+
+struct Refusal {
+  std::string_view names;   // space separated; a trailing * stands for any ending
+  std::string_view advice;  // after "NAME: "
+};
+
+constexpr Refusal kRefusals[] = {
+    {"-ot --override-tensor",
+     "placement is dynamic here; say how much device memory experts may take with --expert-cache"},
+    {"-sm --split-mode -ts --tensor-split -mg --main-gpu",
+     "there is one device here; choose it with --device"},
+    {"--rpc", "there is no remote backend; run thermocline on the machine that holds the model"},
+    {"--lora* --control-vector*",
+     "adapters are not supported; merge it into the model and convert that to GGUF"},
+    {"-mm -mmu --mmproj* --image --audio", "only text models are supported; leave it out"},
+    {"--embedding --embeddings --rerank --reranking --pooling",
+     "this program generates text only; use a model "
+     "server made for embeddings"},
+    {"--models-dir --models-preset --models-max", "one model runs at a time; name it with -m"},
+    {"--context-shift --no-context-shift --keep", "the context never shifts; give it more tokens with -c"},
+    {"--grammar --grammar-file --json-schema -j -jf --json-schema-file",
+     "constrained output is not in this release; "
+     "ask for the format in the prompt"},
+    {"--mirostat* --typical --typical-p --xtc-* --top-nsigma --top-n-sigma --dynatemp-* --samplers "
+     "--sampling-seq "
+     "--sampler-seq --adaptive-*",
+     "not offered here; use --temp, --top-k, --top-p and --min-p"},
+    {"--dry-*", "not offered here; use --repeat-penalty, --presence-penalty or --frequency-penalty"},
+    {"--rope-* --yarn-* -gan --grp-attn-n -gaw --grp-attn-w",
+     "the position encoding comes from the model file; leave it out"},
+    {"--mlock -lm --load-mode -dio --direct-io",
+     "weights are copied into ordinary memory at load; use --no-repack to "
+     "read them through the file mapping instead"},
+    {"-tb --threads-batch", "one set of threads serves prompt and answer; use -t"},
+    {"-C --cpu-mask -Cr --cpu-range -Cb --cpu-mask-batch -Crb --cpu-range-batch",
+     "run the program under taskset to choose its cores"},
+    {"--cpu-strict --cpu-strict-batch --prio --prio-batch --poll --poll-batch",
+     "threads are bound to cores and spin while they work; leave it out"},
+    {"--numa", "run the program under numactl to choose its memory nodes"},
+    {"-nkvo --no-kv-offload --kv-offload --no-op-offload --op-offload --no-host -bf",
+     "the cache is where the layers are computed; leave it out"},
+    {"--vram-budget", "give the experts' share of it with --expert-cache; the rest of the plan follows"},
+    {"--expert-policy", "experts move by their use; --no-expert-swaps keeps them where they are"},
+    {"-md --model-draft --spec-* --draft* -ngld -devd -ctkd -ctvd --lookup*",
+     "speculative decoding is not in this release; leave it out"},
+    {"-hf -hfr --hf-repo -hff --hf-file -hft --hf-token -mu --model-url -dr --docker-repo --offline",
+     "nothing is downloaded; fetch the GGUF file and give its path with -m"},
+    {"-np --parallel -cb --cont-batching --no-cont-batching -ns --sequences",
+     "one conversation runs at a time; leave it out"},
+    {"--host --port --listen --api-key --api-key-file --api-prefix --ssl-* --cors-* --threads-http -to "
+     "--timeout "
+     "--metrics --slots --props --ui --no-ui --webui --no-webui --slot-* -cram --cache-ram --path",
+     "the server is not in this release; use `thermocline run` or `thermocline chat`"},
+    {"-cnv --conversation -i --interactive -if --interactive-first -mli --multiline-input",
+     "use `thermocline chat` for a conversation"},
+    {"-no-cnv --no-conversation", "use `thermocline run --raw` to continue a text without the chat template"},
+    {"-st --single-turn", "that is what `thermocline run` does; leave it out"},
+    {"--prompt-cache*", "prompts are not kept between runs; `thermocline chat` reuses them within one"},
+    {"--warmup", "there is no warm-up run to switch on; leave it out"},
+    {"--no-jinja --legacy", "templates are always rendered as Jinja; use --raw to have none"},
+    {"--simple-io -r --reverse-prompt", "use --stop to end at a text"},
+    {"--in-prefix --in-prefix-bos --in-suffix",
+     "the chat template writes the markers; change it with "
+     "--chat-template-file"},
+    {"--check-tensors", "use `thermocline verify` to check what a model computes"},
+    {"--list-devices", "use `thermocline doctor` to see what this machine has"},
+    {"-fit --fit -fitt --fit-target -fitc --fit-ctx",
+     "the plan always fits what is free; see it with `thermocline "
+     "plan`, change it with -c"},
+    {"--log-disable", "use --quiet, or --verbosity 0"},
+    {"--log-prefix --log-timestamps --no-log-prefix --no-log-timestamps",
+     "log lines have one form; use --log-format "
+     "json for one that machines read"},
+    {"--reasoning-budget* --reasoning-effort --reasoning-preserve",
+     "not in this release; use --reasoning on or --reasoning off"},
+    {"--override-kv", "metadata is read from the file; change the file"},
+    {"--swa-full --cache-reuse --kv-unified -kvu --defrag-thold -dt",
+     "the cache has one layout here; leave it out"},
+};
+
+bool matches(std::string_view pattern, std::string_view argument) {
+  if (pattern.ends_with('*')) return argument.starts_with(pattern.substr(0, pattern.size() - 1));
+  return pattern == argument;
+}
+
+}  // namespace
+
+std::optional<std::string> refusal_advice(std::string_view argument) {
+  for (const Refusal& refusal : kRefusals) {
+    std::string_view rest = refusal.names;
+    while (!rest.empty()) {
+      size_t space = rest.find(' ');
+      if (matches(rest.substr(0, space), argument))
+        return std::string(argument) + ": " + std::string(refusal.advice);
+      rest = space == std::string_view::npos ? std::string_view{} : rest.substr(space + 1);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace thermo

@@ -1,0 +1,273 @@
+// `thermocline verify`: our outputs against reference outputs, layer by layer and in every way of running a
+// prompt.
+//
+// Without a reference the ways are compared with each other: that finds faults in batching, chunking, trees
+// and placement, but not in the model's arithmetic.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <random>
+
+#include "base/json.h"
+#include "cli/commands.h"
+#include "cli/model_source.h"
+#include "cli/options/model_options.h"
+#include "cli/progress.h"
+#include "cli/verify/verify_reference.h"
+#include "cli/verify/verify_ways.h"
+#include "gguf/gguf_file.h"
+
+namespace thermo {
+namespace {
+
+struct NamedError {
+  std::string tensor;
+  TensorError error;
+};
+
+// One way of running the prompt and how far its outputs are off.
+struct WayReport {
+  std::string name;
+  std::vector<NamedError> errors;
+  std::optional<TensorError> from_first;  // logits against those of the first way
+  int n_equal_argmax = 0;
+
+  double worst() const {
+    double worst = from_first ? from_first->relative : 0.0;
+    for (const NamedError& e : errors) worst = std::max(worst, e.error.relative);
+    return worst;
+  }
+};
+
+std::vector<int> parse_chunks(const std::string& text) {
+  std::vector<int> chunks;
+  size_t at = 0;
+  while (at <= text.size()) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    chunks.push_back(parse_count(text.substr(at, comma - at)));
+    if (chunks.back() < 1)
+      throw ConfigError(fmt::format("--chunks {}: a chunk has at least one token", text));
+    at = comma + 1;
+  }
+  return chunks;
+}
+
+Json json_error(const TensorError& error) {
+  Json out;
+  // JSON has no infinity: null says that ours was no number.
+  out["largest"] = std::isfinite(error.largest) ? Json(error.largest) : Json(nullptr);
+  out["relative"] = std::isfinite(error.relative) ? Json(error.relative) : Json(nullptr);
+  out["rms"] = std::isfinite(error.rms) ? Json(error.rms) : Json(nullptr);
+  out["row"] = error.row;
+  return out;
+}
+
+class VerifyCommand : public Command {
+ public:
+  CommandText text() const override {
+    return {
+        "verify", "verify -m MODEL [--expected REF.gguf] [options]",
+        "compare our outputs with reference outputs",
+        "Runs the prompt of the reference at once, in chunks, token by token, beside another sequence and as "
+        "draft "
+        "trees, and prints the largest error of each tensor over the reference's standard deviation. Without "
+        "--expected the ways are compared with each other. Exit status 9: an error is past the tolerance.",
+        "thermocline verify -m model.gguf --expected model-expected.gguf --tolerance 1e-4\n"
+        "thermocline verify -m model.gguf --tokens 200\n"};
+  }
+
+  void declare(OptionSet& set) override {
+    set.section("Model");
+    add_model_option(set, model_);
+    set.section("Verification");
+    set.value("--expected", "FILE", expected_, "reference outputs (GGUF: ids, logits, hidden.N)");
+    set.value("--tolerance", "X", tolerance_,
+              "largest error allowed, in standard deviations of the reference")
+        .range(0.0, 1e9);
+    set.value("--chunks", "LIST", chunks_, "sizes of the chunks to run the prompt in");
+    set.flag("--tree", tree_, "also run the prompt as random draft trees");
+    set.flag("--sequences", sequences_, "also run the prompt beside another sequence");
+    set.count("--tokens", "N", n_tokens_, "tokens of the random prompt when there is no reference");
+    set.value("-s,--seed", "N", seed_, "seed of the random prompt and trees");
+    set.flag("--json", json_, "print one JSON object");
+    flags_.k_type = flags_.v_type = "f32";  // references are float32
+    set.section("Engine");
+    add_engine_options(set, flags_);
+  }
+
+  ExitCode run(const Terminal& terminal) override {
+    const std::vector<int> chunks = parse_chunks(chunks_);
+    if (n_tokens_ < 1) throw ConfigError(fmt::format("--tokens {}: at least one is needed", n_tokens_));
+    const GgufFile file = open_model(model_);
+    const ModelConfig config = read_model_config(file);
+    Reference reference;
+    if (!expected_.empty()) {
+      reference = read_reference(GgufFile(expected_), config);
+    } else {
+      std::mt19937_64 random(seed_);
+      for (int i = 0; i < n_tokens_; ++i)
+        reference.ids.push_back(static_cast<TokenId>(random() % static_cast<uint64_t>(config.n_vocab)));
+    }
+    ids_ = reference.ids;
+    n_vocab_ = config.n_vocab;
+    n_embd_ = config.n_embd;
+
+    ProgressLine progress(terminal);
+    Engine engine(file, make_options(config, progress));
+    progress.clear();
+    terminal.note_unless_empty(engine.plan().note);
+    note_unused_cache(flags_.experts, engine, terminal);
+    run_ways(engine, reference, chunks);
+
+    const bool passed = std::all_of(ways_.begin(), ways_.end(),
+                                    [&](const WayReport& way) { return way.worst() <= tolerance_; });
+    write_stdout(json_ ? json(engine, passed).dump(2) + "\n" : table(terminal, engine, passed));
+    if (passed) return ExitCode::Ok;
+    throw ThermoError(
+        ExitCode::BelowTarget,
+        fmt::format("the outputs are {:.3g} standard deviations off, --tolerance allows {:g}; compare with "
+                    "--isa portable and --no-repack to see whether a kernel is at fault",
+                    worst_error(), tolerance_));
+  }
+
+ private:
+  EngineOptions make_options(const ModelConfig& config, ProgressLine& progress) const {
+    const int n_tokens = static_cast<int>(ids_.size());
+    EngineOptions options = engine_options(flags_);
+    set_expert_options(flags_.experts, config, options);
+    const int needed = n_tokens + kVerifyDraftRows;
+    if (flags_.n_ctx > 0 && flags_.n_ctx < needed)
+      throw ConfigError(fmt::format("-c {}: verifying {} tokens needs {}", flags_.n_ctx, n_tokens, needed));
+    if (flags_.n_ctx == 0) options.n_ctx = needed;
+    // One step takes the whole prompt, within reason: its logits are kept for every row.
+    if (flags_.n_batch == 0) options.n_batch = std::clamp(n_tokens, 64, 1024);
+    options.n_sequences = 2;
+    options.max_draft_rows = tree_ ? kVerifyDraftRows : 0;
+    options.progress = progress.callback();
+    return options;
+  }
+
+  void run_ways(Engine& engine, const Reference& reference, const std::vector<int>& chunks) {
+    VerifyWays ways(engine);
+    const bool hidden = expected_.empty() || !reference.outputs.hidden.empty();
+    const int n_tokens = static_cast<int>(ids_.size()), n_batch = engine.n_batch();
+    const Outputs first = ways.in_chunks(ids_, 1, hidden);
+    const Outputs& expected = expected_.empty() ? first : reference.outputs;
+    const auto add = [&](std::string name, const Outputs& ours) {
+      report(std::move(name), ours, expected, first);
+    };
+
+    if (!expected_.empty()) add("token by token", first);
+    if (n_batch >= n_tokens) add("at once", ways.in_chunks(ids_, n_tokens, hidden));
+    std::vector<int> done{1};
+    const auto add_chunks = [&](int chunk) {
+      if (chunk > n_batch || std::find(done.begin(), done.end(), chunk) != done.end()) return;
+      done.push_back(chunk);
+      if (chunk < n_tokens) add(fmt::format("chunks of {}", chunk), ways.in_chunks(ids_, chunk, hidden));
+    };
+    for (const int chunk : chunks) add_chunks(chunk);
+    add_chunks(n_batch);
+    if (sequences_ && n_batch >= 32) add("beside another", ways.beside_another(ids_));
+    if (tree_ && n_batch >= kVerifyDraftRows) {
+      std::vector<TensorError> branches;
+      add("draft trees", ways.as_trees(ids_, seed_, branches));
+      const auto worst = std::max_element(branches.begin(), branches.end(), [](const auto& a, const auto& b) {
+        return a.relative < b.relative;
+      });
+      if (worst != branches.end()) ways_.back().errors.push_back({"branches", *worst});
+    }
+  }
+
+  void report(std::string name, const Outputs& ours, const Outputs& expected, const Outputs& first) {
+    WayReport way{.name = std::move(name), .errors = {}, .from_first = {}, .n_equal_argmax = 0};
+    way.errors.push_back({"logits", compare_tensor(ours.logits, expected.logits, n_vocab_)});
+    if (!ours.hidden.empty())
+      for (size_t k = 0; k < expected.hidden.size(); ++k)
+        way.errors.push_back(
+            {fmt::format("hidden.{}", k), compare_tensor(ours.hidden[k], expected.hidden[k], n_embd_)});
+    if (&expected != &first && &ours != &first)
+      way.from_first = compare_tensor(ours.logits, first.logits, n_vocab_);
+    way.n_equal_argmax = count_equal_argmax(ours.logits, expected.logits, n_vocab_);
+    ways_.push_back(std::move(way));
+  }
+
+  double worst_error() const {
+    double worst = 0.0;
+    for (const WayReport& way : ways_) worst = std::max(worst, way.worst());
+    return worst;
+  }
+
+  Json json(const Engine& engine, bool passed) const {
+    Json out;
+    out["model"] = model_display_name(model_);
+    out["expected"] = expected_.empty() ? Json(nullptr) : Json(expected_);
+    out["isa"] = isa_name(engine.info().isa);
+    out["repacked"] = engine.info().repacked;
+    out["n_threads"] = engine.info().n_threads;
+    out["type_k"] = kv_type_name(engine.info().k_type);
+    out["type_v"] = kv_type_name(engine.info().v_type);
+    out["n_tokens"] = ids_.size();
+    out["tolerance"] = tolerance_;
+    out["passed"] = passed;
+    out["ways"] = Json::array();
+    for (const WayReport& way : ways_) {
+      Json entry;
+      entry["name"] = way.name;
+      entry["passed"] = way.worst() <= tolerance_;
+      entry["argmax_equal"] = way.n_equal_argmax;
+      for (const NamedError& e : way.errors) entry["tensors"][e.tensor] = json_error(e.error);
+      if (way.from_first) entry["from_token_by_token"] = json_error(*way.from_first);
+      out["ways"].push_back(std::move(entry));
+    }
+    return out;
+  }
+
+  std::string table(const Terminal& terminal, const Engine& engine, bool passed) const {
+    std::string out = fmt::format(
+        "{}: {} tokens against {}, {}, {}{} threads, kv {}/{}, tolerance {:g}\n\n",
+        model_display_name(model_), ids_.size(), expected_.empty() ? "token by token" : expected_,
+        isa_name(engine.info().isa), engine.info().repacked ? "repacked, " : "", engine.info().n_threads,
+        kv_type_name(engine.info().k_type), kv_type_name(engine.info().v_type), tolerance_);
+    out += fmt::format("{:<16} {:<22} {:>10} {:>10} {:>10} {:>6}\n", "way", "tensor", "largest", "relative",
+                       "rms", "token");
+    const auto line = [&](std::string_view way, std::string_view tensor, const TensorError& error) {
+      const bool ok = error.relative <= tolerance_;
+      out += fmt::format("{:<16} {:<22} {:>10.3g} {:>10.3g} {:>10.3g} {:>6}  {}\n", way, tensor,
+                         error.largest, error.relative, error.rms, error.row,
+                         terminal.on_stdout(ok ? Style::Green : Style::Red, ok ? "pass" : "FAIL"));
+    };
+    for (const WayReport& way : ways_) {
+      for (const NamedError& e : way.errors) line(way.name, e.tensor, e.error);
+      if (way.from_first) line(way.name, "logits, ways compared", *way.from_first);
+    }
+    out += '\n';
+    for (const WayReport& way : ways_)
+      out += fmt::format("{:<16} same most likely token for {} of {}\n", way.name, way.n_equal_argmax,
+                         ids_.size());
+    out += fmt::format("\n{}: largest relative error {:.3g}, allowed {:g}\n",
+                       terminal.on_stdout(passed ? Style::Green : Style::Red, passed ? "passed" : "FAILED"),
+                       worst_error(), tolerance_);
+    return out;
+  }
+
+  std::string model_, expected_, chunks_ = "7,63,64,65";
+  EngineFlags flags_;
+  double tolerance_ = 1e-3;
+  bool tree_ = true, sequences_ = true, json_ = false;
+  int n_tokens_ = 100;
+  uint64_t seed_ = 1;
+
+  std::vector<TokenId> ids_;
+  int n_vocab_ = 0, n_embd_ = 0;
+  std::vector<WayReport> ways_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_verify_command() {
+  return std::make_unique<VerifyCommand>();
+}
+
+}  // namespace thermo
