@@ -490,7 +490,7 @@ Status Engine::Impl::check_group(const StepBatch& batch, size_t begin, size_t en
 Result<StepOutput> Engine::step(const StepBatch& batch) {
   if (Status status = impl_->check(batch); !status) return status.error();
   if (batch.commit == Commit::Later) {
-    for (auto& parents : impl_->pending_parents) parents.clear();
+    for (const Row& row : batch.rows) impl_->pending_parents[static_cast<size_t>(row.sequence)].clear();
     size_t first = 0;
     for (size_t r = 0; r < batch.rows.size(); ++r) {
       const Row& row = batch.rows[r];

@@ -207,6 +207,25 @@ TEST(Engine, RefusesStepsThatMakeNoSense) {
   EXPECT_TRUE(engine.commit(0, std::vector<int32_t>{0, 2}).ok());
 }
 
+// Guards a crash: the second uncommitted step forgot the rows of the first.
+TEST(Engine, CommitsTwoSequencesThatWaitedTogether) {
+  EngineOptions options = small();
+  options.n_sequences = 2;
+  options.max_draft_rows = 4;
+  Engine engine(plankton(), options);
+  for (const int32_t s : {0, 1})
+    ASSERT_TRUE(engine
+                    .step({.rows = std::vector<Row>{{.token = 1, .sequence = s},
+                                                    {.token = 2 + s, .sequence = s, .parent = 0},
+                                                    {.token = 5 + s, .sequence = s, .parent = 0}},
+                           .commit = Commit::Later})
+                    .has_value());
+  EXPECT_FALSE(engine.commit(0, std::vector<int32_t>{1}).ok());
+  EXPECT_TRUE(engine.commit(0, std::vector<int32_t>{0, 2}).ok());
+  EXPECT_TRUE(engine.commit(1, std::vector<int32_t>{0, 1}).ok());
+  EXPECT_FALSE(engine.commit(1, std::vector<int32_t>{0, 1}).ok());
+}
+
 TEST(Engine, SaysWhatIsWrongWithItsOptions) {
   EngineOptions options = small();
   options.n_batch = -1;
