@@ -94,12 +94,14 @@ class Engine {
   // A free sequence, or an error when all n_sequences are taken.
   Result<Session> open_session();
 
-  // The step itself, for speculation, batches and verification. Rows name sequences 0..n_sequences-1.
-  // Refused: a sequence out of range, more rows than n_batch, a full context, a parent that is no earlier
-  // row.
+  // The step itself, for speculation, batches and verification. Sequences are 0..n_sequences-1.
+  // Refused: a sequence out of range, named twice or with uncommitted rows, more rows than n_batch, a full
+  // context, a parent that is no earlier row.
   Result<StepOutput> step(const StepBatch& batch);
-  // Ends a step that was run with Commit::Later: `path` are its accepted rows of that sequence, parents
-  // first.
+  // All logits of rows[i] of the last step's output, also those that stayed on a GPU; empty after a device
+  // fault. Valid until the next step.
+  std::span<const float> fetch_logits(int i);
+  // Makes the accepted ones of a sequence's uncommitted rows part of it, parents first, and forgets the rest.
   Status commit(int sequence, std::span<const int32_t> path);
 
  private:

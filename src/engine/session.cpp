@@ -57,7 +57,7 @@ Status Session::Impl::append(std::span<const TokenId> ids, LogitsNeed need,
   const int n_ctx = engine->n_ctx();
   if (ids.size() > static_cast<size_t>(n_ctx - n_past()))
     return Error{ErrorCode::ContextFull, fmt::format("{} tokens do not fit: the context holds {} and {} are "
-                                                     "taken; use a larger --ctx-size or a shorter prompt",
+                                                     "taken; use a larger context or a shorter prompt",
                                                      ids.size(), n_ctx, n_past())};
   const int total = static_cast<int>(ids.size());
   for (int done = 0; done < total;) {
@@ -67,19 +67,15 @@ Status Session::Impl::append(std::span<const TokenId> ids, LogitsNeed need,
     rows.clear();
     for (int i = 0; i < n; ++i)
       rows.push_back({.token = ids[static_cast<size_t>(done + i)],
-                      .sequence = sequence,
                       .parent = i - 1,
                       .want_logits = done + i + 1 == total});
-    Result<StepOutput> output = engine->step({.rows = rows, .need = need});
+    const SequenceRows group{.sequence = sequence, .rows = rows, .need = need};
+    Result<StepOutput> output = engine->step({.groups = {&group, 1}});
     if (!output) return output.error();
     tokens.insert(tokens.end(), ids.begin() + done, ids.begin() + done + n);
     done += n;
     drop_logits();
-    logits.assign(output->logits.begin(), output->logits.end());
-    if (!output->tops.empty()) {
-      top = output->tops.data();
-      *unread = this;
-    }
+    if (!output->rows.empty()) take_logits(*output, 0);
   }
   if (progress) progress(total, total);
   return {};
@@ -150,20 +146,29 @@ std::optional<TokenId> Session::Impl::choose(Sampler& sampler) {
 
 bool Session::Impl::fetch_logits() {
   if (top == nullptr) return true;
-  const std::span<const float> row = backend->fetch_logits(0);
+  const std::span<const float> row = backend->fetch_logits(top_index);
+  drop_logits();
   logits.assign(row.begin(), row.end());
-  top = nullptr;
-  *unread = nullptr;
   return !logits.empty();
 }
 
 void Session::Impl::drop_logits() {
   logits.clear();
-  if (top != nullptr) *unread = nullptr;
+  if (top != nullptr) std::erase(*unread, this);
   top = nullptr;
 }
 
+void Session::Impl::take_logits(const StepOutput& output, int i) {
+  const RowLogits& row = output.rows[static_cast<size_t>(i)];
+  logits.assign(row.logits.begin(), row.logits.end());
+  if (row.top == nullptr) return;
+  top = row.top;
+  top_index = i;
+  unread->push_back(this);
+}
+
 void Session::Impl::go_back_to(int n) {
+  uncommitted->clear();
   if (engine->config().n_recurrent_layers() == 0) {
     backend->truncate(sequence, n);
   } else {
@@ -188,6 +193,7 @@ void Session::checkpoint() {
 
 void Session::clear() {
   impl_->backend->clear(impl_->sequence);
+  impl_->uncommitted->clear();
   impl_->tokens.clear();
   impl_->drop_logits();
   impl_->checkpoints.clear();
