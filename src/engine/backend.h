@@ -23,8 +23,8 @@ class Backend {
 
   virtual const ModelConfig& config() const = 0;
   virtual StepOutput step(const StepBatch& batch) noexcept = 0;
-  // A row of logits that the last step left where they are (StepOutput::tops); empty after a fault. Valid
-  // until the next call or step.
+  // All logits of rows[i] of the last step's output, wherever they are; empty after a fault. Valid until the
+  // next step.
   virtual std::span<const float> fetch_logits(int i) noexcept = 0;
   virtual void commit(int sequence, std::span<const int32_t> path) noexcept = 0;
   virtual bool is_gpu() const noexcept = 0;
@@ -52,10 +52,7 @@ class BackendOf final : public Backend {
 
   const ModelConfig& config() const override { return model_->config(); }
   StepOutput step(const StepBatch& batch) noexcept override { return model_->step(batch); }
-  std::span<const float> fetch_logits(int i) noexcept override {
-    if constexpr (requires { model_->fetch_logits(i); }) return model_->fetch_logits(i);
-    return {};
-  }
+  std::span<const float> fetch_logits(int i) noexcept override { return model_->fetch_logits(i); }
   void commit(int sequence, std::span<const int32_t> path) noexcept override {
     model_->commit(sequence, path);
   }

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <filesystem>
 #include <optional>
-#include <set>
 
 #include "base/cpu_info.h"
 #include "base/error.h"
@@ -42,11 +41,10 @@ struct Engine::Impl {
   std::unique_ptr<TraceWriter> trace;  // the backend adds to it
   std::optional<StepWatch> watch;      // with a trace
   std::unique_ptr<Backend> backend;
-  std::vector<bool> taken;        // sequences that a Session holds
-  std::vector<int> pending_rows;  // of each sequence: rows of a step that waits for commit(), else 0
-  std::vector<std::vector<int32_t>> pending_parents;  // relative to the sequence's first row
-  Session::Impl* unread =
-      nullptr;  // the session whose logits are still on the device, in the next step's way
+  std::vector<bool> taken;  // sequences that a Session holds
+  // Of each sequence: the parents of its uncommitted rows, empty when it has none.
+  std::vector<std::vector<int32_t>> uncommitted;
+  std::vector<Session::Impl*> unread;  // sessions whose logits are still on the device
 
   // What was read of the heat file, and where heat goes at the end; empty: nowhere.
   std::string heat_path;
@@ -60,7 +58,7 @@ struct Engine::Impl {
   void write_heat() noexcept;
 
   Status check(const StepBatch& batch) const;
-  Status check_group(const StepBatch& batch, size_t begin, size_t end) const;
+  Status check_group(const SequenceRows& group) const;
   void save_unread_logits(const StepBatch& batch);
 };
 
@@ -334,8 +332,9 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
   e.n_sequences = options.n_sequences;
   e.max_draft_rows = options.max_draft_rows;
   e.taken.assign(static_cast<size_t>(options.n_sequences), false);
-  e.pending_rows.assign(static_cast<size_t>(options.n_sequences), 0);
-  e.pending_parents.resize(static_cast<size_t>(options.n_sequences));
+  e.uncommitted.resize(static_cast<size_t>(options.n_sequences));
+  for (auto& parents : e.uncommitted) parents.reserve(static_cast<size_t>(options.max_draft_rows));
+  e.unread.reserve(static_cast<size_t>(options.n_sequences));
   std::optional<HeatMap> heat;
   if (!options.heat_file.empty()) {
     heat = e.read_heat(options.heat_file, config, weights, file);
@@ -439,85 +438,79 @@ const HeatMap* Engine::heat() const {
 }
 
 Status Engine::Impl::check(const StepBatch& batch) const {
-  if (batch.rows.empty()) return invalid("a step without rows");
-  if (batch.rows.size() > static_cast<size_t>(n_batch))
-    return invalid(
-        fmt::format("a step of {} rows, at most {} fit (--ubatch-size)", batch.rows.size(), n_batch));
-  std::set<int32_t> seen;
-  for (size_t begin = 0; begin < batch.rows.size();) {
-    size_t end = begin + 1;
-    while (end < batch.rows.size() && batch.rows[end].sequence == batch.rows[begin].sequence) ++end;
-    if (!seen.insert(batch.rows[begin].sequence).second)
-      return invalid(fmt::format("the rows of sequence {} are not neighbours", batch.rows[begin].sequence));
-    if (Status status = check_group(batch, begin, end); !status) return status;
-    begin = end;
+  const int n_rows = batch.n_rows();
+  if (n_rows == 0) return invalid("a step without rows");
+  if (n_rows > n_batch) return invalid(fmt::format("a step of {} rows, at most {} fit", n_rows, n_batch));
+  for (size_t g = 0; g < batch.groups.size(); ++g) {
+    const SequenceRows& group = batch.groups[g];
+    for (const SequenceRows& other : batch.groups.first(g))
+      if (other.sequence == group.sequence)
+        return invalid(fmt::format("sequence {} is in the step twice", group.sequence));
+    if (Status status = check_group(group); !status) return status;
   }
   return {};
 }
 
-// The rows [begin, end) of one sequence.
-Status Engine::Impl::check_group(const StepBatch& batch, size_t begin, size_t end) const {
-  const int32_t sequence = batch.rows[begin].sequence;
-  if (sequence < 0 || sequence >= n_sequences)
-    return invalid(fmt::format("sequence {} is outside 0..{}", sequence, n_sequences - 1));
-  if (pending_rows[static_cast<size_t>(sequence)] != 0)
-    return invalid(fmt::format("sequence {} has a step that waits for commit()", sequence));
-  const int n_past = backend->n_past(sequence);
-  const int n = static_cast<int>(end - begin);
-  if (batch.commit == Commit::Later && n > max_draft_rows)
+Status Engine::Impl::check_group(const SequenceRows& group) const {
+  if (group.sequence < 0 || group.sequence >= n_sequences)
+    return invalid(fmt::format("sequence {} is outside 0..{}", group.sequence, n_sequences - 1));
+  if (!uncommitted[static_cast<size_t>(group.sequence)].empty())
+    return invalid(fmt::format("sequence {} has uncommitted rows", group.sequence));
+  const int n_past = backend->n_past(group.sequence), n = static_cast<int>(group.rows.size());
+  if (n == 0) return invalid(fmt::format("sequence {} is in the step without rows", group.sequence));
+  if (group.uncommitted && n > max_draft_rows)
     return invalid(fmt::format("{} uncommitted rows, at most {} were planned", n, max_draft_rows));
   if (n_past + n > plan.n_ctx)
     return Error{ErrorCode::ContextFull,
-                 fmt::format("{} tokens and {} more do not fit into a context of {}; use a larger --ctx-size",
+                 fmt::format("{} tokens and {} more do not fit into a context of {}; use a larger one",
                              n_past, n, plan.n_ctx)};
-  for (size_t r = begin; r < end; ++r) {
-    const Row& row = batch.rows[r];
+  for (int r = 0; r < n; ++r) {
+    const Row& row = group.rows[static_cast<size_t>(r)];
     if (row.token < 0 || row.token >= backend->config().n_vocab)
       return invalid(
           fmt::format("token {} is outside the vocabulary of {}", row.token, backend->config().n_vocab));
-    const int32_t previous = r == begin ? -1 : static_cast<int32_t>(r) - 1;
-    if (batch.commit == Commit::All && row.parent != previous)
-      return invalid(fmt::format("row {} has parent {}, expected {}: only uncommitted steps may branch", r,
-                                 row.parent, previous));
-    if (row.parent != -1 &&
-        (row.parent < static_cast<int32_t>(begin) || row.parent >= static_cast<int32_t>(r)))
-      return invalid(
-          fmt::format("row {} has parent {}, expected -1 or an earlier row of its sequence", r, row.parent));
+    if (!group.uncommitted && row.parent != r - 1)
+      return invalid(fmt::format("row {} has parent {}, expected {}: only uncommitted rows may branch", r,
+                                 row.parent, r - 1));
+    if (row.parent < -1 || row.parent >= r)
+      return invalid(fmt::format("row {} has parent {}, expected -1 or an earlier row", r, row.parent));
   }
   return {};
 }
 
 Result<StepOutput> Engine::step(const StepBatch& batch) {
-  if (Status status = impl_->check(batch); !status) return status.error();
-  if (batch.commit == Commit::Later) {
-    for (auto& parents : impl_->pending_parents) parents.clear();
-    size_t first = 0;
-    for (size_t r = 0; r < batch.rows.size(); ++r) {
-      const Row& row = batch.rows[r];
-      if (r > 0 && batch.rows[r - 1].sequence != row.sequence) first = r;
-      const size_t s = static_cast<size_t>(row.sequence);
-      ++impl_->pending_rows[s];
-      impl_->pending_parents[s].push_back(row.parent < 0 ? -1 : row.parent - static_cast<int32_t>(first));
-    }
-  }
-  impl_->save_unread_logits(batch);
-  if (impl_->watch) impl_->watch->begin();
-  const StepOutput output = impl_->backend->step(batch);
-  if (impl_->watch) impl_->trace->add(impl_->watch->end(static_cast<int>(batch.rows.size())));
-  if (!impl_->backend->fault().empty()) return device_fault(*impl_->backend);
-  if (const std::string fault = impl_->model_file->fault(); !fault.empty())
+  Impl& e = *impl_;
+  if (Status status = e.check(batch); !status) return status.error();
+  e.save_unread_logits(batch);
+  for (const SequenceRows& group : batch.groups)
+    if (group.uncommitted)
+      for (const Row& row : group.rows)
+        e.uncommitted[static_cast<size_t>(group.sequence)].push_back(row.parent);
+  if (e.watch) e.watch->begin();
+  const StepOutput output = e.backend->step(batch);
+  if (e.watch) e.trace->add(e.watch->end(batch.n_rows()));
+  if (!e.backend->fault().empty()) return device_fault(*e.backend);
+  if (const std::string fault = e.model_file->fault(); !fault.empty())
     return Error{ErrorCode::DeviceFault, fault};
   return output;
 }
 
-// A step of that session's own timeline replaces its logits; any other one only takes their place.
+std::span<const float> Engine::fetch_logits(int i) {
+  return impl_->backend->fetch_logits(i);
+}
+
+// A step of a session's own timeline replaces its logits; any other one would only overwrite them.
 void Engine::Impl::save_unread_logits(const StepBatch& batch) {
-  if (unread == nullptr) return;
-  const auto is_own = [&](const Row& row) { return row.sequence == unread->sequence; };
-  if (batch.commit == Commit::All && std::any_of(batch.rows.begin(), batch.rows.end(), is_own))
-    unread->drop_logits();
-  else
-    unread->fetch_logits();
+  while (!unread.empty()) {
+    Session::Impl& session = *unread.back();
+    const bool replaced = std::any_of(batch.groups.begin(), batch.groups.end(), [&](const auto& group) {
+      return group.sequence == session.sequence && !group.uncommitted;
+    });
+    if (replaced)
+      session.drop_logits();
+    else
+      session.fetch_logits();
+  }
 }
 
 Error device_fault(const Backend& backend) {
@@ -529,19 +522,18 @@ Status Engine::commit(int sequence, std::span<const int32_t> path) {
   Impl& e = *impl_;
   if (sequence < 0 || sequence >= e.n_sequences)
     return invalid(fmt::format("sequence {} is outside 0..{}", sequence, e.n_sequences - 1));
-  const size_t s = static_cast<size_t>(sequence);
-  if (e.pending_rows[s] == 0)
-    return invalid(fmt::format("sequence {} has no step that waits for commit()", sequence));
+  std::vector<int32_t>& parents = e.uncommitted[static_cast<size_t>(sequence)];
+  if (parents.empty()) return invalid(fmt::format("sequence {} has no uncommitted rows", sequence));
   int32_t parent = -1;
   for (const int32_t row : path) {
-    if (row < 0 || row >= e.pending_rows[s])
-      return invalid(fmt::format("row {} is outside the step's {} rows", row, e.pending_rows[s]));
-    if (e.pending_parents[s][static_cast<size_t>(row)] != parent)
+    if (row < 0 || row >= static_cast<int32_t>(parents.size()))
+      return invalid(fmt::format("row {} is outside the {} uncommitted rows", row, parents.size()));
+    if (parents[static_cast<size_t>(row)] != parent)
       return invalid(fmt::format("row {} does not follow row {}", row, parent));
     parent = row;
   }
   e.backend->commit(sequence, path);
-  e.pending_rows[s] = 0;
+  parents.clear();
   return {};
 }
 
@@ -550,18 +542,18 @@ Result<Session> Engine::open_session() {
   for (int s = 0; s < e.n_sequences; ++s) {
     if (e.taken[static_cast<size_t>(s)]) continue;
     e.taken[static_cast<size_t>(s)] = true;
-    e.pending_rows[static_cast<size_t>(s)] = 0;
+    e.uncommitted[static_cast<size_t>(s)].clear();
     e.backend->clear(s);
     auto session = std::make_unique<Session::Impl>();
     session->engine = this;
     session->backend = e.backend.get();
     session->sequence = s;
     session->unread = &e.unread;
+    session->uncommitted = &e.uncommitted[static_cast<size_t>(s)];
     session->release = [this, s] { impl_->taken[static_cast<size_t>(s)] = false; };
     return Session(std::move(session));
   }
-  return Error{ErrorCode::Unsupported,
-               fmt::format("all {} sequences are in use; raise --parallel", e.n_sequences)};
+  return Error{ErrorCode::Unsupported, fmt::format("all {} sequences are in use", e.n_sequences)};
 }
 
 }  // namespace thermo

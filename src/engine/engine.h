@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "base/result.h"
@@ -21,7 +22,7 @@
 #include "model/model_config.h"
 #include "model/step.h"
 #include "model/weights.h"
-#include "sampling/sampler.h"
+#include "sampling/logprobs.h"
 #include "sampling/sampling_params.h"
 
 namespace thermo {
@@ -94,12 +95,14 @@ class Engine {
   // A free sequence, or an error when all n_sequences are taken.
   Result<Session> open_session();
 
-  // The step itself, for speculation, batches and verification. Rows name sequences 0..n_sequences-1.
-  // Refused: a sequence out of range, more rows than n_batch, a full context, a parent that is no earlier
-  // row.
+  // The step itself, for speculation, batches and verification. Sequences are 0..n_sequences-1.
+  // Refused: a sequence out of range, named twice or with uncommitted rows, more rows than n_batch, a full
+  // context, a parent that is no earlier row.
   Result<StepOutput> step(const StepBatch& batch);
-  // Ends a step that was run with Commit::Later: `path` are its accepted rows of that sequence, parents
-  // first.
+  // All logits of rows[i] of the last step's output, also those that stayed on a GPU; empty after a device
+  // fault. Valid until the next step.
+  std::span<const float> fetch_logits(int i);
+  // Makes the accepted ones of a sequence's uncommitted rows part of it, parents first, and forgets the rest.
   Status commit(int sequence, std::span<const int32_t> path);
 
  private:
@@ -167,8 +170,48 @@ class Session {
 
  private:
   friend class Engine;
+  friend class RequestLoop;
   struct Impl;
   explicit Session(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+using RequestId = uint64_t;  // given once
+
+struct PromptProgress {
+  int done, total;  // tokens
+};
+
+// What happened to a request in a step. A result or an error is its last event.
+struct RequestEvent {
+  RequestId request;
+  std::variant<PromptProgress, GeneratedToken, GenerateResult, Error> what;
+};
+
+// Requests that are computed together: each step holds the next row of every request that is writing, and
+// prompt tokens of the others in the room that is left. A request may join or leave between steps; each
+// writes what it would write alone.
+class RequestLoop {
+ public:
+  explicit RequestLoop(Engine& engine);  // which must outlive it
+  ~RequestLoop();
+  RequestLoop(const RequestLoop&) = delete;
+  RequestLoop& operator=(const RequestLoop&) = delete;
+
+  // Appends the prompt to the session, then generates as Session::generate() does. The session must outlive
+  // the request and be left alone until its last event. Refused: a prompt that does not fit, no prompt where
+  // the session has no logits, a sampling value out of range, a session that another request has.
+  Result<RequestId> add(Session& session, std::span<const TokenId> prompt, const GenerateOptions& options);
+  // The request ends in the next step. A token that was reported is computed first, so that the session holds
+  // it; the rest of a prompt is not. No effect on a request that has ended.
+  void cancel(RequestId request);
+  bool empty() const;
+
+  // Runs one step; its events are valid until the next one.
+  std::span<const RequestEvent> step();
+
+ private:
+  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 

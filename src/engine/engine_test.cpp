@@ -40,6 +40,11 @@ EngineOptions small() {
   return options;
 }
 
+Result<StepOutput> step_rows(Engine& engine, std::span<const Row> rows, SequenceRows group = {}) {
+  group.rows = rows;
+  return engine.step({.groups = {&group, 1}});
+}
+
 std::vector<TokenId> greedy(Session& session, int n) {
   GenerateOptions options;
   options.sampling.temperature = 0.0f;
@@ -85,15 +90,13 @@ TEST(Engine, AgreesWithTheFullPrecisionModelOnNearlyEveryToken) {
   Engine engine(plankton(), small());
   const int n_vocab = engine.config().n_vocab;
   std::vector<Row> rows;
-  for (size_t i = 0; i < tokens.size(); ++i)
-    rows.push_back(
-        {.token = tokens[i], .sequence = 0, .parent = static_cast<int32_t>(i) - 1, .want_logits = true});
-  rows.resize(32);
-  const auto out = engine.step({.rows = rows});
+  for (size_t i = 0; i < 32; ++i)
+    rows.push_back({.token = tokens[i], .parent = static_cast<int32_t>(i) - 1, .want_logits = true});
+  const auto out = step_rows(engine, rows);
   ASSERT_TRUE(out.has_value());
   int agree = 0;
   for (int r = 0; r < 32; ++r) {
-    const auto got = out->logits_of(r, n_vocab);
+    const auto got = out->rows[static_cast<size_t>(r)].logits;
     const float* const want = logits + static_cast<size_t>(r) * static_cast<size_t>(n_vocab);
     agree += std::max_element(got.begin(), got.end()) - got.begin() ==
              std::max_element(want, want + n_vocab) - want;
@@ -182,29 +185,47 @@ TEST(Engine, RefusesStepsThatMakeNoSense) {
   EngineOptions options = small();
   options.max_draft_rows = 4;
   Engine engine(plankton(), options);
-  const auto refused = [&](std::vector<Row> rows, Commit commit = Commit::All) {
-    const auto result = engine.step({.rows = rows, .commit = commit});
+  const auto refused = [&](std::vector<Row> rows, SequenceRows group = {}) {
+    const auto result = step_rows(engine, rows, group);
     return !result.has_value() && !result.error().message.empty();
   };
   EXPECT_TRUE(refused({}));
   EXPECT_TRUE(refused({{.token = -1}}));
   EXPECT_TRUE(refused({{.token = 4096}}));
-  EXPECT_TRUE(refused({{.token = 1, .sequence = 1}}));
+  EXPECT_TRUE(refused({{.token = 1}}, {.sequence = 1}));
   EXPECT_TRUE(refused({{.token = 1, .parent = 0}}));
   EXPECT_TRUE(refused({{.token = 1}, {.token = 1, .parent = -1}}));  // a branch that would be kept
   EXPECT_TRUE(refused(std::vector<Row>(33, Row{.token = 1})));
-  EXPECT_TRUE(refused(std::vector<Row>(5, Row{.token = 1}), Commit::Later));
+  EXPECT_TRUE(refused(std::vector<Row>(5, Row{.token = 1}), {.uncommitted = true}));
   EXPECT_FALSE(engine.commit(0, std::vector<int32_t>{0}).ok());
 
-  ASSERT_TRUE(
-      engine
-          .step({.rows = std::vector<Row>{{.token = 1}, {.token = 2, .parent = 0}, {.token = 3, .parent = 0}},
-                 .commit = Commit::Later})
-          .has_value());
+  const std::vector<Row> one = {{.token = 1}};
+  const SequenceRows twice[] = {{.rows = one}, {.rows = one}};
+  EXPECT_FALSE(engine.step({.groups = twice}).has_value());
+  const std::vector<Row> tree = {{.token = 1}, {.token = 2, .parent = 0}, {.token = 3, .parent = 0}};
+  ASSERT_TRUE(step_rows(engine, tree, {.uncommitted = true}).has_value());
   EXPECT_TRUE(refused({{.token = 1}}));  // waits for commit
   EXPECT_FALSE(engine.commit(0, std::vector<int32_t>{0, 1, 2}).ok());
   EXPECT_FALSE(engine.commit(0, std::vector<int32_t>{3}).ok());
   EXPECT_TRUE(engine.commit(0, std::vector<int32_t>{0, 2}).ok());
+}
+
+// Guards a crash: the second uncommitted step forgot the rows of the first.
+TEST(Engine, CommitsTwoSequencesThatWaitedTogether) {
+  EngineOptions options = small();
+  options.n_sequences = 2;
+  options.max_draft_rows = 4;
+  Engine engine(plankton(), options);
+  for (const int32_t s : {0, 1})
+    ASSERT_TRUE(step_rows(engine,
+                          std::vector<Row>{
+                              {.token = 1}, {.token = 2 + s, .parent = 0}, {.token = 5 + s, .parent = 0}},
+                          {.sequence = s, .uncommitted = true})
+                    .has_value());
+  EXPECT_FALSE(engine.commit(0, std::vector<int32_t>{1}).ok());
+  EXPECT_TRUE(engine.commit(0, std::vector<int32_t>{0, 2}).ok());
+  EXPECT_TRUE(engine.commit(1, std::vector<int32_t>{0, 1}).ok());
+  EXPECT_FALSE(engine.commit(1, std::vector<int32_t>{0, 1}).ok());
 }
 
 TEST(Engine, SaysWhatIsWrongWithItsOptions) {
@@ -459,7 +480,7 @@ TEST(Engine, KeepsHeatInAFileFromRunToRun) {
     options.device = "cpu";
     Engine engine(other, options);
     EXPECT_TRUE(engine.heat()->empty());
-    ASSERT_TRUE(engine.step({.rows = std::vector<Row>{{.token = 1}}}).has_value());
+    ASSERT_TRUE(step_rows(engine, std::vector<Row>{{.token = 1}}).has_value());
   }
   std::ifstream again(path);
   EXPECT_EQ(std::string((std::istreambuf_iterator<char>(again)), {}), before);

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <random>
 
 #include "sampling/sampler.h"
 
@@ -47,41 +46,55 @@ TokenId Session::best() const {
   return static_cast<TokenId>(std::max_element(s.logits.begin(), s.logits.end()) - s.logits.begin());
 }
 
-Status Session::append(std::span<const TokenId> tokens, const PrefillProgressFn& progress) {
-  return impl_->append(tokens, LogitsNeed::Top, progress);
+Status Session::Impl::check_room(size_t n_tokens) const {
+  const int n_ctx = engine->n_ctx();
+  if (n_tokens <= static_cast<size_t>(n_ctx - n_past())) return {};
+  return Error{ErrorCode::ContextFull, fmt::format("{} tokens do not fit: the context holds {} and {} are "
+                                                   "taken; use a larger context or a shorter prompt",
+                                                   n_tokens, n_ctx, n_past())};
 }
 
-Status Session::Impl::append(std::span<const TokenId> ids, LogitsNeed need,
-                             const PrefillProgressFn& progress) {
-  if (ids.empty()) return {};
-  const int n_ctx = engine->n_ctx();
-  if (ids.size() > static_cast<size_t>(n_ctx - n_past()))
-    return Error{ErrorCode::ContextFull, fmt::format("{} tokens do not fit: the context holds {} and {} are "
-                                                     "taken; use a larger --ctx-size or a shorter prompt",
-                                                     ids.size(), n_ctx, n_past())};
-  const int total = static_cast<int>(ids.size());
-  for (int done = 0; done < total;) {
-    if (progress && !progress(done, total))
-      return Error{ErrorCode::Cancelled, "stopped while reading the prompt"};
-    const int n = std::min(engine->n_batch(), total - done);
-    rows.clear();
-    for (int i = 0; i < n; ++i)
-      rows.push_back({.token = ids[static_cast<size_t>(done + i)],
-                      .sequence = sequence,
-                      .parent = i - 1,
-                      .want_logits = done + i + 1 == total});
-    Result<StepOutput> output = engine->step({.rows = rows, .need = need});
+void Session::Impl::add_rows(std::span<const TokenId> ids, bool ends, std::vector<Row>& rows) {
+  for (size_t i = 0; i < ids.size(); ++i)
+    rows.push_back(
+        {.token = ids[i], .parent = static_cast<int32_t>(i) - 1, .want_logits = ends && i + 1 == ids.size()});
+}
+
+void Session::Impl::took_step(std::span<const TokenId> ids, const StepOutput& output,
+                              std::optional<size_t> i) {
+  tokens.insert(tokens.end(), ids.begin(), ids.end());
+  drop_logits();
+  if (!i) return;
+  const RowLogits& row = output.rows[*i];
+  logits.assign(row.logits.begin(), row.logits.end());
+  if (row.top == nullptr) return;
+  top = row.top;
+  top_index = *i;
+  unread->push_back(this);
+}
+
+Status Session::append(std::span<const TokenId> tokens, const PrefillProgressFn& progress) {
+  Impl& s = *impl_;
+  if (tokens.empty()) return {};
+  if (Status status = s.check_room(tokens.size()); !status) return status;
+  const auto tell = [&, total = static_cast<int>(tokens.size())](size_t done) {
+    return !progress || progress(static_cast<int>(done), total);
+  };
+  const auto n_batch = static_cast<size_t>(s.engine->n_batch());
+  for (size_t done = 0; done < tokens.size();) {
+    if (!tell(done)) return Error{ErrorCode::Cancelled, "stopped while reading the prompt"};
+    const std::span<const TokenId> rest = tokens.subspan(done),
+                                   chunk = rest.first(std::min(rest.size(), n_batch));
+    const bool ends = chunk.size() == rest.size();
+    s.rows.clear();
+    Impl::add_rows(chunk, ends, s.rows);
+    const SequenceRows group{.sequence = s.sequence, .rows = s.rows, .need = LogitsNeed::Top};
+    Result<StepOutput> output = s.engine->step({.groups = {&group, 1}});
     if (!output) return output.error();
-    tokens.insert(tokens.end(), ids.begin() + done, ids.begin() + done + n);
-    done += n;
-    drop_logits();
-    logits.assign(output->logits.begin(), output->logits.end());
-    if (!output->tops.empty()) {
-      top = output->tops.data();
-      *unread = this;
-    }
+    s.took_step(chunk, *output, ends ? std::optional<size_t>(0) : std::nullopt);
+    done += chunk.size();
   }
-  if (progress) progress(total, total);
+  tell(tokens.size());
   return {};
 }
 
@@ -101,43 +114,16 @@ Result<int> Session::set_tokens(std::span<const TokenId> tokens, const PrefillPr
 
 Result<GenerateResult> Session::generate(const GenerateOptions& options,
                                          const std::function<bool(const GeneratedToken&)>& on_token) {
-  Impl& s = *impl_;
-  const int n_vocab = s.engine->config().n_vocab;
-  if (!s.has_logits()) return Error{ErrorCode::InvalidArgument, "nothing to continue: the prompt is empty"};
-  if (Status status = validate(options.sampling, n_vocab); !status) return status.error();
-  Sampler sampler(options.sampling, n_vocab, options.stop_tokens);
-  sampler.accept_prompt(s.tokens);
-  GenerateResult result{.reason = FinishReason::Length, .n_generated = 0, .seed = sampler.seed()};
-  while (options.max_tokens < 0 || result.n_generated < options.max_tokens) {
-    const std::optional<TokenId> chosen = s.choose(sampler);
-    if (!chosen) return device_fault(*s.backend);
-    const TokenId token = *chosen;
-    if (std::find(options.stop_tokens.begin(), options.stop_tokens.end(), token) !=
-        options.stop_tokens.end()) {
-      result.reason = FinishReason::Stop;
-      return result;
+  RequestLoop loop(*impl_->engine);
+  const Result<RequestId> request = loop.add(*this, {}, options);
+  if (!request) return request.error();
+  for (;;)
+    for (const RequestEvent& event : loop.step()) {
+      if (const auto* token = std::get_if<GeneratedToken>(&event.what); token && !on_token(*token))
+        loop.cancel(*request);
+      if (const auto* result = std::get_if<GenerateResult>(&event.what)) return *result;
+      if (const auto* error = std::get_if<Error>(&event.what)) return *error;
     }
-    sampler.accept(token);
-    ++result.n_generated;
-    GeneratedToken generated{token, {}};
-    if (options.sampling.n_probs) {
-      if (!s.fetch_logits()) return device_fault(*s.backend);
-      generated.logprobs = top_logprobs(s.logits, token, *options.sampling.n_probs);
-    }
-    const bool go_on = on_token(generated);
-    if (s.n_past() == s.engine->n_ctx()) {
-      result.reason = FinishReason::ContextFull;
-      return result;
-    }
-    // Evaluated even when the caller stops here, so that the session holds every token it reported.
-    const LogitsNeed need = options.sampling.n_probs ? LogitsNeed::Row : sampler.need();
-    if (Status status = s.append({&token, 1}, need, {}); !status) return status.error();
-    if (!go_on) {
-      result.reason = FinishReason::Cancelled;
-      return result;
-    }
-  }
-  return result;
 }
 
 std::optional<TokenId> Session::Impl::choose(Sampler& sampler) {
@@ -150,20 +136,20 @@ std::optional<TokenId> Session::Impl::choose(Sampler& sampler) {
 
 bool Session::Impl::fetch_logits() {
   if (top == nullptr) return true;
-  const std::span<const float> row = backend->fetch_logits(0);
+  const std::span<const float> row = backend->fetch_logits(static_cast<int>(top_index));
+  drop_logits();
   logits.assign(row.begin(), row.end());
-  top = nullptr;
-  *unread = nullptr;
   return !logits.empty();
 }
 
 void Session::Impl::drop_logits() {
   logits.clear();
-  if (top != nullptr) *unread = nullptr;
+  if (top != nullptr) std::erase(*unread, this);
   top = nullptr;
 }
 
 void Session::Impl::go_back_to(int n) {
+  uncommitted->clear();
   if (engine->config().n_recurrent_layers() == 0) {
     backend->truncate(sequence, n);
   } else {
@@ -188,6 +174,7 @@ void Session::checkpoint() {
 
 void Session::clear() {
   impl_->backend->clear(impl_->sequence);
+  impl_->uncommitted->clear();
   impl_->tokens.clear();
   impl_->drop_logits();
   impl_->checkpoints.clear();

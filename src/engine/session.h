@@ -8,6 +8,7 @@
 #include "engine/backend.h"
 #include "engine/engine.h"
 #include "model/sequence_state.h"
+#include "sampling/sampler.h"
 
 namespace thermo {
 
@@ -16,21 +17,29 @@ struct Session::Impl {
   Backend* backend = nullptr;
   int sequence = 0;
   std::function<void()> release;
-  Impl** unread = nullptr;  // the engine's; this session while `top` is set
+  std::vector<Impl*>* unread = nullptr;         // the engine's; this session is in it while `top` is set
+  std::vector<int32_t>* uncommitted = nullptr;  // the engine's, of this sequence
 
   std::vector<TokenId> tokens;
   // After the last token: the row, or its top while the row is still on the device.
   std::vector<float> logits;
   const TopLogits* top = nullptr;
+  size_t top_index = 0;                 // of that row in the step's output
   std::vector<Checkpoint> checkpoints;  // increasing lengths; the empty beginning is always reachable
   std::vector<Row> rows;                // of the chunk being run
+  bool in_request = false;
 
   int n_past() const { return backend->n_past(sequence); }
   bool has_logits() const { return !logits.empty() || top != nullptr; }
   void drop_logits();
   // Brings the row here, if it is not. False after a device fault.
   bool fetch_logits();
-  Status append(std::span<const TokenId> ids, LogitsNeed need, const PrefillProgressFn& progress);
+  // Whether so many tokens more fit.
+  Status check_room(size_t n_tokens) const;
+  // Adds the rows of the next tokens; the last one wants logits if `ends`.
+  static void add_rows(std::span<const TokenId> ids, bool ends, std::vector<Row>& rows);
+  // After a step that computed them: the session holds these tokens, and logits if rows[i] are its own.
+  void took_step(std::span<const TokenId> ids, const StepOutput& output, std::optional<size_t> i);
   std::optional<TokenId> choose(Sampler& sampler);
   // The newest point from which the first n tokens can be continued.
   void go_back_to(int n);

@@ -8,6 +8,7 @@
 #include "experts/sim_experts.h"
 #include "experts/tiered_experts.h"
 #include "model/model.h"
+#include "model/testing/model_checks.h"
 #include "model/testing/recorded_model.h"
 
 namespace thermo {
@@ -150,11 +151,10 @@ TEST_P(ExpertPlacementTest, GivesTheSameLogitsForAdversarialPlacements) {
   const ExpertCatalog& catalog = split.sim->catalog();
   plain->sequence(0).clear();
   split.model->sequence(0).clear();
-  const auto n_vocab = static_cast<size_t>(plain->config().n_vocab);
   uint64_t all_hot = 0;
   for (size_t i = 0; i < 40; ++i) {
-    Row row = chain(std::span(fixture.ids).subspan(i, 1)).front();
-    const StepOutput want = plain->step({.rows = {&row, 1}});
+    const std::vector<Row> row = chain(std::span(fixture.ids).subspan(i, 1));
+    const StepOutput want = step_rows(*plain, row);
     const bool cold = i % 2 == 0;
     std::vector<std::vector<int32_t>> hot(catalog.layers.size());
     for (size_t l = 0; l < hot.size(); ++l)
@@ -162,11 +162,8 @@ TEST_P(ExpertPlacementTest, GivesTheSameLogitsForAdversarialPlacements) {
         if ((plain->heat()->age(static_cast<int>(l), e) == 1) != cold) hot[l].push_back(e);
     split.sim->store().force(hot);
     const ExpertTelemetry before = split.model->expert_telemetry();
-    const StepOutput got = split.model->step({.rows = {&row, 1}});
-    ASSERT_LT(
-        error_of(got.logits_of(0, static_cast<int>(n_vocab)), want.logits_of(0, static_cast<int>(n_vocab))),
-        kTolerance)
-        << i;
+    const StepOutput got = step_rows(*split.model, row);
+    ASSERT_LT(error_of(got.rows[0].logits, want.rows[0].logits), kTolerance) << i;
     const ExpertTelemetry after = split.model->expert_telemetry();
     const uint64_t hot_pairs = after.hot_pairs - before.hot_pairs, pairs = after.pairs - before.pairs;
     EXPECT_EQ(hot_pairs, cold ? 0 : pairs) << i;
@@ -198,32 +195,21 @@ TEST_P(ExpertPlacementTest, EvaluatesTreesAndSeveralSequencesLikeThePlainModel) 
   std::mt19937 random(7);
   for (const double share : {0.0, 0.5}) {
     const SplitModel split = sim_model(fixture.file, pool, {.share = share});
-    const auto n_vocab = static_cast<unsigned>(plain->config().n_vocab);
+    const auto n_vocab = static_cast<size_t>(plain->config().n_vocab);
     for (const int n_nodes : {1, 2, 9, 33, 64}) {
-      std::vector<Row> tree;
-      for (int i = 0; i < n_nodes; ++i)
-        tree.push_back(
-            {.token = static_cast<TokenId>(random() % n_vocab),
-             .sequence = 0,
-             .parent =
-                 i == 0 ? -1 : i - 1 - static_cast<int>(random() % static_cast<unsigned>(std::min(i, 6))),
-             .want_logits = true});
+      const std::vector<Row> tree = random_tree(n_nodes, n_vocab, random);
       const std::span<const TokenId> prompt = std::span(fixture.ids).first(20);
       const auto evaluate = [&](Model& model) {
         run_in_chunks(model, prompt, 20);
-        const StepOutput out = model.step({.rows = tree, .commit = Commit::Later});
-        std::vector<float> logits(out.logits.begin(), out.logits.end());
+        std::vector<float> logits = logits_of(step_rows(model, tree, {.uncommitted = true}));
         const std::vector<int32_t> path = {0};
         model.commit(0, path);
         // Another sequence beside the one that goes on.
         model.sequence(1).clear();
-        std::vector<Row> rows = chain(std::span(fixture.ids).subspan(30, 5), 1);
-        for (Row row : chain(std::span(fixture.ids).subspan(50, 4), 0)) {
-          if (row.parent >= 0) row.parent += 5;
-          rows.push_back(row);
-        }
-        const StepOutput both = model.step({.rows = rows});
-        logits.insert(logits.end(), both.logits.begin(), both.logits.end());
+        const std::vector<Row> other = chain(std::span(fixture.ids).subspan(30, 5)),
+                               next = chain(std::span(fixture.ids).subspan(50, 4));
+        const SequenceRows groups[] = {{.sequence = 1, .rows = other}, {.sequence = 0, .rows = next}};
+        append_logits(model.step({.groups = groups}), logits);
         return logits;
       };
       const std::vector<float> want = evaluate(*plain), got = evaluate(*split.model);

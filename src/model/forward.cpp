@@ -9,12 +9,10 @@
 namespace thermo {
 
 void Forward::begin(std::span<const RowGroup> groups, std::span<const TokenId> tokens,
-                    std::span<const int32_t> positions, Commit commit,
-                    std::span<const int32_t> row_numbers) noexcept {
+                    std::span<const int32_t> positions, std::span<const int32_t> row_numbers) noexcept {
   groups_ = groups;
   tokens_ = tokens;
   positions_ = positions;
-  commit_ = commit;
   row_numbers_ = row_numbers;
 }
 
@@ -205,14 +203,14 @@ void Forward::delta_net_group(int il, const RowGroup& group) noexcept {
   const int stride = config_.ssm_channel_stride();
   const int64_t row = group.row_begin;
   const int n = group.n_rows;
-  const bool keep = commit_ == Commit::Later;
+  const bool uncommitted = group.uncommitted;
   float* const conv_state = group.sequence->conv_state(il);
   const float* const conv_input = act_.conv_input + row * stride;
   float* const conv_output = act_.conv_output + row * stride;
   float* const g = act_.alpha + row * n_v;
   float* const beta = act_.beta + row * n_v;
   float* const out = act_.mixed.row(group.row_begin);
-  const SequenceState::Tape tape = keep ? group.sequence->tape(il) : SequenceState::Tape{};
+  const SequenceState::Tape tape = uncommitted ? group.sequence->tape(il) : SequenceState::Tape{};
   const size_t scratch_floats = (delta_net_scratch_floats(dim) + 15) / 16 * 16;
 
   const ConvArgs conv{.u = conv_input,
@@ -239,16 +237,16 @@ void Forward::delta_net_group(int il, const RowGroup& group) noexcept {
                           .n_head_v = n_v,
                           .dim = dim,
                           .ancestors = group.ancestors,
-                          .keep_state = keep};
+                          .keep_state = uncommitted};
   const float q_scale = 1.0f / std::sqrt(static_cast<float>(dim));
 
-  if (keep)
+  if (uncommitted)
     std::memcpy(tape.conv_input, conv_input,
                 static_cast<size_t>(n) * static_cast<size_t>(stride) * sizeof(float));
   pool_.run(n_k, [&](int kh, int thread) {
     const auto convolve = [&](int begin) {
       kernels_.delta_net.conv(conv, begin, begin + dim);
-      if (!keep)
+      if (!uncommitted)
         shift_conv_state(conv_state, conv_input, row_numbers_.first(static_cast<size_t>(n)), config_.ssm_taps,
                          stride, begin, begin + dim);
     };
@@ -259,7 +257,7 @@ void Forward::delta_net_group(int il, const RowGroup& group) noexcept {
       float* const k = q + static_cast<int64_t>(n_k) * dim;
       kernels_.delta_net.l2_normalize(q, 1, dim, q_scale);
       kernels_.delta_net.l2_normalize(k, 1, dim, 1.0f);
-      if (keep)
+      if (uncommitted)
         std::copy_n(k, dim, tape.k + static_cast<int64_t>(r) * n_k * dim + static_cast<int64_t>(kh) * dim);
     }
     float* const scratch = act_.delta_scratch + static_cast<size_t>(thread) * scratch_floats;
@@ -269,7 +267,7 @@ void Forward::delta_net_group(int il, const RowGroup& group) noexcept {
         const int64_t i = static_cast<int64_t>(r) * n_v + head;
         g[i] = w.a[static_cast<size_t>(head)] * softplus(g[i] + w.dt_bias[static_cast<size_t>(head)]);
         beta[i] = sigmoid(beta[i]);
-        if (keep) tape.g[i] = g[i];
+        if (uncommitted) tape.g[i] = g[i];
       }
       kernels_.delta_net.rows(rule, head, head + 1, scratch);
       for (int r = 0; r < n; ++r) {

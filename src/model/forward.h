@@ -87,6 +87,7 @@ struct RowGroup {
   SequenceState* sequence;
   int row_begin;
   int n_rows;
+  bool uncommitted;        // leaves the sequence alone and writes its tape
   AncestorBits ancestors;  // empty: a chain
   const int32_t* parents;  // relative to row_begin; nullptr: a chain
 };
@@ -104,8 +105,7 @@ class Forward {
 
   // Which rows the next calls work on. Spans must live until the pass ends.
   void begin(std::span<const RowGroup> groups, std::span<const TokenId> tokens,
-             std::span<const int32_t> positions, Commit commit,
-             std::span<const int32_t> row_numbers) noexcept;
+             std::span<const int32_t> positions, std::span<const int32_t> row_numbers) noexcept;
   // Counts the uses of experts, and hands routed layers to `runner`. Either may be null.
   void attach(HeatMap* heat, ExpertRunner* runner) noexcept {
     heat_ = heat;
@@ -154,7 +154,6 @@ class Forward {
   std::span<const TokenId> tokens_;
   std::span<const int32_t> positions_;
   std::span<const int32_t> row_numbers_;  // 0, 1, 2, ...
-  Commit commit_ = Commit::All;
 };
 
 // The architectures: from embedding to final norm (left in act.h). `hidden` as in StepBatch.

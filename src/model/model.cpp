@@ -28,6 +28,7 @@ struct Model::Impl {
   std::vector<int32_t> parents;     // relative to the group
   std::vector<uint64_t> ancestors;  // [rows][words_per_row]
   std::vector<int32_t> logit_rows;
+  std::vector<RowLogits> row_logits;
   std::vector<int32_t> row_numbers;
   int words_per_row;
 
@@ -50,6 +51,7 @@ struct Model::Impl {
     parents.resize(rows);
     ancestors.resize(rows * static_cast<size_t>(words_per_row));
     logit_rows.reserve(rows);
+    row_logits.reserve(rows);
     row_numbers.resize(rows);
     std::iota(row_numbers.begin(), row_numbers.end(), 0);
     if (experts)
@@ -60,54 +62,53 @@ struct Model::Impl {
   }
 
   void lay_out_rows(const StepBatch& batch) noexcept;
-  RowGroup lay_out_group(std::span<const Row> rows, int begin, int end, Commit commit) noexcept;
+  RowGroup lay_out_group(const SequenceRows& rows, int begin) noexcept;
+  std::span<const float> logits_of(size_t i) const noexcept {
+    const auto n_vocab = static_cast<size_t>(config.n_vocab);
+    return {act.logits + i * n_vocab, n_vocab};
+  }
 };
 
 // Tokens, positions and ancestors of every row.
 void Model::Impl::lay_out_rows(const StepBatch& batch) noexcept {
-  const int n = static_cast<int>(batch.rows.size());
   groups.clear();
   logit_rows.clear();
-  for (int r = 0; r < n; ++r) {
-    tokens[static_cast<size_t>(r)] = batch.rows[static_cast<size_t>(r)].token;
-    if (batch.rows[static_cast<size_t>(r)].want_logits) logit_rows.push_back(r);
-  }
-  for (int begin = 0; begin < n;) {
-    int end = begin + 1;
-    while (end < n &&
-           batch.rows[static_cast<size_t>(end)].sequence == batch.rows[static_cast<size_t>(begin)].sequence)
-      ++end;
-    groups.push_back(lay_out_group(batch.rows, begin, end, batch.commit));
-    begin = end;
+  int begin = 0;
+  for (const SequenceRows& rows : batch.groups) {
+    groups.push_back(lay_out_group(rows, begin));
+    begin += static_cast<int>(rows.rows.size());
   }
 }
 
-RowGroup Model::Impl::lay_out_group(std::span<const Row> rows, int begin, int end, Commit commit) noexcept {
-  SequenceState& sequence = sequences[static_cast<size_t>(rows[static_cast<size_t>(begin)].sequence)];
-  RowGroup group{
-      .sequence = &sequence, .row_begin = begin, .n_rows = end - begin, .ancestors = {}, .parents = nullptr};
-  if (commit == Commit::All) {
-    for (int r = begin; r < end; ++r) positions[static_cast<size_t>(r)] = sequence.n_past() + (r - begin);
-    return group;
+RowGroup Model::Impl::lay_out_group(const SequenceRows& group, int begin) noexcept {
+  SequenceState& sequence = sequences[static_cast<size_t>(group.sequence)];
+  const int n = static_cast<int>(group.rows.size());
+  const size_t words = group.uncommitted ? static_cast<size_t>(words_per_row) : 0;
+  // Of the sequence's rows.
+  int32_t* const position = positions.data() + begin;
+  int32_t* const parent_of = parents.data() + begin;
+  uint64_t* const bits = ancestors.data() + static_cast<size_t>(begin) * words;
+  for (int r = 0; r < n; ++r) {
+    const Row& row = group.rows[static_cast<size_t>(r)];
+    tokens[static_cast<size_t>(begin + r)] = row.token;
+    if (row.want_logits) logit_rows.push_back(begin + r);
+    const int parent = parent_of[r] = row.parent;
+    position[r] = parent < 0 ? sequence.n_past() : position[parent] + 1;
+    if (words == 0) continue;
+    uint64_t* const own = bits + static_cast<size_t>(r) * words;
+    if (parent < 0)
+      std::fill_n(own, words, 0);
+    else
+      std::copy_n(bits + static_cast<size_t>(parent) * words, words, own);
+    own[static_cast<size_t>(r) / 64] |= uint64_t{1} << (r % 64);
   }
-  const size_t words = static_cast<size_t>(words_per_row);
-  for (int r = begin; r < end; ++r) {
-    const int parent = rows[static_cast<size_t>(r)].parent;
-    uint64_t* const bits = ancestors.data() + static_cast<size_t>(r) * words;
-    if (parent < 0) {
-      std::fill_n(bits, words, 0);
-      positions[static_cast<size_t>(r)] = sequence.n_past();
-    } else {
-      std::copy_n(ancestors.data() + static_cast<size_t>(parent) * words, words, bits);
-      positions[static_cast<size_t>(r)] = positions[static_cast<size_t>(parent)] + 1;
-    }
-    const int local = r - begin;
-    bits[static_cast<size_t>(local) / 64] |= uint64_t{1} << (local % 64);
-    parents[static_cast<size_t>(r)] = parent < 0 ? -1 : parent - begin;
-  }
-  group.ancestors = {ancestors.data() + static_cast<size_t>(begin) * words, words_per_row};
-  group.parents = parents.data() + begin;
-  return group;
+  const bool tree = group.uncommitted;
+  return {.sequence = &sequence,
+          .row_begin = begin,
+          .n_rows = n,
+          .uncommitted = tree,
+          .ancestors = tree ? AncestorBits{bits, words_per_row} : AncestorBits{},
+          .parents = tree ? parent_of : nullptr};
 }
 
 Model::Model(ModelConfig config, Weights weights, const ModelOptions& options, ThreadPool& pool,
@@ -134,9 +135,8 @@ SequenceState& Model::sequence(int index) {
 StepOutput Model::step(const StepBatch& batch) noexcept {
   Impl& m = *impl_;
   m.lay_out_rows(batch);
-  const size_t n = batch.rows.size();
-  m.pass.begin(m.groups, std::span(m.tokens).first(n), std::span(m.positions).first(n), batch.commit,
-               m.row_numbers);
+  const auto n = static_cast<size_t>(batch.n_rows());
+  m.pass.begin(m.groups, std::span(m.tokens).first(n), std::span(m.positions).first(n), m.row_numbers);
   if (m.experts) m.experts->begin_step(static_cast<int>(n));
   if (m.config.arch == Arch::Laguna)
     forward_laguna(m.pass, m.rope, batch.hidden);
@@ -148,13 +148,18 @@ StepOutput Model::step(const StepBatch& batch) noexcept {
     for (size_t r = 0; r < n; ++r) std::copy_n(m.act.h.row(static_cast<int>(r)), width, last + r * width);
   }
   m.pass.head(m.weights.output, m.logit_rows);
-  if (batch.commit == Commit::All)
-    for (const RowGroup& group : m.groups) group.sequence->advance(group.n_rows);
+  for (const RowGroup& group : m.groups)
+    if (!group.uncommitted) group.sequence->advance(group.n_rows);
   if (m.heat) m.heat->advance(static_cast<int>(n));
   if (m.experts) m.experts->end_step();
-  return {.logits = {m.act.logits, m.logit_rows.size() * static_cast<size_t>(m.config.n_vocab)},
-          .tops = {},
-          .logit_rows = m.logit_rows};
+  m.row_logits.clear();
+  for (size_t i = 0; i < m.logit_rows.size(); ++i)
+    m.row_logits.push_back({.row = m.logit_rows[i], .logits = m.logits_of(i)});
+  return {m.row_logits};
+}
+
+std::span<const float> Model::fetch_logits(int i) noexcept {
+  return impl_->logits_of(static_cast<size_t>(i));
 }
 
 void Model::commit(int sequence, std::span<const int32_t> path) noexcept {

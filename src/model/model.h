@@ -42,10 +42,11 @@ class Model {
   const Weights& weights() const;
   SequenceState& sequence(int index);
 
-  // REQUIRES (checked by Engine::step, which refuses instead): rows grouped by sequence, parents before
-  // children, a chain unless the commit is Later, rows <= n_batch, tokens in the vocabulary, positions inside
-  // the context.
+  // REQUIRES (checked by Engine::step, which refuses instead): groups of different sequences without
+  // uncommitted rows, parents before children, a chain unless uncommitted, rows <= n_batch, tokens in the
+  // vocabulary, positions inside the context.
   StepOutput step(const StepBatch& batch) noexcept;
+  std::span<const float> fetch_logits(int i) noexcept;  // see Backend
   void commit(int sequence, std::span<const int32_t> path) noexcept;
 
   // How the experts were used; nullptr for a model without any.

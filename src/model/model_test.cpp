@@ -76,6 +76,14 @@ TEST_P(ArchitectureTest, EvaluatesAndCommitsTreesLikeTheirPaths) {
   }
 }
 
+TEST_P(ArchitectureTest, RunsPrefillDecodeAndTreesInOneStep) {
+  const RecordedModel fixture(GetParam());
+  ThreadPool pool({.n_threads = 2});
+  const auto model = make_model(fixture.file, pool, best_isa(), true, 4);
+  expect_mixed_steps_like_single_ones(*model, fixture.ids, 80, kTolerance);
+  expect_mixed_steps_like_single_ones(*model, fixture.ids, 2, kTolerance);
+}
+
 TEST_P(ArchitectureTest, ComesBackToACheckpoint) {
   const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
@@ -127,7 +135,7 @@ struct EditedFile {
   }
 };
 
-std::vector<float> logits_of(const GgufFile& file, std::span<const TokenId> ids) {
+std::vector<float> logits_of_file(const GgufFile& file, std::span<const TokenId> ids) {
   ThreadPool pool({.n_threads = 2});
   const auto model = make_model(file, pool, best_isa());
   return run_in_chunks(*model, ids, 64).logits;
@@ -156,7 +164,7 @@ TEST(ModelFiles, MayHoldGateAndUpOfTheExpertsInOneTensor) {
         }
       },
       [&](const GgufTensor& tensor) { return !is_gate_or_up(tensor); });
-  EXPECT_EQ(logits_of(fused.open(), fixture.ids), logits_of(fixture.file, fixture.ids));
+  EXPECT_EQ(logits_of_file(fused.open(), fixture.ids), logits_of_file(fixture.file, fixture.ids));
 }
 
 TEST(ModelFiles, MayUseTheEmbeddingAsHead) {
@@ -171,7 +179,7 @@ TEST(ModelFiles, MayUseTheEmbeddingAsHead) {
                           std::span(embedding.data, embedding.n_bytes));
       },
       not_head);
-  EXPECT_EQ(logits_of(tied.open(), fixture.ids), logits_of(copied.open(), fixture.ids));
+  EXPECT_EQ(logits_of_file(tied.open(), fixture.ids), logits_of_file(copied.open(), fixture.ids));
 }
 
 // The sentence of a failed load.

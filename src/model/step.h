@@ -1,13 +1,12 @@
 // What one step of the model computes, and what it gives back.
 //
-// A step runs N rows. A row is (sequence, position, parent row): plain decode is one row, a batch of requests
-// one row each, a prefill chunk a chain of many, a draft tree its nodes. One code path serves all of them and
-// reads each weight once for all rows.
+// A step runs the rows of one or more sequences. Plain decode is one row of one sequence, a batch of requests
+// one row of each, a prefill chunk a chain of many rows, a draft its tree. All of these can share a step: one
+// code path serves them and reads each weight once for all rows.
 #pragma once
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "kernels/sample/sample.h"
 
@@ -17,35 +16,41 @@ using TokenId = int32_t;
 
 struct Row {
   TokenId token = 0;
-  int32_t sequence = 0;
-  int32_t parent = -1;  // index of an earlier row of this step and sequence; -1: follows what is committed
+  int32_t parent = -1;  // an earlier row of this sequence in the step; -1: follows what is committed
   bool want_logits = false;
 };
 
-// What becomes of a sequence's rows once the step is done.
-enum class Commit : uint8_t {
-  All,    // the rows are a chain and are kept: the usual step
-  Later,  // nothing is kept until Model::commit() names the accepted path (draft verification)
+// The rows of one sequence in a step.
+struct SequenceRows {
+  int32_t sequence = 0;
+  std::span<const Row> rows = {};  // parents before children; a chain unless uncommitted
+  // True: the sequence stays as it is until commit() names the rows that were accepted (draft verification).
+  bool uncommitted = false;
+  LogitsNeed need = LogitsNeed::Row;  // of the rows that want logits; a model may give more than is needed
 };
 
 struct StepBatch {
-  std::span<const Row> rows;  // the rows of one sequence are neighbours, parents before children
-  Commit commit = Commit::All;
-  LogitsNeed need = LogitsNeed::Row;  // of the rows that want logits; a model may give more than is needed
+  std::span<const SequenceRows> groups = {};  // each of another sequence; the step's rows are counted through
   float* hidden = nullptr;  // [n_layer + 1][n_rows][n_embd]: embedding, output of each layer but the last
                             // one, and the final norm; for verification and drafters. nullptr: not wanted
+
+  int n_rows() const {
+    size_t n = 0;
+    for (const SequenceRows& group : groups) n += group.rows.size();
+    return static_cast<int>(n);
+  }
+};
+
+// What a row that wanted logits got: all of them, or what was needed of them while they stay on a GPU.
+struct RowLogits {
+  int32_t row = 0;                     // of the step
+  std::span<const float> logits = {};  // [n_vocab]; empty when there is a top
+  const TopLogits* top = nullptr;
 };
 
 // Valid until the next step.
 struct StepOutput {
-  std::span<const float> logits;        // [logit rows][n_vocab]; empty when `tops` is not
-  std::span<const TopLogits> tops;      // [logit rows] when less than rows is needed and these stay on a GPU
-  std::span<const int32_t> logit_rows;  // row of the batch that each belongs to, increasing
-
-  std::span<const float> logits_of(int i, int n_vocab) const {
-    return logits.subspan(static_cast<size_t>(i) * static_cast<size_t>(n_vocab),
-                          static_cast<size_t>(n_vocab));
-  }
+  std::span<const RowLogits> rows = {};  // in the order of the step's rows
 };
 
 }  // namespace thermo

@@ -188,18 +188,16 @@ std::optional<BenchResult> run_rows_test(Engine& engine, Session& session, const
   size_t next = 0;  // other tokens in every step, so that other experts are read
   const auto one_step = [&]() -> uint64_t {
     for (size_t r = 0; r < rows.size(); ++r)
-      rows[r] = {.token = ids[next++ % ids.size()],
-                 .sequence = session.sequence(),
-                 .parent = static_cast<int32_t>(r) - 1,
-                 .want_logits = true};
+      rows[r] = {
+          .token = ids[next++ % ids.size()], .parent = static_cast<int32_t>(r) - 1, .want_logits = true};
+    const SequenceRows group{
+        .sequence = session.sequence(), .rows = rows, .uncommitted = true, .need = LogitsNeed::Best};
     const auto before = Clock::now();
-    const Result<StepOutput> output =
-        engine.step({.rows = rows, .commit = Commit::Later, .need = LogitsNeed::Best});
+    const Result<StepOutput> output = engine.step({.groups = {&group, 1}});
     const uint64_t ns = ns_since(before);
     if (!output) throw ThermoError(ExitCode::Internal, "bench: " + output.error().message);
-    for (int r = 0; r < test.n_rows; ++r)
-      chosen.push_back(output->tops.empty() ? argmax(output->logits_of(r, engine.config().n_vocab))
-                                            : output->tops[static_cast<size_t>(r)].best);
+    for (const RowLogits& row : output->rows)
+      chosen.push_back(row.top != nullptr ? row.top->best : argmax(row.logits));
     require(engine.commit(session.sequence(), {}));
     return ns;
   };

@@ -15,12 +15,11 @@ Session open(Engine& engine) {
   return std::move(*session);
 }
 
-// Rows of one sequence, one after the other. `base` is the index of the first in its step.
-void append_chain(std::span<const TokenId> ids, int sequence, std::vector<Row>& rows) {
-  for (size_t i = 0; i < ids.size(); ++i) {
-    const int parent = i == 0 ? -1 : static_cast<int>(rows.size()) - 1;
-    rows.push_back({.token = ids[i], .sequence = sequence, .parent = parent, .want_logits = true});
-  }
+std::vector<Row> chain(std::span<const TokenId> ids) {
+  std::vector<Row> rows;
+  for (size_t i = 0; i < ids.size(); ++i)
+    rows.push_back({.token = ids[i], .parent = static_cast<int32_t>(i) - 1, .want_logits = true});
+  return rows;
 }
 
 void copy_row(std::span<const float> row, size_t index, std::vector<float>& rows) {
@@ -36,12 +35,13 @@ struct VerifyWays::Tree {
 
 VerifyWays::VerifyWays(Engine& engine) : engine_(engine), first_(open(engine)), second_(open(engine)) {}
 
-StepOutput VerifyWays::step(std::span<const Row> rows, Commit commit, float* hidden) {
-  Result<StepOutput> output = engine_.step({.rows = rows, .commit = commit, .hidden = hidden});
+StepOutput VerifyWays::step(std::span<const SequenceRows> groups, float* hidden) {
+  const StepBatch batch{.groups = groups, .hidden = hidden};
+  Result<StepOutput> output = engine_.step(batch);
   if (!output) throw ThermoError(ExitCode::Internal, "verify: a step was refused: " + output.error().message);
-  if (output->logit_rows.size() != rows.size())
-    throw ThermoError(ExitCode::Internal, fmt::format("verify: {} rows gave {} rows of logits", rows.size(),
-                                                      output->logit_rows.size()));
+  if (output->rows.size() != static_cast<size_t>(batch.n_rows()))
+    throw ThermoError(ExitCode::Internal, fmt::format("verify: {} rows gave {} rows of logits",
+                                                      batch.n_rows(), output->rows.size()));
   return *output;
 }
 
@@ -56,13 +56,11 @@ Outputs VerifyWays::in_chunks(std::span<const TokenId> ids, int chunk, bool want
   std::vector<float> hidden;
   std::vector<Row> rows;
   for (size_t at = 0; at < ids.size(); at += rows.size()) {
-    rows.clear();
-    append_chain(ids.subspan(at, std::min(static_cast<size_t>(chunk), ids.size() - at)), first_.sequence(),
-                 rows);
+    rows = chain(ids.subspan(at, std::min(static_cast<size_t>(chunk), ids.size() - at)));
     hidden.resize(n_hidden * rows.size() * n_embd);
-    const StepOutput output = step(rows, Commit::All, want_hidden ? hidden.data() : nullptr);
-    std::copy(output.logits.begin(), output.logits.end(),
-              out.logits.begin() + static_cast<ptrdiff_t>(at * n_vocab));
+    const SequenceRows group{.sequence = first_.sequence(), .rows = rows};
+    const StepOutput output = step({&group, 1}, want_hidden ? hidden.data() : nullptr);
+    for (size_t i = 0; i < rows.size(); ++i) copy_row(output.rows[i].logits, at + i, out.logits);
     for (size_t k = 0; k < n_hidden; ++k)
       std::copy_n(hidden.begin() + static_cast<ptrdiff_t>(k * rows.size() * n_embd), rows.size() * n_embd,
                   out.hidden[k].begin() + static_cast<ptrdiff_t>(at * n_embd));
@@ -72,27 +70,25 @@ Outputs VerifyWays::in_chunks(std::span<const TokenId> ids, int chunk, bool want
 
 Outputs VerifyWays::beside_another(std::span<const TokenId> ids) {
   constexpr size_t kChunks[] = {5, 1, 12};
-  const auto n_vocab = engine_.config().n_vocab;
   first_.clear();
   second_.clear();
   Outputs out;
-  out.logits.resize(ids.size() * static_cast<size_t>(n_vocab));
+  out.logits.resize(ids.size() * static_cast<size_t>(engine_.config().n_vocab));
   const std::vector<TokenId> other(ids.rbegin(), ids.rend());
-  std::vector<Row> rows;
   size_t at = 0, other_at = 0;
   for (size_t turn = 0; at < ids.size(); ++turn) {
-    rows.clear();
     const size_t n = std::min(kChunks[turn % 3], ids.size() - at);
     const size_t n_other = std::min(kChunks[(turn + 1) % 3], other.size() - other_at);
     // Both orders, so that no sequence is always in front.
-    const bool other_first = turn % 2 == 1;
-    if (other_first) append_chain(std::span(other).subspan(other_at, n_other), second_.sequence(), rows);
-    append_chain(ids.subspan(at, n), first_.sequence(), rows);
-    if (!other_first) append_chain(std::span(other).subspan(other_at, n_other), second_.sequence(), rows);
-    const StepOutput output = step(rows, Commit::All);
+    const bool other_first = turn % 2 == 1 && n_other > 0;
+    const std::vector<Row> rows = chain(ids.subspan(at, n)),
+                           other_rows = chain(std::span(other).subspan(other_at, n_other));
+    SequenceRows groups[] = {{.sequence = first_.sequence(), .rows = rows},
+                             {.sequence = second_.sequence(), .rows = other_rows}};
+    if (other_first) std::swap(groups[0], groups[1]);
+    const StepOutput output = step(std::span(groups).first(n_other > 0 ? 2 : 1));
     for (size_t i = 0; i < n; ++i)
-      copy_row(output.logits_of(static_cast<int>(other_first ? n_other + i : i), n_vocab), at + i,
-               out.logits);
+      copy_row(output.rows[other_first ? n_other + i : i].logits, at + i, out.logits);
     at += n;
     other_at += n_other;
   }
@@ -108,7 +104,7 @@ VerifyWays::Tree VerifyWays::random_tree(std::span<const TokenId> rest) {
     const bool is_true =
         tree.true_path.size() < n_true &&
         (random_() % 2 == 0 || kVerifyDraftRows - tree.rows.size() <= n_true - tree.true_path.size());
-    Row row{.token = 0, .sequence = first_.sequence(), .parent = -1, .want_logits = true};
+    Row row{.token = 0, .parent = -1, .want_logits = true};
     if (is_true) {
       row.token = rest[tree.true_path.size()];
       if (!tree.true_path.empty()) row.parent = tree.true_path.back();
@@ -138,21 +134,19 @@ TensorError VerifyWays::check_branch(std::span<const TokenId> past, const Tree& 
 
 Outputs VerifyWays::as_trees(std::span<const TokenId> ids, uint64_t seed,
                              std::vector<TensorError>& branch_errors) {
-  const int n_vocab = engine_.config().n_vocab;
   random_.seed(seed);
   first_.clear();
   Outputs out;
-  out.logits.resize(ids.size() * static_cast<size_t>(n_vocab));
+  out.logits.resize(ids.size() * static_cast<size_t>(engine_.config().n_vocab));
   size_t at = 0;
   for (size_t turn = 0; at < ids.size(); ++turn) {
     const Tree tree = random_tree(ids.subspan(at));
-    const StepOutput output = step(tree.rows, Commit::Later);
+    const SequenceRows group{.sequence = first_.sequence(), .rows = tree.rows, .uncommitted = true};
+    const StepOutput output = step({&group, 1});
     for (size_t i = 0; i < tree.true_path.size(); ++i)
-      copy_row(output.logits_of(tree.true_path[i], n_vocab), at + i, out.logits);
-    const std::vector<float> leaf_logits = [&] {
-      const auto row = output.logits_of(kVerifyDraftRows - 1, n_vocab);
-      return std::vector<float>(row.begin(), row.end());
-    }();
+      copy_row(output.rows[static_cast<size_t>(tree.true_path[i])].logits, at + i, out.logits);
+    const std::span<const float> leaf = output.rows[kVerifyDraftRows - 1].logits;
+    const std::vector<float> leaf_logits(leaf.begin(), leaf.end());
 
     const size_t n_accepted = 1 + random_() % tree.true_path.size();
     const auto path = std::span(tree.true_path).first(n_accepted);

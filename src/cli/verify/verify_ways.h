@@ -36,7 +36,7 @@ class VerifyWays {
   Tree random_tree(std::span<const TokenId> rest);
   TensorError check_branch(std::span<const TokenId> past, const Tree& tree, int leaf,
                            std::span<const float> logits);
-  StepOutput step(std::span<const Row> rows, Commit commit, float* hidden = nullptr);
+  StepOutput step(std::span<const SequenceRows> groups, float* hidden = nullptr);
 
   Engine& engine_;
   Session first_, second_;

@@ -19,12 +19,15 @@ struct DeviceRows {
   const int32_t* group;       // [rows] -1: padding
   const int32_t* position;    // [rows]
   const int32_t* parent;      // [rows] relative to the group's first row, -1: none
-  const uint64_t* ancestors;  // [rows] bit j: row j of the group is this row or an ancestor; used when `tree`
+  const uint64_t* ancestors;  // [rows] bit j: row j of the group is this row or an ancestor; uncommitted rows
   const int32_t* group_sequence;  // [groups]
   const int32_t* group_begin;
   const int32_t* group_rows;
-  const int32_t* group_past;  // committed length of the sequence
-  bool tree;                  // else every group is a chain
+  const int32_t* group_past;         // committed length of the sequence
+  const int32_t* group_uncommitted;  // 1: the rows may be a tree, at most 64 of them; 0: a chain
+  bool any_uncommitted;              // false: no group is
+
+  constexpr bool is_uncommitted(int g) const { return any_uncommitted && group_uncommitted[g] != 0; }
 };
 
 // The cache of one layer: sequence s lies at k + s * sequence_bytes.

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kManyThreads, 2)
     reach[1].hi = min(reach[1].hi, end);
     // Slots that every query of the warp sees without a look at the tree.
     int open_lo = max(reach[0].lo, reach[1].lo), open_hi = min(reach[0].hi, reach[1].hi);
-    if (a.rows.tree) open_hi = min(open_hi, s.past);
+    if (s.uncommitted) open_hi = min(open_hi, s.past);
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) {
       open_lo = max(open_lo, __shfl_xor_sync(0xffffffffu, open_lo, mask));

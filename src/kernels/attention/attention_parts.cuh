@@ -35,6 +35,7 @@ struct Segment {
   int group, group_begin, past;
   int begin, end;  // slots that some row may see
   int part, n_parts;
+  bool uncommitted;  // a row sees its ancestors only
 };
 
 // The segment that `row` lies in. REQUIRES: the row is no padding.
@@ -49,7 +50,8 @@ __device__ __forceinline__ Segment segment_of(const DeviceAttentionArgs& a, cons
   s.row_end = min(tile_begin + tiling.rows, s.group_begin + a.rows.group_rows[s.group]);
   s.begin = 0;
   // The first row of a chain has the lowest position; in a tree that is at least `past`.
-  if (a.window > 0) s.begin = max(0, (a.rows.tree ? s.past : a.rows.position[s.row_begin]) - a.window + 1);
+  s.uncommitted = a.rows.is_uncommitted(s.group);
+  if (a.window > 0) s.begin = max(0, (s.uncommitted ? s.past : a.rows.position[s.row_begin]) - a.window + 1);
   s.end = s.past + s.row_end - s.group_begin;
   const int n = s.end - s.begin;
   s.part = max(kMinPart, (n + a.n_splits - 1) / a.n_splits);
@@ -58,7 +60,7 @@ __device__ __forceinline__ Segment segment_of(const DeviceAttentionArgs& a, cons
   return s;
 }
 
-// What one query sees of a segment: slots lo .. hi - 1, and of the step's own rows of a tree its ancestors.
+// What one query sees of a segment: slots lo .. hi - 1, and of the step's own uncommitted rows its ancestors.
 struct QueryReach {
   int lo, hi;
 };
@@ -69,7 +71,8 @@ __device__ __forceinline__ QueryReach reach_of(const DeviceAttentionArgs& a, con
   return {a.window > 0 ? a.rows.position[row] - a.window + 1 : 0, s.past + row - s.group_begin + 1};
 }
 
-// For a tree: whether `row` sees slot past + j of its own step. The slot lies within the row's reach.
+// Of uncommitted rows: whether `row` sees slot past + j of its own step. The slot lies within the row's
+// reach.
 __device__ __forceinline__ bool sees_branch(const DeviceAttentionArgs& a, const Segment& s, int row, int j) {
   if (!(a.rows.ancestors[row] >> j & 1)) return false;
   return a.window <= 0 || a.rows.position[s.group_begin + j] > a.rows.position[row] - a.window;
@@ -77,7 +80,7 @@ __device__ __forceinline__ bool sees_branch(const DeviceAttentionArgs& a, const 
 __device__ __forceinline__ bool sees(const DeviceAttentionArgs& a, const Segment& s, const QueryReach& reach,
                                      int row, int slot) {
   if (slot < reach.lo || slot >= reach.hi) return false;
-  return !a.rows.tree || slot < s.past || sees_branch(a, s, row, slot - s.past);
+  return !s.uncommitted || slot < s.past || sees_branch(a, s, row, slot - s.past);
 }
 
 // ---- results of parts ----

@@ -28,7 +28,7 @@ struct Case {
   std::vector<StepGroup> groups;
   KvType k_type = KvType::F16, v_type = KvType::F16;
   int window = 0;
-  bool tree = false;
+  bool uncommitted = false;
   HeadGate gate = HeadGate::SigmoidElement;
   int n_padding = 0;
   int n_multiprocessors = 132;
@@ -67,7 +67,7 @@ void run_case(const Case& c, uint64_t seed) {
   const int n_head = c.shape.n_head, n_head_kv = c.shape.n_head_kv, head_dim = c.shape.head_dim;
   const size_t dim = as_size(head_dim), q_dim = as_size(n_head) * dim, kv_dim = as_size(n_head_kv) * dim;
   Inputs in(seed);
-  const DeviceStep step(c.groups, c.n_padding, c.tree, seed);
+  const DeviceStep step(c.groups, c.n_padding, c.uncommitted, seed);
   const size_t n_rows = as_size(step.n_rows), n_valid = as_size(step.n_valid());
   const bool gate_inside = c.gate == HeadGate::SigmoidElement;
   const size_t q_step = gate_inside ? 2 * dim : dim;
@@ -141,7 +141,7 @@ void run_case(const Case& c, uint64_t seed) {
                           .scale = scale,
                           .window = c.window,
                           .ancestors = {}};
-    if (c.tree) args.ancestors = {&step.ancestors[begin], 1};
+    if (step.uncommitted(g)) args.ancestors = {&step.ancestors[begin], 1};
     // What rounding may do scales with the attention over |v|.
     std::vector<float> positive = all_v;
     for (float& x : positive) x = std::fabs(x);
@@ -246,7 +246,8 @@ void run_case(const Case& c, uint64_t seed) {
         got, want, [&](size_t i) { return bound[i]; }, 0x1p-20, 0.9999))
         << n_head << " heads, " << n_head_kv << " kv, dim " << head_dim << ", " << c.groups.size()
         << " groups, past " << c.groups[0].past << ", rows " << c.groups[0].n_rows << ", window " << c.window
-        << ", tree " << c.tree << ", k " << kv_type_name(c.k_type) << ", v " << kv_type_name(c.v_type);
+        << ", uncommitted " << c.uncommitted << ", k " << kv_type_name(c.k_type) << ", v "
+        << kv_type_name(c.v_type);
     for (size_t i = 0; i < got.size(); ++i)
       ASSERT_EQ(__half2float(got_half[i / q_dim * q_dim + as_size(act_place(static_cast<int>(i % q_dim)))]),
                 __half2float(__float2half_rn(got[i])));
@@ -305,8 +306,8 @@ TEST(AttentionCuda, KeepsSequencesApart) {
   uint64_t seed = 3000;
   for (const KvType type : kTypes)
     for (const int dim : {64, 256})
-      for (const bool tree : {false, true}) {
-        Case c{{16, 2, dim}, {{5, 1}, {300, 1}}, type, type, 0, tree};
+      for (const bool uncommitted : {false, true}) {
+        Case c{{16, 2, dim}, {{5, 1}, {300, 1}}, type, type, 0, uncommitted};
         ASSERT_NO_FATAL_FAILURE(run_case(c, seed++));
         c.groups = {{0, 1}, {70, 1}, {64, 1}, {200, 1}, {1, 1}, {0, 1}};
         c.n_padding = 2;
@@ -332,11 +333,11 @@ TEST(AttentionCuda, LooksBackAsFarAsTheWindow) {
   uint64_t seed = 5000;
   for (const KvType type : kTypes)
     for (const int window : {1, 13, 64, 100})
-      for (const bool tree : {false, true})
+      for (const bool uncommitted : {false, true})
         for (const int n_rows : {1, 2, 9, 64})
           for (const int past : {0, 50, 300})
             ASSERT_NO_FATAL_FAILURE(
-                run_case({{12, 2, 128}, {{past, n_rows}}, type, type, window, tree}, seed++));
+                run_case({{12, 2, 128}, {{past, n_rows}}, type, type, window, uncommitted}, seed++));
 }
 
 TEST(AttentionCuda, FollowsTheBranchesOfATree) {
@@ -367,11 +368,25 @@ TEST(AttentionCuda, AttendsInOnePart) {
   for (const HeadGate gate : {HeadGate::SigmoidElement, HeadGate::SoftplusHead, HeadGate::SoftplusElement})
     for (const KvType type : kTypes)
       for (const int n_rows : {1, 6, 33, 65})
-        for (const bool tree : {false, true}) {
-          if (tree && n_rows > 64) continue;
-          Case c{{16, 2, 128}, {{70, n_rows}, {0, 3}}, type, type, 0, tree, gate, n_rows == 6 ? 3 : 0, 1};
+        for (const bool uncommitted : {false, true}) {
+          if (uncommitted && n_rows > 64) continue;
+          Case c{{16, 2, 128}, {{70, n_rows}, {0, 3}}, type, type, 0, uncommitted,
+                 gate,         n_rows == 6 ? 3 : 0,    1};
           ASSERT_NO_FATAL_FAILURE(run_case(c, seed++));
         }
+}
+
+TEST(AttentionCuda, AttendsChainsBesideTrees) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 9500;
+  for (const KvType type : kTypes)
+    for (const int window : {0, 40}) {
+      ASSERT_NO_FATAL_FAILURE(
+          run_case({{16, 2, 128}, {{70, 1, true}, {33, 5}, {0, 2, true}}, type, type, window, true}, seed++));
+      ASSERT_NO_FATAL_FAILURE(
+          run_case({{16, 2, 128}, {{70, 9}, {50, 100, true}, {0, 3}, {3, 1, true}}, type, type, window, true},
+                   seed++));
+    }
 }
 
 TEST(AttentionCuda, RunsLongContexts) {

@@ -4,9 +4,9 @@
 //
 // Few rows: one block per (head, sequence), or a cluster of four for a step of up to 4 rows, does everything
 // from the raw projection to the gated norm (delta_net_fused.cuh): 2.1 MB of state in and out per layer of
-// the 35B-A3B. Kept rows (a draft tree) too; a head is shared by four blocks where the card has clusters.
-// Many rows: convolution and norms for all rows at once, then the rule alone in chunks on tensor cores
-// (delta_net_chunk.cuh), then the gated norm. Where the card has not the memory or the instructions for
+// the 35B-A3B. Uncommitted rows (a draft tree) too; a head is shared by four blocks where the card has
+// clusters. Many rows: convolution and norms for all rows at once, then the rule alone in chunks on tensor
+// cores (delta_net_chunk.cuh), then the gated norm. Where the card has not the memory or the instructions for
 // chunks, the rule runs row by row, a quarter of a head per block and no barrier in the row loop: 0.5 us a
 // row and layer instead of 0.15.
 #include "kernels/delta_net/delta_net_cuda.h"
@@ -22,7 +22,7 @@ namespace thermo {
 namespace {
 
 constexpr int kHeadBlocks = 4;      // that share a head when rows are few
-constexpr int kMaxOwnConvRows = 8;  // kept rows that a block convolves itself
+constexpr int kMaxOwnConvRows = 8;  // uncommitted rows that a block convolves itself
 
 // ---- many rows ----
 
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kScanThreads<kDim>)
   allow_next();
   wait_for_inputs();
   const int head = blockIdx.y, group = blockIdx.z, key_head = head % a.n_head_k;
-  if (group >= *a.rows.n_groups) return;
+  if (group >= *a.rows.n_groups || a.rows.is_uncommitted(group)) return;
   const int begin = a.rows.group_begin[group], n = a.rows.group_rows[group];
   const int thread = blockIdx.x * kScanThreads<kDim> + threadIdx.x;
   const int j = thread / Tile::kLanes, part = thread % Tile::kLanes;
@@ -108,6 +108,10 @@ __global__ void __launch_bounds__(128)
   wait_for_inputs();
   const int row = blockIdx.y, head = blockIdx.x * 4 + threadIdx.x / 32;
   if (head >= a.n_head_v) return;
+  if (a.rows.any_uncommitted) {  // those have their result
+    const int group = a.rows.group[row];
+    if (group >= 0 && a.rows.is_uncommitted(group)) return;
+  }
   const int lane = threadIdx.x % 32;
   HeadSlice<kDim> slice;
   slice.load_gate(a, row, head, 0, lane);
@@ -227,69 +231,70 @@ void launch_large(const DeviceDeltaNetArgs& a, StreamView stream) {
          stream, a, o, o_step);
 }
 
-// Kept rows are split over a cluster where there are any.
+// Uncommitted rows are split over a cluster where there are any.
 template <int kDim>
-size_t kept_bytes(int n_rows) {
+size_t uncommitted_bytes(int n_rows) {
   if constexpr (kDim == 128)
     if (has_clusters()) return FusedShape<kDim, true, kHeadBlocks>::floats(n_rows) * sizeof(float);
   return FusedShape<kDim, true, 1>::floats(n_rows) * sizeof(float);
 }
 
 template <int kDim>
-int most_kept_rows() {
+int most_uncommitted_rows() {
   constexpr size_t kDeclared = 2048;  // that the kernel declares itself, at most
   int n = kMaxDeltaRows;
-  while (n > 0 && kept_bytes<kDim>(n) + kDeclared > device_in_use().max_shared_bytes) --n;
+  while (n > 0 && uncommitted_bytes<kDim>(n) + kDeclared > device_in_use().max_shared_bytes) --n;
   return n;
 }
 
-template <int kDim, bool kKeep>
+template <int kDim, bool kUncommitted>
 void launch_fused(const DeviceDeltaNetArgs& a, StreamView stream) {
-  constexpr int kMaxRows = kKeep ? kMaxDeltaRows : kMaxFusedDeltaRows;
+  constexpr int kMaxRows = kUncommitted ? kMaxDeltaRows : kMaxFusedDeltaRows;
   constexpr bool kSplits = kDim == 128;
   static const bool ready = [] {
-    allow_shared(delta_net_fused_kernel<kDim, kKeep, 1>,
-                 FusedShape<kDim, kKeep, 1>::floats(kMaxRows) * sizeof(float));
+    allow_shared(delta_net_fused_kernel<kDim, kUncommitted, 1>,
+                 FusedShape<kDim, kUncommitted, 1>::floats(kMaxRows) * sizeof(float));
     if constexpr (kSplits)
-      allow_shared(delta_net_fused_kernel<kDim, kKeep, kHeadBlocks>,
-                   FusedShape<kDim, kKeep, kHeadBlocks>::floats(kMaxRows) * sizeof(float));
+      allow_shared(delta_net_fused_kernel<kDim, kUncommitted, kHeadBlocks>,
+                   FusedShape<kDim, kUncommitted, kHeadBlocks>::floats(kMaxRows) * sizeof(float));
     return true;
   }();
   static_cast<void>(ready);
   const unsigned heads = static_cast<unsigned>(a.n_head_v), groups = static_cast<unsigned>(a.max_groups);
-  const bool prepared = kKeep && a.max_group_rows > kMaxOwnConvRows;
+  const int max_rows = kUncommitted ? a.max_uncommitted_rows : a.max_group_rows;
+  const bool prepared = kUncommitted && max_rows > kMaxOwnConvRows;
   if (prepared) launch_prepare<kDim>(a, stream);
   if constexpr (kSplits) {
-    if (has_clusters() && (kKeep || a.max_group_rows <= kMaxSplitRows))
-      return launch_clusters(delta_net_fused_kernel<kDim, kKeep, kHeadBlocks>, kHeadBlocks,
+    if (has_clusters() && (kUncommitted || max_rows <= kMaxSplitRows))
+      return launch_clusters(delta_net_fused_kernel<kDim, kUncommitted, kHeadBlocks>, kHeadBlocks,
                              dim3(kHeadBlocks * heads, groups), kFusedThreads<kDim, kHeadBlocks>,
-                             FusedShape<kDim, kKeep, kHeadBlocks>::floats(a.max_group_rows) * sizeof(float),
-                             stream, a, a.max_group_rows, prepared);
+                             FusedShape<kDim, kUncommitted, kHeadBlocks>::floats(max_rows) * sizeof(float),
+                             stream, a, max_rows, prepared);
   }
-  launch(delta_net_fused_kernel<kDim, kKeep, 1>, dim3(heads, groups), kFusedThreads<kDim>,
-         FusedShape<kDim, kKeep, 1>::floats(a.max_group_rows) * sizeof(float), stream, a, a.max_group_rows,
-         prepared);
+  launch(delta_net_fused_kernel<kDim, kUncommitted, 1>, dim3(heads, groups), kFusedThreads<kDim>,
+         FusedShape<kDim, kUncommitted, 1>::floats(max_rows) * sizeof(float), stream, a, max_rows, prepared);
 }
 
 template <int kDim>
 void launch_delta_net(const DeviceDeltaNetArgs& a, StreamView stream) {
-  if (a.keep) return launch_fused<kDim, true>(a, stream);
+  if (a.rows.any_uncommitted) launch_fused<kDim, true>(a, stream);
+  if (a.max_group_rows == 0) return;
   if (a.n_rows <= kMaxFusedDeltaRows) return launch_fused<kDim, false>(a, stream);
   launch_large<kDim>(a, stream);
 }
 
 }  // namespace
 
-int max_kept_delta_rows(int dim) noexcept {
+int max_uncommitted_delta_rows(int dim) noexcept {
   switch (dim) {
     case 16:
-      return most_kept_rows<16>();
+      return most_uncommitted_rows<16>();
     case 32:
-      return most_kept_rows<32>();
+      return most_uncommitted_rows<32>();
     case 64:
-      return most_kept_rows<64>();
+      return most_uncommitted_rows<64>();
     case 128:
-      return most_kept_rows<128>();
+      return most_uncommitted_rows<128>();
     default:
       return 0;  // refused at load
   }

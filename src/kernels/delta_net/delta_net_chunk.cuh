@@ -65,10 +65,11 @@ struct ChunkPlace {
   int n;      // rows; 0: there is no such chunk
 };
 
-// Chunk number `index` when the chunks of all groups are counted through.
+// Chunk number `index` when the chunks of all committed groups are counted through.
 __device__ __forceinline__ ChunkPlace find_chunk(const DeviceRows& rows, int index) {
   const int n_groups = *rows.n_groups;
   for (int g = 0; g < n_groups; ++g) {
+    if (rows.is_uncommitted(g)) continue;
     const int n = rows.group_rows[g], chunks = (n + kC - 1) / kC;
     if (index < chunks) return {rows.group_begin[g] + index * kC, min(kC, n - index * kC)};
     index -= chunks;
@@ -263,7 +264,7 @@ __global__ void __launch_bounds__(ChunkShape<kDim>::kScanThreads)
   wait_for_inputs();
   const int first_j = blockIdx.x * Shape::kJ, head = blockIdx.y, group = blockIdx.z;
   const int key_head = head % a.n_head_k;
-  if (group >= *a.rows.n_groups) return;
+  if (group >= *a.rows.n_groups || a.rows.is_uncommitted(group)) return;
   const int begin = a.rows.group_begin[group], n_rows = a.rows.group_rows[group];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int64_t step = a.n_channels(), value_step = static_cast<int64_t>(a.n_head_v) * kDim;

@@ -1,6 +1,6 @@
 // Gated DeltaNet on the GPU for rows of any number of sequences: convolution, norms, gates, the delta rule
-// and the gated norm. See delta_net.h for the arithmetic. The convolution columns of a kept chain are shifted
-// by residual_norm_cuda afterwards.
+// and the gated norm. See delta_net.h for the arithmetic. The convolution columns of committed groups are
+// shifted by residual_norm_cuda afterwards.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace thermo {
 
-inline constexpr int kMaxDeltaRows = 64;       // of a kept step
+inline constexpr int kMaxDeltaRows = 64;       // of an uncommitted group
 inline constexpr int kMaxFusedDeltaRows = 32;  // of a step that one kernel does
 inline constexpr int kDeltaChunkRows = 32;     // that a large step takes at a time
 
@@ -28,7 +28,9 @@ struct DeviceTape {
 struct DeviceDeltaNetArgs {
   DeviceRows rows;
   int n_rows, max_groups;
-  int max_group_rows;  // at most kMaxDeltaRows when `keep`
+  int max_group_rows;        // of committed groups; 0: there are none
+  int max_uncommitted_rows;  // of uncommitted groups, at most kMaxDeltaRows: these leave the state alone and
+                             // write the tape
   int n_head_k, n_head_v, dim, taps;
   float eps;
   const float* u;      // [rows][n_channels] projected, raw
@@ -42,7 +44,6 @@ struct DeviceDeltaNetArgs {
   float* state;             // [n_head_v][dim][dim] of sequence 0
   float* conv_state;        // [taps - 1][n_channels]
   int64_t sequence_stride;  // floats between sequences, of both
-  bool keep;                // leave the state alone and write the tape
   DeviceTape tape;
 
   float* mixed;     // [rows][n_channels] scratch of large steps
@@ -55,13 +56,14 @@ struct DeviceDeltaNetArgs {
   constexpr int n_channels() const { return (2 * n_head_k + n_head_v) * dim; }
 };
 
-// Rows of a kept step that this device has the shared memory for, at most kMaxDeltaRows. dim as below.
-int max_kept_delta_rows(int dim) noexcept;
+// Rows of an uncommitted group that this device has the shared memory for, at most kMaxDeltaRows. dim as
+// below.
+int max_uncommitted_delta_rows(int dim) noexcept;
 
 // dim 16, 32, 64 or 128.
 void delta_net_cuda(const DeviceDeltaNetArgs& args, StreamView stream) noexcept;
 
-// Ends a kept step: applies rows path[0 .. *n_path) of one sequence. Pointers are of that sequence.
+// Commits: applies rows path[0 .. *n_path) of one sequence. Pointers are of that sequence.
 struct DeviceDeltaCommitArgs {
   const int32_t* path;
   const int32_t* n_path;

@@ -1,8 +1,8 @@
-// Few rows, and kept rows (a draft tree): everything from the raw projection to the gated norm in one launch,
-// one block to a head and sequence, or a cluster of blocks.
+// Few rows, and uncommitted rows (a draft tree): everything from the raw projection to the gated norm in one
+// launch, one block to a head and sequence, or a cluster of blocks.
 //
-// Of kept rows the state stays as it is. With G the decay summed along the path and e(r, c) = exp(G_r - G_c)
-// over the ancestors c,
+// Of uncommitted rows the state stays as it is. With G the decay summed along the path and e(r, c) = exp(G_r
+// - G_c) over the ancestors c,
 //   dl_r = beta_r (v_r - e^G_r S k_r - sum_c e(r,c) (k_c.k_r) dl_c)
 //   o_r = e^G_r S q_r + sum_{c or r} e(r,c) (k_c.q_r) dl_c
 #pragma once
@@ -13,36 +13,36 @@
 namespace thermo {
 
 inline constexpr int kMaxSplitRows =
-    4;  // of a step whose heads are shared by blocks, if its rows are not kept
-inline constexpr int kMaxPlainRows = 8;  // kept rows for which tensor cores are not worth it
+    4;  // of a step whose heads are shared by blocks, if its rows are committed
+inline constexpr int kMaxPlainRows = 8;  // uncommitted rows for which tensor cores are not worth it
 
-// Places in shared memory. Of kept rows, lanes that read one column of many rows fall into different banks:
-// rows are 4 floats longer than a multiple of 32.
-template <int kDim, bool kKeep, int kSplit>
+// Offsets in shared memory. Of uncommitted rows, lanes that read one column of many rows fall into different
+// banks: rows are 4 floats longer than a multiple of 32.
+template <int kDim, bool kUncommitted, int kSplit>
 struct FusedShape {
-  static constexpr int kJ = kDim / kSplit;                              // rows of the state in a block
-  static constexpr int kRow = kKeep ? kDim + 4 : kDim;                  // queries and keys
-  static constexpr int kValue = !kKeep || kSplit == 1 ? kDim : kJ + 4;  // values, then results; deltas
-  static constexpr int kGates = kKeep ? 3 : 2;                          // g, beta, G
-  static constexpr int kState = kKeep && kSplit > 1 ? kJ* kRow : 0;     // lies where the scores come
+  static constexpr int kJ = kDim / kSplit;                                     // rows of the state in a block
+  static constexpr int kRow = kUncommitted ? kDim + 4 : kDim;                  // queries and keys
+  static constexpr int kValue = !kUncommitted || kSplit == 1 ? kDim : kJ + 4;  // values, then results; deltas
+  static constexpr int kGates = kUncommitted ? 3 : 2;                          // g, beta, G
+  static constexpr int kState = kUncommitted && kSplit > 1 ? kJ* kRow : 0;     // lies where the scores come
   static constexpr size_t floats(int n_rows) {
     const size_t rows = static_cast<size_t>(n_rows), state = kState;
-    const size_t scores = kKeep ? rows * (rows + 4) : 0;
-    return rows * static_cast<size_t>(2 * kRow + (kKeep ? 2 : 1) * kValue + kGates) +
+    const size_t scores = kUncommitted ? rows * (rows + 4) : 0;
+    return rows * static_cast<size_t>(2 * kRow + (kUncommitted ? 2 : 1) * kValue + kGates) +
            (scores > state ? scores : state);
   }
 };
 
-// Kept rows of a head and the sums between them, in one matrix: scores[r][c] = e(r, c) k_c.q_r for c <= r,
-// scores[c][r] = e(r, c) k_c.k_r for c < r, there times `strength` of r if that is asked for. gates[r]: ..,
-// beta, G. By the whole block.
+// Uncommitted rows of a head and the sums between them, in one matrix: scores[r][c] = e(r, c) k_c.q_r for c
+// <= r, scores[c][r] = e(r, c) k_c.k_r for c < r, there times `strength` of r if that is asked for. gates[r]:
+// .., beta, G. By the whole block.
 template <int kDim, int kGates>
 __device__ __forceinline__ void put_scores(const DeviceDeltaNetArgs& a, int begin, int n, const float* q,
                                            const float* k, int row_step, const float* gates, bool strength,
                                            float* scores, int score_step) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
   const auto weight = [&](int r, int c) {
-    const bool sees = a.rows.tree ? a.rows.ancestors[begin + r] >> c & 1 : c <= r;
+    const bool sees = a.rows.ancestors[begin + r] >> c & 1;
     return sees ? expf(gates[r * kGates + 2] - gates[c * kGates + 2]) : 0.0f;
   };
 #if __CUDA_ARCH__ >= 800
@@ -92,14 +92,15 @@ __device__ __forceinline__ void put_scores(const DeviceDeltaNetArgs& a, int begi
   }
 }
 
-// The rule for kept rows on tensor cores, by a block with kJ state rows, which lie where the scores come:
+// The rule for uncommitted rows on tensor cores, by a block with kJ state rows, which lie where the scores
+// come:
 //   rhs = beta (V - e^G K S^T),  O = e^G Q S^T;   (I + beta A) dl = rhs;   O += P dl
 // with A and P the scores of keys and of queries. The system is solved by substitution: 8 threads have the
 // rows of a column, every 8th each, and pass on what is known by shuffles; 64 rows take about 2 us.
 template <int kDim, int kGates, int kRow, int kValue, int kJ>
-__device__ __forceinline__ void rule_of_kept(const DeviceDeltaNetArgs& a, int begin, int n, const float* q,
-                                             const float* k, float* v, float* delta, float* scores,
-                                             int score_step, const float* gates) {
+__device__ __forceinline__ void rule_of_uncommitted(const DeviceDeltaNetArgs& a, int begin, int n,
+                                                    const float* q, const float* k, float* v, float* delta,
+                                                    float* scores, int score_step, const float* gates) {
   static_assert(kMaxDeltaRows == 64 && kJ % 16 == 0);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_warps = blockDim.x / 32, g = lane / 4,
             t = lane % 4;
@@ -174,24 +175,24 @@ __device__ __forceinline__ void rule_of_kept(const DeviceDeltaNetArgs& a, int be
 
 // kSplit blocks share a head, kDim / kSplit rows of the state each. They convolve all of q and k, and meet
 // only for the norm. `prepared`: what is convolved lies in a.mixed.
-template <int kDim, bool kKeep, int kSplit>
+template <int kDim, bool kUncommitted, int kSplit>
 __global__ void __launch_bounds__(kFusedThreads<kDim, kSplit>)
     delta_net_fused_kernel(const __grid_constant__ DeviceDeltaNetArgs a, int max_rows, bool prepared) {
   using Tile = StateTile<kDim>;
-  using Shape = FusedShape<kDim, kKeep, kSplit>;
+  using Shape = FusedShape<kDim, kUncommitted, kSplit>;
   constexpr int kJ = Shape::kJ, kRow = Shape::kRow, kValue = Shape::kValue, kGates = Shape::kGates;
   constexpr bool kSlice = kValue != kDim;  // values of this block's state rows only
   extern __shared__ __align__(16) float shared[];
   float* const q = shared;  // [max_rows][kRow] each
   float* const k = q + max_rows * kRow;
-  float* const v = k + max_rows * kRow;                           // [max_rows][kValue], then o
-  float* const delta = v + max_rows * kValue;                     // kept rows only
-  float* const scores = delta + (kKeep ? max_rows * kValue : 0);  // kept rows only
+  float* const v = k + max_rows * kRow;                                  // [max_rows][kValue], then o
+  float* const delta = v + max_rows * kValue;                            // uncommitted rows only
+  float* const scores = delta + (kUncommitted ? max_rows * kValue : 0);  // uncommitted rows only
   const int score_step = max_rows + 4;
   float* const gates =
-      scores + (kKeep ? max(max_rows * score_step, Shape::kState) : 0);  // [max_rows][kGates]
+      scores + (kUncommitted ? max(max_rows * score_step, Shape::kState) : 0);  // [max_rows][kGates]
 
-  __shared__ float squares[kSplit][kKeep ? kMaxDeltaRows : kMaxSplitRows];
+  __shared__ float squares[kSplit][kUncommitted ? kMaxDeltaRows : kMaxSplitRows];
   const int head = blockIdx.x / kSplit, group = blockIdx.y;
   const int rank = kSplit == 1 ? 0 : cluster_rank(), first_j = rank * kJ;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(kFusedThreads<kDim, kSplit>)
   const int value_j = kSlice ? j - first_j : j;  // place of state row j among the values
   const bool has_state = threadIdx.x < kRuleThreads<kDim> / kSplit;
   // The rows of the step and the state were there before the kernels in front of this one started.
-  const bool used = group < *a.rows.n_groups;
+  const bool used = group < *a.rows.n_groups && a.rows.is_uncommitted(group) == kUncommitted;
   const int begin = a.rows.group_begin[group], n = a.rows.group_rows[group];
   const int sequence = used ? a.rows.group_sequence[group] : 0;
   const int key_head = head % a.n_head_k;
@@ -217,7 +218,7 @@ __global__ void __launch_bounds__(kFusedThreads<kDim, kSplit>)
 
   HeadSlice<kJ> slice;  // loaded long before it is needed
   if (warp < n) slice.load_gate(a, begin + warp, head, first_j, lane);
-  if (kKeep && prepared) {
+  if (kUncommitted && prepared) {
     const float* const rows = a.mixed + static_cast<int64_t>(begin) * a.n_channels();
     constexpr int kValues = kSlice ? kJ : kDim, kPieces = (2 * kDim + kValues) / 4;
     for (int i = threadIdx.x; i < n * kPieces; i += blockDim.x) {
@@ -253,10 +254,10 @@ __global__ void __launch_bounds__(kFusedThreads<kDim, kSplit>)
     gates[kGates * r] = a.a[head] * softplus_device(a.alpha[at] + a.dt_bias[head]);
     gates[kGates * r + 1] = sigmoid_device(a.beta[at]);
   }
-  if constexpr (kKeep) copy_wait<0>();
+  if constexpr (kUncommitted) copy_wait<0>();
   __syncthreads();
 
-  if constexpr (!kKeep) {
+  if constexpr (!kUncommitted) {
     if (has_state) {
       for (int r = 0; r < n; ++r) {
         float4 x[4];
@@ -273,7 +274,7 @@ __global__ void __launch_bounds__(kFusedThreads<kDim, kSplit>)
     }
   } else {
     for (int r = threadIdx.x; r < n; r += blockDim.x) {
-      const uint64_t seen = a.rows.tree ? a.rows.ancestors[begin + r] : (uint64_t{2} << r) - 1;
+      const uint64_t seen = a.rows.ancestors[begin + r];
       float sum = 0.0f;
       for (int c = 0; c <= r; ++c)
         if (seen >> c & 1) sum += gates[kGates * c];
@@ -282,7 +283,8 @@ __global__ void __launch_bounds__(kFusedThreads<kDim, kSplit>)
     __syncthreads();
     if constexpr (Shape::kState > 0) {
       if (by_tiles)
-        rule_of_kept<kDim, kGates, kRow, kValue, kJ>(a, begin, n, q, k, v, delta, scores, score_step, gates);
+        rule_of_uncommitted<kDim, kGates, kRow, kValue, kJ>(a, begin, n, q, k, v, delta, scores, score_step,
+                                                            gates);
     }
     if (!by_tiles) {
       put_scores<kDim, kGates>(a, begin, n, q, k, kRow, gates, false, scores, score_step);
@@ -324,7 +326,7 @@ __global__ void __launch_bounds__(kFusedThreads<kDim, kSplit>)
       const float square = slice.load(v + r * kValue, lane);
       slice.put(a, begin + r, head, 0, square, lane);
     }
-  } else if constexpr (!kKeep) {  // at most a row to a warp
+  } else if constexpr (!kUncommitted) {  // at most a row to a warp
     cluster_wait();
     if (warp < n) {
       const float square = slice.load(v + warp * kValue + first_j, lane);
@@ -356,7 +358,7 @@ __global__ void __launch_bounds__(kFusedThreads<kDim, kSplit>)
     }
   }
 
-  if constexpr (kKeep) {
+  if constexpr (kUncommitted) {
     const int64_t sequence_offset = sequence * a.tape.sequence_stride;
     const int n_channels = a.n_channels();
     for (int i = threadIdx.x; i < n * kJ; i += blockDim.x) {

@@ -24,7 +24,7 @@ struct TapSources {
       if (kTaps == kMaxTaps && back >= a.taps) break;
       if (row >= 0) {
         at[back] = a.u + static_cast<int64_t>(group_begin + row) * a.n_channels();
-        row = a.rows.tree ? a.rows.parent[group_begin + row] : row - 1;
+        row = a.rows.any_uncommitted ? a.rows.parent[group_begin + row] : row - 1;
       } else {
         at[back] = conv_state + static_cast<int64_t>(--column) * a.n_channels();
       }

@@ -1,5 +1,6 @@
 // The GPU's DeltaNet, from raw projections to the gated norm, against the references: every way to run it
-// and state size, several sequences, kept trees and their commit, padding. What a step must not read is NaN.
+// and state size, several sequences, uncommitted trees and their commit, padding. What a step must not read
+// is NaN.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +26,7 @@ struct Shape {
 struct Case {
   Shape shape;
   std::vector<StepGroup> groups;
-  bool keep = false;
+  bool uncommitted = false;
   float decay = 1.0f;
   int n_padding = 0;
   int taps = 4;
@@ -44,7 +45,7 @@ void run_case(const Case& c, uint64_t seed) {
   const size_t d = as_size(dim), k_size = as_size(n_head_k) * d, v_size = as_size(n_head_v) * d,
                channels = 2 * k_size + v_size, heads = as_size(n_head_v), n_groups = c.groups.size();
   Inputs in(seed);
-  const DeviceStep step(c.groups, c.n_padding, c.keep, seed);
+  const DeviceStep step(c.groups, c.n_padding, c.uncommitted, seed);
   const size_t n_rows = as_size(step.n_rows), n_valid = as_size(step.n_valid());
   const float eps = 1e-6f;
 
@@ -80,7 +81,7 @@ void run_case(const Case& c, uint64_t seed) {
     conv_args.u = &u[begin * channels];
     conv_args.weight = conv.data();
     conv_args.state = state + state_size;
-    conv_args.parents = c.keep ? &step.parent[begin] : nullptr;
+    conv_args.parents = step.uncommitted(group) ? &step.parent[begin] : nullptr;
     conv_args.out = &mixed[begin * channels];
     conv_args.n_rows = static_cast<int>(rows);
     conv_args.taps = taps;
@@ -113,8 +114,8 @@ void run_case(const Case& c, uint64_t seed) {
     args.n_head_v = n_head_v;
     args.dim = dim;
     args.ancestors = {};
-    if (c.keep) args.ancestors = {&step.ancestors[begin], 1};
-    args.keep_state = c.keep;
+    if (step.uncommitted(group)) args.ancestors = {&step.ancestors[begin], 1};
+    args.keep_state = step.uncommitted(group);
     delta_net_ref(args);
     // As for the CPU kernels: a step never amplifies an error, so each row of a chunk adds the rounding of a
     // sum of dim products (2^-22 of it for split products), relative to the longest row the state can have.
@@ -144,7 +145,10 @@ void run_case(const Case& c, uint64_t seed) {
   args.rows = step.rows();
   args.n_rows = step.n_rows;
   args.max_groups = static_cast<int>(n_groups);
-  args.max_group_rows = c.keep ? std::min(step.n_rows, tape_rows) : step.n_rows;
+  bool any_committed = false;
+  for (size_t group = 0; group < n_groups; ++group) any_committed |= !step.uncommitted(group);
+  args.max_group_rows = any_committed ? step.n_rows : 0;
+  args.max_uncommitted_rows = std::min(step.n_rows, tape_rows);
   args.n_head_k = n_head_k;
   args.n_head_v = n_head_v;
   args.dim = dim;
@@ -161,7 +165,6 @@ void run_case(const Case& c, uint64_t seed) {
   args.state = device_memory.data();
   args.conv_state = device_memory.data() + state_size;
   args.sequence_stride = static_cast<int64_t>(sequence_size);
-  args.keep = c.keep;
   args.tape = {tape.data(), tape.data() + tape_conv, tape.data() + tape_conv + tape_k,
                tape.data() + tape_conv + tape_k + tape_g, static_cast<int64_t>(tape_size)};
   args.mixed = mixed_scratch.data();
@@ -180,8 +183,8 @@ void run_case(const Case& c, uint64_t seed) {
   got.resize(n_valid * v_size);
   const auto about = [&] {
     return ::testing::Message() << "dim " << dim << ", heads " << n_head_k << " and " << n_head_v << ", rows "
-                                << c.groups[0].n_rows << ", groups " << n_groups << ", keep " << c.keep
-                                << ", decay " << c.decay;
+                                << c.groups[0].n_rows << ", groups " << n_groups << ", uncommitted "
+                                << c.uncommitted << ", decay " << c.decay;
   };
   ASSERT_TRUE(all_close_at(
       got, want, [&](size_t i) { return bound[i]; }, 1e-5, 0.99999))
@@ -197,19 +200,18 @@ void run_case(const Case& c, uint64_t seed) {
           << "state, " << about();
     }
   };
-  if (!c.keep) {
-    ASSERT_NO_FATAL_FAILURE(compare_states(device_memory.read(), memory_after));
-    for (size_t s = 0; s < n_groups; ++s)  // the columns are shifted by another kernel
-      ASSERT_EQ(
-          std::memcmp(&device_memory.read()[s * sequence_size + state_size],
-                      &memory[s * sequence_size + state_size], (sequence_size - state_size) * sizeof(float)),
-          0);
-    return;
-  }
-  ASSERT_EQ(std::memcmp(device_memory.read().data(), memory.data(), memory.size() * sizeof(float)), 0);
-
-  // Commit a path of every group.
+  // The columns are shifted by another kernel, and uncommitted groups leave everything as it is.
+  const std::vector<float> after_step = device_memory.read();
   for (size_t group = 0; group < n_groups; ++group) {
+    const size_t first = as_size(step.sequence(group)) * sequence_size,
+                 from = first + (step.uncommitted(group) ? 0 : state_size);
+    ASSERT_EQ(std::memcmp(&after_step[from], &memory[from], (first + sequence_size - from) * sizeof(float)),
+              0);
+  }
+
+  // Commit a path of every uncommitted group.
+  for (size_t group = 0; group < n_groups; ++group) {
+    if (!step.uncommitted(group)) continue;
     const size_t begin = as_size(step.group_begin[group]), rows = as_size(c.groups[group].n_rows);
     const std::vector<int32_t> parents(&step.parent[begin], &step.parent[begin] + rows);
     std::vector<int32_t> path = path_to(parents, static_cast<int32_t>(rows) - 1);
@@ -296,7 +298,19 @@ TEST(DeltaNetCuda, KeepsSequencesApart) {
   }
 }
 
-TEST(DeltaNetCuda, KeepsTreesAndCommitsAPath) {
+TEST(DeltaNetCuda, RunsCommittedAndUncommittedGroupsTogether) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 6000;
+  for (const Shape& shape : kShapes) {
+    ASSERT_NO_FATAL_FAILURE(run_case({shape, {{1, 3}, {0, 1, true}}, true}, seed++));
+    ASSERT_NO_FATAL_FAILURE(run_case({shape, {{5, 1, true}, {1, 7}, {0, 4, true}, {2, 20}}, true}, seed++));
+    for (const int max_stages : {2, 1, 0})
+      ASSERT_NO_FATAL_FAILURE(run_case(
+          {shape, {{1, 40}, {0, 130, true}, {7, 21}, {2, 1, true}}, true, 1.0f, 0, 4, max_stages}, seed++));
+  }
+}
+
+TEST(DeltaNetCuda, LeavesTreesUncommittedAndCommitsAPath) {
   SKIP_WITHOUT_GPU();
   uint64_t seed = 3000;
   for (const Shape& shape : kShapes)

@@ -13,6 +13,7 @@ __device__ __forceinline__ void shift_conv(const ConvShiftArgs& c, int block) {
   const int blocks_of_group = (c.n_channels + threads - 1) / threads;
   const int group = block / blocks_of_group, channel = block % blocks_of_group * threads + threadIdx.x;
   if (group >= *c.n_groups || channel >= c.n_channels) return;
+  if (c.group_uncommitted != nullptr && c.group_uncommitted[group] != 0) return;
   const int rows = c.group_rows[group];
   float* const state = c.state + c.group_sequence[group] * c.sequence_stride + channel;
   const float* const input = c.input + static_cast<int64_t>(c.group_begin[group]) * c.n_channels + channel;

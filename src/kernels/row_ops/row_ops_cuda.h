@@ -36,6 +36,7 @@ struct ConvShiftArgs {
   const int32_t* group_sequence = nullptr;
   const int32_t* group_begin = nullptr;
   const int32_t* group_rows = nullptr;
+  const int32_t* group_uncommitted = nullptr;  // these keep theirs; nullptr: no group does
   int max_groups = 0;
   int n_channels = 0;
   int taps = 0;

@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kScanThreads) scan_kernel(const TopLogitsArgs 
   allow_next();
   wait_for_inputs();
   const int row = blockIdx.y;
-  if (row >= *a.n_rows || *a.n_wanted == 0) return;
+  if (row >= *a.n_rows || a.n_wanted[row] == 0) return;
   const int lane = threadIdx.x % 32, sub = threadIdx.x / 32, group = blockIdx.x * kScanGroups + lane;
   const float* const logits = a.logits + static_cast<int64_t>(row) * a.n_vocab;
   Scratch& scratch = reinterpret_cast<Scratch*>(a.scratch)[row];
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kGroups) list_kernel(const TopLogitsArgs a) {
   __shared__ uint32_t lowest, highest;
   allow_next();
   wait_for_inputs();
-  const int row = blockIdx.x, n_wanted = *a.n_wanted;
+  const int row = blockIdx.x, n_wanted = a.n_wanted[row];
   if (row >= *a.n_rows || n_wanted == 0) return;
   const int thread = threadIdx.x;
   const Scratch& scratch = reinterpret_cast<const Scratch*>(a.scratch)[row];

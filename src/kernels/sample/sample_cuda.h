@@ -14,7 +14,7 @@ struct TopLogitsArgs {
   int n_vocab;
   int max_rows;
   const int32_t* n_rows;    // in device memory: rows that are asked for
-  const int32_t* n_wanted;  // in device memory: 0 nothing, 1 the best token, up to kTopTokens: a list
+  const int32_t* n_wanted;  // in device memory, of each row: 0 nothing, 1 the best token, more: a list
   float* scratch;           // top_logits_scratch_floats() for each of max_rows
   TopLogits* out;           // [max_rows], device memory or page-locked host memory
 };

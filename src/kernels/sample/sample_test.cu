@@ -93,11 +93,14 @@ TEST(SampleCuda, ListsEveryTokenFromTheFloorUp) {
       cudaMemcpy(logits.data() + r * row_bytes, rows[r].logits.data(), row_bytes, cudaMemcpyHostToDevice);
     DeviceBuffer scratch(top_logits_scratch_floats() * sizeof(float) * static_cast<size_t>(max_rows));
     PinnedBuffer out(sizeof(TopLogits) * static_cast<size_t>(max_rows));
-    DeviceBuffer counts(2 * sizeof(int32_t));
+    std::vector<int32_t> values(static_cast<size_t>(max_rows) + 1);
+    DeviceBuffer counts(values.size() * sizeof(int32_t));
     std::vector<TopLogits> want(1);
-    for (const int n_wanted : {kTopTokens, 20, 2, 1, 0}) {
-      const int32_t values[2] = {max_rows - 1, n_wanted};
-      cudaMemcpy(counts.data(), values, sizeof(values), cudaMemcpyHostToDevice);
+    constexpr int kWanted[] = {kTopTokens, 20, 2, 1, 0};
+    for (int round = 0; round < 5; ++round) {  // every row wants each of them once
+      values[0] = max_rows - 1;
+      for (int r = 0; r < max_rows; ++r) values[static_cast<size_t>(r) + 1] = kWanted[(r + round) % 5];
+      cudaMemcpy(counts.data(), values.data(), counts.size(), cudaMemcpyHostToDevice);
       std::memset(static_cast<void*>(out.data()), 0x5a, out.size());
       top_logits_cuda({.logits = logits.as<float>(),
                        .n_vocab = n_vocab,
@@ -109,6 +112,7 @@ TEST(SampleCuda, ListsEveryTokenFromTheFloorUp) {
                       {});
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
       for (int r = 0; r < max_rows; ++r) {
+        const int n_wanted = values[static_cast<size_t>(r) + 1];
         const TopLogits& got = out.as<TopLogits>()[r];
         const std::byte* const bytes = reinterpret_cast<const std::byte*>(&got);
         size_t written = sizeof(TopLogits);

@@ -50,21 +50,26 @@ class DeviceArray {
 
 struct StepGroup {
   int past, n_rows;
+  bool committed = false;  // beside uncommitted groups
 };
 
-// Group i is sequence n_groups - 1 - i, so that groups and sequences are not the same by chance. A tree has
-// the shape of Inputs::tree().
+// Group i is sequence n_groups - 1 - i, so that groups and sequences are not the same by chance. Uncommitted
+// rows are a tree of the shape of Inputs::tree().
 struct DeviceStep {
   std::vector<StepGroup> groups;
   int n_rows = 0;  // with padding
-  std::vector<int32_t> group, position, parent, group_sequence, group_begin, group_rows, group_past;
+  std::vector<int32_t> group, position, parent, group_sequence, group_begin, group_rows, group_past,
+      group_uncommitted;
   std::vector<uint64_t> ancestors;
-  bool tree;
+  bool any_uncommitted;
   DeviceArray<int32_t> device_ints;
   DeviceArray<uint64_t> device_ancestors;
 
-  DeviceStep(const std::vector<StepGroup>& g, int n_padding, bool is_tree, uint64_t seed)
-      : groups(g), tree(is_tree), device_ints(fill(n_padding, seed)), device_ancestors(ancestors) {}
+  DeviceStep(const std::vector<StepGroup>& g, int n_padding, bool uncommitted, uint64_t seed)
+      : groups(g),
+        any_uncommitted(uncommitted),
+        device_ints(fill(n_padding, seed)),
+        device_ancestors(ancestors) {}
 
   int n_valid() const {
     int n = 0;
@@ -72,6 +77,7 @@ struct DeviceStep {
     return n;
   }
   int sequence(size_t g) const { return group_sequence[g]; }
+  bool uncommitted(size_t g) const { return group_uncommitted[g] != 0; }
   DeviceRows rows() const {
     const int32_t* const base = device_ints.data();
     const size_t n = static_cast<size_t>(n_rows);
@@ -86,7 +92,8 @@ struct DeviceStep {
             .group_begin = base + 2 + 4 * n,
             .group_rows = base + 2 + 5 * n,
             .group_past = base + 2 + 6 * n,
-            .tree = tree};
+            .group_uncommitted = base + 2 + 7 * n,
+            .any_uncommitted = any_uncommitted};
   }
 
  private:
@@ -99,9 +106,10 @@ struct DeviceStep {
       group_begin.push_back(n_rows);
       group_rows.push_back(step.n_rows);
       group_past.push_back(step.past);
+      group_uncommitted.push_back(any_uncommitted && !step.committed);
       std::vector<int32_t> parents(static_cast<size_t>(step.n_rows));
       for (int r = 0; r < step.n_rows; ++r) parents[static_cast<size_t>(r)] = r - 1;
-      if (tree) parents = in.tree(step.n_rows);
+      if (group_uncommitted.back() != 0) parents = in.tree(step.n_rows);
       for (int r = 0; r < step.n_rows; ++r) {
         const int32_t p = parents[static_cast<size_t>(r)];
         const size_t at = static_cast<size_t>(n_rows + p);
@@ -118,11 +126,12 @@ struct DeviceStep {
     parent.resize(n, -1);
     position.resize(n, 0);
     ancestors.resize(n, 0);
-    for (std::vector<int32_t>* v : {&group_sequence, &group_begin, &group_rows, &group_past})
+    for (std::vector<int32_t>* v :
+         {&group_sequence, &group_begin, &group_rows, &group_past, &group_uncommitted})
       v->resize(n, -1000000);  // read by nobody
     std::vector<int32_t> all = {n_valid(), n_groups};
-    for (const std::vector<int32_t>* v :
-         {&group, &position, &parent, &group_sequence, &group_begin, &group_rows, &group_past})
+    for (const std::vector<int32_t>* v : {&group, &position, &parent, &group_sequence, &group_begin,
+                                          &group_rows, &group_past, &group_uncommitted})
       all.insert(all.end(), v->begin(), v->end());
     return all;
   }

@@ -87,11 +87,10 @@ TEST_P(GpuSplitTest, StaysExactWhileExpertsMove) {
       EXPECT_TRUE(model->reset_experts());
     else
       model->experts()->store().force(hot);
-    const Row row{.token = fixture.ids[i], .sequence = 0, .parent = -1, .want_logits = true};
-    const StepOutput out = model->step({.rows = {&row, 1}});
+    const StepOutput out = step_rows(*model, chain(std::span(fixture.ids).subspan(i, 1)));
     ASSERT_EQ(model->fault(), "");
     const size_t width = static_cast<size_t>(n_vocab);
-    EXPECT_LT(error_of(out.logits, std::span(want).subspan(i * width, width)), 2 * kTolerance)
+    EXPECT_LT(error_of(out.rows[0].logits, std::span(want).subspan(i * width, width)), 2 * kTolerance)
         << "token " << i;
   }
 }
@@ -105,19 +104,15 @@ TEST_P(GpuSplitTest, RunsDraftTreesLikeTheResidentModel) {
   std::vector<Row> tree;
   for (int i = 0; i < 12; ++i)
     tree.push_back({.token = fixture.ids[static_cast<size_t>(20 + i)],
-                    .sequence = 0,
                     .parent = i == 0 ? -1 : (i - 1) / 2,
                     .want_logits = true});
   std::vector<float> got[2];
   int which = 0;
   for (GpuModel* model : {split.get(), whole.get()}) {
     run_in_chunks(*model, std::span(fixture.ids).first(20), 20);
-    const StepOutput drafted = model->step({.rows = tree, .commit = Commit::Later});
-    got[which].assign(drafted.logits.begin(), drafted.logits.end());
+    append_logits(step_rows(*model, tree, {.uncommitted = true}), got[which]);
     model->commit(0, std::vector<int32_t>{0, 2, 5});
-    const Row next{.token = fixture.ids[40], .sequence = 0, .parent = -1, .want_logits = true};
-    const StepOutput after = model->step({.rows = {&next, 1}});
-    got[which].insert(got[which].end(), after.logits.begin(), after.logits.end());
+    append_logits(step_rows(*model, chain(std::span(fixture.ids).subspan(40, 1))), got[which]);
     ASSERT_EQ(model->fault(), "");
     ++which;
   }

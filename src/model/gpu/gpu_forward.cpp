@@ -99,7 +99,7 @@ void GpuModel::Impl::attention(int il, int n_rows, const DeviceRows& rows,
   project_out(w.output, out.read(), norm, n_rows);
 }
 
-void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& rows,
+void GpuModel::Impl::delta_net(int il, int n_rows, StepKind kind, const DeviceRows& rows,
                                const DeviceNormIn& norm) noexcept {
   const GpuDeltaNetWeights& w = weights.layers[static_cast<size_t>(il)].delta_net;
   project_in({{w.qkv, act.conv_input, config.ssm_channels()},
@@ -117,7 +117,8 @@ void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& 
   delta_net_cuda({.rows = rows,
                   .n_rows = n_rows,
                   .max_groups = std::min(n_rows, options.n_sequences),
-                  .max_group_rows = keep ? std::min(n_rows, options.sequence.max_draft_rows) : n_rows,
+                  .max_group_rows = kind == StepKind::Uncommitted ? 0 : n_rows,
+                  .max_uncommitted_rows = std::min(n_rows, options.sequence.max_draft_rows),
                   .n_head_k = config.ssm_n_head_k,
                   .n_head_v = config.ssm_n_head_v,
                   .dim = config.ssm_dim,
@@ -135,7 +136,6 @@ void GpuModel::Impl::delta_net(int il, int n_rows, bool keep, const DeviceRows& 
                   .conv_state = delta_state(il, 0) + layout.delta_floats,
                   .sequence_stride =
                       static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) * layout.recurrent_floats),
-                  .keep = keep,
                   .tape = tape_of(il, 0),
                   .mixed = act.conv_output,
                   .gates = act.gates,
@@ -260,9 +260,9 @@ void GpuModel::Impl::top_of_head(int n_logits, const StepInputs& from) noexcept 
 
 // Queues a whole step of n_rows rows, the last of them padding when n_valid is less. `hidden` (host) gets
 // every layer's input and the final norm; only for steps that are not recorded.
-void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const StepInputs& from, float* hidden,
+void GpuModel::Impl::enqueue(int n_rows, StepKind kind, int n_logits, const StepInputs& from, float* hidden,
                              int n_valid) noexcept {
-  const DeviceRows rows = from.device_rows(keep);
+  const DeviceRows rows = from.device_rows(kind);
   const size_t row_floats = static_cast<size_t>(n_valid) * static_cast<size_t>(config.n_embd);
   const auto capture = [&](int k, const float* x) {
     if (hidden != nullptr)
@@ -292,8 +292,8 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const StepInpu
     norm.conv = {};
     const DeviceNormIn norm_in{fused ? act.x : nullptr, w.attn_norm, config.norm_eps};
     if (config.layers[static_cast<size_t>(il)].recurrent) {
-      delta_net(il, n_rows, keep, rows, norm_in);
-      if (!keep)
+      delta_net(il, n_rows, kind, rows, norm_in);
+      if (kind != StepKind::Uncommitted)
         norm.conv = {.state = delta_state(il, 0) + layout.delta_floats,
                      .sequence_stride = static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) *
                                                              layout.recurrent_floats),
@@ -302,6 +302,7 @@ void GpuModel::Impl::enqueue(int n_rows, bool keep, int n_logits, const StepInpu
                      .group_sequence = rows.group_sequence,
                      .group_begin = rows.group_begin,
                      .group_rows = rows.group_rows,
+                     .group_uncommitted = rows.any_uncommitted ? rows.group_uncommitted : nullptr,
                      .max_groups = std::min(n_rows, options.n_sequences),
                      .n_channels = config.ssm_channels(),
                      .taps = config.ssm_taps};

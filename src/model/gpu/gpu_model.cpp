@@ -48,8 +48,8 @@ bool GpuModel::Impl::check(const char* what) noexcept {
 }
 
 void GpuModel::Impl::record_graphs() {
-  for (const bool keep : {false, true}) {
-    if (keep && options.sequence.max_draft_rows == 0) continue;
+  for (const StepKind kind : {StepKind::Committed, StepKind::Uncommitted}) {
+    if (kind == StepKind::Uncommitted && options.sequence.max_draft_rows == 0) continue;
     for (size_t b = 0; b < std::size(kBuckets); ++b) {
       const int n = kBuckets[b];
       if (n > options.n_batch) continue;
@@ -58,55 +58,54 @@ void GpuModel::Impl::record_graphs() {
       *small_host.n_valid = 0;
       *small_host.n_groups = 0;
       *small_host.n_logits = n;
-      *small_host.n_top = kTopTokens;
+      std::fill_n(small_host.n_top, n, kTopTokens);
       std::fill_n(small_host.group, n, -1);
       std::fill_n(small_host.token, n, 0);
       std::fill_n(small_host.logit_row, n, 0);
       const auto work = [&] {
         copy_in_cuda(small.ancestors, small_host.ancestors, small.bytes, stream.view());
-        enqueue(n, keep, n, small, nullptr, n);
+        enqueue(n, kind, n, small, nullptr, n);
       };
       work();
       if (!stream.synchronize())
         throw CudaError(ExitCode::Device, fmt::format("the GPU failed in its first step: {}",
                                                       cudaGetErrorString(cudaGetLastError())));
-      graphs[keep][b] = CapturedGraph(stream.view(), work);
+      graphs[static_cast<size_t>(kind)][b] = CapturedGraph(stream.view(), work);
       cuda_check(cudaGetLastError(), "recording a step");  // kernels take memory when they are first used
     }
   }
 }
 
-// Rows, groups, positions and ancestors; rows up to n_rows are padding.
+// Rows, groups, positions, ancestors and what is wanted of the logits; rows up to n_rows are padding.
 void GpuModel::Impl::lay_out(const StepBatch& batch, StepInputs& to, int n_rows) noexcept {
-  const int n = static_cast<int>(batch.rows.size());
-  const bool keep = batch.commit == Commit::Later;
-  *to.n_valid = n;
-  int n_groups = 0;
-  logit_rows.clear();
-  for (int r = 0; r < n; ++r) {
-    const Row& row = batch.rows[static_cast<size_t>(r)];
-    if (r == 0 || batch.rows[static_cast<size_t>(r - 1)].sequence != row.sequence) {
-      to.group_sequence[n_groups] = row.sequence;
-      to.group_begin[n_groups] = r;
-      to.group_past[n_groups] = sequences[static_cast<size_t>(row.sequence)].n_past_;
-      to.group_rows[n_groups] = 0;
-      ++n_groups;
+  row_logits.clear();
+  int n = 0, n_groups = 0;
+  for (const SequenceRows& group : batch.groups) {
+    const int g = n_groups++, begin = n, past = sequences[static_cast<size_t>(group.sequence)].n_past_;
+    to.group_sequence[g] = group.sequence;
+    to.group_begin[g] = begin;
+    to.group_past[g] = past;
+    to.group_rows[g] = static_cast<int32_t>(group.rows.size());
+    to.group_uncommitted[g] = group.uncommitted;
+    const int n_top = group.need == LogitsNeed::Row ? 0 : group.need == LogitsNeed::Best ? 1 : kTopTokens;
+    for (const Row& row : group.rows) {
+      const int r = n++, local = r - begin, parent = row.parent;
+      to.token[r] = row.token;
+      to.group[r] = g;
+      to.parent[r] = parent;
+      to.position[r] = parent < 0 ? past : to.position[begin + parent] + 1;
+      to.ancestors[r] = (parent < 0 ? 0 : to.ancestors[begin + parent]) | uint64_t{1} << (local % 64);
+      if (!row.want_logits) continue;
+      to.logit_row[row_logits.size()] = r;
+      to.n_top[row_logits.size()] = n_top;
+      row_logits.push_back({.row = r});
     }
-    const int g = n_groups - 1, begin = to.group_begin[g], local = r - begin;
-    ++to.group_rows[g];
-    to.token[r] = row.token;
-    to.group[r] = g;
-    const int parent = keep ? row.parent : local == 0 ? -1 : r - 1;
-    to.parent[r] = parent < 0 ? -1 : parent - begin;
-    to.position[r] = parent < 0 ? to.group_past[g] : to.position[parent] + 1;
-    to.ancestors[r] = (parent < 0 ? 0 : to.ancestors[parent]) | uint64_t{1} << (local % 64);
-    if (row.want_logits) logit_rows.push_back(r);
   }
+  *to.n_valid = n;
   *to.n_groups = n_groups;
-  // More rows than the head computes at a time are copied as they come.
-  const bool tops = batch.need != LogitsNeed::Row && logit_rows.size() <= static_cast<size_t>(kLogitRows);
-  *to.n_logits = static_cast<int32_t>(logit_rows.size());
-  *to.n_top = !tops ? 0 : batch.need == LogitsNeed::Best ? 1 : kTopTokens;
+  *to.n_logits = static_cast<int32_t>(row_logits.size());
+  // More rows than the head computes at a time are all copied as they come.
+  if (row_logits.size() > static_cast<size_t>(kLogitRows)) std::fill_n(to.n_top, row_logits.size(), 0);
   for (int r = n; r < n_rows; ++r) {
     to.token[r] = 0;
     to.group[r] = -1;
@@ -116,12 +115,34 @@ void GpuModel::Impl::lay_out(const StepBatch& batch, StepInputs& to, int n_rows)
   }
 }
 
+// Queues copies of those of the first n rows of logits that are wanted as a whole. Rows lie at the same
+// offsets in both memories.
+void GpuModel::Impl::copy_logits(const StepInputs& wanted, int n) noexcept {
+  const size_t n_vocab = static_cast<size_t>(config.n_vocab);
+  for (int begin = 0; begin < n;) {
+    int end = begin;
+    while (end < n && wanted.n_top[end] == 0) ++end;
+    const size_t at = static_cast<size_t>(begin) * n_vocab;
+    if (end > begin)
+      cudaMemcpyAsync(logits_pinned.as<float>() + at, act.logits + at,
+                      static_cast<size_t>(end - begin) * n_vocab * sizeof(float), cudaMemcpyDeviceToHost,
+                      stream.view().handle);
+    begin = end + 1;
+  }
+}
+
 namespace {
 
 int bucket_of(int n_rows) {
   for (size_t b = 0; b < std::size(kBuckets); ++b)
     if (n_rows <= kBuckets[b]) return static_cast<int>(b);
   return -1;
+}
+
+StepKind kind_of(const StepBatch& batch) {
+  bool any[2] = {false, false};
+  for (const SequenceRows& group : batch.groups) any[group.uncommitted] = true;
+  return !any[1] ? StepKind::Committed : any[0] ? StepKind::Mixed : StepKind::Uncommitted;
 }
 
 }  // namespace
@@ -194,93 +215,98 @@ std::vector<GpuMemoryItem> GpuModel::plan(const ModelConfig& c, const Weights& w
 StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   Impl& m = *impl_;
   if (!m.fault.empty()) return {};
-  const int n = static_cast<int>(batch.rows.size());
-  const bool keep = batch.commit == Commit::Later;
+  const int n = batch.n_rows();
+  const StepKind kind = kind_of(batch);
   const int b = bucket_of(n);
-  const size_t row_bytes = static_cast<size_t>(m.config.n_vocab) * sizeof(float);
-  cudaStream_t const stream = m.stream.view().handle;
+  const bool replay = b >= 0 && batch.hidden == nullptr && kind != StepKind::Mixed &&
+                      !m.graphs[static_cast<size_t>(kind)][b].empty();
+  const StepInputs& inputs = replay ? m.small_host : m.large_host;
   m.step_begin.record(m.stream.view());
-  float* logits = m.logits_pinned.as<float>();
-  bool tops = false;
-  const bool replay = b >= 0 && batch.hidden == nullptr && !m.graphs[keep][b].empty();
-  if (replay) {
-    m.lay_out(batch, m.small_host, kBuckets[b]);
-    if (m.experts != nullptr) m.begin_split(kBuckets[b], m.small_host);
-    const size_t n_logits = m.logit_rows.size();
-    for (int i = 0; i < kBuckets[b]; ++i)
-      m.small_host.logit_row[i] =
-          static_cast<size_t>(i) < n_logits ? m.logit_rows[static_cast<size_t>(i)] : 0;
-    tops = *m.small_host.n_top > 0;
-    m.graphs[keep][b].replay(m.stream.view());
-    m.step_end.record(m.stream.view());
-    if (n_logits > 0 && !tops)
-      cudaMemcpyAsync(logits, m.act.logits, n_logits * row_bytes, cudaMemcpyDeviceToHost, stream);
-    if (m.experts != nullptr) m.experts->serve(kBuckets[b], m.step_end);
-    m.stream.synchronize();
-    if (m.experts != nullptr) m.experts->finish(n);
-  } else {
-    m.lay_out(batch, m.large_host, n);
-    const bool split = m.experts != nullptr, large = n > kMaxMailRows;
-    if (split && large) m.experts->begin_large(n, m.stream.view());
-    if (split && !large) m.begin_split(n, m.large_host);
-    const int n_logits = static_cast<int>(m.logit_rows.size());
-    tops = *m.large_host.n_top > 0;
-    std::copy(m.logit_rows.begin(), m.logit_rows.end(), m.large_host.logit_row);
-    copy_in_cuda(m.large.ancestors, m.large_host.ancestors, m.large.bytes, m.stream.view());
-    // Copies to memory that is not page-locked stop this thread, which must answer the device.
-    float* hidden = batch.hidden;
-    if (hidden != nullptr && split && !large) hidden = m.small_hidden();
-    m.enqueue(n, keep, std::min(n_logits, kLogitRows), m.large, hidden, n);
-    m.step_end.record(m.stream.view());
-    if (n_logits > 0 && !tops)
-      cudaMemcpyAsync(logits, m.act.logits, static_cast<size_t>(std::min(n_logits, kLogitRows)) * row_bytes,
-                      cudaMemcpyDeviceToHost, stream);
-    if (split && !large) m.experts->serve(n, m.step_end);
-    m.stream.synchronize();
-    if (split && large) m.experts->finish_large();
-    if (split && !large) m.experts->finish(n);
-    if (hidden != batch.hidden)
-      std::copy_n(hidden,
-                  static_cast<size_t>(m.config.n_layer + 1) * static_cast<size_t>(n) *
-                      static_cast<size_t>(m.config.n_embd),
-                  batch.hidden);
-    if (n_logits > kLogitRows) {
-      float* const all = m.logits_host.as<float>();
-      for (int done = 0; done < n_logits; done += kLogitRows) {
-        const int now = std::min(kLogitRows, n_logits - done);
-        if (done > 0) {
-          m.head(now, m.large.logit_row + done, n);
-          cudaMemcpyAsync(logits, m.act.logits, static_cast<size_t>(now) * row_bytes, cudaMemcpyDeviceToHost,
-                          stream);
-          m.stream.synchronize();
-        }
-        std::memcpy(all + static_cast<size_t>(done) * static_cast<size_t>(m.config.n_vocab), logits,
-                    static_cast<size_t>(now) * row_bytes);
-      }
-      logits = all;
-    }
-  }
+  if (replay)
+    m.replay(batch, m.graphs[static_cast<size_t>(kind)][b], kBuckets[b]);
+  else
+    m.queue(batch, kind);
   if (m.experts != nullptr && m.fault.empty()) m.fault = m.experts->fault();
   if (!m.check("a step") || !m.fault.empty()) return {};
   m.step_ms = Event::elapsed_ms(m.step_begin, m.step_end);
-  if (!keep)
-    for (const Row& row : batch.rows) ++m.sequences[static_cast<size_t>(row.sequence)].n_past_;
-  if (tops)
-    return {.logits = {},
-            .tops = {m.tops_pinned.as<TopLogits>(), m.logit_rows.size()},
-            .logit_rows = m.logit_rows};
-  return {.logits = {logits, m.logit_rows.size() * static_cast<size_t>(m.config.n_vocab)},
-          .tops = {},
-          .logit_rows = m.logit_rows};
+  for (const SequenceRows& group : batch.groups)
+    if (!group.uncommitted)
+      m.sequences[static_cast<size_t>(group.sequence)].n_past_ += static_cast<int>(group.rows.size());
+  const size_t n_vocab = static_cast<size_t>(m.config.n_vocab), n_logits = m.row_logits.size();
+  const float* const logits =
+      n_logits > static_cast<size_t>(kLogitRows) ? m.logits_host.as<float>() : m.logits_pinned.as<float>();
+  for (size_t i = 0; i < n_logits; ++i) {
+    if (inputs.n_top[i] == 0)
+      m.row_logits[i].logits = {logits + i * n_vocab, n_vocab};
+    else
+      m.row_logits[i].top = m.tops_pinned.as<TopLogits>() + i;
+  }
+  return {m.row_logits};
+}
+
+// A step that was recorded for n_rows rows.
+void GpuModel::Impl::replay(const StepBatch& batch, CapturedGraph& graph, int n_rows) noexcept {
+  lay_out(batch, small_host, n_rows);
+  if (experts != nullptr) begin_split(n_rows, small_host);
+  const int n_logits = *small_host.n_logits;
+  std::fill(small_host.logit_row + n_logits, small_host.logit_row + n_rows, 0);
+  graph.replay(stream.view());
+  step_end.record(stream.view());
+  copy_logits(small_host, n_logits);
+  if (experts != nullptr) experts->serve(n_rows, step_end);
+  stream.synchronize();
+  if (experts != nullptr) experts->finish(batch.n_rows());
+}
+
+void GpuModel::Impl::queue(const StepBatch& batch, StepKind kind) noexcept {
+  const int n = batch.n_rows();
+  lay_out(batch, large_host, n);
+  const bool split = experts != nullptr, is_large = n > kMaxMailRows;
+  if (split && is_large) experts->begin_large(n, stream.view());
+  if (split && !is_large) begin_split(n, large_host);
+  const int n_logits = *large_host.n_logits;
+  copy_in_cuda(large.ancestors, large_host.ancestors, large.bytes, stream.view());
+  // Copies to memory that is not page-locked stop this thread, which must answer the device.
+  float* hidden = batch.hidden;
+  if (hidden != nullptr && split && !is_large) hidden = small_hidden();
+  enqueue(n, kind, std::min(n_logits, kLogitRows), large, hidden, n);
+  step_end.record(stream.view());
+  copy_logits(large_host, std::min(n_logits, kLogitRows));
+  if (split && !is_large) experts->serve(n, step_end);
+  stream.synchronize();
+  if (split && is_large) experts->finish_large();
+  if (split && !is_large) experts->finish(n);
+  if (hidden != batch.hidden)
+    std::copy_n(
+        hidden,
+        static_cast<size_t>(config.n_layer + 1) * static_cast<size_t>(n) * static_cast<size_t>(config.n_embd),
+        batch.hidden);
+  if (n_logits > kLogitRows) compute_more_logits(n_logits, n);
+}
+
+// The first kLogitRows rows of logits are there; the rest is computed as many at a time.
+void GpuModel::Impl::compute_more_logits(int n_logits, int n_rows) noexcept {
+  const size_t n_vocab = static_cast<size_t>(config.n_vocab);
+  for (int done = 0; done < n_logits; done += kLogitRows) {
+    const int now = std::min(kLogitRows, n_logits - done);
+    if (done > 0) {
+      head(now, large.logit_row + done, n_rows);
+      copy_logits(large_host, now);
+      stream.synchronize();
+    }
+    std::memcpy(logits_host.as<float>() + static_cast<size_t>(done) * n_vocab, logits_pinned.data(),
+                static_cast<size_t>(now) * n_vocab * sizeof(float));
+  }
 }
 
 std::span<const float> GpuModel::fetch_logits(int i) noexcept {
   Impl& m = *impl_;
-  if (!m.fault.empty()) return {};
-  const size_t n_vocab = static_cast<size_t>(m.config.n_vocab);
-  float* const row = m.logits_pinned.as<float>();
-  cudaMemcpyAsync(row, m.act.logits + static_cast<size_t>(i) * n_vocab, n_vocab * sizeof(float),
-                  cudaMemcpyDeviceToHost, m.stream.view().handle);
+  RowLogits& wanted = m.row_logits[static_cast<size_t>(i)];
+  if (!m.fault.empty() || wanted.top == nullptr) return wanted.logits;
+  const size_t n_vocab = static_cast<size_t>(m.config.n_vocab), at = static_cast<size_t>(i) * n_vocab;
+  float* const row = m.logits_pinned.as<float>() + at;
+  cudaMemcpyAsync(row, m.act.logits + at, n_vocab * sizeof(float), cudaMemcpyDeviceToHost,
+                  m.stream.view().handle);
   m.stream.synchronize();
   if (!m.check("fetching logits")) return {};
   return {row, n_vocab};

@@ -49,9 +49,10 @@ struct GpuModel::Impl {
   float *rope_full, *rope_window;
   float magnitude_full, magnitude_window;
   std::vector<GpuSequence> sequences;
-  std::vector<int32_t> logit_rows;
+  std::vector<RowLogits> row_logits;  // of the last step
   Event step_begin, step_end;
-  CapturedGraph graphs[2][std::size(kBuckets)];  // kept rows; bucket. Destroyed first
+  // [kind][bucket]; steps with committed and uncommitted groups queue their kernels. Destroyed first.
+  CapturedGraph graphs[2][std::size(kBuckets)];
   std::string fault;
   float step_ms = 0.0f;
   bool fused_decode = false;  // one row runs without launches for norms
@@ -59,7 +60,7 @@ struct GpuModel::Impl {
   // Says no before anything is loaded.
   static DeviceInfo device_for(const ModelConfig& c, const GpuModelOptions& o) {
     const DeviceInfo info = use_device(o.device);
-    const int most = c.ssm_dim > 0 ? max_kept_delta_rows(c.ssm_dim) : kMaxDeltaRows;
+    const int most = c.ssm_dim > 0 ? max_uncommitted_delta_rows(c.ssm_dim) : kMaxDeltaRows;
     if (o.sequence.max_draft_rows > most)
       throw ConfigError(fmt::format(
           "{} has the shared memory for {} drafted rows in a step of this model, {} were asked for; "
@@ -108,7 +109,7 @@ struct GpuModel::Impl {
 
     fused_decode = can_fuse_decode();
     sequences.resize(n_sequences);
-    logit_rows.reserve(static_cast<size_t>(o.n_batch));
+    row_logits.reserve(static_cast<size_t>(o.n_batch));
     if (o.graphs) record_graphs();
     if (!stream.synchronize())
       throw CudaError(ExitCode::Device, "the GPU failed while the model was prepared");
@@ -133,10 +134,15 @@ struct GpuModel::Impl {
 
   void record_graphs();
   void lay_out(const StepBatch& batch, StepInputs& to, int n_rows) noexcept;
-  void enqueue(int n_rows, bool keep, int n_logits, const StepInputs& from, float* hidden,
+  void replay(const StepBatch& batch, CapturedGraph& graph, int n_rows) noexcept;
+  void queue(const StepBatch& batch, StepKind kind) noexcept;
+  void copy_logits(const StepInputs& wanted, int n) noexcept;
+  void compute_more_logits(int n_logits, int n_rows) noexcept;
+  void enqueue(int n_rows, StepKind kind, int n_logits, const StepInputs& from, float* hidden,
                int n_valid) noexcept;
   void attention(int il, int n_rows, const DeviceRows& rows, const DeviceNormIn& norm) noexcept;
-  void delta_net(int il, int n_rows, bool keep, const DeviceRows& rows, const DeviceNormIn& norm) noexcept;
+  void delta_net(int il, int n_rows, StepKind kind, const DeviceRows& rows,
+                 const DeviceNormIn& norm) noexcept;
   void feed_forward(int il, int n_rows, const DeviceRows& rows, const DeviceCold& cold) noexcept;
   DecodeFfnArgs decode_ffn_args(int il) noexcept;
   bool can_fuse_decode() noexcept;

@@ -70,6 +70,15 @@ TEST_P(GpuArchitectureTest, EvaluatesAndCommitsTreesLikeTheirPaths) {
   expect_trees_like_their_paths(*make_gpu(fixture.file, pool, KvType::F32), fixture.ids, kTolerance);
 }
 
+TEST_P(GpuArchitectureTest, RunsPrefillDecodeAndTreesInOneStep) {
+  SKIP_WITHOUT_GPU();
+  const RecordedModel fixture(GetParam());
+  ThreadPool pool({.n_threads = 2});
+  const auto model = make_gpu(fixture.file, pool, KvType::F32, 4);
+  expect_mixed_steps_like_single_ones(*model, fixture.ids, 80, kTolerance);
+  expect_mixed_steps_like_single_ones(*model, fixture.ids, 2, kTolerance);
+}
+
 TEST_P(GpuArchitectureTest, ComesBackToACheckpoint) {
   SKIP_WITHOUT_GPU();
   const RecordedModel fixture(GetParam());
@@ -130,13 +139,13 @@ TEST(GpuPlankton, AnswersLikeTheCpu) {
   };
   TokenId token = best(std::span<const float>(want.logits).last(n_vocab));
   for (int i = 0; i < 64; ++i) {
-    const Row row{.token = token, .sequence = 0, .parent = -1, .want_logits = true};
-    const StepOutput a = cpu.step({.rows = {&row, 1}}), b = gpu->step({.rows = {&row, 1}});
-    token = best(a.logits);
-    const TokenId other = best(b.logits);
+    const std::vector<Row> row = chain({&token, 1});
+    const std::span<const float> a = step_rows(cpu, row).rows[0].logits,
+                                 b = step_rows(*gpu, row).rows[0].logits;
+    token = best(a);
+    const TokenId other = best(b);
     if (other != token) {
-      EXPECT_LT(a.logits[static_cast<size_t>(token)] - a.logits[static_cast<size_t>(other)], 0.5f)
-          << "token " << i;
+      EXPECT_LT(a[static_cast<size_t>(token)] - a[static_cast<size_t>(other)], 0.5f) << "token " << i;
     }
   }
 }
@@ -182,26 +191,53 @@ TEST(GpuPlankton, FindsTheTopOfTheRows) {
       if (n == 100)
         for (size_t i = 0; i < 90; ++i) rows[i].want_logits = false;
       gpu->sequence(0).clear();
-      const StepOutput plain = gpu->step({.rows = rows});
-      const std::vector<float> want(plain.logits.begin(), plain.logits.end());
+      const std::vector<float> want = logits_of(step_rows(*gpu, rows));
       gpu->sequence(0).clear();
-      const StepOutput out = gpu->step({.rows = rows, .need = need});
+      const StepOutput out = step_rows(*gpu, rows, {.need = need});
       ASSERT_EQ(gpu->fault(), "");
-      EXPECT_TRUE(out.logits.empty());
-      ASSERT_EQ(out.tops.size() * n_vocab, want.size());
-      for (size_t i = 0; i < out.tops.size(); ++i) {
+      ASSERT_EQ(out.rows.size() * n_vocab, want.size());
+      for (size_t i = 0; i < out.rows.size(); ++i) {
+        EXPECT_TRUE(out.rows[i].logits.empty());
+        ASSERT_NE(out.rows[i].top, nullptr);
+        const TopLogits& top = *out.rows[i].top;
         const std::span<const float> row = std::span(want).subspan(i * n_vocab, n_vocab);
         TopLogits expected;
         top_logits_ref(row, need == LogitsNeed::Best ? 1 : kTopTokens, expected);
-        EXPECT_EQ(out.tops[i].best, expected.best) << n << " row " << i;
-        EXPECT_EQ(out.tops[i].max, expected.max) << n << " row " << i;
+        EXPECT_EQ(top.best, expected.best) << n << " row " << i;
+        EXPECT_EQ(top.max, expected.max) << n << " row " << i;
         if (need == LogitsNeed::Top) {
-          EXPECT_GE(out.tops[i].n, kTopTokens);
+          EXPECT_GE(top.n, kTopTokens);
         }
         const std::span<const float> fetched = gpu->fetch_logits(static_cast<int>(i));
         EXPECT_TRUE(std::equal(fetched.begin(), fetched.end(), row.begin(), row.end())) << n << " row " << i;
       }
     }
+  }
+}
+
+// Sequences of one step that need different parts of their logits.
+TEST(GpuPlankton, GivesEachSequenceTheLogitsItNeeds) {
+  SKIP_WITHOUT_GPU();
+  const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
+  ThreadPool pool({.n_threads = 2});
+  const auto gpu = make_gpu(file, pool, KvType::F16, 4);
+  const std::vector<TokenId> ids = {17, 170, 1700, 34};
+  const std::vector<Row> one = chain(std::span(ids).first(1)), four = chain(ids);
+  const SequenceRows groups[] = {{.sequence = 3, .rows = one, .need = LogitsNeed::Best},
+                                 {.sequence = 0, .rows = four},
+                                 {.sequence = 1, .rows = one, .need = LogitsNeed::Top},
+                                 {.sequence = 2, .rows = one}};
+  const StepOutput out = gpu->step({.groups = groups});
+  ASSERT_EQ(gpu->fault(), "");
+  ASSERT_EQ(out.rows.size(), 7u);
+  for (const size_t i : {0, 5}) EXPECT_TRUE(out.rows[i].top != nullptr && out.rows[i].logits.empty()) << i;
+  const std::vector<float> row(out.rows[6].logits.begin(), out.rows[6].logits.end());
+  for (const size_t i : {1, 2, 3, 4, 6}) EXPECT_FALSE(out.rows[i].logits.empty()) << i;
+  EXPECT_EQ(out.rows[0].top->best, std::max_element(row.begin(), row.end()) - row.begin());
+  EXPECT_GE(out.rows[5].top->n, kTopTokens);
+  for (const int i : {0, 5}) {  // the same token, wherever it is
+    const std::span<const float> fetched = gpu->fetch_logits(i);
+    EXPECT_TRUE(std::equal(fetched.begin(), fetched.end(), row.begin(), row.end())) << i;
   }
 }
 

@@ -24,6 +24,9 @@ inline constexpr int kBuckets[] = {1, 2, 4, 8, 16, 32};
 inline constexpr int kMaxBucket = 32;
 inline constexpr int kLogitRows = 64;  // computed and copied at a time; as many as a draft has
 
+// What groups a step has, which decides what it launches.
+enum class StepKind : uint8_t { Committed, Uncommitted, Mixed };
+
 // Hands out aligned pieces of one buffer; with a null base it only counts.
 class GpuCarver {
  public:
@@ -43,8 +46,9 @@ class GpuCarver {
 
 // The rows of a step as DeviceRows wants them, in host or device memory: the same layout in both.
 struct StepInputs {
-  int32_t *n_valid, *n_groups, *n_logits, *n_top, *token, *group, *position, *parent, *logit_row;
-  int32_t *group_sequence, *group_begin, *group_rows, *group_past;
+  int32_t *n_valid, *n_groups, *n_logits, *token, *group, *position, *parent;
+  int32_t *logit_row, *n_top;  // of each row of logits
+  int32_t *group_sequence, *group_begin, *group_rows, *group_past, *group_uncommitted;
   uint64_t* ancestors;
   uint32_t* ticket;   // split experts: of the step
   int32_t* fetch_of;  // [kMaxFetchTable + 1]
@@ -59,17 +63,27 @@ struct StepInputs {
     ticket = carver.take<uint32_t>(1);
     fetch_of = carver.take<int32_t>(kMaxFetchTable + 1);
     n_logits = carver.take<int32_t>(1);
-    n_top = carver.take<int32_t>(1);
-    for (int32_t** array : {&token, &group, &position, &parent, &logit_row, &group_sequence, &group_begin,
-                            &group_rows, &group_past})
+    for (int32_t** array : {&token, &group, &position, &parent, &logit_row, &n_top, &group_sequence,
+                            &group_begin, &group_rows, &group_past, &group_uncommitted})
       *array = carver.take<int32_t>(rows);
     bytes = carver.used();
   }
   size_t bytes = 0;
 
-  DeviceRows device_rows(bool tree) const {
-    return {n_valid,   n_groups,       token,       group,      position,   parent,
-            ancestors, group_sequence, group_begin, group_rows, group_past, tree};
+  DeviceRows device_rows(StepKind kind) const {
+    return {n_valid,
+            n_groups,
+            token,
+            group,
+            position,
+            parent,
+            ancestors,
+            group_sequence,
+            group_begin,
+            group_rows,
+            group_past,
+            group_uncommitted,
+            kind != StepKind::Committed};
   }
 };
 

@@ -26,11 +26,15 @@ double now() {
 std::vector<Row> chain(int n, int seed, int n_vocab) {
   std::vector<Row> rows;
   for (int i = 0; i < n; ++i)
-    rows.push_back({.token = (seed * 7919 + i * 104729) % n_vocab,
-                    .sequence = 0,
-                    .parent = i - 1,
-                    .want_logits = i + 1 == n});
+    rows.push_back(
+        {.token = (seed * 7919 + i * 104729) % n_vocab, .parent = i - 1, .want_logits = i + 1 == n});
   return rows;
+}
+
+void step(GpuModel& model, const std::vector<Row>& rows, bool uncommitted = false,
+          LogitsNeed need = LogitsNeed::Row) {
+  const SequenceRows group{.sequence = 0, .rows = rows, .uncommitted = uncommitted, .need = need};
+  model.step({.groups = {&group, 1}});
 }
 
 double median(std::vector<double> v) {
@@ -137,31 +141,31 @@ int main(int argc, char** argv) {
     }
     before = t;
   };
-  const auto time_steps = [&](int n_rows, int count, Commit commit, LogitsNeed need = LogitsNeed::Row) {
+  const auto time_steps = [&](int n_rows, int count, bool uncommitted, LogitsNeed need = LogitsNeed::Row) {
     std::vector<double> wall, device;
     for (int i = 0; i < count + 5; ++i) {
       const std::vector<Row> rows = chain(n_rows, i, n_vocab);
       const double t = now();
-      model.step({.rows = rows, .commit = commit, .need = need});
+      step(model, rows, uncommitted, need);
       if (i >= 5) {
         wall.push_back((now() - t) * 1e3);
         device.push_back(model.last_step_ms());
       }
-      if (commit == Commit::Later) model.commit(0, {});
+      if (uncommitted) model.commit(0, {});
     }
     return std::pair(median(wall), median(device));
   };
   if (wants("one")) {
-    model.step({.rows = chain(1, 1, n_vocab)});
-    model.step({.rows = chain(1, 2, n_vocab)});
+    step(model, chain(1, 1, n_vocab));
+    step(model, chain(1, 2, n_vocab));
     fmt::print("one step: fault '{}'\n", model.fault());
   }
-  if (only == "big") model.step({.rows = chain(prefill, 1, n_vocab)});
-  if (only == "kept") model.step({.rows = chain(prefill, 1, n_vocab), .commit = Commit::Later});
+  if (only == "big") step(model, chain(prefill, 1, n_vocab));
+  if (only == "uncommitted") step(model, chain(prefill, 1, n_vocab), true);
   if (wants("decode")) {
-    model.step({.rows = chain(64, 1, n_vocab)});
+    step(model, chain(64, 1, n_vocab));
     before = model.expert_telemetry();
-    const auto [wall, device] = time_steps(1, steps, Commit::All);
+    const auto [wall, device] = time_steps(1, steps, false);
     fmt::print("decode at {}: {:.3f} ms wall ({:.0f} tok/s), {:.3f} ms device ({:.0f} tok/s, {:.0f} GB/s)\n",
                model.sequence(0).n_past(), wall, 1e3 / wall, device, 1e3 / device,
                static_cast<double>(bytes_per_token) / device / 1e6);
@@ -171,7 +175,7 @@ int main(int argc, char** argv) {
   if (wants("logits")) {
     for (const auto& [need, name] :
          {std::pair(LogitsNeed::Row, "row"), {LogitsNeed::Top, "top"}, {LogitsNeed::Best, "best"}}) {
-      const auto [wall, device] = time_steps(1, steps, Commit::All, need);
+      const auto [wall, device] = time_steps(1, steps, false, need);
       fmt::print("decode, logits as {:4}: {:.3f} ms wall, {:.3f} ms device\n", name, wall, device);
     }
     std::fflush(stdout);
@@ -179,7 +183,7 @@ int main(int argc, char** argv) {
   if (wants("rows")) {
     double one = 0;
     for (const int n : {1, 2, 4, 8, 16, 32, 64}) {
-      const auto [wall, device] = time_steps(n, 15, Commit::Later);
+      const auto [wall, device] = time_steps(n, 15, true);
       if (n == 1) one = device;
       fmt::print("rows {:3}: {:.3f} ms wall, {:.3f} ms device, {:.2f} of one\n", n, wall, device,
                  device / one);
@@ -188,7 +192,7 @@ int main(int argc, char** argv) {
     for (const int n : {64, 96, 128, 192, 256}) {
       if (n > prefill || 10 * n > n_ctx) continue;
       model.sequence(0).clear();
-      const auto [wall, device] = time_steps(n, 5, Commit::All);
+      const auto [wall, device] = time_steps(n, 5, false);
       fmt::print("rows {:3}, committed: {:.3f} ms wall, {:.3f} ms device, {:.2f} of one\n", n, wall, device,
                  device / one);
     }
@@ -203,7 +207,7 @@ int main(int argc, char** argv) {
         model.sequence(0).clear();
         const std::vector<Row> rows = chain(n, i, n_vocab);
         const double t = now();
-        model.step({.rows = rows});
+        step(model, rows);
         if (i > 0) {
           wall.push_back(now() - t);
           device.push_back(model.last_step_ms() * 1e-3);
@@ -219,9 +223,9 @@ int main(int argc, char** argv) {
     model.sequence(0).clear();
     const double t = now();
     for (int done = 0; done < deep; done += prefill)
-      model.step({.rows = chain(std::min(prefill, deep - done), done, n_vocab)});
+      step(model, chain(std::min(prefill, deep - done), done, n_vocab));
     fmt::print("prefill of {} in chunks of {}: {:.0f} tok/s\n", deep, prefill, deep / (now() - t));
-    const auto [wall, device] = time_steps(1, 50, Commit::All);
+    const auto [wall, device] = time_steps(1, 50, false);
     fmt::print("decode at {}: {:.3f} ms wall ({:.0f} tok/s), {:.3f} ms device\n", model.sequence(0).n_past(),
                wall, 1e3 / wall, device);
   }

@@ -23,19 +23,34 @@ void expect_sequences_apart(AnyModel& model, std::span<const TokenId> ids, doubl
   model.sequence(1).clear();
   std::vector<float> got_first, got_second;
   for (int piece = 0; piece < 10; ++piece) {
-    std::vector<Row> rows = chain(first.subspan(static_cast<size_t>(piece) * 4, 4), 1);
-    for (Row row : chain(second.subspan(static_cast<size_t>(piece) * 3, 3), 0)) {
-      if (row.parent >= 0) row.parent += 4;
-      rows.push_back(row);
-    }
-    const StepOutput out = model.step({.rows = rows});
-    const auto n_vocab = static_cast<std::ptrdiff_t>(model.config().n_vocab);
-    ASSERT_EQ(out.logits.size(), static_cast<size_t>(7 * n_vocab));
-    got_first.insert(got_first.end(), out.logits.begin(), out.logits.begin() + 4 * n_vocab);
-    got_second.insert(got_second.end(), out.logits.begin() + 4 * n_vocab, out.logits.end());
+    const std::vector<Row> a = chain(first.subspan(static_cast<size_t>(piece) * 4, 4)),
+                           b = chain(second.subspan(static_cast<size_t>(piece) * 3, 3));
+    const SequenceRows groups[] = {{.sequence = 1, .rows = a}, {.sequence = 0, .rows = b}};
+    const StepOutput out = model.step({.groups = groups});
+    ASSERT_EQ(out.rows.size(), 7u);
+    append_logits(out, got_first, 0, 4);
+    append_logits(out, got_second, 4);
   }
   EXPECT_LT(error_of(got_first, alone_first.logits), tolerance);
   EXPECT_LT(error_of(got_second, alone_second.logits), tolerance);
+}
+
+inline std::vector<Row> random_tree(int n_nodes, size_t n_vocab, std::mt19937& random) {
+  std::vector<Row> rows;
+  for (int i = 0; i < n_nodes; ++i) {
+    const int reach = std::min(i, 6);  // deep rather than bushy
+    const int parent = i == 0 ? -1 : i - 1 - static_cast<int>(random() % static_cast<unsigned>(reach));
+    rows.push_back(
+        {.token = static_cast<TokenId>(random() % n_vocab), .parent = parent, .want_logits = true});
+  }
+  return rows;
+}
+
+inline std::vector<int32_t> path_to_last(std::span<const Row> rows) {
+  std::vector<int32_t> path;
+  for (int r = static_cast<int>(rows.size()) - 1; r >= 0; r = rows[static_cast<size_t>(r)].parent)
+    path.insert(path.begin(), r);
+  return path;
 }
 
 // Every node of a random tree sees exactly its own path, and committing any path leaves the sequence as if
@@ -46,25 +61,14 @@ void expect_trees_like_their_paths(AnyModel& model, std::span<const TokenId> ids
   const auto n_vocab = static_cast<size_t>(model.config().n_vocab);
   for (const int n_nodes : {1, 2, 9, 32, 33, 64}) {
     const std::span<const TokenId> prompt = ids.first(static_cast<size_t>(20 + n_nodes % 7));
-    std::vector<Row> rows;
-    for (int i = 0; i < n_nodes; ++i) {
-      const int reach = std::min(i, 6);  // deep rather than bushy
-      const int parent = i == 0 ? -1 : i - 1 - static_cast<int>(random() % static_cast<unsigned>(reach));
-      rows.push_back({.token = static_cast<TokenId>(random() % n_vocab),
-                      .sequence = 0,
-                      .parent = parent,
-                      .want_logits = true});
-    }
+    const std::vector<Row> rows = random_tree(n_nodes, n_vocab, random);
     run_in_chunks(model, prompt, 128);
-    const StepOutput out = model.step({.rows = rows, .commit = Commit::Later});
-    const std::vector<float> tree_logits(out.logits.begin(), out.logits.end());
+    const std::vector<float> tree_logits = logits_of(step_rows(model, rows, {.uncommitted = true}));
     ASSERT_EQ(tree_logits.size(), rows.size() * n_vocab);
-    std::vector<int32_t> path;  // to the last node
-    for (int r = n_nodes - 1; r >= 0; r = rows[static_cast<size_t>(r)].parent) path.insert(path.begin(), r);
+    const std::vector<int32_t> path = path_to_last(rows);
     model.commit(0, path);
     ASSERT_EQ(model.sequence(0).n_past(), static_cast<int>(prompt.size() + path.size()));
-    const StepOutput continued = model.step({.rows = chain(ids.first(12))});
-    const std::vector<float> tree_after(continued.logits.begin(), continued.logits.end());
+    const std::vector<float> tree_after = logits_of(step_rows(model, chain(ids.first(12))));
 
     std::vector<TokenId> tokens(prompt.begin(), prompt.end());
     for (const int32_t r : path) tokens.push_back(rows[static_cast<size_t>(r)].token);
@@ -87,12 +91,50 @@ void expect_return_to_a_checkpoint(AnyModel& model, std::span<const TokenId> ids
   const Outputs straight = run_in_chunks(model, ids, 50);
   run_in_chunks(model, ids.first(50), 50);
   const Checkpoint point = model.sequence(0).checkpoint();
-  model.step({.rows = chain(ids.first(30))});  // somewhere else
+  step_rows(model, chain(ids.first(30)));  // somewhere else
   model.sequence(0).restore(point);
   EXPECT_EQ(model.sequence(0).n_past(), 50);
-  const StepOutput again = model.step({.rows = chain(ids.subspan(50))});
-  EXPECT_LT(error_of(again.logits, std::span<const float>(straight.logits).last(again.logits.size())),
-            tolerance);
+  const std::vector<float> again = logits_of(step_rows(model, chain(ids.subspan(50))));
+  EXPECT_LT(error_of(again, std::span<const float>(straight.logits).last(again.size())), tolerance);
+}
+
+// A prefill chunk, a decoded row and uncommitted trees of different sequences in one step give what each
+// gives alone, and each tree can be committed while the other still waits. Needs four sequences.
+template <class AnyModel>
+void expect_mixed_steps_like_single_ones(AnyModel& model, std::span<const TokenId> ids, int n_prefill,
+                                         double tolerance) {
+  std::mt19937 random(11);
+  const auto n_vocab = static_cast<size_t>(model.config().n_vocab);
+  const std::vector<Row> prefill = chain(ids.first(static_cast<size_t>(n_prefill))),
+                         decode = chain(ids.subspan(7, 1)), tree = random_tree(9, n_vocab, random),
+                         other = random_tree(20, n_vocab, random), next = chain(ids.subspan(3, 2));
+  const SequenceRows groups[] = {{.sequence = 2, .rows = tree, .uncommitted = true},
+                                 {.sequence = 0, .rows = prefill},
+                                 {.sequence = 3, .rows = other, .uncommitted = true},
+                                 {.sequence = 1, .rows = decode}};
+  const auto begin = [&](int sequence) {
+    model.sequence(sequence).clear();
+    step_rows(model, chain(ids.subspan(static_cast<size_t>(sequence), 10)), {.sequence = sequence});
+  };
+  const auto commit = [&](const SequenceRows& group) {
+    if (group.uncommitted) model.commit(group.sequence, path_to_last(group.rows));
+  };
+  std::vector<float> want, want_next;
+  for (const SequenceRows& group : groups) {
+    begin(group.sequence);
+    append_logits(model.step({.groups = {&group, 1}}), want);
+    commit(group);
+    append_logits(step_rows(model, next, {.sequence = group.sequence}), want_next);
+  }
+  for (const SequenceRows& group : groups) begin(group.sequence);
+  const std::vector<float> got = logits_of(model.step({.groups = groups}));
+  EXPECT_LT(error_of(got, want), tolerance);
+  std::vector<float> got_next;
+  for (const SequenceRows& group : groups) {  // the second tree waits while the first goes on
+    commit(group);
+    append_logits(step_rows(model, next, {.sequence = group.sequence}), got_next);
+  }
+  EXPECT_LT(error_of(got_next, want_next), tolerance);
 }
 
 }  // namespace thermo

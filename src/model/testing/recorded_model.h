@@ -40,12 +40,31 @@ struct RecordedModel {
   }
 };
 
-inline std::vector<Row> chain(std::span<const TokenId> ids, int sequence = 0) {
+inline std::vector<Row> chain(std::span<const TokenId> ids) {
   std::vector<Row> rows;
   for (size_t i = 0; i < ids.size(); ++i)
-    rows.push_back(
-        {.token = ids[i], .sequence = sequence, .parent = static_cast<int32_t>(i) - 1, .want_logits = true});
+    rows.push_back({.token = ids[i], .parent = static_cast<int32_t>(i) - 1, .want_logits = true});
   return rows;
+}
+
+// A step of one sequence.
+template <class AnyModel>
+StepOutput step_rows(AnyModel& model, std::span<const Row> rows, SequenceRows group = {},
+                     float* hidden = nullptr) {
+  group.rows = rows;
+  return model.step({.groups = {&group, 1}, .hidden = hidden});
+}
+
+// Appends the logits of the rows from `first` on, at most `n` of them.
+inline void append_logits(const StepOutput& output, std::vector<float>& all, size_t first = 0,
+                          size_t n = SIZE_MAX) {
+  for (size_t i = first; i < output.rows.size() && i - first < n; ++i)
+    all.insert(all.end(), output.rows[i].logits.begin(), output.rows[i].logits.end());
+}
+inline std::vector<float> logits_of(const StepOutput& output) {
+  std::vector<float> all;
+  append_logits(output, all);
+  return all;
 }
 
 struct Outputs {
@@ -64,8 +83,7 @@ Outputs run_in_chunks(AnyModel& model, std::span<const TokenId> ids, size_t chun
     const size_t n = std::min(chunk, ids.size() - begin), layer = n * static_cast<size_t>(c.n_embd);
     const std::vector<Row> rows = chain(ids.subspan(begin, n));
     std::vector<float> hidden(with_hidden ? all.hidden.size() * layer : 0);
-    const StepOutput out = model.step({.rows = rows, .hidden = with_hidden ? hidden.data() : nullptr});
-    all.logits.insert(all.logits.end(), out.logits.begin(), out.logits.end());
+    append_logits(step_rows(model, rows, {}, with_hidden ? hidden.data() : nullptr), all.logits);
     for (size_t l = 0; with_hidden && l < all.hidden.size(); ++l)
       all.hidden[l].insert(all.hidden[l].end(), hidden.begin() + static_cast<std::ptrdiff_t>(l * layer),
                            hidden.begin() + static_cast<std::ptrdiff_t>((l + 1) * layer));

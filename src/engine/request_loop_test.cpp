@@ -1,0 +1,190 @@
+// Several requests in one step. Each must write exactly what it writes alone.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "engine/engine.h"
+#include "gguf/gguf_file.h"
+
+namespace thermo {
+namespace {
+
+const GgufFile& plankton() {
+  static const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
+  return file;
+}
+
+EngineOptions options_for(int n_sequences, int n_batch = 32) {
+  EngineOptions options;
+  options.n_ctx = 256;
+  options.n_threads = 2;
+  options.n_batch = n_batch;
+  options.n_sequences = n_sequences;
+  return options;
+}
+
+struct Task {
+  std::vector<TokenId> prompt;
+  GenerateOptions options;
+};
+
+// Prompts of different lengths, greedy and sampled, with and without log probabilities.
+Task task(int i) {
+  Task t;
+  for (int k = 0; k < 7 + 23 * i; ++k) t.prompt.push_back((331 * i + 17 * k * (k + 3)) % 4000);
+  t.options.max_tokens = 10 + 5 * (i % 3);
+  t.options.sampling.temperature = i % 2 == 0 ? 0.0f : 0.8f;
+  t.options.sampling.seed = static_cast<uint64_t>(i);
+  if (i == 3) t.options.sampling.n_probs = 2;
+  return t;
+}
+
+std::vector<TokenId> text_alone(Engine& engine, const Task& t) {
+  Session session = std::move(engine.open_session().value());
+  EXPECT_TRUE(session.append(t.prompt).ok());
+  std::vector<TokenId> text;
+  EXPECT_TRUE(session
+                  .generate(t.options,
+                            [&](const GeneratedToken& token) {
+                              text.push_back(token.id);
+                              return true;
+                            })
+                  .has_value());
+  return text;
+}
+
+struct Ended {
+  std::vector<TokenId> text;
+  int n_prompt = 0;
+  std::optional<FinishReason> reason;
+};
+
+void take_events(std::span<const RequestEvent> events, std::map<RequestId, Ended>& all) {
+  for (const RequestEvent& event : events) {
+    Ended& one = all[event.request];
+    EXPECT_FALSE(one.reason) << "an event after the last one";
+    if (const auto* token = std::get_if<GeneratedToken>(&event.what)) one.text.push_back(token->id);
+    if (const auto* progress = std::get_if<PromptProgress>(&event.what)) one.n_prompt = progress->done;
+    if (const auto* result = std::get_if<GenerateResult>(&event.what)) {
+      one.reason = result->reason;
+      EXPECT_EQ(result->n_generated, static_cast<int>(one.text.size()));
+    }
+    ASSERT_FALSE(std::holds_alternative<Error>(event.what));
+  }
+}
+
+TEST(RequestLoop, WritesWhatEachRequestWritesAlone) {
+  Engine alone(plankton(), options_for(1));
+  std::vector<std::vector<TokenId>> want;
+  for (int i = 0; i < 5; ++i) want.push_back(text_alone(alone, task(i)));
+  for (const int n_requests : {1, 2, 5})
+    for (const int n_batch : {128}) {
+      Engine engine(plankton(), options_for(n_requests, n_batch));
+      std::vector<Session> sessions;
+      std::map<RequestId, Ended> ended;
+      std::map<RequestId, int> tasks;
+      RequestLoop loop(engine);
+      sessions.reserve(static_cast<size_t>(n_requests));
+      // They join one after the other, while the earlier ones run.
+      for (int i = 0; i < n_requests || !loop.empty();) {
+        if (i < n_requests) {
+          sessions.push_back(std::move(engine.open_session().value()));
+          const auto id = loop.add(sessions.back(), task(i).prompt, task(i).options);
+          ASSERT_TRUE(id.has_value());
+          tasks[*id] = i++;
+        }
+        ASSERT_NO_FATAL_FAILURE(take_events(loop.step(), ended));
+      }
+      ASSERT_EQ(ended.size(), static_cast<size_t>(n_requests));
+      for (const auto& [id, i] : tasks) {
+        EXPECT_EQ(ended[id].text, want[static_cast<size_t>(i)])
+            << "request " << i << " of " << n_requests << ", steps of " << n_batch;
+        EXPECT_EQ(ended[id].n_prompt, static_cast<int>(task(i).prompt.size()));
+        EXPECT_EQ(ended[id].reason, FinishReason::Length);
+        // The session holds everything it reported.
+        EXPECT_EQ(sessions[static_cast<size_t>(i)].n_past(),
+                  static_cast<int>(task(i).prompt.size() + ended[id].text.size()));
+      }
+    }
+}
+
+TEST(RequestLoop, NeverLetsAStreamWaitForAPrompt) {
+  Engine engine(plankton(), options_for(2, 16));
+  Session first = std::move(engine.open_session().value()), second = std::move(engine.open_session().value());
+  RequestLoop loop(engine);
+  const auto writing = loop.add(first, task(0).prompt, task(0).options);
+  loop.step();  // its prompt, and the first token
+  const auto reading = loop.add(second, std::vector<TokenId>(100, 7), task(0).options);
+  for (int step = 0; step < 6; ++step) {
+    int n_tokens = 0;
+    for (const RequestEvent& event : loop.step()) {
+      n_tokens += event.request == *writing && std::holds_alternative<GeneratedToken>(event.what);
+      if (const auto* progress = std::get_if<PromptProgress>(&event.what)) {
+        EXPECT_EQ(event.request, *reading);
+        EXPECT_EQ(progress->done, 15 * (step + 1));
+      }
+    }
+    EXPECT_EQ(n_tokens, 1);
+  }
+}
+
+TEST(RequestLoop, StopsARequestAndGoesOnWithTheOthers) {
+  Engine engine(plankton(), options_for(3));
+  std::vector<Session> sessions;
+  for (int i = 0; i < 3; ++i) sessions.push_back(std::move(engine.open_session().value()));
+  RequestLoop loop(engine);
+  const RequestId a = loop.add(sessions[0], task(0).prompt, task(0).options).value(),
+                  b = loop.add(sessions[1], task(1).prompt, task(1).options).value(),
+                  c = loop.add(sessions[2], std::vector<TokenId>(100, 7), task(2).options).value();
+  EXPECT_FALSE(loop.add(sessions[0], task(0).prompt, task(0).options).has_value());  // has one
+  std::map<RequestId, Ended> ended;
+  for (int i = 0; i < 3; ++i) take_events(loop.step(), ended);
+  EXPECT_LT(ended[c].n_prompt, 100);
+  loop.cancel(a);
+  loop.cancel(c);
+  loop.cancel(12345);
+  while (!loop.empty()) take_events(loop.step(), ended);
+  EXPECT_EQ(ended[a].reason, FinishReason::Cancelled);
+  EXPECT_EQ(ended[b].reason, FinishReason::Length);
+  EXPECT_EQ(ended[c].reason, FinishReason::Cancelled);
+  EXPECT_EQ(ended[a].text.size(), 3u);
+  EXPECT_EQ(sessions[0].n_past(), static_cast<int>(task(0).prompt.size()) + 3);
+  EXPECT_EQ(sessions[2].n_past(), ended[c].n_prompt);
+  EXPECT_TRUE(ended[c].text.empty());
+  // The sessions can go on.
+  EXPECT_TRUE(loop.add(sessions[0], {}, task(0).options).has_value());
+  EXPECT_FALSE(loop.add(sessions[2], {}, task(0).options).has_value());  // nothing to continue from
+}
+
+TEST(RequestLoop, RefusesWhatCannotRun) {
+  Engine engine(plankton(), options_for(1));
+  Session session = std::move(engine.open_session().value());
+  RequestLoop loop(engine);
+  EXPECT_FALSE(loop.add(session, {}, {}).has_value());
+  EXPECT_EQ(loop.add(session, std::vector<TokenId>(257, 1), {}).error().code, ErrorCode::ContextFull);
+  EXPECT_FALSE(loop.add(session, std::vector<TokenId>{4096}, {}).has_value());
+  GenerateOptions bad;
+  bad.sampling.top_p = 2.0f;
+  EXPECT_FALSE(loop.add(session, std::vector<TokenId>{1}, bad).has_value());
+  EXPECT_TRUE(loop.empty());
+  EXPECT_TRUE(loop.step().empty());
+}
+
+TEST(Session, SaysNothingAfterItWasAskedToStop) {
+  Engine engine(plankton(), options_for(1));
+  Session session = std::move(engine.open_session().value());
+  ASSERT_TRUE(session.append(task(0).prompt).ok());
+  for (const int n : {1, 3}) {
+    int n_tokens = 0;
+    const int before = session.n_past();
+    const auto result =
+        session.generate(task(0).options, [&](const GeneratedToken&) { return ++n_tokens < n; });
+    ASSERT_TRUE(result.has_value());
+    EXPECT_EQ(result->reason, FinishReason::Cancelled);
+    EXPECT_EQ(n_tokens, n);
+    EXPECT_EQ(session.n_past(), before + n);
+  }
+}
+
+}  // namespace
+}  // namespace thermo
