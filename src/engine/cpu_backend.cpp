@@ -23,11 +23,7 @@ std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const Weigh
                                                           .route = config.route,
                                                           .routers = router_views(config, weights)},
                                         pool, report);
-  return std::make_unique<TieredExperts>(
-      std::move(catalog), std::move(heat),
-      TieredExpertsOptions{
-          .memory_bytes = o.experts.host_bytes, .files = o.experts.files, .trace = o.experts.trace},
-      pool, report);
+  return std::make_unique<TieredExperts>(std::move(catalog), std::move(heat), o.experts, pool, report);
 }
 
 }  // namespace

@@ -4,9 +4,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "base/check.h"
 #include "base/thread_pool.h"
-#include "experts/tiered_experts.h"
 
 namespace thermo {
 namespace {
@@ -20,76 +18,56 @@ uint64_t guest_bytes(const ExpertCatalog& catalog, uint64_t budget) {
   return std::min(budget / 8 / slot, kMaxGuests) * slot;
 }
 
-uint64_t host_bytes(const ExpertCatalog& catalog, const SplitOptions& split) {
-  return split.host_bytes == 0 ? catalog.total_bytes() : std::min(split.host_bytes, catalog.total_bytes());
-}
-
 bool carries(const SplitOptions& split) {
   return split.read_ahead && split.fetch;
 }
 
-// Moves after a prompt: its routing says more than thousands of single tokens.
-constexpr int kMovesAfterPrompt = 32;
-
 }  // namespace
 
 SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOptions& options,
-                       ThreadPool& pool, const std::function<void(uint64_t done, uint64_t total)>& progress)
-    : catalog_(std::move(catalog)),
-      heat_(std::move(heat)),
-      first_heat_(heat_),
+                       ThreadPool& pool, const ExpertCore::Progress& progress)
+    : core_(std::move(catalog), std::move(heat), options.split, pool, progress),
+      catalog_(core_.catalog()),
+      host_(core_.host()),
+      counts_(core_.counts()),
       options_(options),
-      main_memory_(host_bytes(catalog_, options.split)),
-      parcels_(carries(options.split) ? Courier::places_bytes(catalog_) : 0),
       guest_bytes_(guest_bytes(catalog_, options.split.budget_bytes)),
-      host_(catalog_, {.arena = {main_memory_.data(), host_bytes(catalog_, options.split)},
-                       .files = options.split.files,
-                       .trace = options.split.trace}),
+      placement_(place_by_heat(catalog_, core_.heat(), options.split, guest_bytes_)),
+      slots_(ExpertStore::slot_bytes(catalog_, placement_)),
+      guest_(guest_bytes_),
+      parcels_(carries(options.split) ? Courier::places_bytes(catalog_) : 0),
       device_(catalog_, options.split.trace),
       ffns_(static_cast<size_t>(catalog_.n_expert)),
       seen_(catalog_.layers.size()),
-      lane_pool_({.n_threads = options.lane_threads, .pin = false, .spin_us = 0}),
-      forecast_(options.route, options.routers, 1, options.isa, pool),
-      far_forecast_(options.route, options.routers, Courier::kDistance, options.isa, pool) {
-  placement_ = place_experts({.catalog = &catalog_,
-                              .heat = &heat_,
-                              .budget_bytes = options.split.budget_bytes - guest_bytes_,
-                              .floor = 0,
-                              .pin_layers = options.split.pin_layers});
-  slots_ = HostBuffer(ExpertStore::slot_bytes(catalog_, placement_));
-  guest_ = HostBuffer(guest_bytes_);
-  hot_.reserve(static_cast<size_t>(catalog_.n_expert) + 1);
-  streamed_.reserve(static_cast<size_t>(catalog_.n_expert));
+      fetch_of_(kMaxFetchTable + 1),
+      lane_pool_({.n_threads = options.lane_threads, .pin = false, .spin_us = 0}) {
+  for (std::vector<FfnGroup>* groups : {&hot_, &streamed_, &cold_})
+    groups->reserve(static_cast<size_t>(catalog_.n_expert) + 1);
   streamed_experts_.reserve(static_cast<size_t>(catalog_.n_expert));
   mailbox_.pairs.reserve(static_cast<size_t>(options.n_batch) * static_cast<size_t>(catalog_.n_active));
-  const size_t row_bytes =
-      static_cast<size_t>(options.n_batch) * static_cast<size_t>(catalog_.n_embd) * sizeof(float);
-  mailbox_.x = HostBuffer(row_bytes);
-
-  host_.load(pool, hottest_first(catalog_, heat_), progress);
-  store_ = std::make_unique<ExpertStore>(
-      catalog_, host_, device_, placement_, heat_,
-      ExpertStoreOptions{.slots = {slots_.data(), ExpertStore::slot_bytes(catalog_, placement_)},
-                         .guest = {guest_.data(), guest_bytes_},
-                         .pin_layers = options.split.pin_layers,
-                         .frozen = !options.split.swaps});
-  store_->fill({});
-  if (carries(options.split))
-    courier_ = std::make_unique<Courier>(
-        catalog_, device_, parcels_.data(),
-        [this](int layer, int expert, std::byte* memory) { return store_->exchange(layer, expert, memory); });
-  if (options.split.read_ahead)
-    ahead_ = std::make_unique<ReadAhead>(
-        catalog_, forecast_, lane_pool_,
-        [this](int layer, int expert) {
-          // The other thread writes the table between steps, and waits for our answer within one.
-          return host_.complete() && device_.address(layer, expert) == nullptr ? host_.address(layer, expert)
-                                                                               : nullptr;
-        },
-        ReadAhead::Sending{&far_forecast_, courier_.get()});
+  mailbox_.x = HostBuffer(static_cast<size_t>(options.n_batch) * static_cast<size_t>(catalog_.n_embd) *
+                          sizeof(float));
+  const auto cold_address = [this](int layer, int expert) {
+    // The other thread writes the table between steps, and waits for our answer within one.
+    return host_.complete() && device_.address(layer, expert) == nullptr ? host_.address(layer, expert)
+                                                                         : nullptr;
+  };
+  core_.attach({.slots = device_,
+                .slot_memory = {slots_.data(), ExpertStore::slot_bytes(catalog_, placement_)},
+                .lent_memory = {guest_.data(), guest_bytes_},
+                .link = carries(options.split) ? &device_ : nullptr,
+                .parcel_memory = parcels_.data()},
+               placement_,
+               {.route = options.route,
+                .routers = options.split.read_ahead ? options.routers : std::vector<RouterView>{},
+                .isa = options.isa,
+                .pool = &lane_pool_,
+                .cold_address = cold_address},
+               {});
   lane_ = std::make_unique<CpuLane>(
       catalog_, host_, lane_pool_,
-      CpuLaneOptions{.max_rows = options.n_batch, .max_pairs = 0, .isa = options.isa, .ahead = ahead_.get()});
+      CpuLaneOptions{
+          .max_rows = options.n_batch, .max_pairs = 0, .isa = options.isa, .ahead = core_.ahead()});
   lane_thread_ = std::thread([this] { lane_loop(); });
 }
 
@@ -98,77 +76,62 @@ SimExperts::~SimExperts() {
   mailbox_.post.fetch_add(1);
   mailbox_.post.notify_all();
   lane_thread_.join();
+  lane_.reset();
+  core_.detach();
 }
 
 void SimExperts::begin_step(int n_rows) noexcept {
-  n_rows_ = n_rows;
   prompt_ = n_rows > options_.decode_rows;
-  host_.set_passing(prompt_);
-  // Chunks of one prompt follow each other: the memory goes back when something else comes.
-  if (prompt_ && !guest_taken_) {
-    store_->take_guest();
-    guest_taken_ = true;
-  } else if (!prompt_ && guest_taken_) {
-    store_->give_back_guest();
-    guest_taken_ = false;
-    n_after_prompt_ = kMovesAfterPrompt;
-  }
-  store_->begin_step();
+  ticket_ = core_.begin_step(n_rows, prompt_);
+  core_.deal(fetch_of_, n_rows, !prompt_);
   device_.begin_step();
-  ticket_ += static_cast<uint32_t>(catalog_.layers.size()) + 1;
-  if (courier_ != nullptr) courier_->begin_step(ticket_);
-  ++counts_.steps;
-  counts_.tokens += static_cast<uint64_t>(n_rows);
 }
 
 void SimExperts::end_step() noexcept {
   device_.end_step();
-  if (courier_ != nullptr) {
-    for (size_t l = 0; l < seen_.size(); ++l) {
-      const Seen seen = std::exchange(seen_[l], {});
-      courier_->settle(static_cast<int>(l), seen.came, seen.carried);
-    }
-    courier_->end_step();
+  for (size_t l = 0; l < seen_.size(); ++l) {
+    const Seen seen = std::exchange(seen_[l], {});
+    core_.settle(static_cast<int>(l), seen.came, seen.carried);
   }
-  store_->end_step(prompt_ ? kMovesAfterPrompt : std::exchange(n_after_prompt_, 0));
+  core_.end_step();
 }
 
 bool SimExperts::reset() {
-  heat_ = first_heat_;
-  store_->reset();
+  core_.reset();
   return true;
 }
 
-void SimExperts::run(const RoutedLayer& routed) noexcept {
-  const std::span<const FfnGroup> groups = routed.args.groups;
+void SimExperts::make_hot(const FfnGroup& group, int layer, int expert, const std::byte* address) noexcept {
+  Ffn& ffn = ffns_[static_cast<size_t>(expert)];
+  ffn = catalog_.packed_at(layer, expert, address);
+  hot_.push_back({&ffn, group.pair_begin, group.n_pairs});
+}
+
+// Which experts of the layer are hot, came as parcels, are streamed, or are cold.
+void SimExperts::sort_out(const RoutedLayer& routed) noexcept {
   const uint64_t bytes = catalog_.layers[static_cast<size_t>(routed.layer)].expert_bytes;
-  const uint64_t begin_ns = now_ns();
-  const bool may_stream = prompt_ && guest_bytes_ > 0;
+  Seen& seen = seen_[static_cast<size_t>(routed.layer)];
   for (int i = 0; i < kMaxParcels; ++i) {
     const uint64_t word = device_.announced(routed.layer, i);
     const bool ours = parcel_ticket(word) == layer_ticket(ticket_, routed.layer);
     came_[i] = ours ? word : 0;
-    seen_[static_cast<size_t>(routed.layer)].came |= static_cast<uint32_t>(ours) << i;
+    seen.came |= static_cast<uint32_t>(ours) << i;
   }
   hot_.clear();
   streamed_.clear();
   streamed_experts_.clear();
-  mailbox_.pairs.clear();
-  for (int g = 0; g < routed.n_routed; ++g) {
-    const FfnGroup& group = groups[static_cast<size_t>(g)];
+  cold_.clear();
+  const bool may_stream = prompt_ && guest_bytes_ > 0;
+  for (const FfnGroup& group : routed.args.groups.first(static_cast<size_t>(routed.n_routed))) {
     const int expert = routed.expert_of(group);
     const auto n_pairs = static_cast<uint64_t>(group.n_pairs);
     counts_.pairs += n_pairs;
     if (const std::byte* address = device_.address(routed.layer, expert)) {
-      Ffn& ffn = ffns_[static_cast<size_t>(expert)];
-      ffn = catalog_.packed_at(routed.layer, expert, address);
-      hot_.push_back({&ffn, group.pair_begin, group.n_pairs});
+      make_hot(group, routed.layer, expert, address);
       counts_.hot_pairs += n_pairs;
       counts_.hot_bytes += bytes;
     } else if (const std::byte* parcel = take_parcel(routed.layer, expert)) {
-      Ffn& ffn = ffns_[static_cast<size_t>(expert)];
-      ffn = catalog_.packed_at(routed.layer, expert, parcel);
-      hot_.push_back({&ffn, group.pair_begin, group.n_pairs});
+      make_hot(group, routed.layer, expert, parcel);
       counts_.fetched_pairs += n_pairs;
       counts_.carried_pairs += n_pairs;
     } else if (may_stream && group.n_pairs >= options_.stream_min_pairs) {
@@ -177,17 +140,46 @@ void SimExperts::run(const RoutedLayer& routed) noexcept {
       counts_.fetched_pairs += n_pairs;
       counts_.streamed_bytes += bytes;
     } else {
-      for (int p = group.pair_begin; p < group.pair_begin + group.n_pairs; ++p)
-        mailbox_.pairs.push_back({.row = static_cast<int16_t>(routed.args.pair_rows[p]),
-                                  .expert = static_cast<int16_t>(expert),
-                                  .weight = routed.args.pair_weights[p]});
-      counts_.cpu_pairs += n_pairs;
-      counts_.cpu_bytes += bytes;
+      cold_.push_back(group);
     }
   }
+}
+
+// The device reads some of the cold experts where they lie; the others are the processor's.
+void SimExperts::fetch_some(const RoutedLayer& routed) noexcept {
+  const uint64_t bytes = catalog_.layers[static_cast<size_t>(routed.layer)].expert_bytes;
+  const size_t n_fetched =
+      static_cast<size_t>(fetch_of_[std::min(cold_.size(), static_cast<size_t>(kMaxFetchTable))]);
+  n_fetched_ = static_cast<int>(std::min(n_fetched, cold_.size()));
+  mailbox_.pairs.clear();
+  for (size_t i = 0; i < cold_.size(); ++i) {
+    const FfnGroup& group = cold_[i];
+    const int expert = routed.expert_of(group);
+    const auto n_pairs = static_cast<uint64_t>(group.n_pairs);
+    if (i < static_cast<size_t>(n_fetched_)) {
+      make_hot(group, routed.layer, expert, host_.address(routed.layer, expert));
+      counts_.fetched_pairs += n_pairs;
+      counts_.fetched_bytes += bytes;
+      continue;
+    }
+    for (int p = group.pair_begin; p < group.pair_begin + group.n_pairs; ++p)
+      mailbox_.pairs.push_back({.row = static_cast<int16_t>(routed.args.pair_rows[p]),
+                                .expert = static_cast<int16_t>(expert),
+                                .weight = routed.args.pair_weights[p]});
+    counts_.cpu_pairs += n_pairs;
+    counts_.cpu_bytes += bytes;
+  }
+}
+
+void SimExperts::run(const RoutedLayer& routed) noexcept {
+  const std::span<const FfnGroup> groups = routed.args.groups;
+  const uint64_t begin_ns = now_ns();
+  sort_out(routed);
+  fetch_some(routed);
   const bool any_cold = !mailbox_.pairs.empty();
   ++counts_.layer_steps;
-  counts_.all_hot += !any_cold && seen_[static_cast<size_t>(routed.layer)].carried == 0 && streamed_.empty();
+  counts_.all_hot +=
+      cold_.empty() && seen_[static_cast<size_t>(routed.layer)].carried == 0 && streamed_.empty();
 
   if (any_cold) post_cold(routed);
   if (!streamed_.empty()) host_.want(routed.layer, streamed_experts_);
@@ -199,6 +191,14 @@ void SimExperts::run(const RoutedLayer& routed) noexcept {
   for (int r = 0; r < routed.n_rows; ++r)
     routed.row_ops.add_sum(routed.args.y + r * routed.args.y_stride, routed.args.sums->row(r),
                            catalog_.n_embd);
+  const uint64_t end_ns = now_ns();
+  if (!prompt_ && !cold_.empty()) {
+    const auto us = [&](uint64_t to) { return static_cast<float>(to - begin_ns) * 1e-3f; };
+    core_.lanes().layer_took(static_cast<int>(cold_.size()), n_fetched_, us(end_ns));
+    core_.lanes().gpu_took(n_fetched_, us(device_ns));
+    if (any_cold)
+      core_.lanes().cpu_took(mailbox_.n_experts, static_cast<float>(mailbox_.compute_ns) * 1e-3f);
+  }
   if (TraceWriter* trace = options_.split.trace) {
     trace->add({.lane = TraceLane::Device,
                 .name = "experts",
@@ -213,7 +213,7 @@ void SimExperts::run(const RoutedLayer& routed) noexcept {
                   .name = "waiting for the CPU",
                   .category = "experts",
                   .begin_ns = static_cast<int64_t>(device_ns),
-                  .duration_ns = static_cast<int64_t>(now_ns() - device_ns),
+                  .duration_ns = static_cast<int64_t>(end_ns - device_ns),
                   .args = {{{"layer", routed.layer}}}});
   }
 }
@@ -301,7 +301,7 @@ void SimExperts::add_answer(const RoutedLayer& routed) noexcept {
 void SimExperts::lane_loop() noexcept {
   for (uint32_t done = 0;;) {
     const auto posted = [&] { return mailbox_.post.load(std::memory_order_relaxed) != done; };
-    while (!posted() && ahead_ != nullptr && ahead_->help(posted)) {
+    while (!posted() && core_.ahead() != nullptr && core_.ahead()->help(posted)) {
     }
     mailbox_.post.wait(done, std::memory_order_acquire);
     const uint32_t number = mailbox_.post.load(std::memory_order_acquire);
@@ -311,8 +311,8 @@ void SimExperts::lane_loop() noexcept {
     mailbox_.sums =
         &lane_->compute(mailbox_.layer, mailbox_.pairs, mailbox_.x.as<float>(), mailbox_.n_rows);
     mailbox_.compute_ns = now_ns() - start;
-    if (ahead_ != nullptr)
-      ahead_->help([] { return false; });  // chooses and sends: with the placement of this step
+    if (core_.ahead() != nullptr)
+      core_.ahead()->help([] { return false; });  // chooses and sends: with the placement of this step
     mailbox_.n_foreseen = lane_->last_foreseen();
     mailbox_.n_experts = lane_->last_experts();
     if (TraceWriter* trace = options_.split.trace)
@@ -326,29 +326,6 @@ void SimExperts::lane_loop() noexcept {
     mailbox_.answer.store(number, std::memory_order_release);
     mailbox_.answer.notify_one();
   }
-}
-
-ExpertTelemetry SimExperts::telemetry() const noexcept {
-  ExpertTelemetry t = counts_;
-  const ExpertStoreStats store = store_->stats();
-  const HostTierStats host = host_.stats();
-  t.moved = store.moved;
-  t.moved_bytes = store.moved_bytes;
-  t.disk_bytes = host.bytes_read;
-  t.disk_wait_ns = host.wait_ns;
-  t.parcels_kept = store.exchanged;
-  if (courier_ != nullptr) {
-    t.parcels = courier_->n_sent();
-    t.parcels_came = courier_->n_came();
-    t.fetched_bytes += courier_->sent_bytes();
-  }
-  t.budget_bytes = options_.split.budget_bytes;
-  t.total_expert_bytes = catalog_.total_bytes();
-  for (size_t l = 0; l < catalog_.layers.size(); ++l)
-    t.hot_expert_bytes +=
-        static_cast<uint64_t>(catalog_.layers[l].n_expert() - store_->n_cold(static_cast<int>(l))) *
-        catalog_.layers[l].expert_bytes;
-  return t;
 }
 
 }  // namespace thermo

@@ -1,7 +1,7 @@
 // The hybrid step on the stand-in device: hot experts are computed from "device memory" by the model's
-// threads, cold ones by a CPU lane with a thread of its own that gets its work through a mailbox, popular
-// cold ones of a prompt stream through borrowed slots, and experts move all the time. The same parts as on a
-// GPU, in the same order; only the speed is not that of one.
+// threads, cold ones by a CPU lane with a thread of its own that gets its work through a mailbox or, as LaneSplit deals
+// them, by the device from main memory; popular cold ones of a prompt stream through borrowed slots, and experts move
+// all the time. The same parts as on a GPU, in the same order; only the speed is not that of one.
 #pragma once
 
 #include <atomic>
@@ -10,14 +10,10 @@
 #include <vector>
 
 #include "base/host_buffer.h"
-#include "experts/courier.h"
 #include "experts/cpu_lane.h"
+#include "experts/expert_core.h"
 #include "experts/expert_runner.h"
-#include "experts/expert_store.h"
-#include "experts/forecast.h"
-#include "experts/read_ahead.h"
 #include "experts/sim_device.h"
-#include "experts/split_options.h"
 
 namespace thermo {
 
@@ -36,20 +32,20 @@ class SimExperts final : public ExpertRunner {
  public:
   // Loads everything. `pool` is used while loading only. Throws MemoryError and LoadError.
   SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOptions& options, ThreadPool& pool,
-             const std::function<void(uint64_t done, uint64_t total)>& progress);
+             const ExpertCore::Progress& progress);
   ~SimExperts() override;
 
   void begin_step(int n_rows) noexcept override;
   void end_step() noexcept override;
   void run(const RoutedLayer& layer) noexcept override;
   bool reset() override;
-  HeatMap& heat() noexcept override { return heat_; }
-  ExpertTelemetry telemetry() const noexcept override;
-  std::string_view fault() const noexcept override { return host_.fault(); }
+  HeatMap& heat() noexcept override { return core_.heat(); }
+  ExpertTelemetry telemetry() const noexcept override { return core_.telemetry(); }
+  std::string_view fault() const noexcept override { return core_.fault(); }
 
   const ExpertCatalog& catalog() const { return catalog_; }
   const Placement& placement() const { return placement_; }
-  ExpertStore& store() { return *store_; }
+  ExpertStore& store() { return core_.store(); }
 
  private:
   // The device writes everything but `answer`, then `post`; the lane sets sums, then `answer`.
@@ -67,45 +63,41 @@ class SimExperts final : public ExpertRunner {
 
   void lane_loop() noexcept;
   const std::byte* take_parcel(int layer, int expert) noexcept;
+  void sort_out(const RoutedLayer& routed) noexcept;
+  void fetch_some(const RoutedLayer& routed) noexcept;
+  void make_hot(const FfnGroup& group, int layer, int expert, const std::byte* address) noexcept;
   void post_cold(const RoutedLayer& routed) noexcept;
   void add_answer(const RoutedLayer& routed) noexcept;
   void compute(const RoutedLayer& routed, std::span<const FfnGroup> groups, bool fresh) noexcept;
   void stream(const RoutedLayer& routed) noexcept;
 
-  ExpertCatalog catalog_;
-  HeatMap heat_, first_heat_;
+  ExpertCore core_;
+  const ExpertCatalog& catalog_;
+  HostTier& host_;
+  ExpertTelemetry& counts_;
   SimExpertsOptions options_;
-  Placement placement_;
-  HostBuffer main_memory_;
-  HostBuffer slots_, guest_, parcels_;
   uint64_t guest_bytes_ = 0;
-  HostTier host_;
+  Placement placement_;
+  HostBuffer slots_, guest_, parcels_;
   SimDevice device_;
-  std::unique_ptr<ExpertStore> store_;
 
   // Of the layer being computed.
   std::vector<Ffn> ffns_;
-  std::vector<FfnGroup> hot_, streamed_;
+  std::vector<FfnGroup> hot_, streamed_, cold_;
   std::vector<int32_t> streamed_experts_;
+  int n_fetched_ = 0;
 
   uint64_t came_[kMaxParcels] = {};  // its parcels that are here
   struct Seen {
     uint32_t came = 0, carried = 0;  // as in ColdRecord
   };
-  std::vector<Seen> seen_;  // of each layer of the step
-
-  int n_rows_ = 0;
-  uint32_t ticket_ = 0;       // of the step
-  bool prompt_ = false;       // this step is a prompt
-  bool guest_taken_ = false;  // since the last prompt
-  int n_after_prompt_ = 0;    // moves to start at the end of the first step behind it
-  ExpertTelemetry counts_;
+  std::vector<Seen> seen_;                // of each layer of the step
+  std::vector<int32_t> fetch_of_;         // of so many cold experts, how many the device reads in main memory
+  uint32_t ticket_ = 0;                   // of the step
+  bool prompt_ = false;                   // this step is a prompt
 
   Mailbox mailbox_;
   ThreadPool lane_pool_;
-  ExpertForecast forecast_, far_forecast_;
-  std::unique_ptr<Courier> courier_;  // nullptr: nothing is carried
-  std::unique_ptr<ReadAhead> ahead_;  // nullptr: nothing is read early
   std::unique_ptr<CpuLane> lane_;
   std::atomic<bool> stop_{false};
   std::thread lane_thread_;

@@ -5,29 +5,13 @@
 
 namespace thermo {
 
-std::vector<std::pair<int, int>> hottest_first(const ExpertCatalog& catalog, const HeatMap& heat) {
-  std::vector<std::pair<float, std::pair<int, int>>> order;
-  for (int l = 0; l < static_cast<int>(catalog.layers.size()); ++l)
-    for (int e = 0; e < catalog.layers[static_cast<size_t>(l)].n_expert(); ++e)
-      if (const float h = heat.heat(l, e); h > 0.0f) order.push_back({h, {l, e}});
-  std::stable_sort(order.begin(), order.end(),
-                   [](const auto& a, const auto& b) { return a.first > b.first; });
-  std::vector<std::pair<int, int>> experts;
-  for (const auto& [h, expert] : order) experts.push_back(expert);
-  return experts;
-}
-
-TieredExperts::TieredExperts(ExpertCatalog catalog, HeatMap heat, const TieredExpertsOptions& options,
-                             ThreadPool& pool,
-                             const std::function<void(uint64_t done, uint64_t total)>& progress)
-    : catalog_(std::move(catalog)),
-      heat_(std::move(heat)),
-      options_(options),
-      arena_(std::min(options.memory_bytes, catalog_.total_bytes())),
-      host_(catalog_,
-            {.arena = {arena_.data(), std::min<uint64_t>(options.memory_bytes, catalog_.total_bytes())},
-             .files = options.files,
-             .trace = options.trace}),
+TieredExperts::TieredExperts(ExpertCatalog catalog, HeatMap heat, const SplitOptions& options,
+                             ThreadPool& pool, const ExpertCore::Progress& progress)
+    : core_(std::move(catalog), std::move(heat), options, pool, progress),
+      catalog_(core_.catalog()),
+      host_(core_.host()),
+      counts_(core_.counts()),
+      trace_(options.trace),
       ffns_(static_cast<size_t>(catalog_.n_expert)) {
   groups_.reserve(static_cast<size_t>(catalog_.n_expert) + 1);
   wanted_.reserve(static_cast<size_t>(catalog_.n_expert));
@@ -37,16 +21,15 @@ TieredExperts::TieredExperts(ExpertCatalog catalog, HeatMap heat, const TieredEx
   ahead_ = std::clamp(fewest - std::min(fewest, 3 * kRound), kRound, kMostAhead);
   // Four rows for each expert: with routing at random all but 2 % of them are used.
   read_ahead_rows_ = 4 * catalog_.n_expert / std::max(1, catalog_.n_active);
-  host_.load(pool, hottest_first(catalog_, heat_), progress);
 }
 
 void TieredExperts::begin_step(int n_rows) noexcept {
-  host_.set_passing(n_rows > options_.passing_rows);
-  ++counts_.steps;
-  counts_.tokens += static_cast<uint64_t>(n_rows);
+  core_.begin_step(n_rows, n_rows > kPromptRows);
 }
 
-void TieredExperts::end_step() noexcept {}
+void TieredExperts::end_step() noexcept {
+  core_.end_step();
+}
 
 void TieredExperts::run(const RoutedLayer& routed) noexcept {
   const std::span<const FfnGroup> groups = routed.args.groups;
@@ -75,12 +58,12 @@ void TieredExperts::run(const RoutedLayer& routed) noexcept {
   want(routed, 0, ahead_);
   for (size_t begin = 0; begin < n; begin += kRound) {
     const size_t end = std::min(begin + kRound, n);
-    const int64_t begin_ns = options_.trace ? now_ns() : 0;
+    const int64_t begin_ns = trace_ ? now_ns() : 0;
     for (size_t i = begin; i < end; ++i) {
       ffns_[i] = host_.acquire(routed.layer, wanted_[i]);
       groups_[i].ffn = &ffns_[i];
     }
-    const int64_t read_ns = options_.trace ? now_ns() : 0;
+    const int64_t read_ns = trace_ ? now_ns() : 0;
     want(routed, begin + ahead_, begin + ahead_ + kRound);
     // The shared expert comes with the last round.
     const size_t groups_end = end == n ? groups_.size() : end;
@@ -90,7 +73,7 @@ void TieredExperts::run(const RoutedLayer& routed) noexcept {
     if (end < n) args.y = nullptr;
     expert_ffn_cpu(args, routed.scratch, routed.row_ops, routed.linear);
     for (size_t i = begin; i < end; ++i) host_.release(routed.layer, wanted_[i]);
-    if (options_.trace)
+    if (trace_)
       trace_round(routed.layer, n_missing, static_cast<int>(end - begin), begin_ns, read_ns);
   }
 }
@@ -111,29 +94,18 @@ void TieredExperts::want(const RoutedLayer& routed, size_t begin, size_t end) no
 void TieredExperts::trace_round(int layer, int n_missing, int n_experts, int64_t begin_ns,
                                 int64_t read_ns) noexcept {
   if (n_missing > 0)
-    options_.trace->add({.lane = TraceLane::Cpu,
+    trace_->add({.lane = TraceLane::Cpu,
                          .name = "waiting for the file",
                          .category = "experts",
                          .begin_ns = begin_ns,
                          .duration_ns = read_ns - begin_ns,
                          .args = {{{"layer", layer}, {"experts", n_missing}}}});
-  options_.trace->add({.lane = TraceLane::Cpu,
+  trace_->add({.lane = TraceLane::Cpu,
                        .name = "experts",
                        .category = "experts",
                        .begin_ns = read_ns,
                        .duration_ns = now_ns() - read_ns,
                        .args = {{{"layer", layer}, {"experts", n_experts}}}});
-}
-
-ExpertTelemetry TieredExperts::telemetry() const noexcept {
-  ExpertTelemetry t = counts_;
-  const HostTierStats stats = host_.stats();
-  t.disk_bytes = stats.bytes_read;
-  t.disk_wait_ns = stats.wait_ns;
-  t.budget_bytes = options_.memory_bytes;
-  t.hot_expert_bytes = std::min<uint64_t>(arena_.size(), catalog_.total_bytes());
-  t.total_expert_bytes = catalog_.total_bytes();
-  return t;
 }
 
 }  // namespace thermo

@@ -246,7 +246,7 @@ TEST_P(ExpertPlacementTest, IsBitForBitThePlainModelWithExpertsInTheFile) {
   const uint64_t bytes = HostTier::min_bytes(catalog);
   auto runner = std::make_unique<TieredExperts>(
       std::move(catalog), std::move(heat),
-      TieredExpertsOptions{.memory_bytes = bytes, .files = files_of(fixture.file)}, pool,
+      SplitOptions{.split = true, .host_bytes = bytes, .files = files_of(fixture.file)}, pool,
       std::function<void(uint64_t, uint64_t)>{});
   Model tiered(std::move(config), std::move(weights), model_options(), pool, std::move(runner));
   for (const size_t chunk : {size_t{1}, size_t{40}, size_t{100}})
