@@ -2,6 +2,7 @@
 BUILD := build
 JOBS  := $(shell nproc)
 PROGRAM := $(BUILD)/bin/thermocline
+MACHINE  = $(shell tools/cuda_flags.sh)
 
 .PHONY: help run test test-cuda build setup setup-test asan tsan fuzz fuzz-build bench format clean
 
@@ -11,24 +12,26 @@ help:  ## list the targets
 run: build  ## build, then answer a prompt with the embedded model
 	$(PROGRAM) run -p "What is 17 + 25?" --temp 0
 
-test: setup-test  ## build, then run every test that needs no GPU
-	cmake --preset cpu
+test: setup-test  ## build, then run every test that this machine can
+	cmake --preset cpu $(MACHINE)
 	cmake --build --preset cpu -j $(JOBS)
 	ctest --preset cpu -j $(JOBS) --no-tests=error
 	@$(MAKE) --no-print-directory fuzz-build test-cuda
 
 NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
-test-cuda: setup-test  ## compile the CUDA parts for one card and test the program without it; skipped without nvcc
-ifeq ($(NVCC),)
-	@echo "CUDA: skipped, there is no nvcc on this machine; the CUDA parts were not compiled"
-else
-	cmake --preset cuda-check -DCMAKE_CUDA_COMPILER=$(NVCC)
-	cmake --build --preset cuda-check -j $(JOBS) --target thermocline device_test kernels_test model_test engine_test
-	ctest --preset cuda-check --no-tests=error
-endif
+test-cuda: setup-test  ## compile the CUDA parts and test the program without a card; skipped without nvcc
+	@if grep -qs '^THERMO_CUDA:BOOL=ON' $(BUILD)/CMakeCache.txt; then \
+	  echo "CUDA: compiled and tested with the rest, for the card of this machine"; \
+	elif [ -z "$(NVCC)" ]; then \
+	  echo "CUDA: skipped, there is no nvcc on this machine; the CUDA parts were not compiled"; \
+	else set -ex; \
+	  cmake --preset cuda-check -DCMAKE_CUDA_COMPILER=$(NVCC); \
+	  cmake --build --preset cuda-check -j $(JOBS) --target thermocline device_test kernels_test model_test engine_test; \
+	  ctest --preset cuda-check --no-tests=error; \
+	fi
 
-build: setup  ## build build/bin/thermocline
-	cmake --preset cpu -DTHERMO_TESTS=OFF
+build: setup  ## build build/bin/thermocline, for the GPU where there is one and nvcc
+	cmake --preset cpu -DTHERMO_TESTS=OFF $(MACHINE)
 	cmake --build --preset cpu -j $(JOBS) --target thermocline
 
 setup:

@@ -24,31 +24,50 @@ enum class ExitCode : int {
   Interrupted = 130  // second interrupt
 };
 
+// What would help, for a caller that knows how its user asks for it: the command line adds the option's name.
+enum class Remedy {
+  None,
+  LargerContext,
+  SmallerContext,
+  LargerBatch,
+  MoreSequences,
+  MoreExpertMemory,
+  Processor,       // compute there instead
+  ChatTemplate,    // give one, or go without
+  NoChatTemplate,  // go without
+};
+
 class ThermoError : public std::runtime_error {
  public:
-  ThermoError(ExitCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  ThermoError(ExitCode code, const std::string& message, Remedy remedy = Remedy::None)
+      : std::runtime_error(message), code_(code), remedy_(remedy) {}
   ExitCode exit_code() const noexcept { return code_; }
+  Remedy remedy() const noexcept { return remedy_; }
 
  private:
   ExitCode code_;
+  Remedy remedy_;
 };
 
 // A model file that is missing, unreadable, unsupported or damaged.
 class LoadError : public ThermoError {
  public:
-  explicit LoadError(const std::string& message) : ThermoError(ExitCode::Model, message) {}
+  explicit LoadError(const std::string& message, Remedy remedy = Remedy::None)
+      : ThermoError(ExitCode::Model, message, remedy) {}
 };
 
-// A flag, a configuration file or a combination of options that makes no sense.
+// An option, a configuration file or a combination of options that makes no sense.
 class ConfigError : public ThermoError {
  public:
-  explicit ConfigError(const std::string& message) : ThermoError(ExitCode::Usage, message) {}
+  explicit ConfigError(const std::string& message, Remedy remedy = Remedy::None)
+      : ThermoError(ExitCode::Usage, message, remedy) {}
 };
 
 // The plan needs more memory than there is.
 class MemoryError : public ThermoError {
  public:
-  explicit MemoryError(const std::string& message) : ThermoError(ExitCode::Memory, message) {}
+  explicit MemoryError(const std::string& message, Remedy remedy = Remedy::None)
+      : ThermoError(ExitCode::Memory, message, remedy) {}
 };
 
 }  // namespace thermo

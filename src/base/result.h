@@ -9,14 +9,24 @@
 #include <variant>
 
 #include "base/check.h"
+#include "base/error.h"
 
 namespace thermo {
 
-enum class ErrorCode { InvalidArgument, ContextFull, OutOfMemory, Unsupported, Cancelled, DeviceFault, Internal };
+enum class ErrorCode {
+  InvalidArgument,
+  ContextFull,
+  OutOfMemory,
+  Unsupported,
+  Cancelled,
+  DeviceFault,
+  Internal
+};
 
 struct Error {
   ErrorCode code;
   std::string message;  // one sentence: what was seen, what was expected, what to try
+  Remedy remedy = Remedy::None;
 };
 
 template <class T>

@@ -7,10 +7,11 @@
 #include <cstdio>
 #include <fstream>
 
+#include "cli/answer_printer.h"
 #include "cli/commands.h"
 #include "cli/input.h"
 #include "cli/interrupt.h"
-#include "cli/text_model.h"
+#include "cli/options/answer_options.h"
 
 namespace thermo {
 namespace {
@@ -31,9 +32,9 @@ class Conversation {
       : model_(model),
         flags_(flags),
         terminal_(terminal),
-        prompt_(model.tokenizer(), flags.chat_template),
-        request_(model.make_request(flags, false)),
-        session_(open(model)),
+        prompt_(model.tokenizer(), template_options(flags.chat_template)),
+        request_(answer_request(flags, model, false)),
+        session_(model.open_session()),
         system_(system_prompt(flags)) {}
 
   // Runs until the end of the input, /exit or the second interrupt.
@@ -63,12 +64,6 @@ class Conversation {
   }
 
  private:
-  static Session open(TextModel& model) {
-    Result<Session> session = model.engine().open_session();
-    if (!session) throw ThermoError(ExitCode::Internal, session.error().message);
-    return std::move(*session);
-  }
-
   // What is said by the program and not by the model.
   void say(const std::string& line) const { std::fprintf(stderr, "%s\n", line.c_str()); }
 
@@ -96,11 +91,11 @@ class Conversation {
       say(error.what());
       return;
     }
-    turns_.push_back({"user", text, ""});
+    turns_.push_back({"user", text});
     std::vector<Turn> all;
-    if (!system_.empty()) all.push_back({"system", system_, ""});
+    if (!system_.empty()) all.push_back({"system", system_});
     all.insert(all.end(), turns_.begin(), turns_.end());
-    RenderedPrompt rendered = prompt_.render(all, thinking_);
+    RenderedPrompt rendered = prompt_.render(all, {.thinking = thinking_});
     const int n_ctx = model_.engine().n_ctx();
     if (rendered.ids.size() >= static_cast<size_t>(n_ctx)) {
       turns_.pop_back();
@@ -111,11 +106,8 @@ class Conversation {
     }
     request_.prompt = std::move(rendered.ids);
     request_.answer.starts_in_reasoning = rendered.in_reasoning;
-    AnswerPrinter printer(terminal_, reasoning_place(terminal_, flags_.show_reasoning));
-    const Answer answer =
-        generate_answer(session_, model_.tokenizer(), n_ctx, request_, terminal_,
-                        [&printer](const AnswerParser::Piece& piece) { printer.print(piece); });
-    printer.finish();
+    AnswerPrinter printer(terminal_, flags_.show_reasoning);
+    const Answer answer = print_answer(model_, session_, request_, terminal_, &printer);
     if (answer.interrupted && answer.content.empty()) {
       turns_.pop_back();  // nothing was answered: as if it had not been asked
       say("(stopped)");
@@ -226,7 +218,7 @@ class ChatCommand : public Command {
     EngineOptions options = engine_options(engine_);
     TextModel model(model_);
     set_expert_options(engine_.experts, model.config(), options);
-    model.load(options, terminal);
+    load_model(model, options, terminal);
     note_unused_cache(engine_.experts, model.engine(), terminal);
     if (model_.empty())
       terminal.note(

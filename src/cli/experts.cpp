@@ -7,12 +7,12 @@
 
 #include "base/json.h"
 #include "base/units.h"
+#include "chat/model_source.h"
 #include "cli/bench/bench_text.h"
 #include "cli/commands.h"
 #include "cli/heat_view.h"
 #include "cli/input.h"
 #include "cli/interrupt.h"
-#include "cli/model_source.h"
 #include "cli/options/model_options.h"
 #include "cli/progress.h"
 #include "experts/budget.h"

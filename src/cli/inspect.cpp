@@ -8,9 +8,9 @@
 #include "base/cpu_info.h"
 #include "base/json.h"
 #include "base/units.h"
+#include "chat/model_source.h"
 #include "cli/commands.h"
 #include "cli/inspect_facts.h"
-#include "cli/model_source.h"
 #include "cli/options/model_options.h"
 #include "gguf/gguf_file.h"
 

@@ -159,6 +159,30 @@ ExitCode run_program(Arguments arguments) {
   refuse_word(word, entries);
 }
 
+// The options that stand for a remedy; errors below the command line do not know them.
+std::string options_that_help(Remedy remedy) {
+  switch (remedy) {
+    case Remedy::None:
+      break;
+    case Remedy::LargerContext:
+    case Remedy::SmallerContext:
+      return " (--ctx-size)";
+    case Remedy::LargerBatch:
+      return " (--ubatch-size)";
+    case Remedy::MoreSequences:
+      return " (--parallel)";
+    case Remedy::MoreExpertMemory:
+      return " (--expert-ram)";
+    case Remedy::Processor:
+      return " (--device cpu)";
+    case Remedy::ChatTemplate:
+      return " (--chat-template-file, --raw)";
+    case Remedy::NoChatTemplate:
+      return " (--raw)";
+  }
+  return "";
+}
+
 int fail(ExitCode code, const std::string& sentence) {
   std::fflush(stdout);
   std::string line = detect_terminal({}).on_stderr(Style::Red, "error:") + " " + sentence + "\n";
@@ -181,7 +205,7 @@ int main(int argc, char** argv) {
           "whole file and start again");
     return static_cast<int>(code);
   } catch (const ThermoError& error) {
-    return fail(error.exit_code(), error.what());
+    return fail(error.exit_code(), error.what() + options_that_help(error.remedy()));
   } catch (const OutputClosed&) {
     return static_cast<int>(ExitCode::Ok);
   } catch (const std::bad_alloc&) {

@@ -5,8 +5,8 @@
 #include "base/cpu_info.h"
 #include "base/json.h"
 #include "base/units.h"
+#include "chat/model_source.h"
 #include "cli/commands.h"
-#include "cli/model_source.h"
 #include "cli/options/model_options.h"
 
 namespace thermo {

@@ -1,11 +1,13 @@
 // `thermocline run`: one answer to stdout, nothing else there.
 #include <fmt/format.h>
 
+#include "chat/reply_json.h"
+#include "cli/answer_printer.h"
 #include "cli/commands.h"
 #include "cli/input.h"
 #include "cli/interrupt.h"
-#include "cli/reply_json.h"
-#include "cli/text_model.h"
+#include "cli/options/answer_options.h"
+#include "cli/version.h"
 
 namespace thermo {
 namespace {
@@ -52,28 +54,20 @@ class RunCommand : public Command {
       terminal.note(
           "no model given: using the embedded one (Plankton, 35M parameters); -m FILE names another");
 
-    AnswerRequest request = model.make_request(answer_, raw_);
+    AnswerRequest request = answer_request(answer_, model, raw_);
     encode_prompt(model, prompt, request);
     if (options.n_ctx > 0) check_prompt_fits(request.prompt.size(), options.n_ctx, model.n_ctx_train());
     set_expert_options(engine_.experts, model.config(), options);
-    model.load(options, terminal);
+    load_model(model, options, terminal);
     note_unused_cache(engine_.experts, model.engine(), terminal);
     const int n_ctx = model.engine().n_ctx();
     check_prompt_fits(request.prompt.size(), n_ctx, model.n_ctx_train());
 
-    Result<Session> session = model.engine().open_session();
-    if (!session) throw ThermoError(ExitCode::Internal, session.error().message);
+    Session session = model.open_session();
     InterruptScope interrupts;
-    AnswerPrinter printer(terminal, reasoning_place(terminal, answer_.show_reasoning));
-    const Answer answer = generate_answer(*session, model.tokenizer(), n_ctx, request, terminal,
-                                          [&](const AnswerParser::Piece& piece) {
-                                            if (!json_) printer.print(piece);
-                                          });
-    if (json_) {
-      write_stdout(reply_json(answer, model.tokenizer(), model.id(), raw_));
-    } else {
-      printer.finish();
-    }
+    AnswerPrinter printer(terminal, answer_.show_reasoning);
+    const Answer answer = print_answer(model, session, request, terminal, json_ ? nullptr : &printer);
+    if (json_) write_stdout(reply_json(answer, model.tokenizer(), {model.id(), build_fingerprint()}, raw_));
     if (!answer.interrupted && !answer.reasoning.empty() && answer.content.empty() &&
         answer.finish_reason == "length")
       terminal.note("the limit was reached inside the reasoning: raise -n, or use --reasoning off");
@@ -110,9 +104,10 @@ class RunCommand : public Command {
       return;
     }
     std::vector<Turn> turns;
-    if (std::string system = system_prompt(answer_); !system.empty()) turns.push_back({"system", system, ""});
-    turns.push_back({"user", prompt, ""});
-    RenderedPrompt rendered = PromptRenderer(model.tokenizer(), answer_.chat_template).render(turns);
+    if (std::string system = system_prompt(answer_); !system.empty()) turns.push_back({"system", system});
+    turns.push_back({"user", prompt});
+    RenderedPrompt rendered =
+        PromptRenderer(model.tokenizer(), template_options(answer_.chat_template)).render(turns);
     request.prompt = std::move(rendered.ids);
     request.answer.starts_in_reasoning = rendered.in_reasoning;
   }

@@ -3,9 +3,9 @@
 #include <fmt/ranges.h>
 
 #include "base/json.h"
+#include "chat/model_source.h"
 #include "cli/commands.h"
 #include "cli/input.h"
-#include "cli/model_source.h"
 #include "cli/options/model_options.h"
 #include "tokenizer/bpe.h"
 #include "tokenizer/stream_decoder.h"

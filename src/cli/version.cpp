@@ -58,6 +58,10 @@ const char* build_commit() {
   return THERMO_COMMIT;
 }
 
+std::string build_fingerprint() {
+  return fmt::format("thermocline-{}-{}", version_number(), build_commit());
+}
+
 std::string version_line() {
 #ifdef THERMO_HAS_CUDA
   constexpr const char* kBackends = "CPU and CUDA";

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/thread_pool.h"
+#include "chat/model_source.h"
 #include "cli/bench/bandwidth.h"
 #include "cli/bench/bench_plan.h"
 #include "cli/bench/bench_report.h"
@@ -17,7 +18,6 @@
 #include "cli/commands.h"
 #include "cli/inspect_facts.h"
 #include "cli/interrupt.h"
-#include "cli/model_source.h"
 #include "cli/options/model_options.h"
 #include "cli/progress.h"
 #include "engine/gpu_backend.h"

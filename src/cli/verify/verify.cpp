@@ -11,8 +11,8 @@
 #include <random>
 
 #include "base/json.h"
+#include "chat/model_source.h"
 #include "cli/commands.h"
-#include "cli/model_source.h"
 #include "cli/options/model_options.h"
 #include "cli/progress.h"
 #include "cli/verify/verify_reference.h"

@@ -1,4 +1,4 @@
-#include "cli/answer.h"
+#include "chat/answer_parser.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,9 +29,9 @@ struct Parsed {
 Parsed parse(const std::string& text, AnswerOptions options) {
   AnswerParser parser(tokenizer(), std::move(options));
   Parsed parsed;
-  const auto take = [&parsed](const AnswerParser::Piece& piece) {
-    parsed.reasoning += piece.reasoning;
-    parsed.content += piece.content;
+  const auto take = [&parsed](const AnswerParser::Events& events) {
+    for (const AnswerEvent& event : events)
+      (event.kind == AnswerEvent::Kind::Reasoning ? parsed.reasoning : parsed.content) += event.text;
   };
   for (int32_t id : tokenizer().encode(text)) take(parser.push(id));
   take(parser.finish());
@@ -80,8 +80,7 @@ TEST(AnswerParser, LeavesRawTextAsItIs) {
 TEST(AnswerParser, HandsOutWholeCharacters) {
   AnswerParser parser(tokenizer(), {});
   for (int32_t id : tokenizer().encode("日本🙂")) {
-    const std::string text = parser.push(id).content;
-    EXPECT_TRUE(text.empty() || text.size() >= 3) << text;
+    for (const AnswerEvent& event : parser.push(id)) EXPECT_GE(event.text.size(), 3u) << event.text;
   }
   parser.finish();
   EXPECT_EQ(parser.content(), "日本🙂");

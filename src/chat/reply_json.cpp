@@ -1,4 +1,4 @@
-#include "cli/reply_json.h"
+#include "chat/reply_json.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,6 @@
 #include <random>
 
 #include "base/json.h"
-#include "cli/version.h"
 
 namespace thermo {
 namespace {
@@ -78,9 +77,18 @@ std::string fresh_id(const char* prefix) {
   return fmt::format("{}-{:08x}{:08x}{:08x}", prefix, device(), device(), device());
 }
 
+Json tool_calls_json(const std::vector<ToolCall>& calls) {
+  Json list = Json::array();
+  for (const ToolCall& call : calls)
+    list.push_back({{"id", call.id.empty() ? fresh_id("call") : call.id},
+                    {"type", "function"},
+                    {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+  return list;
+}
+
 }  // namespace
 
-std::string reply_json(const Answer& answer, const Tokenizer& tokenizer, const std::string& model_id,
+std::string reply_json(const Answer& answer, const Tokenizer& tokenizer, const ReplyIdentity& identity,
                        bool raw) {
   Json choice;
   choice["index"] = 0;
@@ -94,6 +102,10 @@ std::string reply_json(const Answer& answer, const Tokenizer& tokenizer, const s
       message["reasoning_content"] = answer.reasoning;
       message["reasoning"] = answer.reasoning;
     }
+    if (!answer.tool_calls.empty()) {
+      if (answer.content.empty()) message["content"] = nullptr;
+      message["tool_calls"] = tool_calls_json(answer.tool_calls);
+    }
     message["refusal"] = nullptr;
     message["annotations"] = Json::array();
     choice["message"] = std::move(message);
@@ -105,8 +117,8 @@ std::string reply_json(const Answer& answer, const Tokenizer& tokenizer, const s
   reply["id"] = fresh_id(raw ? "cmpl" : "chatcmpl");
   reply["object"] = raw ? "text_completion" : "chat.completion";
   reply["created"] = static_cast<int64_t>(std::time(nullptr));
-  reply["model"] = model_id;
-  reply["system_fingerprint"] = fmt::format("thermocline-{}-{}", version_number(), build_commit());
+  reply["model"] = identity.model;
+  reply["system_fingerprint"] = identity.fingerprint;
   reply["service_tier"] = "default";
   reply["choices"] = Json::array({std::move(choice)});
   reply["usage"] = usage_json(answer);

@@ -1,13 +1,11 @@
-#include "cli/generate.h"
+#include "chat/answer.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 
 #include "base/error.h"
-#include "cli/interrupt.h"
 
 namespace thermo {
 namespace {
@@ -19,11 +17,12 @@ double seconds_since(Clock::time_point start) {
 }
 
 [[noreturn]] void throw_step_error(const Error& error) {
-  if (error.code == ErrorCode::OutOfMemory) throw MemoryError(error.message);
-  if (error.code == ErrorCode::DeviceFault) throw ThermoError(ExitCode::DeviceFault, error.message);
+  ExitCode code = ExitCode::Internal;
+  if (error.code == ErrorCode::OutOfMemory) code = ExitCode::Memory;
+  if (error.code == ErrorCode::DeviceFault) code = ExitCode::DeviceFault;
   if (error.code == ErrorCode::InvalidArgument || error.code == ErrorCode::ContextFull)
-    throw ConfigError(error.message);
-  throw ThermoError(ExitCode::Internal, error.message);
+    code = ExitCode::Usage;
+  throw ThermoError(code, error.message, error.remedy);
 }
 
 }  // namespace
@@ -44,35 +43,37 @@ std::string AnswerStats::describe() const {
 
 void check_prompt_fits(size_t n_prompt, int n_ctx, int n_ctx_train) {
   if (n_prompt < static_cast<size_t>(n_ctx)) return;
-  const std::string remedy =
-      n_ctx < n_ctx_train
-          ? fmt::format("raise --ctx-size (the model was made for {}) or shorten the prompt", n_ctx_train)
-          : std::string("shorten the prompt");
+  const bool can_grow = n_ctx < n_ctx_train;
+  const std::string advice =
+      can_grow ? fmt::format("shorten the prompt, or use a larger context (the model was made for {})",
+                             n_ctx_train)
+               : std::string("shorten the prompt");
   throw ConfigError(
       fmt::format("the prompt has {} tokens and the context holds {}, with no room for an answer: {}",
-                  n_prompt, n_ctx, remedy));
+                  n_prompt, n_ctx, advice),
+      can_grow ? Remedy::LargerContext : Remedy::None);
 }
 
 Answer generate_answer(Session& session, const Tokenizer& tokenizer, int n_ctx, const AnswerRequest& request,
-                       const Terminal& terminal,
-                       const std::function<void(const AnswerParser::Piece&)>& show) {
+                       const AnswerObserver& observer) {
+  const auto cancelled = [&observer] { return observer.cancelled && observer.cancelled(); };
+  const auto show = [&observer](const AnswerParser::Events& events) {
+    if (observer.on_events && !events.empty()) observer.on_events(events);
+  };
   Answer answer;
   answer.finish_reason = "stop";
   answer.stats.n_prompt = static_cast<int>(request.prompt.size());
   const Clock::time_point start = Clock::now();
-  {
-    ProgressLine progress(terminal);
-    Result<int> reused = session.set_tokens(request.prompt, [&progress](int done, int total) {
-      progress.update_prompt(done, total);
-      return !InterruptScope::interrupted();
-    });
-    if (!reused && reused.error().code == ErrorCode::Cancelled) {
-      answer.interrupted = true;
-      return answer;
-    }
-    if (!reused) throw_step_error(reused.error());
-    answer.stats.n_cached = *reused;
+  const Result<int> reused = session.set_tokens(request.prompt, [&](int done, int total) {
+    if (observer.on_prompt) observer.on_prompt(done, total);
+    return !cancelled();
+  });
+  if (!reused && reused.error().code == ErrorCode::Cancelled) {
+    answer.interrupted = true;
+    return answer;
   }
+  if (!reused) throw_step_error(reused.error());
+  answer.stats.n_cached = *reused;
   session.checkpoint();  // a later turn that spells the answer differently comes back to here
   answer.stats.prompt_seconds = seconds_since(start);
 
@@ -93,11 +94,11 @@ Answer generate_answer(Session& session, const Tokenizer& tokenizer, int n_ctx, 
     if (answer.stats.n_completion++ == 0) first_token = last_token;
     if (!token.logprobs.empty()) tokens.push_back(token);
     show(parser.push(token.id));
-    answer.interrupted = InterruptScope::interrupted();
+    answer.interrupted = cancelled();
     return !parser.stopped() && !answer.interrupted;
   });
   if (!result) throw_step_error(result.error());
-  show(parser.finish());
+  show(parser.finish(result->reason == FinishReason::Stop));
 
   if (result->reason == FinishReason::Stop) {
     ++answer.stats.n_completion;  // the end token
@@ -109,45 +110,14 @@ Answer generate_answer(Session& session, const Tokenizer& tokenizer, int n_ctx, 
   answer.context_full = result->reason == FinishReason::ContextFull;
   if (result->reason == FinishReason::Length || answer.context_full) answer.finish_reason = "length";
   if (parser.stopped()) answer.finish_reason = "stop";
+  answer.tool_calls = parser.calls();
+  if (answer.finish_reason == "stop" && !answer.tool_calls.empty()) answer.finish_reason = "tool_calls";
   answer.reasoning = parser.reasoning();
   answer.content = parser.content();
   answer.n_reasoning_tokens = parser.n_reasoning_tokens();
   if (!tokens.empty())
     for (size_t index : parser.content_tokens()) answer.content_logprobs.push_back(tokens[index]);
   return answer;
-}
-
-void AnswerPrinter::print(const AnswerParser::Piece& piece) {
-  if (!piece.reasoning.empty() && reasoning_ == Reasoning::Stdout) {
-    std::string text;
-    if (!reasoning_open_ && !terminal_.color_stdout) text = "<think>\n";
-    text += terminal_.on_stdout(Style::Dim, piece.reasoning);
-    write_stdout(text);
-    reasoning_open_ = true;
-  } else if (!piece.reasoning.empty() && reasoning_ == Reasoning::Stderr) {
-    std::fputs(terminal_.on_stderr(Style::Dim, piece.reasoning).c_str(), stderr);
-    reasoning_open_ = true;
-  }
-  if (piece.content.empty()) return;
-  close_reasoning();
-  write_stdout(piece.content);
-  wrote_content_ = true;
-  last_ = piece.content.back();
-}
-
-void AnswerPrinter::close_reasoning() {
-  if (!reasoning_open_) return;
-  reasoning_open_ = false;
-  if (reasoning_ == Reasoning::Stderr) {
-    std::fputs("\n", stderr);
-  } else {
-    write_stdout(terminal_.color_stdout ? "\n\n" : "\n</think>\n\n");
-  }
-}
-
-void AnswerPrinter::finish() {
-  close_reasoning();
-  if (wrote_content_ && last_ != '\n') write_stdout("\n");
 }
 
 }  // namespace thermo

@@ -1,4 +1,4 @@
-// One answer: prompt ids in, text out as it comes, with what was measured on the way.
+// One answer: prompt ids in, events out as they come, with what was measured on the way.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/answer.h"
-#include "cli/progress.h"
-#include "cli/terminal.h"
+#include "chat/answer_parser.h"
 #include "engine/engine.h"
 
 namespace thermo {
@@ -38,7 +36,8 @@ struct AnswerStats {
 struct Answer {
   std::string reasoning;
   std::string content;
-  std::string finish_reason;  // "stop" or "length"
+  std::vector<ToolCall> tool_calls;
+  std::string finish_reason;  // "stop", "length" or "tool_calls"
   bool interrupted = false;
   bool context_full = false;
   int n_reasoning_tokens = 0;
@@ -46,31 +45,19 @@ struct Answer {
   AnswerStats stats;
 };
 
-// Runs the request in `session`, reusing what it holds. `show` gets every piece as it becomes certain. Ctrl-C
-// ends the answer (within an InterruptScope). Throws ConfigError when the prompt does not fit the context.
+// Who follows an answer while it is made; each may be empty.
+struct AnswerObserver {
+  std::function<void(int done, int total)> on_prompt;  // tokens of the prompt
+  std::function<void(const AnswerParser::Events&)> on_events;
+  std::function<bool()> cancelled;  // asked between chunks of the prompt and after each token
+};
+
+// Runs the request in `session`, reusing what it holds. Throws ConfigError when the prompt does not fit the
+// context.
 Answer generate_answer(Session& session, const Tokenizer& tokenizer, int n_ctx, const AnswerRequest& request,
-                       const Terminal& terminal, const std::function<void(const AnswerParser::Piece&)>& show);
+                       const AnswerObserver& observer);
 
 // Throws ConfigError when a prompt of this many tokens leaves no room for an answer.
 void check_prompt_fits(size_t n_prompt, int n_ctx, int n_ctx_train);
-
-// Writes an answer for people: reasoning dim, content plain, one line end at the end.
-class AnswerPrinter {
- public:
-  enum class Reasoning { Hide, Stdout, Stderr };
-  AnswerPrinter(const Terminal& terminal, Reasoning reasoning) : terminal_(terminal), reasoning_(reasoning) {}
-  void print(const AnswerParser::Piece& piece);
-  // Ends the last line, if the answer has not done so itself.
-  void finish();
-
- private:
-  void close_reasoning();
-
-  const Terminal& terminal_;
-  Reasoning reasoning_;
-  bool reasoning_open_ = false;
-  bool wrote_content_ = false;
-  char last_ = '\n';
-};
 
 }  // namespace thermo

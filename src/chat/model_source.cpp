@@ -1,4 +1,4 @@
-#include "cli/model_source.h"
+#include "chat/model_source.h"
 
 #include <fmt/format.h>
 

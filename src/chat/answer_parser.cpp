@@ -1,0 +1,275 @@
+#include "chat/answer_parser.h"
+
+#include <algorithm>
+
+namespace thermo {
+namespace {
+
+constexpr std::string_view kSpelling[] = {"<think>", "</think>", "<tool_call>", "</tool_call>", "<function="};
+constexpr const char* kSpace = " \n\r\t";
+
+}  // namespace
+
+AnswerParser::AnswerParser(const Tokenizer& tokenizer, AnswerOptions options)
+    : tokenizer_(&tokenizer),
+      state_(options.starts_in_reasoning && options.split_reasoning ? State::Reasoning : State::Content),
+      stops_(std::move(options.stops)) {
+  if (!options.split_reasoning) {
+    visible_ = true;  // a raw completion begins with whatever it begins with
+    return;
+  }
+  tools_ = std::move(options.tools);
+  for (int i = 0; i < kMarkers; ++i) {
+    const Marker marker = static_cast<Marker>(i);
+    if (tools_.empty() && marker != Marker::Think && marker != Marker::EndThink) continue;
+    if (marker != Marker::Function)
+      marker_ids_[i] = tokenizer.vocab().find_special(std::string(kSpelling[i]));
+    in_text_[i] = !marker_ids_[i];
+  }
+}
+
+AnswerParser::Events AnswerParser::push(int32_t token) {
+  const size_t index = n_pushed_++;
+  if (stopped()) return {};
+  for (int i = 0; i < kMarkers; ++i) {
+    if (marker_ids_[i] != token) continue;
+    scan({}, true);
+    take_marker(static_cast<Marker>(i));
+    return take_events();
+  }
+  const std::string_view bytes = tokenizer_->visible_bytes(token);
+  if (state_ == State::Reasoning) ++n_reasoning_tokens_;
+  const size_t n_dropped =
+      std::min<size_t>(static_cast<size_t>(newlines_to_drop_), bytes.find_first_not_of('\n'));
+  if (state_ == State::Content && n_dropped < bytes.size())
+    content_tokens_.push_back({index, n_content_bytes_ + held_whitespace_.size() + unscanned_.size()});
+  return push_text(bytes);
+}
+
+AnswerParser::Events AnswerParser::push_text(std::string_view bytes) {
+  scan(bytes, false);
+  return take_events();
+}
+
+AnswerParser::Events AnswerParser::finish(bool end_of_turn) {
+  scan({}, true);
+  if (state_ == State::Call && end_of_turn) end_call(true);
+  if (state_ == State::Reasoning) {
+    std::string text = reasoning_utf8_.finish();
+    reasoning_ += text;
+    emit(AnswerEvent::Kind::Reasoning, std::move(text));
+  } else if (calls_.empty()) {
+    std::string text = content_utf8_.push(stops_.flush());
+    emit_content(text + content_utf8_.finish());
+    content_ += held_tail_;
+    emit(AnswerEvent::Kind::Content, std::exchange(held_tail_, {}));
+  }
+  return take_events();
+}
+
+// Cuts the text at markers that are spelled in it.
+void AnswerParser::scan(std::string_view bytes, bool at_end) {
+  if (std::none_of(std::begin(in_text_), std::end(in_text_), [](bool on) { return on; })) {
+    take_text(bytes);
+    return;
+  }
+  unscanned_ += bytes;
+  while (!unscanned_.empty()) {
+    if (unscanned_[0] != '<') {
+      const size_t n = std::min(unscanned_.find('<'), unscanned_.size());
+      take_text(std::string_view(unscanned_).substr(0, n));
+      unscanned_.erase(0, n);
+      continue;
+    }
+    const auto wanted = [this](Marker marker) {
+      switch (marker) {
+        case Marker::Think:
+        case Marker::EndThink:
+          return state_ == State::Reasoning || state_ == State::Content;
+        case Marker::Call:
+          return state_ != State::Call && state_ != State::NoCall;
+        case Marker::EndCall:
+          return state_ != State::Reasoning;
+        case Marker::Function:
+          break;
+      }
+      return state_ == State::AfterCall || (state_ == State::Content && at_line_start_);
+    };
+    int found = -1;
+    for (int i = 0; i < kMarkers; ++i) {
+      if (!in_text_[i] || !wanted(static_cast<Marker>(i))) continue;
+      if (unscanned_.starts_with(kSpelling[i])) found = i;
+      if (!at_end && unscanned_.size() < kSpelling[i].size() && kSpelling[i].starts_with(unscanned_)) return;
+    }
+    const size_t n = found < 0 ? 1 : kSpelling[found].size();
+    if (found < 0) take_text("<");
+    unscanned_.erase(0, n);
+    if (found >= 0) take_marker(static_cast<Marker>(found));
+  }
+}
+
+void AnswerParser::take_marker(Marker marker) {
+  const std::string_view spelling = kSpelling[static_cast<int>(marker)];
+  switch (marker) {
+    case Marker::Think:
+      if (state_ != State::Content || visible_) return take_text(spelling);
+      state_ = State::Reasoning;
+      newlines_to_drop_ = 1;
+      held_whitespace_.clear();
+      return;
+    case Marker::EndThink:
+      if (state_ == State::Reasoning) return end_reasoning();
+      if (state_ == State::Call || state_ == State::NoCall) take_text(spelling);
+      return;  // in the content a stray marker is dropped
+    case Marker::Call:
+      // Inside a value it is text, after the arguments the next call.
+      if ((state_ == State::Call && !call_->complete()) || state_ == State::NoCall)
+        return take_text(spelling);
+      if (state_ == State::Reasoning) {
+        reasoning_ended_by_call_ = true;
+        end_reasoning();
+      }
+      return begin_call(false);
+    case Marker::EndCall:
+      if (state_ == State::Reasoning) return take_text(spelling);
+      if (state_ == State::Call) end_call(false);
+      if (state_ == State::NoCall) {
+        take_text(spelling);
+        state_ = State::Content;
+      }
+      return;
+    case Marker::Function:
+      begin_call(true);
+      return take_text(spelling);
+  }
+}
+
+void AnswerParser::take_text(std::string_view bytes) {
+  while (newlines_to_drop_ > 0 && bytes.starts_with('\n')) {
+    bytes.remove_prefix(1);
+    --newlines_to_drop_;
+  }
+  if (bytes.empty()) return;
+  newlines_to_drop_ = 0;
+  switch (state_) {
+    case State::Reasoning:
+      return take_reasoning(bytes);
+    case State::Content:
+    case State::NoCall:
+      return take_content(bytes);
+    case State::Call:
+      call_->push(bytes);
+      return drain_call();
+    case State::AfterCall:
+      if (bytes.find_first_not_of(kSpace) != std::string_view::npos) ++repairs_.dropped_texts;
+      return;
+  }
+}
+
+void AnswerParser::begin_call(bool bare) {
+  state_ = State::Call;
+  newlines_to_drop_ = 0;
+  call_is_bare_ = bare;
+  call_.emplace(tools_, repairs_);
+}
+
+// What the call parser has found since the last time.
+void AnswerParser::drain_call() {
+  if (call_->rejected()) {
+    ++repairs_.unknown_tools;
+    const std::string body =
+        (call_is_bare_ ? "" : std::string(kSpelling[static_cast<int>(Marker::Call)])) + call_->body();
+    call_.reset();
+    state_ = call_is_bare_ ? State::Content : State::NoCall;
+    take_content(body);
+    return;
+  }
+  if (!call_->begun()) return;
+  const bool announced = !calls_.empty() && !calls_.back().complete;
+  if (!announced) {
+    if (calls_.empty()) emit_content(content_utf8_.push(stops_.flush()) + content_utf8_.finish());
+    if (stopped()) return;  // the content ended before the call
+    held_tail_.clear();
+    calls_.push_back({.id = "", .name = call_->name(), .arguments = "", .complete = false});
+    emit(AnswerEvent::Kind::CallBegin, call_->name(), static_cast<int>(calls_.size()) - 1);
+    if (call_is_bare_) ++repairs_.bare_functions;
+  }
+  const int index = static_cast<int>(calls_.size()) - 1;
+  const std::string arguments = call_->take_arguments();
+  calls_.back().arguments += arguments;
+  emit(AnswerEvent::Kind::CallArguments, arguments, index);
+  if (!call_->complete()) return;
+  calls_.back().complete = true;
+  events_.push_back({AnswerEvent::Kind::CallEnd, "", index});
+  state_ = State::AfterCall;
+  call_.reset();
+}
+
+void AnswerParser::end_call(bool marker_missing) {
+  call_->end(marker_missing);
+  drain_call();
+}
+
+void AnswerParser::end_reasoning() {
+  std::string text = reasoning_utf8_.finish();
+  reasoning_ += text;
+  emit(AnswerEvent::Kind::Reasoning, std::move(text));
+  held_newlines_.clear();
+  state_ = State::Content;
+  newlines_to_drop_ = 2;
+}
+
+void AnswerParser::take_reasoning(std::string_view bytes) {
+  std::string text = held_newlines_ + reasoning_utf8_.push(bytes);
+  const size_t end = text.find_last_not_of('\n') + 1;  // npos + 1 is 0
+  held_newlines_ = text.substr(end);
+  text.resize(end);
+  reasoning_ += text;
+  emit(AnswerEvent::Kind::Reasoning, std::move(text));
+}
+
+void AnswerParser::take_content(std::string_view bytes) {
+  if (!calls_.empty()) {  // nothing may follow a call but another one
+    ++repairs_.dropped_texts;
+    return;
+  }
+  at_line_start_ = bytes.ends_with('\n');
+  std::string all = held_whitespace_;
+  all += bytes;
+  held_whitespace_.clear();
+  if (!visible_) {
+    if (all.find_first_not_of(kSpace) == std::string::npos) {
+      held_whitespace_ = std::move(all);
+      return;
+    }
+    visible_ = true;
+  }
+  n_content_bytes_ += all.size();
+  emit_content(content_utf8_.push(stops_.push(all)));
+}
+
+void AnswerParser::emit_content(std::string text) {
+  if (text.empty()) return;
+  if (!tools_.empty()) {
+    text = held_tail_ + text;
+    const size_t end = text.find_last_not_of(kSpace) + 1;
+    held_tail_ = text.substr(end);
+    text.resize(end);
+  }
+  content_ += text;
+  emit(AnswerEvent::Kind::Content, std::move(text));
+}
+
+void AnswerParser::emit(AnswerEvent::Kind kind, std::string text, int call) {
+  if (text.empty()) return;
+  events_.push_back({kind, std::move(text), call});
+}
+
+std::vector<size_t> AnswerParser::content_tokens() const {
+  std::vector<size_t> indices;
+  for (const ContentToken& token : content_tokens_)
+    if (token.begin < content_.size()) indices.push_back(token.index);
+  return indices;
+}
+
+}  // namespace thermo

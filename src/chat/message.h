@@ -1,0 +1,43 @@
+// What a conversation is made of, whatever API or terminal it came through.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+
+namespace thermo {
+
+struct ToolCall {
+  std::string id;  // empty: the caller has none
+  std::string name;
+  std::string arguments;  // JSON text of an object; of a call that was cut off, as far as it came
+  bool complete = true;
+};
+
+struct Turn {
+  std::string role;  // "system", "user", "assistant", "tool"
+  std::string content;
+  std::string reasoning = {};             // of an assistant
+  std::vector<ToolCall> tool_calls = {};  // of an assistant
+  std::string tool_call_id = {};          // of a tool: the call it answers
+};
+
+// A function that the model may call.
+struct Tool {
+  std::string name;
+  std::string description = {};
+  Json parameters = {};  // JSON schema of an object; null: anything
+
+  // The schema of a parameter, nullptr if it is not declared.
+  const Json* property(const std::string& key) const {
+    if (!parameters.is_object()) return nullptr;
+    const auto properties = parameters.find("properties");
+    if (properties == parameters.end() || !properties->is_object()) return nullptr;
+    const auto found = properties->find(key);
+    return found == properties->end() ? nullptr : &*found;
+  }
+};
+
+}  // namespace thermo

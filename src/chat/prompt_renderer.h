@@ -1,0 +1,51 @@
+// From the turns of a conversation to the ids of a prompt, through the model's chat template.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "chat/message.h"
+#include "tokenizer/bpe.h"
+
+namespace thermo {
+
+struct TemplateOptions {
+  std::optional<std::string> source = {};  // Jinja text instead of the model's own; empty text: ChatML
+  Json kwargs = Json::object();            // more names for the template
+  std::optional<bool> thinking = {};       // reason first; nullopt: the template's default
+};
+
+struct RenderOptions {
+  std::span<const Tool> tools = {};
+  std::optional<bool> thinking = {};  // wins over TemplateOptions
+  Json kwargs = Json::object();       // these, too
+  bool add_generation_prompt = true;
+};
+
+struct RenderedPrompt {
+  std::vector<int32_t> ids;
+  bool in_reasoning = false;  // the answer begins inside an open <think>
+};
+
+// Immutable: any thread may render.
+class PromptRenderer {
+ public:
+  // `tokenizer` outlives this. Throws ConfigError: no template, one that is broken, kwargs that are no JSON
+  // object.
+  PromptRenderer(const Tokenizer& tokenizer, const TemplateOptions& options);
+  ~PromptRenderer();
+
+  // The prompt for the next answer. Throws ConfigError with the template's own message when it refuses the
+  // turns.
+  RenderedPrompt render(std::span<const Turn> turns, const RenderOptions& options = {}) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace thermo

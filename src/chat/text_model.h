@@ -1,0 +1,40 @@
+// A model with text: its file, its tokenizer and its engine together.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "engine/engine.h"
+#include "gguf/gguf_file.h"
+#include "model/model_config.h"
+#include "tokenizer/bpe.h"
+
+namespace thermo {
+
+// Members in the order of their lifetimes: the engine reads the file.
+class TextModel {
+ public:
+  // Opens the file and reads the vocabulary; loads no weights. `model` as for open_model(). Throws LoadError.
+  explicit TextModel(const std::string& model);
+
+  // Loads the weights. Throws as the engine does.
+  void load(const EngineOptions& options);
+
+  const GgufFile& file() const { return file_; }
+  const Tokenizer& tokenizer() const { return tokenizer_; }
+  const std::string& id() const { return id_; }  // of replies
+  const ModelConfig& config() const { return config_; }
+  int n_ctx_train() const { return config_.n_ctx_train; }
+  Engine& engine() { return *engine_; }  // REQUIRES: load()
+  // A new conversation. REQUIRES: load().
+  Session open_session();
+
+ private:
+  GgufFile file_;
+  std::string id_;
+  ModelConfig config_;  // before the vocabulary: an unknown architecture is the better message
+  Tokenizer tokenizer_;
+  std::unique_ptr<Engine> engine_;
+};
+
+}  // namespace thermo

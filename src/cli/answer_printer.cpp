@@ -1,0 +1,84 @@
+#include "cli/answer_printer.h"
+
+#include <cstdio>
+#include <optional>
+
+#include "cli/interrupt.h"
+#include "cli/progress.h"
+
+namespace thermo {
+
+AnswerPrinter::AnswerPrinter(const Terminal& terminal, bool show_reasoning)
+    : terminal_(terminal),
+      reasoning_(terminal.stdout_is_terminal ? Reasoning::Stdout
+                 : show_reasoning            ? Reasoning::Stderr
+                                             : Reasoning::Hide) {}
+
+void AnswerPrinter::print(const AnswerParser::Events& events) {
+  for (const AnswerEvent& event : events) {
+    if (event.kind == AnswerEvent::Kind::Reasoning) print_reasoning(event.text);
+    if (event.kind == AnswerEvent::Kind::Content) print_content(event.text);
+  }
+}
+
+void AnswerPrinter::print_reasoning(const std::string& piece) {
+  if (reasoning_ == Reasoning::Stdout) {
+    std::string text;
+    if (!reasoning_open_ && !terminal_.color_stdout) text = "<think>\n";
+    text += terminal_.on_stdout(Style::Dim, piece);
+    write_stdout(text);
+    reasoning_open_ = true;
+  } else if (reasoning_ == Reasoning::Stderr) {
+    std::fputs(terminal_.on_stderr(Style::Dim, piece).c_str(), stderr);
+    reasoning_open_ = true;
+  }
+}
+
+void AnswerPrinter::print_content(const std::string& piece) {
+  close_reasoning();
+  write_stdout(piece);
+  wrote_content_ = true;
+  last_ = piece.back();
+}
+
+void AnswerPrinter::close_reasoning() {
+  if (!reasoning_open_) return;
+  reasoning_open_ = false;
+  if (reasoning_ == Reasoning::Stderr) {
+    std::fputs("\n", stderr);
+  } else {
+    write_stdout(terminal_.color_stdout ? "\n\n" : "\n</think>\n\n");
+  }
+}
+
+void AnswerPrinter::finish() {
+  close_reasoning();
+  if (wrote_content_ && last_ != '\n') write_stdout("\n");
+}
+
+Answer print_answer(TextModel& model, Session& session, const AnswerRequest& request,
+                    const Terminal& terminal, AnswerPrinter* printer) {
+  std::optional<ProgressLine> progress(std::in_place, terminal);
+  AnswerObserver observer;
+  observer.on_prompt = [&progress](int done, int total) {
+    if (progress) progress->update_prompt(done, total);
+  };
+  observer.on_events = [&progress, printer](const AnswerParser::Events& events) {
+    progress.reset();
+    if (printer) printer->print(events);
+  };
+  observer.cancelled = [] { return InterruptScope::interrupted(); };
+  Answer answer = generate_answer(session, model.tokenizer(), model.engine().n_ctx(), request, observer);
+  if (printer) printer->finish();
+  return answer;
+}
+
+void load_model(TextModel& model, EngineOptions options, const Terminal& terminal) {
+  ProgressLine progress(terminal);
+  options.progress = progress.callback();
+  model.load(options);
+  progress.clear();
+  terminal.note_unless_empty(model.engine().plan().note);
+}
+
+}  // namespace thermo
