@@ -8,7 +8,7 @@ namespace thermo {
 namespace {
 
 std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const Weights& weights,
-                                          const CpuBackendOptions& o, ThreadPool& pool,
+                                          const ModelOptions& o, ThreadPool& pool,
                                           const LoadProgressFn& progress) {
   ExpertCatalog catalog = expert_catalog(config, weights);
   HeatMap heat = o.experts.heat ? *o.experts.heat : HeatMap(catalog);
@@ -28,21 +28,18 @@ std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const Weigh
 
 }  // namespace
 
-bool keeps_experts(const CpuBackendOptions& options) {
+bool keeps_experts(const ModelOptions& options) {
   return !options.stand_in && options.experts.host_bytes == 0;
 }
 
-std::unique_ptr<Backend> make_cpu_backend(ModelConfig config, Weights weights, const CpuBackendOptions& o,
+std::unique_ptr<Backend> make_cpu_backend(ModelConfig config, Weights weights, const ModelOptions& o,
                                           ThreadPool& pool, const LoadProgressFn& progress) {
   std::unique_ptr<ExpertRunner> runner;
   if (!keeps_experts(o)) runner = make_runner(config, weights, o, pool, progress);
-  auto model = std::make_unique<Model>(
-      std::move(config), std::move(weights),
-      ModelOptions{.n_batch = o.n_batch, .n_sequences = o.n_sequences, .sequence = o.sequence, .isa = o.isa},
-      pool, std::move(runner));
+  auto model = std::make_unique<Model>(std::move(config), std::move(weights), o, pool, std::move(runner));
   if (keeps_experts(o) && o.experts.heat && model->heat())
     model->heat()->set(o.experts.heat->values(), o.experts.heat->n_tokens());
-  return std::make_unique<BackendOf<Model>>(std::move(model));
+  return model;
 }
 
 }  // namespace thermo

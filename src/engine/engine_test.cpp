@@ -237,6 +237,7 @@ TEST(Engine, SaysWhatIsWrongWithItsOptions) {
   EXPECT_THROW(Engine(plankton(), options), ConfigError);
   options = small();
   options.n_ctx = 1 << 24;
+  options.n_sequences = 64;
   EXPECT_THROW(Engine(plankton(), options), MemoryError);
 }
 
@@ -530,7 +531,7 @@ TEST(Engine, SaysWhatIsWrongWithItsExpertOptions) {
   EXPECT_NE(error(options).find("--expert-ram '120%'"), std::string::npos) << error(options);
   options = small();
   options.pin_layers = 99;
-  EXPECT_NE(error(options).find("--pin-layers 99"), std::string::npos) << error(options);
+  EXPECT_NE(error(options).find("99 layers"), std::string::npos) << error(options);
   options = small();
   options.device = "sim";
   options.expert_cache = "10%";

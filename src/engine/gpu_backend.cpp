@@ -55,26 +55,10 @@ std::optional<GpuChoice> choose_gpu(const std::string& device, std::string& note
   return std::nullopt;
 }
 
-namespace {
-
-GpuModelOptions model_options(const GpuBackendOptions& options, int device) {
-  GpuModelOptions o;
-  o.device = device;
-  o.n_batch = options.n_batch;
-  o.n_sequences = options.n_sequences;
-  o.sequence = options.sequence;
-  o.experts = options.experts;
-  o.isa = options.isa;
-  return o;
-}
-
-}  // namespace
-
 std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig& config, const Weights& weights,
-                                            const GpuChoice& gpu, const GpuBackendOptions& options) {
+                                            const GpuChoice& gpu, const ModelOptions& options) {
   std::vector<MemoryPlanItem> items;
-  for (const GpuMemoryItem& item :
-       GpuModel::plan(config, weights, model_options(options, gpu.index), gpu.n_multiprocessors))
+  for (const GpuMemoryItem& item : GpuModel::plan(config, weights, options, gpu.n_multiprocessors))
     items.push_back({item.name, item.bytes, ""});
   return items;
 }
@@ -83,11 +67,10 @@ double measure_gpu_read_bandwidth() {
   return measure_device_read_bandwidth();
 }
 
-std::unique_ptr<Backend> make_gpu_backend(ModelConfig config, const Weights& weights, const GpuChoice& gpu,
-                                          const GpuBackendOptions& options, ThreadPool& pool,
+std::unique_ptr<Backend> make_gpu_backend(ModelConfig config, const Weights& weights,
+                                          const ModelOptions& options, ThreadPool& pool,
                                           const LoadProgressFn& progress) {
-  return std::make_unique<BackendOf<GpuModel>>(std::make_unique<GpuModel>(
-      std::move(config), weights, model_options(options, gpu.index), pool, progress));
+  return std::make_unique<GpuModel>(std::move(config), weights, options, pool, progress);
 }
 
 #else
@@ -103,7 +86,7 @@ std::optional<GpuChoice> choose_gpu(const std::string& device, std::string&) {
 }
 
 std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig&, const Weights&, const GpuChoice&,
-                                            const GpuBackendOptions&) {
+                                            const ModelOptions&) {
   return {};
 }
 
@@ -111,8 +94,8 @@ double measure_gpu_read_bandwidth() {
   return 0.0;
 }
 
-std::unique_ptr<Backend> make_gpu_backend(ModelConfig, const Weights&, const GpuChoice&,
-                                          const GpuBackendOptions&, ThreadPool&, const LoadProgressFn&) {
+std::unique_ptr<Backend> make_gpu_backend(ModelConfig, const Weights&, const ModelOptions&, ThreadPool&,
+                                          const LoadProgressFn&) {
   check_failed(__FILE__, __LINE__, "THERMO_HAS_CUDA", "a GPU was chosen in a build without CUDA");
 }
 

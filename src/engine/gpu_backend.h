@@ -8,10 +8,8 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "engine/backend.h"
 #include "engine/memory_plan.h"
-#include "experts/split_options.h"
-#include "kernels/isa.h"
+#include "model/backend.h"
 #include "model/weights.h"
 
 namespace thermo {
@@ -29,24 +27,16 @@ struct GpuChoice {
 // is a driver but no usable card. Throws ConfigError for anything else.
 std::optional<GpuChoice> choose_gpu(const std::string& device, std::string& note);
 
-struct GpuBackendOptions {
-  int n_batch = 0;
-  int n_sequences = 1;
-  SequenceConfig sequence;
-  SplitOptions experts;
-  Isa isa = Isa::Portable;  // of the processor's share of the experts
-};
-
 // Every byte that make_gpu_backend() takes on the device.
 std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig& config, const Weights& weights,
-                                            const GpuChoice& gpu, const GpuBackendOptions& options);
+                                            const GpuChoice& gpu, const ModelOptions& options);
 
 // Bytes per second that the GPU in use reads from its memory; 0 when it has no memory left to try.
 double measure_gpu_read_bandwidth();
 
 // `weights` bound without repacking; not needed afterwards, but with split experts its file is.
-std::unique_ptr<Backend> make_gpu_backend(ModelConfig config, const Weights& weights, const GpuChoice& gpu,
-                                          const GpuBackendOptions& options, ThreadPool& pool,
+std::unique_ptr<Backend> make_gpu_backend(ModelConfig config, const Weights& weights,
+                                          const ModelOptions& options, ThreadPool& pool,
                                           const LoadProgressFn& progress);
 
 }  // namespace thermo

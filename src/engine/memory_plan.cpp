@@ -71,13 +71,13 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
   add("experts", host_experts,
       plan.experts_in_file() ? fmt::format("of {}, the rest in the file", format_bytes(sizes.experts))
                              : fmt::format("all {}, repacked for the processor", sizes.n_experts));
-  add("kv cache", n_seq * SequenceState::kv_bytes(config, sequence),
+  const SequenceLayout layout = SequenceLayout::on_cpu(config, sequence);
+  add("kv cache", n_seq * layout.kv_bytes(),
       fmt::format("{} tokens x {}, k {}, v {}", n_ctx, in.n_sequences, kv_type_name(in.k_type),
                   kv_type_name(in.v_type)));
-  add("recurrent state", n_seq * SequenceState::recurrent_bytes(config),
+  add("recurrent state", n_seq * layout.recurrent_bytes(),
       fmt::format("{} DeltaNet layers", config.n_recurrent_layers()));
-  add("draft tape", n_seq * SequenceState::tape_bytes(config, sequence),
-      fmt::format("{} rows", in.max_draft_rows));
+  add("draft tape", n_seq * layout.tape_bytes(), fmt::format("{} rows", in.max_draft_rows));
   add("activations",
       Model::workspace_bytes(config, options, in.n_threads, in.repack ? 0 : largest_panel(file)),
       fmt::format("{} rows", in.n_batch));

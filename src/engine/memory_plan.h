@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "model/model_config.h"
-#include "model/sequence_state.h"
+#include "model/sequence_layout.h"
 
 namespace thermo {
 

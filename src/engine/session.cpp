@@ -153,11 +153,11 @@ void Session::Impl::go_back_to(int n) {
   if (engine->config().n_recurrent_layers() == 0) {
     backend->truncate(sequence, n);
   } else {
-    while (!checkpoints.empty() && checkpoints.back().n_past > n) checkpoints.pop_back();
+    while (!checkpoints.empty() && checkpoints.back()->n_past() > n) checkpoints.pop_back();
     if (checkpoints.empty())
       backend->clear(sequence);
     else
-      backend->restore(sequence, checkpoints.back());
+      backend->restore(sequence, *checkpoints.back());
   }
   tokens.resize(static_cast<size_t>(n_past()));
   drop_logits();
@@ -166,10 +166,11 @@ void Session::Impl::go_back_to(int n) {
 void Session::checkpoint() {
   Impl& s = *impl_;
   if (s.engine->config().n_recurrent_layers() == 0) return;  // attention memory can be cut anywhere
-  if (!s.checkpoints.empty() && s.checkpoints.back().n_past == s.n_past()) return;
+  if (!s.checkpoints.empty() && s.checkpoints.back()->n_past() == s.n_past()) return;
   if (s.checkpoints.size() == kMaxCheckpoints)
     s.checkpoints.erase(s.checkpoints.begin() + 1);  // keep the first: the system prompt
-  s.checkpoints.push_back(s.backend->checkpoint(s.sequence));
+  // Keys and values stay where they are. Without memory there is one point less to come back to.
+  if (auto point = s.backend->checkpoint(s.sequence, false)) s.checkpoints.push_back(std::move(point));
 }
 
 void Session::clear() {

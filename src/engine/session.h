@@ -5,12 +5,14 @@
 #include <optional>
 #include <vector>
 
-#include "engine/backend.h"
 #include "engine/engine.h"
-#include "model/sequence_state.h"
+#include "model/backend.h"
 #include "sampling/sampler.h"
 
 namespace thermo {
+
+// What a caller is told when the device cannot go on.
+Error device_fault(const Backend& backend);
 
 struct Session::Impl {
   Engine* engine = nullptr;
@@ -24,9 +26,10 @@ struct Session::Impl {
   // After the last token: the row, or its top while the row is still on the device.
   std::vector<float> logits;
   const TopLogits* top = nullptr;
-  size_t top_index = 0;                 // of that row in the step's output
-  std::vector<Checkpoint> checkpoints;  // increasing lengths; the empty beginning is always reachable
-  std::vector<Row> rows;                // of the chunk being run
+  size_t top_index = 0;  // of that row in the step's output
+  std::vector<std::unique_ptr<Checkpoint>>
+      checkpoints;        // increasing lengths; the empty beginning is always reachable
+  std::vector<Row> rows;  // of the chunk being run
   bool in_request = false;
 
   int n_past() const { return backend->n_past(sequence); }

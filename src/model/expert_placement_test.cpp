@@ -149,8 +149,8 @@ TEST_P(ExpertPlacementTest, GivesTheSameLogitsForRandomPlacements) {
 TEST_P(ExpertPlacementTest, GivesTheSameLogitsForAdversarialPlacements) {
   const SplitModel split = sim_model(fixture.file, pool, {.share = 0.9, .swaps = false});
   const ExpertCatalog& catalog = split.sim->catalog();
-  plain->sequence(0).clear();
-  split.model->sequence(0).clear();
+  plain->clear(0);
+  split.model->clear(0);
   uint64_t all_hot = 0;
   for (size_t i = 0; i < 40; ++i) {
     const std::vector<Row> row = chain(std::span(fixture.ids).subspan(i, 1));
@@ -205,7 +205,7 @@ TEST_P(ExpertPlacementTest, EvaluatesTreesAndSeveralSequencesLikeThePlainModel) 
         const std::vector<int32_t> path = {0};
         model.commit(0, path);
         // Another sequence beside the one that goes on.
-        model.sequence(1).clear();
+        model.clear(1);
         const std::vector<Row> other = chain(std::span(fixture.ids).subspan(30, 5)),
                                next = chain(std::span(fixture.ids).subspan(50, 4));
         const SequenceRows groups[] = {{.sequence = 1, .rows = other}, {.sequence = 0, .rows = next}};

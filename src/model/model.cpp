@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "model/forward.h"
+#include "model/sequence_state.h"
 
 namespace thermo {
 
@@ -15,6 +16,7 @@ struct Model::Impl {
   CpuKernels kernels;
   RopeTables rope;
   Activations act;
+  SequenceMemory memory;
   std::vector<SequenceState> sequences;
   Forward pass;
   std::unique_ptr<ExpertRunner> experts;
@@ -40,11 +42,12 @@ struct Model::Impl {
         kernels(o.isa),
         rope{make_rope_table(config.rope_full), make_rope_table(config.rope_window)},
         act(config, o.n_batch, p.size(), weights.max_unpacked_panel_bytes()),
+        memory(config, o.sequence, o.n_sequences),
         pass(config, weights, act, kernels, p),
         experts(std::move(runner)),
         words_per_row((o.sequence.max_draft_rows + 63) / 64) {
     const size_t rows = static_cast<size_t>(o.n_batch);
-    for (int s = 0; s < o.n_sequences; ++s) sequences.emplace_back(config, o.sequence);
+    for (int s = 0; s < o.n_sequences; ++s) sequences.emplace_back(config, memory, o.sequence, s);
     groups.reserve(static_cast<size_t>(o.n_sequences));
     tokens.resize(rows);
     positions.resize(rows);
@@ -62,6 +65,7 @@ struct Model::Impl {
   }
 
   void lay_out_rows(const StepBatch& batch) noexcept;
+  SequenceState& sequence(int index) noexcept { return sequences[static_cast<size_t>(index)]; }
   RowGroup lay_out_group(const SequenceRows& rows, int begin) noexcept;
   std::span<const float> logits_of(size_t i) const noexcept {
     const auto n_vocab = static_cast<size_t>(config.n_vocab);
@@ -81,7 +85,7 @@ void Model::Impl::lay_out_rows(const StepBatch& batch) noexcept {
 }
 
 RowGroup Model::Impl::lay_out_group(const SequenceRows& group, int begin) noexcept {
-  SequenceState& sequence = sequences[static_cast<size_t>(group.sequence)];
+  SequenceState& state = sequence(group.sequence);
   const int n = static_cast<int>(group.rows.size());
   const size_t words = group.uncommitted ? static_cast<size_t>(words_per_row) : 0;
   // Of the sequence's rows.
@@ -93,7 +97,7 @@ RowGroup Model::Impl::lay_out_group(const SequenceRows& group, int begin) noexce
     tokens[static_cast<size_t>(begin + r)] = row.token;
     if (row.want_logits) logit_rows.push_back(begin + r);
     const int parent = parent_of[r] = row.parent;
-    position[r] = parent < 0 ? sequence.n_past() : position[parent] + 1;
+    position[r] = parent < 0 ? state.n_past() : position[parent] + 1;
     if (words == 0) continue;
     uint64_t* const own = bits + static_cast<size_t>(r) * words;
     if (parent < 0)
@@ -103,7 +107,7 @@ RowGroup Model::Impl::lay_out_group(const SequenceRows& group, int begin) noexce
     own[static_cast<size_t>(r) / 64] |= uint64_t{1} << (r % 64);
   }
   const bool tree = group.uncommitted;
-  return {.sequence = &sequence,
+  return {.sequence = &state,
           .row_begin = begin,
           .n_rows = n,
           .uncommitted = tree,
@@ -128,8 +132,20 @@ const ModelConfig& Model::config() const {
 const Weights& Model::weights() const {
   return impl_->weights;
 }
-SequenceState& Model::sequence(int index) {
-  return impl_->sequences[static_cast<size_t>(index)];
+int Model::n_past(int sequence) const noexcept {
+  return impl_->sequence(sequence).n_past();
+}
+void Model::clear(int sequence) noexcept {
+  impl_->sequence(sequence).clear();
+}
+std::unique_ptr<Checkpoint> Model::checkpoint(int sequence, bool with_kv) {
+  return impl_->sequence(sequence).checkpoint(with_kv);
+}
+void Model::restore(int sequence, const Checkpoint& point) noexcept {
+  impl_->sequence(sequence).restore(point);
+}
+void Model::truncate(int sequence, int n) noexcept {
+  impl_->sequence(sequence).truncate(n);
 }
 
 StepOutput Model::step(const StepBatch& batch) noexcept {
@@ -163,10 +179,13 @@ std::span<const float> Model::fetch_logits(int i) noexcept {
 }
 
 void Model::commit(int sequence, std::span<const int32_t> path) noexcept {
-  impl_->sequences[static_cast<size_t>(sequence)].commit_path(path, impl_->kernels.delta_net);
+  impl_->sequence(sequence).commit_path(path, impl_->kernels.delta_net);
 }
 
 HeatMap* Model::heat() noexcept {
+  return impl_->heat;
+}
+const HeatMap* Model::heat() const noexcept {
   return impl_->heat;
 }
 bool Model::reset_experts() {

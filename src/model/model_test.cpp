@@ -90,6 +90,12 @@ TEST_P(ArchitectureTest, ComesBackToACheckpoint) {
   expect_return_to_a_checkpoint(*make_model(fixture.file, pool, best_isa()), fixture.ids, kTolerance);
 }
 
+TEST_P(ArchitectureTest, RestoresACheckpointInAnotherSequence) {
+  const RecordedModel fixture(GetParam());
+  ThreadPool pool({.n_threads = 2});
+  expect_checkpoints_in_other_sequences(*make_model(fixture.file, pool, best_isa()), fixture.ids, kTolerance);
+}
+
 TEST_P(ArchitectureTest, RunsWithEveryCacheType) {
   const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});

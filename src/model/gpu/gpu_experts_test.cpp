@@ -27,7 +27,7 @@ std::unique_ptr<GpuModel> make_split(const GgufFile& file, ThreadPool& pool, dou
   for (const LayerWeights& layer : weights.layers)
     if (layer.moe)
       for (const Ffn& expert : layer.moe->experts) total += expert.n_bytes() + 3 * kExpertAlign;
-  GpuModelOptions options;
+  ModelOptions options;
   options.n_batch = 300;
   options.n_sequences = 2;
   options.isa = best_isa();
@@ -77,7 +77,7 @@ TEST_P(GpuSplitTest, StaysExactWhileExpertsMove) {
   const int n_vocab = c.n_vocab;
   const std::vector<float> want = fixture.reference("logits");
   std::mt19937 random(7);
-  model->sequence(0).clear();
+  model->clear(0);
   for (size_t i = 0; i < fixture.ids.size(); ++i) {
     std::vector<std::vector<int32_t>> hot(static_cast<size_t>(c.n_layer));
     for (std::vector<int32_t>& layer : hot)

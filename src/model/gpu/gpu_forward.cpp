@@ -133,9 +133,8 @@ void GpuModel::Impl::delta_net(int il, int n_rows, StepKind kind, const DeviceRo
                   .dt_bias = w.dt_bias,
                   .norm = w.norm,
                   .state = delta_state(il, 0),
-                  .conv_state = delta_state(il, 0) + layout.delta_floats,
-                  .sequence_stride =
-                      static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) * layout.recurrent_floats),
+                  .conv_state = conv_state(il, 0),
+                  .sequence_stride = recurrent_stride(),
                   .tape = tape_of(il, 0),
                   .mixed = act.conv_output,
                   .gates = act.gates,
@@ -294,9 +293,8 @@ void GpuModel::Impl::enqueue(int n_rows, StepKind kind, int n_logits, const Step
     if (config.layers[static_cast<size_t>(il)].recurrent) {
       delta_net(il, n_rows, kind, rows, norm_in);
       if (kind != StepKind::Uncommitted)
-        norm.conv = {.state = delta_state(il, 0) + layout.delta_floats,
-                     .sequence_stride = static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) *
-                                                             layout.recurrent_floats),
+        norm.conv = {.state = conv_state(il, 0),
+                     .sequence_stride = recurrent_stride(),
                      .input = act.conv_input,
                      .n_groups = rows.n_groups,
                      .group_sequence = rows.group_sequence,

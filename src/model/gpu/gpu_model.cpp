@@ -1,4 +1,4 @@
-// A model on the GPU: its life, its steps and its sequences. What a step launches is in gpu_forward.cpp.
+// A model on the GPU: its steps and its sequences. What a step launches is in gpu_forward.cpp.
 //
 // Everything a step depends on (tokens, positions, lengths, ancestors, sequences) is read from one block of
 // device memory that the step first copies from page-locked host memory, so one recorded graph per row bucket
@@ -13,30 +13,10 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "device/copy_in.h"
+#include "device/cuda_check.h"
 #include "model/gpu/gpu_model_impl.h"
 
 namespace thermo {
-namespace {
-
-void check_shapes(const ModelConfig& c) {
-  const auto refuse = [](const char* what, int value, const char* expected) {
-    throw LoadError(
-        fmt::format("{} is {}, the GPU engine has kernels for {}; use --device cpu", what, value, expected));
-  };
-  if (c.head_dim != 32 && c.head_dim != 64 && c.head_dim != 128 && c.head_dim != 256)
-    refuse("the head size", c.head_dim, "32, 64, 128 and 256");
-  if (c.n_recurrent_layers() > 0) {
-    if (c.ssm_dim != 16 && c.ssm_dim != 32 && c.ssm_dim != 64 && c.ssm_dim != 128)
-      refuse("the state size", c.ssm_dim, "16, 32, 64 and 128");
-    if (c.ssm_taps > kMaxConvTaps) refuse("the convolution length", c.ssm_taps, "up to 8");
-  }
-  if (c.route.n_expert > kMaxDeviceExperts) refuse("the number of experts", c.route.n_expert, "up to 512");
-  if (c.route.n_expert_used > 32) refuse("the number of used experts", c.route.n_expert_used, "up to 32");
-  if (c.n_embd % 4 != 0 || c.n_embd > 8192) refuse("the hidden size", c.n_embd, "multiples of 4 up to 8192");
-}
-
-}  // namespace
-
 bool GpuModel::Impl::check(const char* what) noexcept {
   const cudaError_t status = cudaGetLastError();
   if (status == cudaSuccess) return true;
@@ -47,41 +27,12 @@ bool GpuModel::Impl::check(const char* what) noexcept {
   return false;
 }
 
-void GpuModel::Impl::record_graphs() {
-  for (const StepKind kind : {StepKind::Committed, StepKind::Uncommitted}) {
-    if (kind == StepKind::Uncommitted && options.sequence.max_draft_rows == 0) continue;
-    for (size_t b = 0; b < std::size(kBuckets); ++b) {
-      const int n = kBuckets[b];
-      if (n > options.n_batch) continue;
-      // Once for real, so that kernels are loaded and allowed their shared memory; with no valid row it
-      // changes nothing.
-      *small_host.n_valid = 0;
-      *small_host.n_groups = 0;
-      *small_host.n_logits = n;
-      std::fill_n(small_host.n_top, n, kTopTokens);
-      std::fill_n(small_host.group, n, -1);
-      std::fill_n(small_host.token, n, 0);
-      std::fill_n(small_host.logit_row, n, 0);
-      const auto work = [&] {
-        copy_in_cuda(small.ancestors, small_host.ancestors, small.bytes, stream.view());
-        enqueue(n, kind, n, small, nullptr, n);
-      };
-      work();
-      if (!stream.synchronize())
-        throw CudaError(ExitCode::Device, fmt::format("the GPU failed in its first step: {}",
-                                                      cudaGetErrorString(cudaGetLastError())));
-      graphs[static_cast<size_t>(kind)][b] = CapturedGraph(stream.view(), work);
-      cuda_check(cudaGetLastError(), "recording a step");  // kernels take memory when they are first used
-    }
-  }
-}
-
 // Rows, groups, positions, ancestors and what is wanted of the logits; rows up to n_rows are padding.
 void GpuModel::Impl::lay_out(const StepBatch& batch, StepInputs& to, int n_rows) noexcept {
   row_logits.clear();
   int n = 0, n_groups = 0;
   for (const SequenceRows& group : batch.groups) {
-    const int g = n_groups++, begin = n, past = sequences[static_cast<size_t>(group.sequence)].n_past_;
+    const int g = n_groups++, begin = n, past = n_past[static_cast<size_t>(group.sequence)];
     to.group_sequence[g] = group.sequence;
     to.group_begin[g] = begin;
     to.group_past[g] = past;
@@ -147,28 +98,13 @@ StepKind kind_of(const StepBatch& batch) {
 
 }  // namespace
 
-GpuModel::GpuModel(ModelConfig config, const Weights& weights, const GpuModelOptions& options,
-                   ThreadPool& pool, const LoadProgressFn& progress) {
-  check_shapes(config);
-  use_device(options.device);
-  impl_ = std::make_unique<Impl>(std::move(config), weights, options, pool, progress);
-  for (int s = 0; s < options.n_sequences; ++s) {
-    GpuSequence& sequence = impl_->sequences[static_cast<size_t>(s)];
-    sequence.model_ = this;
-    sequence.index_ = s;
-    sequence.n_ctx_ = options.sequence.n_ctx;
-    sequence.max_draft_rows_ = options.sequence.max_draft_rows;
-  }
-}
-GpuModel::~GpuModel() = default;
-
 const ModelConfig& GpuModel::config() const {
   return impl_->config;
 }
-GpuSequence& GpuModel::sequence(int index) {
-  return impl_->sequences[static_cast<size_t>(index)];
+int GpuModel::n_past(int sequence) const noexcept {
+  return impl_->n_past[static_cast<size_t>(sequence)];
 }
-const std::string& GpuModel::fault() const noexcept {
+std::string_view GpuModel::fault() const noexcept {
   return impl_->fault;
 }
 float GpuModel::last_step_ms() const noexcept {
@@ -190,28 +126,6 @@ GpuExperts* GpuModel::experts() noexcept {
   return impl_->experts.get();
 }
 
-std::vector<GpuMemoryItem> GpuModel::plan(const ModelConfig& c, const Weights& w, const GpuModelOptions& o,
-                                          int n_multiprocessors) {
-  const GpuSequenceLayout layout(c, o.sequence);
-  const uint64_t n = static_cast<uint64_t>(o.n_sequences);
-  GpuCarver count(nullptr);
-  GpuWorkspace().carve(count, c, o.n_batch, any_float_ffn(c, w), any_float_output(c, w), n_multiprocessors);
-  const bool split = o.experts.split && c.route.n_expert > 0;
-  std::vector<GpuMemoryItem> items = {
-      {split ? "core weights" : "weights", GpuWeights::planned_bytes(c, w, !split)}};
-  if (split)
-    for (GpuMemoryItem& item : GpuExperts::plan(c, w, o.experts)) items.push_back(std::move(item));
-  for (const GpuMemoryItem& item : std::initializer_list<GpuMemoryItem>{
-           {"kv cache", n * layout.kv_bytes()},
-           {"recurrent state", n * layout.recurrent_bytes()},
-           {"draft tape", n * layout.tape_bytes()},
-           {"activations", count.used()},
-           {"norms and tables", GpuWeights::planned_small_bytes(c, w, !split) + rope_bytes(c)},
-           {"rows of a step", input_bytes(o.n_batch)}})
-    items.push_back(item);
-  return items;
-}
-
 StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   Impl& m = *impl_;
   if (!m.fault.empty()) return {};
@@ -231,7 +145,7 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   m.step_ms = Event::elapsed_ms(m.step_begin, m.step_end);
   for (const SequenceRows& group : batch.groups)
     if (!group.uncommitted)
-      m.sequences[static_cast<size_t>(group.sequence)].n_past_ += static_cast<int>(group.rows.size());
+      m.n_past[static_cast<size_t>(group.sequence)] += static_cast<int>(group.rows.size());
   const size_t n_vocab = static_cast<size_t>(m.config.n_vocab), n_logits = m.row_logits.size();
   const float* const logits =
       n_logits > static_cast<size_t>(kLogitRows) ? m.logits_host.as<float>() : m.logits_pinned.as<float>();
@@ -315,7 +229,7 @@ std::span<const float> GpuModel::fetch_logits(int i) noexcept {
 void GpuModel::commit(int sequence, std::span<const int32_t> path) noexcept {
   Impl& m = *impl_;
   if (!m.fault.empty() || path.empty()) return;
-  GpuSequence& state = m.sequences[static_cast<size_t>(sequence)];
+  int& n_past = m.n_past[static_cast<size_t>(sequence)];
   m.path_host[0] = static_cast<int32_t>(path.size());
   std::copy(path.begin(), path.end(), m.path_host + 1);
   copy_in_cuda(m.path, m.path_host, (path.size() + 1) * sizeof(int32_t), m.stream.view());
@@ -325,7 +239,7 @@ void GpuModel::commit(int sequence, std::span<const int32_t> path) noexcept {
                              .n_path = m.path,
                              .tape = m.tape_of(il, sequence),
                              .state = m.delta_state(il, sequence),
-                             .conv_state = m.delta_state(il, sequence) + m.layout.delta_floats,
+                             .conv_state = m.conv_state(il, sequence),
                              .n_head_k = m.config.ssm_n_head_k,
                              .n_head_v = m.config.ssm_n_head_v,
                              .dim = m.config.ssm_dim,
@@ -336,51 +250,74 @@ void GpuModel::commit(int sequence, std::span<const int32_t> path) noexcept {
       kv_move_cuda({.kv = m.kv_of(il, sequence),
                     .path = m.path + 1,
                     .n_path = m.path,
-                    .past = state.n_past_,
+                    .past = n_past,
                     .n_head_kv = m.config.n_head_kv,
                     .head_dim = m.config.head_dim},
                    m.stream.view());
   }
   m.stream.synchronize();  // the path's memory is used again
   if (!m.check("a commit")) return;
-  state.n_past_ += static_cast<int>(path.size());
+  n_past += static_cast<int>(path.size());
 }
 
-void GpuSequence::clear() noexcept {
-  GpuModel::Impl& m = *model_->impl_;
+namespace {
+
+// The pieces of a sequence, one after the other. Page-locked, so that it comes back as fast as the link is.
+class PinnedCheckpoint final : public Checkpoint {
+ public:
+  PinnedCheckpoint(int n_past, bool has_kv, size_t bytes) : Checkpoint(n_past, has_kv), memory(bytes) {}
+
+  PinnedBuffer memory;
+};
+
+}  // namespace
+
+// Copies between the pieces of a sequence and a checkpoint.
+void GpuModel::Impl::copy_pieces(int sequence, int n_tokens, bool with_kv, std::byte* checkpoint,
+                                 bool restore) noexcept {
+  layout.for_each_piece(sequence, n_tokens, with_kv, [&](auto region, size_t offset, size_t bytes) {
+    std::byte* const piece = (region == SequenceLayout::Region::Kv ? kv : recurrent).data() + offset;
+    cudaMemcpyAsync(restore ? piece : checkpoint, restore ? checkpoint : piece, bytes,
+                    restore ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream.view().handle);
+    checkpoint += bytes;
+  });
+  stream.synchronize();
+  check(restore ? "restoring a checkpoint" : "a checkpoint");
+}
+
+void GpuModel::clear(int sequence) noexcept {
+  Impl& m = *impl_;
   const size_t bytes = m.layout.recurrent_bytes();
   if (bytes > 0)
-    cudaMemsetAsync(m.recurrent.data() + static_cast<size_t>(index_) * bytes, 0, bytes,
+    cudaMemsetAsync(m.recurrent.data() + static_cast<size_t>(sequence) * bytes, 0, bytes,
                     m.stream.view().handle);
   m.stream.synchronize();
-  n_past_ = 0;
+  m.n_past[static_cast<size_t>(sequence)] = 0;
 }
 
-Checkpoint GpuSequence::checkpoint() const {
-  GpuModel::Impl& m = *model_->impl_;
-  const size_t bytes = m.layout.recurrent_bytes();
-  Checkpoint point;
-  point.n_past = n_past_;
-  point.recurrent.resize(bytes / sizeof(float));
-  if (bytes > 0)
-    cudaMemcpyAsync(point.recurrent.data(), m.recurrent.data() + static_cast<size_t>(index_) * bytes, bytes,
-                    cudaMemcpyDeviceToHost, m.stream.view().handle);
-  m.stream.synchronize();
-  return point;
+std::unique_ptr<Checkpoint> GpuModel::checkpoint(int sequence, bool with_kv) {
+  Impl& m = *impl_;
+  const int n_tokens = n_past(sequence);
+  try {
+    auto point =
+        std::make_unique<PinnedCheckpoint>(n_tokens, with_kv, m.layout.piece_bytes(n_tokens, with_kv));
+    m.copy_pieces(sequence, n_tokens, with_kv, point->memory.data(), false);
+    return point;
+  } catch (const MemoryError&) {
+    return nullptr;
+  } catch (const CudaError&) {
+    return nullptr;
+  }
 }
 
-void GpuSequence::restore(const Checkpoint& point) noexcept {
-  GpuModel::Impl& m = *model_->impl_;
-  const size_t bytes = m.layout.recurrent_bytes();
-  if (bytes > 0)
-    cudaMemcpyAsync(m.recurrent.data() + static_cast<size_t>(index_) * bytes, point.recurrent.data(), bytes,
-                    cudaMemcpyHostToDevice, m.stream.view().handle);
-  m.stream.synchronize();
-  n_past_ = point.n_past;
+void GpuModel::restore(int sequence, const Checkpoint& point) noexcept {
+  impl_->copy_pieces(sequence, point.n_past(), point.has_kv(),
+                     static_cast<const PinnedCheckpoint&>(point).memory.data(), true);
+  impl_->n_past[static_cast<size_t>(sequence)] = point.n_past();
 }
 
-void GpuSequence::truncate(int n) noexcept {
-  n_past_ = n;
+void GpuModel::truncate(int sequence, int n) noexcept {
+  impl_->n_past[static_cast<size_t>(sequence)] = n;
 }
 
 }  // namespace thermo

@@ -1,19 +1,12 @@
-// What a model on the GPU has; shared by gpu_model.cpp (life, steps, sequences) and gpu_forward.cpp (what a
-// step launches).
+// What a model on the GPU has; shared by gpu_model_load.cpp (loading, the plan), gpu_model.cpp (steps,
+// sequences) and gpu_forward.cpp (what a step launches).
 #pragma once
 
-#include <fmt/format.h>
-
-#include <cmath>
-#include <cstring>
 #include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "base/host_buffer.h"
-#include "base/units.h"
 #include "device/buffer.h"
-#include "device/cuda_check.h"
 #include "device/device_info.h"
 #include "device/graph.h"
 #include "device/stream.h"
@@ -31,12 +24,12 @@ namespace thermo {
 
 struct GpuModel::Impl {
   ModelConfig config;
-  GpuModelOptions options;
+  ModelOptions options;
   DeviceInfo device;
   Stream stream;                        // destroyed last
   std::unique_ptr<GpuExperts> experts;  // nullptr: they are with the other weights
   GpuWeights weights;
-  GpuSequenceLayout layout;
+  SequenceLayout layout;
   DeviceBuffer kv, recurrent, tape;  // all sequences
   DeviceBuffer workspace_memory;     // graphs hold addresses in all of these
   DeviceBuffer input_memory, rope_memory;
@@ -48,7 +41,7 @@ struct GpuModel::Impl {
   int32_t *path, *path_host;  // [0]: length, then rows
   float *rope_full, *rope_window;
   float magnitude_full, magnitude_window;
-  std::vector<GpuSequence> sequences;
+  std::vector<int> n_past;            // of each sequence
   std::vector<RowLogits> row_logits;  // of the last step
   Event step_begin, step_end;
   // [kind][bucket]; steps with committed and uncommitted groups queue their kernels. Destroyed first.
@@ -57,86 +50,16 @@ struct GpuModel::Impl {
   float step_ms = 0.0f;
   bool fused_decode = false;  // one row runs without launches for norms
 
-  // Says no before anything is loaded.
-  static DeviceInfo device_for(const ModelConfig& c, const GpuModelOptions& o) {
-    const DeviceInfo info = use_device(o.device);
-    const int most = c.ssm_dim > 0 ? max_uncommitted_delta_rows(c.ssm_dim) : kMaxDeltaRows;
-    if (o.sequence.max_draft_rows > most)
-      throw ConfigError(fmt::format(
-          "{} has the shared memory for {} drafted rows in a step of this model, {} were asked for; "
-          "draft fewer, or use --device cpu",
-          info.name, most, o.sequence.max_draft_rows));
-    return info;
-  }
+  Impl(ModelConfig config, const Weights& weights, const ModelOptions& options, ThreadPool& pool,
+       const LoadProgressFn& progress);
 
-  Impl(ModelConfig c, const Weights& w, const GpuModelOptions& o, ThreadPool& pool,
-       const LoadProgressFn& progress)
-      : config(std::move(c)),
-        options(o),
-        device(device_for(config, o)),
-        experts(o.experts.split && config.route.n_expert > 0
-                    ? std::make_unique<GpuExperts>(config, w, o.experts, o.n_batch, o.isa, pool, progress)
-                    : nullptr),
-        weights(config, w, experts.get(), pool, progress),
-        layout(config, o.sequence) {
-    const size_t n_sequences = static_cast<size_t>(o.n_sequences);
-    kv = DeviceBuffer(n_sequences * layout.kv_bytes());
-    recurrent = DeviceBuffer(n_sequences * layout.recurrent_bytes());
-    tape = DeviceBuffer(n_sequences * layout.tape_bytes());
-    const bool float_ffn = any_float_ffn(config, w), float_mixed = any_float_output(config, w);
-    GpuCarver count(nullptr);
-    act.carve(count, config, o.n_batch, float_ffn, float_mixed, device.n_multiprocessors);
-    workspace_memory = DeviceBuffer(count.used());
-    GpuCarver carver(workspace_memory.data());
-    act.carve(carver, config, o.n_batch, float_ffn, float_mixed, device.n_multiprocessors);
-
-    const size_t small_bytes = StepInputs(nullptr, kMaxBucket).bytes,
-                 large_bytes = StepInputs(nullptr, o.n_batch).bytes;
-    input_memory = DeviceBuffer(input_bytes(o.n_batch));
-    input_pinned = PinnedBuffer(input_bytes(o.n_batch));
-    small = StepInputs(input_memory.data(), kMaxBucket);
-    small_host = StepInputs(input_pinned.data(), kMaxBucket);
-    large = StepInputs(input_memory.data() + small_bytes, o.n_batch);
-    large_host = StepInputs(input_pinned.data() + small_bytes, o.n_batch);
-    path = reinterpret_cast<int32_t*>(input_memory.data() + small_bytes + large_bytes);
-    path_host = reinterpret_cast<int32_t*>(input_pinned.data() + small_bytes + large_bytes);
-    logits_pinned =
-        PinnedBuffer(static_cast<size_t>(kLogitRows) * static_cast<size_t>(config.n_vocab) * sizeof(float));
-    tops_pinned = PinnedBuffer(kLogitRows * sizeof(TopLogits));
-    logits_host =
-        HostBuffer(static_cast<size_t>(o.n_batch) * static_cast<size_t>(config.n_vocab) * sizeof(float));
-    upload_rope();
-
-    fused_decode = can_fuse_decode();
-    sequences.resize(n_sequences);
-    row_logits.reserve(static_cast<size_t>(o.n_batch));
-    if (o.graphs) record_graphs();
-    if (!stream.synchronize())
-      throw CudaError(ExitCode::Device, "the GPU failed while the model was prepared");
-  }
-
-  void upload_rope() {
-    const RopeTable full = make_rope_table(config.rope_full), window = make_rope_table(config.rope_window);
-    rope_memory = DeviceBuffer(rope_bytes(config));
-    rope_full = rope_memory.as<float>();
-    rope_window = rope_full + full.inv_freq.size();
-    magnitude_full = full.magnitude;
-    magnitude_window = window.magnitude;
-    if (!full.inv_freq.empty())
-      cuda_check(cudaMemcpy(rope_full, full.inv_freq.data(), full.inv_freq.size() * sizeof(float),
-                            cudaMemcpyHostToDevice),
-                 "uploading tables");
-    if (!window.inv_freq.empty())
-      cuda_check(cudaMemcpy(rope_window, window.inv_freq.data(), window.inv_freq.size() * sizeof(float),
-                            cudaMemcpyHostToDevice),
-                 "uploading tables");
-  }
-
+  void upload_rope();
   void record_graphs();
   void lay_out(const StepBatch& batch, StepInputs& to, int n_rows) noexcept;
   void replay(const StepBatch& batch, CapturedGraph& graph, int n_rows) noexcept;
   void queue(const StepBatch& batch, StepKind kind) noexcept;
   void copy_logits(const StepInputs& wanted, int n) noexcept;
+  void copy_pieces(int sequence, int n_tokens, bool with_kv, std::byte* checkpoint, bool restore) noexcept;
   void compute_more_logits(int n_logits, int n_rows) noexcept;
   void enqueue(int n_rows, StepKind kind, int n_logits, const StepInputs& from, float* hidden,
                int n_valid) noexcept;
@@ -169,29 +92,29 @@ struct GpuModel::Impl {
     experts->begin(n_rows, *inputs.ticket, {inputs.fetch_of, kMaxFetchTable + 1}, stream.view());
   }
 
-  float* delta_state(int il, int sequence) {
-    return recurrent.as<float>() +
-           (static_cast<size_t>(sequence * layout.n_recurrent + layout.index[static_cast<size_t>(il)])) *
-               layout.recurrent_floats;
+  float* delta_state(int il, int sequence) const {
+    return reinterpret_cast<float*>(recurrent.data() + layout.recurrent(sequence, il).state);
   }
-  DeviceTape tape_of(int il, int sequence) {
-    float* const base = tape.as<float>() + static_cast<size_t>(sequence * layout.n_recurrent +
-                                                               layout.index[static_cast<size_t>(il)]) *
-                                               layout.tape_floats;
-    return {.conv_input = base,
-            .k = base + layout.tape_conv,
-            .g = base + layout.tape_conv + layout.tape_k,
-            .delta = base + layout.tape_conv + layout.tape_k + layout.tape_g,
-            .sequence_stride =
-                static_cast<int64_t>(static_cast<size_t>(layout.n_recurrent) * layout.tape_floats)};
+  float* conv_state(int il, int sequence) const {
+    return reinterpret_cast<float*>(recurrent.data() + layout.recurrent(sequence, il).columns);
   }
-  DeviceKv kv_of(int il, int sequence) {
-    std::byte* const base = kv.data() + static_cast<size_t>(sequence) * layout.kv_bytes() +
-                            static_cast<size_t>(layout.index[static_cast<size_t>(il)]) * layout.kv_layer;
+  // Floats from one sequence to the next, of both.
+  int64_t recurrent_stride() const { return static_cast<int64_t>(layout.recurrent_bytes() / sizeof(float)); }
+  DeviceTape tape_of(int il, int sequence) const {
+    const SequenceLayout::Tape at = layout.tape(sequence, il);
+    const auto floats = [&](size_t offset) { return reinterpret_cast<float*>(tape.data() + offset); };
+    return {.conv_input = floats(at.conv_input),
+            .k = floats(at.k),
+            .g = floats(at.g),
+            .delta = floats(at.delta),
+            .sequence_stride = static_cast<int64_t>(layout.tape_bytes() / sizeof(float))};
+  }
+  DeviceKv kv_of(int il, int sequence) const {
+    const SequenceLayout::Kv at = layout.kv(sequence, il);
     return {.k_type = options.sequence.k_type,
             .v_type = options.sequence.v_type,
-            .k = base,
-            .v = base + layout.k_bytes,
+            .k = kv.data() + at.k,
+            .v = kv.data() + at.v,
             .sequence_bytes = static_cast<int64_t>(layout.kv_bytes())};
   }
 };

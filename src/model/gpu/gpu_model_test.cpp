@@ -25,7 +25,7 @@ std::unique_ptr<GpuModel> make_gpu(const GgufFile& file, ThreadPool& pool, KvTyp
                                    bool graphs = true) {
   ModelConfig config = read_model_config(file);
   const Weights weights = Weights::load(config, file, false, pool, {});
-  GpuModelOptions options;
+  ModelOptions options;
   options.n_batch = 128;
   options.n_sequences = n_sequences;
   options.graphs = graphs;
@@ -84,6 +84,13 @@ TEST_P(GpuArchitectureTest, ComesBackToACheckpoint) {
   const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   expect_return_to_a_checkpoint(*make_gpu(fixture.file, pool, KvType::F32), fixture.ids, kTolerance);
+}
+
+TEST_P(GpuArchitectureTest, RestoresACheckpointInAnotherSequence) {
+  SKIP_WITHOUT_GPU();
+  const RecordedModel fixture(GetParam());
+  ThreadPool pool({.n_threads = 2});
+  expect_checkpoints_in_other_sequences(*make_gpu(fixture.file, pool, KvType::F32), fixture.ids, kTolerance);
 }
 
 // Half a unit of 11 bits for f16, of 7 bits relative to the block for q8_0, carried through a few layers; a
@@ -158,7 +165,7 @@ TEST_P(GpuArchitectureTest, TakesTheBytesThatWerePlanned) {
   const Weights weights = Weights::load(config, fixture.file, false, pool, {});
   for (const int n_batch : {1, 33, 512})
     for (const uint64_t expert_bytes : {uint64_t{0}, 300 * KiB}) {  // 0: all on the GPU
-      GpuModelOptions options;
+      ModelOptions options;
       options.n_batch = n_batch;
       options.n_sequences = 3;
       options.sequence = {.n_ctx = 300, .max_draft_rows = 9, .k_type = KvType::F16, .v_type = KvType::Q8_0};
@@ -190,9 +197,9 @@ TEST(GpuPlankton, FindsTheTopOfTheRows) {
       std::vector<Row> rows = chain(std::span(ids).first(n));
       if (n == 100)
         for (size_t i = 0; i < 90; ++i) rows[i].want_logits = false;
-      gpu->sequence(0).clear();
+      gpu->clear(0);
       const std::vector<float> want = logits_of(step_rows(*gpu, rows));
-      gpu->sequence(0).clear();
+      gpu->clear(0);
       const StepOutput out = step_rows(*gpu, rows, {.need = need});
       ASSERT_EQ(gpu->fault(), "");
       ASSERT_EQ(out.rows.size() * n_vocab, want.size());

@@ -85,7 +85,7 @@ int main(int argc, char** argv) {
   ThreadPool pool;
   ModelConfig config = read_model_config(file);
   const Weights weights = Weights::load(config, file, false, pool, {});
-  GpuModelOptions options;
+  ModelOptions options;
   options.n_batch = std::max(prefill, 64);
   options.graphs = graphs;
   options.sequence = {.n_ctx = n_ctx, .max_draft_rows = 64, .k_type = KvType::F16, .v_type = KvType::F16};
@@ -167,7 +167,7 @@ int main(int argc, char** argv) {
     before = model.expert_telemetry();
     const auto [wall, device] = time_steps(1, steps, false);
     fmt::print("decode at {}: {:.3f} ms wall ({:.0f} tok/s), {:.3f} ms device ({:.0f} tok/s, {:.0f} GB/s)\n",
-               model.sequence(0).n_past(), wall, 1e3 / wall, device, 1e3 / device,
+               model.n_past(0), wall, 1e3 / wall, device, 1e3 / device,
                static_cast<double>(bytes_per_token) / device / 1e6);
     show_lanes();
     std::fflush(stdout);
@@ -191,12 +191,12 @@ int main(int argc, char** argv) {
     // A draft has 64 rows at most; beyond that rows are committed.
     for (const int n : {64, 96, 128, 192, 256}) {
       if (n > prefill || 10 * n > n_ctx) continue;
-      model.sequence(0).clear();
+      model.clear(0);
       const auto [wall, device] = time_steps(n, 5, false);
       fmt::print("rows {:3}, committed: {:.3f} ms wall, {:.3f} ms device, {:.2f} of one\n", n, wall, device,
                  device / one);
     }
-    model.sequence(0).clear();
+    model.clear(0);
     std::fflush(stdout);
   }
   if (wants("prefill")) {
@@ -204,7 +204,7 @@ int main(int argc, char** argv) {
       if (n > prefill || n > n_ctx) continue;
       std::vector<double> wall, device;
       for (int i = 0; i < 4; ++i) {
-        model.sequence(0).clear();
+        model.clear(0);
         const std::vector<Row> rows = chain(n, i, n_vocab);
         const double t = now();
         step(model, rows);
@@ -220,13 +220,13 @@ int main(int argc, char** argv) {
     }
   }
   if (deep > 0 && wants("deep")) {
-    model.sequence(0).clear();
+    model.clear(0);
     const double t = now();
     for (int done = 0; done < deep; done += prefill)
       step(model, chain(std::min(prefill, deep - done), done, n_vocab));
     fmt::print("prefill of {} in chunks of {}: {:.0f} tok/s\n", deep, prefill, deep / (now() - t));
     const auto [wall, device] = time_steps(1, 50, false);
-    fmt::print("decode at {}: {:.3f} ms wall ({:.0f} tok/s), {:.3f} ms device\n", model.sequence(0).n_past(),
+    fmt::print("decode at {}: {:.3f} ms wall ({:.0f} tok/s), {:.3f} ms device\n", model.n_past(0),
                wall, 1e3 / wall, device);
   }
   if (!model.fault().empty()) fmt::print("FAULT {}\n", model.fault());

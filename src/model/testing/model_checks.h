@@ -8,7 +8,6 @@
 #include <span>
 #include <vector>
 
-#include "model/sequence_state.h"
 #include "model/testing/recorded_model.h"
 
 namespace thermo {
@@ -19,8 +18,8 @@ void expect_sequences_apart(AnyModel& model, std::span<const TokenId> ids, doubl
   const std::span<const TokenId> first = ids.first(40), second = ids.subspan(50, 30);
   const Outputs alone_first = run_in_chunks(model, first, 40),
                 alone_second = run_in_chunks(model, second, 30);
-  model.sequence(0).clear();
-  model.sequence(1).clear();
+  model.clear(0);
+  model.clear(1);
   std::vector<float> got_first, got_second;
   for (int piece = 0; piece < 10; ++piece) {
     const std::vector<Row> a = chain(first.subspan(static_cast<size_t>(piece) * 4, 4)),
@@ -67,7 +66,7 @@ void expect_trees_like_their_paths(AnyModel& model, std::span<const TokenId> ids
     ASSERT_EQ(tree_logits.size(), rows.size() * n_vocab);
     const std::vector<int32_t> path = path_to_last(rows);
     model.commit(0, path);
-    ASSERT_EQ(model.sequence(0).n_past(), static_cast<int>(prompt.size() + path.size()));
+    ASSERT_EQ(model.n_past(0), static_cast<int>(prompt.size() + path.size()));
     const std::vector<float> tree_after = logits_of(step_rows(model, chain(ids.first(12))));
 
     std::vector<TokenId> tokens(prompt.begin(), prompt.end());
@@ -90,12 +89,32 @@ template <class AnyModel>
 void expect_return_to_a_checkpoint(AnyModel& model, std::span<const TokenId> ids, double tolerance) {
   const Outputs straight = run_in_chunks(model, ids, 50);
   run_in_chunks(model, ids.first(50), 50);
-  const Checkpoint point = model.sequence(0).checkpoint();
+  const auto point = model.checkpoint(0, false);
+  ASSERT_NE(point, nullptr);
   step_rows(model, chain(ids.first(30)));  // somewhere else
-  model.sequence(0).restore(point);
-  EXPECT_EQ(model.sequence(0).n_past(), 50);
+  model.restore(0, *point);
+  EXPECT_EQ(model.n_past(0), 50);
   const std::vector<float> again = logits_of(step_rows(model, chain(ids.subspan(50))));
   EXPECT_LT(error_of(again, std::span<const float>(straight.logits).last(again.size())), tolerance);
+}
+
+// A checkpoint with keys and values is good for any sequence, also after its own went elsewhere.
+template <class AnyModel>
+void expect_checkpoints_in_other_sequences(AnyModel& model, std::span<const TokenId> ids, double tolerance) {
+  const Outputs straight = run_in_chunks(model, ids, 50);
+  run_in_chunks(model, ids.first(50), 50);
+  const auto point = model.checkpoint(0, true);
+  ASSERT_NE(point, nullptr);
+  EXPECT_TRUE(point->has_kv());
+  run_in_chunks(model, ids.subspan(20, 60), 60);  // somewhere else
+  model.clear(1);
+  for (const int sequence : {1, 0}) {
+    model.restore(sequence, *point);
+    EXPECT_EQ(model.n_past(sequence), 50);
+    const std::vector<float> again =
+        logits_of(step_rows(model, chain(ids.subspan(50)), {.sequence = sequence}));
+    EXPECT_LT(error_of(again, std::span<const float>(straight.logits).last(again.size())), tolerance);
+  }
 }
 
 // A prefill chunk, a decoded row and uncommitted trees of different sequences in one step give what each
@@ -113,7 +132,7 @@ void expect_mixed_steps_like_single_ones(AnyModel& model, std::span<const TokenI
                                  {.sequence = 3, .rows = other, .uncommitted = true},
                                  {.sequence = 1, .rows = decode}};
   const auto begin = [&](int sequence) {
-    model.sequence(sequence).clear();
+    model.clear(sequence);
     step_rows(model, chain(ids.subspan(static_cast<size_t>(sequence), 10)), {.sequence = sequence});
   };
   const auto commit = [&](const SequenceRows& group) {

@@ -78,7 +78,7 @@ Outputs run_in_chunks(AnyModel& model, std::span<const TokenId> ids, size_t chun
   const ModelConfig& c = model.config();
   Outputs all;
   all.hidden.resize(static_cast<size_t>(c.n_layer) + 1);
-  model.sequence(0).clear();
+  model.clear(0);
   for (size_t begin = 0; begin < ids.size(); begin += chunk) {
     const size_t n = std::min(chunk, ids.size() - begin), layer = n * static_cast<size_t>(c.n_embd);
     const std::vector<Row> rows = chain(ids.subspan(begin, n));

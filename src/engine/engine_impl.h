@@ -1,0 +1,51 @@
+// What an engine has; shared by engine.cpp (steps, sessions) and engine_load.cpp (loading, heat, trace).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "engine/engine.h"
+#include "engine/step_watch.h"
+#include "experts/heat_file.h"
+#include "experts/trace.h"
+#include "model/backend.h"
+
+namespace thermo {
+
+struct Engine::Impl {
+  // Rows of the embedding, and more without repacking, are looked up in it.
+  const GgufFile* model_file = nullptr;
+  EngineInfo info;
+  MemoryPlan plan;
+  int n_batch = 0;
+  int n_sequences = 1;
+  ThreadPool pool;
+  int max_draft_rows = 0;
+  std::unique_ptr<TraceWriter> trace;  // the backend adds to it
+  std::optional<StepWatch> watch;      // with a trace
+  std::unique_ptr<Backend> backend;
+  std::vector<bool> taken;  // sequences that a Session holds
+  // Of each sequence: the parents of its uncommitted rows, empty when it has none.
+  std::vector<std::vector<int32_t>> uncommitted;
+  std::vector<Session::Impl*> unread;  // sessions whose logits are still on the device
+
+  // What was read of the heat file, and where heat goes at the end; empty: nowhere.
+  std::string heat_path;
+  HeatFileInfo heat_info;
+
+  explicit Impl(const ThreadPoolOptions& threads) : pool(threads) {}
+
+  void open_trace(const std::string& path, const GgufFile& file);
+  std::optional<HeatMap> read_heat(const std::string& path, const ModelConfig& config, const Weights& weights,
+                                   const GgufFile& file);
+  void write_heat() noexcept;
+
+  Status check(const StepBatch& batch) const;
+  Status check_group(const SequenceRows& group) const;
+  void save_unread_logits(const StepBatch& batch);
+};
+
+}  // namespace thermo

@@ -1,0 +1,153 @@
+// Loads a model as it was planned, and keeps its heat file and trace.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <filesystem>
+
+#include "base/cpu_info.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "engine/cpu_backend.h"
+#include "engine/engine_impl.h"
+#include "engine/engine_plan.h"
+#include "gguf/gguf_file.h"
+#include "model/weights.h"
+
+namespace thermo {
+namespace {
+
+Isa choose_isa(const std::optional<Isa>& wanted) {
+  if (!wanted) return best_isa();
+  if (!isa_available(*wanted))
+    throw ConfigError(fmt::format("{} is not what this processor ({}) has; the best here is {}",
+                                  isa_name(*wanted), cpu_info().name, isa_name(best_isa())));
+  return *wanted;
+}
+
+// GPU memory that was free when the plan was made was not any more: another program took it.
+class GpuMemoryLost : public MemoryError {
+ public:
+  using MemoryError::MemoryError;
+};
+
+}  // namespace
+
+Engine::Engine(const GgufFile& file, const EngineOptions& options) {
+  check_options(options);
+  EngineOptions now = options;
+  for (int tries = 1;; ++tries) {
+    try {
+      load(file, now);
+      return;
+    } catch (const GpuMemoryLost& error) {
+      // Plan again with what is free now; after that without the GPU, where that was left to us.
+      impl_.reset();
+      if (tries > 2 || (tries == 2 && options.device != "auto")) throw;
+      if (tries == 2) now.device = "cpu";
+      log_warning("engine", "{}; another program may have taken it: {}", error.what(),
+                  tries == 1 ? "planning again with what is free now" : "the CPU does everything");
+    }
+  }
+}
+
+void Engine::load(const GgufFile& file, const EngineOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  ModelConfig config = read_model_config(file);
+  EnginePlan plan = plan_engine(config, file, options);
+  ModelOptions& model = plan.model;
+  // Threads that spin between regions keep the readers of the file and the lane of the stand-in off the
+  // cores.
+  const bool shares_cores = model.stand_in || (!plan.gpu && model.experts.host_bytes > 0);
+  impl_ = std::make_unique<Impl>(ThreadPoolOptions{
+      .n_threads = options.n_threads, .pin = options.pin_threads, .spin_us = shares_cores ? 200u : 50'000u});
+  Impl& e = *impl_;
+  e.open_trace(options.trace_file, file);
+  model.experts.trace = e.trace.get();
+  for (int i = 0; i < file.n_parts(); ++i)
+    if (file.part(i)) model.experts.files.push_back(file.part(i));
+  model.isa = choose_isa(options.isa);
+
+  // On a GPU the weights stay views of the file until they are uploaded.
+  Weights weights = Weights::load(config, file, options.repack && !plan.gpu, e.pool, options.progress,
+                                  keeps_experts(model));
+  e.info = {.device = plan.gpu         ? plan.gpu->name
+                      : model.stand_in ? "sim"
+                                       : "cpu",
+            .isa = model.isa,
+            .n_threads = e.pool.size(),
+            .repacked = options.repack || plan.gpu,
+            .n_params = weights.n_params,
+            .file_bytes = file.total_tensor_bytes(),
+            .bytes_per_token = weights.bytes_per_token,
+            .load_seconds = 0.0,
+            .k_type = model.sequence.k_type,
+            .v_type = model.sequence.v_type};
+  e.plan = std::move(plan.memory);
+  e.n_batch = model.n_batch;
+  e.n_sequences = model.n_sequences;
+  e.max_draft_rows = model.sequence.max_draft_rows;
+  const auto n_sequences = static_cast<size_t>(model.n_sequences);
+  e.taken.assign(n_sequences, false);
+  e.uncommitted.resize(n_sequences);
+  for (auto& parents : e.uncommitted) parents.reserve(static_cast<size_t>(e.max_draft_rows));
+  e.unread.reserve(n_sequences);
+  std::optional<HeatMap> heat;
+  if (!options.heat_file.empty()) {
+    heat = e.read_heat(options.heat_file, config, weights, file);
+    if (heat) model.experts.heat = &*heat;
+  }
+  if (plan.gpu) {
+    try {
+      e.backend = make_gpu_backend(std::move(config), weights, model, e.pool, options.progress);
+    } catch (const MemoryError& error) {
+      throw GpuMemoryLost(error.what());
+    }
+  } else {
+    e.backend = make_cpu_backend(std::move(config), std::move(weights), model, e.pool, options.progress);
+  }
+  e.model_file = &file;
+  if (const std::string fault = file.fault(); !fault.empty()) throw LoadError(fault);
+  e.info.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  log_info("engine", "loaded {} on {} in {:.2f} s: {} threads, {}, context {}", file.path(), e.info.device,
+           e.info.load_seconds, e.info.n_threads, isa_name(e.info.isa), e.plan.n_ctx);
+}
+
+void Engine::Impl::open_trace(const std::string& path, const GgufFile& file) {
+  if (path.empty()) return;
+  auto writer = TraceWriter::open(path, file.path());
+  if (!writer) throw ConfigError("the trace: " + writer.error().message);
+  trace = std::move(*writer);
+  watch.emplace(pool);
+}
+
+// The heat to start from; nullopt: a model without experts. A file of another model is not overwritten.
+std::optional<HeatMap> Engine::Impl::read_heat(const std::string& path, const ModelConfig& config,
+                                               const Weights& weights, const GgufFile& file) {
+  const ExpertCatalog catalog = expert_catalog(config, weights);
+  if (catalog.total_bytes() == 0) {
+    log_warning("engine", "{} is not used: this model has no experts", path);
+    return std::nullopt;
+  }
+  heat_info = HeatFileInfo::of(catalog, config.arch_name,
+                               std::string(file.find_string("general.name").value_or(file.path())));
+  HeatMap heat(catalog);
+  std::error_code error;
+  if (std::filesystem::exists(path, error)) {
+    if (const Status status = load_heat(path, heat_info, heat); !status) {
+      log_warning("engine", "{}; it is left as it is, and every expert counts the same",
+                  status.error().message);
+      return heat;
+    }
+    log_info("engine", "heat of {} tokens from {}", heat.n_tokens(), path);
+  }
+  heat_path = path;
+  return heat;
+}
+
+void Engine::Impl::write_heat() noexcept {
+  if (heat_path.empty() || !backend || !backend->heat()) return;
+  if (const Status status = save_heat(heat_path, heat_info, *backend->heat()); !status)
+    log_warning("engine", "{}", status.error().message);
+}
+
+}  // namespace thermo

@@ -1,0 +1,202 @@
+#include "engine/engine_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/cpu_info.h"
+#include "base/error.h"
+#include "base/units.h"
+#include "experts/budget.h"
+#include "experts/courier.h"
+#include "experts/forecast.h"
+#include "experts/host_tier.h"
+#include "experts/placement.h"
+#include "gguf/gguf_file.h"
+#include "kernels/delta_net/delta_net.h"
+#include "model/weights.h"
+
+namespace thermo {
+namespace {
+
+constexpr int kBatchCpu = 512, kBatchGpu = 2048;
+
+struct ExpertBudgets {
+  ExpertBudget cache, ram;
+};
+ExpertBudgets read_budgets(const EngineOptions& o) {
+  const Result<ExpertBudget> cache = parse_expert_budget(o.expert_cache),
+                             ram = parse_expert_budget(o.expert_ram);
+  if (!cache)
+    throw ConfigError(fmt::format("--expert-cache '{}': {}", o.expert_cache, cache.error().message));
+  if (!ram) throw ConfigError(fmt::format("--expert-ram '{}': {}", o.expert_ram, ram.error().message));
+  return {*cache, *ram};
+}
+
+void append_note(std::string& note, const std::string& more) {
+  if (!note.empty() && !more.empty()) note += "; ";
+  note += more;
+}
+
+// What to know about a device budget that holds fewer experts of a layer than a step and the one after it
+// choose; empty: nothing.
+std::string floor_note(const ExpertCatalog& catalog, const SplitOptions& experts) {
+  if (!experts.split || experts.budget_bytes == 0) return "";  // none is what was asked for
+  const Placement placement = place_experts({.catalog = &catalog,
+                                             .heat = nullptr,
+                                             .budget_bytes = experts.budget_bytes,
+                                             .floor = 0,
+                                             .pin_layers = experts.pin_layers});
+  const int wanted = 2 * catalog.n_active;
+  if (placement.floor >= wanted) return "";
+  return fmt::format(
+      "{} for experts hold {} of each layer, {} or more keep a layer on the device; the processor computes "
+      "most of them",
+      format_bytes(experts.budget_bytes), placement.floor, wanted);
+}
+
+// With everything in GPU memory where it fits, else with the experts split: as many hot as there is room for,
+// or as was asked for.
+void plan_on_gpu(EnginePlan& plan, const ModelConfig& config, const Weights& weights,
+                 const MemoryPlanInputs& inputs, const EngineOptions& o) {
+  const ExpertCatalog catalog = expert_catalog(config, weights);
+  const uint64_t total = catalog.total_bytes();
+  const auto [cache, ram] = read_budgets(o);
+  const auto items = [&](int n_ctx) {
+    plan.model.sequence.n_ctx = n_ctx;
+    return plan_gpu_memory(config, weights, *plan.gpu, plan.model);
+  };
+  const auto plan_device = [&] {
+    plan.memory = plan_device_memory(config, inputs, plan.gpu->name, plan.gpu->free_bytes, items);
+  };
+  const bool asked = !cache.is_auto();
+  if (total == 0 || !asked || cache.resolve(total, total) >= total) {
+    plan_device();
+    if (plan.memory.fits() || total == 0 || asked) return;
+  }
+  plan.model.experts.split = true;
+  plan.model.experts.pin_layers = o.pin_layers;
+  plan.model.experts.swaps = o.expert_swaps;
+  plan.model.experts.budget_bytes = asked ? cache.resolve(total, 0) : 0;
+  plan_device();
+  if (!asked && plan.memory.fits()) {
+    plan.model.experts.budget_bytes =
+        std::min(total, plan.memory.device_available_bytes - plan.memory.device_total_bytes);
+    plan_device();
+  }
+  // In main memory: all of them, or what there is room for.
+  const uint64_t room = inputs.available_bytes - std::min(inputs.available_bytes, plan.memory.total_bytes);
+  const uint64_t host =
+      std::min(std::max(ram.resolve(total, total), HostTier::min_bytes(catalog)), room - room / 16);
+  plan.model.experts.host_bytes = host >= total ? 0 : host;
+  plan.memory.items.push_back({"experts", std::min(host, total),
+                               host >= total
+                                   ? "all of them, page-locked"
+                                   : fmt::format("of {}, the rest in the file", format_bytes(total))});
+  const uint64_t routers = host >= total ? 2 * ExpertForecast::planned_bytes(catalog) : 0;
+  if (routers > 0)
+    plan.memory.items.push_back({"working ahead", routers, "routers in four bits, to guess experts early"});
+  plan.memory.total_bytes += std::min(host, total) + routers;
+  append_note(plan.memory.note, floor_note(catalog, plan.model.experts));
+}
+
+// On the processor, with or without the stand-in device.
+void plan_on_cpu(EnginePlan& plan, const ModelConfig& config, const GgufFile& file, MemoryPlanInputs& inputs,
+                 const EngineOptions& o) {
+  plan.model.n_batch = inputs.n_batch = o.n_batch > 0 ? o.n_batch : kBatchCpu;
+  const auto [cache, ram] = read_budgets(o);
+  const ExpertCatalog catalog = expert_catalog(config, Weights::bind(config, file));
+  const uint64_t total = catalog.total_bytes();
+  if (plan.model.stand_in && (total == 0 || !o.repack)) {
+    plan.model.stand_in = false;
+    append_note(plan.memory.note,
+                total == 0 ? "this model has no experts to split; the CPU does everything"
+                           : "the stand-in device needs repacked weights; the CPU does everything");
+  }
+  std::string note = plan.memory.note;
+  if (!ram.is_auto()) inputs.expert_ram = ram.resolve(total, total);
+  if (plan.model.stand_in) {
+    plan.model.experts.split = true;
+    plan.model.experts.budget_bytes = cache.resolve(total, total);
+    inputs.stand_in_bytes = plan.model.experts.budget_bytes;
+    inputs.ahead_bytes = 2 * ExpertForecast::planned_bytes(catalog) + Courier::places_bytes(catalog);
+  }
+  plan.model.experts.pin_layers = o.pin_layers;
+  plan.model.experts.swaps = o.expert_swaps;
+  plan.memory = plan_memory(config, file, inputs);
+  if (plan.memory.experts_in_file()) plan.model.experts.host_bytes = plan.memory.host_expert_bytes;
+  append_note(note, plan.memory.note);
+  append_note(note, floor_note(catalog, plan.model.experts));
+  plan.memory.note = note;
+}
+
+}  // namespace
+
+void check_options(const EngineOptions& o) {
+  const auto range = [](const char* name, int value, int low, int high) {
+    if (value < low || value > high)
+      throw ConfigError(fmt::format("{} is {}, expected {} to {}", name, value, low, high));
+  };
+  range("the context", o.n_ctx, 0, 1 << 24);
+  range("the number of sequences", o.n_sequences, 1, 256);
+  range("the number of threads", o.n_threads, 0, 1024);
+  range("the number of rows of a step", o.n_batch, 0, 16384);
+  range("the number of draft rows", o.max_draft_rows, 0, kDeltaChunk);
+  range("the number of pinned layers", o.pin_layers, 0, 1 << 16);
+}
+
+EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const EngineOptions& o) {
+  EnginePlan plan;
+  plan.model.n_sequences = o.n_sequences;
+  plan.model.sequence = {.n_ctx = o.n_ctx,
+                         .max_draft_rows = o.max_draft_rows,
+                         .k_type = o.k_type.value_or(KvType::F16),
+                         .v_type = o.v_type.value_or(KvType::F16)};
+  for (const KvType type : {plan.model.sequence.k_type, plan.model.sequence.v_type})
+    if (type == KvType::Q8_0 && config.head_dim % 32 != 0)
+      throw ConfigError(fmt::format(
+          "a q8_0 cache needs heads of a multiple of 32, this model has {}; use f16", config.head_dim));
+  MemoryPlanInputs inputs;
+  inputs.n_ctx = o.n_ctx;
+  inputs.n_sequences = o.n_sequences;
+  inputs.max_draft_rows = o.max_draft_rows;
+  inputs.n_threads = o.n_threads > 0 ? o.n_threads : cpu_info().n_cores;
+  inputs.repack = o.repack;
+  inputs.k_type = plan.model.sequence.k_type;
+  inputs.v_type = plan.model.sequence.v_type;
+  inputs.available_bytes = available_memory_bytes();
+
+  if (o.pin_layers > config.n_layer)
+    throw ConfigError(
+        fmt::format("{} layers cannot be pinned: this model has {}", o.pin_layers, config.n_layer));
+
+  std::string note;
+  plan.model.stand_in = o.device == "sim";
+  if (!plan.model.stand_in) plan.gpu = choose_gpu(o.device, note);
+  if (plan.gpu) {
+    plan.model.device = plan.gpu->index;
+    plan.model.n_batch = o.n_batch > 0 ? o.n_batch : kBatchGpu;
+    plan_on_gpu(plan, config, Weights::bind(config, file), inputs, o);
+    if (!plan.memory.fits()) {
+      const std::string shortage =
+          fmt::format("{} needs {} of GPU memory with a context of {}, but {} has {} free", file.path(),
+                      format_bytes(plan.memory.device_total_bytes), plan.memory.n_ctx, plan.gpu->name,
+                      format_bytes(plan.gpu->free_bytes));
+      if (o.device != "auto")
+        throw MemoryError(shortage + "; use the processor, a smaller context or a smaller quantisation");
+      note = shortage + "; the CPU does everything";
+      plan.gpu.reset();
+    }
+  }
+  if (!plan.gpu) {
+    plan.memory.note.clear();
+    plan.model.experts = {};
+    plan_on_cpu(plan, config, file, inputs, o);
+  }
+  append_note(note, plan.memory.note);
+  plan.memory.note = note;
+  plan.model.sequence.n_ctx = plan.memory.n_ctx;
+  return plan;
+}
+
+}  // namespace thermo

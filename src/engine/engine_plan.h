@@ -1,0 +1,25 @@
+// Decides where a model runs and what it takes there, before anything is taken.
+#pragma once
+
+#include <optional>
+
+#include "engine/engine.h"
+#include "engine/gpu_backend.h"
+#include "engine/memory_plan.h"
+#include "model/backend.h"
+
+namespace thermo {
+
+struct EnginePlan {
+  std::optional<GpuChoice> gpu;  // nullopt: the processor
+  ModelOptions model;
+  MemoryPlan memory;
+};
+
+// Throws ConfigError for a value out of range.
+void check_options(const EngineOptions& options);
+
+// Throws ConfigError, MemoryError, and LoadError for a file whose tensors are not as described.
+EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const EngineOptions& options);
+
+}  // namespace thermo

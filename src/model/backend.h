@@ -1,0 +1,85 @@
+// What the engine needs of a loaded model, wherever it runs: Model on the processor, GpuModel on a GPU.
+//
+// One thread at a time may call a backend.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "experts/split_options.h"
+#include "experts/telemetry.h"
+#include "kernels/isa.h"
+#include "model/sequence_layout.h"
+#include "model/step.h"
+
+namespace thermo {
+
+class HeatMap;
+
+struct ModelOptions {
+  int n_batch = 512;  // most rows of a step
+  int n_sequences = 1;
+  SequenceConfig sequence;
+  SplitOptions experts;     // where the routed experts are
+  Isa isa = Isa::Portable;  // of what the processor computes
+  bool stand_in = false;    // on the processor: with a stand-in for a GPU
+  int device = 0;           // on a GPU: which one
+  bool graphs = true;       // on a GPU; false: queue every kernel, to measure what graphs buy
+};
+
+// A sequence at one length, kept where sequences live. Made by a backend and good for any of its sequences.
+class Checkpoint {
+ public:
+  virtual ~Checkpoint() = default;
+  int n_past() const noexcept { return n_past_; }
+  // Without keys and values it can only be restored where these are: in the sequence it was taken of, while
+  // its first n_past() tokens are the same.
+  bool has_kv() const noexcept { return has_kv_; }
+
+ protected:
+  Checkpoint(int n_past, bool has_kv) : n_past_(n_past), has_kv_(has_kv) {}
+
+ private:
+  int n_past_;
+  bool has_kv_;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual const ModelConfig& config() const = 0;
+  virtual bool is_gpu() const noexcept = 0;
+
+  // REQUIRES (checked by Engine::step, which refuses instead): groups of different sequences without
+  // uncommitted rows, parents before children, a chain unless uncommitted, rows <= n_batch, tokens in the
+  // vocabulary, positions inside the context. After a fault there are no logits.
+  virtual StepOutput step(const StepBatch& batch) noexcept = 0;
+  // All logits of rows[i] of the last step's output, wherever they are; empty after a fault. Valid until the
+  // next step.
+  virtual std::span<const float> fetch_logits(int i) noexcept = 0;
+  // Makes `path` of a sequence's uncommitted rows its new end. REQUIRES: parents first, each the parent of
+  // the next.
+  virtual void commit(int sequence, std::span<const int32_t> path) noexcept = 0;
+  // Why steps can no longer be trusted; empty while they can.
+  virtual std::string_view fault() const noexcept = 0;
+
+  // The memory of one sequence.
+  virtual int n_past(int sequence) const noexcept = 0;
+  virtual void clear(int sequence) noexcept = 0;
+  // nullptr: there is no memory for it.
+  virtual std::unique_ptr<Checkpoint> checkpoint(int sequence, bool with_kv) = 0;
+  // REQUIRES: see Checkpoint::has_kv().
+  virtual void restore(int sequence, const Checkpoint& checkpoint) noexcept = 0;
+  // Cuts attention memory. REQUIRES: no recurrent layers, n <= n_past().
+  virtual void truncate(int sequence, int n) noexcept = 0;
+
+  // How experts were used; nullptr: nobody counts.
+  virtual const HeatMap* heat() const noexcept = 0;
+  virtual ExpertTelemetry expert_telemetry() const noexcept = 0;
+  virtual bool reset_experts() = 0;  // see Engine
+};
+
+}  // namespace thermo

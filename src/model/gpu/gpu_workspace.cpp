@@ -1,0 +1,148 @@
+#include "model/gpu/gpu_workspace.h"
+
+#include <algorithm>
+
+namespace thermo {
+
+StepInputs::StepInputs(std::byte* base, int max_rows) {
+  GpuCarver carver(base);
+  const size_t rows = static_cast<size_t>(max_rows);
+  ancestors = carver.take<uint64_t>(rows);
+  n_valid = carver.take<int32_t>(1);
+  n_groups = carver.take<int32_t>(1);
+  ticket = carver.take<uint32_t>(1);
+  fetch_of = carver.take<int32_t>(kMaxFetchTable + 1);
+  n_logits = carver.take<int32_t>(1);
+  for (int32_t** array : {&token, &group, &position, &parent, &logit_row, &n_top, &group_sequence,
+                          &group_begin, &group_rows, &group_past, &group_uncommitted})
+    *array = carver.take<int32_t>(rows);
+  bytes = carver.used();
+}
+
+size_t input_bytes(int n_batch) {
+  return StepInputs(nullptr, kMaxBucket).bytes + StepInputs(nullptr, n_batch).bytes +
+         (kMaxDeltaRows + 1) * sizeof(int32_t);
+}
+
+size_t rope_bytes(const ModelConfig& c) {
+  return (make_rope_table(c.rope_full).inv_freq.size() + make_rope_table(c.rope_window).inv_freq.size() + 2) *
+         sizeof(float);
+}
+
+namespace {
+
+// Or the parts of an output projection: few rows have many.
+int max_pairs_of(const ModelConfig& c, int n_rows) {
+  return std::max(
+      {max_route_pairs(c.route, true, n_rows), 2 * n_rows, kMaxLinearParts * std::min(n_rows, kMaxCutActs)});
+}
+
+}  // namespace
+
+void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, bool float_ffn,
+                         bool float_mixed, int n_multiprocessors) {
+  const size_t rows = static_cast<size_t>(n_batch);
+  const auto floats = [&](int columns) { return carver.take<float>(rows * static_cast<size_t>(columns)); };
+  const auto acts = [&](size_t n, int columns, bool f16, bool f32, float scale) {
+    DeviceActsOut out;
+    out.f16_stride = static_cast<int64_t>(f16_columns(columns));
+    out.f32_stride = columns;
+    out.scale = scale;
+    if (f16) out.f16 = carver.take<uint16_t>(n * f16_columns(columns));
+    if (f32) out.f32 = carver.take<float>(n * static_cast<size_t>(columns));
+    return out;
+  };
+  // The int8 form, of small steps only.
+  const int small_rows = std::min(n_batch, kMaxSmallActs);
+  const auto int8 = [&](DeviceActsOut& out, int n, int columns) {
+    if (columns % 32 != 0) return;
+    out.i8_stride = ceil_div(columns, 256);
+    out.i8 =
+        carver.take<std::byte>(static_cast<size_t>(n) * static_cast<size_t>(out.i8_stride) * kDotChunkBytes);
+  };
+  const int q_dim = c.max_n_head() * c.head_dim;
+  const int n_expert = c.route.n_expert, n_used = c.route.n_expert_used;
+  const size_t pairs = static_cast<size_t>(max_pairs_of(c, n_batch));
+
+  x = floats(c.n_embd);
+  parts = carver.take<float>(pairs * static_cast<size_t>(c.n_embd));
+  h = acts(rows, c.n_embd, true, true, 1.0f);
+  mixed = acts(rows, std::max(q_dim, c.ssm_inner()), true, float_mixed, 1.0f);
+  hidden = acts(pairs, c.max_n_ff(), true, float_ffn, kHiddenScale);
+  int8(h, small_rows, c.n_embd);
+  int8(hidden, max_pairs_of(c, small_rows), c.max_n_ff());
+  q_full = floats(2 * q_dim);
+  q = floats(q_dim);
+  k = floats(c.n_kv_dim());
+  v = floats(c.n_kv_dim());
+  gate = floats(c.attn_gate == AttnGate::SigmoidElement ? 0 : q_dim);
+  size_t partial_floats = 0;
+  for (int n = 1; n <= n_batch; ++n) {
+    int last_n_head = 0;  // layers of one kind need the same
+    for (const LayerConfig& layer : c.layers)
+      if (!layer.recurrent && layer.n_head != last_n_head) {
+        last_n_head = layer.n_head;
+        partial_floats = std::max(partial_floats, static_cast<size_t>(n) * static_cast<size_t>(layer.n_head) *
+                                                      static_cast<size_t>(attention_splits(
+                                                          n, layer.n_head, c.n_head_kv, n_multiprocessors)) *
+                                                      static_cast<size_t>(c.head_dim + 2));
+      }
+  }
+  partial = carver.take<float>(partial_floats);
+  size_t tagged_bytes = 0;
+  for (const LayerConfig& layer : c.layers)
+    if (!layer.recurrent)
+      tagged_bytes = std::max(
+          tagged_bytes,
+          attention_tagged_bytes(
+              layer.n_head, attention_splits(1, layer.n_head, c.n_head_kv, n_multiprocessors), c.head_dim));
+  attention_tagged = carver.take<std::byte>(tagged_bytes);
+  conv_input = floats(c.ssm_channels());
+  conv_output = floats(c.ssm_channels());
+  z = floats(c.ssm_inner());
+  rule_out = floats(c.ssm_inner());
+  chunk_scores = floats(kDeltaChunkRows * c.ssm_n_head_v);
+  alpha = floats(c.ssm_n_head_v);
+  beta = floats(c.ssm_n_head_v);
+  gates = floats(2 * c.ssm_n_head_v);
+  router_logits = carver.take<float>(router_logit_rows(n_batch) * static_cast<size_t>(n_expert));
+  shared_logit = floats(1);
+  const size_t slots =
+      static_cast<size_t>(std::max(max_route_slots(c.route, true, n_batch, kExpertSmallTile), 1));
+  routes.n_slots = carver.take<int32_t>(1);
+  routes.slots = carver.take<DeviceSlot>(slots);
+  routes.pair_row = carver.take<int32_t>(pairs);
+  routes.pair_of = carver.take<int32_t>(rows * static_cast<size_t>(n_used + 1));
+  routes.pair_weight = carver.take<float>(rows * static_cast<size_t>(n_used + 1));
+  routes.expert_count = carver.take<int32_t>(static_cast<size_t>(n_expert));
+  routes.expert_first = carver.take<int32_t>(static_cast<size_t>(n_expert) + 1);
+  routes.expert_slot = carver.take<int32_t>(static_cast<size_t>(n_expert) + 1);
+  routes.partial = carver.take<float>(static_cast<size_t>(kRouterParts * kMaxFusedRouteRows * n_expert));
+  routes.counter = carver.take<uint32_t>(1);
+  routes.chosen = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
+  routes.rank = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
+  exchange = carver.take<std::byte>(decode_exchange_bytes(n_used, c.max_n_ff()));
+  logits = carver.take<float>(static_cast<size_t>(kLogitRows) * static_cast<size_t>(c.n_vocab));
+  top_scratch = carver.take<float>(static_cast<size_t>(kLogitRows) * top_logits_scratch_floats());
+}
+
+bool any_float_ffn(const ModelConfig& c, const Weights& w) {
+  for (int il = 0; il < c.n_layer; ++il) {
+    const LayerWeights& layer = w.layers[static_cast<size_t>(il)];
+    if (layer.ffn && is_float_type(layer.ffn->down.dtype)) return true;
+    if (layer.moe && (is_float_type(layer.moe->experts[0].down.dtype) ||
+                      (!layer.moe->shared.empty() && is_float_type(layer.moe->shared.down.dtype))))
+      return true;
+  }
+  return false;
+}
+bool any_float_output(const ModelConfig& c, const Weights& w) {
+  for (int il = 0; il < c.n_layer; ++il) {
+    const LayerWeights& layer = w.layers[static_cast<size_t>(il)];
+    if (is_float_type(layer.attention ? layer.attention->output.dtype : layer.delta_net->output.dtype))
+      return true;
+  }
+  return false;
+}
+
+}  // namespace thermo

@@ -1,0 +1,106 @@
+#include "model/sequence_layout.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "gguf/gguf_file.h"
+
+namespace thermo {
+namespace {
+
+struct Piece {
+  size_t begin, end;
+};
+
+// Sorted, none may touch another, and all lie below `limit`.
+void expect_apart(std::vector<Piece> pieces, size_t limit) {
+  std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    EXPECT_LE(pieces[i].begin, pieces[i].end);
+    EXPECT_LE(pieces[i].end, i + 1 < pieces.size() ? pieces[i + 1].begin : limit) << i;
+    EXPECT_EQ(pieces[i].begin % SequenceLayout::kPartAlign, 0u) << i;
+  }
+}
+
+class SequenceLayoutTest : public testing::TestWithParam<const char*> {
+ protected:
+  const ModelConfig config =
+      read_model_config(GgufFile(std::string(THERMO_TEST_DATA) + "/" + GetParam() + "-f32.gguf"));
+  const SequenceConfig options{
+      .n_ctx = 77, .max_draft_rows = 5, .k_type = KvType::F16, .v_type = KvType::F32};
+  static constexpr int kSequences = 3;
+};
+INSTANTIATE_TEST_SUITE_P(All, SequenceLayoutTest, testing::Values("qwen35moe", "qwen35", "laguna"),
+                         [](const auto& test) { return test.param; });
+
+TEST_P(SequenceLayoutTest, GivesEveryPartItsOwnBytes) {
+  const auto floats = [](auto... sizes) { return (static_cast<size_t>(sizes) * ...) * sizeof(float); };
+  for (const bool gpu : {false, true}) {
+    const SequenceLayout layout =
+        gpu ? SequenceLayout::on_gpu(config, options) : SequenceLayout::on_cpu(config, options);
+    const int stride = gpu ? config.ssm_channels() : config.ssm_channel_stride();
+    std::vector<Piece> kv, recurrent, tape;
+    for (int s = 0; s < kSequences; ++s)
+      for (int il = 0; il < config.n_layer; ++il) {
+        if (!layout.is_recurrent(il)) {
+          const auto at = layout.kv(s, il), end = layout.kv(s, il, options.n_ctx + options.max_draft_rows);
+          kv.push_back({at.k, end.k});
+          kv.push_back({at.v, end.v});
+          continue;
+        }
+        const auto memory = layout.recurrent(s, il);
+        recurrent.push_back(
+            {memory.state, memory.state + floats(config.ssm_n_head_v, config.ssm_dim, config.ssm_dim)});
+        recurrent.push_back({memory.columns, memory.columns + floats(config.ssm_taps - 1, stride)});
+        const auto rows = layout.tape(s, il);
+        const int n = options.max_draft_rows;
+        tape.push_back({rows.conv_input, rows.conv_input + floats(n, stride)});
+        tape.push_back({rows.k, rows.k + floats(n, config.ssm_n_head_k, config.ssm_dim)});
+        tape.push_back({rows.g, rows.g + floats(n, config.ssm_n_head_v)});
+        tape.push_back({rows.delta, rows.delta + floats(n, config.ssm_inner())});
+      }
+    expect_apart(kv, kSequences * layout.kv_bytes());
+    expect_apart(recurrent, kSequences * layout.recurrent_bytes());
+    expect_apart(tape, kSequences * layout.tape_bytes());
+    EXPECT_EQ(recurrent.empty(), layout.recurrent_bytes() == 0);
+  }
+}
+
+TEST_P(SequenceLayoutTest, StepsFromSlotToSlot) {
+  const SequenceLayout layout = SequenceLayout::on_cpu(config, options);
+  const auto kv_dim = static_cast<size_t>(config.n_kv_dim());
+  EXPECT_EQ(layout.k_slot_bytes(), kv_dim * 2);
+  EXPECT_EQ(layout.v_slot_bytes(), kv_dim * 4);
+  for (int il = 0; il < config.n_layer; ++il) {
+    if (layout.is_recurrent(il)) continue;
+    EXPECT_EQ(layout.kv(1, il, 9).k - layout.kv(1, il).k, 9 * layout.k_slot_bytes());
+    EXPECT_EQ(layout.kv(1, il, 9).v - layout.kv(1, il).v, 9 * layout.v_slot_bytes());
+  }
+}
+
+// What a checkpoint copies.
+TEST_P(SequenceLayoutTest, ListsAllThatASequenceConsistsOf) {
+  const SequenceLayout layout = SequenceLayout::on_gpu(config, options);
+  for (const bool with_kv : {false, true}) {
+    std::map<SequenceLayout::Region, size_t> bytes;
+    layout.for_each_piece(2, 10, with_kv, [&](SequenceLayout::Region region, size_t offset, size_t n) {
+      const size_t sequence_bytes =
+          region == SequenceLayout::Region::Kv ? layout.kv_bytes() : layout.recurrent_bytes();
+      EXPECT_GE(offset, 2 * sequence_bytes);
+      EXPECT_LE(offset + n, 3 * sequence_bytes);
+      bytes[region] += n;
+    });
+    EXPECT_EQ(bytes[SequenceLayout::Region::Recurrent], layout.recurrent_bytes());
+    EXPECT_EQ(bytes[SequenceLayout::Region::Kv], !with_kv
+                                                     ? 0u
+                                                     : 10 * static_cast<size_t>(config.n_attention_layers()) *
+                                                           (layout.k_slot_bytes() + layout.v_slot_bytes()));
+    EXPECT_EQ(layout.piece_bytes(10, with_kv),
+              bytes[SequenceLayout::Region::Recurrent] + bytes[SequenceLayout::Region::Kv]);
+  }
+}
+
+}  // namespace
+}  // namespace thermo
