@@ -20,7 +20,7 @@ USAGE, MODEL_ERROR, MEMORY, DEVICE, DEVICE_FAULT, INTERRUPTED = 2, 3, 4, 6, 7, 1
 def clean_environment(**extra):
     """No settings of the person who runs the tests, no configuration file of theirs."""
     env = {k: v for k, v in os.environ.items()
-           if k == "THERMO_MAX_ISA" or (not k.startswith(("THERMO_", "LLAMA_", "CLICOLOR")) and k != "NO_COLOR")}
+           if k in ("THERMO_MAX_ISA", "THERMO_DEVICE") or (not k.startswith(("THERMO_", "LLAMA_", "CLICOLOR")) and k != "NO_COLOR")}
     env["XDG_CONFIG_HOME"] = "/nonexistent"
     env.update(extra)
     return env
