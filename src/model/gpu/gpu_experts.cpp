@@ -11,25 +11,6 @@
 
 namespace thermo {
 
-GpuExperts::GpuExperts(const ModelConfig& config, const Weights& weights, const SplitOptions& options,
-                       int n_batch, Isa isa, ThreadPool& pool, const LoadProgressFn& progress)
-    : impl_(std::make_unique<Impl>(config, weights, options, n_batch, isa, pool, progress)) {}
-GpuExperts::~GpuExperts() = default;
-
-std::vector<GpuMemoryItem> GpuExperts::plan(const ModelConfig& config, const Weights& weights,
-                                            const SplitOptions& options) {
-  const ExpertCatalog catalog = expert_catalog(config, weights);
-  const HeatMap heat = options.heat != nullptr ? *options.heat : HeatMap(catalog);
-  const uint64_t n_layer = static_cast<uint64_t>(config.n_layer),
-                 n_expert = static_cast<uint64_t>(config.route.n_expert);
-  return {
-      {"hot experts", ExpertStore::slot_bytes(catalog, place(catalog, heat, options))},
-      {"expert streaming", guest_bytes(catalog) + Courier::places_bytes(catalog)},
-      {"expert tables",
-       ((2 * n_layer + kBatches) * n_expert + Courier::place_sizes(catalog).size()) * sizeof(const uint8_t*) +
-           3 * n_layer * sizeof(int32_t) + n_layer * kMaxParcels * (sizeof(uint64_t) + sizeof(CameParcel))}};
-}
-
 const uint8_t* const* GpuExperts::table(int layer) const noexcept {
   return impl_->control.as<const uint8_t*>() + layer * impl_->n_expert;
 }
@@ -58,19 +39,10 @@ DeviceCold GpuExperts::cold(int layer, const uint32_t* ticket, const int32_t* fe
 void GpuExperts::begin(int n_rows, uint32_t& ticket, std::span<int32_t> fetch_of,
                        StreamView stream) noexcept {
   Impl& m = *impl_;
-  m.store->begin_step();
+  ticket = m.ticket = m.core.begin_step(n_rows, false);
   m.upload_control(stream);
-  m.ticket += static_cast<uint32_t>(m.n_layer) + 1;
-  ticket = m.ticket;
   m.last_posted = m.mail().posted;  // also when the last post of the step before was not looked at any more
-  if (m.courier != nullptr) m.courier->begin_step(ticket);
-  const bool can_fetch = m.options.fetch && m.arena_lock.locked() && m.host.complete();
-  if (!can_fetch)
-    std::fill(fetch_of.begin(), fetch_of.end(), 0);
-  else if (!m.options.cpu)
-    for (size_t i = 0; i < fetch_of.size(); ++i) fetch_of[i] = static_cast<int32_t>(i);
-  else
-    m.split.fill(fetch_of, m.courier != nullptr && n_rows == 1);
+  m.core.deal(fetch_of, n_rows, m.can_read_host());
 }
 
 void GpuExperts::serve(int n_rows, const Event& end) noexcept {
@@ -81,16 +53,16 @@ void GpuExperts::serve(int n_rows, const Event& end) noexcept {
     if (now != m.last_posted) {
       m.last_posted = now;
       m.answer(now, n_rows);
-      m.store->look();
+      m.core.store().look();
       polls = 0;
       continue;
     }
     if (polls % 512 == 0 && end.reached()) break;  // asking the driver takes a microsecond
-    if (m.ahead != nullptr && m.ahead->help([&] { return posted.load(std::memory_order_relaxed) != now; }))
+    if (m.core.ahead() != nullptr && m.core.ahead()->help([&] { return posted.load(std::memory_order_relaxed) != now; }))
       continue;
     pause_cpu();
   }
-  if (m.ahead != nullptr) m.ahead->end();  // the placement changes between steps
+  if (m.core.ahead() != nullptr) m.core.ahead()->end();  // the placement changes between steps
 }
 
 void GpuExperts::Impl::answer(uint32_t posted, int n_rows) noexcept {
@@ -116,7 +88,7 @@ void GpuExperts::Impl::answer(uint32_t posted, int n_rows) noexcept {
   count.foreseen += static_cast<uint64_t>(lane->last_foreseen());
   count.cpu_bytes +=
       static_cast<uint64_t>(lane->last_experts()) * catalog.layers[static_cast<size_t>(layer)].expert_bytes;
-  split.cpu_took(lane->last_experts(), static_cast<float>(took) * 1e-3f);
+  core.lanes().cpu_took(lane->last_experts(), static_cast<float>(took) * 1e-3f);
   answer_begin[static_cast<size_t>(layer)] = begin;
   if (options.trace != nullptr)
     options.trace->add({.lane = TraceLane::Cpu,
@@ -165,7 +137,7 @@ void GpuExperts::finish(int n_rows) noexcept {
     const int n = n_rows * m.n_used;
     for (int i = 0; i < n; ++i) {
       m.heat.use(il, ids[i]);
-      hot += m.store->hot(il, ids[i]);
+      hot += m.core.store().hot(il, ids[i]);
     }
     ++m.count.layer_steps;
     m.count.pairs += static_cast<uint64_t>(n);
@@ -183,25 +155,20 @@ void GpuExperts::finish(int n_rows) noexcept {
     }
     if (record.n_pairs > 0 || record.n_fetched > 0) {
       if (record.went_ns > record.posted_ns)
-        m.split.layer_took(record.n_cold, record.n_fetched,
+        m.core.lanes().layer_took(record.n_cold, record.n_fetched,
                            static_cast<float>(record.went_ns - record.posted_ns) * 1e-3f);
       if (record.ready_ns > record.posted_ns)
-        m.split.gpu_took(record.n_fetched, static_cast<float>(record.ready_ns - record.posted_ns) * 1e-3f);
+        m.core.lanes().gpu_took(record.n_fetched, static_cast<float>(record.ready_ns - record.posted_ns) * 1e-3f);
     }
   }
   if (m.options.trace != nullptr) m.trace_step();
-  ++m.count.steps;
-  m.count.tokens += static_cast<uint64_t>(n_rows);
   m.heat.advance(n_rows);
-  if (m.courier != nullptr) {
-    for (int il = 0; il < m.n_layer; ++il) {
-      if (m.catalog.layers[static_cast<size_t>(il)].n_expert() == 0) continue;
-      const ColdRecord& record = m.records.as<ColdRecord>()[il];
-      m.courier->settle(il, record.came, record.carried);
-    }
-    m.courier->end_step();
+  for (int il = 0; il < m.n_layer; ++il) {
+    if (m.catalog.layers[static_cast<size_t>(il)].n_expert() == 0) continue;
+    const ColdRecord& record = m.records.as<ColdRecord>()[il];
+    m.core.settle(il, record.came, record.carried);
   }
-  m.store->end_step();
+  m.core.end_step();
   if (m.mail().gave_up != 0) m.fault = "the processor did not answer in time";
   m.check_file();
 }
@@ -210,33 +177,19 @@ const char* GpuExperts::fault() const noexcept {
   return impl_->fault == nullptr ? "" : impl_->fault;
 }
 void GpuExperts::reset() {
-  impl_->heat = impl_->first_heat;
-  impl_->store->reset();
+  impl_->core.reset();
 }
 ExpertTelemetry GpuExperts::telemetry() const noexcept {
-  ExpertTelemetry t = impl_->count;
-  const ExpertStoreStats moved = impl_->store->stats();
-  t.moved = moved.moved;
-  t.moved_bytes = moved.moved_bytes;
-  if (impl_->courier != nullptr) {
-    t.parcels = impl_->courier->n_sent();
-    t.parcels_came = impl_->courier->n_came();
-    t.parcels_kept = moved.exchanged;
-    t.fetched_bytes += impl_->courier->sent_bytes();
-  }
-  const HostTierStats disk = impl_->host.stats();
-  t.disk_bytes = disk.bytes_read;
-  t.disk_wait_ns = disk.wait_ns;
-  return t;
+  return impl_->core.telemetry();
 }
 const HeatMap& GpuExperts::heat() const noexcept {
   return impl_->heat;
 }
 const LaneSplit& GpuExperts::lanes() const noexcept {
-  return impl_->split;
+  return impl_->core.lanes();
 }
 ExpertStore& GpuExperts::store() noexcept {
-  return *impl_->store;
+  return impl_->core.store();
 }
 
 }  // namespace thermo

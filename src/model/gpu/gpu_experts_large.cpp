@@ -16,8 +16,7 @@ constexpr float kCopyUs = 42.0f, kCpuExpertUs = 18.0f, kCpuRowUs = 4.0f;
 
 void GpuExperts::begin_large(int n_rows, StreamView stream) noexcept {
   Impl& m = *impl_;
-  m.store->begin_step();
-  m.store->take_guest();
+  m.core.begin_step(n_rows, true);
   m.upload_control(stream);
   m.large_rows_now = n_rows;
   m.batches.clear();
@@ -33,7 +32,7 @@ void GpuExperts::Impl::stream_all() noexcept {
     int32_t cold[kMaxDeviceExperts];
     int n = 0;
     for (int e = 0; e < catalog.layers[static_cast<size_t>(il)].n_expert(); ++e)
-      if (!store->hot(il, e)) cold[n++] = e;
+      if (!core.store().hot(il, e)) cold[n++] = e;
     add_batches(il, cold, n);
   }
   layer_first_batch[static_cast<size_t>(n_layer)] = batches.size();
@@ -73,7 +72,7 @@ void GpuExperts::Impl::issue(size_t limit) noexcept {
       const std::byte* const from = host.complete() ? host.address(batch.layer, batch.experts[i])
                                                     : host.acquire(batch.layer, batch.experts[i]).gate.panels;
       std::byte* const to =
-          guest.data() + (place * static_cast<size_t>(batch_experts) + static_cast<size_t>(i)) * step;
+          lent.data() + (place * static_cast<size_t>(batch_experts) + static_cast<size_t>(i)) * step;
       cudaMemcpyAsync(to, from, layer.expert_bytes, cudaMemcpyHostToDevice, device.stream().handle);
       table[batch.experts[i]] = reinterpret_cast<const uint8_t*>(to);
     }
@@ -106,7 +105,7 @@ void GpuExperts::run_large(int layer, DeviceExpertArgs args, int n_rows, StreamV
       m.counts.as<int32_t>() + static_cast<size_t>(layer) * (static_cast<size_t>(m.n_expert) + 1);
   cudaMemcpyAsync(first, args.routes.expert_first, (static_cast<size_t>(m.n_expert) + 1) * sizeof(int32_t),
                   cudaMemcpyDeviceToHost, stream.handle);
-  const bool all_hot = m.store->n_cold(layer) == 0;
+  const bool all_hot = m.core.store().n_cold(layer) == 0;
   const bool ask = !all_hot && n_rows < kStreamAllRows;
   if (ask) {
     cudaMemcpyAsync(m.large_rows.data(), args.routes.pair_row,
@@ -138,7 +137,7 @@ void GpuExperts::Impl::compute_few(int layer, const int32_t* first, const Device
   int n = 0;
   const auto rows_of = [&](int e) { return first[e + 1] - first[e]; };
   for (int e = 0; e < catalog.layers[static_cast<size_t>(layer)].n_expert(); ++e)
-    if (!store->hot(layer, e) && rows_of(e) > 0) cold[n++] = e;
+    if (!core.store().hot(layer, e) && rows_of(e) > 0) cold[n++] = e;
   std::sort(cold, cold + n, [&](int32_t a, int32_t b) { return rows_of(a) > rows_of(b); });
   // From the least popular on.
   int n_cpu = 0, cpu_pairs = 0;
@@ -203,15 +202,12 @@ void GpuExperts::finish_large() noexcept {
       if (rows == 0) continue;
       m.heat.use(il, e, static_cast<float>(rows));
       m.count.pairs += static_cast<uint64_t>(rows);
-      if (m.store->hot(il, e)) m.count.hot_pairs += static_cast<uint64_t>(rows);
+      if (m.core.store().hot(il, e)) m.count.hot_pairs += static_cast<uint64_t>(rows);
     }
     m.count.layer_steps += n_expert > 0;
   }
-  ++m.count.steps;
-  m.count.tokens += static_cast<uint64_t>(m.large_rows_now);
   m.heat.advance(m.large_rows_now);
-  m.store->give_back_guest();
-  m.store->end_step(kMovesAfterPrompt);
+  m.core.end_step();
   m.check_file();
 }
 
