@@ -14,7 +14,6 @@
 namespace thermo {
 namespace {
 
-constexpr double kTolerance = 1e-4;
 constexpr int kBatch = 128;
 
 ModelOptions model_options() {
@@ -98,7 +97,7 @@ TEST_P(ExpertPlacementTest, GivesTheSameLogitsForEveryShareAndChunkLength) {
       for (const size_t chunk : {size_t{1}, size_t{7}, size_t{40}, size_t{100}}) {
         const Outputs want = run_in_chunks(*plain, fixture.ids, chunk);
         const Outputs got = run_in_chunks(*split.model, fixture.ids, chunk);
-        EXPECT_LT(error_of(got.logits, want.logits), kTolerance)
+        EXPECT_TRUE(got.logits == want.logits)
             << "share " << share << " chunk " << chunk << " in file " << in_file;
       }
       const ExpertTelemetry t = split.model->expert_telemetry();
@@ -126,7 +125,7 @@ TEST_P(ExpertPlacementTest, GivesTheSameLogitsForEveryShareAndChunkLength) {
 
 TEST_P(ExpertPlacementTest, IsBitForBitThePlainModelWhenEverythingIsHot) {
   const SplitModel split = sim_model(fixture.file, pool, {.share = 1.0});
-  EXPECT_EQ(run_in_chunks(*split.model, fixture.ids, 7).logits, run_in_chunks(*plain, fixture.ids, 7).logits);
+  EXPECT_TRUE(run_in_chunks(*split.model, fixture.ids, 7).logits == run_in_chunks(*plain, fixture.ids, 7).logits);
 }
 
 TEST_P(ExpertPlacementTest, GivesTheSameLogitsForRandomPlacements) {
@@ -141,7 +140,7 @@ TEST_P(ExpertPlacementTest, GivesTheSameLogitsForRandomPlacements) {
       for (int e = 0; e < catalog.layers[l].n_expert(); ++e)
         if (random() % 100 < odds) hot[l].push_back(e);
     split.sim->store().force(hot);
-    EXPECT_LT(error_of(run_in_chunks(*split.model, fixture.ids, 9).logits, want.logits), kTolerance) << odds;
+    EXPECT_TRUE(run_in_chunks(*split.model, fixture.ids, 9).logits == want.logits) << odds;
   }
 }
 
@@ -163,7 +162,7 @@ TEST_P(ExpertPlacementTest, GivesTheSameLogitsForAdversarialPlacements) {
     split.sim->store().force(hot);
     const ExpertTelemetry before = split.model->expert_telemetry();
     const StepOutput got = step_rows(*split.model, row);
-    ASSERT_LT(error_of(got.rows[0].logits, want.rows[0].logits), kTolerance) << i;
+    ASSERT_TRUE(std::ranges::equal(got.rows[0].logits, want.rows[0].logits)) << i;
     const ExpertTelemetry after = split.model->expert_telemetry();
     const uint64_t hot_pairs = after.hot_pairs - before.hot_pairs, pairs = after.pairs - before.pairs;
     EXPECT_EQ(hot_pairs, cold ? 0 : pairs) << i;
@@ -178,8 +177,8 @@ TEST_P(ExpertPlacementTest, GivesTheSameLogitsWhilePlacementsChange) {
   const Outputs prompt = run_in_chunks(*plain, fixture.ids, 20);
   std::mt19937 random(3);
   for (int round = 0; round < 6; ++round) {
-    EXPECT_LT(error_of(run_in_chunks(*split.model, fixture.ids, 3).logits, want.logits), kTolerance);
-    EXPECT_LT(error_of(run_in_chunks(*split.model, fixture.ids, 20).logits, prompt.logits), kTolerance);
+    EXPECT_TRUE(run_in_chunks(*split.model, fixture.ids, 3).logits == want.logits);
+    EXPECT_TRUE(run_in_chunks(*split.model, fixture.ids, 20).logits == prompt.logits);
     // Somebody else becomes hot.
     HeatMap& heat = *split.model->heat();
     for (int i = 0; i < 40; ++i) {
@@ -213,7 +212,7 @@ TEST_P(ExpertPlacementTest, EvaluatesTreesAndSeveralSequencesLikeThePlainModel) 
         return logits;
       };
       const std::vector<float> want = evaluate(*plain), got = evaluate(*split.model);
-      EXPECT_LT(error_of(got, want), kTolerance) << "share " << share << " nodes " << n_nodes;
+      EXPECT_TRUE(got == want) << "share " << share << " nodes " << n_nodes;
     }
   }
 }
