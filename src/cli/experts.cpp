@@ -134,12 +134,11 @@ class ExpertsCommand : public Command {
     const std::vector<TokenId> ids = token_ids(file, config, text);
     if (count(terminal, file, options, ids)) return;
     // A GPU that holds every expert has no use for heat.
-    if (options.device != "auto")
+    if (options.device.kind != DeviceChoice::Kind::Auto)
       throw ThermoError(ExitCode::Device,
-                        fmt::format("--device {} holds every expert and counts none; use --device cpu, "
-                                    "or leave some out with --expert-cache 90%",
-                                    options.device));
-    options.device = "cpu";
+                        "the GPU holds every expert and counts none; use --device cpu, or leave some out "
+                        "with --expert-cache 90%");
+    options.device.kind = DeviceChoice::Kind::Cpu;
     count(terminal, file, options, ids);
   }
 

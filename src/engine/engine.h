@@ -14,20 +14,35 @@
 #include <vector>
 
 #include "base/result.h"
-#include "engine/memory_plan.h"
-#include "experts/heat.h"
-#include "experts/telemetry.h"
-#include "kernels/attention/attention.h"
-#include "kernels/isa.h"
-#include "model/model_config.h"
+#include "experts/budget.h"
+#include "model/load_progress.h"
 #include "model/step.h"
-#include "model/weights.h"
 #include "sampling/logprobs.h"
 #include "sampling/sampling_params.h"
 
 namespace thermo {
 
 class GgufFile;
+class HeatMap;
+enum class Isa;
+enum class KvType : uint8_t;
+struct ExpertTelemetry;
+struct MemoryPlan;
+struct ModelConfig;
+
+// Where a model runs.
+struct DeviceChoice {
+  enum class Kind : uint8_t {
+    Auto,  // a GPU where there is one, else the processor
+    Cpu,
+    StandIn,  // the processor, and a stand-in for a GPU: for tests and experiments
+    Gpu,
+  };
+  Kind kind = Kind::Auto;
+  int gpu = 0;  // which one
+
+  bool operator==(const DeviceChoice&) const = default;
+};
 
 struct EngineOptions {
   // Behaviour.
@@ -36,7 +51,7 @@ struct EngineOptions {
   int max_draft_rows = 0;        // rows of an uncommitted step (speculation), at most 64
   std::optional<KvType> k_type;  // nullopt: f16
   std::optional<KvType> v_type;
-  std::string device = "auto";  // auto, cpu, sim or cuda:N
+  DeviceChoice device;
 
   // Performance.
   int n_threads = 0;  // 0: one for each physical core
@@ -45,14 +60,13 @@ struct EngineOptions {
   bool repack = true;      // false: multiply from the file mapping, packing panels as they are used
   int n_batch = 0;         // rows of a prefill chunk; 0: 512, on a GPU 2048
   // Hot and cold experts; see docs/experts.md.
-  std::string expert_cache =
-      "auto";  // device memory for experts: "11G", "60%" of their bytes, or auto: what fits
-  std::string expert_ram = "auto";  // main memory for experts, likewise; the rest stays in the file
-  int pin_layers = 0;               // the first layers' experts are hot whatever their heat
-  bool expert_swaps = true;         // move experts while running
-  std::string heat_file;            // read at load when it exists, written when the engine ends; empty: none
-  std::string trace_file;           // Chrome trace of every step; empty: none
-  LoadProgressFn progress;          // called on the loading thread, any number of times; may be empty
+  ExpertBudget expert_cache;  // device memory for experts; auto: what fits
+  ExpertBudget expert_ram;    // main memory for experts, likewise; the rest stays in the file
+  int pin_layers = 0;         // the first layers' experts are hot whatever their heat
+  bool expert_swaps = true;   // move experts while running
+  std::string heat_file;      // read at load when it exists, written when the engine ends; empty: none
+  std::string trace_file;     // Chrome trace of every step; empty: none
+  LoadProgressFn progress;    // called on the loading thread, any number of times; may be empty
 };
 
 struct EngineInfo {

@@ -42,8 +42,8 @@ Engine::Engine(const GgufFile& file, const EngineOptions& options) {
     } catch (const GpuMemoryLost& error) {
       // Plan again with what is free now; after that without the GPU, where that was left to us.
       impl_.reset();
-      if (tries > 2 || (tries == 2 && options.device != "auto")) throw;
-      if (tries == 2) now.device = "cpu";
+      if (tries > 2 || (tries == 2 && options.device.kind != DeviceChoice::Kind::Auto)) throw;
+      if (tries == 2) now.device.kind = DeviceChoice::Kind::Cpu;
       log_warning("engine", "{}; another program may have taken it: {}", error.what(),
                   tries == 1 ? "planning again with what is free now" : "the CPU does everything");
     }

@@ -7,7 +7,6 @@
 #include "base/cpu_info.h"
 #include "base/error.h"
 #include "base/units.h"
-#include "experts/budget.h"
 #include "experts/courier.h"
 #include "experts/forecast.h"
 #include "experts/host_tier.h"
@@ -20,18 +19,6 @@ namespace thermo {
 namespace {
 
 constexpr int kBatchCpu = 512, kBatchGpu = 2048;
-
-struct ExpertBudgets {
-  ExpertBudget cache, ram;
-};
-ExpertBudgets read_budgets(const EngineOptions& o) {
-  const Result<ExpertBudget> cache = parse_expert_budget(o.expert_cache),
-                             ram = parse_expert_budget(o.expert_ram);
-  if (!cache)
-    throw ConfigError(fmt::format("--expert-cache '{}': {}", o.expert_cache, cache.error().message));
-  if (!ram) throw ConfigError(fmt::format("--expert-ram '{}': {}", o.expert_ram, ram.error().message));
-  return {*cache, *ram};
-}
 
 void append_note(std::string& note, const std::string& more) {
   if (!note.empty() && !more.empty()) note += "; ";
@@ -61,7 +48,7 @@ void plan_on_gpu(EnginePlan& plan, const ModelConfig& config, const Weights& wei
                  const MemoryPlanInputs& inputs, const EngineOptions& o) {
   const ExpertCatalog catalog = expert_catalog(config, weights);
   const uint64_t total = catalog.total_bytes();
-  const auto [cache, ram] = read_budgets(o);
+  const ExpertBudget &cache = o.expert_cache, &ram = o.expert_ram;
   const auto items = [&](int n_ctx) {
     plan.model.sequence.n_ctx = n_ctx;
     return plan_gpu_memory(config, weights, *plan.gpu, plan.model);
@@ -104,7 +91,7 @@ void plan_on_gpu(EnginePlan& plan, const ModelConfig& config, const Weights& wei
 void plan_on_cpu(EnginePlan& plan, const ModelConfig& config, const GgufFile& file, MemoryPlanInputs& inputs,
                  const EngineOptions& o) {
   plan.model.n_batch = inputs.n_batch = o.n_batch > 0 ? o.n_batch : kBatchCpu;
-  const auto [cache, ram] = read_budgets(o);
+  const ExpertBudget &cache = o.expert_cache, &ram = o.expert_ram;
   const ExpertCatalog catalog = expert_catalog(config, Weights::bind(config, file));
   const uint64_t total = catalog.total_bytes();
   if (plan.model.stand_in && (total == 0 || !o.repack)) {
@@ -171,7 +158,7 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
         fmt::format("{} layers cannot be pinned: this model has {}", o.pin_layers, config.n_layer));
 
   std::string note;
-  plan.model.stand_in = o.device == "sim";
+  plan.model.stand_in = o.device.kind == DeviceChoice::Kind::StandIn;
   if (!plan.model.stand_in) plan.gpu = choose_gpu(o.device, note);
   if (plan.gpu) {
     plan.model.device = plan.gpu->index;
@@ -182,7 +169,7 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
           fmt::format("{} needs {} of GPU memory with a context of {}, but {} has {} free", file.path(),
                       format_bytes(plan.memory.device_total_bytes), plan.memory.n_ctx, plan.gpu->name,
                       format_bytes(plan.gpu->free_bytes));
-      if (o.device != "auto")
+      if (o.device.kind != DeviceChoice::Kind::Auto)
         throw MemoryError(shortage + "; use the processor, a smaller context or a smaller quantisation");
       note = shortage + "; the CPU does everything";
       plan.gpu.reset();

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
-
 #include "base/check.h"
 #include "base/error.h"
 
@@ -14,32 +12,16 @@
 #endif
 
 namespace thermo {
-namespace {
-
-// The N of "cuda:N"; 0 for "cuda"; nullopt for what is no GPU at all.
-std::optional<int> gpu_index(const std::string& device) {
-  if (device == "cuda" || device == "gpu") return 0;
-  if (!device.starts_with("cuda:") && !device.starts_with("CUDA:")) return std::nullopt;
-  const std::string_view digits = std::string_view(device).substr(5);
-  int index = -1;
-  const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
-  if (code != std::errc{} || end != digits.data() + digits.size() || index < 0) return std::nullopt;
-  return index;
-}
-
-}  // namespace
-
 #ifdef THERMO_HAS_CUDA
 
-std::optional<GpuChoice> choose_gpu(const std::string& device, std::string& note) {
-  if (device == "cpu" || device == "none") return std::nullopt;
-  const std::optional<int> wanted = gpu_index(device);
-  if (!wanted && device != "auto")
-    throw ConfigError(fmt::format("--device: '{}' is not known, use auto, cpu or cuda:N", device));
+std::optional<GpuChoice> choose_gpu(const DeviceChoice& device, std::string& note) {
+  using Kind = DeviceChoice::Kind;
+  if (device.kind != Kind::Auto && device.kind != Kind::Gpu) return std::nullopt;
+  const bool asked = device.kind == Kind::Gpu;
   std::string why;
   const std::vector<DeviceInfo> devices = list_devices(&why);
   for (const DeviceInfo& info : devices) {
-    if (wanted ? info.index != *wanted : !info.usable()) continue;
+    if (asked ? info.index != device.gpu : !info.usable()) continue;
     if (!info.usable()) {
       why = fmt::format("{} has compute capability {}.{}, 7.5 or newer is needed", info.name,
                         info.compute_capability / 10, info.compute_capability % 10);
@@ -49,8 +31,9 @@ std::optional<GpuChoice> choose_gpu(const std::string& device, std::string& note
     return GpuChoice{used.index, used.name, used.free_bytes, used.total_bytes, used.n_multiprocessors};
   }
   if (why.empty()) why = fmt::format("there are {} usable GPUs", devices.size());
-  if (wanted)
-    throw ThermoError(ExitCode::Device, fmt::format("--device {}: {}; use --device cpu", device, why));
+  if (asked)
+    throw ThermoError(ExitCode::Device,
+                      fmt::format("GPU {} cannot be used: {}; use the processor", device.gpu, why));
   note = "no usable GPU: " + why + "; the CPU does everything";
   return std::nullopt;
 }
@@ -75,14 +58,11 @@ std::unique_ptr<Backend> make_gpu_backend(ModelConfig config, const Weights& wei
 
 #else
 
-std::optional<GpuChoice> choose_gpu(const std::string& device, std::string&) {
-  if (device == "cpu" || device == "none" || device == "auto") return std::nullopt;
-  if (!gpu_index(device))
-    throw ConfigError(fmt::format("--device: '{}' is not known, use auto or cpu", device));
+std::optional<GpuChoice> choose_gpu(const DeviceChoice& device, std::string&) {
+  if (device.kind != DeviceChoice::Kind::Gpu) return std::nullopt;
   throw ThermoError(ExitCode::Device,
-                    fmt::format("--device {}: this build has no CUDA; use --device cpu, or build with "
-                                "-DTHERMO_CUDA=ON on a machine with the CUDA toolkit",
-                                device));
+                    "this build has no CUDA; use the processor, or build with -DTHERMO_CUDA=ON on a machine "
+                    "with the CUDA toolkit");
 }
 
 std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig&, const Weights&, const GpuChoice&,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "engine/engine.h"
 #include "engine/memory_plan.h"
 #include "model/backend.h"
 #include "model/weights.h"
@@ -22,10 +23,10 @@ struct GpuChoice {
   int n_multiprocessors = 0;
 };
 
-// The GPU that `device` means: "cpu" or "none": nullopt; "cuda" or "cuda:N": that one, or ThermoError (exit
-// code 6) when it cannot be used; "auto": the first that can, or nullopt with the reason in `note` when there
-// is a driver but no usable card. Throws ConfigError for anything else.
-std::optional<GpuChoice> choose_gpu(const std::string& device, std::string& note);
+// The GPU that is meant: the one asked for, or ThermoError (exit code 6) when it cannot be used; the first
+// that can be where the choice is ours, or nullopt with the reason in `note` when there is a driver but no
+// usable card.
+std::optional<GpuChoice> choose_gpu(const DeviceChoice& device, std::string& note);
 
 // Every byte that make_gpu_backend() takes on the device.
 std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig& config, const Weights& weights,

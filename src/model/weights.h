@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +12,7 @@
 #include "experts/catalog.h"
 #include "experts/forecast.h"
 #include "kernels/linear/matrix.h"
+#include "model/load_progress.h"
 #include "model/model_config.h"
 
 namespace thermo {
@@ -54,13 +54,6 @@ struct NextnWeights {
   std::vector<float> embd_norm, hidden_norm, head_norm;
   Matrix token_embd, output;  // the trunk's where the file has none of its own
 };
-
-struct LoadProgress {
-  const char* stage;
-  uint64_t done_bytes;
-  uint64_t total_bytes;
-};
-using LoadProgressFn = std::function<void(const LoadProgress&)>;
 
 class Weights {
  public:

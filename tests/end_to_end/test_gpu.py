@@ -35,7 +35,7 @@ class WithoutACard(ProgramTest):
                         ("verify", "-m", DATA / "qwen35-f32.gguf", "--expected", DATA / "qwen35-expected.gguf")):
             for device in ("cuda:0", "cuda:7", "cuda"):
                 line = self.refusal(DEVICE, *command, "--device", device, env=NO_CARD)
-                self.assertIn(f"--device {device}", line)
+                self.assertIn(f"GPU {7 if device == 'cuda:7' else 0} cannot be used", line)
                 self.assertIn("--device cpu", line)
 
     def test_what_is_no_device_is_a_usage_error(self):

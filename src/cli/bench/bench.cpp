@@ -115,7 +115,7 @@ class BenchCommand : public Command {
     set.custom(
            "--expert-ram", "SIZE",
            [this](std::string_view text) {
-             check_expert_budget(text);
+             expert_budget_option(text);
              experts_.ram = text;
            },
            "main memory for experts; the rest is read from the file (default auto)")
@@ -232,7 +232,9 @@ class BenchCommand : public Command {
     context.model_size = engine.info().file_bytes;
     context.model_n_params = engine.info().n_params;
     context.text_source = text_ids_.source;
-    context.setup.expert_cache = options.expert_cache;
+    if (experts_.cpu_moe) context.setup.expert_cache = "0";
+    if (setup.n_cpu_moe >= 0 && options.expert_cache.share)
+      context.setup.expert_cache = fmt::format("{:.4f}%", 100.0 * *options.expert_cache.share);
     if (check_) check(file, setup, engine);
 
     const bool can_reset = experts_.heat_file.empty() && engine.reset_experts();
@@ -313,7 +315,7 @@ class BenchCommand : public Command {
   // The plain path is portable code that reads the file as it is, with a float cache.
   void check(const GgufFile& file, const BenchSetup& setup, Engine& engine) const {
     EngineOptions options = engine_options_of(setup, kCheckPrompt + kCheckTokens);
-    options.device = "cpu";
+    options.device.kind = DeviceChoice::Kind::Cpu;
     options.isa = Isa::Portable;
     options.repack = false;
     options.n_batch = kCheckPrompt;

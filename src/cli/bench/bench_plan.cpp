@@ -100,7 +100,7 @@ std::vector<BenchSetup> expert_setups(const BenchLists& lists) {
   std::vector<BenchSetup> setups;
   for (const std::string& text : parse_word_lists(lists.expert_cache)) {
     try {
-      check_expert_budget(text);
+      expert_budget_option(text);
     } catch (const ConfigError& error) {
       throw ConfigError(fmt::format("--expert-cache: '{}' cannot be used, {}", text, error.what()));
     }

@@ -39,15 +39,16 @@ void require_writable(const char* option, const std::string& path) {
 
 }  // namespace
 
-void check_expert_budget(std::string_view text) {
-  if (const Result<ExpertBudget> budget = parse_expert_budget(text); !budget)
-    throw ConfigError(budget.error().message);
+ExpertBudget expert_budget_option(std::string_view text) {
+  const Result<ExpertBudget> budget = parse_expert_budget(text);
+  if (!budget) throw ConfigError(budget.error().message);
+  return *budget;
 }
 
 void add_expert_options(OptionSet& set, ExpertFlags& flags) {
   const auto budget = [](std::string& target) {
     return [&target](std::string_view text) {
-      check_expert_budget(text);
+      expert_budget_option(text);  // refused here, where the option is known
       target = text;
     };
   };
@@ -77,8 +78,8 @@ void set_expert_options(const ExpertFlags& flags, EngineOptions& options) {
         "--expert-cache, --cpu-moe and --n-cpu-moe say the same in different words: give one of them");
   require_writable("--trace", flags.trace_file);
   require_writable("--heat-file", flags.heat_file);
-  options.expert_cache = flags.cpu_moe ? "0" : flags.cache;
-  options.expert_ram = flags.ram;
+  options.expert_cache = expert_budget_option(flags.cpu_moe ? "0" : flags.cache);
+  options.expert_ram = expert_budget_option(flags.ram);
   options.pin_layers = flags.pin_layers;
   options.expert_swaps = flags.swaps;
   options.heat_file = flags.heat_file;
@@ -92,9 +93,9 @@ void set_expert_options(const ExpertFlags& flags, const ModelConfig& config, Eng
       static_cast<int>(std::count_if(config.layers.begin(), config.layers.begin() + config.n_layer,
                                      [](const LayerConfig& layer) { return layer.moe; }));
   const int n_hot = n_moe - std::min(flags.n_cpu_moe, n_moe);
-  options.expert_cache = fmt::format("{:.4f}%", 100.0 * n_hot / n_moe);
-  log_info("cli", "--n-cpu-moe {} is used as --expert-cache {}: experts move, layers do not", flags.n_cpu_moe,
-           options.expert_cache);
+  options.expert_cache = {.bytes = std::nullopt, .share = static_cast<double>(n_hot) / n_moe};
+  log_info("cli", "--n-cpu-moe {} is used as --expert-cache {:.4f}%: experts move, layers do not",
+           flags.n_cpu_moe, 100.0 * *options.expert_cache.share);
 }
 
 void note_unused_cache(const ExpertFlags& flags, const Engine& engine, const Terminal& terminal) {

@@ -25,7 +25,7 @@ struct ExpertFlags {
 // --expert-cache --expert-ram --pin-layers --expert-swaps --heat-file --trace -cmoe -ncmoe.
 void add_expert_options(OptionSet& set, ExpertFlags& flags);
 // Refuses what is no budget: for options whose values are read later. Throws ConfigError.
-void check_expert_budget(std::string_view text);
+ExpertBudget expert_budget_option(std::string_view text);
 
 // Puts the flags into the options. Throws ConfigError: flags that contradict each other, a trace or a heat
 // file that cannot be written.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 
 #include "base/error.h"
 #include "gguf/gguf_file.h"
@@ -79,7 +80,27 @@ KvType kv_type_from_name(const std::string& name) {
   throw ConfigError(fmt::format("cache type '{}' is not known: one of f32, f16, q8_0 was expected", name));
 }
 
-std::string device_option(const std::string& device, const std::string& n_gpu_layers) {
+namespace {
+
+DeviceChoice device_from_name(const std::string& name) {
+  using Kind = DeviceChoice::Kind;
+  if (name == "auto") return {};
+  if (name == "cpu" || name == "none") return {.kind = Kind::Cpu};
+  if (name == "sim") return {.kind = Kind::StandIn};
+  DeviceChoice device{.kind = Kind::Gpu};
+  if (name == "cuda" || name == "gpu") return device;
+  if (name.starts_with("cuda:") || name.starts_with("CUDA:")) {
+    const char* const end = name.data() + name.size();
+    const auto [at, code] = std::from_chars(name.data() + 5, end, device.gpu);
+    if (code == std::errc{} && at == end && device.gpu >= 0) return device;
+  }
+  throw ConfigError(fmt::format("--device: '{}' is not known, use auto, cpu, sim or cuda:N", name));
+}
+
+}  // namespace
+
+DeviceChoice device_option(const std::string& name, const std::string& n_gpu_layers) {
+  const DeviceChoice device = device_from_name(name);
   if (n_gpu_layers == "auto") return device;
   int layers = 1;
   if (n_gpu_layers != "all") {
@@ -90,9 +111,10 @@ std::string device_option(const std::string& device, const std::string& n_gpu_la
                                     n_gpu_layers));
     }
   }
-  if (layers == 0) return "cpu";
-  if (layers < 0) return device;
-  return device == "auto" ? "cuda:0" : device;  // asked for: missing is an error
+  if (layers == 0) return {.kind = DeviceChoice::Kind::Cpu};
+  // Asked for: missing is an error.
+  if (layers > 0 && device.kind == DeviceChoice::Kind::Auto) return {.kind = DeviceChoice::Kind::Gpu};
+  return device;
 }
 
 EngineOptions engine_options(const EngineFlags& flags) {

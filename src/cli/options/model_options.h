@@ -34,7 +34,7 @@ void add_engine_options(OptionSet& set, EngineFlags& flags);
 // Throws ConfigError (values that make no sense together) or ThermoError with ExitCode::Device.
 EngineOptions engine_options(const EngineFlags& flags);
 // What `--device` and `-ngl` together mean for EngineOptions::device. Throws ConfigError.
-std::string device_option(const std::string& device, const std::string& n_gpu_layers);
+DeviceChoice device_option(const std::string& name, const std::string& n_gpu_layers);
 // "f16" and so on; throws ConfigError.
 KvType kv_type_from_name(const std::string& name);
 

@@ -16,6 +16,11 @@
 namespace thermo {
 namespace {
 
+constexpr DeviceChoice kGpu{.kind = DeviceChoice::Kind::Gpu};
+ExpertBudget budget(std::string_view text) {
+  return parse_expert_budget(text).value();
+}
+
 const GgufFile& plankton() {
   static const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
   return file;
@@ -23,7 +28,7 @@ const GgufFile& plankton() {
 
 EngineOptions on_gpu(int n_sequences = 1) {
   EngineOptions options;
-  options.device = "cuda:0";
+  options.device = kGpu;
   options.n_ctx = 256;
   options.n_threads = 2;
   options.n_sequences = n_sequences;
@@ -117,7 +122,7 @@ TEST(GpuEngine, KeepsTheLogitsOfASessionWhileAnotherRuns) {
 
 void expect_memory_as_it_was(const std::string& expert_cache, int n_generations) {
   EngineOptions options = on_gpu();
-  options.expert_cache = expert_cache;
+  options.expert_cache = budget(expert_cache);
   Engine engine(plankton(), options);
   const auto generation = [&](int i) {
     Session session = std::move(engine.open_session().value());
@@ -174,14 +179,14 @@ TEST(GpuEngine, GoesOnWhereItCanWhenAnotherProgramTakesTheMemory) {
   for (const uint64_t leave : {0 * MiB, 40 * MiB}) {
     Hog hog;
     EngineOptions options = on_gpu();
-    options.device = "auto";
+    options.device = {};
     options.progress = [&](const LoadProgress&) {
       if (!hog.has_any()) hog.take_all_but(leave);
     };
     Engine engine(plankton(), options);  // on the GPU with what is left, or on the processor
     EXPECT_TRUE(hog.has_any());
     answers(engine);
-    options.device = "cuda:0";
+    options.device = kGpu;
     if (leave == 0) {
       EXPECT_THROW(Engine(plankton(), options), MemoryError);
     }
