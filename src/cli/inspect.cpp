@@ -123,6 +123,9 @@ class InspectCommand : public Command {
     if (facts.config) {
       title("Hyper-parameters");
       for (const auto& [name, value] : describe_config(*facts.config)) line(name, value);
+      title("Network");
+      for (const LayerLine& layers : describe_layers(facts.config->network))
+        line(layers.layers, layers.text);
       title("Weights");
       out += fmt::format("  {:<18} {:>8} {:>10} {:>11} {:>7}  {}\n", "", "tensors", "parameters", "size",
                          "share", "types");
@@ -273,6 +276,12 @@ class InspectCommand : public Command {
     out["ssm_n_head_v"] = config.ssm_n_head_v;
     out["ssm_taps"] = config.ssm_taps;
     out["norm_eps"] = config.norm_eps;
+    out["network"] = Json::array();
+    for (const Layer& layer : config.network.layers) {
+      Json blocks = Json::array();
+      for (const Block& block : layer.blocks) blocks.push_back(describe_block(block));
+      out["network"].push_back(std::move(blocks));
+    }
     return out;
   }
 

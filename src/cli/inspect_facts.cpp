@@ -131,8 +131,8 @@ TensorKind tensor_kind(std::string_view name, const ModelConfig* config) {
   if (base.starts_with("ffn_gate_inp.") || base.starts_with("exp_probs_b.")) return TensorKind::Router;
   for (const std::string_view ffn : {"ffn_gate.", "ffn_up.", "ffn_down."})
     if (base.starts_with(ffn)) return TensorKind::DenseFfn;
-  const bool recurrent = config && static_cast<size_t>(layer) < config->layers.size() &&
-                         config->layers[static_cast<size_t>(layer)].recurrent;
+  const bool recurrent = config && static_cast<size_t>(layer) < config->network.layers.size() &&
+                         config->recurrent(layer);
   if (base.starts_with("ssm_") || base.starts_with("attn_qkv.") ||
       (recurrent && base.starts_with("attn_gate.")))
     return TensorKind::DeltaNet;
@@ -182,36 +182,34 @@ std::vector<std::pair<std::string, std::string>> describe_config(const ModelConf
     if (r.yarn) text += fmt::format(", YaRN x{:g} from {:g}", r.factor, r.original_context);
     return text;
   };
-  const auto n_moe = std::count_if(config.layers.begin(), config.layers.begin() + config.n_layer,
-                                   [](const LayerConfig& layer) { return layer.moe; });
-  const auto n_windowed = std::count_if(config.layers.begin(), config.layers.begin() + config.n_layer,
-                                        [](const LayerConfig& layer) { return layer.window > 0; });
   add("layers",
       fmt::format("{}: {} attention, {} DeltaNet{}", config.n_layer, config.n_attention_layers(),
                   config.n_recurrent_layers(), config.n_nextn > 0 ? ", and a next-token block" : ""));
   add("embedding", fmt::format("{}", config.n_embd));
   add("vocabulary", fmt::format("{}", config.n_vocab));
   add("training context", fmt::format("{}", config.n_ctx_train));
-  std::vector<int> heads;
-  for (const LayerConfig& layer : config.layers)
-    if (!layer.recurrent && std::find(heads.begin(), heads.end(), layer.n_head) == heads.end())
-      heads.push_back(layer.n_head);
+  std::vector<int> heads, windows;
+  const auto note = [](int value, std::vector<int>& values) {
+    if (value > 0 && std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
+  };
+  for (const Layer& layer : config.network.layers)
+    for (const Block& block : layer.blocks) {
+      note(block.n_head, heads);
+      note(block.window, windows);
+    }
   add("attention", fmt::format("{} heads of {}, {} for keys and values", fmt::join(heads, "/"),
                                config.head_dim, config.n_head_kv));
-  add("rotation", rope(config.rope_full));
-  if (n_windowed > 0) {
-    const auto windowed = std::find_if(config.layers.begin(), config.layers.end(),
-                                       [](const LayerConfig& layer) { return layer.window > 0; });
-    add("windowed layers",
-        fmt::format("{} of {} tokens; rotation {}", n_windowed, windowed->window, rope(config.rope_window)));
-  }
+  std::vector<std::string> rotations;
+  for (const RopeConfig& r : config.ropes) rotations.push_back(rope(r));
+  add("rotation", fmt::format("{}", fmt::join(rotations, "; ")));
+  if (!windows.empty()) add("windows", fmt::format("{} tokens", fmt::join(windows, "/")));
   if (config.n_recurrent_layers() > 0)
     add("DeltaNet", fmt::format("{} key heads, {} value heads of {}, {} taps", config.ssm_n_head_k,
                                 config.ssm_n_head_v, config.ssm_dim, config.ssm_taps));
   if (config.n_ff > 0) add("dense FFN", fmt::format("{} wide", config.n_ff));
   if (config.is_moe()) {
     add("experts", fmt::format("{} of {} used in {} layers, {} wide", config.route.n_expert_used,
-                               config.route.n_expert, n_moe, config.n_ff_expert));
+                               config.route.n_expert, config.n_routed_layers(), config.n_ff_expert));
     if (config.n_ff_shared > 0) add("shared expert", fmt::format("{} wide", config.n_ff_shared));
   }
   add("norm epsilon", fmt::format("{:g}", config.norm_eps));

@@ -22,7 +22,7 @@ Error invalid(std::string message) {
 
 MemoryPlan Engine::plan_for(const GgufFile& file, const EngineOptions& options) {
   check_options(options);
-  return plan_engine(read_model_config(file), file, options).memory;
+  return plan_engine(describe_model(file, options), file, options).memory;
 }
 
 Engine::~Engine() {

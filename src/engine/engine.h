@@ -52,6 +52,7 @@ struct EngineOptions {
   std::optional<KvType> k_type;  // nullopt: f16
   std::optional<KvType> v_type;
   DeviceChoice device;
+  std::vector<int> taps;        // hidden states that steps can give, see insert_taps(); empty: none
 
   // Performance.
   int n_threads = 0;  // 0: one for each physical core

@@ -52,7 +52,7 @@ Engine::Engine(const GgufFile& file, const EngineOptions& options) {
 
 void Engine::load(const GgufFile& file, const EngineOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  ModelConfig config = read_model_config(file);
+  ModelConfig config = describe_model(file, options);
   EnginePlan plan = plan_engine(config, file, options);
   ModelOptions& model = plan.model;
   // Threads that spin between regions keep the readers of the file and the lane of the stand-in off the

@@ -132,6 +132,12 @@ void check_options(const EngineOptions& o) {
   range("the number of pinned layers", o.pin_layers, 0, 1 << 16);
 }
 
+ModelConfig describe_model(const GgufFile& file, const EngineOptions& options) {
+  ModelConfig config = read_model_config(file);
+  insert_taps(config.network, config.n_layer, options.taps);
+  return config;
+}
+
 EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const EngineOptions& o) {
   EnginePlan plan;
   plan.model.n_sequences = o.n_sequences;

@@ -19,6 +19,9 @@ struct EnginePlan {
 // Throws ConfigError for a value out of range.
 void check_options(const EngineOptions& options);
 
+// The network of the file, with the taps that the options ask for. Throws LoadError.
+ModelConfig describe_model(const GgufFile& file, const EngineOptions& options);
+
 // Throws ConfigError, MemoryError, and LoadError for a file whose tensors are not as described.
 EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const EngineOptions& options);
 

@@ -9,6 +9,11 @@ namespace {
 int q_dim(const ModelConfig& c) {
   return c.max_n_head() * c.head_dim;
 }
+int max_n_rot(const ModelConfig& c) {
+  int most = 0;
+  for (const RopeConfig& rope : c.ropes) most = std::max(most, rope.n_rot);
+  return most;
+}
 int mixed_dim(const ModelConfig& c) {
   return std::max(q_dim(c), c.ssm_n_head_v > 0 ? c.ssm_inner() : 0);
 }
@@ -57,13 +62,12 @@ void carve(Carver& carver, const ModelConfig& c, int n_batch, int n_threads, Act
   const auto dim = [](int n) { return static_cast<size_t>(std::max(n, 0)); };
 
   floats(&Activations::x, dim(c.n_embd));
-  floats(&Activations::q_full, dim(2 * q_dim(c)));
+  floats(&Activations::q_full, dim(c.network.widest(Role::Q)));
   floats(&Activations::q, dim(q_dim(c)));
   floats(&Activations::k, dim(c.n_kv_dim()));
   floats(&Activations::v, dim(c.n_kv_dim()));
-  floats(&Activations::gate, dim(c.attn_gate == AttnGate::SigmoidElement ? 0 : q_dim(c)));
-  floats(&Activations::rope_full, dim(c.rope_full.n_rot));
-  floats(&Activations::rope_window, dim(c.rope_window.n_rot));
+  floats(&Activations::gate, dim(c.network.widest(Role::Gate)));
+  floats(&Activations::angles, c.ropes.size() * dim(max_n_rot(c)));
   scratch(&Activations::attention_scratch, attention_scratch_floats(c.max_n_head(), c.n_head_kv, c.head_dim));
   if (c.ssm_n_head_v > 0) {
     floats(&Activations::conv_input, dim(c.ssm_channel_stride()));

@@ -8,12 +8,60 @@
 
 namespace thermo {
 
+Forward::Forward(const ModelConfig& config, const Weights& weights, Activations& act,
+                 const CpuKernels& kernels, ThreadPool& pool)
+    : config_(config),
+      weights_(weights),
+      act_(act),
+      kernels_(kernels),
+      pool_(pool),
+      linear_{kernels.matmul, pool, act.linear_scratch} {
+  for (const RopeConfig& rope : config.ropes) {
+    ropes_.push_back(make_rope_table(rope));
+    max_n_rot_ = std::max(max_n_rot_, rope.n_rot);
+  }
+}
+
 void Forward::begin(std::span<const RowGroup> groups, std::span<const TokenId> tokens,
-                    std::span<const int32_t> positions, std::span<const int32_t> row_numbers) noexcept {
+                    std::span<const int32_t> positions, std::span<const int32_t> row_numbers,
+                    std::span<const int32_t> logit_rows) noexcept {
   groups_ = groups;
   tokens_ = tokens;
   positions_ = positions;
   row_numbers_ = row_numbers;
+  logit_rows_ = logit_rows;
+}
+
+void Forward::run(float* hidden) noexcept {
+  const Network& net = config_.network;
+  find_angles();
+  for (size_t b = 0; b < net.input.size(); ++b) run_block(-1, net.input[b], weights_.input[b], hidden);
+  for (int il = 0; il < config_.n_layer; ++il) {
+    const std::vector<Block>& blocks = net.layers[static_cast<size_t>(il)].blocks;
+    const LayerWeights& layer = weights_.layers[static_cast<size_t>(il)];
+    for (size_t b = 0; b < blocks.size(); ++b) run_block(il, blocks[b], layer.blocks[b], hidden);
+  }
+  for (size_t b = 0; b < net.output.size(); ++b)
+    run_block(config_.n_layer, net.output[b], weights_.output[b], hidden);
+}
+
+void Forward::run_block(int il, const Block& block, const BlockWeights& w, float* hidden) noexcept {
+  switch (block.kind) {
+    case BlockKind::Embedding:
+      return embed(w);
+    case BlockKind::Attention:
+      return attention(il, block, w);
+    case BlockKind::DeltaNet:
+      return delta_net(il, w);
+    case BlockKind::FeedForward:
+      return feed_forward(il, block, w);
+    case BlockKind::Tap:
+      return tap(block, hidden);
+    case BlockKind::Head:
+      return head(w);
+    case BlockKind::NextnInput:
+      return;  // not in the main stack
+  }
 }
 
 // A single row is not worth waking anybody for.
@@ -22,7 +70,8 @@ void Forward::for_rows(const Body& body) noexcept {
   pool_.run(n_rows(), [&](int row, int) { body(row); });
 }
 
-void Forward::embed(const Matrix& table) noexcept {
+void Forward::embed(const BlockWeights& w) noexcept {
+  const Matrix& table = w[Role::Embedding];
   const size_t bytes = row_bytes(table.dtype, static_cast<uint64_t>(table.n_cols));
   for_rows([&](int r) {
     dequantize_row(table.dtype, table.rows + static_cast<size_t>(tokens_[static_cast<size_t>(r)]) * bytes,
@@ -30,60 +79,59 @@ void Forward::embed(const Matrix& table) noexcept {
   });
 }
 
-void Forward::angles(const RopeTable& rope, float* out) noexcept {
+void Forward::find_angles() noexcept {
   for_rows([&](int r) {
-    rope_angles(rope, positions_[static_cast<size_t>(r)],
-                out + static_cast<size_t>(r) * static_cast<size_t>(rope.n_rot));
+    for (size_t i = 0; i < ropes_.size(); ++i)
+      rope_angles(ropes_[i], positions_[static_cast<size_t>(r)], angles_of(static_cast<int>(i), r));
   });
 }
 
-void Forward::norm(const std::vector<float>& weight, ActFormats formats) noexcept {
+void Forward::norm(const BlockWeights& w, ActFormats formats) noexcept {
+  const float* const weight = w.floats(Role::Norm);
   act_.h.set_cols(config_.n_embd);
   for_rows([&](int r) {
-    kernels_.rows.rms_norm(act_.x + static_cast<size_t>(r) * static_cast<size_t>(config_.n_embd),
-                           weight.data(), config_.n_embd, config_.norm_eps, act_.h.row(r));
+    kernels_.rows.rms_norm(act_.x + static_cast<size_t>(r) * static_cast<size_t>(config_.n_embd), weight,
+                           config_.n_embd, config_.norm_eps, act_.h.row(r));
     act_.h.quantize(r, config_.n_embd, formats, kernels_.matmul);
   });
 }
 
-void Forward::capture(float* out) const noexcept {
-  std::memcpy(out, act_.x,
-              static_cast<size_t>(n_rows()) * static_cast<size_t>(config_.n_embd) * sizeof(float));
-}
-
-void Forward::final_norm(const std::vector<float>& weight, const Matrix& next) noexcept {
+void Forward::norm(const BlockWeights& w, std::initializer_list<Role> readers) noexcept {
   ActFormats formats;
-  formats.add(next);
-  norm(weight, formats);
+  for (const Role role : readers) formats.add(w[role]);
+  norm(w, formats);
 }
 
-void Forward::head(const Matrix& output, std::span<const int32_t> rows) noexcept {
-  if (rows.empty()) return;
-  const LinearJob job{.w = &output, .x = &act_.h, .y = act_.logits, .y_stride = config_.n_vocab};
-  linear_cpu({&job, 1}, static_cast<int>(rows.size()), rows.data(), linear_);
+void Forward::tap(const Block& block, float* hidden) const noexcept {
+  if (hidden == nullptr) return;
+  const size_t width = static_cast<size_t>(config_.n_embd), n = tokens_.size();
+  float* const out = hidden + static_cast<size_t>(block.tap) * n * width;
+  for (size_t r = 0; r < n; ++r)
+    std::copy_n(block.tap_of == TapOf::Normed ? act_.h.row(static_cast<int>(r)) : act_.x + r * width, width,
+                out + r * width);
+}
+
+void Forward::head(const BlockWeights& w) noexcept {
+  norm(w, {Role::Output});
+  if (logit_rows_.empty()) return;
+  const LinearJob job{.w = &w[Role::Output], .x = &act_.h, .y = act_.logits, .y_stride = config_.n_vocab};
+  linear_cpu({&job, 1}, static_cast<int>(logit_rows_.size()), logit_rows_.data(), linear_);
 }
 
 // ---- attention ----
 
-void Forward::attention(int il, const RopeTable& rope, const float* angles) noexcept {
-  const AttentionWeights& w = *weights_.layers[static_cast<size_t>(il)].attention;
-  const LayerConfig& layer = config_.layers[static_cast<size_t>(il)];
-  const int q_dim = layer.n_head * config_.head_dim;
+void Forward::attention(int il, const Block& block, const BlockWeights& w) noexcept {
+  const int q_dim = block.n_head * config_.head_dim;
+  norm(w, {Role::Q, Role::K, Role::V, Role::Gate});
 
-  ActFormats formats;
-  formats.add(w.q);
-  formats.add(w.k);
-  formats.add(w.v);
-  formats.add(w.gate);
-  norm(weights_.layers[static_cast<size_t>(il)].attn_norm, formats);
+  const auto job = [&](Role role, float* y) {
+    return LinearJob{.w = &w[role], .x = &act_.h, .y = y, .y_stride = w[role].n_rows};
+  };
+  const LinearJob jobs[4] = {job(Role::Q, act_.q_full), job(Role::K, act_.k), job(Role::V, act_.v),
+                             job(Role::Gate, act_.gate)};
+  linear_cpu({jobs, w[Role::Gate].empty() ? 3u : 4u}, n_rows(), nullptr, linear_);
 
-  LinearJob jobs[4] = {{.w = &w.q, .x = &act_.h, .y = act_.q_full, .y_stride = w.q.n_rows},
-                       {.w = &w.k, .x = &act_.h, .y = act_.k, .y_stride = w.k.n_rows},
-                       {.w = &w.v, .x = &act_.h, .y = act_.v, .y_stride = w.v.n_rows},
-                       {.w = &w.gate, .x = &act_.h, .y = act_.gate, .y_stride = w.gate.n_rows}};
-  linear_cpu({jobs, w.gate.empty() ? 3u : 4u}, n_rows(), nullptr, linear_);
-
-  prepare_heads(il, rope, angles);
+  prepare_heads(block, w);
   act_.mixed.set_cols(q_dim);
   for (const RowGroup& group : groups_) {
     const size_t row = static_cast<size_t>(group.row_begin);
@@ -101,65 +149,65 @@ void Forward::attention(int il, const RopeTable& rope, const float* angles) noex
                    .positions = positions_.data() + row,
                    .n_rows = group.n_rows,
                    .n_past = group.sequence->n_past(),
-                   .n_head = layer.n_head,
+                   .n_head = block.n_head,
                    .n_head_kv = config_.n_head_kv,
                    .head_dim = config_.head_dim,
                    .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
-                   .window = layer.window,
+                   .window = block.window,
                    .ancestors = group.ancestors},
                   kernels_.attention, pool_, act_.attention_scratch);
   }
-  gate_heads(il);
+  gate_heads(block, w);
 
   const LinearJob output{
-      .w = &w.output, .x = &act_.mixed, .y = act_.x, .y_stride = config_.n_embd, .add = true};
+      .w = &w[Role::Output], .x = &act_.mixed, .y = act_.x, .y_stride = config_.n_embd, .add = true};
   linear_cpu({&output, 1}, n_rows(), nullptr, linear_);
 }
 
-// Norm and rotation of query and key heads. qwen35 keeps each head's gate right behind its query.
-void Forward::prepare_heads(int il, const RopeTable& rope, const float* angles) noexcept {
-  const AttentionWeights& w = *weights_.layers[static_cast<size_t>(il)].attention;
-  const int n_head = config_.layers[static_cast<size_t>(il)].n_head;
-  const int dim = config_.head_dim;
-  const int step = config_.attn_gate == AttnGate::SigmoidElement ? 2 * dim : dim;
+// Norm and rotation of query and key heads. A gate inside q stands after each head's query.
+void Forward::prepare_heads(const Block& block, const BlockWeights& w) noexcept {
+  const int n_head = block.n_head, dim = config_.head_dim;
+  const int step = block.gate == HeadGate::SigmoidElement ? 2 * dim : dim;
+  const RopeTable& rope = ropes_[static_cast<size_t>(block.rope)];
+  const float *const q_norm = w.floats(Role::QNorm), *const k_norm = w.floats(Role::KNorm);
   for_rows([&](int r) {
     const float* const q_full = act_.q_full + static_cast<int64_t>(r) * n_head * step;
     float* const q = act_.q + static_cast<int64_t>(r) * n_head * dim;
     float* const k = act_.k + static_cast<int64_t>(r) * config_.n_kv_dim();
-    const float* const cos_sin = angles + static_cast<int64_t>(r) * rope.n_rot;
+    const float* const cos_sin = angles_of(block.rope, r);
     for (int h = 0; h < n_head; ++h)
-      kernels_.rows.rms_norm(q_full + static_cast<int64_t>(h) * step, w.q_norm.data(), dim, config_.norm_eps,
+      kernels_.rows.rms_norm(q_full + static_cast<int64_t>(h) * step, q_norm, dim, config_.norm_eps,
                              q + static_cast<int64_t>(h) * dim);
     for (int h = 0; h < config_.n_head_kv; ++h) {
       float* const head = k + static_cast<int64_t>(h) * dim;
-      kernels_.rows.rms_norm(head, w.k_norm.data(), dim, config_.norm_eps, head);
+      kernels_.rows.rms_norm(head, k_norm, dim, config_.norm_eps, head);
     }
     kernels_.rows.rope(q, n_head, dim, dim, rope.n_rot, cos_sin);
     kernels_.rows.rope(k, config_.n_head_kv, dim, dim, rope.n_rot, cos_sin);
   });
 }
 
-void Forward::gate_heads(int il) noexcept {
-  const AttentionWeights& w = *weights_.layers[static_cast<size_t>(il)].attention;
-  const int n_head = config_.layers[static_cast<size_t>(il)].n_head;
-  const int dim = config_.head_dim;
+void Forward::gate_heads(const Block& block, const BlockWeights& w) noexcept {
+  const int n_head = block.n_head, dim = config_.head_dim;
   ActFormats formats;
-  formats.add(w.output);
+  formats.add(w[Role::Output]);
   for_rows([&](int r) {
     float* const out = act_.mixed.row(r);
     for (int h = 0; h < n_head; ++h) {
       float* const head = out + static_cast<int64_t>(h) * dim;
-      switch (config_.attn_gate) {
-        case AttnGate::SigmoidElement:
+      switch (block.gate) {
+        case HeadGate::None:
+          break;
+        case HeadGate::SigmoidElement:
           kernels_.rows.mul_sigmoid(
               head, act_.q_full + (static_cast<int64_t>(r) * n_head + h) * 2 * dim + dim, dim);
           break;
-        case AttnGate::SoftplusHead: {
+        case HeadGate::SoftplusHead: {
           const float gate = softplus(act_.gate[static_cast<int64_t>(r) * n_head + h]);
           for (int d = 0; d < dim; ++d) head[d] *= gate;
           break;
         }
-        case AttnGate::SoftplusElement:
+        case HeadGate::SoftplusElement:
           for (int d = 0; d < dim; ++d)
             head[d] *= softplus(act_.gate[(static_cast<int64_t>(r) * n_head + h) * dim + d]);
           break;
@@ -171,34 +219,32 @@ void Forward::gate_heads(int il) noexcept {
 
 // ---- Gated DeltaNet ----
 
-void Forward::delta_net(int il) noexcept {
-  const DeltaNetWeights& w = *weights_.layers[static_cast<size_t>(il)].delta_net;
-  ActFormats formats;
-  for (const Matrix* m : {&w.qkv, &w.z, &w.alpha, &w.beta}) formats.add(*m);
-  norm(weights_.layers[static_cast<size_t>(il)].attn_norm, formats);
+void Forward::delta_net(int il, const BlockWeights& w) noexcept {
+  norm(w, {Role::Qkv, Role::Z, Role::Alpha, Role::Beta});
 
-  const LinearJob jobs[4] = {
-      {.w = &w.qkv, .x = &act_.h, .y = act_.conv_input, .y_stride = config_.ssm_channel_stride()},
-      {.w = &w.z, .x = &act_.h, .y = act_.z, .y_stride = config_.ssm_inner()},
-      {.w = &w.alpha, .x = &act_.h, .y = act_.alpha, .y_stride = config_.ssm_n_head_v},
-      {.w = &w.beta, .x = &act_.h, .y = act_.beta, .y_stride = config_.ssm_n_head_v}};
+  const auto job = [&](Role role, float* y, int stride) {
+    return LinearJob{.w = &w[role], .x = &act_.h, .y = y, .y_stride = stride};
+  };
+  const LinearJob jobs[4] = {job(Role::Qkv, act_.conv_input, config_.ssm_channel_stride()),
+                             job(Role::Z, act_.z, config_.ssm_inner()),
+                             job(Role::Alpha, act_.alpha, config_.ssm_n_head_v),
+                             job(Role::Beta, act_.beta, config_.ssm_n_head_v)};
   linear_cpu(jobs, n_rows(), nullptr, linear_);
 
   act_.mixed.set_cols(config_.ssm_inner());
-  for (const RowGroup& group : groups_) delta_net_group(il, group);
+  for (const RowGroup& group : groups_) delta_net_group(il, w, group);
 
   ActFormats output_formats;
-  output_formats.add(w.output);
+  output_formats.add(w[Role::Output]);
   for_rows([&](int r) { act_.mixed.quantize(r, config_.ssm_inner(), output_formats, kernels_.matmul); });
   const LinearJob output{
-      .w = &w.output, .x = &act_.mixed, .y = act_.x, .y_stride = config_.n_embd, .add = true};
+      .w = &w[Role::Output], .x = &act_.mixed, .y = act_.x, .y_stride = config_.n_embd, .add = true};
   linear_cpu({&output, 1}, n_rows(), nullptr, linear_);
 }
 
 // A task is one key head with the value heads that read it: convolution of their channels, norms, the delta
 // rule, the gate, and the stored convolution columns. Nothing is shared between tasks.
-void Forward::delta_net_group(int il, const RowGroup& group) noexcept {
-  const DeltaNetWeights& w = *weights_.layers[static_cast<size_t>(il)].delta_net;
+void Forward::delta_net_group(int il, const BlockWeights& w, const RowGroup& group) noexcept {
   const int dim = config_.ssm_dim, n_k = config_.ssm_n_head_k, n_v = config_.ssm_n_head_v;
   const int stride = config_.ssm_channel_stride();
   const int64_t row = group.row_begin;
@@ -214,7 +260,7 @@ void Forward::delta_net_group(int il, const RowGroup& group) noexcept {
   const size_t scratch_floats = (delta_net_scratch_floats(dim) + 15) / 16 * 16;
 
   const ConvArgs conv{.u = conv_input,
-                      .weight = w.conv.data(),
+                      .weight = w.floats(Role::Conv),
                       .state = conv_state,
                       .parents = group.parents,
                       .out = conv_output,
@@ -239,6 +285,7 @@ void Forward::delta_net_group(int il, const RowGroup& group) noexcept {
                           .ancestors = group.ancestors,
                           .keep_state = uncommitted};
   const float q_scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  const float *const decay = w.floats(Role::Decay), *const time_step = w.floats(Role::TimeStep);
 
   if (uncommitted)
     std::memcpy(tape.conv_input, conv_input,
@@ -265,15 +312,15 @@ void Forward::delta_net_group(int il, const RowGroup& group) noexcept {
       convolve((2 * n_k + head) * dim);
       for (int r = 0; r < n; ++r) {
         const int64_t i = static_cast<int64_t>(r) * n_v + head;
-        g[i] = w.a[static_cast<size_t>(head)] * softplus(g[i] + w.dt_bias[static_cast<size_t>(head)]);
+        g[i] = decay[head] * softplus(g[i] + time_step[head]);
         beta[i] = sigmoid(beta[i]);
         if (uncommitted) tape.g[i] = g[i];
       }
       kernels_.delta_net.rows(rule, head, head + 1, scratch);
       for (int r = 0; r < n; ++r) {
         const int64_t at = static_cast<int64_t>(r) * n_v * dim + static_cast<int64_t>(head) * dim;
-        kernels_.delta_net.gated_norm(out + at, act_.z + row * n_v * dim + at, w.norm.data(), 1, dim,
-                                      config_.norm_eps);
+        kernels_.delta_net.gated_norm(out + at, act_.z + row * n_v * dim + at, w.floats(Role::InnerNorm), 1,
+                                      dim, config_.norm_eps);
       }
     }
   });
@@ -281,29 +328,27 @@ void Forward::delta_net_group(int il, const RowGroup& group) noexcept {
 
 // ---- feed-forward ----
 
-void Forward::feed_forward(int il) noexcept {
-  const LayerWeights& w = weights_.layers[static_cast<size_t>(il)];
-  const Ffn& some = w.moe ? w.moe->experts[0] : *w.ffn;
+void Forward::feed_forward(int il, const Block& block, const BlockWeights& w) noexcept {
   ActFormats formats;
-  formats.add(some.gate);
-  formats.add(some.up);
-  if (w.moe) {
-    formats.add(w.moe->router);
-    formats.add(w.moe->shared.gate);
-    formats.add(w.moe->shared.up);
-  }
-  norm(w.ffn_norm, formats);
+  for (const Ffn* ffn : {&w.common, w.experts.empty() ? nullptr : &w.experts.front()})
+    if (ffn != nullptr) {
+      formats.add(ffn->gate);
+      formats.add(ffn->up);
+    }
+  formats.add(w[Role::Router]);
+  norm(w, formats);
 
   act_.groups.clear();
-  int n_routed = 0;
-  if (w.moe) {
-    n_routed = route(*w.moe);
-  } else {
+  const int n_routed = block.routed() ? route(block.route, w) : 0;
+  if (!w.common.empty()) {
+    // What every row takes, after the pairs of the routed ones.
+    const int n_pairs = n_rows() * block.route.n_expert_used;
+    const float* const weight = w.floats(Role::SharedWeight);
     for (int r = 0; r < n_rows(); ++r) {
-      act_.pair_rows[r] = r;
-      act_.pair_weights[r] = 1.0f;
+      act_.pair_rows[n_pairs + r] = r;
+      act_.pair_weights[n_pairs + r] = weight == nullptr ? 1.0f : act_.shared_weights[r];
     }
-    act_.groups.push_back({&*w.ffn, 0, n_rows()});
+    act_.groups.push_back({&w.common, n_pairs, n_rows()});
   }
   const ExpertFfnArgs args{.groups = act_.groups,
                            .pair_rows = act_.pair_rows,
@@ -315,15 +360,15 @@ void Forward::feed_forward(int il) noexcept {
                            .y_stride = config_.n_embd,
                            .n_embd = config_.n_embd};
   // Only the main stack's experts are counted and may lie elsewhere.
-  const bool main_stack = w.moe && il < config_.n_layer;
+  const bool main_stack = block.routed() && il < config_.n_layer;
   if (main_stack && heat_)
     for (int g = 0; g < n_routed; ++g) {
       const FfnGroup& group = act_.groups[static_cast<size_t>(g)];
-      heat_->use(il, static_cast<int>(group.ffn - w.moe->experts.data()), static_cast<float>(group.n_pairs));
+      heat_->use(il, static_cast<int>(group.ffn - w.experts.data()), static_cast<float>(group.n_pairs));
     }
   if (main_stack && runner_)
     runner_->run({.layer = il,
-                  .experts = w.moe->experts.data(),
+                  .experts = w.experts.data(),
                   .n_routed = n_routed,
                   .n_rows = n_rows(),
                   .args = args,
@@ -335,19 +380,17 @@ void Forward::feed_forward(int il) noexcept {
 }
 
 // Chooses experts for every row and sorts the (row, expert) pairs by expert.
-int Forward::route(const MoeWeights& moe) noexcept {
-  const int n_expert = config_.route.n_expert, n_used = config_.route.n_expert_used;
-  const LinearJob router{.w = &moe.router, .x = &act_.h, .y = act_.router_logits, .y_stride = n_expert};
+int Forward::route(const RouteConfig& config, const BlockWeights& w) noexcept {
+  const int n_expert = config.n_expert, n_used = config.n_expert_used;
+  const float *const bias = w.floats(Role::RouterBias), *const shared_weight = w.floats(Role::SharedWeight);
+  const LinearJob router{.w = &w[Role::Router], .x = &act_.h, .y = act_.router_logits, .y_stride = n_expert};
   linear_cpu({&router, 1}, n_rows(), nullptr, linear_);
   for_rows([&](int r) {
-    route_topk(config_.route, act_.router_logits + static_cast<int64_t>(r) * n_expert,
-               moe.router_bias.empty() ? nullptr : moe.router_bias.data(),
+    route_topk(config, act_.router_logits + static_cast<int64_t>(r) * n_expert, bias,
                act_.expert_ids + static_cast<int64_t>(r) * n_used,
                act_.expert_weights + static_cast<int64_t>(r) * n_used);
-    act_.shared_weights[r] =
-        moe.shared_gate.empty()
-            ? 1.0f
-            : sigmoid(kernels_.rows.dot(moe.shared_gate.data(), act_.h.row(r), config_.n_embd));
+    if (shared_weight != nullptr)
+      act_.shared_weights[r] = sigmoid(kernels_.rows.dot(shared_weight, act_.h.row(r), config_.n_embd));
   });
 
   // Counting sort.
@@ -359,21 +402,14 @@ int Forward::route(const MoeWeights& moe) noexcept {
     const int count = first[static_cast<size_t>(e) + 1];
     first[static_cast<size_t>(e) + 1] += first[static_cast<size_t>(e)];
     if (count > 0)
-      act_.groups.push_back({&moe.experts[static_cast<size_t>(e)], first[static_cast<size_t>(e)], count});
+      act_.groups.push_back({&w.experts[static_cast<size_t>(e)], first[static_cast<size_t>(e)], count});
   }
   for (int p = 0; p < n_pairs; ++p) {
     const int at = first[static_cast<size_t>(act_.expert_ids[p])]++;
     act_.pair_rows[at] = p / n_used;
     act_.pair_weights[at] = act_.expert_weights[p];
   }
-  const int n_routed = static_cast<int>(act_.groups.size());
-  if (moe.shared.empty()) return n_routed;
-  for (int r = 0; r < n_rows(); ++r) {
-    act_.pair_rows[n_pairs + r] = r;
-    act_.pair_weights[n_pairs + r] = act_.shared_weights[r];
-  }
-  act_.groups.push_back({&moe.shared, n_pairs, n_rows()});
-  return n_routed;
+  return static_cast<int>(act_.groups.size());
 }
 
 }  // namespace thermo

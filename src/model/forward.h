@@ -1,5 +1,4 @@
-// The parts that architectures are made of. An architecture (qwen35.cpp, laguna.cpp) is one function that
-// calls them from the embedding to the last norm; each part works on all rows of the step at once.
+// A step on the processor: runs the blocks of the network in turn, each on all rows of the step at once.
 #pragma once
 
 #include <span>
@@ -46,13 +45,12 @@ struct Activations {
   ActBuffer mixed;  // [rows][q_dim or ssm_inner] what attention or DeltaNet hands to its output projection
 
   // Attention.
-  float* q_full;  // [rows][2 * q_dim] projected, gate inside for qwen35
+  float* q_full;  // [rows][q_dim, or twice that with the gate inside] projected
   float* q;       // [rows][q_dim] normed, rotated
   float* k;       // [rows][n_kv_dim]
   float* v;
-  float* gate;       // [rows][q_dim] laguna
-  float* rope_full;  // [rows][n_rot] cos, sin
-  float* rope_window;
+  float* gate;    // [rows][n_head or q_dim]
+  float* angles;  // [ropes][rows][n_rot] cos, sin
   float* attention_scratch;
 
   // DeltaNet.
@@ -95,51 +93,47 @@ struct RowGroup {
 class Forward {
  public:
   Forward(const ModelConfig& config, const Weights& weights, Activations& act, const CpuKernels& kernels,
-          ThreadPool& pool)
-      : config_(config),
-        weights_(weights),
-        act_(act),
-        kernels_(kernels),
-        pool_(pool),
-        linear_{kernels.matmul, pool, act.linear_scratch} {}
+          ThreadPool& pool);
 
-  // Which rows the next calls work on. Spans must live until the pass ends.
+  // Which rows the next call works on. Spans must live until it ends. `logit_rows`: rows that get logits.
   void begin(std::span<const RowGroup> groups, std::span<const TokenId> tokens,
-             std::span<const int32_t> positions, std::span<const int32_t> row_numbers) noexcept;
+             std::span<const int32_t> positions, std::span<const int32_t> row_numbers,
+             std::span<const int32_t> logit_rows) noexcept;
   // Counts the uses of experts, and hands routed layers to `runner`. Either may be null.
   void attach(HeatMap* heat, ExpertRunner* runner) noexcept {
     heat_ = heat;
     runner_ = runner;
   }
 
-  void embed(const Matrix& table) noexcept;
-  // x += Attention(rms(x)), keys and values appended to the cache of `layer`.
-  void attention(int layer, const RopeTable& rope, const float* angles) noexcept;
-  // x += GatedDeltaNet(rms(x)).
-  void delta_net(int layer) noexcept;
-  // x += FFN(rms(x)), dense or routed as the layer has it.
-  void feed_forward(int layer) noexcept;
-  // Copies the residual stream of all rows.
-  void capture(float* out) const noexcept;
-  // h = rms(x; weight) of all rows, plus the form that `next` multiplies with.
-  void final_norm(const std::vector<float>& weight, const Matrix& next) noexcept;
-  // logits of the given rows from h.
-  void head(const Matrix& output, std::span<const int32_t> rows) noexcept;
-
-  void angles(const RopeTable& rope, float* out) noexcept;
-  int n_rows() const noexcept { return static_cast<int>(tokens_.size()); }
-  Activations& act() noexcept { return act_; }
-  const ModelConfig& config() const noexcept { return config_; }
-  const Weights& weights() const noexcept { return weights_; }
+  // The whole network: from the embedding to logits. `hidden` as in StepBatch.
+  void run(float* hidden) noexcept;
 
  private:
   template <class Body>
   void for_rows(const Body& body) noexcept;
-  void norm(const std::vector<float>& weight, ActFormats formats) noexcept;
-  void prepare_heads(int layer, const RopeTable& rope, const float* angles) noexcept;
-  void gate_heads(int layer) noexcept;
-  void delta_net_group(int layer, const RowGroup& group) noexcept;
-  int route(const MoeWeights& moe) noexcept;  // returns the number of routed groups
+  int n_rows() const noexcept { return static_cast<int>(tokens_.size()); }
+  // Blocks of layer `il` (-1: before the layers, n_layer: after them).
+  void run_block(int il, const Block& block, const BlockWeights& w, float* hidden) noexcept;
+  void embed(const BlockWeights& w) noexcept;
+  void attention(int il, const Block& block, const BlockWeights& w) noexcept;
+  void delta_net(int il, const BlockWeights& w) noexcept;
+  void feed_forward(int il, const Block& block, const BlockWeights& w) noexcept;
+  void head(const BlockWeights& w) noexcept;
+  void tap(const Block& block, float* hidden) const noexcept;
+
+  // h = rms(x) of all rows, plus the forms that the matrices of these roles multiply with.
+  void norm(const BlockWeights& w, std::initializer_list<Role> readers) noexcept;
+  void norm(const BlockWeights& w, ActFormats formats) noexcept;
+  void find_angles() noexcept;
+  void prepare_heads(const Block& block, const BlockWeights& w) noexcept;
+  void gate_heads(const Block& block, const BlockWeights& w) noexcept;
+  void delta_net_group(int il, const BlockWeights& w, const RowGroup& group) noexcept;
+  // Returns the number of routed groups.
+  int route(const RouteConfig& config, const BlockWeights& w) noexcept;
+  float* angles_of(int rope, int row) const noexcept {
+    return act_.angles + (static_cast<size_t>(rope) * tokens_.size() + static_cast<size_t>(row)) *
+                             static_cast<size_t>(max_n_rot_);
+  }
 
   const ModelConfig& config_;
   const Weights& weights_;
@@ -147,6 +141,8 @@ class Forward {
   const CpuKernels& kernels_;
   ThreadPool& pool_;
   LinearContext linear_;
+  std::vector<RopeTable> ropes_;
+  int max_n_rot_ = 0;
   HeatMap* heat_ = nullptr;
   ExpertRunner* runner_ = nullptr;
 
@@ -154,13 +150,7 @@ class Forward {
   std::span<const TokenId> tokens_;
   std::span<const int32_t> positions_;
   std::span<const int32_t> row_numbers_;  // 0, 1, 2, ...
+  std::span<const int32_t> logit_rows_;
 };
-
-// The architectures: from embedding to final norm (left in act.h). `hidden` as in StepBatch.
-struct RopeTables {
-  RopeTable full, window;
-};
-void forward_qwen35(Forward& pass, const RopeTables& rope, float* hidden) noexcept;
-void forward_laguna(Forward& pass, const RopeTables& rope, float* hidden) noexcept;
 
 }  // namespace thermo

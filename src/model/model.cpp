@@ -14,7 +14,6 @@ struct Model::Impl {
   ModelOptions options;
   ThreadPool& pool;
   CpuKernels kernels;
-  RopeTables rope;
   Activations act;
   SequenceMemory memory;
   std::vector<SequenceState> sequences;
@@ -40,8 +39,7 @@ struct Model::Impl {
         options(o),
         pool(p),
         kernels(o.isa),
-        rope{make_rope_table(config.rope_full), make_rope_table(config.rope_window)},
-        act(config, o.n_batch, p.size(), weights.max_unpacked_panel_bytes()),
+        act(config, o.n_batch, p.size(), weights.max_unpacked_panel_bytes(config)),
         memory(config, o.sequence, o.n_sequences),
         pass(config, weights, act, kernels, p),
         experts(std::move(runner)),
@@ -152,18 +150,10 @@ StepOutput Model::step(const StepBatch& batch) noexcept {
   Impl& m = *impl_;
   m.lay_out_rows(batch);
   const auto n = static_cast<size_t>(batch.n_rows());
-  m.pass.begin(m.groups, std::span(m.tokens).first(n), std::span(m.positions).first(n), m.row_numbers);
+  m.pass.begin(m.groups, std::span(m.tokens).first(n), std::span(m.positions).first(n), m.row_numbers,
+               m.logit_rows);
   if (m.experts) m.experts->begin_step(static_cast<int>(n));
-  if (m.config.arch == Arch::Laguna)
-    forward_laguna(m.pass, m.rope, batch.hidden);
-  else
-    forward_qwen35(m.pass, m.rope, batch.hidden);
-  if (batch.hidden) {
-    const size_t width = static_cast<size_t>(m.config.n_embd);
-    float* const last = batch.hidden + static_cast<size_t>(m.config.n_layer) * n * width;
-    for (size_t r = 0; r < n; ++r) std::copy_n(m.act.h.row(static_cast<int>(r)), width, last + r * width);
-  }
-  m.pass.head(m.weights.output, m.logit_rows);
+  m.pass.run(batch.hidden);
   for (const RowGroup& group : m.groups)
     if (!group.uncommitted) group.sequence->advance(group.n_rows);
   if (m.heat) m.heat->advance(static_cast<int>(n));

@@ -21,6 +21,7 @@ namespace {
 std::unique_ptr<Model> make_model(const GgufFile& file, ThreadPool& pool, Isa isa, bool repack = true,
                                   int n_sequences = 2) {
   ModelConfig config = read_model_config(file);
+  insert_all_taps(config.network, config.n_layer);
   Weights weights = Weights::load(config, file, repack, pool, {});
   ModelOptions options;
   options.n_batch = 128;

@@ -98,7 +98,7 @@ class SequenceLayout {
  private:
   SequenceLayout(const ModelConfig& c, const SequenceConfig& o, int channel_stride) {
     for (int il = 0; il < c.n_layer; ++il) {
-      recurrent_.push_back(c.layers[static_cast<size_t>(il)].recurrent);
+      recurrent_.push_back(c.recurrent(il));
       index_.push_back(recurrent_.back() ? n_recurrent_++ : n_attention_++);
     }
     const auto aligned = [](size_t bytes) { return align_up<size_t>(bytes, kPartAlign); };

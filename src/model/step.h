@@ -31,8 +31,8 @@ struct SequenceRows {
 
 struct StepBatch {
   std::span<const SequenceRows> groups = {};  // each of another sequence; the step's rows are counted through
-  float* hidden = nullptr;  // [n_layer + 1][n_rows][n_embd]: embedding, output of each layer but the last
-                            // one, and the final norm; for verification and drafters. nullptr: not wanted
+  float* hidden = nullptr;  // [taps of the network][n_rows][n_embd]: the states that insert_taps() asked for;
+                            // for verification and drafters. nullptr: not wanted
 
   int n_rows() const {
     size_t n = 0;

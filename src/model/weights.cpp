@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <set>
 #include <string_view>
 
@@ -34,27 +35,31 @@ class Binder {
  public:
   explicit Binder(const GgufFile& file) : file_(file) {}
 
-  bool has(const std::string& name) const { return file_.find_tensor(name) != nullptr; }
-
-  Matrix matrix(const std::string& name, int n_cols, int n_rows) {
-    return slice(checked(name, {n_cols, n_rows}), n_cols, n_rows, 0);
+  Matrix matrix(const TensorSpec& spec) {
+    return slice(checked(spec.name, spec.shape), spec.shape[0], spec.shape[1], 0);
   }
 
-  // Rows [row_begin, row_begin + n_rows) of expert e of a tensor [n_cols, all_rows, n_expert].
-  Matrix expert(const GgufTensor& tensor, int n_cols, int all_rows, int row_begin, int n_rows, int e) {
-    return slice(
-        tensor, n_cols, n_rows,
-        static_cast<uint64_t>(e) * static_cast<uint64_t>(all_rows) + static_cast<uint64_t>(row_begin));
+  // This tensor's matrix of each expert.
+  void experts(const TensorSpec& spec, std::vector<Ffn>& ffns) {
+    const GgufTensor& tensor = checked(spec.name, spec.shape);
+    ffns.resize(static_cast<size_t>(spec.shape[2]));
+    for (size_t e = 0; e < ffns.size(); ++e) {
+      Matrix& matrix = spec.role == Role::ExpertGate ? ffns[e].gate
+                       : spec.role == Role::ExpertUp ? ffns[e].up
+                                                     : ffns[e].down;
+      matrix = slice(tensor, spec.shape[0], spec.n_rows,
+                     e * static_cast<uint64_t>(spec.shape[1]) + static_cast<uint64_t>(spec.row_begin));
+    }
   }
 
-  std::vector<float> vector(const std::string& name, std::initializer_list<int> shape) {
+  std::vector<float> vector(const std::string& name, std::span<const int> shape) {
     const GgufTensor& tensor = checked(name, shape);
     std::vector<float> values(tensor.n_elements());
     dequantize_row(tensor.dtype, tensor.data, static_cast<int64_t>(values.size()), values.data());
     return values;
   }
 
-  const GgufTensor& checked(const std::string& name, std::initializer_list<int> shape) {
+  const GgufTensor& checked(const std::string& name, std::span<const int> shape) {
     const GgufTensor& tensor = file_.require_tensor(name);
     std::array<uint64_t, 4> expected{1, 1, 1, 1};
     std::copy(shape.begin(), shape.end(), expected.begin());  // trailing ones do not count
@@ -106,187 +111,97 @@ class Binder {
   std::set<std::string_view> used_;
 };
 
-AttentionWeights bind_attention(Binder& bind, const ModelConfig& c, const std::string& blk, int n_head) {
-  const int q_dim = n_head * c.head_dim;
-  const bool gate_in_q = c.attn_gate == AttnGate::SigmoidElement;
-  AttentionWeights w;
-  w.q = bind.matrix(blk + "attn_q.weight", c.n_embd, gate_in_q ? 2 * q_dim : q_dim);
-  w.k = bind.matrix(blk + "attn_k.weight", c.n_embd, c.n_kv_dim());
-  w.v = bind.matrix(blk + "attn_v.weight", c.n_embd, c.n_kv_dim());
-  w.output = bind.matrix(blk + "attn_output.weight", q_dim, c.n_embd);
-  w.q_norm = bind.vector(blk + "attn_q_norm.weight", {c.head_dim});
-  w.k_norm = bind.vector(blk + "attn_k_norm.weight", {c.head_dim});
-  if (!gate_in_q)
-    w.gate = bind.matrix(blk + "attn_gate.weight", c.n_embd,
-                         c.attn_gate == AttnGate::SoftplusHead ? n_head : q_dim);
+BlockWeights bind_block(Binder& bind, const Block& block) {
+  BlockWeights w;
+  for (const TensorSpec& spec : block.tensors) switch (spec.form) {
+      case TensorForm::Matrix:
+      case TensorForm::Lookup:
+        w[spec.role] = bind.matrix(spec);
+        break;
+      case TensorForm::Vector:
+        w.vectors[static_cast<size_t>(spec.role)] = bind.vector(spec.name, spec.shape);
+        break;
+      case TensorForm::Experts:
+        bind.experts(spec, w.experts);
+        break;
+    }
   return w;
 }
 
-DeltaNetWeights bind_delta_net(Binder& bind, const ModelConfig& c, const std::string& blk) {
-  DeltaNetWeights w;
-  w.qkv = bind.matrix(blk + "attn_qkv.weight", c.n_embd, c.ssm_channels());
-  w.z = bind.matrix(blk + "attn_gate.weight", c.n_embd, c.ssm_inner());
-  w.alpha = bind.matrix(blk + "ssm_alpha.weight", c.n_embd, c.ssm_n_head_v);
-  w.beta = bind.matrix(blk + "ssm_beta.weight", c.n_embd, c.ssm_n_head_v);
-  w.output = bind.matrix(blk + "ssm_out.weight", c.ssm_inner(), c.n_embd);
-  w.conv = bind.vector(blk + "ssm_conv1d.weight", {c.ssm_taps, c.ssm_channels()});
-  w.a = bind.vector(blk + "ssm_a", {c.ssm_n_head_v});
-  w.dt_bias = bind.vector(blk + "ssm_dt.bias", {c.ssm_n_head_v});
-  w.norm = bind.vector(blk + "ssm_norm.weight", {c.ssm_dim});
-  return w;
-}
-
-Ffn bind_ffn(Binder& bind, const ModelConfig& c, const std::string& blk, const char* suffix, int n_ff) {
-  return {.gate = bind.matrix(fmt::format("{}ffn_gate{}.weight", blk, suffix), c.n_embd, n_ff),
-          .up = bind.matrix(fmt::format("{}ffn_up{}.weight", blk, suffix), c.n_embd, n_ff),
-          .down = bind.matrix(fmt::format("{}ffn_down{}.weight", blk, suffix), n_ff, c.n_embd)};
-}
-
-MoeWeights bind_moe(Binder& bind, const ModelConfig& c, const std::string& blk) {
-  const int n_expert = c.route.n_expert;
-  const int n_ff = c.n_ff_expert;
-  MoeWeights w;
-  w.router = bind.matrix(blk + "ffn_gate_inp.weight", c.n_embd, n_expert);
-  if (c.arch == Arch::Laguna) w.router_bias = bind.vector(blk + "exp_probs_b.bias", {n_expert});
-
-  const std::string fused = blk + "ffn_gate_up_exps.weight";
-  const bool is_fused = bind.has(fused);  // rows 0..n_ff-1 gate, the rest up
-  const int in_rows = is_fused ? 2 * n_ff : n_ff;
-  const GgufTensor& gate =
-      bind.checked(is_fused ? fused : blk + "ffn_gate_exps.weight", {c.n_embd, in_rows, n_expert});
-  const GgufTensor& up =
-      is_fused ? gate : bind.checked(blk + "ffn_up_exps.weight", {c.n_embd, n_ff, n_expert});
-  const GgufTensor& down = bind.checked(blk + "ffn_down_exps.weight", {n_ff, c.n_embd, n_expert});
-  w.experts.resize(static_cast<size_t>(n_expert));
-  for (int e = 0; e < n_expert; ++e) {
-    Ffn& expert = w.experts[static_cast<size_t>(e)];
-    expert.gate = bind.expert(gate, c.n_embd, in_rows, 0, n_ff, e);
-    expert.up = bind.expert(up, c.n_embd, in_rows, is_fused ? n_ff : 0, n_ff, e);
-    expert.down = bind.expert(down, n_ff, c.n_embd, 0, c.n_embd, e);
-  }
-
-  if (c.n_ff_shared > 0) w.shared = bind_ffn(bind, c, blk, "_shexp", c.n_ff_shared);
-  if (c.shared_gate) w.shared_gate = bind.vector(blk + "ffn_gate_inp_shexp.weight", {c.n_embd});
-  return w;
-}
-
-LayerWeights bind_layer(Binder& bind, const ModelConfig& c, int il) {
-  const LayerConfig& layer = c.layers[static_cast<size_t>(il)];
-  const std::string blk = fmt::format("blk.{}.", il);
-  LayerWeights w;
-  w.attn_norm = bind.vector(blk + "attn_norm.weight", {c.n_embd});
-  // The norm before the FFN has two names.
-  w.ffn_norm = bind.vector(blk + (c.arch == Arch::Laguna ? "ffn_norm.weight" : "post_attention_norm.weight"),
-                           {c.n_embd});
-  if (layer.recurrent)
-    w.delta_net = bind_delta_net(bind, c, blk);
-  else
-    w.attention = bind_attention(bind, c, blk, layer.n_head);
-  if (layer.moe)
-    w.moe = bind_moe(bind, c, blk);
-  else
-    w.ffn = bind_ffn(bind, c, blk, "", c.n_ff);
-  return w;
+std::vector<BlockWeights> bind_blocks(Binder& bind, const std::vector<Block>& blocks) {
+  std::vector<BlockWeights> all;
+  for (const Block& block : blocks) all.push_back(bind_block(bind, block));
+  return all;
 }
 
 // Calls visit(Matrix&) for every matrix that is multiplied, in the order a step reads them. The matrices of
 // one expert are neighbours, so an expert is one run of memory. The routed experts of the main stack can be
 // left out.
 template <class WeightsT, class Visit>
-void for_each_matrix(WeightsT& w, bool with_experts, const Visit& visit) {
-  const size_t n_main = w.layers.size() - (w.nextn ? 1 : 0);
-  const auto visit_ffn = [&](auto& ffn) {
-    visit(ffn.gate);
-    visit(ffn.up);
-    visit(ffn.down);
+void for_each_matrix(const ModelConfig& c, WeightsT& w, bool with_experts, const Visit& visit) {
+  const auto visit_block = [&](const Block& block, auto& weights, bool experts) {
+    for (const TensorSpec& spec : block.tensors)
+      if (spec.form == TensorForm::Matrix) visit(weights[spec.role]);
+    if (!experts) return;
+    for (auto& expert : weights.experts) {
+      visit(expert.gate);
+      visit(expert.up);
+      visit(expert.down);
+    }
   };
-  for (size_t l = 0; l < w.layers.size(); ++l) {
-    auto& layer = w.layers[l];
-    if (layer.attention) {
-      visit(layer.attention->q);
-      visit(layer.attention->k);
-      visit(layer.attention->v);
-      visit(layer.attention->gate);
-      visit(layer.attention->output);
-    }
-    if (layer.delta_net) {
-      visit(layer.delta_net->qkv);
-      visit(layer.delta_net->z);
-      visit(layer.delta_net->alpha);
-      visit(layer.delta_net->beta);
-      visit(layer.delta_net->output);
-    }
-    if (layer.ffn) visit_ffn(*layer.ffn);
-    if (layer.moe) {
-      visit(layer.moe->router);
-      visit_ffn(layer.moe->shared);
-      if (with_experts || l >= n_main)
-        for (auto& expert : layer.moe->experts) visit_ffn(expert);
-    }
-  }
-  if (w.nextn) {
-    visit(w.nextn->eh_proj);
-    if (w.nextn->output.rows != w.output.rows) visit(w.nextn->output);
-  }
-  visit(w.output);
+  for (size_t l = 0; l < w.layers.size(); ++l)
+    for (size_t b = 0; b < w.layers[l].blocks.size(); ++b)
+      visit_block(c.network.layers[l].blocks[b], w.layers[l].blocks[b],
+                  with_experts || l >= static_cast<size_t>(c.n_layer));
+  for (size_t b = 0; b < w.output.size(); ++b) visit_block(c.network.output[b], w.output[b], true);
+}
+
+// The same without repetitions: a next-token block may have the trunk's head.
+template <class WeightsT, class Visit>
+void for_each_own_matrix(const ModelConfig& c, WeightsT& w, bool with_experts, const Visit& visit) {
+  std::set<const std::byte*> seen;
+  for_each_matrix(c, w, with_experts, [&](auto& m) {
+    if (seen.insert(m.rows).second) visit(m);
+  });
 }
 
 uint64_t packed_bytes_of(const Matrix& m) {
-  return m.empty() ? 0 : packed_matrix_bytes(m.dtype, m.n_rows, m.n_cols);
+  return packed_matrix_bytes(m.dtype, m.n_rows, m.n_cols);
 }
 
-uint64_t count_bytes_per_token(const ModelConfig& c, const Weights& w) {
-  uint64_t bytes = w.output.n_bytes() + row_bytes(w.token_embd.dtype, static_cast<uint64_t>(c.n_embd));
-  for (int il = 0; il < c.n_layer; ++il) {
-    const LayerWeights& layer = w.layers[static_cast<size_t>(il)];
-    if (layer.attention) {
-      const AttentionWeights& a = *layer.attention;
-      bytes += a.q.n_bytes() + a.k.n_bytes() + a.v.n_bytes() + a.output.n_bytes();
-      if (!a.gate.empty()) bytes += a.gate.n_bytes();
+uint64_t block_bytes_per_token(const Block& block, const BlockWeights& w) {
+  uint64_t bytes = 0;
+  for (const TensorSpec& spec : block.tensors) switch (spec.form) {
+      case TensorForm::Matrix:
+        bytes += w[spec.role].n_bytes();
+        break;
+      case TensorForm::Lookup:
+        bytes += row_bytes(w[spec.role].dtype, static_cast<uint64_t>(w[spec.role].n_cols));
+        break;
+      case TensorForm::Vector:
+        bytes += w.vector(spec.role).size() * sizeof(float);
+        break;
+      case TensorForm::Experts:
+        break;
     }
-    if (layer.delta_net) {
-      const DeltaNetWeights& d = *layer.delta_net;
-      bytes += d.qkv.n_bytes() + d.z.n_bytes() + d.alpha.n_bytes() + d.beta.n_bytes() + d.output.n_bytes() +
-               d.conv.size() * sizeof(float);
-    }
-    if (layer.ffn) bytes += layer.ffn->n_bytes();
-    if (layer.moe) {
-      bytes += layer.moe->router.n_bytes() +
-               static_cast<uint64_t>(c.route.n_expert_used) * layer.moe->experts[0].n_bytes();
-      if (!layer.moe->shared.empty())
-        bytes += layer.moe->shared.n_bytes() + layer.moe->shared_gate.size() * sizeof(float);
-    }
-    bytes += (layer.attn_norm.size() + layer.ffn_norm.size()) * sizeof(float);
-  }
+  if (!w.experts.empty())
+    bytes += static_cast<uint64_t>(block.route.n_expert_used) * w.experts.front().n_bytes();
   return bytes;
 }
 
 void bind_all(Weights& w, const ModelConfig& c, const GgufFile& file) {
   Binder bind(file);
-  w.token_embd = bind.matrix("token_embd.weight", c.n_embd, c.n_vocab);
-  w.output_norm = bind.vector("output_norm.weight", {c.n_embd});
-  w.output = bind.has("output.weight") ? bind.matrix("output.weight", c.n_embd, c.n_vocab) : w.token_embd;
-  for (int il = 0; il < static_cast<int>(c.layers.size()); ++il) w.layers.push_back(bind_layer(bind, c, il));
-  if (c.n_nextn > 0) {
-    const std::string blk = fmt::format("blk.{}.nextn.", c.n_layer);
-    NextnWeights n;
-    n.eh_proj = bind.matrix(blk + "eh_proj.weight", 2 * c.n_embd, c.n_embd);
-    n.embd_norm = bind.vector(blk + "enorm.weight", {c.n_embd});
-    n.hidden_norm = bind.vector(blk + "hnorm.weight", {c.n_embd});
-    n.head_norm = bind.has(blk + "shared_head_norm.weight")
-                      ? bind.vector(blk + "shared_head_norm.weight", {c.n_embd})
-                      : w.output_norm;
-    n.token_embd = bind.has(blk + "embed_tokens.weight")
-                       ? bind.matrix(blk + "embed_tokens.weight", c.n_embd, c.n_vocab)
-                       : w.token_embd;
-    n.output = bind.has(blk + "shared_head_head.weight")
-                   ? bind.matrix(blk + "shared_head_head.weight", c.n_embd, c.n_vocab)
-                   : w.output;
-    w.nextn = std::move(n);
-  }
-  bind.check_unused(static_cast<int>(c.layers.size()));
+  w.input = bind_blocks(bind, c.network.input);
+  for (const Layer& layer : c.network.layers) w.layers.push_back({bind_blocks(bind, layer.blocks)});
+  w.output = bind_blocks(bind, c.network.output);
+  bind.check_unused(static_cast<int>(c.network.layers.size()));
   for (const GgufTensor& tensor : file.tensors()) w.n_params += tensor.n_elements();
-  w.bytes_per_token = count_bytes_per_token(c, w);
+  const auto count = [&](const Block& block, const BlockWeights& weights) {
+    w.bytes_per_token += block_bytes_per_token(block, weights);
+  };
+  for (size_t b = 0; b < w.input.size(); ++b) count(c.network.input[b], w.input[b]);
+  for_each_main_block(c, w, count);
+  for (size_t b = 0; b < w.output.size(); ++b) count(c.network.output[b], w.output[b]);
 }
 
 // Panels of one matrix that one task packs.
@@ -296,8 +211,8 @@ struct PackTask {
   int panel_begin, panel_end;
 };
 
-void pack_all(Weights& w, bool with_experts, std::byte* out, const GgufFile& file, ThreadPool& pool,
-              const LoadProgressFn& progress) {
+void pack_all(const ModelConfig& c, Weights& w, bool with_experts, std::byte* out, const GgufFile& file,
+              ThreadPool& pool, const LoadProgressFn& progress) {
   constexpr uint64_t kTaskBytes = 512 * KiB;
   constexpr uint64_t kRoundBytes = 256 * MiB;  // between looks at the progress bar
   const uint64_t total = w.packed_bytes;
@@ -317,13 +232,15 @@ void pack_all(Weights& w, bool with_experts, std::byte* out, const GgufFile& fil
     if (progress) progress({"repack", done, total});
   };
   if (progress) progress({"repack", 0, total});
-  for_each_matrix(w, with_experts, [&](Matrix& m) {
-    if (m.empty()) return;
+  std::map<const std::byte*, const std::byte*> panels_of;
+  for_each_matrix(c, w, with_experts, [&](Matrix& m) {
+    const auto [panels, is_new] = panels_of.emplace(m.rows, out);
+    m.panels = panels->second;
+    if (!is_new) return;
     const size_t bytes = panel_bytes(m.dtype, m.n_cols);
     const int step = static_cast<int>(std::max<uint64_t>(1, kTaskBytes / bytes));
     const int count = n_panels(m.n_rows);
     for (int p = 0; p < count; p += step) tasks.push_back({&m, out, p, std::min(p + step, count)});
-    m.panels = out;
     out += packed_bytes_of(m);
     round_bytes += packed_bytes_of(m);
     if (round_bytes >= kRoundBytes) flush();
@@ -346,13 +263,13 @@ Weights Weights::bind(const ModelConfig& config, const GgufFile& file) {
 uint64_t Weights::planned_packed_bytes(const ModelConfig& config, const GgufFile& file, bool pack_experts) {
   const Weights w = bind(config, file);
   uint64_t bytes = 0;
-  for_each_matrix(w, pack_experts, [&](const Matrix& m) { bytes += packed_bytes_of(m); });
+  for_each_own_matrix(config, w, pack_experts, [&](const Matrix& m) { bytes += packed_bytes_of(m); });
   return bytes;
 }
 
-size_t Weights::max_unpacked_panel_bytes() const {
+size_t Weights::max_unpacked_panel_bytes(const ModelConfig& config) const {
   size_t most = 0;
-  for_each_matrix(*this, packed_bytes == 0, [&](const Matrix& m) {
+  for_each_matrix(config, *this, packed_bytes == 0, [&](const Matrix& m) {
     if (!m.empty() && !m.panels) most = std::max(most, panel_bytes(m.dtype, m.n_cols));
   });
   return most;
@@ -362,33 +279,31 @@ Weights Weights::load(const ModelConfig& config, const GgufFile& file, bool repa
                       const LoadProgressFn& progress, bool pack_experts) {
   Weights w = bind(config, file);
   if (!repack) return w;
-  for_each_matrix(w, pack_experts, [&](const Matrix& m) { w.packed_bytes += packed_bytes_of(m); });
+  for_each_own_matrix(config, w, pack_experts,
+                      [&](const Matrix& m) { w.packed_bytes += packed_bytes_of(m); });
   w.storage_ = std::make_unique<Storage>();
   w.storage_->panels = HostBuffer(w.packed_bytes);
   for (int part = 0; part < file.n_parts(); ++part)
     if (const MappedFile* mapping = file.part(part)) mapping->advise_sequential();
-  pack_all(w, pack_experts, w.storage_->panels.data(), file, pool, progress);
-  if (w.nextn && w.nextn->output.rows == w.output.rows) w.nextn->output = w.output;
+  pack_all(config, w, pack_experts, w.storage_->panels.data(), file, pool, progress);
   return w;
 }
 
 std::vector<RouterView> router_views(const ModelConfig& config, const Weights& weights) {
-  std::vector<RouterView> views;
-  for (int il = 0; il < config.n_layer; ++il) {
-    const LayerWeights& layer = weights.layers[static_cast<size_t>(il)];
-    RouterView& view = views.emplace_back();
-    if (!layer.moe) continue;
-    view = {.router = layer.moe->router, .bias = layer.moe->router_bias, .norm = layer.ffn_norm};
-  }
+  std::vector<RouterView> views(static_cast<size_t>(config.n_layer));
+  for (size_t l = 0; l < views.size(); ++l)
+    for (const BlockWeights& w : weights.layers[l].blocks)
+      if (!w.experts.empty())
+        views[l] = {
+            .router = w[Role::Router], .bias = w.vector(Role::RouterBias), .norm = w.vector(Role::Norm)};
   return views;
 }
 
 ExpertCatalog expert_catalog(const ModelConfig& config, const Weights& weights) {
-  std::vector<std::vector<Ffn>> layers;
-  for (int il = 0; il < config.n_layer; ++il) {
-    const auto& moe = weights.layers[static_cast<size_t>(il)].moe;
-    layers.push_back(moe ? moe->experts : std::vector<Ffn>());
-  }
+  std::vector<std::vector<Ffn>> layers(static_cast<size_t>(config.n_layer));
+  for (size_t l = 0; l < layers.size(); ++l)
+    for (const BlockWeights& w : weights.layers[l].blocks)
+      if (!w.experts.empty()) layers[l] = w.experts;
   return ExpertCatalog::of(std::move(layers), config.route.n_expert_used, config.n_embd);
 }
 

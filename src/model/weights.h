@@ -2,10 +2,10 @@
 // in the mapping), small vectors as floats. Shapes are checked while binding, so a forward pass trusts them.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,48 +20,44 @@ namespace thermo {
 class GgufFile;
 class ThreadPool;
 
-struct AttentionWeights {
-  Matrix q, k, v, output;
-  Matrix gate;  // laguna; qwen35 keeps it inside q
-  std::vector<float> q_norm, k_norm;
-};
+// The weights of one block of the network, by what they are to it.
+class BlockWeights {
+  template <class Self>
+  static auto& of(Self& self, Role role) {
+    switch (role) {
+      case Role::FfnGate:
+        return self.common.gate;
+      case Role::FfnUp:
+        return self.common.up;
+      case Role::FfnDown:
+        return self.common.down;
+      default:
+        return self.matrices[static_cast<size_t>(role)];
+    }
+  }
 
-struct DeltaNetWeights {
-  Matrix qkv, z, alpha, beta, output;
-  std::vector<float> conv;  // [channels][taps]
-  std::vector<float> a, dt_bias, norm;
-};
+ public:
+  std::array<Matrix, kRoles> matrices;  // empty where the block has none
+  std::array<std::vector<float>, kRoles> vectors;
+  Ffn common;                // FfnGate, FfnUp, FfnDown: what every row takes
+  std::vector<Ffn> experts;  // one expert's matrices lie together in memory
 
-struct MoeWeights {
-  Matrix router;
-  std::vector<float> router_bias;  // laguna, added for the choice only; else empty
-  std::vector<Ffn> experts;        // one expert's matrices lie together in memory
-  Ffn shared;
-  std::vector<float> shared_gate;  // qwen35moe; else empty
+  const Matrix& operator[](Role role) const { return of(*this, role); }
+  Matrix& operator[](Role role) { return of(*this, role); }
+  const std::vector<float>& vector(Role role) const { return vectors[static_cast<size_t>(role)]; }
+  // nullptr: the block has none.
+  const float* floats(Role role) const { return vector(role).empty() ? nullptr : vector(role).data(); }
 };
 
 struct LayerWeights {
-  std::vector<float> attn_norm, ffn_norm;
-  std::optional<AttentionWeights> attention;
-  std::optional<DeltaNetWeights> delta_net;
-  std::optional<MoeWeights> moe;
-  std::optional<Ffn> ffn;
-};
-
-// The next-token block: predicts token p + 1 from the trunk's state at p - 1 and the token at p.
-struct NextnWeights {
-  Matrix eh_proj;
-  std::vector<float> embd_norm, hidden_norm, head_norm;
-  Matrix token_embd, output;  // the trunk's where the file has none of its own
+  std::vector<BlockWeights> blocks;  // as the layer has them
 };
 
 class Weights {
  public:
-  Matrix token_embd;  // rows only: looked up, not multiplied (unless tied to `output`)
-  Matrix output;
-  std::vector<float> output_norm;
-  std::vector<LayerWeights> layers;  // n_layer + n_nextn
-  std::optional<NextnWeights> nextn;
+  // As the network has them.
+  std::vector<BlockWeights> input, output;
+  std::vector<LayerWeights> layers;
 
   // Bytes of the matrices a plain decode step of one row reads.
   uint64_t bytes_per_token = 0;
@@ -81,7 +77,7 @@ class Weights {
                                        bool pack_experts = true);
 
   // The largest panel of any matrix that is packed on the fly; 0 when all are repacked, or kept elsewhere.
-  size_t max_unpacked_panel_bytes() const;
+  size_t max_unpacked_panel_bytes(const ModelConfig& config) const;
 
   Weights(Weights&&) noexcept;
   Weights& operator=(Weights&&) noexcept;
@@ -92,6 +88,15 @@ class Weights {
   struct Storage;
   std::unique_ptr<Storage> storage_;
 };
+
+// Calls visit(block, weights) for the blocks of the main stack's layers, in order. `weights`: Weights, or
+// what a back end made of them.
+template <class WeightsT, class Visit>
+void for_each_main_block(const ModelConfig& config, WeightsT& weights, const Visit& visit) {
+  for (size_t l = 0; l < static_cast<size_t>(config.n_layer); ++l)
+    for (size_t b = 0; b < config.network.layers[l].blocks.size(); ++b)
+      visit(config.network.layers[l].blocks[b], weights.layers[l].blocks[b]);
+}
 
 // The routers of the main stack, one for each layer, dense ones included; views of `weights`.
 std::vector<RouterView> router_views(const ModelConfig& config, const Weights& weights);

@@ -89,9 +89,7 @@ void set_expert_options(const ExpertFlags& flags, EngineOptions& options) {
 void set_expert_options(const ExpertFlags& flags, const ModelConfig& config, EngineOptions& options) {
   set_expert_options(flags, options);
   if (flags.n_cpu_moe < 0 || !config.is_moe()) return;
-  const int n_moe =
-      static_cast<int>(std::count_if(config.layers.begin(), config.layers.begin() + config.n_layer,
-                                     [](const LayerConfig& layer) { return layer.moe; }));
+  const int n_moe = config.n_routed_layers();
   const int n_hot = n_moe - std::min(flags.n_cpu_moe, n_moe);
   options.expert_cache = {.bytes = std::nullopt, .share = static_cast<double>(n_hot) / n_moe};
   log_info("cli", "--n-cpu-moe {} is used as --expert-cache {:.4f}%: experts move, layers do not",

@@ -118,8 +118,8 @@ class SynthCommand : public Command {
       out["path"] = path_;
       out["shape"] = shape_;
       out["quant"] = quant_;
-      out["n_layer"] = options_.n_layer > 0 ? options_.n_layer : options_.shape->n_layer;
-      out["n_vocab"] = options_.n_vocab > 0 ? options_.n_vocab : options_.shape->n_vocab;
+      out["n_layer"] = options_.n_layer > 0 ? options_.n_layer : options_.shape->config.n_layer;
+      out["n_vocab"] = options_.n_vocab > 0 ? options_.n_vocab : options_.shape->config.n_vocab;
       out["nextn"] = options_.nextn;
       out["skew"] = options_.skew;
       out["seed"] = options_.seed;
@@ -147,12 +147,12 @@ class SynthCommand : public Command {
       throw ConfigError(fmt::format("--vocab is 0 to {}, --context is not negative", kMaxVocab));
     options_.shape = &find_named(synth_shapes(), shape_);
     options_.quant = &find_named(synth_quants(), quant_);
-    if (options_.n_layer > options_.shape->n_layer)
+    if (options_.n_layer > options_.shape->config.n_layer)
       throw ConfigError(
-          fmt::format("--layers {}: {} has {}", options_.n_layer, shape_, options_.shape->n_layer));
-    if (options_.nextn && options_.shape->arch == Arch::Laguna)
+          fmt::format("--layers {}: {} has {}", options_.n_layer, shape_, options_.shape->config.n_layer));
+    if (options_.nextn && !options_.shape->architecture->nextn)
       throw ConfigError(fmt::format("--nextn: {} has no next-token block; use a qwen35 shape", shape_));
-    if (options_.skew > 0.0 && options_.shape->n_expert == 0)
+    if (options_.skew > 0.0 && !options_.shape->config.is_moe())
       throw ConfigError(fmt::format("--skew: {} has no experts; use a shape that has", shape_));
   }
 

@@ -54,7 +54,7 @@ void SynthRandom::normal(std::span<float> out, float deviation) noexcept {
 
 SynthFiller::SynthFiller(const SynthOptions& options, std::span<const SynthTensor> tensors,
                          ThreadPool& threads)
-    : options_(options), n_constant_(options.skew > 0.0 ? options.shape->n_embd / 32 : 0) {
+    : options_(options), n_constant_(options.skew > 0.0 ? options.shape->config.n_embd / 32 : 0) {
   for (const SynthTensor& tensor : tensors)
     if (is_pooled(tensor)) pools_.try_emplace({tensor.dtype, tensor.scale});
   if (pools_.empty()) return;

@@ -2,190 +2,17 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <cmath>
+#include <set>
+
+#include "gguf/gguf_file.h"
 
 namespace thermo {
 namespace {
 
-constexpr int kInterval = 4;  // one full-attention layer in four, in all three families
-constexpr int kTaps = 4;
-
 // Matrices that write into the residual stream are drawn smaller, so that it grows slowly: after 40 layers to
 // about twice the size of the embedding.
 constexpr double kWriteGain = 0.5;
-
-constexpr SynthShape kShapes[] = {
-    {.name = "qwen35moe-35b-a3b",
-     .arch = Arch::Qwen35Moe,
-     .n_layer = 40,
-     .n_embd = 2048,
-     .n_vocab = 248320,
-     .n_ctx = 262144,
-     .n_head = 16,
-     .n_head_window = 0,
-     .n_head_kv = 2,
-     .head_dim = 256,
-     .n_rot = 64,
-     .n_rot_window = 0,
-     .n_ff = 0,
-     .n_expert = 256,
-     .n_expert_used = 8,
-     .n_ff_expert = 512,
-     .ssm_dim = 128,
-     .ssm_n_head_k = 16,
-     .ssm_n_head_v = 32,
-     .window = 0,
-     .tied = false},
-    {.name = "qwen35-0.8b",
-     .arch = Arch::Qwen35,
-     .n_layer = 24,
-     .n_embd = 1024,
-     .n_vocab = 248320,
-     .n_ctx = 262144,
-     .n_head = 8,
-     .n_head_window = 0,
-     .n_head_kv = 2,
-     .head_dim = 256,
-     .n_rot = 64,
-     .n_rot_window = 0,
-     .n_ff = 3584,
-     .n_expert = 0,
-     .n_expert_used = 0,
-     .n_ff_expert = 0,
-     .ssm_dim = 128,
-     .ssm_n_head_k = 16,
-     .ssm_n_head_v = 16,
-     .window = 0,
-     .tied = true},
-    {.name = "qwen35-9b",
-     .arch = Arch::Qwen35,
-     .n_layer = 32,
-     .n_embd = 4096,
-     .n_vocab = 248320,
-     .n_ctx = 262144,
-     .n_head = 16,
-     .n_head_window = 0,
-     .n_head_kv = 4,
-     .head_dim = 256,
-     .n_rot = 64,
-     .n_rot_window = 0,
-     .n_ff = 12288,
-     .n_expert = 0,
-     .n_expert_used = 0,
-     .n_ff_expert = 0,
-     .ssm_dim = 128,
-     .ssm_n_head_k = 16,
-     .ssm_n_head_v = 32,
-     .window = 0,
-     .tied = false},
-    {.name = "qwen35-27b",
-     .arch = Arch::Qwen35,
-     .n_layer = 64,
-     .n_embd = 5120,
-     .n_vocab = 248320,
-     .n_ctx = 262144,
-     .n_head = 24,
-     .n_head_window = 0,
-     .n_head_kv = 4,
-     .head_dim = 256,
-     .n_rot = 64,
-     .n_rot_window = 0,
-     .n_ff = 17408,
-     .n_expert = 0,
-     .n_expert_used = 0,
-     .n_ff_expert = 0,
-     .ssm_dim = 128,
-     .ssm_n_head_k = 16,
-     .ssm_n_head_v = 48,
-     .window = 0,
-     .tied = false},
-    {.name = "laguna-xs2",
-     .arch = Arch::Laguna,
-     .n_layer = 40,
-     .n_embd = 2048,
-     .n_vocab = 100352,
-     .n_ctx = 131072,
-     .n_head = 48,
-     .n_head_window = 64,
-     .n_head_kv = 8,
-     .head_dim = 128,
-     .n_rot = 64,
-     .n_rot_window = 128,
-     .n_ff = 8192,
-     .n_expert = 256,
-     .n_expert_used = 8,
-     .n_ff_expert = 512,
-     .ssm_dim = 0,
-     .ssm_n_head_k = 0,
-     .ssm_n_head_v = 0,
-     .window = 512,
-     .tied = false},
-    // The smallest that every quantised type can hold: rows are multiples of 256.
-    {.name = "qwen35moe-tiny",
-     .arch = Arch::Qwen35Moe,
-     .n_layer = 4,
-     .n_embd = 256,
-     .n_vocab = 512,
-     .n_ctx = 2048,
-     .n_head = 4,
-     .n_head_window = 0,
-     .n_head_kv = 2,
-     .head_dim = 64,
-     .n_rot = 16,
-     .n_rot_window = 0,
-     .n_ff = 0,
-     .n_expert = 16,
-     .n_expert_used = 4,
-     .n_ff_expert = 256,
-     .ssm_dim = 64,
-     .ssm_n_head_k = 2,
-     .ssm_n_head_v = 4,
-     .window = 0,
-     .tied = false},
-    {.name = "qwen35-tiny",
-     .arch = Arch::Qwen35,
-     .n_layer = 4,
-     .n_embd = 256,
-     .n_vocab = 512,
-     .n_ctx = 2048,
-     .n_head = 4,
-     .n_head_window = 0,
-     .n_head_kv = 2,
-     .head_dim = 64,
-     .n_rot = 16,
-     .n_rot_window = 0,
-     .n_ff = 512,
-     .n_expert = 0,
-     .n_expert_used = 0,
-     .n_ff_expert = 0,
-     .ssm_dim = 64,
-     .ssm_n_head_k = 2,
-     .ssm_n_head_v = 4,
-     .window = 0,
-     .tied = true},
-    {.name = "laguna-tiny",
-     .arch = Arch::Laguna,
-     .n_layer = 5,
-     .n_embd = 256,
-     .n_vocab = 512,
-     .n_ctx = 2048,
-     .n_head = 4,
-     .n_head_window = 8,
-     .n_head_kv = 2,
-     .head_dim = 64,
-     .n_rot = 32,
-     .n_rot_window = 64,
-     .n_ff = 512,
-     .n_expert = 16,
-     .n_expert_used = 4,
-     .n_ff_expert = 256,
-     .ssm_dim = 0,
-     .ssm_n_head_k = 0,
-     .ssm_n_head_v = 0,
-     .window = 32,
-     .tied = false},
-};
 
 using enum DType;
 constexpr SynthQuant kQuants[] = {
@@ -200,134 +27,124 @@ constexpr SynthQuant kQuants[] = {
     {"BF16", BF16, BF16, BF16, BF16, 32},         {"F32", F32, F32, F32, F32, 0},
 };
 
-uint64_t u64(int value) {
-  return static_cast<uint64_t>(value);
-}
-
-// The tensors of one model, in the order of the file.
+// How a tensor is drawn and in which type it is stored, by what it is to its block.
 class TensorList {
  public:
-  explicit TensorList(const SynthOptions& options)
+  TensorList(const SynthOptions& options, const ModelConfig& config)
       : options_(options),
-        shape_(*options.shape),
-        stream_(shape_.tied ? 1.0 / std::sqrt(shape_.n_embd) : 1.0),
+        config_(config),
+        tied_(options.shape->model.tied),
+        stream_(tied_ ? 1.0 / std::sqrt(config.n_embd) : 1.0),
         write_gain_(kWriteGain * stream_) {}
 
   std::vector<SynthTensor> build() {
-    const SynthQuant& quant = *options_.quant;
-    const int n_vocab = options_.n_vocab > 0 ? options_.n_vocab : shape_.n_vocab;
-    const int n_layer = options_.n_layer > 0 ? options_.n_layer : shape_.n_layer;
-    add("token_embd.weight", shape_.tied ? quant.output : quant.embedding, {u64(shape_.n_embd), u64(n_vocab)},
-        SynthFill::Embedding, stream_);
-    for (il_ = 0; il_ < n_layer; ++il_) add_layer(is_recurrent(il_));
-    if (options_.nextn) {
-      add_layer(false);
-      matrix("nextn.eh_proj", false, 2 * shape_.n_embd, shape_.n_embd);
-      for (const char* name : {"nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"})
-        norm(name, shape_.n_embd);
-    }
-    il_ = -1;
-    add("output_norm.weight", F32, {u64(shape_.n_embd)}, SynthFill::Norm, 0.05);
-    if (!shape_.tied)
-      add("output.weight", quant.output, {u64(shape_.n_embd), u64(n_vocab)}, SynthFill::Matrix,
-          1.0 / std::sqrt(shape_.n_embd));
+    const Network& net = config_.network;
+    add_blocks(-1, net.input);
+    for (size_t il = 0; il < net.layers.size(); ++il) add_blocks(static_cast<int>(il), net.layers[il].blocks);
+    add_blocks(-1, net.output);
     return std::move(tensors_);
   }
 
  private:
-  bool is_recurrent(int il) const { return shape_.arch != Arch::Laguna && (il + 1) % kInterval != 0; }
-  bool is_windowed(int il) const { return shape_.arch == Arch::Laguna && il % kInterval != 0; }
-
-  void add(std::string name, DType dtype, std::vector<uint64_t> dims, SynthFill fill, double scale) {
-    tensors_.push_back({std::move(name), dtype, std::move(dims), fill, static_cast<float>(scale), il_});
-  }
-  std::string block(std::string_view name) const { return fmt::format("blk.{}.{}", il_, name); }
-  void norm(std::string_view name, int n) {
-    add(block(name) + ".weight", F32, {u64(n)}, SynthFill::Norm, 0.05);
-  }
-  // n_expert 0: a plain matrix. `more`: one of those that get more bits in some layers.
-  void matrix(std::string_view name, bool more, int n_in, int n_out, double gain = 1.0, int n_expert = 0) {
-    const bool is_more = more && gets_more_bits(il_, shape_.n_layer);
-    std::vector<uint64_t> dims{u64(n_in), u64(n_out)};
-    if (n_expert > 0) dims.push_back(u64(n_expert));
-    add(block(name) + ".weight", is_more ? options_.quant->more : options_.quant->plain, std::move(dims),
-        SynthFill::Matrix, gain / std::sqrt(n_in));
+  void add_blocks(int il, const std::vector<Block>& blocks) {
+    for (const Block& block : blocks)
+      for (const TensorSpec& spec : block.tensors)
+        if (names_.insert(spec.name).second) add(il, block, spec);
   }
 
-  void add_layer(bool recurrent) {
-    const bool laguna = shape_.arch == Arch::Laguna;
-    norm("attn_norm", shape_.n_embd);
-    if (recurrent) {
-      add_delta_net();
-    } else {
-      add_attention();
+  void add(int il, const Block& block, const TensorSpec& spec) {
+    const SynthQuant& quant = *options_.quant;
+    SynthTensor tensor{spec.name, F32, {spec.shape.begin(), spec.shape.end()}, SynthFill::Matrix, 0.0F, il};
+    double scale = 1.0 / std::sqrt(spec.shape[0]);
+    switch (spec.role) {
+      case Role::Embedding:
+        tensor.fill = SynthFill::Embedding;
+        tensor.dtype = tied_ ? quant.output : quant.embedding;
+        scale = stream_;
+        break;
+      case Role::Router:
+        tensor.fill = SynthFill::Router;
+        break;
+      case Role::RouterBias:
+        scale = 0.01;
+        break;
+      case Role::Conv:
+      case Role::SharedWeight:
+        break;
+      case Role::Decay:
+        tensor.fill = SynthFill::Decay;
+        break;
+      case Role::TimeStep:
+        tensor.fill = SynthFill::TimeStep;
+        break;
+      default:
+        if (spec.form == TensorForm::Vector) {
+          tensor.fill = SynthFill::Norm;
+          scale = 0.05;
+        } else if (block.kind == BlockKind::Head) {
+          tensor.dtype = quant.output;
+        } else {
+          tensor.dtype = more_bits(il, spec.role) ? quant.more : quant.plain;
+          if (writes(spec.role)) scale *= write_gain_;
+        }
     }
-    norm(laguna ? "ffn_norm" : "post_attention_norm", shape_.n_embd);
-    if (shape_.n_expert > 0 && !(laguna && il_ == 0)) {
-      add_experts();
-    } else {
-      matrix("ffn_gate", false, shape_.n_embd, shape_.n_ff);
-      matrix("ffn_up", false, shape_.n_embd, shape_.n_ff);
-      matrix("ffn_down", true, shape_.n_ff, shape_.n_embd, write_gain_);
-    }
+    tensor.scale = static_cast<float>(scale);
+    tensors_.push_back(std::move(tensor));
   }
 
-  void add_attention() {
-    const int n_head = is_windowed(il_) ? shape_.n_head_window : shape_.n_head;
-    const int n_q = n_head * shape_.head_dim, n_kv = shape_.n_head_kv * shape_.head_dim;
-    const bool laguna = shape_.arch == Arch::Laguna;
-    matrix("attn_q", false, shape_.n_embd, laguna ? n_q : 2 * n_q);
-    matrix("attn_k", false, shape_.n_embd, n_kv);
-    matrix("attn_v", true, shape_.n_embd, n_kv);
-    matrix("attn_output", false, n_q, shape_.n_embd, write_gain_);
-    norm("attn_q_norm", shape_.head_dim);
-    norm("attn_k_norm", shape_.head_dim);
-    if (laguna) matrix("attn_gate", false, shape_.n_embd, n_head);
+  // The first layers keep the types that they have in the whole model.
+  bool more_bits(int il, Role role) const {
+    return (role == Role::V || role == Role::Qkv || role == Role::FfnDown || role == Role::ExpertDown) &&
+           gets_more_bits(il, options_.shape->config.n_layer);
   }
-
-  void add_delta_net() {
-    const int n_v = shape_.ssm_n_head_v, inner = n_v * shape_.ssm_dim;
-    const int n_channels = 2 * shape_.ssm_n_head_k * shape_.ssm_dim + inner;
-    matrix("attn_qkv", true, shape_.n_embd, n_channels);
-    matrix("attn_gate", false, shape_.n_embd, inner);
-    matrix("ssm_alpha", false, shape_.n_embd, n_v);
-    matrix("ssm_beta", false, shape_.n_embd, n_v);
-    add(block("ssm_conv1d.weight"), F32, {u64(kTaps), u64(n_channels)}, SynthFill::Matrix,
-        1.0 / std::sqrt(kTaps));
-    add(block("ssm_a"), F32, {u64(n_v)}, SynthFill::Decay, 0.0);
-    add(block("ssm_dt.bias"), F32, {u64(n_v)}, SynthFill::TimeStep, 0.0);
-    norm("ssm_norm", shape_.ssm_dim);
-    matrix("ssm_out", false, inner, shape_.n_embd, write_gain_);
-  }
-
-  void add_experts() {
-    const int n_embd = shape_.n_embd, n_ff = shape_.n_ff_expert;
-    add(block("ffn_gate_inp.weight"), F32, {u64(n_embd), u64(shape_.n_expert)}, SynthFill::Router, 0.0);
-    if (shape_.arch == Arch::Laguna)
-      add(block("exp_probs_b.bias"), F32, {u64(shape_.n_expert)}, SynthFill::Matrix, 0.01);
-    matrix("ffn_gate_exps", false, n_embd, n_ff, 1.0, shape_.n_expert);
-    matrix("ffn_up_exps", false, n_embd, n_ff, 1.0, shape_.n_expert);
-    matrix("ffn_down_exps", true, n_ff, n_embd, write_gain_, shape_.n_expert);
-    if (shape_.arch != Arch::Laguna)
-      add(block("ffn_gate_inp_shexp.weight"), F32, {u64(n_embd)}, SynthFill::Matrix, 1.0 / std::sqrt(n_embd));
-    matrix("ffn_gate_shexp", false, n_embd, n_ff);
-    matrix("ffn_up_shexp", false, n_embd, n_ff);
-    matrix("ffn_down_shexp", true, n_ff, n_embd, write_gain_);
+  // Into the residual stream.
+  static bool writes(Role role) {
+    return role == Role::Output || role == Role::FfnDown || role == Role::ExpertDown;
   }
 
   const SynthOptions& options_;
-  const SynthShape& shape_;
+  const ModelConfig& config_;
+  bool tied_;
   // Deviation of the embedding. One that is the output matrix too is small, so that logits stay near 1.
   double stream_;
   double write_gain_;
-  int il_ = -1;
+  std::set<std::string> names_;
   std::vector<SynthTensor> tensors_;
 };
+
+// What an architecture makes of the keys, before there are tensors.
+ModelConfig config_of(const SynthOptions& options) {
+  GgufWriter writer;
+  set_synth_metadata(options, writer);
+  const std::vector<std::byte> bytes = writer.to_bytes();
+  const GgufFile file(std::span<const std::byte>(bytes), std::string(options.shape->name));
+  std::vector<std::string_view> tensors{"token_embd.weight"};
+  if (!options.shape->model.tied) tensors.push_back("output.weight");
+  const std::string nextn_norm =
+      fmt::format("blk.{}.nextn.shared_head_norm.weight",
+                  file.require_uint(fmt::format("{}.block_count", options.shape->architecture->name)) - 1);
+  if (options.nextn) tensors.push_back(nextn_norm);
+  return read_model_config(file, tensors);
+}
+
+std::vector<SynthShape> describe_shapes() {
+  std::vector<SynthShape> shapes;
+  for (const Architecture& architecture : architectures())
+    for (ModelShape& model : architecture.shapes()) {
+      SynthShape& shape = shapes.emplace_back(SynthShape{model.name, &architecture, std::move(model), {}});
+      SynthOptions options;
+      options.shape = &shape;
+      options.quant = kQuants;
+      shape.config = config_of(options);
+    }
+  return shapes;
+}
 
 }  // namespace
 
 std::span<const SynthShape> synth_shapes() {
-  return kShapes;
+  static const std::vector<SynthShape> shapes = describe_shapes();
+  return shapes;
 }
 std::span<const SynthQuant> synth_quants() {
   return kQuants;
@@ -344,18 +161,17 @@ bool gets_more_bits(int il, int n_layer) {
 }
 
 std::vector<SynthTensor> synth_tensors(const SynthOptions& options) {
-  return TensorList(options).build();
+  return TensorList(options, config_of(options)).build();
 }
 
 void set_synth_metadata(const SynthOptions& options, GgufWriter& writer) {
   const SynthShape& shape = *options.shape;
-  const bool laguna = shape.arch == Arch::Laguna;
-  const std::string arch = laguna ? "laguna" : shape.n_expert > 0 ? "qwen35moe" : "qwen35";
-  const int n_layer = options.n_layer > 0 ? options.n_layer : shape.n_layer;
-  const auto set = [&](std::string_view key, int value) {
-    writer.set(fmt::format("{}.{}", arch, key), static_cast<uint32_t>(value));
-  };
-  const auto set_float = [&](std::string_view key, float value) {
+  const std::string arch(shape.architecture->name);
+  int n_whole = 0;
+  for (const ShapeKey& key : shape.model.keys)
+    if (key.key == "block_count") n_whole = std::get<int>(key.value);
+  const int n_layer = options.n_layer > 0 ? options.n_layer : n_whole;
+  const auto set = [&](std::string_view key, auto value) {
     writer.set(fmt::format("{}.{}", arch, key), value);
   };
 
@@ -364,60 +180,28 @@ void set_synth_metadata(const SynthOptions& options, GgufWriter& writer) {
   writer.set("general.name", fmt::format("Synthetic {}", shape.name));
   writer.set("general.description",
              fmt::format("random weights of real shape: seed {}, skew {}, first {} of {} layers",
-                         options.seed, options.skew, n_layer, shape.n_layer));
+                         options.seed, options.skew, n_layer, n_whole));
   writer.set("general.quantization_version", uint32_t{2});
   writer.set("general.file_type", options.quant->file_type);
-  set("block_count", n_layer + (options.nextn ? 1 : 0));
-  if (options.nextn) set("nextn_predict_layers", 1);
-  set("context_length", options.n_ctx > 0 ? options.n_ctx : shape.n_ctx);
-  set("embedding_length", shape.n_embd);
-  if (shape.n_ff > 0) set("feed_forward_length", shape.n_ff);
-  if (laguna) {
-    std::vector<int32_t> heads;
-    for (int il = 0; il < n_layer; ++il)
-      heads.push_back(il % kInterval == 0 ? shape.n_head : shape.n_head_window);
-    writer.set_array("laguna.attention.head_count", heads);
-  } else {
-    set("attention.head_count", shape.n_head);
+  for (const ShapeKey& key : shape.model.keys) {
+    if (const int* number = std::get_if<int>(&key.value)) {
+      set(key.key, static_cast<uint32_t>(*number));
+    } else if (const auto* list = std::get_if<std::vector<int>>(&key.value)) {
+      std::vector<int32_t> values(*list);
+      if (values.size() == static_cast<size_t>(n_whole)) values.resize(static_cast<size_t>(n_layer));
+      writer.set_array(fmt::format("{}.{}", arch, key.key), values);
+    } else if (const float* real = std::get_if<float>(&key.value)) {
+      set(key.key, *real);
+    } else if (const bool* flag = std::get_if<bool>(&key.value)) {
+      set(key.key, *flag);
+    } else {
+      set(key.key, std::get<std::string_view>(key.value));
+    }
   }
-  set("attention.head_count_kv", shape.n_head_kv);
-  set("attention.key_length", shape.head_dim);
-  set("attention.value_length", shape.head_dim);
-  set_float("attention.layer_norm_rms_epsilon", 1e-6F);
-  set("rope.dimension_count", shape.n_rot);
-  set_float("rope.freq_base", laguna ? 500000.0F : 1e7F);
-  if (shape.n_expert > 0) {
-    set("expert_count", shape.n_expert);
-    set("expert_used_count", shape.n_expert_used);
-    set("expert_feed_forward_length", shape.n_ff_expert);
-    set("expert_shared_feed_forward_length", shape.n_ff_expert);
-  }
-  if (laguna) {
-    set("attention.sliding_window", shape.window);
-    set("rope.dimension_count_swa", shape.n_rot_window);
-    set_float("rope.freq_base_swa", 10000.0F);
-    writer.set("laguna.rope.scaling.type", "yarn");
-    set_float("rope.scaling.factor", 32.0F);
-    set("rope.scaling.original_context_length", 4096);
-    set_float("rope.scaling.yarn_beta_fast", 64.0F);
-    set_float("rope.scaling.yarn_beta_slow", 1.0F);
-    set("expert_gating_func", 2);
-    writer.set("laguna.expert_weights_norm", true);
-    set_float("expert_weights_scale", 2.5F);
-    set("leading_dense_block_count", 1);
-  } else {
-    // Time, height and width in turn: n_rot / 2 pairs in all.
-    const int pairs = shape.n_rot / 2, third = (pairs + 2) / 3;
-    writer.set_array(arch + ".rope.dimension_sections",
-                     std::vector<int32_t>{third, third, pairs - 2 * third, 0});
-    set("ssm.conv_kernel", kTaps);
-    set("ssm.state_size", shape.ssm_dim);
-    set("ssm.group_count", shape.ssm_n_head_k);
-    set("ssm.time_step_rank", shape.ssm_n_head_v);
-    set("ssm.inner_size", shape.ssm_n_head_v * shape.ssm_dim);
-    set("full_attention_interval", kInterval);
-  }
-  set("vocab_size", options.n_vocab > 0 ? options.n_vocab : shape.n_vocab);
+  set("block_count", static_cast<uint32_t>(n_layer + (options.nextn ? 1 : 0)));
+  if (options.nextn) set("nextn_predict_layers", uint32_t{1});
+  if (options.n_ctx > 0) set("context_length", static_cast<uint32_t>(options.n_ctx));
+  if (options.n_vocab > 0) set("vocab_size", static_cast<uint32_t>(options.n_vocab));
   writer.set("tokenizer.ggml.model", "none");
 }
 

@@ -1,4 +1,4 @@
-// What `synth` writes: the shapes of real models as data, and the tensors and metadata that follow from them.
+// What `synth` writes: the keys of a published model, and the tensors that follow from its description.
 // Pure: no file is touched here.
 #pragma once
 
@@ -9,23 +9,17 @@
 #include <vector>
 
 #include "gguf/gguf_writer.h"
-#include "model/model_config.h"
+#include "model/arch/architecture.h"
 #include "tensor/dtype.h"
 
 namespace thermo {
 
+// A published model: its keys as the architecture gives them, and what follows from them.
 struct SynthShape {
-  const char* name;
-  Arch arch;
-  int n_layer, n_embd, n_vocab, n_ctx;
-  int n_head, n_head_window;  // of full and of windowed attention layers (laguna)
-  int n_head_kv, head_dim;
-  int n_rot, n_rot_window;
-  int n_ff;                                  // dense layers
-  int n_expert, n_expert_used, n_ff_expert;  // 0: no experts; the shared expert is as wide as a routed one
-  int ssm_dim, ssm_n_head_k, ssm_n_head_v;
-  int window;
-  bool tied;  // token_embd is the output matrix too
+  std::string_view name;
+  const Architecture* architecture;
+  ModelShape model;
+  ModelConfig config;
 };
 
 std::span<const SynthShape> synth_shapes();

@@ -124,7 +124,7 @@ TEST(SynthFill, GivesTokensDistinctRows) {
 // embeddings.
 double top_quarter_share(std::string_view shape, double skew) {
   SynthOptions options = options_for(shape);
-  options.n_layer = std::min(2, options.shape->n_layer);
+  options.n_layer = std::min(2, options.shape->config.n_layer);
   options.n_vocab = 1024;
   options.skew = skew;
   const auto tensors = synth_tensors(options);
@@ -132,9 +132,9 @@ double top_quarter_share(std::string_view shape, double skew) {
   const SynthFiller filler(options, tensors, threads);
   const std::vector<float> embeddings = values_of(filler, find(tensors, "token_embd.weight"));
   const std::vector<float> router = values_of(filler, find(tensors, "blk.1.ffn_gate_inp.weight"));
-  const auto n_embd = static_cast<size_t>(options.shape->n_embd);
-  const auto n_expert = static_cast<size_t>(options.shape->n_expert);
-  const RouteConfig route{.n_expert = options.shape->n_expert, .n_expert_used = options.shape->n_expert_used};
+  const auto n_embd = static_cast<size_t>(options.shape->config.n_embd);
+  const auto n_expert = static_cast<size_t>(options.shape->config.route.n_expert);
+  const RouteConfig route{.n_expert = options.shape->config.route.n_expert, .n_expert_used = options.shape->config.route.n_expert_used};
   std::vector<int> uses(n_expert, 0);
   std::vector<float> logits(n_expert), weights(n_expert);
   std::vector<int32_t> ids(n_expert);

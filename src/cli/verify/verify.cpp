@@ -145,6 +145,7 @@ class VerifyCommand : public Command {
     if (flags_.n_batch == 0) options.n_batch = std::clamp(n_tokens, 64, 1024);
     options.n_sequences = 2;
     options.max_draft_rows = tree_ ? kVerifyDraftRows : 0;
+    for (int k = 0; k <= config.n_layer; ++k) options.taps.push_back(k);
     options.progress = progress.callback();
     return options;
   }

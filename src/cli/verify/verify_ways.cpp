@@ -48,7 +48,7 @@ StepOutput VerifyWays::step(std::span<const SequenceRows> groups, float* hidden)
 Outputs VerifyWays::in_chunks(std::span<const TokenId> ids, int chunk, bool want_hidden) {
   const ModelConfig& config = engine_.config();
   const auto n_embd = static_cast<size_t>(config.n_embd), n_vocab = static_cast<size_t>(config.n_vocab);
-  const size_t n_hidden = want_hidden ? static_cast<size_t>(config.n_layer) + 1 : 0;
+  const size_t n_hidden = want_hidden ? static_cast<size_t>(config.network.n_taps) : 0;
   first_.clear();
   Outputs out;
   out.logits.resize(ids.size() * n_vocab);

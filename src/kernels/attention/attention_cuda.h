@@ -6,6 +6,7 @@
 
 #include "device/stream.h"
 #include "kernels/attention/attention.h"
+#include "kernels/attention/head_gate.h"
 #include "kernels/row_ops/row_ops_cuda.h"
 
 namespace thermo {
@@ -38,8 +39,6 @@ struct DeviceKv {
   int64_t sequence_bytes;
 };
 
-enum class HeadGate : uint8_t { SigmoidElement, SoftplusHead, SoftplusElement };
-
 struct DeviceAttentionArgs {
   DeviceRows rows;
   DeviceKv kv;
@@ -51,7 +50,7 @@ struct DeviceAttentionArgs {
   const float* q_full;  // [rows][n_head][head_dim, or twice that with the gate behind]
   const float* k;       // [rows][n_head_kv][head_dim] as projected
   const float* v;
-  const float* gate;  // laguna
+  const float* gate;  // [rows][n_head, or that times head_dim] with a softplus gate
   HeadGate head_gate;
   const float* q_norm;
   const float* k_norm;

@@ -98,6 +98,7 @@ __device__ __forceinline__ float2* part_stats(const DeviceAttentionArgs& a, int 
 // What elements d .. d + 3 of a head's result are multiplied by, as it lies in memory.
 __device__ __forceinline__ float4 load_gate(const DeviceAttentionArgs& a, int row, int head, int d) {
   const int64_t at = static_cast<int64_t>(row) * a.n_head + head;
+  if (a.head_gate == HeadGate::None) return {0.0f, 0.0f, 0.0f, 0.0f};
   if (a.head_gate == HeadGate::SigmoidElement)
     return *reinterpret_cast<const float4*>(a.q_full + at * 2 * a.head_dim + a.head_dim + d);
   if (a.head_gate == HeadGate::SoftplusElement)
@@ -112,7 +113,8 @@ __device__ __forceinline__ void put_gated(const DeviceAttentionArgs& a, int row,
   const auto factor = [&](float g) {
     return a.head_gate == HeadGate::SigmoidElement ? sigmoid_device(g) : softplus_device(g);
   };
-  x = {x.x * factor(gate.x), x.y * factor(gate.y), x.z * factor(gate.z), x.w * factor(gate.w)};
+  if (a.head_gate != HeadGate::None)
+    x = {x.x * factor(gate.x), x.y * factor(gate.y), x.z * factor(gate.z), x.w * factor(gate.w)};
   const int column = head * a.head_dim + d;
   if (a.out.f16 != nullptr) {
     const auto narrow = [&](float y) { return fminf(fmaxf(y / a.out.scale, -65504.0f), 65504.0f); };

@@ -184,7 +184,7 @@ void run_case(const Case& c, uint64_t seed) {
           double factor = 1.0;
           if (gate_inside)
             factor = 1.0 / (1.0 + std::exp(-double{q_full[gate_at * q_step + dim + d]}));
-          else
+          else if (c.gate != HeadGate::None)
             factor = std::log1p(
                 std::exp(double{gate[c.gate == HeadGate::SoftplusHead ? gate_at : gate_at * dim + d]}));
           want[at] = static_cast<float>(out[r * q_dim + h * dim + d] * factor);
@@ -353,7 +353,7 @@ TEST(AttentionCuda, FollowsTheBranchesOfATree) {
 TEST(AttentionCuda, TakesEveryGateAndMixedTypes) {
   SKIP_WITHOUT_GPU();
   uint64_t seed = 7000;
-  for (const HeadGate gate : {HeadGate::SigmoidElement, HeadGate::SoftplusHead, HeadGate::SoftplusElement})
+  for (const HeadGate gate : {HeadGate::None, HeadGate::SigmoidElement, HeadGate::SoftplusHead, HeadGate::SoftplusElement})
     for (const KvType k_type : kTypes)
       for (const KvType v_type : kTypes)
         for (const int n_rows : {1, 2, 70})
@@ -365,7 +365,7 @@ TEST(AttentionCuda, TakesEveryGateAndMixedTypes) {
 TEST(AttentionCuda, AttendsInOnePart) {
   SKIP_WITHOUT_GPU();
   uint64_t seed = 9000;
-  for (const HeadGate gate : {HeadGate::SigmoidElement, HeadGate::SoftplusHead, HeadGate::SoftplusElement})
+  for (const HeadGate gate : {HeadGate::None, HeadGate::SigmoidElement, HeadGate::SoftplusHead, HeadGate::SoftplusElement})
     for (const KvType type : kTypes)
       for (const int n_rows : {1, 6, 33, 65})
         for (const bool uncommitted : {false, true}) {

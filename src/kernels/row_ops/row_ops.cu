@@ -1,4 +1,6 @@
 // One block per row. Bytes are few; what counts is that there is one launch between two products.
+#include <algorithm>
+
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/linear/dot_product.cuh"
@@ -117,7 +119,21 @@ __global__ void __launch_bounds__(kNormThreads)
   if (a.shared_gate != nullptr && threadIdx.x == 0) a.shared_logit[row] = dot * scale;
 }
 
+__global__ void copy_floats_kernel(const float4* from, float4* to, size_t n) {
+  wait_for_inputs();
+  allow_next();
+  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n;
+       i += static_cast<size_t>(gridDim.x) * blockDim.x)
+    to[i] = from[i];
+}
+
 }  // namespace
+
+void copy_floats_cuda(const float* from, float* to, size_t n, StreamView stream) noexcept {
+  const size_t n4 = n / 4;
+  launch(copy_floats_kernel, static_cast<unsigned>(std::min<size_t>(ceil_div(n4, size_t{256}), 512)), 256, 0,
+         stream, reinterpret_cast<const float4*>(from), reinterpret_cast<float4*>(to), n4);
+}
 
 void embed_cuda(const DeviceMatrix& table, const int32_t* tokens, int n_rows, float* x, int n_embd,
                 StreamView stream) noexcept {

@@ -26,6 +26,9 @@ struct DeviceActsOut {
 void embed_cuda(const DeviceMatrix& table, const int32_t* tokens, int n_rows, float* x, int n_embd,
                 StreamView stream) noexcept;
 
+// to = from, n floats (a multiple of 4): a hidden state set aside inside a step.
+void copy_floats_cuda(const float* from, float* to, size_t n, StreamView stream) noexcept;
+
 // The last taps - 1 inputs of every channel, shifted along the rows of a step; runs beside a norm because it
 // must wait for all readers of the old columns, as the norm does.
 struct ConvShiftArgs {

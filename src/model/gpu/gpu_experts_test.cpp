@@ -22,11 +22,12 @@ enum class Lanes { Cpu, Fetch, Both };
 std::unique_ptr<GpuModel> make_split(const GgufFile& file, ThreadPool& pool, double share, Lanes lanes,
                                      bool swaps = true) {
   ModelConfig config = read_model_config(file);
+  insert_all_taps(config.network, config.n_layer);
   const Weights weights = Weights::load(config, file, false, pool, {});
   uint64_t total = 0;
   for (const LayerWeights& layer : weights.layers)
-    if (layer.moe)
-      for (const Ffn& expert : layer.moe->experts) total += expert.n_bytes() + 3 * kExpertAlign;
+    for (const BlockWeights& block : layer.blocks)
+      for (const Ffn& expert : block.experts) total += expert.n_bytes() + 3 * kExpertAlign;
   ModelOptions options;
   options.n_batch = 300;
   options.n_sequences = 2;

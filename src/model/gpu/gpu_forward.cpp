@@ -1,7 +1,10 @@
-// The step on the GPU: the same blocks as model/forward.cpp, each a few launches over all rows.
+// The step on the GPU: runs the blocks of the network in turn, as model/forward.cpp does, each a few launches
+// over all rows.
 //
 //   [project] [DeltaNet or attention] [project] [add, norm] [router] [choose] [gate, up] [down] [add, norm]
 //   ... [head]
+//
+// What a block leaves is added to the residual stream by the launch that makes the norm of the next one.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -12,6 +15,17 @@
 #include "model/gpu/gpu_model_impl.h"
 
 namespace thermo {
+
+struct GpuModel::Impl::Pass {
+  int n_rows;
+  StepKind kind;
+  bool fused;  // one row: output projections and FFNs add to the residual stream themselves
+  int n_logits;
+  const StepInputs& from;
+  DeviceRows rows;
+  ResidualNormArgs norm;               // with what the block before left to add
+  const Block* pending_tap = nullptr;  // waits for the residual stream to be complete
+};
 
 void GpuModel::Impl::linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_acts,
                             const int32_t* row_index, const DeviceNormIn& norm) noexcept {
@@ -48,76 +62,70 @@ void GpuModel::Impl::project_out(const DeviceMatrix& w, const DeviceActs& x, con
          x, n_rows);
 }
 
-void GpuModel::Impl::attention(int il, int n_rows, const DeviceRows& rows,
+void GpuModel::Impl::attention(Pass& pass, int il, const Block& block, const GpuBlockWeights& w,
                                const DeviceNormIn& norm) noexcept {
-  const GpuAttentionWeights& w = weights.layers[static_cast<size_t>(il)].attention;
-  const LayerConfig& layer = config.layers[static_cast<size_t>(il)];
-  const int q_dim = layer.n_head * config.head_dim;
-  project_in({{w.q, act.q_full, w.q.n_rows},
-              {w.k, act.k, w.k.n_rows},
-              {w.v, act.v, w.v.n_rows},
-              {w.gate, act.gate, w.gate.n_rows}},
+  const int n_rows = pass.n_rows, q_dim = block.n_head * config.head_dim;
+  const Rope& rope = ropes[static_cast<size_t>(block.rope)];
+  const auto job = [&](Role role, float* y) { return DeviceLinearJob{w[role], y, w[role].n_rows}; };
+  project_in({job(Role::Q, act.q_full), job(Role::K, act.k), job(Role::V, act.v), job(Role::Gate, act.gate)},
              norm, n_rows);
 
-  const bool windowed = layer.window > 0 && config.arch == Arch::Laguna;
   DeviceActsOut out = act.mixed;
   out.f16_stride = static_cast<int64_t>(f16_columns(q_dim));
   out.f32_stride = q_dim;
-  if (is_float_type(w.output.dtype))
+  if (is_float_type(w[Role::Output].dtype))
     out.f16 = nullptr;
   else
     out.f32 = nullptr;
   attention_cuda(
-      {.rows = rows,
+      {.rows = pass.rows,
        .kv = kv_of(il, 0),
        .n_rows = n_rows,
-       .n_head = layer.n_head,
+       .n_head = block.n_head,
        .n_head_kv = config.n_head_kv,
        .head_dim = config.head_dim,
        .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim)),
-       .window = layer.window,
+       .window = block.window,
        .eps = config.norm_eps,
        .q_full = act.q_full,
        .k = act.k,
        .v = act.v,
        .gate = act.gate,
-       .head_gate = config.attn_gate == AttnGate::SigmoidElement ? HeadGate::SigmoidElement
-                    : config.attn_gate == AttnGate::SoftplusHead ? HeadGate::SoftplusHead
-                                                                 : HeadGate::SoftplusElement,
-       .q_norm = w.q_norm,
-       .k_norm = w.k_norm,
-       .inv_freq = windowed ? rope_window : rope_full,
-       .n_rot = windowed ? config.rope_window.n_rot : config.rope_full.n_rot,
-       .rope_magnitude = windowed ? magnitude_window : magnitude_full,
+       .head_gate = block.gate,
+       .q_norm = w.floats(Role::QNorm),
+       .k_norm = w.floats(Role::KNorm),
+       .inv_freq = rope.inv_freq,
+       .n_rot = rope.n_rot,
+       .rope_magnitude = rope.magnitude,
        .q = act.q,
        .partial = act.partial,
-       .n_splits = attention_splits(n_rows, layer.n_head, config.n_head_kv, device.n_multiprocessors),
+       .n_splits = attention_splits(n_rows, block.n_head, config.n_head_kv, device.n_multiprocessors),
        .out = out,
        .tagged = norm.x != nullptr ? act.attention_tagged : nullptr,
        .launch = decode_launch_number(act.exchange)},
       stream.view());
-  project_out(w.output, out.read(), norm, n_rows);
+  project_out(w[Role::Output], out.read(), norm, n_rows);
 }
 
-void GpuModel::Impl::delta_net(int il, int n_rows, StepKind kind, const DeviceRows& rows,
+void GpuModel::Impl::delta_net(Pass& pass, int il, const GpuBlockWeights& w,
                                const DeviceNormIn& norm) noexcept {
-  const GpuDeltaNetWeights& w = weights.layers[static_cast<size_t>(il)].delta_net;
-  project_in({{w.qkv, act.conv_input, config.ssm_channels()},
-              {w.z, act.z, config.ssm_inner()},
-              {w.alpha, act.alpha, config.ssm_n_head_v},
-              {w.beta, act.beta, config.ssm_n_head_v}},
+  const int n_rows = pass.n_rows;
+  project_in({{w[Role::Qkv], act.conv_input, config.ssm_channels()},
+              {w[Role::Z], act.z, config.ssm_inner()},
+              {w[Role::Alpha], act.alpha, config.ssm_n_head_v},
+              {w[Role::Beta], act.beta, config.ssm_n_head_v}},
              norm, n_rows);
   DeviceActsOut out = act.mixed;
   out.f16_stride = static_cast<int64_t>(f16_columns(config.ssm_inner()));
   out.f32_stride = config.ssm_inner();
-  if (is_float_type(w.output.dtype))
+  if (is_float_type(w[Role::Output].dtype))
     out.f16 = nullptr;
   else
     out.f32 = nullptr;
-  delta_net_cuda({.rows = rows,
+  delta_net_cuda({.rows = pass.rows,
                   .n_rows = n_rows,
                   .max_groups = std::min(n_rows, options.n_sequences),
-                  .max_group_rows = kind == StepKind::Uncommitted ? 0 : n_rows,
+                  .max_group_rows = pass.kind == StepKind::Uncommitted ? 0 : n_rows,
                   .max_uncommitted_rows = std::min(n_rows, options.sequence.max_draft_rows),
                   .n_head_k = config.ssm_n_head_k,
                   .n_head_v = config.ssm_n_head_v,
@@ -128,10 +136,10 @@ void GpuModel::Impl::delta_net(int il, int n_rows, StepKind kind, const DeviceRo
                   .z = act.z,
                   .alpha = act.alpha,
                   .beta = act.beta,
-                  .conv_weight = w.conv,
-                  .a = w.a,
-                  .dt_bias = w.dt_bias,
-                  .norm = w.norm,
+                  .conv_weight = w.floats(Role::Conv),
+                  .a = w.floats(Role::Decay),
+                  .dt_bias = w.floats(Role::TimeStep),
+                  .norm = w.floats(Role::InnerNorm),
                   .state = delta_state(il, 0),
                   .conv_state = conv_state(il, 0),
                   .sequence_stride = recurrent_stride(),
@@ -142,86 +150,81 @@ void GpuModel::Impl::delta_net(int il, int n_rows, StepKind kind, const DeviceRo
                   .scores = act.chunk_scores,
                   .out = out},
                  stream.view());
-  project_out(w.output, out.read(), norm, n_rows);
+  project_out(w[Role::Output], out.read(), norm, n_rows);
 }
 
 namespace {
 
-// Of the routed experts and the shared one.
+// Of the routed experts and of the FFN that every row takes.
 template <class Args>
-void set_matrices(const GpuFfnWeights& w, Args& args) {
-  args.gate = w.gate;
-  args.up = w.up;
-  args.down = w.down;
-  args.shared_gate = w.shared_gate;
-  args.shared_up = w.shared_up;
-  args.shared_down = w.shared_down;
+void set_matrices(const GpuBlockWeights& w, Args& args) {
+  args.gate = w[Role::ExpertGate];
+  args.up = w[Role::ExpertUp];
+  args.down = w[Role::ExpertDown];
+  args.shared_gate = w[Role::FfnGate];
+  args.shared_up = w[Role::FfnUp];
+  args.shared_down = w[Role::FfnDown];
 }
 
 }  // namespace
 
-void GpuModel::Impl::feed_forward(int il, int n_rows, const DeviceRows& rows,
-                                  const DeviceCold& cold) noexcept {
-  const GpuFfnWeights& w = weights.layers[static_cast<size_t>(il)].ffn;
+void GpuModel::Impl::run_experts(Pass& pass, int il, const Block& block, const GpuBlockWeights& w,
+                                 const DeviceCold& cold) noexcept {
+  const int n_rows = pass.n_rows;
   DeviceExpertArgs args;
   set_matrices(w, args);
-  args.n_expert = w.moe ? config.route.n_expert : 0;
+  args.n_expert = block.route.n_expert;
   args.routes = act.routes;
   args.x = normed(n_rows).read();
   args.hidden = act.hidden;
   if (n_rows > kMaxSmallActs) args.hidden.i8 = nullptr;
-  const bool needs_float = (w.gate.n_rows > 0 && is_float_type(w.down.dtype)) ||
-                           (w.shared_gate.n_rows > 0 && is_float_type(w.shared_down.dtype));
-  const bool needs_half = (w.gate.n_rows > 0 && !is_float_type(w.down.dtype)) ||
-                          (w.shared_gate.n_rows > 0 && !is_float_type(w.shared_down.dtype));
+  bool needs_float = false, needs_half = false;
+  for (const DeviceMatrix* down : {&args.down, &args.shared_down}) {
+    if (down->n_rows == 0) continue;
+    needs_float = needs_float || is_float_type(down->dtype);
+    needs_half = needs_half || !is_float_type(down->dtype);
+  }
   if (!needs_float) args.hidden.f32 = nullptr;
   if (!needs_half) args.hidden.f16 = nullptr;
   args.y = act.parts;
   args.n_embd = config.n_embd;
   args.large = n_rows > kMaxSmallActs && expert_tiles_possible(args);
-  args.tile = expert_tile(n_rows, config.route.n_expert_used, args.n_expert);
+  args.tile = expert_tile(n_rows, block.route.n_expert_used, args.n_expert);
 
   DeviceRouteArgs route;
-  if (w.moe) {
-    route.config = config.route;
-  } else {
-    route.config.n_expert = 0;
-    route.config.n_expert_used = 0;
-  }
-  route.router = w.router;
+  route.config = block.route;
+  route.router = w[Role::Router];
   route.x = act.h.read();
   route.base = w.experts;
   route.cold = cold;
   route.logits = act.router_logits;
-  route.bias = w.router_bias;
-  route.shared = w.shared_gate.n_rows > 0;
-  route.shared_logit = w.shared_weight != nullptr ? act.shared_logit : nullptr;
+  route.bias = w.floats(Role::RouterBias);
+  route.shared = args.shared_gate.n_rows > 0;
+  route.shared_logit = w.floats(Role::SharedWeight) != nullptr ? act.shared_logit : nullptr;
   route.n_rows = n_rows;
-  route.n_valid = rows.n_valid;
+  route.n_valid = pass.rows.n_valid;
   route.tile = args.large ? args.tile : kExpertSmallTile;
   route.out = act.routes;
   route_topk_cuda(route, stream.view());
   args.max_slots = max_route_slots(route.config, route.shared, n_rows, route.tile);
   args.max_slot_rows = std::min(n_rows, kExpertSmallTile);
-  if (experts != nullptr && w.moe && n_rows > kMaxMailRows)
+  if (experts != nullptr && block.routed() && n_rows > kMaxMailRows)
     experts->run_large(il, args, n_rows, stream.view());
   else
     expert_ffn_cuda(args, stream.view());
 }
 
-DecodeFfnArgs GpuModel::Impl::decode_ffn_args(int il) noexcept {
-  const GpuLayerWeights& layer = weights.layers[static_cast<size_t>(il)];
-  const GpuFfnWeights& w = layer.ffn;
+DecodeFfnArgs GpuModel::Impl::decode_ffn_args(const Block& block, const GpuBlockWeights& w) noexcept {
   DecodeFfnArgs args;
-  args.norm = {act.x, layer.ffn_norm, config.norm_eps};
+  args.norm = {act.x, w.floats(Role::Norm), config.norm_eps};
   args.x = act.x;
   args.n_embd = config.n_embd;
-  if (w.moe) args.config = config.route;
-  args.router = w.router;
-  args.bias = w.router_bias;
+  args.config = block.route;
+  args.router = w[Role::Router];
+  args.bias = w.floats(Role::RouterBias);
   args.base = w.experts;
   set_matrices(w, args);
-  args.shared_weight = w.shared_weight;
+  args.shared_weight = w.floats(Role::SharedWeight);
   args.routes = act.routes;
   args.hidden = act.hidden.i8;
   args.hidden_stride = act.hidden.i8_stride;
@@ -231,19 +234,20 @@ DecodeFfnArgs GpuModel::Impl::decode_ffn_args(int il) noexcept {
 
 bool GpuModel::Impl::can_fuse_decode() noexcept {
   bool good = act.h.i8 != nullptr && act.hidden.i8 != nullptr;
-  for (int il = 0; il < config.n_layer; ++il) {
-    const GpuLayerWeights& w = weights.layers[static_cast<size_t>(il)];
-    for (const DeviceMatrix* m :
-         {&w.attention.q, &w.attention.k, &w.attention.v, &w.attention.gate, &w.attention.output,
-          &w.delta_net.qkv, &w.delta_net.z, &w.delta_net.alpha, &w.delta_net.beta, &w.delta_net.output})
-      good = good && linear_reads_norm(*m);
-    good = good && decode_ffn_possible(decode_ffn_args(il));
-  }
+  for_each_main_block(config, weights, [&](const Block& block, const GpuBlockWeights& w) {
+    if (block.kind == BlockKind::FeedForward) {
+      good = good && decode_ffn_possible(decode_ffn_args(block, w));
+      return;
+    }
+    for (const TensorSpec& spec : block.tensors)
+      if (spec.form == TensorForm::Matrix) good = good && linear_reads_norm(w[spec.role]);
+  });
   return good;
 }
 
 void GpuModel::Impl::head(int n_logits, const int32_t* rows, int n_rows) noexcept {
-  linear({{weights.output, act.logits, config.n_vocab}}, normed(n_rows).read(), n_logits, rows);
+  linear({{weights.output.front()[Role::Output], act.logits, config.n_vocab}}, normed(n_rows).read(),
+         n_logits, rows);
 }
 
 void GpuModel::Impl::top_of_head(int n_logits, const StepInputs& from) noexcept {
@@ -257,102 +261,158 @@ void GpuModel::Impl::top_of_head(int n_logits, const StepInputs& from) noexcept 
                   stream.view());
 }
 
-// Queues a whole step of n_rows rows, the last of them padding when n_valid is less. `hidden` (host) gets
-// every layer's input and the final norm; only for steps that are not recorded.
-void GpuModel::Impl::enqueue(int n_rows, StepKind kind, int n_logits, const StepInputs& from, float* hidden,
-                             int n_valid) noexcept {
-  const DeviceRows rows = from.device_rows(kind);
-  const size_t row_floats = static_cast<size_t>(n_valid) * static_cast<size_t>(config.n_embd);
-  const auto capture = [&](int k, const float* x) {
-    if (hidden != nullptr)
-      cudaMemcpyAsync(hidden + static_cast<size_t>(k) * row_floats, x, row_floats * sizeof(float),
-                      cudaMemcpyDeviceToHost, stream.view().handle);
-  };
-  embed_cuda(weights.token_embd, rows.token, n_rows, act.x, config.n_embd, stream.view());
-  ResidualNormArgs norm{.x = act.x,
-                        .norm = nullptr,
-                        .eps = config.norm_eps,
-                        .h = normed(n_rows),
-                        .n_rows = n_rows,
-                        .n_embd = config.n_embd,
-                        .conv = {},
-                        .cold_in = {},
-                        .cold_out = {}};
-  const bool fused = n_rows == 1 && fused_decode;
-  for (int il = 0; il < config.n_layer; ++il) {
-    const GpuLayerWeights& w = weights.layers[static_cast<size_t>(il)];
-    const DeviceCold cold = experts != nullptr && w.ffn.moe && n_rows <= kMaxMailRows
-                                ? experts->cold(il, from.ticket, from.fetch_of)
-                                : DeviceCold{};
-    // What the layer before left, and the norm before this one.
-    norm.norm = w.attn_norm;
-    if (!fused) residual_norm_cuda(norm, stream.view());
-    capture(il, act.x);
-    norm.conv = {};
-    const DeviceNormIn norm_in{fused ? act.x : nullptr, w.attn_norm, config.norm_eps};
-    if (config.layers[static_cast<size_t>(il)].recurrent) {
-      delta_net(il, n_rows, kind, rows, norm_in);
-      if (kind != StepKind::Uncommitted)
-        norm.conv = {.state = conv_state(il, 0),
-                     .sequence_stride = recurrent_stride(),
-                     .input = act.conv_input,
-                     .n_groups = rows.n_groups,
-                     .group_sequence = rows.group_sequence,
-                     .group_begin = rows.group_begin,
-                     .group_rows = rows.group_rows,
-                     .group_uncommitted = rows.any_uncommitted ? rows.group_uncommitted : nullptr,
-                     .max_groups = std::min(n_rows, options.n_sequences),
-                     .n_channels = config.ssm_channels(),
-                     .taps = config.ssm_taps};
-    } else {
-      attention(il, n_rows, rows, norm_in);
-    }
-    if (fused) {
-      DecodeFfnArgs ffn = decode_ffn_args(il);
-      ffn.cold = cold;
-      ffn.conv = norm.conv;
-      // The next layer's input projections.
-      if (il + 1 < config.n_layer) {
-        const GpuLayerWeights& next = weights.layers[static_cast<size_t>(il) + 1];
-        const bool is_delta = config.layers[static_cast<size_t>(il) + 1].recurrent;
-        const DeviceMatrix* const matrices[] = {is_delta ? &next.delta_net.qkv : &next.attention.q,
-                                                is_delta ? &next.delta_net.z : &next.attention.k,
-                                                is_delta ? &next.delta_net.alpha : &next.attention.v,
-                                                is_delta ? &next.delta_net.beta : &next.attention.gate};
-        for (size_t i = 0; i < std::size(matrices); ++i)
-          ffn.next[i] = {matrices[i]->panels,
-                         matrices[i]->panel_bytes * static_cast<size_t>(ceil_div(matrices[i]->n_rows, 16))};
+// Completes the residual stream and makes h, the norm of this block's input. Norms that a fused step needs
+// are made by their readers.
+void GpuModel::Impl::begin_block(Pass& pass, const GpuBlockWeights& w) noexcept {
+  pass.norm.norm = w.floats(Role::Norm);
+  if (!pass.fused) {
+    residual_norm_cuda(pass.norm, stream.view());
+    pass.norm.conv = {};
+    pass.norm.cold_in = {};
+  }
+  if (pass.pending_tap != nullptr) tap(*pass.pending_tap, act.x, pass.n_rows);
+  pass.pending_tap = nullptr;
+}
+
+void GpuModel::Impl::tap(const Block& block, const float* from, int n_rows) noexcept {
+  const size_t width = static_cast<size_t>(config.n_embd);
+  copy_floats_cuda(from,
+                   act.taps + static_cast<size_t>(block.tap) * static_cast<size_t>(options.n_batch) * width,
+                   static_cast<size_t>(n_rows) * width, stream.view());
+}
+
+// Attention or DeltaNet.
+void GpuModel::Impl::mix(Pass& pass, int il, const Block& block, const GpuBlockWeights& w) noexcept {
+  begin_block(pass, w);
+  const DeviceNormIn norm_in{pass.fused ? act.x : nullptr, w.floats(Role::Norm), config.norm_eps};
+  if (block.kind == BlockKind::Attention)
+    attention(pass, il, block, w, norm_in);
+  else
+    delta_net(pass, il, w, norm_in);
+  if (block.kind == BlockKind::DeltaNet && pass.kind != StepKind::Uncommitted)
+    pass.norm.conv = {.state = conv_state(il, 0),
+                      .sequence_stride = recurrent_stride(),
+                      .input = act.conv_input,
+                      .n_groups = pass.rows.n_groups,
+                      .group_sequence = pass.rows.group_sequence,
+                      .group_begin = pass.rows.group_begin,
+                      .group_rows = pass.rows.group_rows,
+                      .group_uncommitted = pass.rows.any_uncommitted ? pass.rows.group_uncommitted : nullptr,
+                      .max_groups = std::min(pass.n_rows, options.n_sequences),
+                      .n_channels = config.ssm_channels(),
+                      .taps = config.ssm_taps};
+  if (pass.fused) return;
+  pass.norm.parts = act.parts;
+  pass.norm.pair_of = nullptr;
+  pass.norm.n_parts = linear_parts(w[Role::Output], pass.n_rows);
+}
+
+// The input projections of the next block: asked into L2 while the router keeps the memory idle.
+void GpuModel::Impl::prefetch_next(int il, size_t b, DecodeFfnArgs& ffn) noexcept {
+  for (++b; il < config.n_layer; ++il, b = 0) {
+    const std::vector<Block>& blocks = config.network.layers[static_cast<size_t>(il)].blocks;
+    while (b < blocks.size() && blocks[b].kind == BlockKind::Tap) ++b;
+    if (b == blocks.size()) continue;
+    const GpuBlockWeights& next = weights.layers[static_cast<size_t>(il)].blocks[b];
+    size_t n = 0;
+    for (const TensorSpec& spec : blocks[b].tensors)
+      if (spec.form == TensorForm::Matrix && spec.role != Role::Output && n < std::size(ffn.next)) {
+        const DeviceMatrix& m = next[spec.role];
+        ffn.next[n++] = {m.panels, m.panel_bytes * static_cast<size_t>(ceil_div(m.n_rows, 16))};
       }
-      norm.conv = {};
-      decode_ffn_cuda(ffn, stream.view());
-      continue;
-    }
-    norm.parts = act.parts;
-    norm.pair_of = nullptr;
-    norm.n_parts = linear_parts(
-        config.layers[static_cast<size_t>(il)].recurrent ? w.delta_net.output : w.attention.output, n_rows);
-    norm.norm = w.ffn_norm;
-    norm.shared_gate = w.ffn.shared_weight;
-    norm.shared_logit = act.shared_logit;
-    norm.cold_in = {};
-    norm.cold_out = cold;
-    residual_norm_cuda(norm, stream.view());
+    return;
+  }
+}
+
+void GpuModel::Impl::feed_forward(Pass& pass, int il, size_t b, const Block& block,
+                                  const GpuBlockWeights& w) noexcept {
+  const DeviceCold cold = experts != nullptr && block.routed() && pass.n_rows <= kMaxMailRows
+                              ? experts->cold(il, pass.from.ticket, pass.from.fetch_of)
+                              : DeviceCold{};
+  ResidualNormArgs& norm = pass.norm;
+  norm.shared_gate = w.floats(Role::SharedWeight);
+  norm.shared_logit = act.shared_logit;
+  norm.cold_out = cold;
+  begin_block(pass, w);
+  norm.shared_gate = nullptr;
+  norm.cold_out = {};
+  if (pass.fused) {
+    DecodeFfnArgs ffn = decode_ffn_args(block, w);
+    ffn.cold = cold;
+    ffn.conv = norm.conv;
+    prefetch_next(il, b, ffn);
     norm.conv = {};
-    norm.shared_gate = nullptr;
-    norm.cold_in = cold;
-    norm.cold_out = {};
-    feed_forward(il, n_rows, rows, cold);
-    norm.pair_of = act.routes.pair_of;
-    norm.pair_weight = act.routes.pair_weight;
-    norm.n_parts = (w.ffn.moe ? config.route.n_expert_used : 0) + 1;
+    decode_ffn_cuda(ffn, stream.view());
+    return;
   }
-  norm.norm = weights.output_norm;
-  residual_norm_cuda(norm, stream.view());
-  capture(config.n_layer, act.h.f32);
-  if (n_logits > 0) {
-    head(n_logits, from.logit_row, n_rows);
-    top_of_head(n_logits, from);
+  run_experts(pass, il, block, w, cold);
+  norm.cold_in = cold;
+  norm.pair_of = act.routes.pair_of;
+  norm.pair_weight = act.routes.pair_weight;
+  norm.n_parts = block.route.n_expert_used + 1;
+}
+
+void GpuModel::Impl::head_block(Pass& pass, const GpuBlockWeights& w) noexcept {
+  pass.fused = false;  // this norm is a launch of its own; nothing was left to add
+  begin_block(pass, w);
+  if (pass.n_logits == 0) return;
+  head(pass.n_logits, pass.from.logit_row, pass.n_rows);
+  top_of_head(pass.n_logits, pass.from);
+}
+
+void GpuModel::Impl::run_block(Pass& pass, int il, size_t b, const Block& block,
+                               const GpuBlockWeights& w) noexcept {
+  switch (block.kind) {
+    case BlockKind::Embedding:
+      embed_cuda(w[Role::Embedding], pass.rows.token, pass.n_rows, act.x, config.n_embd, stream.view());
+      break;
+    case BlockKind::Attention:
+    case BlockKind::DeltaNet:
+      mix(pass, il, block, w);
+      break;
+    case BlockKind::FeedForward:
+      feed_forward(pass, il, b, block, w);
+      break;
+    case BlockKind::Tap:
+      if (block.tap_of == TapOf::Stream)
+        pass.pending_tap = &block;
+      else
+        tap(block, act.h.f32, pass.n_rows);
+      break;
+    case BlockKind::Head:
+      head_block(pass, w);
+      break;
+    case BlockKind::NextnInput:
+      break;  // not in the main stack
   }
+}
+
+// Queues a whole step of n_rows rows; what the host put into `from` may make the last of them padding.
+void GpuModel::Impl::enqueue(int n_rows, StepKind kind, int n_logits, const StepInputs& from) noexcept {
+  Pass pass{.n_rows = n_rows,
+            .kind = kind,
+            .fused = n_rows == 1 && fused_decode,
+            .n_logits = n_logits,
+            .from = from,
+            .rows = from.device_rows(kind),
+            .norm = {.x = act.x,
+                     .norm = nullptr,
+                     .eps = config.norm_eps,
+                     .h = normed(n_rows),
+                     .n_rows = n_rows,
+                     .n_embd = config.n_embd,
+                     .conv = {},
+                     .cold_in = {},
+                     .cold_out = {}}};
+  const Network& net = config.network;
+  for (size_t b = 0; b < net.input.size(); ++b) run_block(pass, -1, b, net.input[b], weights.input[b]);
+  for (int il = 0; il < config.n_layer; ++il) {
+    const std::vector<Block>& blocks = net.layers[static_cast<size_t>(il)].blocks;
+    const GpuLayerWeights& layer = weights.layers[static_cast<size_t>(il)];
+    for (size_t b = 0; b < blocks.size(); ++b) run_block(pass, il, b, blocks[b], layer.blocks[b]);
+  }
+  for (size_t b = 0; b < net.output.size(); ++b)
+    run_block(pass, config.n_layer, b, net.output[b], weights.output[b]);
 }
 
 }  // namespace thermo

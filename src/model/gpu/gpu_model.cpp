@@ -132,14 +132,16 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   const int n = batch.n_rows();
   const StepKind kind = kind_of(batch);
   const int b = bucket_of(n);
-  const bool replay = b >= 0 && batch.hidden == nullptr && kind != StepKind::Mixed &&
-                      !m.graphs[static_cast<size_t>(kind)][b].empty();
+  const bool replay = b >= 0 && kind != StepKind::Mixed && !m.graphs[static_cast<size_t>(kind)][b].empty();
   const StepInputs& inputs = replay ? m.small_host : m.large_host;
   m.step_begin.record(m.stream.view());
   if (replay)
     m.replay(batch, m.graphs[static_cast<size_t>(kind)][b], kBuckets[b]);
   else
     m.queue(batch, kind);
+  // After the step: a copy to memory that is not page-locked stops this thread, which had to answer the
+  // device.
+  if (batch.hidden != nullptr) m.fetch_taps(n, batch.hidden);
   if (m.experts != nullptr && m.fault.empty()) m.fault = m.experts->fault();
   if (!m.check("a step") || !m.fault.empty()) return {};
   m.step_ms = Event::elapsed_ms(m.step_begin, m.step_end);
@@ -180,22 +182,22 @@ void GpuModel::Impl::queue(const StepBatch& batch, StepKind kind) noexcept {
   if (split && !is_large) begin_split(n, large_host);
   const int n_logits = *large_host.n_logits;
   copy_in_cuda(large.ancestors, large_host.ancestors, large.bytes, stream.view());
-  // Copies to memory that is not page-locked stop this thread, which must answer the device.
-  float* hidden = batch.hidden;
-  if (hidden != nullptr && split && !is_large) hidden = small_hidden();
-  enqueue(n, kind, std::min(n_logits, kLogitRows), large, hidden, n);
+  enqueue(n, kind, std::min(n_logits, kLogitRows), large);
   step_end.record(stream.view());
   copy_logits(large_host, std::min(n_logits, kLogitRows));
   if (split && !is_large) experts->serve(n, step_end);
   stream.synchronize();
   if (split && is_large) experts->finish_large();
   if (split && !is_large) experts->finish(n);
-  if (hidden != batch.hidden)
-    std::copy_n(
-        hidden,
-        static_cast<size_t>(config.n_layer + 1) * static_cast<size_t>(n) * static_cast<size_t>(config.n_embd),
-        batch.hidden);
   if (n_logits > kLogitRows) compute_more_logits(n_logits, n);
+}
+
+void GpuModel::Impl::fetch_taps(int n_rows, float* to) noexcept {
+  const size_t row = static_cast<size_t>(config.n_embd) * sizeof(float),
+               width = static_cast<size_t>(n_rows) * row;
+  cudaMemcpy2DAsync(to, width, act.taps, static_cast<size_t>(options.n_batch) * row, width,
+                    static_cast<size_t>(config.network.n_taps), cudaMemcpyDeviceToHost, stream.view().handle);
+  stream.synchronize();
 }
 
 // The first kLogitRows rows of logits are there; the rest is computed as many at a time.
@@ -234,7 +236,7 @@ void GpuModel::commit(int sequence, std::span<const int32_t> path) noexcept {
   std::copy(path.begin(), path.end(), m.path_host + 1);
   copy_in_cuda(m.path, m.path_host, (path.size() + 1) * sizeof(int32_t), m.stream.view());
   for (int il = 0; il < m.config.n_layer; ++il) {
-    if (m.config.layers[static_cast<size_t>(il)].recurrent)
+    if (m.config.recurrent(il))
       delta_net_commit_cuda({.path = m.path + 1,
                              .n_path = m.path,
                              .tape = m.tape_of(il, sequence),

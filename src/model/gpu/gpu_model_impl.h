@@ -34,13 +34,16 @@ struct GpuModel::Impl {
   DeviceBuffer workspace_memory;     // graphs hold addresses in all of these
   DeviceBuffer input_memory, rope_memory;
   PinnedBuffer input_pinned, logits_pinned, tops_pinned;
-  PinnedBuffer hidden_pinned;  // of a small step with split experts, taken when first asked for
-  HostBuffer logits_host;      // when more than kLogitRows rows are asked for
+  HostBuffer logits_host;  // when more than kLogitRows rows are asked for
   GpuWorkspace act;
   StepInputs small, small_host, large, large_host;
   int32_t *path, *path_host;  // [0]: length, then rows
-  float *rope_full, *rope_window;
-  float magnitude_full, magnitude_window;
+  struct Rope {
+    const float* inv_freq;
+    int n_rot;
+    float magnitude;
+  };
+  std::vector<Rope> ropes;
   std::vector<int> n_past;            // of each sequence
   std::vector<RowLogits> row_logits;  // of the last step
   Event step_begin, step_end;
@@ -61,13 +64,22 @@ struct GpuModel::Impl {
   void copy_logits(const StepInputs& wanted, int n) noexcept;
   void copy_pieces(int sequence, int n_tokens, bool with_kv, std::byte* checkpoint, bool restore) noexcept;
   void compute_more_logits(int n_logits, int n_rows) noexcept;
-  void enqueue(int n_rows, StepKind kind, int n_logits, const StepInputs& from, float* hidden,
-               int n_valid) noexcept;
-  void attention(int il, int n_rows, const DeviceRows& rows, const DeviceNormIn& norm) noexcept;
-  void delta_net(int il, int n_rows, StepKind kind, const DeviceRows& rows,
+  void fetch_taps(int n_rows, float* to) noexcept;
+  void enqueue(int n_rows, StepKind kind, int n_logits, const StepInputs& from) noexcept;
+  struct Pass;  // a step while it is queued
+  void run_block(Pass& pass, int il, size_t b, const Block& block, const GpuBlockWeights& w) noexcept;
+  void begin_block(Pass& pass, const GpuBlockWeights& w) noexcept;
+  void mix(Pass& pass, int il, const Block& block, const GpuBlockWeights& w) noexcept;
+  void attention(Pass& pass, int il, const Block& block, const GpuBlockWeights& w,
                  const DeviceNormIn& norm) noexcept;
-  void feed_forward(int il, int n_rows, const DeviceRows& rows, const DeviceCold& cold) noexcept;
-  DecodeFfnArgs decode_ffn_args(int il) noexcept;
+  void delta_net(Pass& pass, int il, const GpuBlockWeights& w, const DeviceNormIn& norm) noexcept;
+  void feed_forward(Pass& pass, int il, size_t b, const Block& block, const GpuBlockWeights& w) noexcept;
+  void run_experts(Pass& pass, int il, const Block& block, const GpuBlockWeights& w,
+                   const DeviceCold& cold) noexcept;
+  void head_block(Pass& pass, const GpuBlockWeights& w) noexcept;
+  void tap(const Block& block, const float* from, int n_rows) noexcept;
+  DecodeFfnArgs decode_ffn_args(const Block& block, const GpuBlockWeights& w) noexcept;
+  void prefetch_next(int il, size_t b, DecodeFfnArgs& ffn) noexcept;
   bool can_fuse_decode() noexcept;
   void project_in(std::initializer_list<DeviceLinearJob> jobs, const DeviceNormIn& norm, int n_rows) noexcept;
   void project_out(const DeviceMatrix& w, const DeviceActs& x, const DeviceNormIn& norm, int n_rows) noexcept;
@@ -82,12 +94,6 @@ struct GpuModel::Impl {
     return h;
   }
   bool check(const char* what) noexcept;
-  float* small_hidden() {
-    if (hidden_pinned.size() == 0)
-      hidden_pinned = PinnedBuffer(static_cast<size_t>(config.n_layer + 1) * kMaxMailRows *
-                                   static_cast<size_t>(config.n_embd) * sizeof(float));
-    return hidden_pinned.as<float>();
-  }
   void begin_split(int n_rows, StepInputs& inputs) noexcept {
     experts->begin(n_rows, *inputs.ticket, {inputs.fetch_of, kMaxFetchTable + 1}, stream.view());
   }

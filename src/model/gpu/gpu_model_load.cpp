@@ -100,20 +100,16 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
 }
 
 void GpuModel::Impl::upload_rope() {
-  const RopeTable full = make_rope_table(config.rope_full), window = make_rope_table(config.rope_window);
   rope_memory = DeviceBuffer(rope_bytes(config));
-  rope_full = rope_memory.as<float>();
-  rope_window = rope_full + full.inv_freq.size();
-  magnitude_full = full.magnitude;
-  magnitude_window = window.magnitude;
-  if (!full.inv_freq.empty())
-    cuda_check(cudaMemcpy(rope_full, full.inv_freq.data(), full.inv_freq.size() * sizeof(float),
-                          cudaMemcpyHostToDevice),
-               "uploading tables");
-  if (!window.inv_freq.empty())
-    cuda_check(cudaMemcpy(rope_window, window.inv_freq.data(), window.inv_freq.size() * sizeof(float),
-                          cudaMemcpyHostToDevice),
-               "uploading tables");
+  float* to = rope_memory.as<float>();
+  for (const RopeConfig& rope : config.ropes) {
+    const RopeTable table = make_rope_table(rope);
+    ropes.push_back({to, rope.n_rot, table.magnitude});
+    cuda_check(
+        cudaMemcpy(to, table.inv_freq.data(), table.inv_freq.size() * sizeof(float), cudaMemcpyHostToDevice),
+        "uploading tables");
+    to += table.inv_freq.size();
+  }
 }
 
 void GpuModel::Impl::record_graphs() {
@@ -133,7 +129,7 @@ void GpuModel::Impl::record_graphs() {
       std::fill_n(small_host.logit_row, n, 0);
       const auto work = [&] {
         copy_in_cuda(small.ancestors, small_host.ancestors, small.bytes, stream.view());
-        enqueue(n, kind, n, small, nullptr, n);
+        enqueue(n, kind, n, small);
       };
       work();
       if (!stream.synchronize())

@@ -24,6 +24,7 @@ constexpr double kTolerance = 1e-4;  // as on the CPU: float32 weights, float32 
 std::unique_ptr<GpuModel> make_gpu(const GgufFile& file, ThreadPool& pool, KvType kv, int n_sequences = 2,
                                    bool graphs = true) {
   ModelConfig config = read_model_config(file);
+  insert_all_taps(config.network, config.n_layer);
   const Weights weights = Weights::load(config, file, false, pool, {});
   ModelOptions options;
   options.n_batch = 128;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <set>
 
 #include "base/units.h"
 #include "device/cuda_check.h"
@@ -19,37 +21,19 @@ uint64_t bytes_of(const Matrix& m) {
   return m.empty() ? 0 : align_up<uint64_t>(packed_matrix_bytes(m.dtype, m.n_rows, m.n_cols), kAlign);
 }
 
-// Calls visit(matrix) in the order in which they lie in GPU memory. An expert's matrices are neighbours.
-template <class Visit>
-void for_each_gpu_matrix(const ModelConfig& c, const Weights& w, bool with_experts, const Visit& visit) {
-  visit(w.token_embd);
-  for (int il = 0; il < c.n_layer; ++il) {
-    const LayerWeights& layer = w.layers[static_cast<size_t>(il)];
-    if (layer.attention)
-      for (const Matrix* m : {&layer.attention->q, &layer.attention->k, &layer.attention->v,
-                              &layer.attention->gate, &layer.attention->output})
-        visit(*m);
-    if (layer.delta_net)
-      for (const Matrix* m : {&layer.delta_net->qkv, &layer.delta_net->z, &layer.delta_net->alpha,
-                              &layer.delta_net->beta, &layer.delta_net->output})
-        visit(*m);
-    const auto visit_ffn = [&](const Ffn& ffn) {
-      visit(ffn.gate);
-      visit(ffn.up);
-      visit(ffn.down);
-    };
-    if (layer.ffn) visit_ffn(*layer.ffn);
-    if (layer.moe) {
-      visit(layer.moe->router);
-      visit_ffn(layer.moe->shared);
-      if (with_experts)
-        for (const Ffn& expert : layer.moe->experts) visit_ffn(expert);
-    }
-  }
-  if (w.output.rows != w.token_embd.rows) visit(w.output);
+// Calls visit(block, weights) for the blocks that a step runs, in order. `weights`: Weights or GpuWeights.
+template <class WeightsT, class Visit>
+void for_each_block(const ModelConfig& c, WeightsT& w, const Visit& visit) {
+  for (size_t b = 0; b < c.network.input.size(); ++b) visit(c.network.input[b], w.input[b]);
+  for_each_main_block(c, w, visit);
+  for (size_t b = 0; b < c.network.output.size(); ++b) visit(c.network.output[b], w.output[b]);
 }
 
-// Copies matrices one behind the other: panels are packed (or copied) into one staging buffer while the other
+bool is_matrix(const TensorSpec& spec) {
+  return spec.form == TensorForm::Matrix || spec.form == TensorForm::Lookup;
+}
+
+// Copies matrices one after the other: panels are packed (or copied) into one staging buffer while the other
 // one travels.
 class Uploader {
  public:
@@ -171,7 +155,7 @@ class VectorPool {
   std::vector<float> values_;
 };
 
-// A matrix that lies `offset` bytes behind its expert's address.
+// A matrix that lies `offset` bytes after its expert's address.
 DeviceMatrix shape_at(const Matrix& m, uint64_t offset) {
   return with_chunks({.panels = reinterpret_cast<const uint8_t*>(offset),
                       .panel_bytes = panel_bytes(m.dtype, m.n_cols),
@@ -189,7 +173,14 @@ DeviceMatrix relative(DeviceMatrix m, const uint8_t* base) {
 
 uint64_t GpuWeights::planned_bytes(const ModelConfig& c, const Weights& w, bool with_experts) {
   uint64_t bytes = 0;
-  for_each_gpu_matrix(c, w, with_experts, [&](const Matrix& m) { bytes += bytes_of(m); });
+  std::set<const std::byte*> seen;  // the embedding may be the head too
+  for_each_block(c, w, [&](const Block& block, const BlockWeights& from) {
+    for (const TensorSpec& spec : block.tensors)
+      if (is_matrix(spec) && seen.insert(from[spec.role].rows).second) bytes += bytes_of(from[spec.role]);
+    if (with_experts)
+      for (const Ffn& expert : from.experts)
+        bytes += bytes_of(expert.gate) + bytes_of(expert.up) + bytes_of(expert.down);
+  });
   return bytes;
 }
 
@@ -199,107 +190,75 @@ GpuWeights::GpuWeights(const ModelConfig& c, const Weights& w, const GpuExperts*
   panels_ = DeviceBuffer(total);
   Uploader upload(panels_.data(), total, pool, progress);
   VectorPool vectors;
+  std::map<const std::byte*, DeviceMatrix> done;
   std::vector<const uint8_t*> expert_table;
 
-  token_embd = upload.add(w.token_embd);
+  // An expert's matrices are neighbours; the shapes of the last one stand for all.
+  const auto add_experts = [&](const BlockWeights& from, GpuBlockWeights& to) {
+    for (const Ffn& expert : from.experts) {
+      const DeviceMatrix gate = upload.add(expert.gate), up = upload.add(expert.up),
+                         down = upload.add(expert.down);
+      to[Role::ExpertGate] = relative(gate, gate.panels);
+      to[Role::ExpertUp] = relative(up, gate.panels);
+      to[Role::ExpertDown] = relative(down, gate.panels);
+      expert_table.push_back(gate.panels);
+    }
+  };
+  const auto add_block = [&](const Block& block, const BlockWeights& from, GpuBlockWeights& to) {
+    for (const TensorSpec& spec : block.tensors) {
+      if (is_matrix(spec)) {
+        const Matrix& m = from[spec.role];
+        const auto at = done.find(m.rows);
+        to[spec.role] = at != done.end() ? at->second : done.emplace(m.rows, upload.add(m)).first->second;
+      } else if (spec.form == TensorForm::Vector) {
+        vectors.add(from.vector(spec.role), &to.vectors[static_cast<size_t>(spec.role)]);
+      }
+    }
+    if (experts == nullptr) add_experts(from, to);
+  };
+
+  // All of it is made first: the vectors' addresses are filled in at the end.
+  input.resize(w.input.size());
+  output.resize(w.output.size());
   layers.resize(static_cast<size_t>(c.n_layer));
-  for (int il = 0; il < c.n_layer; ++il) {
-    const LayerWeights& from = w.layers[static_cast<size_t>(il)];
-    GpuLayerWeights& to = layers[static_cast<size_t>(il)];
-    vectors.add(from.attn_norm, &to.attn_norm);
-    vectors.add(from.ffn_norm, &to.ffn_norm);
-    if (from.attention) {
-      const AttentionWeights& a = *from.attention;
-      to.attention.q = upload.add(a.q);
-      to.attention.k = upload.add(a.k);
-      to.attention.v = upload.add(a.v);
-      to.attention.gate = upload.add(a.gate);
-      to.attention.output = upload.add(a.output);
-      vectors.add(a.q_norm, &to.attention.q_norm);
-      vectors.add(a.k_norm, &to.attention.k_norm);
-    }
-    if (from.delta_net) {
-      const DeltaNetWeights& d = *from.delta_net;
-      to.delta_net.qkv = upload.add(d.qkv);
-      to.delta_net.z = upload.add(d.z);
-      to.delta_net.alpha = upload.add(d.alpha);
-      to.delta_net.beta = upload.add(d.beta);
-      to.delta_net.output = upload.add(d.output);
-      vectors.add(d.conv, &to.delta_net.conv);
-      vectors.add(d.a, &to.delta_net.a);
-      vectors.add(d.dt_bias, &to.delta_net.dt_bias);
-      vectors.add(d.norm, &to.delta_net.norm);
-    }
-    GpuFfnWeights& ffn = to.ffn;
-    const auto add_ffn = [&](const Ffn& f, DeviceMatrix& gate, DeviceMatrix& up, DeviceMatrix& down) {
-      gate = upload.add(f.gate);
-      up = upload.add(f.up);
-      down = upload.add(f.down);
-    };
-    if (from.ffn) add_ffn(*from.ffn, ffn.shared_gate, ffn.shared_up, ffn.shared_down);
-    if (from.moe) {
-      ffn.moe = true;
-      ffn.router = upload.add(from.moe->router);
-      add_ffn(from.moe->shared, ffn.shared_gate, ffn.shared_up, ffn.shared_down);
-      vectors.add(from.moe->router_bias, &ffn.router_bias);
-      vectors.add(from.moe->shared_gate, &ffn.shared_weight);
-      if (experts != nullptr) {
-        const Ffn& expert = from.moe->experts.front();
-        ffn.gate = shape_at(expert.gate, 0);
-        ffn.up = shape_at(expert.up, bytes_of(expert.gate));
-        ffn.down = shape_at(expert.down, bytes_of(expert.gate) + bytes_of(expert.up));
-        ffn.experts = experts->table(il);
-        continue;
-      }
-      for (const Ffn& expert : from.moe->experts) {
-        DeviceMatrix gate, up, down;
-        add_ffn(expert, gate, up, down);
-        ffn.gate = relative(gate, gate.panels);
-        ffn.up = relative(up, gate.panels);
-        ffn.down = relative(down, gate.panels);
-        expert_table.push_back(gate.panels);
-      }
+  for (size_t b = 0; b < input.size(); ++b) add_block(c.network.input[b], w.input[b], input[b]);
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const LayerWeights& from = w.layers[l];
+    layers[l].blocks.resize(from.blocks.size());
+    for (size_t b = 0; b < from.blocks.size(); ++b) {
+      GpuBlockWeights& to = layers[l].blocks[b];
+      add_block(c.network.layers[l].blocks[b], from.blocks[b], to);
+      if (experts == nullptr || from.blocks[b].experts.empty()) continue;
+      const Ffn& expert = from.blocks[b].experts.front();
+      to[Role::ExpertGate] = shape_at(expert.gate, 0);
+      to[Role::ExpertUp] = shape_at(expert.up, bytes_of(expert.gate));
+      to[Role::ExpertDown] = shape_at(expert.down, bytes_of(expert.gate) + bytes_of(expert.up));
+      to.experts = experts->table(static_cast<int>(l));
     }
   }
-  output = w.output.rows != w.token_embd.rows ? upload.add(w.output) : token_embd;
-  vectors.add(w.output_norm, &output_norm);
+  for (size_t b = 0; b < output.size(); ++b) add_block(c.network.output[b], w.output[b], output[b]);
   upload.finish();
   vectors_ = vectors.send();
 
   tables_ = DeviceBuffer(expert_table.size() * sizeof(const uint8_t*));
-  if (!expert_table.empty())
-    cuda_check(cudaMemcpy(tables_.data(), expert_table.data(), tables_.size(), cudaMemcpyHostToDevice),
-               "uploading the expert table");
+  if (expert_table.empty()) return;
+  cuda_check(cudaMemcpy(tables_.data(), expert_table.data(), tables_.size(), cudaMemcpyHostToDevice),
+             "uploading the expert table");
   size_t next = 0;
-  for (GpuLayerWeights& layer : layers) {
-    if (!layer.ffn.moe || experts != nullptr) continue;
-    layer.ffn.experts = tables_.as<const uint8_t*>() + next;
-    next += static_cast<size_t>(c.route.n_expert);
-  }
+  for_each_main_block(c, *this, [&](const Block& block, GpuBlockWeights& to) {
+    if (!block.routed()) return;
+    to.experts = tables_.as<const uint8_t*>() + next;
+    next += static_cast<size_t>(block.route.n_expert);
+  });
 }
 
 uint64_t GpuWeights::planned_small_bytes(const ModelConfig& c, const Weights& w, bool with_experts) {
   uint64_t floats = 0, tables = 0;
-  const auto add = [&](const std::vector<float>& values) { floats += align_up<uint64_t>(values.size(), 64); };
-  for (int il = 0; il < c.n_layer; ++il) {
-    const LayerWeights& layer = w.layers[static_cast<size_t>(il)];
-    add(layer.attn_norm);
-    add(layer.ffn_norm);
-    if (layer.attention) {
-      add(layer.attention->q_norm);
-      add(layer.attention->k_norm);
-    }
-    if (layer.delta_net)
-      for (const std::vector<float>* v :
-           {&layer.delta_net->conv, &layer.delta_net->a, &layer.delta_net->dt_bias, &layer.delta_net->norm})
-        add(*v);
-    if (layer.moe) {
-      add(layer.moe->router_bias);
-      add(layer.moe->shared_gate);
-      if (with_experts) tables += static_cast<uint64_t>(c.route.n_expert) * sizeof(const uint8_t*);
-    }
-  }
-  add(w.output_norm);
+  for_each_block(c, w, [&](const Block& block, const BlockWeights& from) {
+    for (const TensorSpec& spec : block.tensors)
+      if (spec.form == TensorForm::Vector) floats += align_up<uint64_t>(from.vector(spec.role).size(), 64);
+    if (with_experts) tables += from.experts.size() * sizeof(const uint8_t*);
+  });
   return floats * sizeof(float) + tables;
 }
 

@@ -1,6 +1,7 @@
 // The weights of a model in GPU memory: the host's panels, byte for byte, and the small vectors as floats.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -13,41 +14,29 @@ namespace thermo {
 
 class GpuExperts;
 
-struct GpuAttentionWeights {
-  DeviceMatrix q, k, v, gate, output;
-  const float* q_norm = nullptr;
-  const float* k_norm = nullptr;
-};
-
-struct GpuDeltaNetWeights {
-  DeviceMatrix qkv, z, alpha, beta, output;
-  const float *conv = nullptr, *a = nullptr, *dt_bias = nullptr, *norm = nullptr;
-};
-
-// Routed experts (none in a dense layer) and the shared or dense FFN.
-struct GpuFfnWeights {
-  DeviceMatrix router;
-  const float* router_bias = nullptr;
+// As BlockWeights, in GPU memory.
+struct GpuBlockWeights {
+  // n_rows 0 where the block has none. Those of routed experts: shapes, `panels` counts from the expert's
+  // address.
+  std::array<DeviceMatrix, kRoles> matrices;
+  std::array<const float*, kRoles> vectors{};
   const uint8_t* const* experts = nullptr;  // [n_expert] in device memory: where each one's gate panels lie;
                                             // nullptr: cold
-  DeviceMatrix gate, up, down;              // shapes; `panels` counts from the expert's address
-  DeviceMatrix shared_gate, shared_up, shared_down;
-  const float* shared_weight = nullptr;
-  bool moe = false;
+
+  const DeviceMatrix& operator[](Role role) const { return matrices[static_cast<size_t>(role)]; }
+  DeviceMatrix& operator[](Role role) { return matrices[static_cast<size_t>(role)]; }
+  const float* floats(Role role) const { return vectors[static_cast<size_t>(role)]; }  // nullptr: none
 };
 
 struct GpuLayerWeights {
-  const float *attn_norm = nullptr, *ffn_norm = nullptr;
-  GpuAttentionWeights attention;
-  GpuDeltaNetWeights delta_net;
-  GpuFfnWeights ffn;
+  std::vector<GpuBlockWeights> blocks;
 };
 
 class GpuWeights {
  public:
-  DeviceMatrix token_embd, output;
-  const float* output_norm = nullptr;
-  std::vector<GpuLayerWeights> layers;  // main stack
+  // As the network has them; layers of the main stack.
+  std::vector<GpuBlockWeights> input, output;
+  std::vector<GpuLayerWeights> layers;
 
   GpuWeights() = default;
   // Packs what is not packed on all threads, through page-locked staging memory. Throws MemoryError,

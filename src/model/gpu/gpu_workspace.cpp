@@ -25,8 +25,9 @@ size_t input_bytes(int n_batch) {
 }
 
 size_t rope_bytes(const ModelConfig& c) {
-  return (make_rope_table(c.rope_full).inv_freq.size() + make_rope_table(c.rope_window).inv_freq.size() + 2) *
-         sizeof(float);
+  size_t floats = 0;
+  for (const RopeConfig& rope : c.ropes) floats += make_rope_table(rope).inv_freq.size();
+  return floats * sizeof(float);
 }
 
 namespace {
@@ -71,31 +72,32 @@ void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, b
   hidden = acts(pairs, c.max_n_ff(), true, float_ffn, kHiddenScale);
   int8(h, small_rows, c.n_embd);
   int8(hidden, max_pairs_of(c, small_rows), c.max_n_ff());
-  q_full = floats(2 * q_dim);
+  q_full = floats(c.network.widest(Role::Q));
   q = floats(q_dim);
   k = floats(c.n_kv_dim());
   v = floats(c.n_kv_dim());
-  gate = floats(c.attn_gate == AttnGate::SigmoidElement ? 0 : q_dim);
+  gate = floats(c.network.widest(Role::Gate));
   size_t partial_floats = 0;
   for (int n = 1; n <= n_batch; ++n) {
     int last_n_head = 0;  // layers of one kind need the same
-    for (const LayerConfig& layer : c.layers)
-      if (!layer.recurrent && layer.n_head != last_n_head) {
-        last_n_head = layer.n_head;
-        partial_floats = std::max(partial_floats, static_cast<size_t>(n) * static_cast<size_t>(layer.n_head) *
-                                                      static_cast<size_t>(attention_splits(
-                                                          n, layer.n_head, c.n_head_kv, n_multiprocessors)) *
-                                                      static_cast<size_t>(c.head_dim + 2));
+    for (const Layer& layer : c.network.layers)
+      if (const Block* block = layer.find(BlockKind::Attention); block && block->n_head != last_n_head) {
+        last_n_head = block->n_head;
+        partial_floats = std::max(
+            partial_floats,
+            static_cast<size_t>(n) * static_cast<size_t>(block->n_head) *
+                static_cast<size_t>(attention_splits(n, block->n_head, c.n_head_kv, n_multiprocessors)) *
+                static_cast<size_t>(c.head_dim + 2));
       }
   }
   partial = carver.take<float>(partial_floats);
   size_t tagged_bytes = 0;
-  for (const LayerConfig& layer : c.layers)
-    if (!layer.recurrent)
+  for (const Layer& layer : c.network.layers)
+    if (const Block* block = layer.find(BlockKind::Attention))
       tagged_bytes = std::max(
           tagged_bytes,
           attention_tagged_bytes(
-              layer.n_head, attention_splits(1, layer.n_head, c.n_head_kv, n_multiprocessors), c.head_dim));
+              block->n_head, attention_splits(1, block->n_head, c.n_head_kv, n_multiprocessors), c.head_dim));
   attention_tagged = carver.take<std::byte>(tagged_bytes);
   conv_input = floats(c.ssm_channels());
   conv_output = floats(c.ssm_channels());
@@ -122,27 +124,32 @@ void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, b
   routes.chosen = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
   routes.rank = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
   exchange = carver.take<std::byte>(decode_exchange_bytes(n_used, c.max_n_ff()));
+  taps = floats(c.network.n_taps * c.n_embd);
   logits = carver.take<float>(static_cast<size_t>(kLogitRows) * static_cast<size_t>(c.n_vocab));
   top_scratch = carver.take<float>(static_cast<size_t>(kLogitRows) * top_logits_scratch_floats());
 }
 
+namespace {
+
+// Whether any matrix of these roles in the main stack is of floats.
+bool any_float(const ModelConfig& c, const Weights& w, std::initializer_list<Role> roles) {
+  bool any = false;
+  for_each_main_block(c, w, [&](const Block& block, const BlockWeights& weights) {
+    for (const Role role : roles)
+      if (const TensorSpec* spec = block.find(role))
+        any = any || is_float_type(spec->form == TensorForm::Experts ? weights.experts.front().down.dtype
+                                                                     : weights[role].dtype);
+  });
+  return any;
+}
+
+}  // namespace
+
 bool any_float_ffn(const ModelConfig& c, const Weights& w) {
-  for (int il = 0; il < c.n_layer; ++il) {
-    const LayerWeights& layer = w.layers[static_cast<size_t>(il)];
-    if (layer.ffn && is_float_type(layer.ffn->down.dtype)) return true;
-    if (layer.moe && (is_float_type(layer.moe->experts[0].down.dtype) ||
-                      (!layer.moe->shared.empty() && is_float_type(layer.moe->shared.down.dtype))))
-      return true;
-  }
-  return false;
+  return any_float(c, w, {Role::FfnDown, Role::ExpertDown});
 }
 bool any_float_output(const ModelConfig& c, const Weights& w) {
-  for (int il = 0; il < c.n_layer; ++il) {
-    const LayerWeights& layer = w.layers[static_cast<size_t>(il)];
-    if (is_float_type(layer.attention ? layer.attention->output.dtype : layer.delta_net->output.dtype))
-      return true;
-  }
-  return false;
+  return any_float(c, w, {Role::Output});
 }
 
 }  // namespace thermo

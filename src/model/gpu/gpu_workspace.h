@@ -91,6 +91,7 @@ struct GpuWorkspace {
   float *router_logits, *shared_logit;
   DeviceRoutes routes;
   std::byte *exchange, *attention_tagged;  // of a decoded row
+  float* taps;                             // [taps of the network][n_batch][n_embd]
   float* logits;                           // [kLogitRows][n_vocab]
   float* top_scratch;                      // of each of these rows
 

@@ -92,8 +92,8 @@ int main(int argc, char** argv) {
   if (split >= 0.0) {
     uint64_t total = 0;
     for (const LayerWeights& layer : weights.layers)
-      if (layer.moe)
-        for (const Ffn& expert : layer.moe->experts) total += expert.n_bytes();
+      for (const BlockWeights& block : layer.blocks)
+        for (const Ffn& expert : block.experts) total += expert.n_bytes();
     experts.split = true;
     experts.budget_bytes = static_cast<uint64_t>(split * static_cast<double>(total));
     options.experts = experts;

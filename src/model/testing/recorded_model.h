@@ -77,7 +77,7 @@ template <class AnyModel>
 Outputs run_in_chunks(AnyModel& model, std::span<const TokenId> ids, size_t chunk, bool with_hidden = false) {
   const ModelConfig& c = model.config();
   Outputs all;
-  all.hidden.resize(static_cast<size_t>(c.n_layer) + 1);
+  all.hidden.resize(with_hidden ? static_cast<size_t>(c.network.n_taps) : 0);
   model.clear(0);
   for (size_t begin = 0; begin < ids.size(); begin += chunk) {
     const size_t n = std::min(chunk, ids.size() - begin), layer = n * static_cast<size_t>(c.n_embd);
