@@ -8,10 +8,12 @@
 
 #include "base/thread_pool.h"
 #include "engine/engine.h"
+#include "engine/memory_plan.h"
 #include "engine/step_watch.h"
 #include "experts/heat_file.h"
 #include "experts/trace.h"
 #include "model/backend.h"
+#include "model/weights.h"
 
 namespace thermo {
 
