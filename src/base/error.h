@@ -33,6 +33,7 @@ enum class Remedy {
   MoreSequences,
   MoreExpertMemory,
   Processor,       // compute there instead
+  FileMapping,     // read weights where the file is mapped, instead of repacking them
   ChatTemplate,    // give one, or go without
   NoChatTemplate,  // go without
 };

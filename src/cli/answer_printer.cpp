@@ -5,6 +5,7 @@
 
 #include "cli/interrupt.h"
 #include "cli/progress.h"
+#include "engine/memory_plan.h"
 
 namespace thermo {
 

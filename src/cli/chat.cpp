@@ -12,6 +12,7 @@
 #include "cli/input.h"
 #include "cli/interrupt.h"
 #include "cli/options/answer_options.h"
+#include "experts/telemetry.h"
 
 namespace thermo {
 namespace {

@@ -15,6 +15,7 @@
 #include "cli/interrupt.h"
 #include "cli/options/model_options.h"
 #include "cli/progress.h"
+#include "engine/memory_plan.h"
 #include "experts/budget.h"
 #include "experts/heat_file.h"
 #include "experts/placement.h"

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/memory_plan.h"
 #include "model/model_config.h"
 #include "tensor/dtype.h"
 

@@ -175,6 +175,8 @@ std::string options_that_help(Remedy remedy) {
       return " (--expert-ram)";
     case Remedy::Processor:
       return " (--device cpu)";
+    case Remedy::FileMapping:
+      return " (--no-repack)";
     case Remedy::ChatTemplate:
       return " (--chat-template-file, --raw)";
     case Remedy::NoChatTemplate:

@@ -8,6 +8,8 @@
 #include "chat/model_source.h"
 #include "cli/commands.h"
 #include "cli/options/model_options.h"
+#include "engine/memory_plan.h"
+#include "model/model_config.h"
 
 namespace thermo {
 namespace {

@@ -8,6 +8,7 @@
 #include "cli/interrupt.h"
 #include "cli/options/answer_options.h"
 #include "cli/version.h"
+#include "experts/telemetry.h"
 
 namespace thermo {
 namespace {

@@ -58,7 +58,9 @@ const HeatMap* Engine::heat() const {
 Status Engine::Impl::check(const StepBatch& batch) const {
   const int n_rows = batch.n_rows();
   if (n_rows == 0) return invalid("a step without rows");
-  if (n_rows > n_batch) return invalid(fmt::format("a step of {} rows, at most {} fit", n_rows, n_batch));
+  if (n_rows > n_batch)
+    return Error{ErrorCode::InvalidArgument,
+                 fmt::format("a step of {} rows, at most {} fit", n_rows, n_batch), Remedy::LargerBatch};
   for (size_t g = 0; g < batch.groups.size(); ++g) {
     const SequenceRows& group = batch.groups[g];
     for (const SequenceRows& other : batch.groups.first(g))
@@ -81,7 +83,8 @@ Status Engine::Impl::check_group(const SequenceRows& group) const {
   if (n_past + n > plan.n_ctx)
     return Error{ErrorCode::ContextFull,
                  fmt::format("{} tokens and {} more do not fit into a context of {}; use a larger one",
-                             n_past, n, plan.n_ctx)};
+                             n_past, n, plan.n_ctx),
+                 Remedy::LargerContext};
   for (int r = 0; r < n; ++r) {
     const Row& row = group.rows[static_cast<size_t>(r)];
     if (row.token < 0 || row.token >= backend->config().n_vocab)
@@ -171,7 +174,8 @@ Result<Session> Engine::open_session() {
     session->release = [this, s] { impl_->taken[static_cast<size_t>(s)] = false; };
     return Session(std::move(session));
   }
-  return Error{ErrorCode::Unsupported, fmt::format("all {} sequences are in use", e.n_sequences)};
+  return Error{ErrorCode::Unsupported, fmt::format("all {} sequences are in use", e.n_sequences),
+               Remedy::MoreSequences};
 }
 
 }  // namespace thermo

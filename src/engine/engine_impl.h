@@ -10,12 +10,15 @@
 #include "engine/engine.h"
 #include "engine/memory_plan.h"
 #include "engine/step_watch.h"
+#include "experts/heat.h"
 #include "experts/heat_file.h"
 #include "experts/trace.h"
 #include "model/backend.h"
 #include "model/weights.h"
 
 namespace thermo {
+
+class Weights;
 
 struct Engine::Impl {
   // Rows of the embedding, and more without repacking, are looked up in it.

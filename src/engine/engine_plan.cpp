@@ -176,7 +176,8 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
                       format_bytes(plan.memory.device_total_bytes), plan.memory.n_ctx, plan.gpu->name,
                       format_bytes(plan.gpu->free_bytes));
       if (o.device.kind != DeviceChoice::Kind::Auto)
-        throw MemoryError(shortage + "; use the processor, a smaller context or a smaller quantisation");
+        throw MemoryError(shortage + "; use the processor, a smaller context or a smaller quantisation",
+                          Remedy::Processor);
       note = shortage + "; the CPU does everything";
       plan.gpu.reset();
     }

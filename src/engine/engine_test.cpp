@@ -1,4 +1,9 @@
 #include "engine/engine.h"
+#include "engine/memory_plan.h"
+#include "experts/heat.h"
+#include "experts/telemetry.h"
+#include "kernels/isa.h"
+#include "model/model_config.h"
 
 #include <gtest/gtest.h>
 
@@ -315,7 +320,8 @@ TEST(MemoryPlan, NamesWhatWouldFit) {
     plan_memory(config, plankton(), inputs);
     FAIL() << "must not fit";
   } catch (const MemoryError& error) {
-    EXPECT_NE(std::string(error.what()).find("--no-repack"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("without repacking"), std::string::npos) << error.what();
+    EXPECT_EQ(error.remedy(), Remedy::FileMapping);
   }
 }
 

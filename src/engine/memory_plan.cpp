@@ -154,15 +154,20 @@ MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const Me
   mapped.repack = false;
   const uint64_t mapped_total = plan_at(config, file, mapped, {}, 0, shown_ctx).total_bytes;
   const uint64_t short_total = plan_at(config, file, in, sizes, least, kMinContext).total_bytes;
-  std::string remedy = "close other programs or use a smaller quantisation";
-  if (in.repack && mapped_total <= in.available_bytes)
-    remedy = fmt::format("--no-repack would take {} and read the rest through the file mapping",
+  std::string advice = "close other programs or use a smaller quantisation";
+  Remedy remedy = Remedy::None;
+  if (in.repack && mapped_total <= in.available_bytes) {
+    advice = fmt::format("without repacking it would take {} and read the rest through the file mapping",
                          format_bytes(mapped_total));
-  else if (short_total <= in.available_bytes)
-    remedy = fmt::format("--ctx-size {} would take {}", kMinContext, format_bytes(short_total));
-  throw MemoryError(fmt::format("{} needs {} of memory with a context of {}, but {} are available; {}",
-                                file.path(), format_bytes(plan.total_bytes), shown_ctx,
-                                format_bytes(in.available_bytes), remedy));
+    remedy = Remedy::FileMapping;
+  } else if (short_total <= in.available_bytes) {
+    advice = fmt::format("a context of {} would take {}", kMinContext, format_bytes(short_total));
+    remedy = Remedy::SmallerContext;
+  }
+  throw MemoryError(
+      fmt::format("{} needs {} of memory with a context of {}, but {} are available; {}", file.path(),
+                  format_bytes(plan.total_bytes), shown_ctx, format_bytes(in.available_bytes), advice),
+      remedy);
 }
 
 MemoryPlan plan_device_memory(const ModelConfig& config, const MemoryPlanInputs& in,

@@ -27,8 +27,8 @@ struct MemoryPlanInputs {
 
   // Routed experts; see experts/host_tier.h.
   std::optional<uint64_t> expert_ram;      // main memory for them; nullopt: what fits
-  std::optional<uint64_t> stand_in_bytes;  // --device sim: its "device memory" for experts
-  uint64_t ahead_bytes = 0;                // --device sim: to guess experts and send them ahead
+  std::optional<uint64_t> stand_in_bytes;  // with the stand-in: its "device memory" for experts
+  uint64_t ahead_bytes = 0;                // with the stand-in: to guess experts and send them ahead
 };
 
 struct MemoryPlanItem {

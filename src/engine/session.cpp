@@ -49,9 +49,11 @@ TokenId Session::best() const {
 Status Session::Impl::check_room(size_t n_tokens) const {
   const int n_ctx = engine->n_ctx();
   if (n_tokens <= static_cast<size_t>(n_ctx - n_past())) return {};
-  return Error{ErrorCode::ContextFull, fmt::format("{} tokens do not fit: the context holds {} and {} are "
-                                                   "taken; use a larger context or a shorter prompt",
-                                                   n_tokens, n_ctx, n_past())};
+  return Error{ErrorCode::ContextFull,
+               fmt::format("{} tokens do not fit: the context holds {} and {} are "
+                           "taken; use a larger context or a shorter prompt",
+                           n_tokens, n_ctx, n_past()),
+               Remedy::LargerContext};
 }
 
 void Session::Impl::add_rows(std::span<const TokenId> ids, bool ends, std::vector<Row>& rows) {

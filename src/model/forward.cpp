@@ -283,7 +283,7 @@ void Forward::delta_net_group(int il, const BlockWeights& w, const RowGroup& gro
                           .n_head_v = n_v,
                           .dim = dim,
                           .ancestors = group.ancestors,
-                          .keep_state = uncommitted};
+                          .uncommitted = uncommitted};
   const float q_scale = 1.0f / std::sqrt(static_cast<float>(dim));
   const float *const decay = w.floats(Role::Decay), *const time_step = w.floats(Role::TimeStep);
 

@@ -11,6 +11,7 @@
 
 #include "cli/bench/bench_plan.h"
 #include "engine/engine.h"
+#include "experts/telemetry.h"
 
 namespace thermo {
 

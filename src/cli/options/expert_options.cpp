@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "experts/budget.h"
+#include "experts/telemetry.h"
 #include "gguf/gguf_file.h"
 #include "model/weights.h"
 

@@ -7,6 +7,8 @@
 #include "cli/terminal.h"
 #include "engine/engine.h"
 #include "experts/catalog.h"
+#include "experts/telemetry.h"
+#include "model/model_config.h"
 
 namespace thermo {
 

@@ -8,6 +8,7 @@
 #include "cli/options/expert_options.h"
 #include "cli/options/options.h"
 #include "engine/engine.h"
+#include "kernels/attention/attention.h"
 #include "sampling/sampling_params.h"
 
 namespace thermo {

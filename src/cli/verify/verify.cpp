@@ -17,6 +17,7 @@
 #include "cli/progress.h"
 #include "cli/verify/verify_reference.h"
 #include "cli/verify/verify_ways.h"
+#include "engine/memory_plan.h"
 #include "gguf/gguf_file.h"
 
 namespace thermo {

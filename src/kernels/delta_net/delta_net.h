@@ -4,14 +4,14 @@
 // row r:
 //   S <- exp(g_r) S;  dl[j] = beta_r (v_r[j] - S[j].k_r);  S[j] <- S[j] + dl[j] k_r;  o_r[j] = S[j].q_r
 //
-// Rows may be a chain (prefill, decode) or a tree (draft verification). A chain that is kept updates the
-// state in place. A tree leaves the state alone and writes `delta`; delta_net_commit then applies the
-// accepted path.
+// Rows may be a chain (prefill, decode) or a tree (draft verification). Committed rows are a chain
+// and update the state in place. Uncommitted rows leave the state alone and write `delta`; delta_net_commit
+// then applies the accepted path.
 //
 // Every step runs this recurrence row by row along each branch, and a commit repeats the updates of the
 // accepted rows. So, for one instruction set, the bits of a row's output and of the state after it depend on
 // the rows before it only: not on how a prompt is cut into steps, nor on siblings in a tree, nor on whether
-// rows were kept at once or committed later.
+// rows were committed at once or later.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@
 
 namespace thermo {
 
-inline constexpr int kDeltaChunk = 64;      // rows of a step that is not committed at once
+inline constexpr int kDeltaChunk = 64;      // uncommitted rows of a sequence
 inline constexpr int kDeltaBlockRows = 32;  // of the state that are worked on together
 inline constexpr int kMaxConvTaps = 8;
 
@@ -37,13 +37,13 @@ struct DeltaNetArgs {
   int64_t q_stride, k_stride, v_stride;
   float* state;  // [n_head_v][dim][dim]
   float* out;    // [n_rows, n_head_v, dim]
-  float* delta;  // [n_rows, n_head_v, dim] or nullptr; REQUIRED when keep_state is true
+  float* delta;  // [n_rows, n_head_v, dim] or nullptr; REQUIRED when uncommitted is true
   int n_rows, n_head_k, n_head_v, dim;
-  AncestorBits ancestors;  // a tree has at most kDeltaChunk rows and keep_state set
-  bool keep_state;         // true: `state` is read only and n_rows <= kDeltaChunk, chain or tree
+  AncestorBits ancestors;  // a tree is uncommitted
+  bool uncommitted;        // true: `state` is read only and n_rows <= kDeltaChunk, chain or tree
 };
 
-// Applies rows `path` (increasing, each the parent of the next) of a step that kept its state.
+// Applies rows `path` (increasing, each the parent of the next) of uncommitted rows.
 struct DeltaNetCommitArgs {
   const float* k;  // as in the step
   const float* g;

@@ -12,8 +12,8 @@
 namespace thermo {
 namespace {
 
-void rows_bench(benchmark::State& state, Isa isa, int n_head_k, int n_head_v, int dim, int n_rows, bool keep,
-                bool tree) {
+void rows_bench(benchmark::State& state, Isa isa, int n_head_k, int n_head_v, int dim, int n_rows,
+                bool uncommitted, bool tree) {
   testing::Inputs in(1);
   const size_t n = static_cast<size_t>(n_rows);
   const int64_t stride = (2 * n_head_k + n_head_v) * dim;
@@ -36,13 +36,13 @@ void rows_bench(benchmark::State& state, Isa isa, int n_head_k, int n_head_v, in
                              .v_stride = stride,
                              .state = s.data(),
                              .out = out.data(),
-                             .delta = keep ? delta.data() : nullptr,
+                             .delta = uncommitted ? delta.data() : nullptr,
                              .n_rows = n_rows,
                              .n_head_k = n_head_k,
                              .n_head_v = n_head_v,
                              .dim = dim,
                              .ancestors = tree ? AncestorBits{words.data(), 1} : AncestorBits{},
-                             .keep_state = keep};
+                             .uncommitted = uncommitted};
   const DeltaNetKernels& kernels = delta_net_kernels(isa);
   for (auto _ : state) {
     kernels.rows(args, 0, n_head_v, aligned);

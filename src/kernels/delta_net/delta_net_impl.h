@@ -180,8 +180,8 @@ class DeltaBlock {
   alignas(64) float delta_[kDeltaChunk][kBlockRows];
 };
 
-// A chain that updates the state in place, or leaves it alone (`kept`: memory for one block).
-inline void run_chain(const DeltaHead& head, float* kept) {
+// A chain that updates the state in place, or leaves it alone (`scratch`: memory for one block).
+inline void run_chain(const DeltaHead& head, float* scratch) {
   const DeltaNetArgs& args = *head.args;
   for (int first = 0; first < args.n_rows; first += kDeltaChunk) {
     const int n = min_int(kDeltaChunk, args.n_rows - first);
@@ -190,10 +190,10 @@ inline void run_chain(const DeltaHead& head, float* kept) {
       block.move_to(j);
       float* const state = head.state() + int64_t{j} * args.dim;
       const float* from = state;
-      float* const to = args.keep_state ? kept : state;
+      float* const to = args.uncommitted ? scratch : state;
       block.row(0, from);
       for (int r = 1; r < n; ++r, from = to) block.row_after(r - 1, r, from, to);
-      if (!args.keep_state) block.pass(n - 1, state);
+      if (!args.uncommitted) block.pass(n - 1, state);
     }
   }
 }

@@ -39,7 +39,7 @@ void delta_net_ref(const DeltaNetArgs& args) {
       }
       if (tree) states[r] = s;
     }
-    if (!args.keep_state)
+    if (!args.uncommitted)
       for (size_t i = 0; i < dim * dim; ++i) state[i] = static_cast<float>(s[i]);
   }
 }

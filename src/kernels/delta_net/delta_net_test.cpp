@@ -68,7 +68,7 @@ struct Problem {
   size_t out_size() const { return static_cast<size_t>(n_rows) * v_size; }
   int64_t stride() const { return static_cast<int64_t>(2 * k_size + v_size); }
 
-  DeltaNetArgs args(float* state_out, float* out, float* delta, bool keep) const {
+  DeltaNetArgs args(float* state_out, float* out, float* delta, bool uncommitted) const {
     return {.q = qkv.data(),
             .k = qkv.data() + k_size,
             .v = qkv.data() + 2 * k_size,
@@ -85,7 +85,7 @@ struct Problem {
             .n_head_v = shape.n_head_v,
             .dim = shape.dim,
             .ancestors = words.empty() ? AncestorBits{} : AncestorBits{words.data(), 1},
-            .keep_state = keep};
+            .uncommitted = uncommitted};
   }
   // The rows `first` .. `first + count` as a chain of their own.
   DeltaNetArgs slice(int first, int count, float* state_out, float* out) const {
@@ -119,9 +119,9 @@ struct Result {
   std::vector<float> state, out, delta;
 };
 
-Result reference(const Problem& problem, bool keep) {
+Result reference(const Problem& problem, bool uncommitted) {
   Result r = {problem.state, std::vector<float>(problem.out_size()), std::vector<float>(problem.out_size())};
-  delta_net_ref(problem.args(r.state.data(), r.out.data(), r.delta.data(), keep));
+  delta_net_ref(problem.args(r.state.data(), r.out.data(), r.delta.data(), uncommitted));
   return r;
 }
 
@@ -129,23 +129,23 @@ class DeltaNet : public ::testing::TestWithParam<Isa> {
  protected:
   const DeltaNetKernels& kernels = delta_net_kernels(GetParam());
 
-  void expect_same(const Problem& problem, bool keep, size_t misalign = 0) {
+  void expect_same(const Problem& problem, bool uncommitted, size_t misalign = 0) {
     GuardedBuffer<float> state(problem.state.size(), misalign), out(problem.out_size(), misalign);
     GuardedBuffer<float> delta(problem.out_size(), misalign);
     GuardedBuffer<float> scratch(delta_net_scratch_floats(problem.shape.dim));
     std::copy(problem.state.begin(), problem.state.end(), state.data());
-    const DeltaNetArgs args = problem.args(state.data(), out.data(), delta.data(), keep);
+    const DeltaNetArgs args = problem.args(state.data(), out.data(), delta.data(), uncommitted);
     const int half = args.n_head_v / 2;
     kernels.rows(args, 0, half, scratch.data());
     kernels.rows(args, half, args.n_head_v, scratch.data());
     EXPECT_TRUE(state.intact() && out.intact() && delta.intact() && scratch.intact());
-    const Result want = reference(problem, keep);
+    const Result want = reference(problem, uncommitted);
     const Bound bound = {.absolute = problem.bound(), .relative = 0};
     EXPECT_TRUE(all_close(out.span(), want.out, bound))
         << "out, rows " << problem.n_rows << ", dim " << args.dim;
     EXPECT_TRUE(all_close(delta.span(), want.delta, bound))
         << "delta, rows " << problem.n_rows << ", dim " << args.dim;
-    if (keep)
+    if (uncommitted)
       EXPECT_TRUE(std::equal(problem.state.begin(), problem.state.end(), state.data()));
     else
       EXPECT_TRUE(all_close(state.span(), want.state, bound)) << "state, rows " << problem.n_rows;

@@ -115,7 +115,7 @@ void run_case(const Case& c, uint64_t seed) {
     args.dim = dim;
     args.ancestors = {};
     if (step.uncommitted(group)) args.ancestors = {&step.ancestors[begin], 1};
-    args.keep_state = step.uncommitted(group);
+    args.uncommitted = step.uncommitted(group);
     delta_net_ref(args);
     // As for the CPU kernels: a step never amplifies an error, so each row of a chunk adds the rounding of a
     // sum of dim products (2^-22 of it for split products), relative to the longest row the state can have.

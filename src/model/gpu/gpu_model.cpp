@@ -217,8 +217,9 @@ void GpuModel::Impl::compute_more_logits(int n_logits, int n_rows) noexcept {
 
 std::span<const float> GpuModel::fetch_logits(int i) noexcept {
   Impl& m = *impl_;
-  RowLogits& wanted = m.row_logits[static_cast<size_t>(i)];
-  if (!m.fault.empty() || wanted.top == nullptr) return wanted.logits;
+  if (!m.fault.empty()) return {};
+  const RowLogits& wanted = m.row_logits[static_cast<size_t>(i)];
+  if (wanted.top == nullptr) return wanted.logits;
   const size_t n_vocab = static_cast<size_t>(m.config.n_vocab), at = static_cast<size_t>(i) * n_vocab;
   float* const row = m.logits_pinned.as<float>() + at;
   cudaMemcpyAsync(row, m.act.logits + at, n_vocab * sizeof(float), cudaMemcpyDeviceToHost,

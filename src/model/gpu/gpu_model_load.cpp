@@ -18,7 +18,8 @@ namespace {
 void check_shapes(const ModelConfig& c) {
   const auto refuse = [](const char* what, int value, const char* expected) {
     throw LoadError(
-        fmt::format("{} is {}, the GPU engine has kernels for {}; use the processor", what, value, expected));
+        fmt::format("{} is {}, the GPU engine has kernels for {}; use the processor", what, value, expected),
+        Remedy::Processor);
   };
   if (c.head_dim != 32 && c.head_dim != 64 && c.head_dim != 128 && c.head_dim != 256)
     refuse("the head size", c.head_dim, "32, 64, 128 and 256");
@@ -37,10 +38,12 @@ DeviceInfo device_for(const ModelConfig& c, const ModelOptions& o) {
   const DeviceInfo info = use_device(o.device);
   const int most = c.ssm_dim > 0 ? max_uncommitted_delta_rows(c.ssm_dim) : kMaxDeltaRows;
   if (o.sequence.max_draft_rows > most)
-    throw ConfigError(fmt::format(
-        "{} has the shared memory for {} drafted rows in a step of this model, {} were asked for; "
-        "draft fewer, or use the processor",
-        info.name, most, o.sequence.max_draft_rows));
+    throw ConfigError(
+        fmt::format(
+            "{} has the shared memory for {} drafted rows in a step of this model, {} were asked for; "
+            "draft fewer, or use the processor",
+            info.name, most, o.sequence.max_draft_rows),
+        Remedy::Processor);
   return info;
 }
 

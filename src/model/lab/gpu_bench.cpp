@@ -1,7 +1,7 @@
 // Whole-model measurements on the GPU without the engine around it:
 //   gpu_bench MODEL.gguf [--split PERCENT] [--no-fetch] [--no-cpu] [--no-ahead] [--no-swaps] [--ctx N]
 //   [--prefill N] [--deep N] [--steps N] [--no-graphs]
-//   [--only decode|logits|rows|prefill|deep|repeat|one|big|kept]
+//   [--only decode|logits|rows|prefill|deep|repeat|one|big|uncommitted]
 #include <fmt/format.h>
 
 #include <algorithm>
