@@ -14,7 +14,6 @@
 #include "experts/heat_file.h"
 #include "experts/trace.h"
 #include "model/backend.h"
-#include "model/weights.h"
 
 namespace thermo {
 
