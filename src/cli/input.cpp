@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "cli/interrupt.h"
 
 namespace thermo {
@@ -43,26 +44,12 @@ std::string read_text_file(const std::string& path) {
 }
 
 void require_utf8(std::string_view text, std::string_view what) {
-  size_t i = 0;
-  while (i < text.size()) {
-    const auto lead = static_cast<unsigned char>(text[i]);
-    size_t length = lead < 0x80                   ? 1
-                    : lead >= 0xC2 && lead < 0xE0 ? 2
-                    : lead >= 0xE0 && lead < 0xF0 ? 3
-                    : lead >= 0xF0 && lead < 0xF5 ? 4
-                                                  : 0;
-    bool valid = length > 0 && i + length <= text.size();
-    for (size_t k = 1; valid && k < length; ++k)
-      valid = (static_cast<unsigned char>(text[i + k]) & 0xC0) == 0x80;
-    if (valid && length > 2) {  // overlong forms, surrogates, beyond U+10FFFF
-      const auto second = static_cast<unsigned char>(text[i + 1]);
-      valid = !(lead == 0xE0 && second < 0xA0) && !(lead == 0xED && second >= 0xA0) &&
-              !(lead == 0xF0 && second < 0x90) && !(lead == 0xF4 && second >= 0x90);
-    }
-    if (!valid)
-      throw ConfigError(
-          fmt::format("{} is not UTF-8 (byte 0x{:02X} at offset {}); convert it first", what, lead, i));
-    i += length;
+  for (size_t i = skip_ascii(text, 0); i < text.size(); i = skip_ascii(text, i)) {
+    const DecodedChar c = decode_utf8(text, i);
+    if (!c.valid)
+      throw ConfigError(fmt::format("{} is not UTF-8 (byte 0x{:02X} at offset {}); convert it first", what,
+                                    static_cast<unsigned char>(text[i]), i));
+    i += c.length;
   }
 }
 

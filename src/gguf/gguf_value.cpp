@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/utf8.h"
 
 namespace thermo {
 namespace {
@@ -12,23 +13,6 @@ namespace {
 constexpr const char* kTypeNames[kGgufTypeCount] = {"u8",   "i8",     "u16",   "i16", "u32", "i32", "f32",
                                                     "bool", "string", "array", "u64", "i64", "f64"};
 constexpr uint64_t kTypeMinBytes[kGgufTypeCount] = {1, 1, 2, 2, 4, 4, 4, 1, 8, 12, 8, 8, 8};
-
-// Bytes of the UTF-8 character at the start of `text`; 0 when it is malformed, or a control character
-// (U+0080..U+009F) that a terminal may act on. Only called for a lead byte >= 0x80.
-size_t utf8_character_bytes(std::string_view text) {
-  const auto byte_at = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char lead = byte_at(0);
-  const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-  if (lead < 0xC2 || lead > 0xF4 || text.size() < length) return 0;
-  for (size_t i = 1; i < length; ++i)
-    if ((byte_at(i) & 0xC0) != 0x80) return 0;
-  const unsigned char next = byte_at(1);
-  const bool is_control = lead == 0xC2 && next < 0xA0;
-  const bool is_overlong = (lead == 0xE0 && next < 0xA0) || (lead == 0xF0 && next < 0x90);
-  const bool is_surrogate = lead == 0xED && next >= 0xA0;
-  const bool is_too_large = lead == 0xF4 && next >= 0x90;
-  return is_control || is_overlong || is_surrogate || is_too_large ? 0 : length;
-}
 
 std::string describe_text(std::string_view text, size_t max_text) {
   if (text.size() <= max_text) return fmt::format("\"{}\"", escape_text(text, max_text));
@@ -124,13 +108,16 @@ std::string escape_text(std::string_view text, size_t max_bytes) {
   std::string out;
   for (size_t i = 0; i < text.size();) {
     const unsigned char c = static_cast<unsigned char>(text[i]);
-    const size_t length = c < 0x80 ? 1 : std::max<size_t>(1, utf8_character_bytes(text.substr(i)));
+    const DecodedChar decoded = decode_utf8(text, i);
+    // Above ASCII, too, there are control characters that a terminal may act on.
+    const bool is_plain = decoded.valid && decoded.code >= 0xA0;
+    const size_t length = c < 0x80 || !is_plain ? 1 : decoded.length;
     if (i + length > max_bytes) return out + "...";
     if (c == '\n') {
       out += "\\n";
     } else if (c == '\t') {
       out += "\\t";
-    } else if (c < 0x20 || c == 0x7F || (c >= 0x80 && length == 1)) {
+    } else if (c < 0x20 || c == 0x7F || (c >= 0x80 && !is_plain)) {
       out += fmt::format("\\x{:02x}", c);
     } else {
       out += text.substr(i, length);

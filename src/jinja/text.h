@@ -9,14 +9,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/utf8.h"  // ByteRange
 #include "jinja/unicode.h"
 
 namespace thermo::jinja {
-
-struct ByteRange {
-  size_t begin, end;  // [begin, end)
-  bool operator==(const ByteRange&) const = default;
-};
 
 struct Text {
   std::string bytes;

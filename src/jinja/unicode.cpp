@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/utf8.h"
+
 namespace thermo::jinja {
 
 namespace {
@@ -34,76 +36,29 @@ void append_mapped(std::string& out, const CaseTable& table, char32_t c) {
   append_utf8(out, c);
 }
 
-// The length of the valid sequence at `pos`, 0 when there is none.
-size_t sequence_length(std::string_view s, size_t pos) noexcept {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(s[i]); };
-  const unsigned lead = byte(pos);
-  const size_t length = lead < 0x80   ? 1
-                        : lead < 0xC2 ? 0
-                        : lead < 0xE0 ? 2
-                        : lead < 0xF0 ? 3
-                        : lead < 0xF5 ? 4
-                                      : 0;
-  if (length <= 1) return length;
-  if (pos + length > s.size()) return 0;
-  const unsigned low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-  const unsigned high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-  if (byte(pos + 1) < low || byte(pos + 1) > high) return 0;
-  for (size_t i = 2; i < length; ++i) {
-    if ((byte(pos + i) & 0xC0) != 0x80) return 0;
-  }
-  return length;
-}
-
 }  // namespace
 
 char32_t decode_utf8(std::string_view s, size_t& pos) noexcept {
-  const auto byte = [&](size_t i) { return static_cast<char32_t>(static_cast<unsigned char>(s[i])); };
-  const size_t length = sequence_length(s, pos);
-  const size_t at = pos;
-  pos += std::max<size_t>(length, 1);
-  switch (length) {
-    case 0:
-      return kStrayByte + byte(at);
-    case 1:
-      return byte(at);
-    case 2:
-      return (byte(at) & 0x1F) << 6 | (byte(at + 1) & 0x3F);
-    case 3:
-      return (byte(at) & 0x0F) << 12 | (byte(at + 1) & 0x3F) << 6 | (byte(at + 2) & 0x3F);
-    default:
-      return (byte(at) & 0x07) << 18 | (byte(at + 1) & 0x3F) << 12 | (byte(at + 2) & 0x3F) << 6 |
-             (byte(at + 3) & 0x3F);
-  }
+  const DecodedChar c = thermo::decode_utf8(s, pos);
+  const char32_t code = c.valid ? c.code : kStrayByte + static_cast<unsigned char>(s[pos]);
+  pos += c.length;
+  return code;
 }
 
 size_t previous_code_point(std::string_view s, size_t end) noexcept {
-  for (size_t back = 2; back <= 4 && back <= end; ++back) {
-    if (sequence_length(s, end - back) == back) return end - back;
-  }
+  for (size_t back = 2; back <= 4 && back <= end; ++back)
+    if (const DecodedChar c = thermo::decode_utf8(s, end - back); c.valid && c.length == back)
+      return end - back;
   return end - 1;
 }
 
 void append_utf8(std::string& out, char32_t code) {
-  const auto put = [&](char32_t byte) { out.push_back(static_cast<char>(byte)); };
-  if (code >= kStrayByte) return put(code - kStrayByte);
-  if (code < 0x80) return put(code);
-  if (code < 0x800) {
-    put(0xC0 | code >> 6);
-  } else {
-    if (code < 0x10000) {
-      put(0xE0 | code >> 12);
-    } else {
-      put(0xF0 | code >> 18);
-      put(0x80 | (code >> 12 & 0x3F));
-    }
-    put(0x80 | (code >> 6 & 0x3F));
-  }
-  put(0x80 | (code & 0x3F));
+  if (code < kStrayByte) return thermo::append_utf8(out, code);
+  out.push_back(static_cast<char>(code - kStrayByte));
 }
 
 bool is_ascii(std::string_view s) noexcept {
-  return std::all_of(s.begin(), s.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; });
+  return skip_ascii(s, 0) == s.size();
 }
 
 size_t count_code_points(std::string_view s) noexcept {

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/utf8.h"  // ByteRange
 #include "tokenizer/merge_table.h"
 #include "tokenizer/special_finder.h"
 #include "tokenizer/vocab.h"
@@ -22,12 +23,6 @@ struct EncodeOptions {
 
 struct DecodeOptions {
   bool special = false;  // true: control tokens show as their text instead of nothing
-};
-
-// A range [begin, end) of bytes.
-struct ByteRange {
-  size_t begin;
-  size_t end;
 };
 
 // Immutable after construction: any thread.

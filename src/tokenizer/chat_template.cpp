@@ -157,8 +157,7 @@ Result<ChatPrompt> ChatTemplate::render_prompt(const ChatTemplateInputs& inputs)
   if (!rendered) return invalid("the chat template refused the messages: " + rendered.error().message);
   ChatPrompt prompt;
   prompt.text = std::move(rendered->text);
-  prompt.untrusted.reserve(rendered->marked.size());
-  for (const jinja::ByteRange& range : rendered->marked) prompt.untrusted.push_back({range.begin, range.end});
+  prompt.untrusted = std::move(rendered->marked);
   return prompt;
 }
 

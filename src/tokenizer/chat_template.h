@@ -12,8 +12,8 @@
 
 #include "base/json.h"
 #include "base/result.h"
+#include "base/utf8.h"  // ByteRange
 #include "jinja/template.h"
-#include "tokenizer/bpe.h"  // ByteRange
 
 namespace thermo {
 

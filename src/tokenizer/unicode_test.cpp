@@ -33,39 +33,6 @@ std::string nfc_by_utf8proc(std::string_view text) {
   return normal;
 }
 
-TEST(Unicode, EveryCodePointSurvivesEncodingAndDecoding) {
-  for (char32_t c = 0; c <= 0x10FFFF; ++c) {
-    if (c >= 0xD800 && c <= 0xDFFF) continue;
-    std::string text;
-    append_utf8(text, c);
-    const DecodedChar decoded = decode_utf8(text, 0);
-    ASSERT_TRUE(decoded.valid) << std::hex << static_cast<uint32_t>(c);
-    ASSERT_EQ(decoded.code, c);
-    ASSERT_EQ(decoded.length, text.size());
-  }
-}
-
-TEST(Unicode, RejectsWhatIsNotWellFormed) {
-  for (const char* bytes :
-       {"\x80", "\xBF", "\xC0\x80", "\xC1\xBF", "\xC2", "\xC2\x41", "\xE0\x9F\xBF", "\xE2\x82",
-        "\xED\xA0\x80", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF"}) {
-    const DecodedChar c = decode_utf8(bytes, 0);
-    EXPECT_FALSE(c.valid);
-    EXPECT_EQ(c.code, kReplacement);
-    EXPECT_EQ(c.length, 1u);
-  }
-}
-
-TEST(Unicode, ReplacesEachByteThatBeginsNoCharacter) {
-  std::string storage;
-  EXPECT_EQ(replace_invalid_utf8("plain", storage), "plain");
-  const std::string valid = utf8(U"é€😀");
-  EXPECT_EQ(replace_invalid_utf8(valid, storage).data(), valid.data()) << "valid text is not copied";
-  const std::string fffd(kReplacementUtf8);
-  EXPECT_EQ(replace_invalid_utf8("a\xE2\x82z", storage), "a" + fffd + fffd + "z");
-  EXPECT_EQ(replace_invalid_utf8("\xFF\xC3\xA9\xC3", storage), fffd + "\xC3\xA9" + fffd);
-}
-
 TEST(Unicode, KnowsTheClassesOfThePreTokenizer) {
   EXPECT_EQ(char_class(U'a'), kClassLetter);
   EXPECT_EQ(char_class(U'你'), kClassLetter);
