@@ -6,7 +6,11 @@
 // n_past + i, written by kv_append before attention runs. Row i sees:
 //   - committed slot c   iff c > position[i] - window (always, when window is 0);
 //   - its own step's row j iff j is i or an ancestor of i, and position[j] > position[i] - window.
-// Without `ancestors` the rows are a chain: j <= i.
+// Without `ancestors` the rows are a chain, j <= i, and row i is at position n_past + i.
+//
+// For one instruction set, the bits of a row's output depend on its query and on the keys and values it sees,
+// in the order of their positions, and on nothing else: not on other rows, on the slots of its ancestors, nor
+// on the number of threads (attention_impl.h).
 #pragma once
 
 #include <cstddef>
@@ -66,16 +70,24 @@ struct KvAppendArgs {
   int n_rows, n_head_kv, head_dim;
 };
 
+// Consecutive spans, and whether they are the first or the last ones.
+struct SpanRange {
+  int n_spans;
+  bool first, last;
+};
+
 struct AttentionKernels {
   // Rows [row_begin, row_end) of the query heads that read kv head `head_kv`. Single-threaded. `scratch`:
   // attention_scratch_floats floats owned by the calling thread, 64-byte aligned. A row that sees no slot at
   // all gets zeros.
   void (*attend)(const AttentionArgs& args, int row_begin, int row_end, int head_kv, float* scratch) noexcept;
-  // The same over slots [slot_begin, slot_end) only, unfinished: for each (row, head of the group), rows
-  // outermost, `partial` gets head_dim weighted sums of v, the largest score and the sum of the weights
-  // relative to it.
-  void (*attend_slots)(const AttentionArgs& args, int row_begin, int row_end, int head_kv, int slot_begin,
-                       int slot_end, float* scratch, float* partial) noexcept;
+  // A long context is cut into spans of positions, which several threads can take. One span, unfinished:
+  // `partial` gets a SpanState (attention_tiles.h).
+  void (*attend_span)(const AttentionArgs& args, int row_begin, int row_end, int head_kv, int span,
+                      float* scratch, float* partial) noexcept;
+  // Adds spans in order to `merged` (as large as one of them), and writes the output after the last one.
+  void (*merge_spans)(const AttentionArgs& args, int row_begin, int row_end, int head_kv, SpanRange spans,
+                      float* partials, float* merged) noexcept;
   void (*kv_append)(const KvAppendArgs& args) noexcept;
 };
 const AttentionKernels& attention_kernels(Isa isa);
@@ -83,9 +95,8 @@ const AttentionKernels& attention_kernels(Isa isa);
 size_t attention_scratch_floats(int n_head, int n_head_kv, int head_dim);
 
 // All rows and heads on all threads. `scratch` has attention_scratch_floats for each thread of the pool.
-// Tasks are (tile of rows, kv head); when those are fewer than the threads and the context is long, each is
-// split into ranges of slots that are merged by their largest scores, so one decoded row still uses every
-// thread.
+// Tasks are (tile of rows, kv head); when those are fewer than the threads and the context is long, they are
+// split into their spans, so one decoded row still uses every thread.
 void attention_cpu(const AttentionArgs& args, const AttentionKernels& kernels, ThreadPool& pool,
                    float* scratch) noexcept;
 

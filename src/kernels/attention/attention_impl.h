@@ -1,119 +1,77 @@
 // Attention over the Vf of the simd_*.h included before. Anonymous namespace: see simd_avx512.h.
 //
 // All heads of a group read the same keys, so the unit of work is a tile of "queries" = (row, head of the
-// group), rows outermost, against blocks of 64 slots, with the usual running maximum and sum. Scores are kept
-// transposed, [slot][query]: a register holds different queries of one slot, so the maximum and the sum over
-// slots need no shuffles, and the second product reads its weights by broadcast from consecutive floats.
+// group), rows outermost, against blocks of 64 positions, with the usual running maximum and sum. Scores are
+// kept transposed, [position][query]: a register holds different queries of one position, so the maximum and
+// the sum over positions need no shuffles, and the second product reads its weights by broadcast from
+// consecutive floats.
+//
+// Every sum has one order, fixed by the position and the head size, whoever takes it:
+//   - q.k: kWidth sums over the dims that share a lane, then the tree of vsum_each over them;
+//   - the weights of a block: four sums over the positions that are equal modulo 4, then a tree;
+//   - the weighted values of a block: one position after the other;
+//   - blocks begin at multiples of 64 and spans at multiples of kAttentionSpan, each span from scratch; spans
+//     are merged in order.
+// A position that a row does not see has weight 0, which changes no bit of these sums. So the bits of a row
+// do not depend on its neighbours, on the cut of a prompt, or on threads. The uncommitted rows of a tree lie
+// at slots that are not their positions: from the block of n_past on, each row gathers the slots of its own
+// path in the order of positions.
 //
 // Many queries: the transposed queries [dim][query] are the right-hand matrix and the keys, as stored, the
-// left-hand one: two gemm calls per block. K and V blocks that are not f32 are widened into scratch first,
-// once per block: about 1 part in 2 * n_queries of the work.
+// left-hand one: two products per block. K and V blocks that are not f32 are widened into scratch first, once
+// per block: about 1 part in 2 * n_queries of the work. The lanes of q.k are here kWidth
+// separate sums per score, which cost about a tenth of the time of a tile at head_dim 128 to 256.
 //
 // Few queries (one decoded row): K and V are widened in registers and read once. Scores are plain dot
 // products, kWidth of them summed across lanes at a time. Bound by memory: K and V of a slot once per group.
 //
-// Not tried: dot products for many queries too. The sums across lanes would add about 32 operations per
-// 24 * head_dim / kWidth multiply-adds: 10 % at head_dim 256 and more below.
+// Rejected: one sum over all dims for q.k, which costs many queries nothing. Few queries would have to
+// transpose their keys: 96 operations per 128 multiply-adds with a group of 8.
 #pragma once
 
-#include "kernels/attention/attention.h"
+#include "kernels/attention/attention_kv.h"
 #include "kernels/attention/attention_tiles.h"
 #include "kernels/simd/gemm_impl.h"
-#include "kernels/simd/math_impl.h"
 
 namespace thermo {
 namespace {
 
 constexpr float kUnseen = -__builtin_inff();
-// Start of the running maximum: finite, so that a block without visible slots gives exp(-inf - lowest) = 0,
-// not NaN.
+// Start of the running maximum: finite, so that a block without visible positions gives exp(-inf - lowest) =
+// 0, not NaN.
 constexpr float kLowestScore = -1e30f;
 constexpr int kFewQueries = Vf::kWidth < 8 ? Vf::kWidth : 8;
-constexpr int kQ8Block = 32;
-constexpr int kQ8Bytes = 34;
+constexpr int kSumParts = 4;  // sums over positions that are equal modulo this
+static_assert(kAttentionSpan % kAttentionKeys == 0);
 
-inline int64_t head_bytes(KvType type, int head_dim) {
-  switch (type) {
-    case KvType::F32:
-      return int64_t{4} * head_dim;
-    case KvType::F16:
-      return int64_t{2} * head_dim;
-    case KvType::Q8_0:
-      return int64_t{kQ8Bytes} * (head_dim / kQ8Block);
-  }
-  return 0;
-}
-
-// Register i (elements i * kWidth ..) of one stored head.
-struct ReadF32 {
-  static Vf at(const std::byte* head, int i) {
-    return vload(static_cast<const float*>(static_cast<const void*>(head)) + i * Vf::kWidth);
-  }
-};
-struct ReadF16 {
-  static Vf at(const std::byte* head, int i) { return vload_f16(head + 2 * i * Vf::kWidth); }
-};
-struct ReadQ8 {
-  static Vf at(const std::byte* head, int i) {
-    constexpr int kPerBlock = kQ8Block / Vf::kWidth;
-    const std::byte* block = head + (i / kPerBlock) * kQ8Bytes;
-    uint16_t scale;
-    __builtin_memcpy(&scale, block, sizeof(scale));
-    return vload_i8(block + 2 + (i % kPerBlock) * Vf::kWidth) * vset1(f16_value(scale));
-  }
+// Positions [begin, end).
+struct Positions {
+  int begin, end;
 };
 
-template <class Body>
-inline void with_reader(KvType type, Body body) {
-  switch (type) {
-    case KvType::F32:
-      body(ReadF32{});
-      break;
-    case KvType::F16:
-      body(ReadF16{});
-      break;
-    case KvType::Q8_0:
-      body(ReadQ8{});
-      break;
-  }
-}
-
-struct FloatRows {
-  const float* data;
-  int64_t stride;
+// Slots of one block: heads of consecutive positions, `k_step` and `v_step` bytes apart.
+struct KeyBlock {
+  int position;  // of the first
+  int n;
+  const std::byte* k;
+  const std::byte* v;
+  int64_t k_step, v_step;
 };
 
-// n consecutive slots of one head as f32: in place when they are stored so, else widened into `buffer`.
-inline FloatRows widen(KvType type, const std::byte* first, int64_t slot_bytes, int n, int dim,
-                       float* buffer) {
-  if (type == KvType::F32)
-    return {static_cast<const float*>(static_cast<const void*>(first)), slot_bytes / 4};
-  with_reader(type, [&](auto reader) {
-    const int n_vecs = dim / Vf::kWidth;
-    for (int s = 0; s < n; ++s) {
-      const std::byte* head = first + s * slot_bytes;
-      float* out = buffer + int64_t{s} * dim;
-      for (int i = 0; i < n_vecs; ++i) vstore(out + i * Vf::kWidth, reader.at(head, i));
-      for (int d = n_vecs * Vf::kWidth; d < dim; ++d) {  // f16 only: q8_0 heads are whole blocks
-        uint16_t half;
-        __builtin_memcpy(&half, head + 2 * d, sizeof(half));
-        out[d] = f16_value(half);
-      }
-    }
-  });
-  return {buffer, dim};
-}
-
-// One tile of queries against a range of slots.
+// Some query vectors that go over the positions together, and what they have seen so far.
 struct Tile {
   const AttentionArgs* args;
   int head_kv;
   int query_begin;  // of n_rows * group
   int n_queries;
-  int stride;      // of the score rows; n_queries rounded up
-  float* max;      // [stride] running maximum
-  float* sum;      // [stride]
-  float* rescale;  // [stride] what the last block multiplied the earlier sums by
+  bool few;
+  int stride;       // of the score rows; n_queries rounded up
+  float* queries;   // scaled; few: [query][dim], many: [dim][stride]
+  SpanState state;  // of this span
+  float* rescale;   // [stride] what the last block multiplied the earlier sums by
+  float* scores;    // [position][stride]
+  float* keys;      // widened
+  float* values;
 
   int group() const { return args->n_head / args->n_head_kv; }
   int row_of(int query) const { return (query_begin + query) / group(); }
@@ -121,152 +79,50 @@ struct Tile {
   int64_t offset_of(int query) const {
     return (int64_t{row_of(query)} * args->n_head + head_of(query)) * args->head_dim;
   }
+  // Of the first query of the next row, at most n_queries.
+  int end_of_row(int query) const { return min_int(n_queries, (row_of(query) + 1) * group() - query_begin); }
 };
 
-inline bool row_sees_row(const AncestorBits& bits, int row, int other) {
-  if (bits.words == nullptr) return other <= row;
-  return (bits.words[int64_t{row} * bits.words_per_row + (other >> 6)] >> (other & 63)) & 1;
+// ---- what a row sees
+// -------------------------------------------------------------------------------------------
+
+inline Positions seen_by(const AttentionArgs& args, int row) {
+  const int last = args.positions[row];
+  return {args.window <= 0 ? 0 : max_int(0, last - args.window + 1), last + 1};
 }
 
-inline int first_committed(const AttentionArgs& args, int row) {
-  return args.window <= 0 ? 0 : max_int(0, args.positions[row] - args.window + 1);
+// What any query of the tile sees, from the start of a block on.
+inline Positions seen_by(const Tile& tile) {
+  Positions all = seen_by(*tile.args, tile.row_of(0));
+  for (int q = tile.end_of_row(0); q < tile.n_queries; q = tile.end_of_row(q)) {
+    const Positions row = seen_by(*tile.args, tile.row_of(q));
+    all = {min_int(all.begin, row.begin), max_int(all.end, row.end)};
+  }
+  all.begin = all.begin / kAttentionKeys * kAttentionKeys;
+  return all;
 }
 
-// Slots that any row of [row_begin, row_end] can see lie in [begin, end).
-struct SlotRange {
-  int begin, end;
-};
-inline SlotRange visible_slots(const AttentionArgs& args, int row_begin, int row_last) {
-  int begin = args.n_past;
-  for (int r = row_begin; r <= row_last; ++r) begin = min_int(begin, first_committed(args, r));
-  const int n_own = args.ancestors.words == nullptr ? row_last + 1 : args.n_rows;
-  return {begin, args.n_past + n_own};
-}
-
-// Overwrites the scores of slots a query does not see.
-inline void mask_block(const Tile& tile, int slot_begin, int n_slots, float* scores) {
-  const AttentionArgs& args = *tile.args;
-  const int group = tile.group();
-  for (int q = 0; q < tile.n_queries;) {
-    const int row = tile.row_of(q);
-    const int q_end = min_int(tile.n_queries, (row + 1) * group - tile.query_begin);
-    const int position = args.positions[row];
-    const int committed = first_committed(args, row);
-    for (int s = 0; s < n_slots; ++s) {
-      const int slot = slot_begin + s;
-      bool seen;
-      if (slot < args.n_past) {
-        seen = slot >= committed;
-      } else {
-        const int other = slot - args.n_past;
-        seen = row_sees_row(args.ancestors, row, other) &&
-               (args.window <= 0 || args.positions[other] > position - args.window);
-      }
-      if (!seen)
-        for (int k = q; k < q_end; ++k) scores[int64_t{s} * tile.stride + k] = kUnseen;
-    }
-    q = q_end;
+// Overwrites the scores of positions a query does not see.
+inline void mask_block(const Tile& tile, const KeyBlock& block) {
+  for (int q = 0, q_end; q < tile.n_queries; q = q_end) {
+    q_end = tile.end_of_row(q);
+    const Positions seen = seen_by(*tile.args, tile.row_of(q));
+    const auto hide = [&](int begin, int end) {
+      for (int s = begin; s < end; ++s)
+        for (int k = q; k < q_end; ++k) tile.scores[int64_t{s} * tile.stride + k] = kUnseen;
+    };
+    hide(0, min_int(block.n, seen.begin - block.position));
+    hide(max_int(0, seen.end - block.position), block.n);
   }
 }
 
-// Whether every row of the tile sees every slot of the block.
-inline bool block_is_open(const Tile& tile, int slot_begin, int n_slots) {
-  const AttentionArgs& args = *tile.args;
-  const int row_begin = tile.row_of(0), row_last = tile.row_of(tile.n_queries - 1);
-  if (slot_begin + n_slots <= args.n_past) {
-    if (args.window <= 0) return true;
-    for (int r = row_begin; r <= row_last; ++r)
-      if (slot_begin < first_committed(args, r)) return false;
-    return true;
-  }
-  return args.window <= 0 && args.ancestors.words == nullptr &&
-         slot_begin + n_slots <= args.n_past + row_begin + 1;
-}
+// ---- many queries
+// ----------------------------------------------------------------------------------------------
 
-// Scores to weights relative to the new running maximum. The block is [n_slots][stride]; when stride is below
-// the register width a register holds kWidth / stride slots (n_slots is then padded to whole registers with
-// kUnseen).
-inline void softmax_block(const Tile& tile, int n_slots, float* scores) {
-  constexpr int W = Vf::kWidth;
-  const int stride = tile.stride;
-  if (stride >= W) {
-    for (int q = 0; q < stride; q += W) {
-      const Vf old_max = vload(tile.max + q);
-      Vf top[2] = {old_max, old_max};
-      int s = 0;
-      for (; s + 2 <= n_slots; s += 2) {
-        top[0] = vmax(top[0], vload(scores + int64_t{s} * stride + q));
-        top[1] = vmax(top[1], vload(scores + int64_t{s + 1} * stride + q));
-      }
-      if (s < n_slots) top[0] = vmax(top[0], vload(scores + int64_t{s} * stride + q));
-      const Vf new_max = vmax(top[0], top[1]);
-      const Vf rescale = vexp(old_max - new_max);
-      Vf total = vzero();
-      for (s = 0; s < n_slots; ++s) {
-        float* p = scores + int64_t{s} * stride + q;
-        const Vf w = vexp(vload(p) - new_max);
-        vstore(p, w);
-        total = total + w;
-      }
-      vstore(tile.max + q, new_max);
-      vstore(tile.rescale + q, rescale);
-      vstore(tile.sum + q, vfma(vload(tile.sum + q), rescale, total));
-    }
-    return;
-  }
-  alignas(64) float lanes[W];
-  const int n = round_up(n_slots * stride, W);
-  Vf top = vset1(kLowestScore);
-  for (int i = 0; i < n; i += W) top = vmax(top, vload(scores + i));
-  vstore(lanes, top);
-  alignas(64) float new_max[W] = {};
-  for (int q = 0; q < stride; ++q) {
-    float best = tile.max[q];
-    for (int i = q; i < W; i += stride) best = lanes[i] > best ? lanes[i] : best;
-    for (int i = q; i < W; i += stride) new_max[i] = best;
-  }
-  const Vf shift = vload(new_max);
-  Vf total = vzero();
-  for (int i = 0; i < n; i += W) {
-    const Vf w = vexp(vload(scores + i) - shift);
-    vstore(scores + i, w);
-    total = total + w;
-  }
-  alignas(64) float old_max[W] = {};
-  for (int q = 0; q < stride; ++q) old_max[q] = tile.max[q];
-  alignas(64) float rescale[W];
-  vstore(rescale, vexp(vload(old_max) - shift));
-  vstore(lanes, total);
-  for (int q = 0; q < stride; ++q) {
-    float sum = 0.0f;
-    for (int i = q; i < W; i += stride) sum += lanes[i];
-    tile.sum[q] = tile.sum[q] * rescale[q] + sum;
-    tile.max[q] = new_max[q];
-    tile.rescale[q] = rescale[q];
-  }
-}
-
-inline void start_tile(const Tile& tile) {
-  for (int q = 0; q < tile.stride; ++q) {
-    tile.max[q] = kLowestScore;
-    tile.sum[q] = 0.0f;
-    tile.rescale[q] = 0.0f;
-  }
-}
-
-// Many queries: sums [n_queries][dim] unfinished. False: no slot at all.
-inline bool walk_many(const Tile& tile, SlotRange slots, float* scratch) {
+inline void prepare_many(const Tile& tile) {
   const AttentionArgs& args = *tile.args;
   const int dim = args.head_dim;
-  const AttentionScratch layout(dim);
-  float* queries = scratch + layout.queries();
-  float* scores = scratch + layout.scores();
-  float* sums = scratch + layout.sums();
-  const int64_t k_head = head_bytes(args.kv.k_type, dim), v_head = head_bytes(args.kv.v_type, dim);
-  const int64_t k_slot = k_head * args.n_head_kv, v_slot = v_head * args.n_head_kv;
-
-  // Queries, scaled and transposed; `keys` is free until the first block.
-  float* staged = scratch + layout.keys();
+  float* staged = tile.keys;  // free until the first block
   static_assert(kAttentionQueries <= kAttentionKeys);
   const Vf scale = vset1(args.scale);
   for (int q = 0; q < tile.n_queries; ++q) {
@@ -276,25 +132,54 @@ inline bool walk_many(const Tile& tile, SlotRange slots, float* scratch) {
                  [&](int i, int count) { vstore_part(to + i, vload_part(from + i, count) * scale, count); });
   }
   for (int64_t i = int64_t{tile.n_queries} * dim; i < int64_t{tile.stride} * dim; ++i) staged[i] = 0.0f;
-  transpose(staged, dim, tile.stride, dim, queries, tile.stride);
-
-  start_tile(tile);
-  bool started = false;
-  for (int slot = slots.begin; slot < slots.end; slot += kAttentionKeys) {
-    const int n = min_int(kAttentionKeys, slots.end - slot);
-    const FloatRows k = widen(args.kv.k_type, args.kv.k + slot * k_slot + tile.head_kv * k_head, k_slot, n,
-                              dim, scratch + layout.keys());
-    gemm(n, tile.stride, dim, k.data, k.stride, 1, queries, tile.stride, scores, tile.stride, nullptr);
-    if (!block_is_open(tile, slot, n)) mask_block(tile, slot, n, scores);
-    softmax_block(tile, n, scores);
-    const FloatRows v = widen(args.kv.v_type, args.kv.v + slot * v_slot + tile.head_kv * v_head, v_slot, n,
-                              dim, scratch + layout.values());
-    gemm(tile.n_queries, dim, n, scores, 1, tile.stride, v.data, v.stride, sums, dim,
-         started ? tile.rescale : nullptr);
-    started = true;
-  }
-  return started;
+  transpose(staged, dim, tile.stride, dim, tile.queries, tile.stride);
 }
+
+// Scores to weights relative to the new running maximum.
+inline void softmax_many(const Tile& tile, int n) {
+  constexpr int W = Vf::kWidth;
+  const int stride = tile.stride;
+  for (int q = 0; q < stride; q += W) {
+    const Vf old_max = vload(tile.state.max + q);
+    Vf top[2] = {old_max, old_max};
+    int s = 0;
+    for (; s + 2 <= n; s += 2) {
+      top[0] = vmax(top[0], vload(tile.scores + int64_t{s} * stride + q));
+      top[1] = vmax(top[1], vload(tile.scores + int64_t{s + 1} * stride + q));
+    }
+    if (s < n) top[0] = vmax(top[0], vload(tile.scores + int64_t{s} * stride + q));
+    const Vf new_max = vmax(top[0], top[1]);
+    const Vf rescale = vexp(old_max - new_max);
+    Vf total[kSumParts] = {vzero(), vzero(), vzero(), vzero()};
+    for (s = 0; s < n; s += kSumParts)
+      for (int u = 0; u < kSumParts && s + u < n; ++u) {
+        float* p = tile.scores + int64_t{s + u} * stride + q;
+        const Vf w = vexp(vload(p) - new_max);
+        vstore(p, w);
+        total[u] = total[u] + w;
+      }
+    vstore(tile.state.max + q, new_max);
+    vstore(tile.rescale + q, rescale);
+    vstore(tile.state.sum + q,
+           vfma(vload(tile.state.sum + q), rescale, (total[0] + total[1]) + (total[2] + total[3])));
+  }
+}
+
+inline void walk_many(const Tile& tile, const KeyBlock& block, bool open) {
+  const AttentionArgs& args = *tile.args;
+  const int dim = args.head_dim;
+  const FloatRows k = widen(args.kv.k_type, block.k, block.k_step, block.n, dim, tile.keys);
+  gemm_lanes(block.n, tile.stride, dim, k.data, k.stride, tile.queries, tile.stride, tile.scores,
+             tile.stride);
+  if (!open) mask_block(tile, block);
+  softmax_many(tile, block.n);
+  const FloatRows v = widen(args.kv.v_type, block.v, block.v_step, block.n, dim, tile.values);
+  gemm(tile.n_queries, dim, block.n, tile.scores, 1, tile.stride, v.data, v.stride, tile.state.sums, dim,
+       tile.rescale);
+}
+
+// ---- few queries
+// -----------------------------------------------------------------------------------------------
 
 // Few queries: kQueries of them, of which the first kActive are real (the scores of the others are 0), and
 // kWidth / kQueries slots per set of accumulators.
@@ -365,173 +250,328 @@ inline void sums_few(const float* weights, const std::byte* values, int64_t v_sl
   for (; i < n_vecs; ++i) strip.template operator()<1>(i);
 }
 
-template <int kQueries, int kActive>
-inline bool walk_few(const Tile& tile, SlotRange slots, float* scratch) {
+inline void prepare_few(const Tile& tile) {
   constexpr int W = Vf::kWidth;
-  const AttentionArgs& args = *tile.args;
-  const int dim = args.head_dim;
-  const AttentionScratch layout(dim);
-  float* queries = scratch + layout.queries();
-  float* scores = scratch + layout.scores();
-  float* sums = scratch + layout.sums();
-  const int64_t k_head = head_bytes(args.kv.k_type, dim), v_head = head_bytes(args.kv.v_type, dim);
-  const int64_t k_slot = k_head * args.n_head_kv, v_slot = v_head * args.n_head_kv;
-
-  const Vf scale = vset1(args.scale);
-  for (int q = 0; q < kActive; ++q) {
-    const float* from = q < tile.n_queries ? args.q + tile.offset_of(q) : nullptr;
-    for (int d = 0; d < dim; d += W) {
-      vstore(queries + int64_t{q} * dim + d, from == nullptr ? vzero() : vload(from + d) * scale);
-      vstore(sums + int64_t{q} * dim + d, vzero());
-    }
+  const int dim = tile.args->head_dim;
+  const Vf scale = vset1(tile.args->scale);
+  for (int q = 0; q < tile.stride; ++q) {
+    const float* from = q < tile.n_queries ? tile.args->q + tile.offset_of(q) : nullptr;
+    for (int d = 0; d < dim; d += W)
+      vstore(tile.queries + int64_t{q} * dim + d, from == nullptr ? vzero() : vload(from + d) * scale);
   }
-  start_tile(tile);
-  for (int slot = slots.begin; slot < slots.end; slot += kAttentionKeys) {
-    const int n = min_int(kAttentionKeys, slots.end - slot);
-    const std::byte* k = args.kv.k + slot * k_slot + tile.head_kv * k_head;
-    const std::byte* v = args.kv.v + slot * v_slot + tile.head_kv * v_head;
-    with_reader(args.kv.k_type, [&](auto reader) {
-      scores_few<kQueries, kActive, decltype(reader)>(
-          queries, k, k_slot, n, dim, scores, static_cast<int>(k_head), v, v_slot, static_cast<int>(v_head));
-    });
-    if (!block_is_open(tile, slot, n)) mask_block(tile, slot, n, scores);
-    for (int i = n * kQueries; i < round_up(n * kQueries, W); ++i) scores[i] = kUnseen;
-    softmax_block(tile, n, scores);
-    with_reader(args.kv.v_type, [&](auto reader) {
-      sums_few<kQueries, kActive, decltype(reader)>(scores, v, v_slot, n, dim, tile.rescale, sums);
-    });
-  }
-  return slots.begin < slots.end;
 }
 
-inline bool walk_few_of(const Tile& tile, SlotRange slots, float* scratch) {
+// The scores are [n][kQueries], so a register holds kWidth / kQueries positions or a part of one.
+template <int kQueries>
+inline void softmax_few(const Tile& tile, int n) {
+  constexpr int W = Vf::kWidth;
+  constexpr int kPart = kSumParts * kQueries;  // floats of four positions
+  float* const scores = tile.scores;
+  // Up to whole registers and to a multiple of four positions, with positions that nobody sees.
+  const int n_floats = round_up(n * kQueries, kPart < W ? W : kPart);
+  for (int i = n * kQueries; i < n_floats; ++i) scores[i] = kUnseen;
+
+  alignas(64) float lanes[W], new_max[W], old_max[W] = {}, rescale[W];
+  Vf top = vset1(kLowestScore);
+  for (int i = 0; i < n_floats; i += W) top = vmax(top, vload(scores + i));
+  vstore(lanes, top);
+  for (int q = 0; q < kQueries; ++q) {
+    float best = old_max[q] = tile.state.max[q];
+    for (int i = q; i < W; i += kQueries) best = lanes[i] > best ? lanes[i] : best;
+    for (int i = q; i < W; i += kQueries) new_max[i] = best;
+  }
+  const Vf shift = vload(new_max);
+  vstore(rescale, vexp(vload(old_max) - shift));
+  // part[k]: over the positions that are k / kQueries modulo four.
+  alignas(64) float part[kPart < W ? W : kPart] = {};
+  if constexpr (kPart >= W) {
+    Vf sums[kPart / W];
+#pragma GCC unroll 8
+    for (int k = 0; k < kPart / W; ++k) sums[k] = vzero();
+    for (int i = 0; i < n_floats; i += kPart)
+#pragma GCC unroll 8
+      for (int k = 0; k < kPart / W; ++k) {
+        const Vf w = vexp(vload(scores + i + k * W) - shift);
+        vstore(scores + i + k * W, w);
+        sums[k] = sums[k] + w;
+      }
+    for (int k = 0; k < kPart / W; ++k) vstore(part + k * W, sums[k]);
+  } else {
+    for (int i = 0; i < n_floats; i += W) vstore(scores + i, vexp(vload(scores + i) - shift));
+    for (int i = 0; i < n_floats; i += kPart)
+      for (int k = 0; k < kPart; ++k) part[k] += scores[i + k];
+  }
+  alignas(64) float total[W] = {};
+  for (int q = 0; q < kQueries; ++q)
+    total[q] = (part[q] + part[kQueries + q]) + (part[2 * kQueries + q] + part[3 * kQueries + q]);
+  // Lanes from kQueries on are nobody's.
+  vstore(tile.state.sum, vfma(vload(tile.state.sum), vload(rescale), vload(total)));
+  vstore(tile.state.max, shift);
+  vstore(tile.rescale, vload(rescale));
+}
+
+template <int kQueries, int kActive>
+inline void walk_few(const Tile& tile, const KeyBlock& block, bool open) {
+  const AttentionArgs& args = *tile.args;
+  const int dim = args.head_dim;
+  with_reader(args.kv.k_type, [&](auto reader) {
+    scores_few<kQueries, kActive, decltype(reader)>(
+        tile.queries, block.k, block.k_step, block.n, dim, tile.scores,
+        static_cast<int>(head_bytes(args.kv.k_type, dim)), block.v, block.v_step,
+        static_cast<int>(head_bytes(args.kv.v_type, dim)));
+  });
+  if (!open) mask_block(tile, block);
+  softmax_few<kQueries>(tile, block.n);
+  with_reader(args.kv.v_type, [&](auto reader) {
+    sums_few<kQueries, kActive, decltype(reader)>(tile.scores, block.v, block.v_step, block.n, dim,
+                                                  tile.rescale, tile.state.sums);
+  });
+}
+
+inline void walk_few_of(const Tile& tile, const KeyBlock& block, bool open) {
   switch (tile.n_queries) {
     case 1:
-      return walk_few<2, 1>(tile, slots, scratch);
+      return walk_few<2, 1>(tile, block, open);
     case 2:
-      return walk_few<2, 2>(tile, slots, scratch);
+      return walk_few<2, 2>(tile, block, open);
     case 3:
-      return walk_few<4, 3>(tile, slots, scratch);
+      return walk_few<4, 3>(tile, block, open);
     case 4:
-      return walk_few<4, 4>(tile, slots, scratch);
+      return walk_few<4, 4>(tile, block, open);
     default:
       break;
   }
   if constexpr (kFewQueries == 8) {
-    if (tile.n_queries <= 6) return walk_few<8, 6>(tile, slots, scratch);
-    return walk_few<8, 8>(tile, slots, scratch);
+    if (tile.n_queries <= 6) return walk_few<8, 6>(tile, block, open);
+    return walk_few<8, 8>(tile, block, open);
   }
-  return false;
 }
 
-// Walks one tile and hands each query's result to finish(query, sums, max, sum).
-template <class Finish>
-inline void attend_tiles(const AttentionArgs& args, int row_begin, int row_end, int head_kv, int slot_begin,
-                         int slot_end, float* scratch, Finish finish) {
+// ---- a span
+// ----------------------------------------------------------------------------------------------------
+
+// The queries [first, first + n), ready to walk.
+inline Tile make_tile(const AttentionArgs& args, int head_kv, int first, int n, SpanState state, int which,
+                      float* scratch) {
+  const AttentionScratch layout(args.head_dim);
+  float* const own = scratch + layout.tile(which);
+  Tile tile = {.args = &args,
+               .head_kv = head_kv,
+               .query_begin = first,
+               .n_queries = n,
+               .few = n <= kFewQueries && args.head_dim % Vf::kWidth == 0,
+               .stride = 0,
+               .queries = own + layout.queries(),
+               .state = state,
+               .rescale = own + layout.rescale(),
+               .scores = scratch + layout.scores(),
+               .keys = scratch + layout.keys(),
+               .values = scratch + layout.values()};
+  if (tile.few) {
+    tile.stride = n <= 2 ? 2 : n <= 4 ? 4 : kFewQueries;
+    prepare_few(tile);
+  } else {
+    tile.stride = round_up(n, Vf::kWidth);
+    prepare_many(tile);
+  }
+  return tile;
+}
+
+inline void walk_block(const Tile& tile, const KeyBlock& block) {
+  bool open = true;
+  for (int q = 0; q < tile.n_queries; q = tile.end_of_row(q)) {
+    const Positions seen = seen_by(*tile.args, tile.row_of(q));
+    open = open && seen.begin <= block.position && block.position + block.n <= seen.end;
+  }
+  if (tile.few)
+    walk_few_of(tile, block, open);
+  else
+    walk_many(tile, block, open);
+}
+
+// n slots from `slot` on, whose positions begin at `position`.
+inline KeyBlock block_at(const Tile& tile, int slot, int position, int n) {
+  const AttentionArgs& args = *tile.args;
+  const int64_t k_head = head_bytes(args.kv.k_type, args.head_dim);
+  const int64_t v_head = head_bytes(args.kv.v_type, args.head_dim);
+  const int64_t head = int64_t{slot} * args.n_head_kv + tile.head_kv;
+  return {.position = position,
+          .n = n,
+          .k = args.kv.k + head * k_head,
+          .v = args.kv.v + head * v_head,
+          .k_step = k_head * args.n_head_kv,
+          .v_step = v_head * args.n_head_kv};
+}
+
+// n positions of the path of a tree row: committed slots, then the row's ancestors.
+inline KeyBlock block_of_path(const Tile& tile, int row, int position, int n, float* scratch) {
+  const AttentionArgs& args = *tile.args;
+  int slots[kAttentionKeys];
+  int found = 0;
+  for (; found < n && position + found < args.n_past; ++found) slots[found] = position + found;
+  const uint64_t* words = args.ancestors.words + int64_t{row} * args.ancestors.words_per_row;
+  int at = args.n_past;  // position of the next ancestor
+  for (int w = 0; w < args.ancestors.words_per_row; ++w)
+    for (uint64_t bits = words[w]; bits != 0; bits &= bits - 1, ++at)
+      if (found < n && at == position + found) slots[found++] = args.n_past + 64 * w + __builtin_ctzll(bits);
+
+  KeyBlock block = block_at(tile, slots[0], position, n);
+  bool consecutive = true;
+  for (int i = 1; i < n; ++i) consecutive = consecutive && slots[i] == slots[0] + i;
+  if (consecutive) return block;
+  const AttentionScratch layout(args.head_dim);
+  const int64_t k_head = head_bytes(args.kv.k_type, args.head_dim);
+  const int64_t v_head = head_bytes(args.kv.v_type, args.head_dim);
+  std::byte* const k = static_cast<std::byte*>(static_cast<void*>(scratch + layout.gathered()));
+  std::byte* const v = k + kAttentionKeys * k_head;
+  for (int i = 0; i < n; ++i) {
+    const KeyBlock slot = block_at(tile, slots[i], position + i, 1);
+    __builtin_memcpy(k + i * k_head, slot.k, static_cast<size_t>(k_head));
+    __builtin_memcpy(v + i * v_head, slot.v, static_cast<size_t>(v_head));
+  }
+  block.k = k, block.v = v;
+  block.k_step = k_head, block.v_step = v_head;
+  return block;
+}
+
+inline void start_span(const SpanState& state, int n_queries, int dim) {
+  for (size_t i = 0; i < SpanState::lanes(n_queries); ++i) {
+    state.max[i] = kLowestScore;
+    state.sum[i] = 0.0f;
+  }
+  __builtin_memset(state.sums, 0,
+                   sizeof(float) * static_cast<size_t>(n_queries + 1) * static_cast<size_t>(dim));
+}
+
+inline void copy_state(const SpanState& from, int from_query, const SpanState& to, int to_query, int n,
+                       int dim) {
+  __builtin_memcpy(to.max + to_query, from.max + from_query, sizeof(float) * static_cast<size_t>(n));
+  __builtin_memcpy(to.sum + to_query, from.sum + from_query, sizeof(float) * static_cast<size_t>(n));
+  __builtin_memcpy(to.sums + int64_t{to_query} * dim, from.sums + int64_t{from_query} * dim,
+                   sizeof(float) * static_cast<size_t>(n) * static_cast<size_t>(dim));
+}
+
+// One row of the tile over the positions of its path.
+inline void walk_path(const Tile& tile, int row, Positions positions, float* scratch) {
+  const Positions seen = seen_by(*tile.args, row);
+  const int end = min_int(positions.end, seen.end);
+  for (int p = max_int(positions.begin, seen.begin / kAttentionKeys * kAttentionKeys); p < end;
+       p += kAttentionKeys)
+    walk_block(tile, block_of_path(tile, row, p, min_int(kAttentionKeys, end - p), scratch));
+}
+
+// The positions of one span, from scratch.
+inline void walk_span(const Tile& tile, int span, float* scratch) {
+  const AttentionArgs& args = *tile.args;
   const int dim = args.head_dim;
+  start_span(tile.state, tile.n_queries, dim);
+  Positions positions = seen_by(tile);
+  positions.begin = max_int(positions.begin, span * kAttentionSpan);
+  positions.end = min_int(positions.end, (span + 1) * kAttentionSpan);
+  const bool chain = args.ancestors.words == nullptr;
+  // Rows of a chain lie at their positions.
+  const int shared_end =
+      chain ? positions.end : min_int(positions.end, args.n_past / kAttentionKeys * kAttentionKeys);
+  int p = positions.begin;
+  for (; p < shared_end; p += kAttentionKeys)
+    walk_block(tile, block_at(tile, p, p, min_int(kAttentionKeys, shared_end - p)));
+  if (chain || p >= positions.end) return;
+
+  if (tile.end_of_row(0) == tile.n_queries)
+    return walk_path(tile, tile.row_of(0), {p, positions.end}, scratch);
+  const SpanState state(scratch + AttentionScratch(dim).tile(1) + AttentionScratch(dim).state(),
+                        kAttentionQueries, dim);
+  for (int q = 0, n; q < tile.n_queries; q += n) {
+    n = tile.end_of_row(q) - q;
+    const Tile own = make_tile(args, tile.head_kv, tile.query_begin + q, n, state, 1, scratch);
+    start_span(state, n, dim);  // lanes that are nobody's
+    copy_state(tile.state, q, state, 0, n, dim);
+    walk_path(own, own.row_of(0), {p, positions.end}, scratch);
+    copy_state(state, 0, tile.state, q, n, dim);
+  }
+}
+
+// ---- spans in order
+// --------------------------------------------------------------------------------------------
+
+// merged <- merged and then span. A span without visible positions changes no bit.
+inline void merge_span(const SpanState& merged, const SpanState& span, int n_queries, int dim) {
+  alignas(64) float keep[kAttentionQueries], add[kAttentionQueries];
+  for (int q = 0; q < n_queries; q += Vf::kWidth) {
+    const Vf old_max = vload(merged.max + q), span_max = vload(span.max + q);
+    const Vf max = vmax(old_max, span_max);
+    const Vf a = vexp(old_max - max), b = vexp(span_max - max);
+    vstore(keep + q, a);
+    vstore(add + q, b);
+    vstore(merged.max + q, max);
+    vstore(merged.sum + q, vfma(vload(merged.sum + q), a, vload(span.sum + q) * b));
+  }
+  for (int q = 0; q < n_queries; ++q) {
+    const Vf a = vset1(keep[q]), b = vset1(add[q]);
+    float* to = merged.sums + int64_t{q} * dim;
+    const float* from = span.sums + int64_t{q} * dim;
+    for_each_vec(dim, [&](int i, int count) {
+      vstore_part(to + i, vfma(vload_part(to + i, count), a, vload_part(from + i, count) * b), count);
+    });
+  }
+}
+
+// Queries [first, first + n) of all rows are done.
+inline void finish(const AttentionArgs& args, int head_kv, int first, int n, const SpanState& merged) {
   const int group = args.n_head / args.n_head_kv;
-  const AttentionScratch layout(dim);
-  float* stats = scratch + layout.stats();
-  for (int begin = row_begin * group; begin < row_end * group; begin += kAttentionQueries) {
-    Tile tile = {.args = &args,
-                 .head_kv = head_kv,
-                 .query_begin = begin,
-                 .n_queries = min_int(kAttentionQueries, row_end * group - begin),
-                 .stride = 0,
-                 .max = stats,
-                 .sum = stats + kAttentionQueries,
-                 .rescale = stats + 2 * kAttentionQueries};
-    SlotRange slots = visible_slots(args, tile.row_of(0), tile.row_of(tile.n_queries - 1));
-    slots.begin = max_int(slots.begin, slot_begin);
-    slots.end = min_int(slots.end, slot_end);
-    bool any;
-    if (tile.n_queries <= kFewQueries && dim % Vf::kWidth == 0) {
-      tile.stride = tile.n_queries <= 2 ? 2 : tile.n_queries <= 4 ? 4 : kFewQueries;
-      any = walk_few_of(tile, slots, scratch);
-    } else {
-      tile.stride = round_up(tile.n_queries, Vf::kWidth);
-      any = walk_many(tile, slots, scratch);
-    }
-    if (!any) {
-      float* sums = scratch + layout.sums();
-      for (int i = 0; i < tile.n_queries * dim; ++i) sums[i] = 0.0f;
-    }
-    for (int q = 0; q < tile.n_queries; ++q)
-      finish(tile, q, scratch + layout.sums() + int64_t{q} * dim, tile.max[q], tile.sum[q]);
+  for (int q = 0; q < n; ++q) {
+    const Vf scale = vset1(merged.sum[q] > 0.0f ? 1.0f / merged.sum[q] : 0.0f);
+    const int row = (first + q) / group, head = head_kv * group + (first + q) % group;
+    float* out = args.out + (int64_t{row} * args.n_head + head) * args.head_dim;
+    const float* sums = merged.sums + int64_t{q} * args.head_dim;
+    for_each_vec(args.head_dim,
+                 [&](int i, int count) { vstore_part(out + i, vload_part(sums + i, count) * scale, count); });
   }
 }
 
 void attend_rows(const AttentionArgs& args, int row_begin, int row_end, int head_kv,
                  float* scratch) noexcept {
-  attend_tiles(args, row_begin, row_end, head_kv, 0, args.n_past + args.n_rows, scratch,
-               [&](const Tile& tile, int q, const float* sums, float, float sum) {
-                 const Vf scale = vset1(sum > 0.0f ? 1.0f / sum : 0.0f);
-                 float* out = args.out + tile.offset_of(q);
-                 for_each_vec(args.head_dim, [&](int i, int count) {
-                   vstore_part(out + i, vload_part(sums + i, count) * scale, count);
-                 });
-               });
-}
-
-void attend_row_slots(const AttentionArgs& args, int row_begin, int row_end, int head_kv, int slot_begin,
-                      int slot_end, float* scratch, float* partial) noexcept {
-  const int first = row_begin * (args.n_head / args.n_head_kv);
-  attend_tiles(args, row_begin, row_end, head_kv, slot_begin, slot_end, scratch,
-               [&](const Tile& tile, int q, const float* sums, float max, float sum) {
-                 float* out = partial + int64_t{tile.query_begin + q - first} * (args.head_dim + 2);
-                 for_each_vec(args.head_dim, [&](int i, int count) {
-                   vstore_part(out + i, vload_part(sums + i, count), count);
-                 });
-                 out[args.head_dim] = max;
-                 out[args.head_dim + 1] = sum;
-               });
-}
-
-inline void store_head(KvType type, const float* x, int dim, std::byte* out) {
-  constexpr int W = Vf::kWidth;
-  switch (type) {
-    case KvType::F32:
-      __builtin_memcpy(out, x, static_cast<size_t>(dim) * sizeof(float));
-      return;
-    case KvType::F16: {
-      int i = 0;
-      for (; i + W <= dim; i += W) vstore_f16(out + 2 * i, vload(x + i));
-      for (; i < dim; ++i) {
-        const uint16_t half = f16_bits(x[i]);
-        __builtin_memcpy(out + 2 * i, &half, sizeof(half));
-      }
-      return;
+  const int dim = args.head_dim;
+  const int group = args.n_head / args.n_head_kv;
+  const AttentionScratch layout(dim);
+  const SpanState state(scratch + layout.tile(0) + layout.state(), kAttentionQueries, dim);
+  const SpanState merged(scratch + layout.merged(), kAttentionQueries, dim);
+  for (int first = row_begin * group; first < row_end * group; first += kAttentionQueries) {
+    const int n = min_int(kAttentionQueries, row_end * group - first);
+    const Tile tile = make_tile(args, head_kv, first, n, state, 0, scratch);
+    start_span(merged, n, dim);
+    const Positions seen = seen_by(tile);
+    for (int span = seen.begin / kAttentionSpan; span * kAttentionSpan < seen.end; ++span) {
+      walk_span(tile, span, scratch);
+      merge_span(merged, state, n, dim);
     }
-    case KvType::Q8_0:
-      for (int b = 0; b < dim / kQ8Block; ++b, x += kQ8Block, out += kQ8Bytes) {
-        Vf top = vzero();
-        for (int i = 0; i < kQ8Block; i += W) top = vmax(top, vabs(vload(x + i)));
-        const float scale = vmax_lanes(top) / 127.0f;
-        const uint16_t half = f16_bits(scale);
-        __builtin_memcpy(out, &half, sizeof(half));
-        // Quantised by the unrounded scale, like every other q8_0 writer.
-        const Vf inverse = vset1(scale > 0.0f ? 1.0f / scale : 0.0f);
-        for (int i = 0; i < kQ8Block; i += W) vstore_i8(out + 2 + i, vload(x + i) * inverse);
-      }
-      return;
+    finish(args, head_kv, first, n, merged);
   }
 }
 
-void append_rows(const KvAppendArgs& args) noexcept {
-  const int64_t k_head = head_bytes(args.kv.k_type, args.head_dim);
-  const int64_t v_head = head_bytes(args.kv.v_type, args.head_dim);
-  const int n = args.n_rows * args.n_head_kv;
-  std::byte* k = args.kv.k + int64_t{args.first_slot} * args.n_head_kv * k_head;
-  std::byte* v = args.kv.v + int64_t{args.first_slot} * args.n_head_kv * v_head;
-  for (int i = 0; i < n; ++i) {
-    store_head(args.kv.k_type, args.k + int64_t{i} * args.head_dim, args.head_dim, k + i * k_head);
-    store_head(args.kv.v_type, args.v + int64_t{i} * args.head_dim, args.head_dim, v + i * v_head);
-  }
+void attend_one_span(const AttentionArgs& args, int row_begin, int row_end, int head_kv, int span,
+                     float* scratch, float* partial) noexcept {
+  const int group = args.n_head / args.n_head_kv;
+  const int n = (row_end - row_begin) * group;
+  const SpanState state(partial, n, args.head_dim);
+  walk_span(make_tile(args, head_kv, row_begin * group, n, state, 0, scratch), span, scratch);
+}
+
+void merge_partials(const AttentionArgs& args, int row_begin, int row_end, int head_kv, SpanRange range,
+                    float* partials, float* merged) noexcept {
+  const int group = args.n_head / args.n_head_kv;
+  const int n = (row_end - row_begin) * group, dim = args.head_dim;
+  const SpanState all(merged, n, dim);
+  if (range.first) start_span(all, n, dim);
+  for (int s = 0; s < range.n_spans; ++s)
+    merge_span(all, SpanState(partials + static_cast<size_t>(s) * SpanState::floats(n, dim), n, dim), n, dim);
+  if (range.last) finish(args, head_kv, row_begin * group, n, all);
 }
 
 constexpr AttentionKernels kAttention = {
     .attend = attend_rows,
-    .attend_slots = attend_row_slots,
+    .attend_span = attend_one_span,
+    .merge_spans = merge_partials,
     .kv_append = append_rows,
 };
 

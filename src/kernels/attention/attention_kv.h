@@ -1,0 +1,129 @@
+// Stored heads of keys and values: reading them as f32 and writing them. Over the Vf of the simd_*.h included
+// before; anonymous namespace: see simd_avx512.h.
+#pragma once
+
+#include "kernels/attention/attention.h"
+#include "kernels/simd/math_impl.h"
+
+namespace thermo {
+namespace {
+
+constexpr int kQ8Block = 32;
+constexpr int kQ8Bytes = 34;
+
+inline int64_t head_bytes(KvType type, int head_dim) {
+  switch (type) {
+    case KvType::F32:
+      return int64_t{4} * head_dim;
+    case KvType::F16:
+      return int64_t{2} * head_dim;
+    case KvType::Q8_0:
+      return int64_t{kQ8Bytes} * (head_dim / kQ8Block);
+  }
+  return 0;
+}
+
+// Register i (elements i * kWidth ..) of one stored head.
+struct ReadF32 {
+  static Vf at(const std::byte* head, int i) {
+    return vload(static_cast<const float*>(static_cast<const void*>(head)) + i * Vf::kWidth);
+  }
+};
+struct ReadF16 {
+  static Vf at(const std::byte* head, int i) { return vload_f16(head + 2 * i * Vf::kWidth); }
+};
+struct ReadQ8 {
+  static Vf at(const std::byte* head, int i) {
+    constexpr int kPerBlock = kQ8Block / Vf::kWidth;
+    const std::byte* block = head + (i / kPerBlock) * kQ8Bytes;
+    uint16_t scale;
+    __builtin_memcpy(&scale, block, sizeof(scale));
+    return vload_i8(block + 2 + (i % kPerBlock) * Vf::kWidth) * vset1(f16_value(scale));
+  }
+};
+
+template <class Body>
+inline void with_reader(KvType type, Body body) {
+  switch (type) {
+    case KvType::F32:
+      body(ReadF32{});
+      break;
+    case KvType::F16:
+      body(ReadF16{});
+      break;
+    case KvType::Q8_0:
+      body(ReadQ8{});
+      break;
+  }
+}
+
+struct FloatRows {
+  const float* data;
+  int64_t stride;
+};
+
+// n consecutive slots of one head as f32: in place when they are stored so, else widened into `buffer`.
+inline FloatRows widen(KvType type, const std::byte* first, int64_t slot_bytes, int n, int dim,
+                       float* buffer) {
+  if (type == KvType::F32)
+    return {static_cast<const float*>(static_cast<const void*>(first)), slot_bytes / 4};
+  with_reader(type, [&](auto reader) {
+    const int n_vecs = dim / Vf::kWidth;
+    for (int s = 0; s < n; ++s) {
+      const std::byte* head = first + s * slot_bytes;
+      float* out = buffer + int64_t{s} * dim;
+      for (int i = 0; i < n_vecs; ++i) vstore(out + i * Vf::kWidth, reader.at(head, i));
+      for (int d = n_vecs * Vf::kWidth; d < dim; ++d) {  // f16 only: q8_0 heads are whole blocks
+        uint16_t half;
+        __builtin_memcpy(&half, head + 2 * d, sizeof(half));
+        out[d] = f16_value(half);
+      }
+    }
+  });
+  return {buffer, dim};
+}
+
+inline void store_head(KvType type, const float* x, int dim, std::byte* out) {
+  constexpr int W = Vf::kWidth;
+  switch (type) {
+    case KvType::F32:
+      __builtin_memcpy(out, x, static_cast<size_t>(dim) * sizeof(float));
+      return;
+    case KvType::F16: {
+      int i = 0;
+      for (; i + W <= dim; i += W) vstore_f16(out + 2 * i, vload(x + i));
+      for (; i < dim; ++i) {
+        const uint16_t half = f16_bits(x[i]);
+        __builtin_memcpy(out + 2 * i, &half, sizeof(half));
+      }
+      return;
+    }
+    case KvType::Q8_0:
+      for (int b = 0; b < dim / kQ8Block; ++b, x += kQ8Block, out += kQ8Bytes) {
+        Vf top = vzero();
+        for (int i = 0; i < kQ8Block; i += W) top = vmax(top, vabs(vload(x + i)));
+        const float scale = vmax_lanes(top) / 127.0f;
+        const uint16_t half = f16_bits(scale);
+        __builtin_memcpy(out, &half, sizeof(half));
+        // Quantised by the unrounded scale, like every other q8_0 writer.
+        const Vf inverse = vset1(scale > 0.0f ? 1.0f / scale : 0.0f);
+        for (int i = 0; i < kQ8Block; i += W) vstore_i8(out + 2 + i, vload(x + i) * inverse);
+      }
+      return;
+  }
+}
+
+void append_rows(const KvAppendArgs& args) noexcept {
+  const int64_t k_head = head_bytes(args.kv.k_type, args.head_dim);
+  const int64_t v_head = head_bytes(args.kv.v_type, args.head_dim);
+  const int n = args.n_rows * args.n_head_kv;
+  std::byte* k = args.kv.k + int64_t{args.first_slot} * args.n_head_kv * k_head;
+  std::byte* v = args.kv.v + int64_t{args.first_slot} * args.n_head_kv * v_head;
+  for (int i = 0; i < n; ++i) {
+    store_head(args.kv.k_type, args.k + int64_t{i} * args.head_dim, args.head_dim, k + i * k_head);
+    store_head(args.kv.v_type, args.v + int64_t{i} * args.head_dim, args.head_dim, v + i * v_head);
+  }
+}
+
+}  // namespace
+}  // namespace thermo
