@@ -4,7 +4,7 @@
 
 namespace thermo {
 
-// Prints the place and the sentence, then aborts.
+// Prints the file, the line and the sentence, then aborts.
 [[noreturn]] void check_failed(const char* file, int line, const char* condition,
                                const char* sentence) noexcept;
 

@@ -1,6 +1,6 @@
-// Reads ranges of a mapped file with read calls: an error or a file that became shorter is a message, where
-// a look at the mapping would be a signal. Past the page cache where the system allows it: what is read here
-// is kept by the caller, and on a slow processor the copy into the cache costs more than the disk.
+// Reads ranges of a mapped file with read calls. An error, or a file that became shorter, gives a message;
+// access through the mapping would raise a signal. Bypasses the page cache where the system allows it: the
+// caller keeps what is read here, and on a slow processor the copy into the cache costs more than the disk.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Log lines for people and machines: thin face of spdlog. Everything goes to stderr (or a file); stdout
+// Log lines for people and machines: a thin layer over spdlog. Everything goes to stderr (or a file); stdout
 // belongs to results. Any thread may log.
 //
 //   log_info("model", "loaded {} tensors in {:.1f} s", n, seconds);

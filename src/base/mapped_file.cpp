@@ -39,8 +39,8 @@ std::atomic<bool> lost_any{false};
 struct sigaction handler_before {};
 uintptr_t page_bytes = 4096;
 
-// Zeros from the page that could not be read to the end of its file. What is none of ours goes to the handler
-// that was there before.
+// Zeros from the page that could not be read to the end of its file. Addresses outside our files go to the
+// handler that was there before.
 void on_bus_error(int, siginfo_t* info, void*) noexcept {
   const int saved_errno = errno;
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
@@ -49,7 +49,7 @@ void on_bus_error(int, siginfo_t* info, void*) noexcept {
     const uintptr_t begin = guard.begin.load(), end = guard.end.load();
     if (begin == 0 || address < begin || address >= end) continue;
     const uintptr_t page = address / page_bytes * page_bytes;
-    // The bare call: what a sanitizer puts around mmap() is not made for signal handlers.
+    // The bare system call: what a sanitizer wraps around mmap() is not made for signal handlers.
     known = ::syscall(SYS_mmap, page, end - page, PROT_READ,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != -1;
     guard.lost.store(true);

@@ -1,8 +1,8 @@
 // A file mapped read-only as a whole; unmapped by the destructor.
 //
-// Looking at a page that is no longer there, because the file became shorter or its disk failed, would end
-// the program (SIGBUS). Here such pages read as zero, and lost() tells; who uses the file asks before it
-// passes on what it made of it.
+// Access to a page that is no longer there, because the file became shorter or its disk failed, would end the
+// program (SIGBUS). Here such pages read as zero and lost() says so. Users of the file ask lost() before they
+// pass on what they made of it.
 #pragma once
 
 #include <cstddef>
@@ -26,15 +26,15 @@ class MappedFile {
 
   // A page could not be read since the file was mapped.
   bool lost() const noexcept;
-  // Of any file, also of one that is closed again.
+  // Of any file, even one that is closed already.
   static bool any_lost() noexcept;
 
-  // Hints; a refusal by the system is no error.
+  // Hints; a refusal by the system is not an error.
   void advise_sequential() const noexcept;
   // Tells the system that this range is no longer needed in memory.
   void release(size_t offset, size_t length) const noexcept;
 
-  // Stays open as long as this, for those who read instead of looking (FileReader).
+  // Stays open as long as this object, for callers that read instead of using the mapping (FileReader).
   int descriptor() const noexcept { return fd_; }
 
  private:
@@ -42,7 +42,7 @@ class MappedFile {
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
   int fd_ = -1;
-  int guard_ = -1;  // who is told when a page cannot be read; -1: nobody, it ends the program
+  int guard_ = -1;  // entry for the signal handler; -1: none, a page that cannot be read ends the program
 };
 
 }  // namespace thermo

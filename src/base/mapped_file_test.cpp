@@ -32,8 +32,8 @@ TEST(MappedFile, ReadsZerosWhereItsFileBecameShorterAndSaysSo) {
   EXPECT_FALSE(file.lost());
   EXPECT_EQ(at(file, 3 * kPage + 5), 0);
   EXPECT_TRUE(file.lost());
-  EXPECT_EQ(at(file, 8 * kPage - 1), 0);  // the last page, behind the file's old end too
-  EXPECT_EQ(at(file, 2 * kPage), 0);      // in front of the first that was missed
+  EXPECT_EQ(at(file, 8 * kPage - 1), 0);  // the last page, including what lies after the file's old end
+  EXPECT_EQ(at(file, 2 * kPage), 0);      // before the first page that was missed
   EXPECT_EQ(at(file, kPage), 'x');
 
   const MappedFile moved = std::move(file);
@@ -57,7 +57,7 @@ TEST(MappedFile, BeginsAnewWithANewMapping) {
   }
 }
 
-// What is none of ours ends the program as ever.
+// An address that is not ours ends the program as usual.
 TEST(MappedFileDeathTest, LeavesOtherBusErrorsAlone) {
   const MappedFile file(write_pages("bystander", 1));
   EXPECT_DEATH(raise(SIGBUS), "");

@@ -1,4 +1,4 @@
-// Between two looks at something that another thread will change soon.
+// A short pause between two looks at a value that another thread will change soon.
 #pragma once
 
 #if defined(__x86_64__)

@@ -14,7 +14,7 @@
 namespace thermo {
 namespace {
 
-// Long enough between looks at the clock that the clock costs nothing.
+// Spins between two looks at the clock: so many that the clock costs nothing.
 constexpr int kSpinsPerClockLook = 1024;
 
 void bind_to_core(int core) noexcept {
@@ -24,7 +24,7 @@ void bind_to_core(int core) noexcept {
   pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // a refusal only costs speed
 }
 
-// How long it has had a core. 0 where the system does not say.
+// How long it has had a core. 0 if the system does not say.
 int64_t on_core_ns(pthread_t thread) noexcept {
   clockid_t clock{};
   timespec time{};
@@ -86,7 +86,7 @@ void ThreadPool::open_region(RegionFn fn, const void* context) noexcept {
 void ThreadPool::offer(IdleFn idle, void* context) noexcept {
   idle_ = idle;
   idle_context_ = context;
-  offered_.store(gate_.load(std::memory_order_relaxed) | 1);  // of the region that is open, or the next
+  offered_.store(gate_.load(std::memory_order_relaxed) | 1);  // of the open region, or of the next one
 }
 
 // Sequentially consistent here and in be_idle(): either the worker sees that nothing is offered, or we see it

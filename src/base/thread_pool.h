@@ -17,12 +17,12 @@
 
 namespace thermo {
 
-// Tasks 0..n-1 dealt to threads: each takes its own consecutive share first, then what is left of the
-// others'.
+// Tasks 0..n-1 dealt to threads: each thread takes its own consecutive share first, then steals what is left
+// of the others' shares.
 //
 // Consecutive, because tasks are tiles of one long stream of weights: two cores that take neighbouring tiles
-// in turn make each other's prefetching useless (measured on two cores: 39 GB/s, against 59 GB/s with a half
-// for each).
+// in turn make each other's prefetching useless (measured on two cores: 39 GB/s, against 59 GB/s with one
+// half each).
 class TaskRanges {
  public:
   explicit TaskRanges(int n_threads) : cursors_(static_cast<size_t>(n_threads)) {}
@@ -34,7 +34,7 @@ class TaskRanges {
       deal(i, static_cast<int>(static_cast<int64_t>(n_tasks) * i / n_threads),
            static_cast<int>(static_cast<int64_t>(n_tasks) * (i + 1) / n_threads));
   }
-  // The share [begin, end) of one thread, for who has reasons to deal otherwise.
+  // The share [begin, end) of one thread, for callers that deal unevenly.
   void deal(int thread, int begin, int end) noexcept {
     Cursor& cursor = cursors_[static_cast<size_t>(thread)];
     cursor.next.store(begin, std::memory_order_relaxed);
@@ -92,27 +92,28 @@ class ThreadPool {
     run_threads([&](int thread) { ranges_.drain(thread, [&](int task, int) { body(task, thread); }); });
   }
 
-  // Calls body(thread) once on each thread that comes; the caller always does, a worker that the system has
+  // Calls body(thread) once on each thread that comes. The caller always comes; a worker that the system has
   // not scheduled may not. For regions that deal out several kinds of tasks themselves.
   template <class Body>
   void run_threads(const Body& body) {
     open_region([](const void* context, int thread) { (*static_cast<const Body*>(context))(thread); }, &body);
   }
 
-  // Something for workers to do from when they leave the next region until it is withdrawn, which must be
-  // before the region after it opens. Offered from within a region it is for those that leave later.
-  // idle(context, thread, over) works until over() or until it finds nothing, looks at over() at least every
-  // microsecond, and says whether it found anything. One offer at a time, by the thread that calls run(),
-  // when everyone has left the one before.
+  // Background work. Workers start it when they leave the next region and stop when it is withdrawn. Withdraw
+  // it before opening the region after that. If it is offered inside a region, it is for workers that leave
+  // that region later. idle(context, thread, over) works until over() or until it finds nothing to do, calls
+  // over() at least every microsecond, and returns whether it found anything. One offer at a time, by the
+  // thread that calls run(), once everyone has left the previous one.
   using IdleFn = bool (*)(void* context, int thread, const std::function<bool()>& over);
   void offer(IdleFn idle, void* context) noexcept;
-  // Nobody begins with it any more, and who is inside leaves soon: unless it lost its core there. Regions
+  // No worker starts it any more, and those inside leave soon, unless one has lost its core there. Regions
   // need not wait for that.
   void withdraw() noexcept;
   bool everyone_left() const noexcept;
 
-  // How long each worker, [size() - 1], has been without a core since it began, parked or not yet scheduled
-  // aside: other programs had it, or another machine on the same processor. Asks the system for each.
+  // How long each worker, [size() - 1], has been without a core since it began, not counting time parked or
+  // before it was first scheduled: other programs had the core, or another virtual machine. One system call
+  // for each.
   void read_lost_ns(std::span<int64_t> lost) noexcept;
 
  private:
@@ -122,20 +123,20 @@ class ThreadPool {
   void work(int thread) noexcept;
   bool be_idle(int thread, uint32_t left) noexcept;
 
-  // The current region; written while it is closed and nobody is inside, read by workers inside it.
+  // The current region; written while it is closed and no thread is inside, read by workers inside it.
   RegionFn fn_ = nullptr;
   const void* context_ = nullptr;
   TaskRanges ranges_;
 
-  // Even: closed. Odd: open. A worker is inside a region only if it entered while it was open, so the caller
-  // waits for those that came and not for one that the system has not scheduled.
+  // Even: closed. Odd: open. A worker is inside a region only if it entered while the region was open. So the
+  // caller waits for the workers that came, not for one that the system has not scheduled.
   alignas(64) std::atomic<uint32_t> gate_{0};
   alignas(64) std::atomic<int> n_parked_{0};
   std::atomic<bool> stop_{false};
   uint32_t spin_us_;
 
-  // Where each thread is. A line of its own for each: a counter of all is a line that every thread of a
-  // region fights for, twice.
+  // Where each thread is, with a cache line for each: all threads of a region would fight for the line of a
+  // shared counter, twice.
   struct alignas(128) Place {
     std::atomic<bool> in_region{false};
     std::atomic<bool> in_idle{false};
@@ -146,7 +147,7 @@ class ThreadPool {
   std::vector<Place> places_;
 
   // What is offered; written while it is not.
-  alignas(64) std::atomic<uint32_t> offered_{0};  // gate value of the region behind which it is; 0: nothing
+  alignas(64) std::atomic<uint32_t> offered_{0};  // gate value of the region it starts after; 0: nothing
   IdleFn idle_ = nullptr;
   void* idle_context_ = nullptr;
   std::vector<std::thread> workers_;

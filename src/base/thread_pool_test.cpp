@@ -57,7 +57,7 @@ TEST(ThreadPool, WaitingWorkersDoWhatIsOfferedUntilItIsWithdrawn) {
   ThreadPool pool({.n_threads = 3, .pin = false});
   struct Work {
     std::atomic<int> n_done{0};
-    int limit = 0;  // plain: only changed while nothing is offered
+    int limit = 0;  // a plain int: only changed while nothing is offered
   } work;
   const auto idle = [](void* context, int thread, const std::function<bool()>& over) {
     EXPECT_GT(thread, 0);  // the caller helps itself
@@ -71,9 +71,9 @@ TEST(ThreadPool, WaitingWorkersDoWhatIsOfferedUntilItIsWithdrawn) {
     pool.offer(idle, &work);
     std::atomic<int> count{0}, n_threads{0};
     pool.run_threads([&](int) {
-      EXPECT_EQ(work.n_done.load() % 5, 0) << "somebody began before the region";
+      EXPECT_EQ(work.n_done.load() % 5, 0) << "a worker began before the region";
       n_threads.fetch_add(1);
-      while (n_threads.load() < 3) std::this_thread::yield();  // all are there
+      while (n_threads.load() < 3) std::this_thread::yield();  // all have come
     });
     while (work.n_done.load() < work.limit) std::this_thread::yield();
     pool.withdraw();
@@ -137,7 +137,7 @@ TEST(ThreadPool, KnowsHowLongWorkersHadNoCore) {
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   EXPECT_LT(lost_of(parked)[0] - before[0], 20'000'000);
 
-  // More busy threads than cores: together they miss what they would need beside those there are.
+  // More busy threads than cores: together they lose what they would need beyond the cores there are.
   const int n_threads = 4 * static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   ThreadPool crowd({.n_threads = n_threads, .pin = false});
   crowd.run(10 * n_threads, busy);

@@ -26,7 +26,7 @@ constexpr T align_up(T value, T step) {
   return ceil_div(value, step) * step;
 }
 
-// a * b and a + b, or nullopt when they overflow: file sizes come from strangers.
+// a * b and a + b, or nullopt when they overflow: file sizes are untrusted.
 constexpr std::optional<uint64_t> checked_mul(uint64_t a, uint64_t b) {
   if (a != 0 && b > std::numeric_limits<uint64_t>::max() / a) return std::nullopt;
   return a * b;
