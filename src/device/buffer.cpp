@@ -16,8 +16,8 @@ DeviceBuffer::DeviceBuffer(size_t n_bytes) : size_(n_bytes) {
   if (n_bytes == 0) return;
   cuda_check(cudaMalloc(reinterpret_cast<void**>(&data_), n_bytes), "taking GPU memory");
   g_total_bytes += n_bytes;
-  // Both return before the memory is cleared, and our streams do not wait for the one that does it: what they
-  // copied there first would be cleared after it.
+  // Both return before the memory is cleared, and our streams do not wait for the stream that clears it. What
+  // they copied there first would be cleared afterwards.
   cuda_check(cudaMemset(data_, 0, n_bytes), "clearing GPU memory");
   cuda_check(cudaStreamSynchronize(cudaStreamLegacy), "clearing GPU memory");
 }
@@ -66,7 +66,7 @@ PageLock::PageLock(void* data, size_t n_bytes) noexcept {
   if (cudaHostRegister(data, n_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped) == cudaSuccess)
     data_ = data;
   else
-    cudaGetLastError();  // a refusal is no fault
+    cudaGetLastError();  // a refusal is not a fault
 }
 PageLock::~PageLock() {
   if (data_ != nullptr && cudaHostUnregister(data_) != cudaSuccess)

@@ -22,7 +22,7 @@ class DeviceBuffer {
     return reinterpret_cast<T*>(data_);
   }
 
-  // Sizes of all that exist now; what a memory plan is held against.
+  // Sizes of all that exist now, to check a memory plan against.
   static size_t total_bytes() noexcept;
 
  private:
@@ -30,7 +30,7 @@ class DeviceBuffer {
   size_t size_ = 0;
 };
 
-// Host memory that the GPU copies from and to without a stop in between, and reads and writes in its kernels.
+// Host memory that the GPU copies from and to directly, and that its kernels read and write.
 class PinnedBuffer {
  public:
   PinnedBuffer() = default;
@@ -53,8 +53,9 @@ class PinnedBuffer {
   size_t size_ = 0;
 };
 
-// Page-locks memory that somebody else owns, while it lives. For what is too large to be taken page-locked:
-// memory that is already there (in large pages) is locked far faster than it is taken.
+// Page-locks memory that another object owns, for its own lifetime. For memory that is too large to be
+// allocated page-locked: locking pages that are already there (large ones) is far faster than allocating
+// locked ones.
 class PageLock {
  public:
   PageLock() = default;

@@ -9,7 +9,7 @@
 namespace thermo {
 namespace {
 
-// A large buffer takes milliseconds to clear; whoever writes to its beginning at once must not be cleared
+// A large buffer takes milliseconds to clear. What is written to its beginning at once must not be cleared
 // too.
 TEST(DeviceBufferGpu, IsClearBeforeAnyStreamWritesToIt) {
   SKIP_WITHOUT_GPU();

@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(kThreads) copy_in_kernel(uint32_t* to, const u
   wait_for_inputs();
   const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i < n) to[i] = __ldcv(from + i);
-  __threadfence();  // kernels further on read some of it before they wait
+  __threadfence();  // later kernels read some of it before they wait
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What GPUs this machine has. With no driver or no card there are none, which is no error.
+// Which GPUs this machine has. Without a driver or a card there are none, which is not an error.
 #pragma once
 
 #include <cstddef>
@@ -25,10 +25,10 @@ std::vector<DeviceInfo> list_devices(std::string* why_none);
 // Makes `index` the device of the calling thread. Throws CudaError when there is no such device or it is too
 // old.
 DeviceInfo use_device(int index);
-// The one that use_device() chose last; what kernels ask before they choose a way. Its free_bytes are of
-// then.
+// The device that use_device() chose last; kernels ask it before they choose a variant. Its free_bytes are of
+// that time.
 const DeviceInfo& device_in_use() noexcept;
-// Whether it starts a kernel while the one before it ends.
+// Whether it can start a kernel while the previous one ends.
 inline bool dependent_launch() noexcept {
   return device_in_use().compute_capability >= 90;
 }

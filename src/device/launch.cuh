@@ -1,6 +1,6 @@
-// How every kernel of ours is started: with dependent launch where the card has it, so that a kernel's start
-// overlaps the end of the one before. In exchange each kernel calls wait_for_inputs() before it touches
-// anything another kernel wrote; all of its threads do, also those without work, because the next kernel
+// How all our kernels are started: with dependent launch where the card has it, so that a kernel's start
+// overlaps the end of the previous one. In exchange each kernel calls wait_for_inputs() before it touches
+// anything that another kernel wrote. All of its threads do, even those without work, because the next kernel
 // relies on that for everything earlier.
 #pragma once
 
@@ -26,8 +26,8 @@ __device__ __forceinline__ void allow_next() {
 #endif
 }
 
-// Reads every line of a kernel's parameters: they come from memory when they are first used, and a kernel
-// that waits for another has the time before. Not measured alone.
+// Reads every line of a kernel's parameters. They come from memory at first use, and a kernel that waits for
+// another has time to read them before. Not measured alone.
 template <class Params>
 __device__ __forceinline__ void touch_params(const Params& params) {
 #pragma unroll
@@ -59,9 +59,9 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_byte
                      static_cast<Params>(args)...);  // errors are sticky and seen at the end of the step
 }
 
-// More than 48 KiB of shared memory must be asked for once per kernel. Asking for more than the card has,
-// with what the kernel declares itself, would be an error of the step; the rest is enough for the launches
-// that fit.
+// More than 48 KiB of shared memory must be requested once per kernel. Requesting more than the card has,
+// together with what the kernel declares itself, would be an error of the step. The request is limited to the
+// rest, which is enough for the launches that fit.
 template <class Kernel>
 void allow_shared(Kernel* kernel, size_t bytes) {
   cudaFuncAttributes own{};

@@ -26,8 +26,8 @@ class Stream {
 
   // Whether the driver can write().
   static bool can_write() noexcept;
-  // Queues writing a word of device memory. Whoever sees it there sees what was queued before it, also while
-  // this stream goes on.
+  // Queues writing a word of device memory. A reader that sees the word also sees what was queued before it,
+  // even while this stream goes on.
   void write(uint64_t* to, uint64_t value) noexcept;
 
  private:
@@ -44,7 +44,7 @@ class Event {
   void record(StreamView stream) noexcept;
   bool synchronize() const noexcept;
   bool reached() const noexcept;
-  // What `stream` is given from now on starts after this point.
+  // What is queued on `stream` from now on starts after this point.
   void hold_back(StreamView stream) const noexcept;
   // Milliseconds between two recorded and reached events.
   static float elapsed_ms(const Event& begin, const Event& end) noexcept;

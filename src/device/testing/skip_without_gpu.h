@@ -1,5 +1,4 @@
-// Ends a test with a word where there is no GPU; makes the first one the device of this thread where there
-// is.
+// Skips a test, with a message, if there is no GPU; otherwise makes the first one the device of this thread.
 #pragma once
 
 #include <gtest/gtest.h>
