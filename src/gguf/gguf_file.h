@@ -5,7 +5,7 @@
 // What is handed out - strings, values, tensor data - are views of the mapping or of the caller's bytes.
 //
 // A model may be split over several files (`NAME-00001-of-00003.gguf`). Open the first; the others are found
-// beside it, and the tensors of all of them appear as one directory. Metadata is that of the first.
+// beside it. The tensors of all files appear as one directory; the metadata is that of the first.
 //
 // Immutable after construction: any thread may read. Moving keeps all views valid.
 #pragma once
@@ -68,14 +68,14 @@ class GgufFile {
   const GgufTensor& require_tensor(std::string_view name) const;
   uint64_t total_tensor_bytes() const noexcept { return total_tensor_bytes_; }
   // Every tensor's address is a multiple of this (a power of two, at most 4096). Normally 32 or more; a file
-  // may choose less, and the caller's bytes may lie anywhere. Below 32, copy before use.
+  // may choose less, and the caller's bytes may have any address. Below 32, copy before use.
   uint64_t data_alignment() const noexcept { return data_alignment_; }
 
-  // The files behind this, for advise and release; nullptr when the bytes are the caller's.
+  // The mapped files, for advise and release; nullptr when the bytes are the caller's.
   int n_parts() const noexcept;
   const MappedFile* part(int index) const noexcept;
-  // Why what was read of it must not be used: a file that became shorter, or whose disk failed, while it was
-  // open. Empty: nothing of the kind was noticed.
+  // Why data read from it must not be used: a file became shorter, or its disk failed, while it was open.
+  // Empty: no such thing was noticed.
   std::string fault() const;
 
   // Metadata, in file order.
@@ -132,7 +132,7 @@ class GgufFile {
   std::vector<GgufEntry> metadata_;
   std::vector<GgufTensor> tensors_;
   // Positions in the vectors above, sorted by key and by name. Binary search and not a hash table, because
-  // names come from strangers and a million of them can be made to collide.
+  // names are untrusted and a million of them can be made to collide.
   std::vector<uint32_t> metadata_by_key_;
   std::vector<uint32_t> tensors_by_name_;
   uint64_t total_tensor_bytes_ = 0;

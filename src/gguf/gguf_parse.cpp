@@ -8,7 +8,7 @@
 //
 //   string = u64 length, bytes.   array = u32 element type, u64 count, elements.
 //
-// Nothing in it is believed: a length is compared with what is left of the file before it is used, memory is
+// Nothing in it is trusted: a length is compared with what is left of the file before it is used, memory is
 // reserved only for counts that the remaining bytes can hold, and sums and products are checked for overflow.
 #include "gguf/gguf_parse.h"
 

@@ -1,4 +1,4 @@
-// The parser behind GgufFile: one file (or one part of a split model), bytes to metadata and directory.
+// The parser of GgufFile: one file (or one part of a split model), from bytes to metadata and directory.
 #pragma once
 
 #include <algorithm>

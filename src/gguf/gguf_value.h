@@ -38,7 +38,7 @@ const char* gguf_type_name(GgufType type);
 // The fewest bytes that one value of this type takes in a file: its size, or a string's length field.
 uint64_t gguf_type_min_bytes(GgufType type);
 
-static_assert(std::endian::native == std::endian::little, "GGUF values are used as they lie in the file");
+static_assert(std::endian::native == std::endian::little, "GGUF values are used as they are in the file");
 
 // The number at an address that need not be aligned.
 template <class T>

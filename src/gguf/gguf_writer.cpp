@@ -30,7 +30,7 @@ constexpr size_t kMaxDims = 4;
 constexpr uint64_t kMaxFileBytes = 1ULL << 62;
 constexpr std::string_view kAlignmentKey = "general.alignment";
 
-// A file that gets its name only when publish() says so; otherwise the destructor removes it.
+// A file that gets its final name only in publish(); otherwise the destructor removes it.
 class OutputFile {
  public:
   OutputFile(const std::string& path, uint64_t total_bytes) : path_(path) {
@@ -39,7 +39,7 @@ class OutputFile {
     if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
       throw LoadError(
           fmt::format("cannot write {}: it exists and is not a regular file; give another name", path));
-    // Through a link, the file it names is replaced and not the link.
+    // If the path is a link, the file it names is replaced, not the link.
     if (std::filesystem::is_symlink(path, ignored)) {
       const std::filesystem::path target = std::filesystem::canonical(path, ignored);
       if (!target.empty()) path_ = target.string();
@@ -91,7 +91,7 @@ class OutputFile {
                                 std::strerror(error), advice));
   }
 
-  // Better said now than after 19 of 20 GiB. The constructor has not finished, so it cleans up itself.
+  // Better to fail now than after 19 of 20 GiB. The constructor has not finished, so it cleans up itself.
   void check_space(uint64_t total_bytes) {
     std::error_code error;
     const std::filesystem::space_info space = std::filesystem::space(partial_path_, error);

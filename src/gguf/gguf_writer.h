@@ -6,7 +6,7 @@
 //   writer.add_tensor("output_norm.weight", DType::F32, {2048}, bytes);
 //   writer.write("model.gguf");
 //
-// Tensor data is not held: a span is read when the file is written, a source is called then, so files larger
+// Tensor data is not held: a span is read, or a source is called, when the file is written, so files larger
 // than memory are fine. One thread at a time. A failure to write throws LoadError; a tensor or a key that the
 // format does not allow is a bug of the caller (THERMO_CHECK).
 #pragma once
@@ -70,8 +70,8 @@ class GgufWriter {
   // REQUIRES: `source` hands out exactly the tensor's size.
   void add_tensor(std::string_view name, DType dtype, const std::vector<uint64_t>& dims, TensorSource source);
 
-  // Writes PATH.partial and renames it when complete: no half file gets the final name, and a process that
-  // has the old file mapped keeps it. Throws LoadError: not writable, not enough space.
+  // Writes PATH.partial and renames it when complete: no incomplete file gets the final name, and a process
+  // that has the old file mapped keeps it. Throws LoadError: not writable, not enough space.
   void write(const std::string& path) const;
   // Writes PREFIX-00001-of-0000N.gguf and so on, with at most max_tensors each; returns the paths. All parts
   // appear at the end, together.
@@ -90,7 +90,7 @@ class GgufWriter {
     uint64_t n_bytes;
     TensorSource source;
   };
-  // Everything in front of the data, and the size of the whole.
+  // Everything before the data, and the size of the whole.
   struct Layout {
     std::vector<std::byte> head;
     uint64_t alignment;
