@@ -9,8 +9,8 @@
 namespace thermo {
 namespace {
 
-// Four floats: what every x86-64 has. Written out because the compiler leaves comparisons that must respect
-// NaN scalar. Each loop below keeps four of these, to overlap their latencies.
+// Four floats: what every x86-64 has. Written by hand because the compiler does not vectorise comparisons
+// that must respect NaN. Each loop below keeps four of these, to overlap their latencies.
 typedef float Vec __attribute__((vector_size(16)));
 typedef uint32_t VecBits __attribute__((vector_size(16)));
 constexpr size_t kStep = 16;  // floats per round of a loop
@@ -48,8 +48,8 @@ float max_of(const float* x, size_t n) {
   return max;
 }
 
-// exp(x) for x <= 0 within a few units in the last place; about 1e-38 below -87 and for NaN, which no sum
-// notices that contains the exp(0) of its maximum.
+// exp(x) for x <= 0 within a few units in the last place; about 1e-38 below -87 and for NaN, which makes no
+// difference to a sum that contains exp(0) of its maximum.
 inline Vec exp_nonpositive(Vec x) {
   x = larger(x, fill(-87.0f));
   const Vec shifted = x * 1.44269504f + 0x1.8p23f;  // nearest integer of x / ln 2, in the low bits
@@ -85,8 +85,8 @@ int32_t TopTokens::argmax() const noexcept {
 void TopTokens::take(int64_t n, std::vector<Candidate>& out) {
   out.clear();
   if (n <= 0) return;
-  // The n-th largest run maximum bounds the n-th largest logit from below: n runs hold at least one such
-  // each.
+  // The n-th largest run maximum bounds the n-th largest logit from below: each of n runs holds at least one
+  // logit that large.
   float threshold = -INFINITY;
   if (n < static_cast<int64_t>(run_max_.size())) {
     sorted_max_ = run_max_;

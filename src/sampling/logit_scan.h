@@ -1,5 +1,5 @@
 // Passes over a whole row of logits: largest tokens, sums of exponentials, mean and deviation. A row is about
-// a megabyte, so the passes are what sampling costs; each reads the row once and vectorises.
+// a megabyte, so these passes are the cost of sampling; each reads the row once and vectorises.
 //
 // A NaN counts as minus infinity everywhere.
 #pragma once
@@ -23,7 +23,7 @@ inline bool comes_first(const Candidate& a, const Candidate& b) noexcept {
 // the maximum of each run of kRun logits, and from then on looks only at runs that can matter.
 class TopTokens {
  public:
-  // `logits` must stay as it is until the next start().
+  // `logits` must stay unchanged until the next start().
   void start(std::span<const float> logits);
   // The largest logit, -inf when the row has none above that.
   float max() const noexcept { return max_; }

@@ -26,7 +26,7 @@ std::vector<TokenLogprob> top_logprobs(std::span<const float> logits, int32_t ch
   top.take(n, candidates);
   std::vector<TokenLogprob> result{{chosen, logprob(logits[static_cast<size_t>(chosen)])}};
   for (const Candidate& c : candidates) result.push_back({c.id, logprob(c.logit)});
-  // Tokens that cannot occur make up the number, lowest id first.
+  // Tokens that cannot occur fill up the list, lowest id first.
   const auto want = static_cast<size_t>(std::clamp<int64_t>(n, 0, static_cast<int64_t>(logits.size())));
   for (size_t id = 0; id < logits.size() && result.size() < want + 1; ++id)
     if (!(logits[id] > -INFINITY)) result.push_back({static_cast<int32_t>(id), -INFINITY});

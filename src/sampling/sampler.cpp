@@ -106,7 +106,7 @@ void Sampler::edit_tokens(const LogitOf& logit, const Filter& filter,
   filter();
 
   for (const RepeatedRun& run : runs) {
-    // Capped: the power of a long run overflows, and no logit comes back from a hundred thousand below.
+    // Capped: the power of a long run overflows, and a logit a hundred thousand lower is out of reach anyway.
     const double grown = std::pow(params_.dry_base, run.length - params_.dry_allowed_length);
     if (float* const x = logit(run.next))
       *x -= static_cast<float>(std::min(1e5, params_.dry_multiplier * grown));
@@ -158,7 +158,7 @@ int32_t Sampler::sample(std::span<const float> logits, int64_t position, const T
 
   const std::span<const float> row = edit(logits, lazy ? kAllowAll : filter);
   top_.start(row);
-  if (greedy || top_.max() == INFINITY) {  // no distribution can be made of an infinite logit
+  if (greedy || top_.max() == INFINITY) {  // an infinite logit gives no distribution
     if (!lazy_filter && top_.argmax() >= 0) return top_.argmax();
     take_allowed(1, lazy_filter);
     return candidates_.empty() ? last_resort(filter) : candidates_[0].id;
@@ -181,7 +181,7 @@ void Sampler::gather(std::span<const float> row, const TokenFilter& filter) {
     take_allowed(params_.top_k, filter);
     std::erase_if(candidates_, [&](const Candidate& c) { return c.logit < threshold; });
   } else if (nucleus && !typical && threshold == -INFINITY && top_.max() > -INFINITY) {
-    // The nucleus is nearly always small: look for it in a few tokens before sorting many.
+    // The nucleus is nearly always small: look for it among a few tokens before sorting many.
     const double total = sum_exp(row, top_.max());
     for (int64_t tried = 256;; tried *= 8) {
       top_.take(tried, candidates_);
@@ -191,7 +191,7 @@ void Sampler::gather(std::span<const float> row, const TokenFilter& filter) {
     }
     return cut_top_p(total);
   } else {
-    // Without cuts that sum, min_p is one more threshold; far below it there may be very many tokens.
+    // Without cuts that need a sum, min_p is one more threshold; there may be very many tokens far below it.
     if (!typical && !nucleus && params_.min_p > 0.0f)
       threshold = std::max(threshold, top_.max() + std::log(params_.min_p) - 1e-3f);
     candidates_.clear();
@@ -285,7 +285,7 @@ bool Sampler::gather_top(const TopLogits& top, bool edited) {
   }
   if (params_.top_p < 1.0f) {
     // The row's sum was rounded in another order than ours would be: the cut must be the same at both ends of
-    // what it may be.
+    // its error range.
     if (edited) return false;
     constexpr double kSumError = 3e-5;
     const std::vector<Candidate> all = candidates_;
@@ -293,7 +293,7 @@ bool Sampler::gather_top(const TopLogits& top, bool edited) {
     const size_t n = candidates_.size();
     candidates_ = all;
     cut_top_p(top.sum_exp * (1.0 + kSumError));
-    // A cut that took everything may have wanted more.
+    // A cut that took every listed token may have wanted more.
     return candidates_.size() == n && (whole || n < all.size());
   }
   const float threshold = candidates_[0].logit + std::log(params_.min_p) - 1e-3f;

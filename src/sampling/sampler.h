@@ -22,8 +22,8 @@
 
 namespace thermo {
 
-// Whether a grammar allows this token next. Must give the same answer throughout one sample(). It is asked
-// for the most likely tokens only, where the parameters permit, so a slow answer is affordable.
+// Whether a grammar allows this token next. Must give the same answer throughout one sample(). Where the
+// parameters permit, it is asked only for the most likely tokens, so it may be slow.
 using TokenFilter = std::function<bool(int32_t)>;
 
 class Sampler {
@@ -34,7 +34,7 @@ class Sampler {
 
   // Tokens before the reply: repetition penalty and DRY look at them.
   void accept_prompt(std::span<const int32_t> tokens);
-  // The next token of the reply. A forced token counts for min_tokens but for no penalty.
+  // The next token of the reply. A forced token counts for min_tokens but not for penalties.
   void accept(int32_t token, bool forced = false);
 
   // The token for `position` (absolute, of the token to be chosen). Changes no history. Always an id in
@@ -60,8 +60,8 @@ class Sampler {
   bool end_tokens_banned() const noexcept;
   bool is_banned(int32_t token) const;
   bool edits_nothing(std::span<const RepeatedRun> runs) const noexcept;
-  // Bias, penalties and DRY, in order; the filter comes between them. `logit(token)` is where the token's
-  // logit lies, or null.
+  // Bias, penalties and DRY, in order; the filter comes between them. `logit(token)` points to the token's
+  // logit, or is null.
   template <class LogitOf, class Filter>
   void edit_tokens(const LogitOf& logit, const Filter& filter, std::span<const RepeatedRun> runs) const;
   // The logits after bias, penalties, filter and DRY: `logits` itself when none applies, else edited_.
@@ -95,7 +95,7 @@ class Sampler {
   std::vector<float> edited_;
   std::vector<Candidate> candidates_;
   std::vector<double> weights_;
-  std::vector<int32_t> place_;  // of a token in candidates_, or -1; kept when penalties meet a listed top
+  std::vector<int32_t> place_;  // index of a token in candidates_, or -1; for penalties on a listed top
   TopTokens top_;
   RunFinder runs_;
 };

@@ -32,7 +32,7 @@ Tokens last_of(Tokens tokens, int n) {
   return tokens;
 }
 
-// Longest run before each earlier place that equals the end of the history, by comparing token by token.
+// Longest run before each earlier position that equals the end of the history, by comparing token by token.
 std::map<int32_t, int> naive_runs(const Tokens& history, int min_length, const Tokens& breakers) {
   std::map<int32_t, int> longest;
   for (size_t next = 1; next < history.size(); ++next) {

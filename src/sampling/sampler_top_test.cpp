@@ -19,7 +19,7 @@ std::vector<float> random_row(int n_vocab, uint64_t seed, float deviation) {
   return row;
 }
 
-// In another order than the definition's, as a GPU lists it.
+// In another order than the definition, as a GPU lists it.
 std::unique_ptr<TopLogits> top_of(std::span<const float> row, int n_wanted, uint64_t seed) {
   auto top = std::make_unique<TopLogits>();
   top_logits_ref(row, n_wanted, *top);
@@ -127,8 +127,8 @@ TEST(SamplerTop, SettlesTheUsualParameters) {
   }
 }
 
-// The sum that comes with the top is rounded otherwise than the row's, so a nucleus that ends within rounding
-// must not be cut from it.
+// The sum that comes with the top is rounded differently from the row's, so a nucleus that ends within
+// rounding must not be cut with it.
 TEST(SamplerTop, NeverCutsANucleusThatEndsWithinRounding) {
   int n_asked = 0;
   for (uint64_t seed = 0; seed < 200; ++seed) {

@@ -24,12 +24,12 @@ struct SamplingParams {
   int top_k = 20;            // 0..n_vocab most likely tokens; 0 or -1: off
   float top_p = 0.95f;       // 0..1; fewest most likely tokens with this much of the probability; 1: off
   float min_p = 0.0f;        // 0..1; at least this share of the most likely token's probability; 0: off
-  float typical_p = 1.0f;    // 0..1; tokens nearest to the expected surprise, with this much in sum; 1: off
+  float typical_p = 1.0f;    // 0..1; tokens nearest to the expected surprise, this much in total; 1: off
   float top_n_sigma = 0.0f;  // 0..100; logits within this many deviations of the largest; 0 or -1: off
 
   // Penalties. The first two look at the generated tokens of this reply only, the third at prompt and reply.
-  float presence_penalty = 0.0f;    // -2..2; off the logit of every token that occurred
-  float frequency_penalty = 0.0f;   // -2..2; off the logit, for each time the token occurred
+  float presence_penalty = 0.0f;    // -2..2; subtracted from the logit of every token that occurred
+  float frequency_penalty = 0.0f;   // -2..2; subtracted from the logit, for each time the token occurred
   float repetition_penalty = 1.0f;  // 0.1..10; divides positive logits, multiplies negative ones
   int repeat_last_n = -1;           // tokens that repetition_penalty and DRY look back; -1: all, 0: none
 

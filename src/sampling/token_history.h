@@ -9,7 +9,7 @@
 
 namespace thermo {
 
-// How often each token occurs. Entries lie in one array, because they are walked for every sampled token.
+// How often each token occurs. Entries are in one array, because they are walked for every sampled token.
 class TokenCounts {
  public:
   struct Entry {
@@ -23,7 +23,7 @@ class TokenCounts {
 
  private:
   std::vector<Entry> entries_;
-  std::unordered_map<int32_t, size_t> index_;  // token to its place in entries_
+  std::unordered_map<int32_t, size_t> index_;  // token to its index in entries_
 };
 
 // The last n tokens, oldest first, as one contiguous span.
@@ -38,16 +38,17 @@ class TokenWindow {
 
  private:
   int last_n_;
-  std::vector<int32_t> tokens_;  // the window is its end; the beginning is dropped once in a while
+  std::vector<int32_t> tokens_;  // the window is its end; the beginning is dropped now and then
 };
 
-// A token that would continue the run of tokens at the end of the history as an earlier one was continued.
+// A token that would continue the run at the end of the history in the way an earlier equal run was
+// continued.
 struct RepeatedRun {
   int32_t next;
   int length;  // of the longest such run
 };
 
-// Finds those with runs of at least `min_length` that hold neither a breaker nor a negative token.
+// Finds those whose runs have at least `min_length` tokens, with no breaker and no negative token among them.
 class RunFinder {
  public:
   std::span<const RepeatedRun> find(std::span<const int32_t> history, int min_length,
@@ -56,7 +57,7 @@ class RunFinder {
  private:
   std::vector<int> match_;  // per distance from the end: tokens that match those at the end
   std::vector<RepeatedRun> runs_;
-  std::unordered_map<int32_t, size_t> index_;  // next to its place in runs_
+  std::unordered_map<int32_t, size_t> index_;  // next to its index in runs_
 };
 
 }  // namespace thermo
