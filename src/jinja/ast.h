@@ -1,4 +1,4 @@
-// The parsed template. Nodes are plain structs; which fields a kind uses is said at the kind.
+// The parsed template. Nodes are plain structs; the comment at each kind says which fields it uses.
 #pragma once
 
 #include <memory>

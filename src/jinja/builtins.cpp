@@ -63,7 +63,7 @@ Value make_namespace(Interpreter& vm, CallArgs& args) {
   return space;
 }
 
-// An object with next(), reset() and current, kept as a namespace. The heap keeps namespaces until the end,
+// An object with next(), reset() and current, stored as a namespace. The heap keeps namespaces until the end,
 // so the functions may refer to its attributes.
 Value make_cycler(Interpreter& vm, CallArgs& args) {
   if (args.positional.empty()) fail("cycler() needs at least one value");

@@ -70,7 +70,7 @@ class BoundArgs {
 // What dict(...), namespace(...) and dict.update(...) take: a mapping or pairs, then keywords.
 void add_dict_arguments(Interpreter& vm, Dict& dict, CallArgs& args, const char* function);
 
-// A string stays itself, anything else becomes str() of it.
+// A string stays as it is; anything else becomes str() of it.
 Value soft_string(Interpreter& vm, const Value& v);
 
 }  // namespace thermo::jinja

@@ -18,10 +18,10 @@ struct TupleRules {
 ExprPtr parse_expression(TokenStream& in, bool with_conditional = true);
 // One expression, or several with commas between them.
 ExprPtr parse_tuple(TokenStream& in, const TupleRules& rules = {});
-// What stands left of "=" or "in".
+// What comes before "=" or "in".
 ExprPtr parse_assign_target(TokenStream& in, std::string_view end_name, bool with_namespace = false);
 std::string parse_assign_name(TokenStream& in);
-// "| filter | filter" behind `input`. inline_start: the first filter has no "|" before it.
+// "| filter | filter" after `input`. inline_start: the first filter has no "|" before it.
 ExprPtr parse_filter_chain(TokenStream& in, ExprPtr input, bool inline_start = false);
 
 }  // namespace thermo::jinja

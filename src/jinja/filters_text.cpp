@@ -113,7 +113,7 @@ Value filter_center(Interpreter& vm, const Value& input, CallArgs& args) {
   const Text t = to_text(input);
   const size_t n = count_code_points(t.bytes);
   const size_t missing = width > n ? width - n : 0;
-  // CPython gives the odd space to the left when both the gap and the width are odd.
+  // CPython puts the odd space on the left when both the gap and the width are odd.
   const size_t left = missing / 2 + (missing & width & 1);
   Text out(std::string(left, ' '));
   out.append(t);

@@ -97,7 +97,7 @@ Value filter_round(Interpreter& vm, const Value& input, CallArgs& args) {
                 Value::real(method == "ceil" ? std::ceil(scaled) : std::floor(scaled)), scale);
 }
 
-// getattr() alone: unlike `.`, keys of a mapping are not looked at.
+// getattr() alone: unlike `.`, it does not look at the keys of a mapping.
 Value filter_attr(Interpreter& vm, const Value& input, CallArgs& args) {
   const BoundArgs a("attr", args, {"name"}, 1);
   const std::string name = to_text(a[0]).bytes;

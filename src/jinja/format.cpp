@@ -183,7 +183,7 @@ Text format_value(const Value& v, const Spec& spec, std::string_view shown_spec)
   return padded(cut_to(to_text(v), spec.precision), spec, '<');
 }
 
-// What stands before ':' and '!' in {...}: a name or number, then .attribute and [key].
+// What comes before ':' and '!' in {...}: a name or number, then .attribute and [key].
 Value look_up_field(Heap& heap, std::string_view field, const CallArgs& args, size_t& next_auto) {
   const size_t end = std::min(field.find_first_of(".["), field.size());
   const std::string_view name = field.substr(0, end);

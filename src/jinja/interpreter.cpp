@@ -11,7 +11,7 @@ namespace thermo::jinja {
 
 namespace {
 
-// Puts a variable back when the block ends, also by an exception.
+// Restores a variable when the block ends, even by an exception.
 template <class T>
 class Restore {
  public:
@@ -172,7 +172,7 @@ void Interpreter::run_loop(const Stmt& stmt, const Value& iterable, std::shared_
   const Restore<std::shared_ptr<Scope>> restore(scope_);
   scope_ = outer;
   auto items = std::make_shared<Iter>(heap, iterable);
-  // The loop object may be kept by the template beyond the loop, so it owns what it pulls from.
+  // The template may keep the loop object beyond the loop, so it owns what it pulls from.
   std::function<bool(Value&)> pull = [items](Value& item) { return items->next(item); };
   if (stmt.condition != nullptr) {
     pull = [this, items, &stmt, outer](Value& item) {

@@ -9,7 +9,7 @@ namespace thermo::jinja {
 
 namespace {
 
-// \r\n and \r become \n, and one newline at the end goes.
+// \r\n and \r become \n, and one newline at the end is removed.
 std::string normalize_newlines(std::string_view s) {
   std::string out;
   out.reserve(s.size());
@@ -79,7 +79,7 @@ class Lexer {
     line_ += static_cast<int>(std::count(text.begin(), text.end(), '\n'));
   }
 
-  // Moves on to `end`; remembers whether the next text begins a line.
+  // Moves on to `end` and remembers whether the next text begins a line.
   void move_to(size_t end) {
     count_lines(s_.substr(pos_, end - pos_));
     pos_ = end;

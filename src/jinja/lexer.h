@@ -1,6 +1,6 @@
 // Template source to tokens, with the whitespace rules of jinja2 under trim_blocks and lstrip_blocks: the
-// newline after a block or comment goes, spaces before one at the start of a line go, "-" strips all
-// whitespace on its side and "+" keeps it.
+// newline after a block or comment is removed, and so are spaces before one at the start of a line; "-"
+// strips all whitespace on its side and "+" keeps it.
 #pragma once
 
 #include <string>

@@ -124,7 +124,7 @@ Value str_join(Interpreter& vm, const Value& self, CallArgs& args) {
 // The optional start and end of find, count, startswith as bytes, from arguments 1 and 2.
 struct Window {
   size_t begin, end;
-  bool exists;  // false: start lies behind the end, where nothing is found, not even ""
+  bool exists;  // false: start is past the end, where nothing is found, not even ""
 };
 Window window(Interpreter& vm, const Value& self, const BoundArgs& a) {
   const std::string_view s = self.view();

@@ -39,7 +39,7 @@ class Template {
   static Result<Template> parse(const std::string& source);
 
   // `context`: an object, its members are the names the template sees. Errors are InvalidArgument; the
-  // message of raise_exception() is the error's message, behind the line.
+  // message of raise_exception() is the error's message, after the line number.
   Result<Rendered> render(const Json& context, const RenderOptions& options = {}) const;
 
  private:

@@ -1,4 +1,4 @@
-// What may stand behind `is`.
+// What may follow `is`.
 #include "jinja/builtins.h"
 #include "jinja/py_string.h"
 

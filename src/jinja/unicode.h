@@ -40,7 +40,7 @@ void append_lower(std::string& out, char32_t c);
 void append_title(std::string& out, char32_t c);
 void append_folded(std::string& out, char32_t c);
 
-// The tables behind the functions above; unicode_tables.cpp is generated.
+// The tables that the functions above use; unicode_tables.cpp is generated.
 struct CodeRange {
   uint32_t first, last;
 };

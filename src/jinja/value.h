@@ -57,7 +57,7 @@ struct Object {
   Object(const Object&) = delete;
   Object& operator=(const Object&) = delete;
   virtual ~Object();
-  // Lets go of the values it holds.
+  // Releases the values it holds.
   virtual void drop_references() {}
 
   Heap* heap;
@@ -83,7 +83,7 @@ class Value {
   static Value boolean(bool b) noexcept { return Value(Kind::Bool, Int{b}); }
   static Value integer(Int i) noexcept { return Value(Kind::Integer, i); }
   static Value real(double d) noexcept;
-  // Undefined with the sentence that using it fails with.
+  // Undefined, with the message of the error that using it gives.
   static Value undefined(std::string why);
   Value(Kind kind, std::shared_ptr<Object> object) noexcept
       : kind_(kind), int_(0), object_(std::move(object)) {}
@@ -117,7 +117,7 @@ class Value {
   const Object* object() const noexcept { return object_.get(); }
   const std::shared_ptr<Object>& shared() const noexcept { return object_; }
 
-  // Why this undefined value is one.
+  // Why this value is undefined.
   std::string undefined_reason() const;
 
  private:
@@ -172,7 +172,7 @@ struct Range : Object {
 
 enum class ViewKind : uint8_t { Keys, Values, Items };
 
-struct View : Object {  // dict.keys() and its sisters
+struct View : Object {  // dict.keys(), dict.values() and dict.items()
   View(Heap* owner, ViewKind k, Value d) : Object(owner), view_kind(k), dict(std::move(d)) {}
   ViewKind view_kind;
   Value dict;
@@ -244,13 +244,13 @@ class Heap {
   void add_live(size_t bytes);
   void remove_live(size_t bytes) noexcept { live_bytes_ -= bytes; }
 
-  // Lists and dicts changed by a method, namespaces and scopes of macros may reach themselves; what is given
-  // here is emptied at the end so that no cycle leaks.
+  // Lists and dicts changed by a method, namespaces and scopes of macros may refer to themselves. What is
+  // passed here is emptied at the end, so that no cycle leaks.
   void remember_mutable(const std::shared_ptr<Object>& object);
-  // Frees objects one after another instead of one inside another: a long chain must not use up the stack.
+  // Frees objects one after another instead of one inside another: a long chain must not overflow the stack.
   void bury(Object* object) noexcept;
 
-  // Bounds generators that pull from generators that pull from generators.
+  // Limits how deep generators pull from other generators.
   class PullGuard {
    public:
     explicit PullGuard(Heap& heap) : heap_(heap) {
