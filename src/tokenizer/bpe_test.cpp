@@ -195,7 +195,7 @@ TEST(EncodeSegments, DoesNotCutInUntrustedTextNorAcrossItsBorder) {
     EXPECT_EQ(tokenizer.vocab().token_type(ids[i]), TokenType::Normal);
   EXPECT_EQ(tokenizer.decode(ids, {.special = true}), text);
 
-  // Half of a marker in the message and half in the template, either way round.
+  // Half of a marker in the message and half in the template, and the other way round.
   for (size_t cut = 1; cut < 7; ++cut) {
     for (const ByteRange half : {ByteRange{0, cut}, ByteRange{cut, 7}}) {
       const Ids forged = tokenizer.encode_segments("<think>", std::span(&half, 1));

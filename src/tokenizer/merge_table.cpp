@@ -1,9 +1,9 @@
 // Symbols are interned at load, so that merging compares and looks up integers and never touches text.
 //
-// Pieces are words of a few bytes nearly always. For those a scan over an array of ranks is fastest,
-// though quadratic. Long pieces (a megabyte of one letter is a legal request) use a linked list and a heap
-// of (rank, position); entries that a later merge has overtaken are recognised when they come up, because
-// the rank stored for their position has changed.
+// Pieces are nearly always words of a few bytes. For those a scan over an array of ranks is fastest, though
+// quadratic. Long pieces (a megabyte of one letter is a legal request) use a linked list and a heap of (rank,
+// position). An entry that a later merge has overtaken is recognised when it comes up, because the rank
+// stored for its position has changed.
 #include "tokenizer/merge_table.h"
 
 #include <fmt/format.h>

@@ -31,7 +31,7 @@ class MergeTable {
   void merge(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const;
 
  private:
-  // One slot of an open-addressing table. Symbols are token ids; a merge may also make a text that is no
+  // One slot of an open-addressing table. Symbols are token ids; a merge may also make a text that is not a
   // token, which gets a number from n_tokens_ on.
   struct Slot {
     uint64_t pair;  // left symbol << 32 | right symbol

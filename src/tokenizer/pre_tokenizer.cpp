@@ -34,7 +34,7 @@ bool is_newline(char c) {
   return c == '\n' || c == '\r';
 }
 
-// Finds where the piece that begins at one place ends.
+// Finds the end of the piece that begins at a given position.
 class PieceEnd {
  public:
   PieceEnd(PreTokenizer kind, std::string_view text)
@@ -48,7 +48,7 @@ class PieceEnd {
       if (const size_t length = contraction_length(pos + 1); length != 0) return pos + 1 + length;
     }
     const Char first = at(pos);
-    // A word, with one character of any other kind in front but a digit or a newline.
+    // A word, after at most one character that is neither letter, digit nor newline.
     if ((first.cls & kClassNumber) != 0) return first.end;
     if ((first.cls & word_) != 0) return skip_while_in(word_, first.end);
     const bool newline = is_newline(text_[pos]);
@@ -56,7 +56,7 @@ class PieceEnd {
       const Char second = at(first.end);
       if ((second.cls & word_) != 0) return skip_while_in(word_, second.end);
     }
-    // Punctuation, with one space in front and all newlines behind.
+    // Punctuation, with one space before it and all newlines after it.
     size_t punctuation = pos;
     if (text_[pos] == ' ') punctuation = pos + 1;
     const size_t end = skip_punctuation(punctuation);
@@ -120,8 +120,8 @@ class PieceEnd {
     }
   }
 
-  // Up to the last newline of the run if it has one; else all of it but the last character, which goes
-  // to the word that follows; all of it where nothing follows or it is a single character.
+  // Up to the last newline of the run if it has one. Otherwise all of it except the last character, which
+  // goes to the word that follows; all of it if nothing follows or it is a single character.
   size_t white_space_end(size_t pos) const {
     size_t end = pos;
     size_t last = pos;          // start of the last character of the run

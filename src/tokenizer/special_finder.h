@@ -42,7 +42,7 @@ class SpecialFinder {
   uint32_t child(uint32_t node, uint8_t byte) const noexcept;
 
   std::vector<Node> nodes_;
-  std::array<uint32_t, 256> roots_{};  // by first byte: most positions of a text are dismissed by one look
+  std::array<uint32_t, 256> roots_{};  // by first byte: one look dismisses most positions of a text
 };
 
 }  // namespace thermo

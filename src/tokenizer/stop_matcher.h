@@ -10,10 +10,10 @@
 
 namespace thermo {
 
-// Lets text through up to the first stop string: the leftmost match, the longest of those that begin
-// there. The match and all after it are not emitted. What may still become a match is held back. However
-// the text is cut up, what comes out and which string matched are the same; so a match is decided only once
-// no stop string that began earlier, or there and is longer, can still complete.
+// Lets text through up to the first stop string: the leftmost match, and the longest of those that begin
+// there. The match and all text after it are not emitted. Text that may still become a match is held back.
+// What comes out, and which string matched, does not depend on how the text is cut up; so a match is decided
+// only once no stop string that began earlier, or there and is longer, can still complete.
 class StopMatcher {
  public:
   // Empty strings are ignored.
@@ -22,8 +22,8 @@ class StopMatcher {
   // The text that is now certain to be visible. Nothing after a match.
   std::string push(std::string_view bytes);
 
-  // At the end of the stream: what was held back, or what stands before a match that was still open for a
-  // longer one. Look at matched() after it.
+  // At the end of the stream: what was held back, or what comes before a match that was still open for a
+  // longer one. Call matched() after it.
   std::string flush();
 
   bool matched() const noexcept { return matched_.has_value(); }

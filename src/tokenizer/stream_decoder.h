@@ -11,9 +11,9 @@
 
 namespace thermo {
 
-// Bytes that come in arbitrary parts, as valid UTF-8: a character is held back until it is complete (three
-// bytes at most); what can no longer become one is U+FFFD at once, one for an interrupted sequence and one
-// for each other stray byte. However the bytes are cut up, the text is the same.
+// Bytes that come in arbitrary parts, as valid UTF-8. A character is held back until it is complete (three
+// bytes at most). Bytes that can no longer become one give U+FFFD at once: one for an interrupted sequence
+// and one for each other stray byte. The text does not depend on how the bytes are cut up.
 class Utf8Assembler {
  public:
   // The text that these bytes complete; may be empty.

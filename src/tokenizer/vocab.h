@@ -61,7 +61,7 @@ class Vocab {
   // A control, unknown or user-defined token by its literal text: "<think>".
   std::optional<int32_t> find_special(std::string_view text) const;
 
-  // eos, eot, eom, and what the family ends with by convention whatever the file names.
+  // eos, eot, eom, and the tokens that end a turn by convention in this family, whatever the file names.
   bool is_end_of_generation(int32_t id) const noexcept;
   std::span<const int32_t> end_of_generation() const noexcept { return end_of_generation_; }  // ascending
 
@@ -83,7 +83,7 @@ class Vocab {
 
   std::vector<std::string> tokens_;
   std::vector<TokenType> types_;
-  std::string bytes_;              // of all tokens, one after the other
+  std::string bytes_;              // of all tokens, one after another
   std::vector<size_t> bytes_end_;  // per token, end of its part of bytes_
   std::map<std::string, int32_t, std::less<>> specials_;
   std::vector<int32_t> end_of_generation_;
