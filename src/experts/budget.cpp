@@ -19,7 +19,7 @@ Error refuse(const char* sentence) {
 
 uint64_t ExpertBudget::resolve(uint64_t total_bytes, uint64_t auto_bytes) const {
   uint64_t wanted = bytes.value_or(auto_bytes);
-  // Rounded up, so that 100 % is everything and a share that hits an expert's end exactly holds it.
+  // Rounded up, so that 100 % is everything and a share that ends exactly at an expert's end includes it.
   if (share) wanted = static_cast<uint64_t>(std::ceil(*share * static_cast<double>(total_bytes)));
   return std::min(wanted, total_bytes);
 }

@@ -1,4 +1,4 @@
-// What experts a model has: how many in each layer, how large, and where the file holds them.
+// Which experts a model has: how many in each layer, how large, and where the file holds them.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace thermo {
 // The experts of one layer. They all have the same shapes and types, so they have the same size.
 struct ExpertLayer {
   std::vector<Ffn> experts;   // views of the file; empty: a dense layer
-  uint64_t expert_bytes = 0;  // packed: gate, up and down one behind the other, each aligned to kExpertAlign
+  uint64_t expert_bytes = 0;  // packed: gate, up, down one after another, each aligned to kExpertAlign
   uint64_t up_offset = 0;     // from the expert's address
   uint64_t down_offset = 0;
 

@@ -11,15 +11,16 @@
 namespace thermo {
 namespace {
 
-// More while they arrive, less when they do not; never none, so that a link that was busy is tried again.
+// More while parcels arrive, fewer when they do not; never none, so that a link that was busy is tried again.
 constexpr float kMost = kMaxParcels, kLeast = 0.05f;
 constexpr float kMore = 0.02f, kLess = 0.9f;
-// What may be late, and what must be used of the rest. (Of those that come, 70 to 75 % of the synthetic
-// 35B-A3B's are used; of Plankton's, a small trained model, about 40 % with 40 % of its experts hot.)
+// How many may be late, and how many of the rest must be used. (Of those that arrive, 70 to 75 % of the
+// synthetic 35B-A3B's are used; of Plankton's, a small trained model, about 40 % with 40 % of its experts
+// hot.)
 constexpr float kLateShare = 0.2f, kUsefulShare = 0.5f;
 constexpr float kMemory = 64.0f;  // parcels
 
-// One place for so many experts. What is sent in a step and may stay should not be overwritten in it.
+// One parcel place for so many experts. A parcel that may stay should not be overwritten within its step.
 constexpr int kExpertsPerPlace = 128, kMinPlaces = 16, kMaxPlaces = 64;
 
 }  // namespace
@@ -71,7 +72,7 @@ int Courier::allot(int n) noexcept {
   return whole;
 }
 
-// One that this step has not filled, else that of the first layer that is done; -1: there is none.
+// A place that this step has not filled, else the place of the earliest finished layer; -1: there is none.
 int Courier::take_place(int layer) noexcept {
   const uint64_t bytes = catalog_.layers[static_cast<size_t>(layer)].expert_bytes;
   int found = -1, lowest = layer - kDistance;

@@ -1,18 +1,18 @@
-// Carries experts to the device before they are needed: parcels for a layer travel over the link while the
-// device and the processor are at the kDistance layers before it. (For the next layer alone they come too
-// late: an expert takes 40 us over a good link, a layer little more.)
+// Sends experts to the device before they are needed. A parcel is such an expert: parcels for a layer travel
+// over the link while the device and the processor work on the kDistance layers before it. (For the next
+// layer alone they come too late: an expert takes 40 us over a good link, a layer little more.)
 //
-// A parcel is a copy and, behind it, a word that says for which layer of which step it is (cold_mail.h).
-// Nobody waits for one: a parcel that is not there when its layer looks was carried for nothing, and the
-// expert goes to the processor as if it had not been guessed. So the number that is sent follows what
-// arrives, and what of it is used: one that is not takes as much of main memory as it would have saved.
+// After the copy of a parcel comes a word that says for which layer of which step it is (cold_mail.h). No one
+// waits for a parcel: if it has not arrived when its layer looks, it was sent for nothing, and the expert
+// goes to the processor as if it had not been guessed. So the number of parcels follows how many arrive and
+// how many of these are used: an unused parcel takes as much of main memory's time as a used one saves.
 //
-// A parcel that was used may stay: if its expert is worth a slot, the place it lies in becomes that slot, and
-// the memory of the expert that leaves becomes the place (ExpertStore::exchange). That moves experts without
-// copying them for it.
+// A parcel that was used may stay. If its expert is worth a slot, the parcel place becomes that slot, and the
+// memory of the expert that leaves becomes the parcel place (ExpertStore::exchange). This moves experts
+// without copying them.
 //
-// Each place is of the size of some layers' experts. Within a step places are filled once, then again those
-// of layers that are done: when a layer posts, all before it are.
+// Each parcel place (here: place) has the size of some layers' experts. A step fills each place once. A
+// layer's post means that all earlier layers have finished, so their places may be filled again.
 #pragma once
 
 #include <cstddef>
@@ -26,11 +26,11 @@
 
 namespace thermo {
 
-// The link. Parcels arrive in the order they are sent in.
+// The link. Parcels arrive in the order in which they are sent.
 class ParcelDevice {
  public:
   virtual ~ParcelDevice() = default;
-  // Copies, then makes number `index` of the announced words `word`.
+  // Copies, then sets number `index` of the announced words to `word`.
   virtual void send(std::byte* to, const std::byte* from, size_t n_bytes, int index,
                     uint64_t word) noexcept = 0;
   // From the next step on place `index` is at `address`.
@@ -44,8 +44,8 @@ class Courier {
   static std::vector<uint64_t> place_sizes(const ExpertCatalog& catalog);
   static uint64_t places_bytes(const ExpertCatalog& catalog);
 
-  // Whether an expert that lies in `memory` stays there, and what memory is the place's instead; nullptr: it
-  // does not (ExpertStore::exchange).
+  // Whether an expert in `memory` stays there: returns the memory that becomes the place instead, or nullptr
+  // if it does not stay (ExpertStore::exchange).
   using KeepFn = std::function<std::byte*(int layer, int expert, std::byte* memory)>;
 
   // `places`: places_bytes() on the device. All must outlive it.
@@ -53,15 +53,15 @@ class Courier {
 
   // `ticket`: of the step.
   void begin_step(uint32_t ticket) noexcept;
-  // How many of n likely experts of a layer shall be sent. Each call counts as a layer.
+  // How many of n likely experts of a layer to send. Each call counts as a layer.
   int allot(int n) noexcept;
-  // By the layer kDistance before: sends the experts of `layer`, likeliest first, at most kMaxParcels, as
-  // long as there are places; `addresses` in host memory.
+  // Called by the layer kDistance earlier: sends the experts of `layer`, likeliest first, at most
+  // kMaxParcels, while there are places; `addresses` are in host memory.
   void send(int layer, std::span<const int32_t> experts, const std::byte* const* addresses) noexcept;
   // Whether the expert is on its way in this step.
   bool sent(int layer, int expert) const noexcept;
-  // Behind the step, before end_step(): which parcels of a layer were there, and were used (ColdRecord). The
-  // heat map knows the step; what is used may stay.
+  // After the step, before end_step(): which parcels of a layer had arrived, and which were used
+  // (ColdRecord). The heat map already counts the step; a used parcel may stay.
   void settle(int layer, uint32_t came, uint32_t carried) noexcept;
   void end_step() noexcept;
 
@@ -74,13 +74,13 @@ class Courier {
   struct Place {
     std::byte* memory = nullptr;
     uint64_t bytes = 0;
-    int layer = -1;  // of this step, that it holds a parcel for
+    int layer = -1;  // of this step: the layer whose parcel it holds
     int parcel = 0;  // which of that layer
   };
   struct Parcels {  // of a layer in this step
     int n = 0;
     int32_t experts[kMaxParcels];
-    int places[kMaxParcels];  // -1: filled again since
+    int places[kMaxParcels];  // -1: filled again since then
   };
   int take_place(int layer) noexcept;
 
@@ -92,8 +92,8 @@ class Courier {
   uint32_t ticket_ = 0;
   int n_sent_ = 0, n_came_ = 0, n_used_ = 0;  // in this step
   float wanted_ = 1.0f;                       // parcels for a layer, on average
-  float due_ = 0.0f;                          // what is left of it from the layers before
-  float useful_ = 1.0f;                       // share of those that came lately
+  float due_ = 0.0f;                          // the remainder of it from earlier layers
+  float useful_ = 1.0f;                       // share of recent arrivals that were used
   uint64_t n_all_sent_ = 0, n_all_came_ = 0, sent_bytes_ = 0;
 };
 

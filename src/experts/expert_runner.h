@@ -1,5 +1,5 @@
-// Who computes the routed experts of a layer when they do not simply lie packed in main memory. The model
-// calls it once per layer; where all experts are at hand it has none and multiplies directly.
+// Computes the routed experts of a layer when they are not all packed in main memory. The model calls it once
+// per layer; if all experts are at hand there is no runner, and the model multiplies directly.
 #pragma once
 
 #include <span>
@@ -14,8 +14,8 @@ namespace thermo {
 // A layer's routed pairs, sorted by expert, and its shared expert.
 struct RoutedLayer {
   int layer = 0;
-  const Ffn* experts = nullptr;  // views of the layer's experts; a routed group's number is its place here
-  int n_routed = 0;  // groups of args.groups that are routed; one behind them is the shared expert
+  const Ffn* experts = nullptr;  // views of the layer's experts; a routed group's number is its index here
+  int n_routed = 0;              // groups of args.groups that are routed; one after them is the shared expert
   int n_rows = 0;
   ExpertFfnArgs args;  // adds into y
   ExpertFfnScratch& scratch;
@@ -29,13 +29,13 @@ class ExpertRunner {
  public:
   virtual ~ExpertRunner() = default;
 
-  // Around every step of the model. Heat of the step's uses is counted in between by the model.
+  // Around every step of the model. In between, the model counts the heat of the step's uses.
   virtual void begin_step(int n_rows) noexcept = 0;
   virtual void end_step() noexcept = 0;
-  // y += what the shared expert and every pair's expert give.
+  // y += the outputs of the shared expert and of every pair's expert.
   virtual void run(const RoutedLayer& layer) noexcept = 0;
 
-  // Between steps: heat and hot experts as they were behind the load. False: it cannot.
+  // Between steps: heat and hot experts as they were right after loading. False: it cannot.
   virtual bool reset() = 0;
   virtual HeatMap& heat() noexcept = 0;
   virtual ExpertTelemetry telemetry() const noexcept = 0;

@@ -1,14 +1,14 @@
 // Who may write a slot, and when:
 //
-//   in the table     read by steps; nobody writes
+//   in the table     read by steps; not written
 //   taken out        publish(nullptr) holds from the next step on, and a copy starts only after the steps
-//                    begun so far: the copy may be queued in the same breath
+//                    begun so far: the copy may be queued at the same time
 //   arriving         the copy runs; no step knows the slot
 //   arrived          found by begin_step(), which publishes it
 //
 // Looking at every expert after every step would take tens of microseconds (10240 of them in a model of 40
-// layers), so each step looks at a quarter of the layers and remembers their best candidates to come and to
-// go; only those are compared between layers.
+// layers). So each step looks at a quarter of the layers and remembers their best candidates to come in and
+// to leave; only those are compared between layers.
 #include "experts/expert_store.h"
 
 #include <algorithm>
@@ -27,11 +27,11 @@ constexpr int kSteps = 4;  // to look at every layer once
 // Decoding 512 tokens of text on the stand-in from a cold start, 60 % of 35B-A3B: with 2, 5, 10 and 20 moves
 // a step of 40 layers 65, 69, 71 and 72 % of the uses were hot.
 constexpr int kLayersPerMove = 4;
-// Where experts come in without a copy, copies are for those that nobody guessed. On a GPU ten of them took
-// more of the link and of the time between steps than they gave beside parcels (60 % hot, random ids: 291
-// tokens/s against 317 without any, though 66 instead of 60 % of the uses were hot).
+// Where experts come in without a copy, copies are for those that were not guessed. On a GPU, ten copies a
+// step took more of the link and of the time between steps than they gave, with parcels on the same link (60
+// % hot, random ids: 291 tokens/s against 317 without any, though 66 instead of 60 % of the uses were hot).
 constexpr int kLeastMoves = 2;
-constexpr int kCandidates = 16;  // remembered of a layer, each way
+constexpr int kCandidates = 16;  // remembered of a layer, each way in and out
 
 // Measured on models of this kind: 45 % of a token's experts are used again by the next token, 80 % within 8.
 // The hits still to come of an expert last used `age` tokens ago are then about 0.9 age^-0.6 above its
@@ -44,7 +44,7 @@ std::array<float, kAges + 1> recency_table() {
   for (int age = 1; age < kAges; ++age)
     table[static_cast<size_t>(age)] = 0.9f * std::pow(static_cast<float>(age), -0.6f);
   table[0] = table[1];
-  return table;  // none beyond
+  return table;  // zero beyond the table
 }
 
 const std::array<float, kAges + 1> kRecency = recency_table();
@@ -98,8 +98,8 @@ struct Arrival {
 
 struct LayerState {
   int n_published = 0;
-  int n_slots = 0;            // published or on their way
-  float rate_of_heat = 0.0f;  // uses by a token that one unit of heat stands for
+  int n_slots = 0;            // published or being filled
+  float rate_of_heat = 0.0f;  // uses per token that one unit of heat stands for
   Best outside, inside;
 };
 
@@ -129,7 +129,7 @@ struct ExpertStore::Impl {
   size_t arriving_head = 0, n_arriving = 0;
   size_t next_layer = 0;  // of moe_layers, to look at
   size_t n_looked = 0;    // for this step
-  int n_exchanged = 0;    // behind it
+  int n_exchanged = 0;    // after it
   ExpertStoreStats stats;
 
   Impl(const ExpertCatalog& c, HostTier& h, SlotDevice& d, const Placement& p, HeatMap& m,
@@ -198,14 +198,14 @@ ExpertStore::Impl::Impl(const ExpertCatalog& c, HostTier& h, SlotDevice& d, cons
   for (size_t i = slots.size(); i > 0; --i) free_slots.push_back(static_cast<int>(i) - 1);
 }
 
-// What is on its way from a cache in main memory is held there until a step has ended; a step that waits for
-// one of the cache's last slots must get it.
+// An expert on its way from a cache in main memory is held there until a step has ended; a step that waits
+// for one of the cache's last slots must get it.
 int ExpertStore::Impl::most_in_flight(int asked) const noexcept {
   if (!host.complete()) return std::min(options.max_in_flight, HostTier::kSpareSlots);
   return std::max(options.max_in_flight, asked);
 }
 
-// Sums the layer's heat, and remembers who should come and who may go.
+// Sums the layer's heat, and remembers which experts should come in and which may leave.
 void ExpertStore::Impl::look_at(int layer) noexcept {
   LayerState& state = layers[static_cast<size_t>(layer)];
   const int n = catalog.layers[static_cast<size_t>(layer)].n_expert();
@@ -313,7 +313,7 @@ void ExpertStore::Impl::finish_all() noexcept {
   }
 }
 
-// Somebody else is about to write the guest memory: copies into it end, and are not published.
+// The guest memory is about to be written: copies into it end, and are not published.
 void ExpertStore::Impl::drop_guest_arrivals() noexcept {
   size_t kept = 0;
   for (size_t i = 0; i < n_arriving; ++i) {
@@ -337,7 +337,7 @@ bool ExpertStore::Impl::may_leave(int id, int newcomer) const noexcept {
                                          layers[static_cast<size_t>(layer)].n_slots > placement.floor);
 }
 
-// Starts the best move there is. False: none is worth it. `n_reads`: experts that may still be asked for from
+// Starts the best move there is. False: none is worth it. `n_reads`: experts that may still be requested from
 // the file.
 bool ExpertStore::Impl::move_one(int& n_reads) noexcept {
   for (;;) {
@@ -350,7 +350,7 @@ bool ExpertStore::Impl::move_one(int& n_reads) noexcept {
     if (!from) return false;
     const int newcomer = from->list[0].id;
     from->remove(0);
-    // Reading takes longer than a step; whoever is worth it will still be when it is here.
+    // Reading takes longer than a step; an expert that is worth it now will still be when it is here.
     const int layer = layer_of[static_cast<size_t>(newcomer)];
     const int32_t expert = expert_of(newcomer);
     if (!host.complete() && !host.address(layer, expert)) {
@@ -373,7 +373,7 @@ bool ExpertStore::Impl::move_one(int& n_reads) noexcept {
   }
 }
 
-// Whom the newcomer would replace; -1: nobody may leave.
+// The expert that the newcomer would replace; -1: none may leave.
 int ExpertStore::Impl::coldest_for(int newcomer) const noexcept {
   int victim = -1;
   float lowest = std::numeric_limits<float>::infinity();
@@ -389,8 +389,8 @@ int ExpertStore::Impl::coldest_for(int newcomer) const noexcept {
   return victim;
 }
 
-// Who of the newcomer's layer is worth less, and not in guest memory; -1: nobody. One layer only: dozens of
-// newcomers are asked for between two steps, and looking through all layers took 3 us for each.
+// An expert of the newcomer's layer that is worth less and is not in guest memory; -1: none. One layer only:
+// dozens of newcomers are considered between two steps, and looking through all layers took 3 us for each.
 int ExpertStore::Impl::colder_than(int newcomer) const noexcept {
   const float most = value_of(newcomer) / options.exchange_hysteresis;
   const Best& inside = layers[static_cast<size_t>(layer_of[static_cast<size_t>(newcomer)])].inside;
@@ -427,7 +427,7 @@ uint64_t ExpertStore::slot_bytes(const ExpertCatalog& catalog, const Placement& 
   return bytes;
 }
 
-// For guest memory at load: the most valuable outside, spread over the layers where nothing is known.
+// For guest memory at load: the most valuable cold experts, spread over the layers where nothing is known.
 std::vector<int> ExpertStore::Impl::guest_choice() const {
   std::vector<std::pair<float, int>> order;  // by value, then by number in the layer, then by layer
   for (size_t id = 0; id < residents.size(); ++id)
@@ -476,7 +476,7 @@ void ExpertStore::fill(const std::function<void(uint64_t done, uint64_t total)>&
   s.stats.moved = s.stats.moved_bytes = 0;
 }
 
-// Everybody else leaves, and the guests. Which ids are wanted.
+// All others leave, and so do the guests. Returns which ids are wanted.
 std::vector<bool> ExpertStore::Impl::keep_only(const std::vector<std::vector<int32_t>>& hot) {
   finish_all();
   std::vector<bool> wanted(residents.size());
@@ -518,7 +518,7 @@ void ExpertStore::end_step(int n_moves) noexcept {
     int n = 0;
     while (n < n_moves && s.move_one(n_reads)) ++n;
     n_moves -= n;
-    // Asked for many: look again when the remembered ones are used up.
+    // Many were requested: look again when the remembered ones are used up.
     if (!asked || n == 0 || n_moves == 0) break;
   }
 }

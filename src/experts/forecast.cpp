@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kMaxChosen = 64;
 
-// Q4_K reads the same form of a row as most experts do. Where rows do not consist of its blocks, smaller
-// ones.
+// Q4_K reads the same form of a row as most experts do. If rows do not consist of its blocks, a format with
+// smaller blocks.
 DType type_for(int n_cols) {
   return n_cols % 256 == 0 ? DType::Q4_K : DType::Q8_0;
 }
@@ -22,7 +22,7 @@ bool same_shape(const RouterView& a, const RouterView& b) {
   return a.router.n_cols == b.router.n_cols && a.router.n_rows == b.router.n_rows;
 }
 
-// `to`: as it will be read behind the norm of `before`.
+// `to`: as it will be read after the norm of `before`.
 void fold_and_pack(const RouterView& before, const RouterView& to, std::byte* panels) {
   const int n_cols = to.router.n_cols, n_rows = to.router.n_rows;
   const uint64_t from_bytes = row_bytes(to.router.dtype, static_cast<uint64_t>(n_cols));
@@ -35,7 +35,7 @@ void fold_and_pack(const RouterView& before, const RouterView& to, std::byte* pa
                    row.data());
     for (size_t c = 0; c < row.size(); ++c) {
       const float quotient = to.norm[c] / before.norm[c];
-      row[c] *= std::isfinite(quotient) ? quotient : 0.0f;  // a column that `before` closes says nothing
+      row[c] *= std::isfinite(quotient) ? quotient : 0.0f;  // a column that `before` zeroes says nothing
     }
     quantize_row(type, row.data(), n_cols, rows.data() + static_cast<uint64_t>(r) * to_bytes);
   }
@@ -52,7 +52,7 @@ ExpertForecast::ExpertForecast(const RouteConfig& config, std::span<const Router
   const auto before_of = [&](size_t l) -> const RouterView& {
     return layers[l - static_cast<size_t>(distance)];
   };
-  // Only the order counts.
+  // Only the order matters.
   config_.normalize = false;
   if (config_.gating == Gating::Softmax) config_.gating = Gating::SoftmaxSelected;
   std::vector<int> guessed;

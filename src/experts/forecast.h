@@ -1,10 +1,10 @@
-// Guesses the experts of a layer from what the experts of one before it read.
+// Guesses the experts of a layer from what the experts of an earlier layer read.
 //
-// A layer adds little to the residual stream, so a layer's router, applied one layer early, already names
-// most of the experts it will choose, and some layers early many. What it reads is rms(x) * norm; the rows
-// given here are scaled with this layer's norm weights, so the routers are kept with the quotient of both
-// folded in, and in four bits: a guess needs no more. A guess only ever decides what is read early. What is
-// computed is what the router chose.
+// A layer adds little to the residual stream. So a layer's router, applied one layer early, already names
+// most of the experts it will choose, and applied some layers early it names many. The router reads rms(x) *
+// norm, but the rows given here are scaled with the earlier layer's norm weights. So the routers are kept
+// with the quotient of both folded in, and in four bits: a guess needs no more. A guess only decides what is
+// read early. What is computed is what the router chose.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace thermo {
 
-// A layer's router and the norm in front of it, as in the file. `router` empty: a dense layer.
+// A layer's router and the norm before it, as in the file. `router` empty: a dense layer.
 struct RouterView {
   Matrix router;
   std::span<const float> bias;  // may be empty
@@ -32,7 +32,7 @@ class ExpertForecast {
   ExpertForecast(const RouteConfig& config, std::span<const RouterView> layers, int distance, Isa isa,
                  ThreadPool& pool);
 
-  // What it takes for a model of these experts, at most.
+  // The most memory it takes for a model of these experts.
   static uint64_t planned_bytes(const ExpertCatalog& catalog);
 
   int distance() const { return distance_; }
@@ -46,8 +46,8 @@ class ExpertForecast {
 
   // The form of the row that score() reads.
   void add_format(ActFormats& formats) const;
-  // The router's outputs of one panel for row 0 of x, what the experts of the layer `distance` before read:
-  // scores[16 * panel ...]. Panels on any threads.
+  // The router's outputs of one panel, scores[16 * panel ...], for row 0 of x: what the experts of the layer
+  // `distance` before read. Panels may be computed on any threads.
   void score(int layer, const ActBuffer& x, int panel, float* scores) const noexcept;
   // What score() reads for these panels.
   std::span<const std::byte> weights(int layer, int begin, int end) const noexcept;

@@ -1,6 +1,6 @@
-// Fading all counts after every token would touch thousands of numbers. Instead a use adds more and more: a
-// unit that doubles every half-life, so that older uses weigh less beside it. Heat is the score divided by
-// the unit of now; before the unit grows out of a float's range all scores are brought back once.
+// Fading all counts after every token would touch thousands of numbers. Instead each use adds a unit that
+// doubles every half-life, so older uses weigh less beside newer ones. Heat is the score divided by the
+// current unit. Before the unit leaves the range of a float, all scores are scaled back once.
 #include "experts/heat.h"
 
 #include <algorithm>
@@ -45,7 +45,7 @@ void HeatMap::advance(int n_tokens) noexcept {
   now_ += static_cast<uint64_t>(n_tokens);
   unit_ *= std::pow(growth_, n_tokens);
   if (unit_ <= kLargestUnit) return;
-  const double scale = 1.0 / unit_;  // 0 when the unit overflowed: everything is long forgotten
+  const double scale = 1.0 / unit_;  // 0 when the unit overflowed: everything has faded
   for (float& score : score_) score = static_cast<float>(score * scale);
   unit_ = 1.0;
 }

@@ -22,7 +22,7 @@ class HeatMap {
   int n_expert(int layer) const noexcept;  // 0: dense
 
   void use(int layer, int expert, float count = 1.0f) noexcept;
-  // `n_tokens` were processed: everything before fades, and recency counts on.
+  // `n_tokens` were processed: everything before fades, and the ages grow.
   void advance(int n_tokens) noexcept;
 
   float heat(int layer, int expert) const noexcept;
@@ -44,7 +44,7 @@ class HeatMap {
   // For the file: heat of every expert, as heat() gives it. `values`: [sum of n_expert].
   std::vector<float> values() const;
   // REQUIRES: as many values as experts, none negative. An expert with heat counts as last used before the
-  // first of the `n_tokens`: a file keeps how hot an expert was, not when.
+  // first of the `n_tokens`: a file records how hot an expert was, not when.
   void set(const std::vector<float>& values, uint64_t n_tokens);
 
  private:

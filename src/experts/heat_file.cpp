@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* kFormat = "thermocline-heat";
 constexpr int kVersion = 1;
-// A model of 200 layers with 1000 experts is 2 MB; anything near this is no heat file.
+// A model of 200 layers with 1000 experts takes 2 MB; a file near this size is not a heat file.
 constexpr size_t kMostBytes = 64u << 20;
 constexpr size_t kMostLayers = 10000;
 

@@ -1,8 +1,8 @@
 // Heat that outlives a run: a small JSON file. The format is in docs/experts.md.
 //
-// Heat belongs to a model, not to a file of it: another quantization of the same model routes the same way
-// and may use it. Another architecture, another number of layers, experts or active experts, or another width
-// is another model.
+// Heat belongs to a model, not to a file of it: another quantisation of the same model routes the same way
+// and may use it. Another architecture, width, or number of layers, experts or active experts is another
+// model.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace thermo {
 
-// Whose heat it is.
+// Which model the heat is of.
 struct HeatFileInfo {
   std::string architecture;  // "qwen35moe"
   std::string name;          // for people; not compared
@@ -43,11 +43,11 @@ Status save_heat(const std::string& path, const HeatFileInfo& info, const HeatMa
 // The text of a file; `path` is for messages. Refused: not a heat file, another version, damaged.
 Result<SavedHeat> parse_heat(const std::string& path, const std::string& text);
 
-// Whatever model it is of. Refused: not readable, not a heat file, another version, damaged.
+// Of whatever model. Refused: not readable, not a heat file, another version, damaged.
 Result<SavedHeat> read_heat(const std::string& path);
 
 // Fills `heat` (made for info's catalog) from the file; untouched when refused: as read_heat(), or a file of
-// another model. After a refusal do not save to that path: the file is somebody else's.
+// another model. After a refusal do not save to that path: the file is not ours.
 Status load_heat(const std::string& path, const HeatFileInfo& info, HeatMap& heat);
 
 }  // namespace thermo

@@ -1,11 +1,12 @@
-// States of an expert in the cache, all under one mutex; only its address can be read without.
+// States of an expert in the cache, all under one mutex; only its address can be read without it.
 //
 //   Absent --want, acquire--> Queued --a reader, once a slot is free--> Reading --> Present --evicted-->
 //   Absent
 //
-// A reader's job is one matrix, so that several work on an expert that somebody waits for; the one who is
-// last makes it Present. An expert leaves only while Present and held by nobody, the longest unused first.
-// Whoever waits for an expert already holds it, so it cannot leave between its arrival and the waiter's turn.
+// A reader's job is one matrix, so that several readers work on an expert that a thread waits for; the last
+// one makes it Present. An expert leaves only while Present and not held, the longest unused first. A thread
+// that waits for an expert already holds it, so the expert cannot leave between its arrival and the waiter's
+// turn.
 #include "experts/host_tier.h"
 
 #include <fmt/format.h>
@@ -79,8 +80,8 @@ struct Entry {
   int n_holds = 0;
   State state = State::Absent;
   bool fresh = false;      // read for a demand that was counted already
-  bool passing = false;    // read while passing: leaves first
-  uint8_t parts_left = 0;  // while Queued or Reading: matrices that are not there yet
+  bool passing = false;    // read while passing: the first to leave
+  uint8_t parts_left = 0;  // while Queued or Reading: matrices still missing
 };
 
 constexpr int kParts = 3;  // gate, up, down
@@ -89,7 +90,7 @@ struct Job {
   int part = 0;
 };
 
-// A slot that is held by nobody is in one list of its class: free, or by age.
+// A slot that is not held is in one list of its class: free, or by age.
 struct Slot {
   std::byte* memory = nullptr;
   int entry = -1;
@@ -212,7 +213,7 @@ void HostTier::Impl::lay_out_all() {
   }
 }
 
-// Every class gets what it needs at least; the rest is shared out by what it still lacks.
+// Every class gets the minimum it needs; the rest is divided by what each still lacks.
 void HostTier::Impl::lay_out_cache(const std::vector<SizeClass>& sizes) {
   const uint64_t rest = arena.size() - min_bytes_of(sizes);
   const uint64_t lacking = catalog.total_bytes() - min_bytes_of(sizes);
@@ -385,7 +386,8 @@ uint64_t HostTier::min_bytes(const ExpertCatalog& catalog) {
 void HostTier::load(ThreadPool& pool, std::span<const std::pair<int, int>> order,
                     const std::function<void(uint64_t done, uint64_t total)>& progress) {
   Impl& t = *impl_;
-  // Who comes in: the given ones, then the first expert of every layer, the second of every layer, ...
+  // Which experts come in: the given ones, then the first expert of every layer, the second of every layer,
+  // ...
   std::vector<int> ids;
   std::vector<bool> chosen(static_cast<size_t>(t.n_entries));
   uint64_t total = 0;
@@ -412,7 +414,7 @@ void HostTier::load(ThreadPool& pool, std::span<const std::pair<int, int>> order
         if (i < t.catalog.layers[l].n_expert()) choose(static_cast<int>(l), i);
   }
 
-  // In the file's order, a few hundred at a time to tell how far it is.
+  // In the file's order, a few hundred at a time, to report progress.
   std::vector<int> by_place = ids;
   std::sort(by_place.begin(), by_place.end());
   const HostBuffer buffers(t.buffer_bytes * static_cast<uint64_t>(pool.size()));
@@ -509,7 +511,7 @@ void HostTier::release(int layer, int expert) noexcept {
   if (t.is_complete) return;
   const std::lock_guard lock(t.mutex);
   Entry& e = t.entry(layer, expert);
-  THERMO_CHECK(e.n_holds > 0, "an expert was released that nobody holds");
+  THERMO_CHECK(e.n_holds > 0, "an expert was released that is not held");
   if (--e.n_holds > 0) return;
   if (e.passing)
     t.put_oldest(e.slot);

@@ -1,8 +1,8 @@
-// Experts in main memory, packed for the kernels, and behind them the file.
+// Experts in main memory, packed for the kernels, as a cache over the file.
 //
-// With room for all of them every expert is packed at load and stays. With less, main memory is a cache of
-// slots over the file: readers (threads of their own) read, pack and publish; the compute threads only ever
-// wait for them, so that no compute thread takes a page fault on the file.
+// If there is room for all, every expert is packed at load and stays. With less, main memory is a cache of
+// slots over the file: readers (threads of their own) read, pack and publish. Compute threads only wait for
+// them, so that no compute thread takes a page fault on the file.
 #pragma once
 
 #include <atomic>
@@ -24,15 +24,15 @@ class ThreadPool;
 class TraceWriter;
 
 struct HostTierOptions {
-  // Memory for packed experts, aligned to 4096; taken from the caller because a GPU wants it page-locked.
+  // Memory for packed experts, aligned to 4096; the caller provides it because a GPU wants it page-locked.
   std::span<std::byte> arena;
-  // As many as an expert has matrices: the first one wanted is there soonest. Two to twelve are equally fast
-  // on two cores with a disk of 4 to 6 GB/s.
+  // As many as an expert has matrices, so that the first one wanted arrives soonest. Two to twelve are
+  // equally fast on two cores with a disk of 4 to 6 GB/s.
   int n_readers = 3;
-  // The files that the catalog's views look into; readers use read calls on them. What lies in none of them
-  // is read as memory.
+  // The files that the catalog's views point into; readers use read calls on them. Views outside all of them
+  // are read as memory.
   std::vector<const MappedFile*> files = {};
-  TraceWriter* trace = nullptr;  // every read of a matrix behind load(); must outlive it
+  TraceWriter* trace = nullptr;  // every read of a matrix after load(); must outlive it
 };
 
 struct HostTierStats {
@@ -51,7 +51,7 @@ class HostTier {
 
   // Bytes of an arena that holds every expert.
   static uint64_t bytes_for_all(const ExpertCatalog& catalog);
-  // Experts that may be held beyond those that one layer's step asks for (on their way to a device).
+  // Experts that may be held in addition to those that one layer's step asks for (on their way to a device).
   static constexpr int kSpareSlots = 16;
   // The smallest arena that works: what one step of a layer can ask for at once (n_expert of it) and a few,
   // for every size of expert. A smaller one makes the constructor throw MemoryError.
@@ -64,7 +64,7 @@ class HostTier {
             const std::function<void(uint64_t done, uint64_t total)>& progress);
 
   bool complete() const noexcept;  // every expert is here, forever
-  // Where the packed expert lies, or nullptr while it is in the file only. Valid for ever when complete(),
+  // Address of the packed expert, or nullptr while it is only in the file. Valid for ever when complete(),
   // else only while it is held.
   const std::byte* address(int layer, int expert) const noexcept;
 
@@ -76,15 +76,15 @@ class HostTier {
   std::optional<Ffn> try_acquire(int layer, int expert) noexcept;
   void release(int layer, int expert) noexcept;
 
-  // A prompt uses nearly every expert of a layer once per chunk and would push out all that decoding needs:
-  // while set, what is read is the first to leave.
+  // A prompt uses nearly every expert of a layer once per chunk and would push out everything that decoding
+  // needs. While this is set, what is read is the first to leave.
   void set_passing(bool passing) noexcept;
 
   int n_slots() const noexcept;  // experts that fit
-  // Of the experts of one size: how many fit, for the size with the fewest. All when complete().
+  // Of the experts of one size, how many fit, for the size where the fewest do. All when complete().
   int n_slots_of_a_size() const noexcept;
-  // Why an expert could not be read; empty while all could. Its weights are zero from then on, so whatever
-  // was computed with them must not be used.
+  // Why an expert could not be read; empty while all could. Its weights are zero from then on, so results
+  // computed with them must not be used.
   std::string_view fault() const noexcept;
 
   HostTierStats stats() const noexcept;

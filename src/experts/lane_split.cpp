@@ -13,15 +13,15 @@ constexpr float kHalfLife = 16.0f;       // of an average that gets no samples: 
 constexpr float kOutlier = 3.0f;         // a sample counts at most this many times the estimate
 constexpr uint64_t kFirstSamples = 32;   // each of them moves the line; later it is drawn once a token
 constexpr float kHalfLifeFills = 64.0f;  // of a whole layer's average that gets no samples: tokens
-// What both lanes at work cost beyond the slower one alone, to start from (measured with an H200: 24 to 32
-// us), and how many samples it remembers.
+// What it costs, beyond the slower lane alone, when both lanes work; a starting value (measured with an H200:
+// 24 to 32 us), and how many samples it remembers.
 constexpr float kStartBothUs = 25.0f, kBothMemory = 64.0f;
-// Both lanes together must promise this much beside the better one alone: times jump with what other programs
-// do.
+// Both lanes together must promise at most this share of the better lane's time: times jump with what other
+// programs do.
 constexpr float kWorthSharing = 0.93f;
-// The processor alone is tried often where it is expected to take at most this much longer.
+// The processor alone is tried often if it is expected to take at most this much longer.
 constexpr float kWorthTrying = 2.0f;
-// With a busy link: fetching all must promise this much of the processor's time.
+// With a busy link: fetching all must promise at most this share of the processor's time.
 constexpr float kSlowerByFar = 0.6f;
 
 }  // namespace
@@ -57,7 +57,7 @@ void LaneSplit::Lane::took(int n, float us_taken) noexcept {
     us_taken *= static_cast<float>(n_most) / static_cast<float>(n);
     n = n_most;
   }
-  // A lane that lost its core for a millisecond says nothing about the next time; one that is really slow
+  // A lane that lost its core for a millisecond says nothing about the next time; a lane that really is slow
   // gets there in a few samples.
   us_taken = std::min(us_taken, kOutlier * us(n));
   Count& count = counts_[static_cast<size_t>(n)];
@@ -72,9 +72,9 @@ void LaneSplit::Lane::took(int n, float us_taken) noexcept {
     us_[static_cast<size_t>(n)] = estimate(n);
 }
 
-// Least squares over the averages, drawn to the start line by as many samples as it is trusted: with one
-// number of experts measured there are many lines through it, and this picks the one that keeps what is known
-// better (the processor's hand-over, the link's time for an expert).
+// Least squares over the averages, pulled towards the start line by as many samples as it is trusted. If only
+// one number of experts was measured, many lines go through it; this picks the one that keeps what is known
+// better (the processor's hand-off, the link's time for an expert).
 void LaneSplit::Lane::fit() noexcept {
   double sw = trust_base_, sn = 0.0, snn = trust_slope_;
   double st = static_cast<double>(trust_base_) * start_base_us_;

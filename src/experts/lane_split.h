@@ -1,12 +1,12 @@
 // How many of a layer's cold experts the device fetches and how many the processor computes, from how long
 // both took lately.
 //
-// Bandwidths mispredict (two lanes share main memory, hand-over costs, cores get busy), so only whole lane
-// times count: from the hand-over to the processor's answer, and to the end of the device's own share. Each
-// lane has an estimate for every number of experts: the recent average where there is one, else a line
-// through the others. The chosen share makes the slower of the two lanes as fast as possible; all for one
-// lane is among the choices, so by its estimates it is never slower than the better lane alone. Now and then
-// a neighbour is tried, because a share that is never used is never measured.
+// Bandwidths mispredict (two lanes share main memory, handing over costs time, cores get busy), so only whole
+// lane times count: from the hand-off to the processor's answer, and to the end of the device's own share.
+// Each lane has an estimate for every number of experts: the recent average where there is one, else a line
+// through the others. The chosen share makes the slower of the two lanes as fast as possible. Using one lane
+// only is among the choices, so by its estimates the split is never slower than the better lane alone. Now
+// and then a neighbouring share is tried, because a share that is never used is never measured.
 //
 // One thread at a time.
 #pragma once
@@ -19,36 +19,36 @@ namespace thermo {
 
 class LaneSplit {
  public:
-  // Distinguishes up to `max_experts` cold experts of a layer; shares beyond are in proportion.
+  // Distinguishes up to `max_experts` cold experts of a layer; above that, shares are in proportion.
   explicit LaneSplit(int max_experts = 64);
 
-  // The processor computed n_experts; from the hand-over to the answer.
+  // The processor computed n_experts; from the hand-off to the answer.
   void cpu_took(int n_experts, float us) noexcept;
-  // The device did its hot and shared experts and n_fetched it fetched (may be 0); from the hand-over on.
+  // The device did its hot and shared experts and n_fetched fetched ones (may be 0); from the hand-off on.
   void gpu_took(int n_fetched, float us) noexcept;
 
-  // The whole layer, from the hand-over until both shares were there. What two lanes cost each other shows
-  // only here: they share main memory.
+  // The whole layer, from the hand-off until both shares were there. Only here it shows what the two lanes
+  // cost each other: they share main memory.
   void layer_took(int n_cold, int n_fetched, float us) noexcept;
 
   // Of n_cold distinct experts, how many the device fetches.
   int fetch(int n_cold) const noexcept;
   // fetch_of[n] for every n, for the device; every kExploreEvery-th call one more or one less, every
-  // kAloneEvery-th none. `link_busy`: parcels travel, and what is fetched beside them holds them up. Then a
-  // layer's cold experts go to the processor, all of them, unless it is slower by far; every kExploreEvery-th
-  // call it is tried all the same.
+  // kAloneEvery-th none. `link_busy`: parcels are travelling, and fetched experts would hold them up. Then
+  // all cold experts of a layer go to the processor unless it is slower by far; every kExploreEvery-th call
+  // tries it all the same.
   void fill(std::span<int32_t> fetch_of, bool link_busy = false) noexcept;
 
-  // What is expected, microseconds. cpu_us(0) is 0: nothing is handed over.
+  // Expected microseconds. cpu_us(0) is 0: nothing is handed over.
   float cpu_us(int n_experts) const noexcept;
   float gpu_us(int n_fetched) const noexcept;
 
-  // Expected of the whole layer: measured where it was, else the slower of the two lanes.
+  // Expected for the whole layer: the measured time if there is one, else the slower of the two lanes.
   float layer_us(int n_cold, int n_fetched) const noexcept;
 
   static constexpr int kExploreEvery = 64;
-  // More often the processor alone: it may have been slow for a moment, and who fetches never finds out that
-  // it is over.
+  // The processor alone is tried more often: it may have been slow for a moment only, and while everything is
+  // fetched that is never noticed.
   static constexpr int kAloneEvery = 16;
 
  private:

@@ -8,7 +8,7 @@
 namespace thermo {
 namespace {
 
-// An expert in the queue for device memory. The fields are the order, from the first that differs.
+// An expert in the queue for device memory. The fields are the sort order, most important first.
 struct Candidate {
   int round = 0;       // pinned layers: before 0; floors: the rank in the layer; the rest: after all floors
   double value = 0.0;  // heat per byte; higher goes first
@@ -59,7 +59,7 @@ std::vector<Candidate> queue_of(const PlacementInputs& inputs, const HeatMap* he
         c.value = static_cast<double>(c.heat) / static_cast<double>(std::max<uint64_t>(1, c.bytes));
       }
       if (l < inputs.pin_layers) {
-        c.round = l - inputs.pin_layers;  // one layer after the other
+        c.round = l - inputs.pin_layers;  // one layer after another
         c.value = 0.0;
       }
       queue.push_back(c);

@@ -30,8 +30,8 @@ struct Placement {
 // Greedy by heat per byte above the floor. Deterministic: ties go to the lower layer, then the lower expert,
 // spread so that layers without heat get equal shares.
 //
-// The budget buys the beginning of one order that does not depend on it: pinned layers, then the floors in
-// rounds (every layer's hottest expert, every layer's second, ...), then what is left by heat per byte. So
+// The budget buys the first part of one order that does not depend on it: pinned layers, then the floors in
+// rounds (every layer's hottest expert, every layer's second, ...), then the rest by heat per byte. So
 //  - a larger budget keeps everything that a smaller one had;
 //  - a budget below the floors lowers all of them evenly, and one below an expert for each layer goes to the
 //    layers whose hottest expert is worth most: a hit saves the same time wherever it happens;

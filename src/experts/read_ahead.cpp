@@ -68,7 +68,7 @@ void ReadAhead::begin(int layer, const ActBuffer& x) noexcept {
       this);
 }
 
-// They were told to leave before the pairs were sorted and the row taken; one that is still inside after
+// They were told to leave before the pairs were sorted and the row was taken; one that is still inside after
 // these pauses has no core.
 bool ReadAhead::everyone_left() const noexcept {
   for (int i = 0; i < kPausesToLeave; ++i) {
@@ -84,7 +84,7 @@ void ReadAhead::end() noexcept {
   pool_.withdraw();
   for (Cursor& cursor : cursors_) {
     int open = kOpen;
-    if (!cursor.scoring.compare_exchange_strong(open, kScored))  // nobody begins any more
+    if (!cursor.scoring.compare_exchange_strong(open, kScored))  // none begins any more
       while (cursor.scoring.load(std::memory_order_acquire) == kTaken) pause_cpu();
     n_bytes_ += cursor.n_bytes.load(std::memory_order_relaxed);
   }
@@ -98,8 +98,8 @@ PanelRange ReadAhead::router_share(int thread) const noexcept {
 bool ReadAhead::help(const std::function<bool()>& over) noexcept {
   if (!active_) return false;
   if (chosen_) return work(0, over);
-  // A thread that the system has not scheduled has not taken its panels, and one that has them is done soon,
-  // unless it lost its core there.
+  // A thread that the system has not scheduled has not taken its panels, and one that has taken them is done
+  // soon, unless it lost its core there.
   for (int i = 0; i < n_threads_; ++i) {
     score(i);
     while (cursors_[static_cast<size_t>(i)].scoring.load(std::memory_order_acquire) != kScored) {
@@ -113,7 +113,7 @@ bool ReadAhead::help(const std::function<bool()>& over) noexcept {
   return true;
 }
 
-// A thread's panels of the routers, if nobody has them yet.
+// A thread's panels of the routers, unless they are taken already.
 void ReadAhead::score(int thread) noexcept {
   std::atomic<int>& state = cursors_[static_cast<size_t>(thread)].scoring;
   int open = kOpen;
@@ -176,7 +176,7 @@ bool ReadAhead::work(int thread, const std::function<bool()>& over) noexcept {
 
 void ReadAhead::next_part(int thread, Cursor& cursor) const noexcept {
   const int part = cursor.next++ - kRouterParts;
-  if (part < 0) {  // what comes first behind the next layer's region
+  if (part < 0) {  // what comes first after the next layer's region
     const ExpertForecast* const forecast = part == -1 ? &next_ : sending_.forecast;
     const int to = layer_ + (forecast != nullptr ? forecast->distance() : 0);
     const PanelRange panels = router_share(thread);

@@ -1,13 +1,13 @@
-// Brings the cold experts that the next layers will probably want nearer before they are asked for.
+// Brings the cold experts that the next layers will probably need closer, before they are asked for.
 //
-// All of it is done by the threads of a pool when they have left a layer's region and the device is at
-// attention, which is a third of a layer's time and more. They apply the routers of the next layer and of the
-// one Courier::kDistance ahead to the row (ExpertForecast), each its panels. The thread that runs the regions
-// sends the likeliest cold experts of the further one to the device (Courier). Those of the next layer that
-// are not on their way are loaded from main memory into the cores' caches: each thread loads what it would
-// compute itself (ffn_share), likeliest first. Nobody waits for any of it: when the layer's real experts are
-// known, end() stops it wherever it is, and the layer's region opens without a thread that has lost its core
-// there.
+// The threads of a pool do all of it, after they have left a layer's region and while the device is at
+// attention, which is a third of a layer's time or more. They apply the routers of the next layer and of the
+// one Courier::kDistance ahead to the row (ExpertForecast), each thread its own panels. The thread that runs
+// the regions sends the likeliest cold experts of the further layer to the device (Courier). Those of the
+// next layer that were not sent are loaded from main memory into the cores' caches: each thread loads what it
+// would compute itself (ffn_share), likeliest first. No one waits for any of this: when the layer's real
+// experts are known, end() stops it wherever it is, and the layer's region opens without a thread that has
+// lost its core there.
 #pragma once
 
 #include <atomic>
@@ -46,28 +46,29 @@ class ReadAhead {
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
-  // The next region of the pool computes the experts of `layer` from row 0 of x; threads that leave it go for
-  // those of the layers behind. `x`, with the forecast's form of the row, stays as it is until end(). Does
-  // nothing where they cannot be guessed, and while a thread that has lost its core is in the one before.
+  // The next region of the pool computes the experts of `layer` from row 0 of x; threads that leave it start
+  // on those of the layers after it. `x`, with the forecast's form of the row, stays unchanged until end().
+  // Does nothing if they cannot be guessed, or while a thread that has lost its core is still in the previous
+  // one.
   void begin(int layer, const ActBuffer& x) noexcept;
-  // From here on nobody looks at `x` or at the placement. A thread that has lost its core may still load
+  // From here on no thread reads `x` or the placement. A thread that has lost its core may still load
   // experts.
   void end() noexcept;
-  // By the calling thread, which is thread 0 of the pool, until over() or until nothing is left: false when
-  // there was nothing. The first call behind a region chooses and sends, and returns.
+  // Called by the thread that is thread 0 of the pool; works until over() or until nothing is left. False
+  // when there was nothing to do. The first call after a region chooses and sends, and returns.
   bool help(const std::function<bool()>& over) noexcept;
 
   void add_format(ActFormats& formats) const { next_.add_format(formats); }
 
   // Bytes loaded since the last call. Between end() and begin().
   uint64_t take_bytes() noexcept { return std::exchange(n_bytes_, 0); }
-  // Of the experts, how many were guessed for this layer by the last begin(), and not sent. Between end() and
+  // How many of these experts the last begin() guessed for this layer and did not send. Between end() and
   // begin().
   int n_foreseen(int layer, std::span<const int32_t> experts) const noexcept;
 
  private:
   static constexpr int kMaxGuesses = 32;
-  // What a thread does, on lines of its own.
+  // What a thread does, on cache lines of its own.
   struct alignas(128) Cursor {
     std::atomic<int> scoring{kScored};  // its panels of the routers
     std::atomic<uint64_t> n_bytes{0};   // loaded
@@ -100,7 +101,7 @@ class ReadAhead {
   int layer_ = -1, far_layer_ = -1;  // guessed; sent to. -1: none
   const ActBuffer* x_ = nullptr;
   uint64_t n_bytes_ = 0;
-  int foreseen_layer_ = -1;  // what guessed_ is of
+  int foreseen_layer_ = -1;  // the layer of guessed_
   alignas(64) std::atomic<int> n_guesses_{0};
   Ffn guesses_[kMaxGuesses];
   int32_t guessed_[kMaxGuesses];

@@ -80,7 +80,7 @@ void SimDevice::wait_stream(uint64_t ticket) noexcept {
   progress_.wait(lock, [&] { return ticket <= done_stream_; });
 }
 
-// The step's own copies first: somebody waits for them.
+// The step's own copies first: the step waits for them.
 void SimDevice::copy_loop() noexcept {
   std::unique_lock lock(mutex_);
   for (;;) {

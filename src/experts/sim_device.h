@@ -40,7 +40,7 @@ class SimDevice final : public SlotDevice, public ParcelDevice {
   const std::byte* address(int layer, int expert) const noexcept {
     return table_[static_cast<size_t>(first_[static_cast<size_t>(layer)] + expert)];
   }
-  // Word `i` of the layer's parcels; what was copied in front of it is there.
+  // Word `i` of the layer's parcels; what was copied before it has arrived.
   uint64_t announced(int layer, int i) const noexcept {
     return announced_[static_cast<size_t>(layer * kMaxParcels + i)].load(std::memory_order_acquire);
   }

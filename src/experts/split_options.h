@@ -19,7 +19,7 @@ struct SplitOptions {
   bool fetch = true;              // the fetch lane; without it every cold expert is computed by the processor
   bool cpu = true;                // the cpu lane; without it every cold expert is fetched
   bool read_ahead = true;         // guess the next layer's cold experts and read them early
-  const HeatMap* heat = nullptr;  // to place by; copied
+  const HeatMap* heat = nullptr;  // to place by; it is copied
   TraceWriter* trace = nullptr;   // must outlive the model, as must the files
   std::vector<const MappedFile*> files = {};  // that the experts are in; see HostTierOptions
 };

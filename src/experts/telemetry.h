@@ -1,4 +1,5 @@
-// What the expert machinery did: counted per step by whoever does it, read by bench, the trace and metrics.
+// What the expert machinery did: counted per step by the part that does it, read by bench, the trace and
+// metrics.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +12,15 @@ struct ExpertTelemetry {
   uint64_t all_hot = 0;      // of them, those where nothing was cold
   uint64_t pairs = 0;        // (row, expert) uses
   uint64_t hot_pairs = 0, cpu_pairs = 0, fetched_pairs = 0;
-  uint64_t carried_pairs = 0;  // of those fetched: their expert had been sent ahead
-  uint64_t parcels = 0;        // experts sent ahead, in time and wanted or not
+  uint64_t carried_pairs = 0;  // of those fetched: their expert had been sent as a parcel
+  uint64_t parcels = 0;        // experts sent ahead, whether in time and used or not
   uint64_t parcels_came = 0;   // of them, those that were in time
   uint64_t cold_experts = 0;   // distinct experts of a layer of a step, on the CPU lane
   uint64_t foreseen = 0;       // of them, those that had been guessed
   uint64_t ahead_bytes = 0;    // of guessed experts, loaded early
   uint64_t hot_bytes = 0, cpu_bytes = 0, fetched_bytes = 0, streamed_bytes = 0, disk_bytes = 0;
   uint64_t moved = 0, moved_bytes = 0;  // experts that became hot, and what was copied for that alone
-  uint64_t parcels_kept = 0;            // of those moved: sent ahead, and left where they were
+  uint64_t parcels_kept = 0;            // of those moved: parcels that stayed
   uint64_t cpu_ns = 0;                  // the CPU lane computed
   uint64_t stall_ns = 0;                // the device waited for the CPU lane
   uint64_t max_stall_ns = 0;            // of one layer

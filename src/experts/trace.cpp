@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kMostPending = 1 << 17;
 constexpr auto kWriteEvery = std::chrono::milliseconds(100);
 
-// The title comes from a model file: anything may be in it.
+// The title comes from a model file and may contain anything.
 std::string plain(std::string text) {
   for (char& c : text)
     if (c < ' ' || c > '~' || c == '"' || c == '\\') c = ' ';

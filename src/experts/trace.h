@@ -1,8 +1,8 @@
 // What each lane did when, as a file that chrome://tracing and ui.perfetto.dev show (Chrome trace format, an
 // array of complete events). docs/experts.md says how to read it.
 //
-// Any thread may add. add() copies one event into memory taken at the start; a thread of its own writes. The
-// file can be loaded at any moment, also after the program was killed: the format allows a missing end.
+// Any thread may add. add() copies one event into memory allocated at the start; a separate thread writes.
+// The file can be loaded at any moment, even after the program was killed: the format allows a missing end.
 #pragma once
 
 #include <array>
