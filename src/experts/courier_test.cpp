@@ -50,8 +50,7 @@ struct Fixture {
   Courier courier{catalog, device, places.data(),
                   [this](int layer, int expert, std::byte* memory) { return keep(layer, expert, memory); }};
 
-  // A step of which the link brings the first `arrive` parcels of each layer in time, `useful` of them
-  // wanted.
+  // A step in which the first `arrive` parcels of each layer arrive in time, and `useful` of them are wanted.
   void step(int arrive, float useful = 1.0f) {
     courier.begin_step(ticket += 41);
     for (int layer = Courier::kDistance; layer < 40; ++layer) {
@@ -98,7 +97,8 @@ TEST(Courier, AnnouncesEachParcelForItsLayer) {
   EXPECT_FALSE(f.courier.sent(5, 7));
 }
 
-// What overlaps in memory is of layers so far apart that the first was done when the second was sent to.
+// Parcels that overlap in memory are for layers so far apart that the first was done when the second was
+// sent.
 TEST(Courier, NeverWritesWhatALayerMayStillUse) {
   Fixture f;
   f.courier.begin_step(1000);
@@ -121,12 +121,12 @@ TEST(Courier, NeverWritesWhatALayerMayStillUse) {
   }
 }
 
-// The memory that is given for a kept parcel is the place's from then on, and what was overwritten within the
-// step is not offered.
+// The memory that is given for a kept parcel is the place's from then on; a parcel that was overwritten
+// within the step is not offered.
 TEST(Courier, ExchangesThePlacesOfParcelsThatStay) {
   Fixture f;
   std::vector<std::byte> others(f.places.size());
-  std::vector<std::pair<int, std::byte*>> offered;  // expert, where it lies
+  std::vector<std::pair<int, std::byte*>> offered;  // expert, its address
   f.keep = [&](int, int expert, std::byte* memory) {
     offered.emplace_back(expert, memory);
     return expert == 7 ? others.data() : nullptr;

@@ -22,8 +22,8 @@ using testing::RandomExperts;
 
 using Table = std::map<std::pair<int, int>, const std::byte*>;
 
-// A device whose steps and copies end when the test says so. Steps run with the table of their beginning; a
-// copy waits for the steps begun before it, and must not touch what any step still running can read.
+// A device whose steps and copies end when the test says so. A step runs with the table it began with; a copy
+// waits for the steps begun before it, and must not touch what any running step can read.
 class FakeDevice final : public SlotDevice {
  public:
   uint64_t copy(std::byte* to, const std::byte* from, size_t n_bytes) noexcept override {
@@ -59,7 +59,7 @@ class FakeDevice final : public SlotDevice {
   void write(std::byte* to, const std::byte* from, size_t n_bytes) {
     for (const Step& step : steps_)
       for (const auto& [expert, address] : step.table)
-        EXPECT_TRUE(address + 1 <= to || address >= to + n_bytes) << "a slot was written under a step";
+        EXPECT_TRUE(address + 1 <= to || address >= to + n_bytes) << "a running step reads this slot";
     std::memcpy(to, from, n_bytes);
   }
   size_t n_running() const { return steps_.size(); }
@@ -104,7 +104,7 @@ struct StoreUnderTest {
   HeatMap heat;
   FakeDevice device;
   Placement placement;
-  HostBuffer slots, guest, places;  // with 4096 bytes behind that nobody uses
+  HostBuffer slots, guest, places;  // each with 4096 unused bytes after it
   uint64_t guest_bytes;
   std::vector<std::byte*> place_of;  // of each layer, in its size
   ExpertStore store;
@@ -137,7 +137,7 @@ struct StoreUnderTest {
       place_of.push_back(places.data() + l * experts.catalog.max_expert_bytes());
   }
 
-  // Brings an expert to its layer's place and offers it. Whether it stays.
+  // Brings an expert to its layer's place and offers it. Returns whether it stays.
   bool carry(int layer, int expert) {
     std::byte*& place = place_of[static_cast<size_t>(layer)];
     device.write(place, host.address(layer, expert),
@@ -147,7 +147,8 @@ struct StoreUnderTest {
     return freed != nullptr;
   }
 
-  // Table and store agree, slots are inside their memory and hold what the table says, nobody shares one.
+  // Table and store agree, slots are inside their memory and hold what the table says, no two experts share
+  // one.
   void check() const {
     std::map<const std::byte*, size_t> ends;
     int n_hot = 0;
@@ -297,7 +298,7 @@ TEST(ExpertStore, NeverWritesASlotThatARunningStepCanRead) {
           for (const auto& [expert, address] : t.device.table)
             EXPECT_TRUE(address < t.guest.data() || address >= t.guest.data() + t.guest.size());
           while (t.device.n_running() > 0) t.device.end_step();
-          std::memset(t.guest.data(), 0xee, t.guest.size());  // the caller's now
+          std::memset(t.guest.data(), 0xee, t.guest.size());  // it is the caller's now
         } else {
           t.store.give_back_guest();
         }
@@ -507,7 +508,7 @@ TEST(ExpertStore, ReadsFromTheFileWithoutWaitingForIt) {
     heat.advance(1);
     store.end_step();
   }
-  // Read, copied and published, though nobody ever waited.
+  // Read, copied and published without any wait.
   EXPECT_EQ(n_hot(), 12);
   EXPECT_GE(host.stats().misses, 12u);
   for (int e = 30; e < 36; ++e) {

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kExperts = 40, kUsed = 4;
 
-// Routers of random weights behind norms of random weights.
+// Routers of random weights after norms of random weights.
 struct Routers {
   explicit Routers(int n_layer, int width, Gating gating = Gating::Softmax) : n_embd(width) {
     route = {.gating = gating, .n_expert = kExperts, .n_expert_used = kUsed};
@@ -55,7 +55,7 @@ struct Routers {
   std::vector<RouterView> views;
 };
 
-// Of the experts that layer l chooses, the share that is among as many guesses when the layers between have
+// The share of the experts chosen by layer l that is among as many guesses, if the layers between have
 // changed nothing.
 double recall(const Routers& routers, size_t l, int n_guesses, int distance = 1) {
   ThreadPool pool({.n_threads = 2, .spin_us = 0});
@@ -75,7 +75,7 @@ double recall(const Routers& routers, size_t l, int n_guesses, int distance = 1)
   for (int row = 0; row < kRows; ++row) {
     for (size_t c = 0; c < h.size(); ++c) {
       h[c] = normal(random);
-      // The forecast knows no scale of the router's output; sigmoids with a bias need it.
+      // The forecast does not know the scale of the router's output; sigmoids with a bias need it.
       x.row(0)[c] = h[c] * routers.norms[l - static_cast<size_t>(distance)][c] /
                     std::sqrt(static_cast<float>(routers.n_embd));
     }
@@ -129,7 +129,7 @@ TEST(ExpertForecast, TakesWhatWasPlanned) {
 TEST(ExpertForecast, LivesWithANormThatClosesAColumn) {
   Routers routers(2, 512);
   for (size_t c = 0; c < 512; c += 8) routers.norms[0][c] = 0.0f;
-  // An eighth of what the router reads is not there; without the guard it would be all NaN.
+  // An eighth of what the router reads is missing; without the guard all of it would be NaN.
   EXPECT_GT(recall(routers, 1, 2 * kUsed), 0.8);
 }
 

@@ -168,7 +168,7 @@ TEST_F(HeatFileTest, LeavesTheOldFileWhenTheNewOneCannotBeWritten) {
   ASSERT_FALSE(status);
   EXPECT_THAT(status.error().message, HasSubstr("cannot be written (No such file or directory)"));
 
-  // A path that is a folder: the data can be written beside it, but not put in its place.
+  // A path that is a folder: the data can be written beside it, but cannot replace it.
   std::filesystem::create_directories(dir_ / "folder" / "full");
   ASSERT_FALSE(save_heat(dir_ / "folder", info_, heat_));
 

@@ -190,7 +190,7 @@ TEST(HostTier, DoesNotLetAPromptPushOutWhatDecodingNeeds) {
   for (int e = 0; e < 30; ++e) use(0, e);
   for (int e = 0; e < 26; ++e) use(1, e);
   tier.host.set_passing(true);
-  for (int e = 0; e < 40; ++e) use(2, e);  // one slot serves them all, one after the other
+  for (int e = 0; e < 40; ++e) use(2, e);  // one slot serves them all, one after another
   tier.host.set_passing(false);
   int kept = 0;
   for (int e = 0; e < 40; ++e) kept += tier.host.address(0, e) != nullptr;
@@ -226,7 +226,7 @@ TEST(HostTier, ServesSeveralThreadsAtOnce) {
   EXPECT_EQ(n_wrong, 0);
 }
 
-// The experts' rows written to a file one behind the other, and a catalog that looks into it.
+// The experts' rows written to a file one after another, and a catalog whose views point into it.
 struct FileExperts {
   std::string path;
   std::unique_ptr<MappedFile> file;
@@ -281,7 +281,7 @@ TEST(HostTier, ReportsAFileThatBecameShorter) {
   ThreadPool pool({.n_threads = 2});
   Tier tier(in_file.catalog, HostTier::min_bytes(in_file.catalog), 2, {in_file.file.get()});
   ASSERT_EQ(::truncate(in_file.path.c_str(), 20000), 0);
-  tier.host.acquire(0, 0);  // still there
+  tier.host.acquire(0, 0);  // still in the cache
   tier.host.release(0, 0);
   EXPECT_TRUE(tier.host.fault().empty()) << tier.host.fault();
   const Ffn lost = tier.host.acquire(4, 23);
@@ -302,7 +302,7 @@ TEST(HostTier, LoadsTheGivenExpertsFirst) {
   for (int e = 0; e < 40; ++e) EXPECT_NE(tier.host.address(1, e), nullptr) << e;
   for (int e = 0; e < 16; ++e) EXPECT_NE(tier.host.address(0, e), nullptr) << e;
   EXPECT_EQ(tier.host.address(0, 16), nullptr);
-  tier.host.acquire(0, 20);  // the last that was loaded goes
+  tier.host.acquire(0, 20);  // the last one loaded leaves
   tier.host.release(0, 20);
   EXPECT_EQ(tier.host.address(0, 15), nullptr);
 }

@@ -10,7 +10,7 @@
 namespace thermo {
 namespace {
 
-// Two lanes as a machine has them; takes samples with some noise.
+// Two lanes of a machine; gives samples with some noise.
 struct Machine {
   float cpu_base, cpu_slope, gpu_base, gpu_slope;
   float noise = 0.1f;
@@ -34,7 +34,8 @@ class Simulation {
  public:
   explicit Simulation(uint32_t seed, int max_cold = 8) : random_(seed), max_cold_(max_cold) {}
 
-  // Runs tokens of 40 layers; returns the time lost against the best possible shares, as a share of it.
+  // Runs tokens of 40 layers; returns the time lost against the best possible shares, as a share of that
+  // time.
   double run(LaneSplit& split, const Machine& machine, int n_tokens, bool link_busy = false) {
     double took = 0.0, best = 0.0;
     std::array<int32_t, 65> fetch_of{};
@@ -96,9 +97,9 @@ TEST(LaneSplit, LearnsEveryKindOfMachine) {
       {6, 20, 12, 40},     // as assumed
       {6, 4, 12, 40},      // a fast processor
       {6, 300, 12, 40},    // a slow one: all over the link
-      {40, 25, 12, 40},    // a slow hand-over
+      {40, 25, 12, 40},    // a slow hand-off
       {6, 20, 12, 400},    // a slow link: all on the processor
-      {6, 20, 150, 40},    // the device is busy with its own
+      {6, 20, 150, 40},    // the device is busy with its own experts
       {6, 20, 12, 5},      // a fast link
       {500, 500, 12, 400}  // both slow
   };
@@ -180,7 +181,8 @@ TEST(LaneSplit, SharesInProportionBeyondItsTable) {
   EXPECT_EQ(split.fetch(8), 6);  // 252 us on the device, 254 on the processor
 }
 
-// The processor lost half of its cores for a moment; who fetches instead never sees that they are back.
+// The processor lost half of its cores for a moment; while everything is fetched, it never shows that they
+// are back.
 TEST(LaneSplit, FindsOutSoonThatASlowMomentIsOver) {
   for (uint32_t seed = 0; seed < 5; ++seed) {
     LaneSplit split;

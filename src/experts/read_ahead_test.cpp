@@ -41,7 +41,7 @@ struct Fixture {
   const std::byte* address(int layer, int expert) const {
     return memory.data() + static_cast<uint64_t>(layer * kExperts + expert) * catalog.max_expert_bytes();
   }
-  // The expert whose router row is x: every layer likes it most.
+  // The expert whose router row is x: every layer prefers it.
   void prefer(int expert) {
     for (int c = 0; c < kEmbd; ++c) router[static_cast<size_t>(expert * kEmbd + c)] = x.row(0)[c];
   }
@@ -59,7 +59,7 @@ TEST(ReadAhead, ReadsWhatTheNextLayerProbablyWantsAndStopsWhenTold) {
   ThreadPool pool({.n_threads = 3, .pin = false});
   ExpertForecast forecast({.n_expert = kExperts, .n_expert_used = kUsed}, f.views, 1, best_isa(), pool);
   std::atomic<int> n_asked{0};
-  int hot = -1;  // changed only behind end()
+  int hot = -1;  // changed only after end()
   ReadAhead ahead(f.catalog, forecast, pool,
                   [&](int layer, int expert) {
                     n_asked.fetch_add(1);
@@ -144,7 +144,7 @@ TEST(ReadAhead, DoesNotBeginWhileAThreadIsStillInsideAndGoesOnBehindIt) {
   EXPECT_EQ(ahead.n_foreseen(1, wanted), 1);
 }
 
-// What was sent to the next layer is not loaded into the caches.
+// What was sent for the next layer is not loaded into the caches.
 TEST(ReadAhead, SendsTheLikeliestOfALayerFurtherOn) {
   Fixture f;
   f.prefer(17);
@@ -186,7 +186,7 @@ TEST(ReadAhead, SendsTheLikeliestOfALayerFurtherOn) {
   EXPECT_EQ(link.sent_from, f.address(3, 17));
   EXPECT_EQ(link.sent_index, 3 * kMaxParcels);
   EXPECT_EQ(link.sent_word, parcel_word(104, 17, parcel_place(link.sent_word)));
-  EXPECT_EQ(ahead.n_foreseen(1, wanted), 1);  // nobody sent it there
+  EXPECT_EQ(ahead.n_foreseen(1, wanted), 1);  // it was not sent
   region(2);
   EXPECT_EQ(link.n, 1);                       // there is no layer 5
   EXPECT_EQ(ahead.n_foreseen(3, wanted), 0);  // on its way
