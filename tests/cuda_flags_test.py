@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/cuda_flags.sh with programs that play a machine: a card or none, an nvcc of some age or none."""
+"""tools/cuda_flags.sh with fake programs for each kind of machine: a card or none, an nvcc of some version or none."""
 import os
 import pathlib
 import subprocess
@@ -23,7 +23,7 @@ class CudaFlags(unittest.TestCase):
                 path = pathlib.Path(folder) / name.replace("_", "-")
                 path.write_text(text)
                 path.chmod(0o755)
-            # CUDA_HOME leads nowhere, so that only the programs above count.
+            # CUDA_HOME names no folder, so that only the programs above count.
             env = {"PATH": f"{folder}:/usr/bin:/bin", "CUDA_HOME": f"{folder}/none"}
             result = subprocess.run([ROOT / "tools" / "cuda_flags.sh"], env=env, capture_output=True, text=True, check=True)
             return result.stdout.strip().replace(folder, "BIN"), result.stderr

@@ -1051,7 +1051,7 @@ def conversations():
 
 
 def template_of_gguf(path):
-    """The chat template of a GGUF file: behind its key stand the type (string), the length and the text."""
+    """The chat template of a GGUF file: after its key come the type (string), the length and the text."""
     with open(path, "rb") as file:
         head = file.read(1 << 24)
     key = b"tokenizer.chat_template" + struct.pack("<I", 8)

@@ -18,7 +18,7 @@ USAGE, MODEL_ERROR, MEMORY, DEVICE, DEVICE_FAULT, INTERRUPTED = 2, 3, 4, 6, 7, 1
 
 
 def clean_environment(**extra):
-    """No settings of the person who runs the tests, no configuration file of theirs."""
+    """The environment without settings and configuration files of the person who runs the tests."""
     env = {k: v for k, v in os.environ.items()
            if k in ("THERMO_MAX_ISA", "THERMO_DEVICE") or (not k.startswith(("THERMO_", "LLAMA_", "CLICOLOR")) and k != "NO_COLOR")}
     env["XDG_CONFIG_HOME"] = "/nonexistent"
@@ -52,7 +52,7 @@ class ProgramTest(unittest.TestCase):
 
 
 class Gguf:
-    """A GGUF file as bytes, with the places of what the tests change."""
+    """A GGUF file as bytes, with the offsets of what the tests change."""
     SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
     def __init__(self, path=MODEL):

@@ -137,7 +137,7 @@ class Budgets(ProgramTest):
         self.assertEqual([len(r["samples_ns"]) for r in rows], [50] * 4)
         for row in rows:
             self.assertGreater(row["expert_moves"], 50)
-        # The first test touches everything; a byte lost for each expert moved or token run would show behind it.
+        # The first test touches everything; after it, a byte lost for each expert moved or token run would show.
         self.assertLess(rows[-1]["rss_peak_bytes"] - rows[0]["rss_peak_bytes"], 4 << 20)
 
     def test_pinned_layers_are_wholly_hot(self):
@@ -186,7 +186,7 @@ class HeatFiles(ProgramTest):
         self.assertEqual((first["architecture"], first["n_layers"], first["n_active"]), ("qwen35moe", LAYERS, ACTIVE))
         for layer in first["heat"]:
             self.assertEqual(len(layer), EXPERTS)
-            # Every token uses the active experts once; a use fades by half in 2048 tokens.
+            # Every token uses the active experts once; a use loses half of its weight in 2048 tokens.
             self.assertAlmostEqual(sum(layer), ACTIVE * first["n_tokens"], delta=0.02 * ACTIVE * first["n_tokens"])
         self.ask()
         self.assertEqual(read_heat(self.heat)["n_tokens"], 2 * first["n_tokens"])
@@ -291,7 +291,7 @@ class Traces(ProgramTest):
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()
-        # Written in whole lines, but the last one may be cut by the kill.
+        # Written in whole lines, but the kill may cut the last one.
         text = self.path.read_text()
         events = json.loads(text[:text.rindex("},\n") + 1] + "]")
         self.assertGreater(len(events), 500)
@@ -364,7 +364,7 @@ class HeatMaps(ProgramTest):
             for x, y in zip(a["heat"], b["heat"]):
                 self.assertAlmostEqual(x, y, delta=1e-4 * max(1, x))
         self.assertIn("hot", self.answer("experts", "--heat-file", heat, "--expert-cache", "40%"))
-        # A size means something only with the model at hand.
+        # A size means something only together with a model.
         self.assertIn("-m", run("experts", "--heat-file", heat, "--expert-cache", "4M").stderr)
         self.assertIn("of the uses are hot", self.answer("experts", MODEL, "--heat-file", heat, "--expert-cache", "4M"))
 

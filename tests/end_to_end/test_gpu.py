@@ -1,4 +1,4 @@
-"""A build with CUDA: with a card it answers as the processor does, without one it says so and goes on.
+"""A build with CUDA: with a card it answers as the processor does; without one it says so and goes on.
 
 CUDA_VISIBLE_DEVICES hides every card, so the second half runs on any machine.
 """
@@ -10,7 +10,7 @@ from harness import DATA, DEVICE, MODEL, ProgramTest, USAGE, run
 
 NO_CARD = {"CUDA_VISIBLE_DEVICES": "-1"}
 ASK = ("run", MODEL, "--temp", "0", "-p")
-# The model was made for these and is sure of every token; elsewhere two may be as near as rounding.
+# The model was made for these and is sure of every token; elsewhere two tokens may be closer than rounding.
 QUESTIONS = ("What is 17 + 25?", "What is the capital of France?", "What is the opposite of hot?",
              "Write a Python function for the greatest common divisor.")
 

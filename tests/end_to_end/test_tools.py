@@ -117,8 +117,8 @@ class SynthTest(ToolsTest):
                     self.check_ways(out, 1e-3 if quant.endswith(("F16", "F32")) else 0.1)
 
     def check_ways(self, model, rms):
-        # Quantised matrices round activations too, one row not quite as many rows, and then a near tie of two experts may
-        # go the other way: a few tokens are far off. The mean tells that from a fault.
+        # Quantised matrices round activations too, and one row is not rounded quite as many rows are. A near tie of two
+        # experts may then go the other way, so that a few tokens are far off. The mean tells that from a fault.
         out = json.loads(run("verify", "-m", model, "--tokens", 70, "--chunks", "7,64", "--tolerance", 1e6, "--json"))
         for way in out["ways"]:
             self.assertLess(way["tensors"]["logits"]["rms"], rms, way)

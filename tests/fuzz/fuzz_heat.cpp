@@ -1,4 +1,4 @@
-// Heat files: whatever the bytes, a refusal with a sentence or numbers that placement can use.
+// Heat files: any bytes give either a refusal with a sentence, or numbers that placement can use.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Any bytes as a template: parse and render with a fixed context and small limits. Whatever happens must be a
-// text or an error.
+// Any bytes as a template: parse and render with a fixed context and small limits. The result must
+// be a text or an error.
 #include <cstddef>
 #include <cstdint>
 #include <string>
