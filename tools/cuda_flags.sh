@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Prints the CMake arguments for what this machine has: a build for its own card where there is a card that works and an nvcc
+# Prints the CMake arguments for what this machine has: a build for its own card if there is a card that works and an nvcc
 # that can compile for it, otherwise a build for the processor. The reason goes to stderr.
 set -euo pipefail
 
 oldest_nvcc=12.4
 
-# nvcc is often not in PATH; where it was named in the environment, that one is meant.
+# nvcc is often not in PATH; if the environment names one, use that.
 find_nvcc() {
   if [ -n "${CUDACXX:-}" ]; then echo "$CUDACXX"; return; fi
   command -v nvcc && return

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Everything that must hold on a GPU, in one call; a table of what did comes last.
+# Everything that must hold on a GPU, in one call; ends with a table of the results.
 #
 #   tools/gpu_check.sh [--bin DIR] [--parts LIST] [--limit S] [--logs DIR] [MODEL.gguf]
 #
 #   --bin DIR     programs that are already built (thermocline, {device,kernels,model,engine}_test); nothing is built
 #   --parts LIST  some of: tests,verify,text,generations,memcheck,racecheck,bench (default: all, in this order)
-#   --limit S     most seconds of one step of a part, where its own limit is more
+#   --limit S     most seconds for one step of a part, if its own limit is higher
 #   --logs DIR    where the output of each part goes (default: build/gpu-check)
 #   MODEL.gguf    what is benchmarked; without one a synthetic 35B-A3B is written to /dev/shm (20 GiB)
 #
@@ -50,12 +50,12 @@ part() {
   fi
   rows+=("$(printf '%-28s %-12s %5d s  %s' "$name" "$result" $((SECONDS - start)) "$(summary "$log")")")
 }
-# The line of a log that says most.
+# The most informative line of a log.
 summary() {
   grep -hE '^\[  PASSED  \]|^passed|^PASSED|same most likely' "$1" | tail -n 2 | tr -s ' ' | paste -sd ';'
 }
-# spread PROGRAM FILTER [COMMAND...]: each test of a program in a process of its own, under COMMAND, many at once;
-# much of their time is the references on the CPU.
+# spread PROGRAM FILTER [COMMAND...]: each test of a program in a process of its own, under COMMAND, many at once:
+# much of their time goes to the references on the CPU.
 # shellcheck disable=SC2016,SC2317  # called through bash -c
 spread() {
   local program=$1 filter=$2 logs status=0
@@ -91,7 +91,7 @@ if wants verify; then
   part 'verify plankton' 60 "$thermocline" verify -m models/plankton-q4_k_m.gguf --expected tests/data/plankton-expected.gguf \
     --device cuda:0 --tolerance 2
 fi
-# Questions that the model was made for: it is sure of every token. Elsewhere two tokens may be as near as rounding.
+# Questions that the model was made for: it is sure of every token. Elsewhere two tokens may be closer than rounding.
 # shellcheck disable=SC2317  # called through bash -c
 same_text() {
   local question device

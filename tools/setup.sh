@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that a set of tasks needs; does nothing when they are there.
+# Installs the Debian packages that a set of tasks needs; does nothing if they are installed.
 # usage: tools/setup.sh build|test|fuzz ...
 set -euo pipefail
 

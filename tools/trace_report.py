@@ -3,11 +3,15 @@
 
     trace_report.py FILE [--above MS]
 
-A step is long when it took MS (default 5) more than the median step of as many rows. The system may have taken from it,
-more than usual: a core from the thread that runs the step or from a worker, for at least half of that excess; cores from
-any threads, more often; pages read from disk. The lanes explain a step too, when their events took up at least half of
-the excess more than they usually do in such a step. Swaps explain nothing: no step waits for one, and a GPU's are drawn
-until somebody looked, which is the end of the step. Exit code 1: a long step that nothing explains.
+A step is long when it took MS (default 5) more than the median step of as many rows. These explain a long step:
+
+- the thread that runs the step, or a worker, was without a core for longer than usual, by at least half of that excess;
+- any threads lost their cores more often than usual;
+- more pages than usual were read from disk;
+- the events of all lanes together took longer than usual in such a step, by at least half of the excess.
+
+Swaps explain nothing: no step waits for one, and on a GPU a swap is drawn until the end of the step that found it. Exit
+code 1: a long step that nothing explains.
 """
 import argparse
 import collections
