@@ -1,15 +1,15 @@
 // What the device and the host tell each other about cold experts during a step.
 //
 // The router posts the (row, expert) pairs that the processor must compute into page-locked memory that both
-// see, and goes on with the hot ones; the norm behind the experts waits for the answer and adds it. A layer
-// whose chosen experts are all hot posts nothing and waits for nothing. Tickets grow by one for each layer of
-// each step, so nothing needs to be cleared.
+// see, and goes on with the hot ones; the kernel that adds up the experts waits for the answer and adds it. A
+// layer whose chosen experts are all hot posts nothing and waits for nothing. Tickets grow by one for each
+// layer of each step, so nothing needs to be cleared.
 //
-// The other way go parcels: experts that the host guessed some layers early and copied into device memory.
-// Each is announced behind its copy by one word with the ticket of the layer it is for. A layer looks once
-// which of its parcels have come; those are hot for this step, the others are too late. A layer that used
-// parcels and has nothing for the processor posts too, with no pairs, and waits for no answer: the host
-// guesses on from there.
+// Parcels go the other way: experts that the host guessed some layers early and copied into device memory.
+// After its copy, each is announced by one word with the ticket of the layer it is for. A layer looks once
+// which of its parcels have arrived; those are hot for this step, the others are too late. A layer that used
+// parcels and has nothing for the processor posts too, with no pairs, and waits for no answer: the host goes
+// on guessing from there.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ constexpr uint32_t layer_ticket(uint32_t step, int layer) {
   return step + static_cast<uint32_t>(layer) + 1;
 }
 
-// What announces a parcel: the ticket of its layer, the expert, and the place it lies in.
+// What announces a parcel: the ticket of its layer, the expert, and the parcel place it is in.
 constexpr uint64_t parcel_word(uint32_t ticket, int expert, int place) {
   return static_cast<uint64_t>(ticket) << 32 | static_cast<uint64_t>(expert) << 16 |
          static_cast<uint64_t>(place);
@@ -40,7 +40,7 @@ constexpr int parcel_place(uint64_t word) {
   return static_cast<int>(word & 0xffff);
 }
 
-// A parcel that was there when its layer looked.
+// A parcel that had arrived when its layer looked.
 struct alignas(16) CameParcel {
   const uint8_t* address;  // nullptr: none
   int64_t expert;

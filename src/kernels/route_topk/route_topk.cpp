@@ -18,12 +18,11 @@ int32_t sort_key(float x) {
   return bits ^ ((bits >> 31) & 0x7fffffff);
 }
 
-// The k highest scores, best first. Few of n scores displace anything, so this is one comparison for most of
-// them.
+// The k highest scores, best first. Few of n scores displace another, so most cost one comparison.
 void choose_top(const float* scores, const float* bias, int n, int k, int32_t* ids) {
   constexpr int kStackKeys = 64;
   int32_t keys[kStackKeys];
-  if (k > kStackKeys) {  // no model at hand: plain selection, quadratic but right
+  if (k > kStackKeys) {  // no known model has so many: plain selection, quadratic but right
     for (int i = 0; i < k; ++i) {
       int best = -1;
       int32_t best_key = 0;

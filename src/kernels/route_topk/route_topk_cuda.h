@@ -1,5 +1,5 @@
-// The choice of experts on the GPU, and the lists that the expert products work through. Nothing of it is
-// read by the host.
+// The choice of experts on the GPU, and the lists that the expert products work through. The host reads none
+// of it.
 //
 // A pair is (row, expert it uses). Pairs are sorted by expert; a slot is a run of at most `tile` pairs of one
 // expert. The shared expert, or the one FFN of a dense layer, is expert number n_expert and has a pair for
@@ -18,7 +18,7 @@ namespace thermo {
 inline constexpr int kSlotRows = 8;
 
 struct alignas(64) DeviceSlot {
-  const uint8_t* base;  // where the expert's gate panels lie; nullptr: the shared expert, or a cold one
+  const uint8_t* base;  // address of the expert's gate panels; nullptr: the shared expert, or a cold one
   int32_t expert;
   int32_t first;            // pair
   int32_t count;            // pairs
@@ -37,7 +37,7 @@ struct DeviceRoutes {
   int32_t* expert_first = nullptr;  // [n_expert + 1] first pair
   int32_t* expert_slot = nullptr;   // [n_expert + 1] first slot
   int32_t* chosen = nullptr;        // [rows][n_expert_used]
-  int32_t* rank = nullptr;          // [rows][n_expert_used] place among the pairs of its expert
+  int32_t* rank = nullptr;          // [rows][n_expert_used] index among the pairs of its expert
   // Between the blocks of a fused one.
   float* partial = nullptr;     // [kRouterParts][kMaxFusedRouteRows][n_expert]
   uint32_t* counter = nullptr;  // [1], zero between steps
