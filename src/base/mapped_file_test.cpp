@@ -32,7 +32,7 @@ TEST(MappedFile, ReadsZerosWhereItsFileBecameShorterAndSaysSo) {
   EXPECT_FALSE(file.lost());
   EXPECT_EQ(at(file, 3 * kPage + 5), 0);
   EXPECT_TRUE(file.lost());
-  EXPECT_EQ(at(file, 8 * kPage - 1), 0);  // the last page, including what lies after the file's old end
+  EXPECT_EQ(at(file, 8 * kPage - 1), 0);  // the last page, including what comes after the file's old end
   EXPECT_EQ(at(file, 2 * kPage), 0);      // before the first page that was missed
   EXPECT_EQ(at(file, kPage), 'x');
 

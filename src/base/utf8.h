@@ -27,7 +27,7 @@ struct DecodedChar {
 // The character that begins at `text[pos]`. REQUIRES: pos < text.size().
 DecodedChar decode_utf8(std::string_view text, size_t pos) noexcept;
 
-// REQUIRES: a code point that is no surrogate.
+// REQUIRES: a code point that is not a surrogate.
 void append_utf8(std::string& out, char32_t c);
 
 // How many bytes a sequence with this first byte has: 1 to 4, or 0 for a byte that begins none
@@ -40,8 +40,8 @@ bool is_utf8_second_byte(uint8_t lead, uint8_t byte) noexcept;
 // Index of the first byte at or after `pos` that is not ASCII, or text.size().
 size_t skip_ascii(std::string_view text, size_t pos) noexcept;
 
-// The text with U+FFFD for each byte at which no well-formed sequence begins. Well-formed text is
-// returned as it is and `storage` not touched; otherwise the result points into `storage`.
+// The text with U+FFFD for each byte at which no well-formed sequence begins. Well-formed text is returned as
+// it is, and `storage` is not touched; otherwise the result points into `storage`.
 std::string_view replace_invalid_utf8(std::string_view text, std::string& storage);
 
 }  // namespace thermo

@@ -37,7 +37,7 @@ std::optional<SplitName> parse_split_name(std::string_view path) {
   return SplitName{path.substr(0, path.size() - tail.size()), number_at(1), number_at(10)};
 }
 
-// Calls visit(integer) with the value at `bytes` in its own type; false when `type` is no integer.
+// Calls visit(integer) with the value at `bytes` in its own type; false when `type` is not an integer.
 template <class Visit>
 bool visit_integer(GgufType type, const std::byte* bytes, Visit visit) {
   switch (type) {

@@ -83,9 +83,9 @@ class GgufFile {
   // nullptr when the key is absent.
   const GgufValue* find(std::string_view key) const noexcept;
 
-  // Typed metadata. find_*: nullopt when the key is absent, which is no error. require_*: absent is an error.
-  // Both throw LoadError naming the key, the expected and the found type when the value is something else.
-  // Integers may be stored in any width and sign as long as the value fits; floats as f32 or f64.
+  // Typed metadata. find_*: nullopt when the key is absent, which is not an error. require_*: absent is an
+  // error. Both throw LoadError naming the key, the expected and the found type when the value is something
+  // else. Integers may be stored in any width and sign as long as the value fits; floats as f32 or f64.
   std::optional<uint64_t> find_uint(std::string_view key, uint64_t max = kMaxUint) const;
   std::optional<int64_t> find_int(std::string_view key) const;
   std::optional<double> find_float(std::string_view key) const;

@@ -27,7 +27,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// Builds files byte by byte, also those that GgufWriter refuses to write.
+// Builds files byte by byte, even those that GgufWriter refuses to write.
 class Raw {
  public:
   Raw& text(std::string_view text) {

@@ -31,7 +31,7 @@ struct Text {
   // The bytes [begin, end) of `t` with their marks. REQUIRES: begin <= end <= t.size().
   void append_slice(const Text& t, size_t begin, size_t end);
   Text slice(size_t begin, size_t end) const;
-  // Marks the bytes [begin, end). REQUIRES: no mark lies after `begin`.
+  // Marks the bytes [begin, end). REQUIRES: no mark is after `begin`.
   void mark(size_t begin, size_t end);
 };
 

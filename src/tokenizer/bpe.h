@@ -31,13 +31,13 @@ class Tokenizer {
   // Throws LoadError when the vocabulary is not one we can tokenise with.
   explicit Tokenizer(VocabData data);
 
-  // Any bytes are text: where no well-formed UTF-8 begins, a byte counts as U+FFFD. For qwen35 the text
-  // is brought into normal form C.
+  // Any bytes are text: where no well-formed UTF-8 begins, a byte counts as U+FFFD. For qwen35 the text is
+  // converted to normal form C.
   std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const;
 
-  // The same for a prompt that holds text of strangers: a special text that touches an untrusted range is
+  // The same for a prompt that holds untrusted text. A special text that touches an untrusted range is
   // ordinary text there, so that a message cannot forge a role marker, not even together with the template
-  // around it. The border is no border for pieces, which is why the parts are not encoded one by one.
+  // around it. Pieces may cross the border of a range, which is why the parts are not encoded one by one.
   // REQUIRES: ranges ascending, not overlapping, inside the text. Empty ranges do nothing.
   std::vector<int32_t> encode_segments(std::string_view text, std::span<const ByteRange> untrusted,
                                        EncodeOptions options = {}) const;

@@ -86,7 +86,7 @@ TEST(Bpe, EqualsNaiveMergingOnRandomPieces) {
   std::mt19937 random(3);
   for (int round = 0; round < 60; ++round) {
     // A random vocabulary over few letters, so that merges chain, some of them duplicates, some making
-    // texts that are no tokens.
+    // texts that are not tokens.
     VocabData data = small_vocab();
     data.merges.clear();
     std::vector<std::string> parts = {"a", "b", "c", "d"};

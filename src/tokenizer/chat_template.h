@@ -1,8 +1,8 @@
 // Messages to prompt: runs the Jinja template that came with a model.
 //
-// The template is the file's own, so the prompt is the one the model was trained on. Requests are brought
-// into the shape that templates expect first: string arguments of tool calls become objects, bare calls get
-// their "function" around them, arrays of text parts become one string.
+// The template is the file's own, so the prompt is the one the model was trained on. Requests are first
+// brought into the shape that templates expect: string arguments of tool calls become objects, bare calls are
+// wrapped in "function", arrays of text parts become one string.
 #pragma once
 
 #include <optional>
@@ -35,8 +35,8 @@ struct ChatPrompt {
 // Immutable: any thread may render.
 class ChatTemplate {
  public:
-  // An empty `source` stands for a file without a template: ChatML is used then, and note() says so.
-  // Throws LoadError when the template cannot be parsed.
+  // An empty `source` means a file without a template: then ChatML is used, and note() says so. Throws
+  // LoadError when the template cannot be parsed.
   ChatTemplate(std::string source, std::string bos, std::string eos);
 
   // InvalidArgument: messages of a wrong shape, or what the template itself refuses (its message is shown).

@@ -2,10 +2,10 @@
 // Nearly all text is normal already, so most of it should be skipped, not copied. And utf8proc orders
 // combining marks by insertion: a megabyte of marks in the wrong order would keep it busy for minutes.
 //
-// A code point is *stable* when it has combining class 0 and never combines with what stands before it
-// nor changes alone. Text may be cut in front of any stable code point and the parts normalised apart
-// (UAX #15, section 9), so only the stretch from the last stable code point before an unstable one to the
-// next stable one needs work.
+// A code point is *stable* when it has combining class 0, never combines with what comes before it and never
+// changes alone. Text may be cut before any stable code point and the parts normalised separately (UAX #15,
+// section 9). So only the stretch from the last stable code point before an unstable one to the next stable
+// one needs work.
 #include "tokenizer/unicode.h"
 
 #include <utf8proc.h>
@@ -55,7 +55,7 @@ class StableTable {
       codes.clear();
       append_decomposed(codes, c);
       if (codes.size() == 1 && codes[0] == static_cast<utf8proc_int32_t>(c)) continue;
-      // What ends a decomposition may combine with what stands before it.
+      // The end of a decomposition may combine with what comes before it.
       for (size_t i = 1; i < codes.size(); ++i) stable_[static_cast<size_t>(codes[i])] = false;
       compose(codes);
       if (codes.size() != 1 || codes[0] != static_cast<utf8proc_int32_t>(c)) stable_[c] = false;
