@@ -66,7 +66,7 @@ std::string read_layer(const Json& layer, size_t index, SavedHeat& saved) {
     const Json& value = layer[e];
     const float heat = value.is_number() ? static_cast<float>(value.get<double>()) : -1.0f;
     if (!std::isfinite(heat) || heat < 0.0f)
-      return fmt::format("expert {} of layer {} has heat {}, a number from 0 was expected", e, index,
+      return fmt::format("expert {} of layer {} has heat {}, expected a number, 0 or more", e, index,
                          value.dump().substr(0, 40));
     saved.values.push_back(heat);
   }
@@ -135,14 +135,15 @@ Result<SavedHeat> parse_heat(const std::string& path, const std::string& text) {
   SavedHeat saved;
   const auto architecture = root.find("architecture"), name = root.find("name"), heat = root.find("heat");
   if (architecture == root.end() || !architecture->is_string() || name == root.end() || !name->is_string())
-    return damaged(path, "the heat file does not say which model it is of");
+    return damaged(path, "the heat file does not say which model it is for");
   saved.info.architecture = architecture->get<std::string>();
   saved.info.name = name->get<std::string>();
   const auto n_layers = whole(root, "n_layers", kMostLayers), n_active = whole(root, "n_active", 1000000),
              n_embd = whole(root, "n_embd", 100000000), n_tokens = whole(root, "n_tokens", UINT64_MAX / 2);
   if (!n_layers || !n_active || !n_embd || !n_tokens)
     return damaged(path,
-                   "n_layers, n_active, n_embd or n_tokens of the heat file is missing or no whole number");
+                   "n_layers, n_active, n_embd or n_tokens of the heat file is missing or not a whole "
+                   "number");
   saved.info.n_active = static_cast<int>(*n_active);
   saved.info.n_embd = static_cast<int>(*n_embd);
   saved.n_tokens = *n_tokens;
@@ -182,8 +183,8 @@ Status load_heat(const std::string& path, const HeatFileInfo& info, HeatMap& hea
   if (!saved) return saved.error();
   if (!saved->info.same_model(info))
     return refuse(path,
-                  fmt::format("the heat file is of another model: it is of {}, this is {}; give each model a "
-                              "file of its own",
+                  fmt::format("the heat file is for another model: it is for {}, this is {}; give each model "
+                              "its own file",
                               saved->info.describe(), info.describe()));
   heat.set(saved->values, saved->n_tokens);
   return {};

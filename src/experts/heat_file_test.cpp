@@ -108,8 +108,8 @@ TEST_F(HeatFileTest, SaysWhatIsWrongWithADamagedFile) {
   expect_refused_after("\"version\": 1", "\"version\": 2", "version 2 is not known, 1 was expected");
   expect_refused_after("\"version\": 1", "\"version\": \"1\"", "version ?");
   expect_refused_after("\"n_layers\": 3", "\"n_layers\": 4", "says 4 layers but has heat for 3");
-  expect_refused_after("\"n_tokens\": 100", "\"n_tokens\": -1", "no whole number");
-  expect_refused_after("\"n_embd\": 64", "\"n_embd\": 6.5", "no whole number");
+  expect_refused_after("\"n_tokens\": 100", "\"n_tokens\": -1", "not a whole number");
+  expect_refused_after("\"n_embd\": 64", "\"n_embd\": 6.5", "not a whole number");
   expect_refused_after("\"architecture\"", "\"arch\"", "which model");
   expect_refused_after("  [", "  [-1.5, ", "expert 0 of layer 0 has heat -1.5");
   expect_refused_after("  [", "  [1e300, ", "expert 0 of layer 0 has heat 1e+300");
