@@ -66,7 +66,7 @@ struct Tile {
   int n_queries;
   bool few;
   int stride;       // of the score rows; n_queries rounded up
-  float* queries;   // scaled; few: [query][dim], many: [dim][stride]
+  float* queries;   // scaled; few: [query][dim], many: [dim by lanes][stride]
   SpanState state;  // of this span
   float* rescale;   // [stride] what the last block multiplied the earlier sums by
   float* scores;    // [position][stride]
@@ -132,7 +132,7 @@ inline void prepare_many(const Tile& tile) {
                  [&](int i, int count) { vstore_part(to + i, vload_part(from + i, count) * scale, count); });
   }
   for (int64_t i = int64_t{tile.n_queries} * dim; i < int64_t{tile.stride} * dim; ++i) staged[i] = 0.0f;
-  transpose(staged, dim, tile.stride, dim, tile.queries, tile.stride);
+  transpose_by_lanes(staged, dim, tile.stride, dim, tile.queries, tile.stride);
 }
 
 // Scores to weights relative to the new running maximum.

@@ -5,6 +5,9 @@
 //   tree
 //                of vsum_each: the bits of a dot product over registers
 //
+//   B of gemm_lanes has its rows by lanes (transpose_by_lanes), so that they are read in order: 4 KiB apart
+//   they would fall into a few sets of the cache.
+//
 //   A: M x depth, element (m, d) at a[m * a_row + d * a_col]  (either stride may be 1: it is read by
 //   broadcasts) B: depth x N, rows of ldb floats C: M x N, rows of ldc floats; row_scale[m] multiplies the
 //   old row
@@ -77,6 +80,7 @@ inline void gemm_lanes_tile(int depth, const float* a, int64_t a_row, const floa
   constexpr int W = Vf::kWidth;
   constexpr int kLevels = W == 16 ? 4 : W == 8 ? 3 : 2;
   static_assert(W == 1 << kLevels);
+  const int64_t lane_floats = (depth + W - 1) / W * ldb;
   Vf waiting[kLevels][kRows][kVecs];
   for (int i = 0; i < W; ++i) {
     const int lane = kLaneSumOrder[i];
@@ -85,8 +89,8 @@ inline void gemm_lanes_tile(int depth, const float* a, int64_t a_row, const floa
     for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 8
       for (int v = 0; v < kVecs; ++v) acc[m][v] = vzero();
-    gemm_steps<kRows, kVecs, false>(acc, (depth - lane + W - 1) / W, a + lane, a_row, W, b + lane * ldb,
-                                    W * ldb, W);
+    gemm_steps<kRows, kVecs, false>(acc, (depth - lane + W - 1) / W, a + lane, a_row, W,
+                                    b + lane * lane_floats, ldb, W);
     int level = 0;
     for (; (i >> level) & 1; ++level)
 #pragma GCC unroll 8
@@ -147,20 +151,24 @@ inline void gemm_lanes(int n_rows, int n_cols, int depth, const float* a, int64_
   });
 }
 
-// out[c][r] = in[r][c]: out has n_cols rows of out_stride floats. Only [0, n_rows) of each is written.
-inline void transpose(const float* in, int64_t in_stride, int n_rows, int n_cols, float* out,
-                      int64_t out_stride) {
+// in[r][c] to column r of row (c mod kWidth) * ceil(n_cols / kWidth) + c / kWidth of `out`, rows of
+// out_stride floats.
+inline void transpose_by_lanes(const float* in, int64_t in_stride, int n_rows, int n_cols, float* out,
+                               int64_t out_stride) {
   constexpr int W = Vf::kWidth;
+  const int64_t lane_floats = (n_cols + W - 1) / W * out_stride;
   int r = 0;
   for (; r + W <= n_rows; r += W) {
     int c = 0;
     for (; c + W <= n_cols; c += W)
-      transpose_square(in + r * in_stride + c, in_stride, out + c * out_stride + r, out_stride);
+      transpose_square(in + r * in_stride + c, in_stride, out + c / W * out_stride + r, lane_floats);
     for (; c < n_cols; ++c)
-      for (int k = r; k < r + W; ++k) out[c * out_stride + k] = in[k * in_stride + c];
+      for (int k = r; k < r + W; ++k)
+        out[c % W * lane_floats + c / W * out_stride + k] = in[k * in_stride + c];
   }
   for (; r < n_rows; ++r)
-    for (int c = 0; c < n_cols; ++c) out[c * out_stride + r] = in[r * in_stride + c];
+    for (int c = 0; c < n_cols; ++c)
+      out[c % W * lane_floats + c / W * out_stride + r] = in[r * in_stride + c];
 }
 
 }  // namespace

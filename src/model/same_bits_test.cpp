@@ -1,0 +1,187 @@
+// The same bits: for one instruction set, the logits of a token depend on the tokens before it, and on
+// nothing else. Not on how a prompt is cut into steps, on the number of threads, on other sequences in a
+// step, nor on whether rows were a chain or a branch of a tree that was committed later.
+//
+// A case is one of the setups of a model times one of the ways to feed it. Every case must give the logits of
+// plain decoding: the first setup, one token a step.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <random>
+#include <string>
+
+#include "kernels/testing/compare.h"
+#include "model/model.h"
+#include "model/testing/recorded_model.h"
+
+namespace thermo {
+namespace {
+
+using testing::same_bits;
+
+// ---- models
+
+struct Setup {
+  const char* name;
+  int n_threads = 1;
+  bool repack = true;
+  size_t way_step = 1;  // every n-th way only, where a step is slow
+};
+constexpr Setup kSetups[] = {
+    {.name = "one thread"},
+    {.name = "two threads", .n_threads = 2},
+    {.name = "three threads", .n_threads = 3},
+    {.name = "weights as in the file", .n_threads = 2, .repack = false, .way_step = 4},
+};
+
+struct LoadedModel {
+  ThreadPool pool;
+  std::unique_ptr<Model> model;
+
+  LoadedModel(const GgufFile& file, const Setup& setup, Isa isa, KvType cache)
+      : pool({.n_threads = setup.n_threads, .pin = false, .spin_us = 20}) {
+    ModelConfig config = read_model_config(file);
+    Weights weights = Weights::load(config, file, setup.repack, pool, {});
+    ModelOptions options;
+    options.n_batch = 512;
+    options.n_sequences = 2;
+    options.isa = isa;
+    options.sequence = {.n_ctx = 400, .max_draft_rows = 64, .k_type = cache, .v_type = cache};
+    model = std::make_unique<Model>(std::move(config), std::move(weights), options, pool);
+  }
+};
+
+// ---- ways to feed tokens to sequence 0: the logits of each
+
+using Tokens = std::span<const TokenId>;
+
+std::vector<float> in_chunks(Model& model, Tokens ids, size_t length) {
+  return run_in_chunks(model, ids, length).logits;
+}
+
+// Beside sequence 1, which takes the same tokens from the last to the first, in steps of other lengths.
+std::vector<float> beside_another(Model& model, Tokens ids, size_t length) {
+  model.clear(0);
+  model.clear(1);
+  const std::vector<TokenId> reversed(ids.rbegin(), ids.rend());
+  std::vector<float> logits;
+  size_t other = 0;
+  for (size_t begin = 0, piece = 0; begin < ids.size(); begin += length, ++piece) {
+    const std::vector<Row> rows = chain(ids.subspan(begin, std::min(length, ids.size() - begin)));
+    const size_t n_other = std::min((piece * 5) % 9, ids.size() - other);
+    const std::vector<Row> neighbours = chain(Tokens(reversed).subspan(other, n_other));
+    other += n_other;
+    std::vector<SequenceRows> groups;
+    if (piece % 2 == 0 && n_other > 0) groups.push_back({.sequence = 1, .rows = neighbours});
+    groups.push_back({.sequence = 0, .rows = rows});
+    if (piece % 2 == 1 && n_other > 0) groups.push_back({.sequence = 1, .rows = neighbours});
+    append_logits(model.step({.groups = groups}), logits, piece % 2 == 0 ? n_other : 0, rows.size());
+  }
+  return logits;
+}
+
+// A draft whose branch `branch` holds the tokens; before every `every`-th of them comes a wrong one, which
+// has a child of its own. So no slot is where its position says.
+struct Draft {
+  std::vector<Row> rows;
+  std::vector<int32_t> branch;
+};
+Draft draft_of(Tokens ids, int every) {
+  Draft draft;
+  const auto add = [&](TokenId token, int32_t parent) {
+    draft.rows.push_back({.token = token, .parent = parent, .want_logits = true});
+    return static_cast<int32_t>(draft.rows.size()) - 1;
+  };
+  int32_t parent = -1;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (static_cast<int>(i) % every == 0) add(ids[ids.size() - 1 - i], add(ids[i] ^ 1, parent));
+    parent = add(ids[i], parent);
+    draft.branch.push_back(parent);
+  }
+  return draft;
+}
+
+// A prompt, then drafts of which the branch is committed; one token after each draft as plain decoding.
+std::vector<float> in_drafts(Model& model, Tokens ids, size_t prompt, size_t depth, int every) {
+  std::vector<float> logits = in_chunks(model, ids.first(prompt), 512);
+  for (size_t begin = prompt; begin < ids.size();) {
+    const size_t n = std::min(depth, ids.size() - begin);
+    const Draft draft = draft_of(ids.subspan(begin, n), every);
+    EXPECT_LE(draft.rows.size(), 64u);
+    const StepOutput output = step_rows(model, draft.rows, {.uncommitted = true});
+    for (const int32_t row : draft.branch) append_logits(output, logits, static_cast<size_t>(row), 1);
+    model.commit(0, draft.branch);
+    begin += n;
+    if (begin == ids.size()) break;
+    append_logits(step_rows(model, chain(ids.subspan(begin, 1))), logits);
+    ++begin;
+  }
+  return logits;
+}
+
+struct Way {
+  std::string name;
+  std::function<std::vector<float>(Model&, Tokens)> run;
+};
+std::vector<Way> ways() {
+  std::vector<Way> all;
+  for (const size_t n : {1, 3, 17, 64, 65, 512})
+    all.push_back({"chunks of " + std::to_string(n),
+                   [n](Model& model, Tokens ids) { return in_chunks(model, ids, n); }});
+  for (const size_t n : {1, 24})
+    all.push_back({"beside another sequence, " + std::to_string(n),
+                   [n](Model& model, Tokens ids) { return beside_another(model, ids, n); }});
+  all.push_back({"bushy drafts", [](Model& model, Tokens ids) { return in_drafts(model, ids, 37, 21, 1); }});
+  all.push_back({"deep drafts", [](Model& model, Tokens ids) { return in_drafts(model, ids, 1, 50, 8); }});
+  all.push_back({"short drafts", [](Model& model, Tokens ids) { return in_drafts(model, ids, 60, 3, 2); }});
+  all.push_back({"drafts of one", [](Model& model, Tokens ids) { return in_drafts(model, ids, 70, 1, 9); }});
+  return all;
+}
+
+// ---- every case
+
+std::vector<TokenId> random_tokens(const GgufFile& file, size_t n) {
+  std::mt19937 random(static_cast<unsigned>(n));
+  const auto n_vocab = static_cast<unsigned>(read_model_config(file).n_vocab);
+  std::vector<TokenId> ids(n);
+  for (TokenId& id : ids) id = static_cast<TokenId>(random() % (n_vocab / 2 * 2));  // so that id ^ 1 is one
+  return ids;
+}
+
+void expect_same_bits(const GgufFile& file, size_t n_tokens, KvType cache) {
+  const std::vector<TokenId> ids = random_tokens(file, n_tokens);
+  for (const Isa isa : available_isas()) {
+    std::vector<float> want;
+    for (const Setup& setup : kSetups) {
+      const LoadedModel loaded(file, setup, isa, cache);
+      if (want.empty()) want = in_chunks(*loaded.model, ids, 1);
+      const std::vector<Way> all = ways();
+      for (size_t w = 0; w < all.size(); w += setup.way_step)
+        EXPECT_TRUE(same_bits(all[w].run(*loaded.model, ids), want))
+            << isa_name(isa) << ", " << setup.name << ", " << all[w].name << ", cache "
+            << kv_type_name(cache);
+    }
+  }
+}
+
+class SameBits : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Fixtures, SameBits, ::testing::Values("qwen35moe", "qwen35", "laguna"),
+                         [](const auto& test) { return test.param; });
+
+TEST_P(SameBits, HoweverTheTokensAreFed) {
+  // Past the first span of attention.
+  expect_same_bits(GgufFile(std::string(THERMO_TEST_DATA) + "/" + GetParam() + "-f32.gguf"), 300,
+                   KvType::F32);
+}
+
+TEST_P(SameBits, WithHalvesInTheCache) {
+  expect_same_bits(GgufFile(std::string(THERMO_TEST_DATA) + "/" + GetParam() + "-f32.gguf"), 90, KvType::F16);
+}
+
+TEST(SameBitsPlankton, HoweverTheTokensAreFed) {
+  expect_same_bits(GgufFile(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf"), 75, KvType::F16);
+}
+
+}  // namespace
+}  // namespace thermo
