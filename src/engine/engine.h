@@ -102,7 +102,7 @@ class Engine {
   int n_batch() const;
   // What the expert machinery did so far; all zero where every expert is where it is computed.
   ExpertTelemetry expert_telemetry() const;
-  // Between steps: heat and hot experts as they were behind the load. False: nothing is split, or what was
+  // Between steps: heat and hot experts as they were right after loading. False: nothing is split, or what was
   // read from the file stays in memory.
   bool reset_experts();
   const HeatMap* heat() const;  // nullptr: nobody counts

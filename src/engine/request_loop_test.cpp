@@ -78,7 +78,7 @@ TEST(RequestLoop, WritesWhatEachRequestWritesAlone) {
   std::vector<std::vector<TokenId>> want;
   for (int i = 0; i < 5; ++i) want.push_back(text_alone(alone, task(i)));
   for (const int n_requests : {1, 2, 5})
-    for (const int n_batch : {128}) {
+    for (const int n_batch : {3, 32, 128}) {
       Engine engine(plankton(), options_for(n_requests, n_batch));
       std::vector<Session> sessions;
       std::map<RequestId, Ended> ended;

@@ -120,6 +120,31 @@ TEST(GpuEngine, KeepsTheLogitsOfASessionWhileAnotherRuns) {
             std::max_element(alone.begin(), alone.end()) - alone.begin());
 }
 
+// The rows of several sessions stay on the card after one step; each is brought over before it is
+// overwritten.
+TEST(GpuEngine, KeepsTheLogitsOfRequestsThatRanTogether) {
+  SKIP_WITHOUT_GPU();
+  Engine engine(plankton(), on_gpu(4));
+  std::vector<Session> sessions;
+  for (int i = 0; i < 4; ++i) sessions.push_back(std::move(engine.open_session().value()));
+  RequestLoop loop(engine);
+  GenerateOptions options;
+  options.max_tokens = 1;
+  for (int i = 0; i < 3; ++i)
+    ASSERT_TRUE(loop.add(sessions[static_cast<size_t>(i)], prompt(i), options).has_value());
+  while (!loop.empty()) loop.step();
+  std::vector<TokenId> best;
+  for (int i = 0; i < 3; ++i) best.push_back(sessions[static_cast<size_t>(i)].best());
+  EXPECT_EQ(std::max_element(sessions[1].logits().begin(), sessions[1].logits().end()) -
+                sessions[1].logits().begin(),
+            best[1]);
+  ASSERT_TRUE(sessions[3].append(prompt(9)).ok());
+  for (const size_t i : {0, 1, 2}) {
+    const std::span<const float> logits = sessions[i].logits();
+    EXPECT_EQ(std::max_element(logits.begin(), logits.end()) - logits.begin(), best[i]) << i;
+  }
+}
+
 void expect_memory_as_it_was(const std::string& expert_cache, int n_generations) {
   EngineOptions options = on_gpu();
   options.expert_cache = budget(expert_cache);
