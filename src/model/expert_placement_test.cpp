@@ -87,7 +87,7 @@ class ExpertPlacementTest : public ::testing::TestWithParam<const char*> {
   ThreadPool pool{{.n_threads = 2, .spin_us = 0}};  // spinning would keep the lane off its core
   std::unique_ptr<Model> plain = plain_model(fixture.file, pool);
 };
-INSTANTIATE_TEST_SUITE_P(All, ExpertPlacementTest, ::testing::Values("qwen35moe", "laguna"),
+INSTANTIATE_TEST_SUITE_P(All, ExpertPlacementTest, ::testing::Values("qwen35moe", "laguna", "qwen3moe"),
                          [](const auto& test) { return test.param; });
 
 TEST_P(ExpertPlacementTest, GivesTheSameLogitsForEveryShareAndChunkLength) {
