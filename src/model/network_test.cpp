@@ -109,8 +109,7 @@ TEST(Network, DescribesLaguna) {
   ASSERT_EQ(config.ropes.size(), 2u);
   EXPECT_EQ(attention_of(config, 0).rope, 0);
   EXPECT_EQ(attention_of(config, 1).rope, 1);
-  EXPECT_TRUE(config.ropes[0].yarn);
-  EXPECT_FALSE(config.ropes[1].yarn);
+  EXPECT_NE(config.ropes[0].freq_base, config.ropes[1].freq_base);
 }
 
 TEST(Network, DescribesQwen3Moe) {
