@@ -87,7 +87,7 @@ class ExpertPlacementTest : public ::testing::TestWithParam<const char*> {
   ThreadPool pool{{.n_threads = 2, .spin_us = 0}};  // spinning would keep the lane off its core
   std::unique_ptr<Model> plain = plain_model(fixture.file, pool);
 };
-INSTANTIATE_TEST_SUITE_P(All, ExpertPlacementTest, ::testing::Values("qwen35moe", "laguna"),
+INSTANTIATE_TEST_SUITE_P(All, ExpertPlacementTest, ::testing::Values("qwen35moe", "laguna", "qwen3moe"),
                          [](const auto& test) { return test.param; });
 
 TEST_P(ExpertPlacementTest, GivesTheSameLogitsForEveryShareAndChunkLength) {
@@ -116,7 +116,8 @@ TEST_P(ExpertPlacementTest, GivesTheSameLogitsForEveryShareAndChunkLength) {
         EXPECT_GT(t.cpu_pairs, 0u);
         EXPECT_GT(t.moved, 0u) << "experts move while serving";
         EXPECT_GT(t.streamed_bytes, 0u) << "a prompt streams popular cold experts";
-        EXPECT_EQ(t.parcels > 0, !in_file) << "single rows send experts ahead";
+        // Those of the third layer after the one that is computed.
+        EXPECT_EQ(t.parcels > 0, !in_file && plain->config().n_layer > 3) << "single rows send experts ahead";
       }
       EXPECT_EQ(t.disk_bytes > 0, in_file);
       EXPECT_TRUE(split.model->fault().empty());
@@ -125,7 +126,8 @@ TEST_P(ExpertPlacementTest, GivesTheSameLogitsForEveryShareAndChunkLength) {
 
 TEST_P(ExpertPlacementTest, IsBitForBitThePlainModelWhenEverythingIsHot) {
   const SplitModel split = sim_model(fixture.file, pool, {.share = 1.0});
-  EXPECT_TRUE(run_in_chunks(*split.model, fixture.ids, 7).logits == run_in_chunks(*plain, fixture.ids, 7).logits);
+  EXPECT_TRUE(run_in_chunks(*split.model, fixture.ids, 7).logits ==
+              run_in_chunks(*plain, fixture.ids, 7).logits);
 }
 
 TEST_P(ExpertPlacementTest, GivesTheSameLogitsForRandomPlacements) {
@@ -176,7 +178,7 @@ TEST_P(ExpertPlacementTest, GivesTheSameLogitsWhilePlacementsChange) {
   const Outputs want = run_in_chunks(*plain, fixture.ids, 3);
   const Outputs prompt = run_in_chunks(*plain, fixture.ids, 20);
   std::mt19937 random(3);
-  for (int round = 0; round < 6; ++round) {
+  for (int round = 0; round < 10; ++round) {
     EXPECT_TRUE(run_in_chunks(*split.model, fixture.ids, 3).logits == want.logits);
     EXPECT_TRUE(run_in_chunks(*split.model, fixture.ids, 20).logits == prompt.logits);
     // Somebody else becomes hot.
@@ -228,7 +230,7 @@ TEST_P(ExpertPlacementTest, CountsTheSameHeatWhereverExpertsAre) {
 }
 
 TEST_P(ExpertPlacementTest, KeepsPinnedLayersHot) {
-  const SplitModel split = sim_model(fixture.file, pool, {.share = 0.6, .pin_layers = 2});
+  const SplitModel split = sim_model(fixture.file, pool, {.share = 0.8, .pin_layers = 2});
   for (int round = 0; round < 3; ++round) run_in_chunks(*split.model, fixture.ids, 1);
   EXPECT_GT(split.model->expert_telemetry().moved, 0u);
   for (const int l : {0, 1})

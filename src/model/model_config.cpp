@@ -62,7 +62,7 @@ int count_layers(const ModelConfig& config, bool (Layer::*is)() const) {
         fmt::format("{}: this is a drafter ({}), which cannot run alone; give the model it drafts for",
                     file.path(), arch));
   std::vector<std::string_view> names;
-  for (const Architecture& architecture : architectures()) names.push_back(architecture.name);
+  for (const Architecture* architecture : architectures()) names.push_back(architecture->name);
   throw LoadError(fmt::format("{}: unknown architecture '{}', expected one of {}", file.path(), arch,
                               fmt::join(names, ", ")));
 }

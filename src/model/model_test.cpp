@@ -34,7 +34,7 @@ std::unique_ptr<Model> make_model(const GgufFile& file, ThreadPool& pool, Isa is
 constexpr double kTolerance = 1e-4;  // the recorded outputs agree among implementations to a few 1e-5
 
 class ArchitectureTest : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(All, ArchitectureTest, testing::Values("qwen35moe", "qwen35", "laguna"),
+INSTANTIATE_TEST_SUITE_P(All, ArchitectureTest, testing::Values("qwen35moe", "qwen35", "laguna", "qwen3moe"),
                          [](const auto& test) { return test.param; });
 
 TEST_P(ArchitectureTest, MatchesTheReferenceOnEveryPathAndChunkLength) {
@@ -51,6 +51,25 @@ TEST_P(ArchitectureTest, MatchesTheReferenceOnEveryPathAndChunkLength) {
             << isa_name(isa) << " chunk " << chunk << " layer " << l;
     }
   }
+}
+
+TEST_P(ArchitectureTest, LeavesTheHiddenStatesThatWereAskedFor) {
+  const RecordedModel fixture(GetParam());
+  ThreadPool pool({.n_threads = 2});
+  ModelConfig config = read_model_config(fixture.file);
+  const int last = config.n_layer;
+  insert_taps(config.network, config.n_layer, {0, 2, last});
+  Weights weights = Weights::load(config, fixture.file, true, pool, {});
+  ModelOptions options;
+  options.n_batch = 128;
+  options.isa = best_isa();
+  options.sequence = {.n_ctx = 160, .max_draft_rows = 0, .k_type = KvType::F32, .v_type = KvType::F32};
+  Model model(std::move(config), std::move(weights), options, pool);
+  const Outputs got = run_in_chunks(model, fixture.ids, 33, true);
+  ASSERT_EQ(got.hidden.size(), 3u);
+  EXPECT_LT(error_of(got.hidden[0], fixture.reference("hidden.0")), kTolerance);
+  EXPECT_LT(error_of(got.hidden[1], fixture.reference("hidden.2")), kTolerance);
+  EXPECT_LT(error_of(got.hidden[2], fixture.reference("hidden." + std::to_string(last))), kTolerance);
 }
 
 TEST_P(ArchitectureTest, GivesTheSameWithoutRepacking) {

@@ -32,7 +32,8 @@ class SequenceLayoutTest : public testing::TestWithParam<const char*> {
       .n_ctx = 77, .max_draft_rows = 5, .k_type = KvType::F16, .v_type = KvType::F32};
   static constexpr int kSequences = 3;
 };
-INSTANTIATE_TEST_SUITE_P(All, SequenceLayoutTest, testing::Values("qwen35moe", "qwen35", "laguna"),
+INSTANTIATE_TEST_SUITE_P(All, SequenceLayoutTest,
+                         testing::Values("qwen35moe", "qwen35", "laguna", "qwen3moe"),
                          [](const auto& test) { return test.param; });
 
 TEST_P(SequenceLayoutTest, GivesEveryPartItsOwnBytes) {

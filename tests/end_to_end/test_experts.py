@@ -47,7 +47,7 @@ class Budgets(ProgramTest):
         return json.loads(self.answer(*QUICK, *SIM, "-o", "json", *arguments))
 
     def test_logits_are_the_same_for_every_budget(self):
-        for architecture in ("qwen35moe", "laguna"):
+        for architecture in ("qwen35moe", "laguna", "qwen3moe"):
             for budget in ("0", "1%", "30%", "60%", "100%", "auto"):
                 with self.subTest(architecture=architecture, budget=budget):
                     out = json.loads(self.answer(
@@ -372,7 +372,7 @@ class HeatMaps(ProgramTest):
         folder = temporary_folder(self)
         text = folder / "text.txt"
         text.write_text("The lake is deep and the water is cold. " * 20)
-        for shape in ("qwen35moe-tiny", "laguna-tiny"):
+        for shape in ("qwen35moe-tiny", "laguna-tiny", "qwen3moe-tiny"):
             model = synth(folder, shape)
             for device in ("sim", "cpu"):
                 out = json.loads(self.answer("experts", model, "-f", text, "--device", device, "--json"))

@@ -19,7 +19,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 DATA = os.path.join(ROOT, "tests", "data")
 MODELS = os.path.join(ROOT, "models")
 
-SHAPES = ["qwen35moe-tiny", "qwen35-tiny", "laguna-tiny"]
+SHAPES = ["qwen35moe-tiny", "qwen35-tiny", "laguna-tiny", "qwen3moe-tiny"]
 QUANTS = ["Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q3_K_M", "Q2_K", "Q6_K", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1",
           "IQ4_NL", "IQ4_XS", "MXFP4", "F16", "BF16", "F32"]
 ISAS = ["portable", "avx2", "avx512", "amx"]
@@ -200,7 +200,7 @@ class VerifyTest(ToolsTest):
     def test_references_agree_on_every_code_path(self):
         isas = available_isas()
         self.assertIn("portable", isas)
-        for name in ["qwen35moe", "qwen35", "laguna"]:
+        for name in ["qwen35moe", "qwen35", "laguna", "qwen3moe"]:
             for isa in isas:
                 for repack in ["--repack", "--no-repack"]:
                     with self.subTest(name=name, isa=isa, repack=repack):

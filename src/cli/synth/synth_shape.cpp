@@ -129,9 +129,9 @@ ModelConfig config_of(const SynthOptions& options) {
 
 std::vector<SynthShape> describe_shapes() {
   std::vector<SynthShape> shapes;
-  for (const Architecture& architecture : architectures())
-    for (ModelShape& model : architecture.shapes()) {
-      SynthShape& shape = shapes.emplace_back(SynthShape{model.name, &architecture, std::move(model), {}});
+  for (const Architecture* architecture : architectures())
+    for (ModelShape& model : architecture->shapes()) {
+      SynthShape& shape = shapes.emplace_back(SynthShape{model.name, architecture, std::move(model), {}});
       SynthOptions options;
       options.shape = &shape;
       options.quant = kQuants;

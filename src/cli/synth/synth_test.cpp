@@ -60,6 +60,13 @@ TEST(SynthShape, HasTheSizesOfTheRealFiles) {
   const auto laguna = synth_tensors(options_for("laguna-xs2"));
   EXPECT_EQ(laguna.size(), 678u);
   EXPECT_EQ(total_bytes(laguna), 20'270'574'592u);
+  const auto qwen3 = synth_tensors(options_for("qwen3moe-30b-a3b"));
+  EXPECT_EQ(qwen3.size(), 579u);
+  EXPECT_EQ(total_bytes(qwen3), 18'550'716'416u);
+  EXPECT_EQ(synth_tensors(options_for("qwen3moe-235b-a22b")).size(), 1131u);
+  EXPECT_EQ(total_bytes(synth_tensors(options_for("qwen3moe-235b-a22b"))), 142'148'069'376u);
+  EXPECT_EQ(synth_tensors(options_for("qwen3moe-480b-a35b")).size(), 747u);
+  EXPECT_EQ(total_bytes(synth_tensors(options_for("qwen3moe-480b-a35b"))), 290'052'841'472u);
   SynthOptions with_nextn = options_for("qwen35moe-35b-a3b");
   with_nextn.nextn = true;
   EXPECT_EQ(synth_tensors(with_nextn).size(), 753u);
@@ -156,7 +163,7 @@ double top_quarter_share(std::string_view shape, double skew) {
 }
 
 TEST(SynthSkew, MakesSomeExpertsMoreUsed) {
-  for (const char* shape : {"qwen35moe-tiny", "qwen35moe-35b-a3b", "laguna-tiny"}) {
+  for (const char* shape : {"qwen35moe-tiny", "qwen35moe-35b-a3b", "laguna-tiny", "qwen3moe-tiny"}) {
     const double none = top_quarter_share(shape, 0.0), some = top_quarter_share(shape, 0.35),
                  much = top_quarter_share(shape, 0.7);
     EXPECT_LT(none, 0.40) << shape;

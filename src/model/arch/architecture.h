@@ -34,15 +34,10 @@ struct Architecture {
   bool nextn = false;  // files may have a next-token block
 };
 
-std::span<const Architecture> architectures();
+std::span<const Architecture* const> architectures();
 const Architecture* find_architecture(std::string_view name);  // nullptr: unknown
 
-// One for each description file.
-void describe_qwen35moe(const Keys& keys, ModelConfig& config);
-void describe_qwen35(const Keys& keys, ModelConfig& config);
-void describe_laguna(const Keys& keys, ModelConfig& config);
-std::vector<ModelShape> shapes_qwen35moe();
-std::vector<ModelShape> shapes_qwen35();
-std::vector<ModelShape> shapes_laguna();
+// Each at the end of its description file.
+extern const Architecture kQwen35Moe, kQwen35, kLaguna, kQwen3Moe;
 
 }  // namespace thermo

@@ -81,9 +81,7 @@ ModelShape shape_of(std::string_view name, int n_layer, int n_embd, int n_vocab,
            {"leading_dense_block_count", 1}}};
 }
 
-}  // namespace
-
-void describe_laguna(const Keys& keys, ModelConfig& config) {
+void describe(const Keys& keys, ModelConfig& config) {
   const GgufFile& file = keys.file();
   read_ropes(keys, config);
 
@@ -117,11 +115,15 @@ void describe_laguna(const Keys& keys, ModelConfig& config) {
   add_ends(keys, config);
 }
 
-std::vector<ModelShape> shapes_laguna() {
+std::vector<ModelShape> shapes() {
   return {
       shape_of("laguna-xs2", 40, 2048, 100352, 131072, 48, 64, 8, 128, 64, 8192, 256, 8, 512, 512),
       shape_of("laguna-tiny", 5, 256, 512, 2048, 4, 8, 2, 64, 32, 512, 16, 4, 256, 32),
   };
 }
+
+}  // namespace
+
+constinit const Architecture kLaguna{.name = "laguna", .describe = describe, .shapes = shapes};
 
 }  // namespace thermo

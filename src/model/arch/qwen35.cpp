@@ -109,9 +109,7 @@ ModelShape shape_of(const Size& s) {
   return shape;
 }
 
-}  // namespace
-
-void describe_qwen35moe(const Keys& keys, ModelConfig& config) {
+void describe_moe(const Keys& keys, ModelConfig& config) {
   read_rope(keys, config);
   read_delta_net(keys, config);
   read_experts(keys, config);
@@ -120,7 +118,7 @@ void describe_qwen35moe(const Keys& keys, ModelConfig& config) {
   add_layers(keys, config);
 }
 
-void describe_qwen35(const Keys& keys, ModelConfig& config) {
+void describe_dense(const Keys& keys, ModelConfig& config) {
   read_rope(keys, config);
   read_delta_net(keys, config);
   config.n_ff = keys.positive("feed_forward_length", kMaxWidth);
@@ -128,18 +126,25 @@ void describe_qwen35(const Keys& keys, ModelConfig& config) {
 }
 
 // The tiny ones are the smallest that every quantised type can hold: rows are multiples of 256.
-std::vector<ModelShape> shapes_qwen35moe() {
+std::vector<ModelShape> shapes_moe() {
   return {shape_of({"qwen35moe-35b-a3b", 40, 2048, 248320, 262144, 16, 2, 256, 64, 0, 256, 8, 512, 128, 16,
                     32, false}),
           shape_of({"qwen35moe-tiny", 4, 256, 512, 2048, 4, 2, 64, 16, 0, 16, 4, 256, 64, 2, 4, false})};
 }
 
-std::vector<ModelShape> shapes_qwen35() {
+std::vector<ModelShape> shapes_dense() {
   return {
       shape_of({"qwen35-0.8b", 24, 1024, 248320, 262144, 8, 2, 256, 64, 3584, 0, 0, 0, 128, 16, 16, true}),
       shape_of({"qwen35-9b", 32, 4096, 248320, 262144, 16, 4, 256, 64, 12288, 0, 0, 0, 128, 16, 32, false}),
       shape_of({"qwen35-27b", 64, 5120, 248320, 262144, 24, 4, 256, 64, 17408, 0, 0, 0, 128, 16, 48, false}),
       shape_of({"qwen35-tiny", 4, 256, 512, 2048, 4, 2, 64, 16, 512, 0, 0, 0, 64, 2, 4, true})};
 }
+
+}  // namespace
+
+constinit const Architecture kQwen35Moe{
+    .name = "qwen35moe", .describe = describe_moe, .shapes = shapes_moe, .nextn = true};
+constinit const Architecture kQwen35{
+    .name = "qwen35", .describe = describe_dense, .shapes = shapes_dense, .nextn = true};
 
 }  // namespace thermo

@@ -3,21 +3,17 @@
 namespace thermo {
 namespace {
 
-constexpr Architecture kArchitectures[] = {
-    {"qwen35moe", describe_qwen35moe, shapes_qwen35moe, true},
-    {"qwen35", describe_qwen35, shapes_qwen35, true},
-    {"laguna", describe_laguna, shapes_laguna},
-};
+constexpr const Architecture* kArchitectures[] = {&kQwen35Moe, &kQwen35, &kLaguna, &kQwen3Moe};
 
 }  // namespace
 
-std::span<const Architecture> architectures() {
+std::span<const Architecture* const> architectures() {
   return kArchitectures;
 }
 
 const Architecture* find_architecture(std::string_view name) {
-  for (const Architecture& architecture : kArchitectures)
-    if (architecture.name == name) return &architecture;
+  for (const Architecture* architecture : kArchitectures)
+    if (architecture->name == name) return architecture;
   return nullptr;
 }
 

@@ -42,7 +42,7 @@ std::unique_ptr<GpuModel> make_split(const GgufFile& file, ThreadPool& pool, dou
 }
 
 class GpuSplitTest : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(All, GpuSplitTest, testing::Values("qwen35moe", "laguna"),
+INSTANTIATE_TEST_SUITE_P(All, GpuSplitTest, testing::Values("qwen35moe", "laguna", "qwen3moe"),
                          [](const auto& test) { return test.param; });
 
 TEST_P(GpuSplitTest, MatchesTheReferenceForEveryShareAndLane) {

@@ -35,7 +35,8 @@ std::unique_ptr<GpuModel> make_gpu(const GgufFile& file, ThreadPool& pool, KvTyp
 }
 
 class GpuArchitectureTest : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(All, GpuArchitectureTest, testing::Values("qwen35moe", "qwen35", "laguna"),
+INSTANTIATE_TEST_SUITE_P(All, GpuArchitectureTest,
+                         testing::Values("qwen35moe", "qwen35", "laguna", "qwen3moe"),
                          [](const auto& test) { return test.param; });
 
 TEST_P(GpuArchitectureTest, MatchesTheReferenceForEveryChunkLength) {

@@ -1,0 +1,147 @@
+// What the architectures make of the keys of a file: which blocks, which tensors, which options. Every tensor
+// of a file must be named once, with its shape.
+#include "model/network.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "gguf/gguf_file.h"
+#include "model/model_config.h"
+
+namespace thermo {
+namespace {
+
+using testing::ElementsAre;
+
+GgufFile fixture(const std::string& name) {
+  return GgufFile(std::string(THERMO_TEST_DATA) + "/" + name + "-f32.gguf");
+}
+GgufFile plankton() {
+  return GgufFile(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
+}
+
+std::vector<std::string> lines_of(const ModelConfig& config) {
+  std::vector<std::string> lines;
+  for (const LayerLine& line : describe_layers(config.network))
+    lines.push_back(line.layers + ": " + line.text);
+  return lines;
+}
+
+std::vector<BlockKind> kinds_of(const std::vector<Block>& blocks) {
+  std::vector<BlockKind> kinds;
+  for (const Block& block : blocks) kinds.push_back(block.kind);
+  return kinds;
+}
+
+const Block& attention_of(const ModelConfig& config, int layer) {
+  return *config.network.layers[static_cast<size_t>(layer)].find(BlockKind::Attention);
+}
+
+void expect_to_name_every_tensor(const GgufFile& file) {
+  const ModelConfig config = read_model_config(file);
+  std::map<std::string_view, int> named;
+  const auto note = [&](const std::vector<Block>& blocks) {
+    for (const Block& block : blocks)
+      for (const TensorSpec& spec : block.tensors) {
+        ++named[spec.name];
+        const GgufTensor* const tensor = file.find_tensor(spec.name);
+        ASSERT_NE(tensor, nullptr) << spec.name;
+        for (size_t d = 0; d < 4; ++d)
+          EXPECT_EQ(tensor->dims[d], d < spec.shape.size() ? static_cast<uint64_t>(spec.shape[d]) : 1u)
+              << spec.name;
+      }
+  };
+  note(config.network.input);
+  for (const Layer& layer : config.network.layers) note(layer.blocks);
+  note(config.network.output);
+  for (const GgufTensor& tensor : file.tensors()) EXPECT_GE(named[tensor.name], 1) << tensor.name;
+}
+
+TEST(Network, NamesEveryTensorOfEveryFile) {
+  for (const char* name : {"qwen35moe", "qwen35", "laguna", "qwen3moe"}) {
+    SCOPED_TRACE(name);
+    expect_to_name_every_tensor(fixture(name));
+  }
+  expect_to_name_every_tensor(plankton());
+}
+
+TEST(Network, DescribesPlankton) {
+  const ModelConfig config = read_model_config(plankton());
+  EXPECT_THAT(
+      lines_of(config),
+      ElementsAre("0-2, 4-6: DeltaNet 4 heads | experts 4 of 16, 256 wide, softmax router, gated shared "
+                  "expert 256",
+                  "3, 7: attention 4 heads, sigmoid gate by element | experts 4 of 16, 256 wide, softmax "
+                  "router, gated shared expert 256",
+                  "8: next-token input | attention 4 heads, sigmoid gate by element | experts 4 of 16, 256 "
+                  "wide, softmax router, gated shared expert 256 | norm and head"));
+  EXPECT_EQ(config.n_recurrent_layers(), 6);
+  EXPECT_EQ(config.n_routed_layers(), 8);
+  // The next-token block has the trunk's head.
+  EXPECT_EQ(config.network.layers[8].blocks.back().find(Role::Output)->name,
+            config.network.output.front().find(Role::Output)->name);
+}
+
+TEST(Network, DescribesQwen35) {
+  EXPECT_THAT(lines_of(read_model_config(fixture("qwen35"))),
+              ElementsAre("0-2: DeltaNet 4 heads | FFN 128",
+                          "3: attention 4 heads, sigmoid gate by element | FFN 128"));
+  EXPECT_THAT(
+      lines_of(read_model_config(fixture("qwen35moe"))),
+      ElementsAre(
+          "0-2: DeltaNet 4 heads | experts 4 of 16, 32 wide, softmax router, gated shared expert 32",
+          "3: attention 4 heads, sigmoid gate by element | experts 4 of 16, 32 wide, softmax router, gated "
+          "shared expert 32"));
+}
+
+TEST(Network, DescribesLaguna) {
+  const ModelConfig config = read_model_config(fixture("laguna"));
+  EXPECT_THAT(lines_of(config),
+              ElementsAre("0: attention 4 heads, softplus gate by head | FFN 128",
+                          "1-3: attention 6 heads, softplus gate by head, window 16 | experts 4 of 16, 32 "
+                          "wide, sigmoid router with bias, shared expert 32",
+                          "4: attention 4 heads, softplus gate by head | experts 4 of 16, 32 wide, sigmoid "
+                          "router with bias, shared expert 32"));
+  // Windowed layers rotate differently.
+  ASSERT_EQ(config.ropes.size(), 2u);
+  EXPECT_EQ(attention_of(config, 0).rope, 0);
+  EXPECT_EQ(attention_of(config, 1).rope, 1);
+  EXPECT_NE(config.ropes[0].freq_base, config.ropes[1].freq_base);
+}
+
+TEST(Network, DescribesQwen3Moe) {
+  const ModelConfig config = read_model_config(fixture("qwen3moe"));
+  EXPECT_THAT(lines_of(config), ElementsAre("0-2: attention 4 heads, no gate | experts 4 of 12, 32 wide, "
+                                            "softmax router, no shared expert"));
+  ASSERT_EQ(config.ropes.size(), 1u);
+  EXPECT_EQ(config.ropes[0].n_rot, config.head_dim);
+  EXPECT_NE(attention_of(config, 0).n_head * config.head_dim, config.n_embd);
+  EXPECT_EQ(config.network.widest(Role::Gate), 0);
+  EXPECT_EQ(config.n_ff_shared, 0);
+}
+
+TEST(Network, PutsTapsWhereTheyAreAskedFor) {
+  ModelConfig config = read_model_config(fixture("qwen3moe"));
+  insert_taps(config.network, config.n_layer, {1, 3});
+  EXPECT_EQ(config.network.n_taps, 2);
+  EXPECT_THAT(kinds_of(config.network.layers[0].blocks),
+              ElementsAre(BlockKind::Attention, BlockKind::FeedForward));
+  EXPECT_THAT(kinds_of(config.network.layers[1].blocks),
+              ElementsAre(BlockKind::Tap, BlockKind::Attention, BlockKind::FeedForward));
+  EXPECT_EQ(config.network.layers[1].blocks[0].tap, 0);
+  EXPECT_THAT(kinds_of(config.network.output), ElementsAre(BlockKind::Head, BlockKind::Tap));
+  EXPECT_EQ(config.network.output[1].tap, 1);
+  EXPECT_EQ(config.network.output[1].tap_of, TapOf::Normed);
+}
+
+TEST(Network, TakesNoTapsUnlessAsked) {
+  ModelConfig config = read_model_config(fixture("qwen3moe"));
+  insert_taps(config.network, config.n_layer, {});
+  EXPECT_EQ(config.network.n_taps, 0);
+}
+
+}  // namespace
+}  // namespace thermo
