@@ -1,9 +1,9 @@
 // The same bits: for one instruction set, the logits of a token depend on the tokens before it, and on
 // nothing else. Not on how a prompt is cut into steps, on the number of threads, on other sequences in a
-// step, nor on whether rows were a chain or a branch of a tree that was committed later.
+// step, on where experts are, nor on whether rows were a chain or a branch of a tree that was committed later.
 //
 // A case is one of the setups of a model times one of the ways to feed it. Every case must give the logits of
-// plain decoding: the first setup, one token a step.
+// plain decoding: the first setup, one token a step. Five prompts of each of four models go through all of them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,6 +11,8 @@
 #include <random>
 #include <string>
 
+#include "experts/sim_experts.h"
+#include "experts/tiered_experts.h"
 #include "kernels/testing/compare.h"
 #include "model/model.h"
 #include "model/testing/recorded_model.h"
@@ -22,10 +24,14 @@ using testing::same_bits;
 
 // ---- models
 
+enum class Experts { Here, OnTheStandIn, InTheFile };
 struct Setup {
   const char* name;
   int n_threads = 1;
   bool repack = true;
+  Experts experts = Experts::Here;
+  double hot = 0.0;     // share of the experts in the stand-in's memory
+  bool little = false;  // main memory holds as few experts as it can
   size_t way_step = 1;  // every n-th way only, where a step is slow
 };
 constexpr Setup kSetups[] = {
@@ -33,7 +39,35 @@ constexpr Setup kSetups[] = {
     {.name = "two threads", .n_threads = 2},
     {.name = "three threads", .n_threads = 3},
     {.name = "weights as in the file", .n_threads = 2, .repack = false, .way_step = 4},
+    {.name = "no expert hot", .experts = Experts::OnTheStandIn},
+    {.name = "30 % hot, two threads", .n_threads = 2, .experts = Experts::OnTheStandIn, .hot = 0.3},
+    {.name = "70 % hot", .experts = Experts::OnTheStandIn, .hot = 0.7},
+    {.name = "all hot", .experts = Experts::OnTheStandIn, .hot = 1.0},
+    {.name = "40 % hot, others in the file", .experts = Experts::OnTheStandIn, .hot = 0.4, .little = true},
+    {.name = "experts in the file", .n_threads = 2, .experts = Experts::InTheFile, .little = true},
 };
+
+std::unique_ptr<ExpertRunner> runner_of(const ModelConfig& config, const Weights& weights, const GgufFile& file,
+                                        const Setup& setup, Isa isa, int n_batch, ThreadPool& pool) {
+  ExpertCatalog catalog = expert_catalog(config, weights);
+  SplitOptions split{.split = true,
+                     .budget_bytes = static_cast<uint64_t>(setup.hot * static_cast<double>(catalog.total_bytes())),
+                     .host_bytes = setup.little ? HostTier::min_bytes(catalog) : 0};
+  for (int i = 0; i < file.n_parts(); ++i)
+    if (file.part(i)) split.files.push_back(file.part(i));
+  HeatMap heat(catalog);
+  if (setup.experts == Experts::InTheFile)
+    return std::make_unique<TieredExperts>(std::move(catalog), std::move(heat), split, pool,
+                                           ExpertCore::Progress{});
+  return std::make_unique<SimExperts>(std::move(catalog), std::move(heat),
+                                      SimExpertsOptions{.split = split,
+                                                        .n_batch = n_batch,
+                                                        .stream_min_pairs = 4,
+                                                        .isa = isa,
+                                                        .route = config.route,
+                                                        .routers = router_views(config, weights)},
+                                      pool, ExpertCore::Progress{});
+}
 
 struct LoadedModel {
   ThreadPool pool;
@@ -42,13 +76,16 @@ struct LoadedModel {
   LoadedModel(const GgufFile& file, const Setup& setup, Isa isa, KvType cache)
       : pool({.n_threads = setup.n_threads, .pin = false, .spin_us = 20}) {
     ModelConfig config = read_model_config(file);
-    Weights weights = Weights::load(config, file, setup.repack, pool, {});
+    const bool here = setup.experts == Experts::Here;
+    Weights weights = Weights::load(config, file, setup.repack, pool, {}, here);
     ModelOptions options;
     options.n_batch = 512;
     options.n_sequences = 2;
     options.isa = isa;
     options.sequence = {.n_ctx = 400, .max_draft_rows = 64, .k_type = cache, .v_type = cache};
-    model = std::make_unique<Model>(std::move(config), std::move(weights), options, pool);
+    std::unique_ptr<ExpertRunner> runner;
+    if (!here) runner = runner_of(config, weights, file, setup, isa, options.n_batch, pool);
+    model = std::make_unique<Model>(std::move(config), std::move(weights), options, pool, std::move(runner));
   }
 };
 
@@ -149,38 +186,46 @@ std::vector<TokenId> random_tokens(const GgufFile& file, size_t n) {
   return ids;
 }
 
-void expect_same_bits(const GgufFile& file, size_t n_tokens, KvType cache) {
-  const std::vector<TokenId> ids = random_tokens(file, n_tokens);
+void expect_same_bits(const GgufFile& file, std::span<const size_t> prompts, KvType cache) {
+  const bool routed = read_model_config(file).route.n_expert > 0;
   for (const Isa isa : available_isas()) {
-    std::vector<float> want;
+    std::vector<std::vector<float>> want;
     for (const Setup& setup : kSetups) {
+      if (setup.experts != Experts::Here && !routed) continue;
       const LoadedModel loaded(file, setup, isa, cache);
-      if (want.empty()) want = in_chunks(*loaded.model, ids, 1);
       const std::vector<Way> all = ways();
-      for (size_t w = 0; w < all.size(); w += setup.way_step)
-        EXPECT_TRUE(same_bits(all[w].run(*loaded.model, ids), want))
-            << isa_name(isa) << ", " << setup.name << ", " << all[w].name << ", cache "
-            << kv_type_name(cache);
+      for (size_t p = 0; p < prompts.size(); ++p) {
+        const std::vector<TokenId> ids = random_tokens(file, prompts[p]);
+        if (want.size() == p) want.push_back(in_chunks(*loaded.model, ids, 1));
+        for (size_t w = 0; w < all.size(); w += setup.way_step)
+          EXPECT_TRUE(same_bits(all[w].run(*loaded.model, ids), want[p]))
+              << isa_name(isa) << ", " << setup.name << ", " << all[w].name << ", " << prompts[p]
+              << " tokens, cache " << kv_type_name(cache);
+      }
     }
   }
 }
 
 class SameBits : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Fixtures, SameBits, ::testing::Values("qwen35moe", "qwen35", "laguna"),
+INSTANTIATE_TEST_SUITE_P(Fixtures, SameBits, ::testing::Values("qwen35moe", "qwen35", "laguna", "qwen3moe"),
                          [](const auto& test) { return test.param; });
 
 TEST_P(SameBits, HoweverTheTokensAreFed) {
-  // Past the first span of attention.
-  expect_same_bits(GgufFile(std::string(THERMO_TEST_DATA) + "/" + GetParam() + "-f32.gguf"), 300,
+  // The first is longer than a span of attention.
+  constexpr size_t kPrompts[] = {300, 72, 91, 110, 129};
+  expect_same_bits(GgufFile(std::string(THERMO_TEST_DATA) + "/" + GetParam() + "-f32.gguf"), kPrompts,
                    KvType::F32);
 }
 
 TEST_P(SameBits, WithHalvesInTheCache) {
-  expect_same_bits(GgufFile(std::string(THERMO_TEST_DATA) + "/" + GetParam() + "-f32.gguf"), 90, KvType::F16);
+  constexpr size_t kPrompts[] = {90};
+  expect_same_bits(GgufFile(std::string(THERMO_TEST_DATA) + "/" + GetParam() + "-f32.gguf"), kPrompts,
+                   KvType::F16);
 }
 
 TEST(SameBitsPlankton, HoweverTheTokensAreFed) {
-  expect_same_bits(GgufFile(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf"), 75, KvType::F16);
+  constexpr size_t kPrompts[] = {75, 71, 73, 74, 76};
+  expect_same_bits(GgufFile(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf"), kPrompts, KvType::F16);
 }
 
 }  // namespace
