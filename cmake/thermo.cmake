@@ -60,11 +60,14 @@ endfunction()
 # named gpu; nvcc 13.0 cannot compile fmt) are left out without CUDA.
 function(thermo_library name)
   cmake_parse_arguments(ARG "AVX2_TOO" "" "DEPS" ${ARGN})
-  file(GLOB_RECURSE files CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cpp)
+  # Relative paths: the folder of the whole project may be called anything.
+  file(GLOB_RECURSE files RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS
+    ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cpp)
   if(NOT THERMO_CUDA)
-    list(FILTER files EXCLUDE REGEX "/src/device/|/gpu/")
+    list(FILTER files EXCLUDE REGEX "^device/|/gpu/")
   endif()
-  file(GLOB_RECURSE cuda_files CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cu)
+  file(GLOB_RECURSE cuda_files RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS
+    ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cu)
   set(sources ${files})
   list(FILTER sources EXCLUDE REGEX "(_test|_bench|/main)\\.cpp$|/testing/|/lab/")
   set(tests ${files})
@@ -87,7 +90,7 @@ function(thermo_library name)
   endif()
   add_library(thermo_${name} STATIC ${sources})
   target_link_libraries(thermo_${name} PUBLIC thermo_flags ${ARG_DEPS})
-  if(THERMO_CUDA AND "${sources}" MATCHES "\\.cu;|\\.cu$|/src/device/|/gpu/")
+  if(THERMO_CUDA AND "${sources}" MATCHES "\\.cu;|\\.cu$|^device/|/gpu/")
     target_link_libraries(thermo_${name} PUBLIC CUDA::cudart_static)
   endif()
 
