@@ -48,7 +48,7 @@ Finding check_gpu() {
     return {Verdict::Ok, name, "no NVIDIA driver, the CPU does everything"};
 #ifdef THERMO_HAS_CUDA
   std::string note;
-  if (const std::optional<GpuChoice> gpu = choose_gpu("auto", note))
+  if (const std::optional<GpuChoice> gpu = choose_gpu({}, note))
     return {Verdict::Ok, name,
             fmt::format("cuda:{} {}, {} free of {}, {:.0f} GB/s read", gpu->index, gpu->name,
                         format_bytes(gpu->free_bytes), format_bytes(gpu->total_bytes),
