@@ -3,8 +3,8 @@
 //
 // A panel is read once per up to 8 activation rows ("columns"). Per 32-column sub-block of 16 rows: unpack 8
 // code vectors, then for each column 8 VPDPBUSD whose other operand is 4 activation codes broadcast from
-// memory, one conversion and one multiply-add with the sub-block's scale. Minima meet the sums of activation
-// codes in VPDPWSSD (4 per 256 columns), offsets start the accumulator at -offset * sum.
+// memory, and what multiplies their sum with the sub-block's scale, exactly (ScaledSum). Minima meet the sums
+// of activation codes in VPDPWSSD (4 per 256 columns), offsets start the accumulator at -offset * sum.
 //
 // Bound. A VPDPBUSD is 64 multiply-adds and Zen 4 starts one a cycle; float multiply-adds share its ports.
 // Q4_K needs 64 + 8 + 4 + 3 = 79 such operations per 256 columns: 52 multiply-adds a cycle, 189 G/s at 3.64
@@ -88,6 +88,63 @@ THERMO_INLINE __m512i dot4(__m512i acc, const __m512i* v, const int8_t* a) {
   return acc;
 }
 
+template <bool kFloats>
+struct SumVector {
+  using Type = __m512i;
+};
+template <>
+struct SumVector<true> {
+  using Type = __m512;
+};
+
+// A block's sum of scale * dot, exact: as floats where these cannot round (kExactGroups), as pairs of 16-bit
+// numbers where the dot products of 16 columns fit into them, else with VPMULLD.
+template <DType T>
+struct ScaledSum {
+  static constexpr PanelFormat f = kPanelFormat<T>;
+  static constexpr bool kFloats = kExactGroups<T> >= 256 / f.group_cols;
+  static constexpr bool kPairs = f.bits == 4 && f.table == CodeTable::None;
+  using Sum = typename SumVector<kFloats>::Type;
+  Sum sum;
+
+  THERMO_INLINE void clear() {
+    if constexpr (kFloats)
+      sum = _mm512_setzero_ps();
+    else
+      sum = _mm512_setzero_si512();
+  }
+  // What add() takes for a scale.
+  THERMO_INLINE static Sum prepare(__m512i scale) {
+    if constexpr (kFloats)
+      return _mm512_cvtepi32_ps(scale);
+    else if constexpr (kPairs)
+      return _mm512_or_si512(scale, _mm512_slli_epi32(scale, 16));
+    else
+      return scale;
+  }
+  THERMO_INLINE void add(__m512i dot, Sum scale) {
+    static_assert(!kPairs || f.group_cols == 32);
+    if constexpr (kFloats)
+      sum = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dot), sum);
+    else
+      sum = _mm512_add_epi32(sum, _mm512_mullo_epi32(dot, scale));
+  }
+  // Both halves of 32 columns.
+  THERMO_INLINE void add(__m512i dot0, __m512i dot1, Sum scale) {
+    if constexpr (kPairs)
+      sum = _mm512_dpwssd_epi32(sum, _mm512_mask_blend_epi16(0xaaaaaaaau, dot0, _mm512_slli_epi32(dot1, 16)),
+                                scale);
+    else
+      add(_mm512_add_epi32(dot0, dot1), scale);
+  }
+  THERMO_INLINE __m512 value() const {
+    if constexpr (kFloats)
+      return sum;
+    else
+      return _mm512_cvtepi32_ps(sum);
+  }
+};
+
 template <DType T, int NC>
 THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body, int b, const Columns<NC>& x,
                                      const uint8_t* limit, __m512 acc[NC]) {
@@ -95,8 +152,8 @@ THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body,
   Scales256<T> scales;
   prefetch<64 + f.scale_bytes, NC>(body - 64, limit);
   scales.read(header, body);
-  __m512 sum[NC];
-  unroll<NC>([&](auto c) THERMO_LAMBDA { sum[c] = _mm512_setzero_ps(); });
+  ScaledSum<T> sum[NC];
+  unroll<NC>([&](auto c) THERMO_LAMBDA { sum[c].clear(); });
   // Codes have an offset: the dot product starts at minus offset * (sum of the activation codes).
   const auto start = [&](int c, int group16) THERMO_LAMBDA {
     if constexpr (f.offset_log2 < 0) return _mm512_setzero_si512();
@@ -112,28 +169,27 @@ THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body,
     __m512i v[8];
     unpack<T>(sub, v);
     if constexpr (f.group_cols == 16) {
-      const __m512 scale0 = scales.template scale<2 * s>(), scale1 = scales.template scale<2 * s + 1>();
+      const auto scale0 = ScaledSum<T>::prepare(scales.template scale<2 * s>()),
+                 scale1 = ScaledSum<T>::prepare(scales.template scale<2 * s + 1>());
       unroll<NC>([&](auto c) THERMO_LAMBDA {
         const int8_t* a = x.codes[c] + b * 256 + s * 32;
         const __m512i dot0 = dot4(start(c, 2 * s), v, a);
         const __m512i dot1 = dot4(start(c, 2 * s + 1), v + 4, a + 16);
-        sum[c] = _mm512_fmadd_ps(scale0, _mm512_cvtepi32_ps(dot0), sum[c]);
-        sum[c] = _mm512_fmadd_ps(scale1, _mm512_cvtepi32_ps(dot1), sum[c]);
+        sum[c].add(dot0, scale0);
+        sum[c].add(dot1, scale1);
       });
     } else {
-      const __m512 scale = scales.template scale<s>();
+      const auto scale = ScaledSum<T>::prepare(scales.template scale<s>());
       unroll<NC>([&](auto c) THERMO_LAMBDA {
         const int8_t* a = x.codes[c] + b * 256 + s * 32;
         // Two chains: Intel starts two dot instructions a cycle and each takes five.
-        const __m512i dot =
-            _mm512_add_epi32(dot4(start(c, 2 * s), v, a), dot4(start(c, 2 * s + 1), v + 4, a + 16));
-        sum[c] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dot), sum[c]);
+        sum[c].add(dot4(start(c, 2 * s), v, a), dot4(start(c, 2 * s + 1), v + 4, a + 16), scale);
       });
     }
   });
   unroll<NC>([&](auto c) THERMO_LAMBDA {
     const ActMeta256& meta = reinterpret_cast<const ActMeta256*>(x.meta[c])[b];
-    __m512 value = _mm512_mul_ps(sum[c], scales.d);
+    __m512 value = _mm512_mul_ps(sum[c].value(), scales.d);
     if constexpr (f.has_min()) value = _mm512_fnmadd_ps(scales.min_dot(meta), scales.dmin, value);
     acc[c] = _mm512_fmadd_ps(value, _mm512_set1_ps(meta.d), acc[c]);
   });

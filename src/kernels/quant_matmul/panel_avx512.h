@@ -120,15 +120,15 @@ THERMO_INLINE void unpack(const uint8_t* sub, __m512i v[8]) {
 
 // ---- scales ----
 
-// Byte i of each 32-bit lane, as float.
+// Byte i of each 32-bit lane.
 template <int I>
-THERMO_INLINE __m512 unsigned_byte(__m512i t) {
-  if constexpr (I == 3) return _mm512_cvtepi32_ps(_mm512_srli_epi32(t, 24));
-  return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(t, 8 * I), _mm512_set1_epi32(255)));
+THERMO_INLINE __m512i unsigned_byte(__m512i t) {
+  if constexpr (I == 3) return _mm512_srli_epi32(t, 24);
+  return _mm512_and_si512(_mm512_srli_epi32(t, 8 * I), _mm512_set1_epi32(255));
 }
 template <int I>
-THERMO_INLINE __m512 signed_byte(__m512i t) {
-  return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(t, 24 - 8 * I), 24));
+THERMO_INLINE __m512i signed_byte(__m512i t) {
+  return _mm512_srai_epi32(_mm512_slli_epi32(t, 24 - 8 * I), 24);
 }
 
 // Four vectors of six-bit values from three.
@@ -155,6 +155,22 @@ THERMO_INLINE __m512 block_scale(const uint8_t* header) {
     return half16(header);
   }
 }
+
+// The sum of scale * dot over a block of 256 columns is an exact integer for every instruction set and for
+// the GPU, so that all of them give the same bits. Products and sums of floats are as exact up to 2^24: over
+// so many groups, whatever the codes.
+template <DType T>
+constexpr int kExactGroups = [] {
+  constexpr PanelFormat f = kPanelFormat<T>;
+  const int value = f.table == CodeTable::Iq4 ? 127
+                    : f.offset_log2 >= 0      ? 1 << f.offset_log2
+                                              : (1 << f.bits) - 1;
+  const int scale = f.scales == ScaleKind::Byte     ? 128
+                    : f.scales == ScaleKind::SixMin ? 63
+                    : f.scales == ScaleKind::Nibble ? 15
+                                                    : 32;
+  return f.block_cols == 256 ? (1 << 24) / (f.group_cols * 127 * value * scale) : 0;
+}();
 
 // weight = d * scale(group) * value - dmin * min; the minima only ever meet sums of activations.
 template <DType T>
@@ -196,8 +212,9 @@ struct Scales256 {
     }
   }
 
+  // As integers.
   template <int Group>
-  THERMO_INLINE __m512 scale() const {
+  THERMO_INLINE __m512i scale() const {
     if constexpr (f.scales == ScaleKind::SixMin || f.scales == ScaleKind::Nibble)
       return unsigned_byte<Group % 4>(t[Group / 4]);
     else

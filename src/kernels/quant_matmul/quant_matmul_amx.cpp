@@ -9,7 +9,7 @@
 // together:
 //
 //     for 4 groups:  C = 0;  load A, B;  C += A * B;  store C     4 x (16 x 16) int32, 4 KiB in L1
-//     for 4 groups:  sum[row] += scale * float(C[row])            16 registers
+//     for 4 groups:  sum[row] += scale * C[row], exactly          16 registers
 //
 // The float operations and their order are those of the AVX-512 kernel, so both give the same bits.
 //
@@ -126,8 +126,11 @@ template <DType T>
 struct Strip {
   static constexpr PanelFormat f = kPanelFormat<T>;
   static constexpr int kGroups = kStripCols / f.group_cols;
+  // Whether the sums of four groups are exact as floats; else they are integers.
+  static constexpr bool kFloats = kExactGroups<T> >= 4;
   alignas(64) uint8_t codes[8][8][64];
-  __m512 scale[kGroups];
+  __m512 scale[kGroups];                               // of floats: of groups, or of 32-column blocks
+  __m512i whole_scale[kGroups];                        // of integers
   __m512 min[kGroups];                                 // of 32-column blocks
   Scales256<f.block_cols == 256 ? T : DType::Q4_K> k;  // of 256-column blocks
 
@@ -138,7 +141,12 @@ struct Strip {
       const int i = b0 % f.unit_blocks;
       const uint8_t* body = unit + 64 + i * f.body_bytes();
       k.read(unit + i * f.header_step(), body);
-      unroll<kGroups>([&](auto g) THERMO_LAMBDA { scale[g] = k.template scale<g>(); });
+      unroll<kGroups>([&](auto g) THERMO_LAMBDA {
+        if constexpr (kFloats)
+          scale[g] = _mm512_cvtepi32_ps(k.template scale<g>());
+        else
+          whole_scale[g] = k.template scale<g>();
+      });
       prefetch(body, f.body_bytes());
       for (int s = 0; s < 8; ++s) unpack_to(body + f.scale_bytes + s * f.sub_bytes(), s);
       return kGroups;
@@ -189,8 +197,16 @@ void multiply_strip(const Strip<T>& strip, int n_groups, int b0, const ActTile& 
   constexpr int kTileBytes = 16 * f.group_cols;
   // Rows past n are zero in A, and their sums are never read.
   __m512 sum[kTileActs];
+  __m512i whole[kTileActs];
+  alignas(64) float half_sum[kTileActs][16];  // of the first four groups
+  constexpr bool kBig = f.block_cols == 256, kFloats = Strip<T>::kFloats;
   unroll<kTileActs>([&](auto m) THERMO_LAMBDA {
-    sum[m] = f.block_cols == 256 ? _mm512_setzero_ps() : _mm512_loadu_ps(acc + 16 * m);
+    if constexpr (!kBig)
+      sum[m] = _mm512_loadu_ps(acc + 16 * m);
+    else if constexpr (kFloats)
+      sum[m] = _mm512_setzero_ps();
+    else
+      whole[m] = _mm512_setzero_si512();
   });
   for (int g0 = 0; g0 < n_groups; g0 += 4) {
     unroll<4>([&](auto i) THERMO_LAMBDA {
@@ -202,7 +218,7 @@ void multiply_strip(const Strip<T>& strip, int n_groups, int b0, const ActTile& 
       const int g = g0 + i;
       unroll<kTileActs>([&](auto m) THERMO_LAMBDA {
         __m512i dot = _mm512_load_si512(product[i][m]);
-        if constexpr (f.block_cols == 256) {
+        if constexpr (kBig) {
           if constexpr (f.offset_log2 >= 0) {
             const ActMeta256& meta = reinterpret_cast<const ActMeta256*>(x.meta[m])[b0];
             const int first = f.group_cols == 16 ? g : 2 * g;
@@ -211,7 +227,10 @@ void multiply_strip(const Strip<T>& strip, int n_groups, int b0, const ActTile& 
                                        : start >> (f.offset_log2 < 5 ? 5 - f.offset_log2 : 0);
             dot = _mm512_add_epi32(dot, _mm512_set1_epi32(start));
           }
-          sum[m] = _mm512_fmadd_ps(strip.scale[g], _mm512_cvtepi32_ps(dot), sum[m]);
+          if constexpr (kFloats)
+            sum[m] = _mm512_fmadd_ps(strip.scale[g], _mm512_cvtepi32_ps(dot), sum[m]);
+          else
+            whole[m] = _mm512_add_epi32(whole[m], _mm512_mullo_epi32(dot, strip.whole_scale[g]));
         } else {
           const ActMeta32& meta = reinterpret_cast<const ActMeta32*>(x.meta[m])[b0 + g];
           const __m512i neg_sum = _mm512_set1_epi32(meta.neg_sum);
@@ -224,9 +243,22 @@ void multiply_strip(const Strip<T>& strip, int n_groups, int b0, const ActTile& 
         }
       });
     }
+    // Two exact halves, whose sum is rounded once, as that of the integers would be.
+    if constexpr (kBig && kFloats) {
+      static_assert(f.group_cols == 32 || kExactGroups<T> >= 16);
+      if (g0 == 0 && f.group_cols == 32)
+        unroll<kTileActs>([&](auto m) THERMO_LAMBDA {
+          _mm512_store_ps(half_sum[m], sum[m]);
+          sum[m] = _mm512_setzero_ps();
+        });
+    }
   }
   unroll<kTileActs>([&](auto m) THERMO_LAMBDA {
-    if constexpr (f.block_cols == 256) {
+    if constexpr (kBig) {
+      if constexpr (!kFloats)
+        sum[m] = _mm512_cvtepi32_ps(whole[m]);
+      else if constexpr (f.group_cols == 32)
+        sum[m] = _mm512_add_ps(sum[m], _mm512_load_ps(half_sum[m]));
       const ActMeta256& meta = reinterpret_cast<const ActMeta256*>(x.meta[m])[b0];
       __m512 value = _mm512_mul_ps(sum[m], strip.k.d);
       if constexpr (f.has_min()) value = _mm512_fnmadd_ps(strip.k.min_dot(meta), strip.k.dmin, value);

@@ -451,6 +451,61 @@ TEST_P(EveryType, ShowsANanInEveryOutputOfItsRowOnly) {
   }
 }
 
+// Who computes a product must not show: alone or beside others, with any vector instructions.
+TEST_P(EveryType, VectorPathsGiveTheSameBits) {
+  const DType dtype = GetParam();
+  Random random(11);
+  for (const int blocks : {1, 3, 8}) {
+    const int n_rows = 21, n_cols = blocks * std::max(block_of(dtype), 96), n_act = 40;
+    Case c(dtype, n_rows, n_cols, n_act, random);
+    // Rows of one value: codes of 127 make the largest sums there are.
+    const ActFormat format = act_format(dtype);
+    for (const int t : {2, 9, 31}) {
+      const std::vector<float> flat(static_cast<size_t>(n_cols), t == 9 ? -0.7f : 1.3f);
+      kQuantMatmulPortable.quantize_row(format, flat.data(), n_cols,
+                                        c.acts.data() + static_cast<size_t>(t) * c.act_stride);
+    }
+    std::vector<float> want;
+    for (const Path& path : paths()) {
+      if (path.kernels == &kQuantMatmulPortable) continue;
+      for (const int n : {1, 2, 3, 7, 10, 17, n_act}) {
+        std::vector<float> y(static_cast<size_t>(n * n_rows));
+        path.kernels->matmul({.dtype = dtype,
+                              .n_cols = n_cols,
+                              .panels = c.packed.data(),
+                              .n_panels = n_panels(n_rows),
+                              .n_rows = n_rows,
+                              .acts = c.acts.data() + static_cast<size_t>(n_act - n) * c.act_stride,
+                              .act_stride = c.act_stride,
+                              .act_index = nullptr,
+                              .n_act = n,
+                              .y = y.data(),
+                              .y_stride = n_rows});
+        if (want.empty()) {  // one row first; all of them one by one
+          for (int t = 0; t < n_act; ++t) {
+            want.resize(static_cast<size_t>((t + 1) * n_rows));
+            path.kernels->matmul({.dtype = dtype,
+                                  .n_cols = n_cols,
+                                  .panels = c.packed.data(),
+                                  .n_panels = n_panels(n_rows),
+                                  .n_rows = n_rows,
+                                  .acts = c.acts.data() + static_cast<size_t>(t) * c.act_stride,
+                                  .act_stride = c.act_stride,
+                                  .act_index = nullptr,
+                                  .n_act = 1,
+                                  .y = want.data() + static_cast<size_t>(t * n_rows),
+                                  .y_stride = n_rows});
+          }
+        }
+        ASSERT_EQ(std::memcmp(y.data(), want.data() + static_cast<size_t>((n_act - n) * n_rows),
+                              y.size() * sizeof(float)),
+                  0)
+            << path.name << " " << dtype_name(dtype) << " columns " << n_cols << " acts " << n;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(QuantMatmul, EveryType, testing::ValuesIn(kTypes),
                          [](const auto& type) { return std::string(dtype_name(type.param)); });
 

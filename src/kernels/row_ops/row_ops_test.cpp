@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "kernels/testing/compare.h"
 #include "kernels/testing/guard_band.h"
@@ -69,7 +70,8 @@ TEST_P(RowOps, SumsExactlyInAnyOrder) {
     Inputs in(2);
     const size_t size = static_cast<size_t>(n);
     std::vector<std::vector<float>> terms;
-    for (int t = 0; t < 9; ++t) terms.push_back(in.spiky(size, t % 3 == 0 ? 3e4f : t % 3 == 1 ? 1.0f : 1e-6f));
+    for (int t = 0; t < 9; ++t)
+      terms.push_back(in.spiky(size, t % 3 == 0 ? 3e4f : t % 3 == 1 ? 1.0f : 1e-6f));
     const auto weight = [](int t) { return 0.37f + 0.11f * static_cast<float>(t); };
     std::vector<double> want(size), forwards(size), backwards(size);
     for (int t = 0; t < 9; ++t) {
@@ -99,6 +101,23 @@ TEST_P(RowOps, GatesLikeTheReference) {
                 [&](const RowOpKernels& k, float* p) { k.swiglu(p, up.data(), n); });
     expect_same(kernels, ref, up, bound,
                 [&](const RowOpKernels& k, float* p) { k.mul_sigmoid(p, gate.data(), n); });
+  }
+}
+
+// An expert's activation function, whoever computes the expert.
+TEST(RowOpBits, GatingIsTheSameOnEveryVectorPath) {
+  Inputs in(23);
+  std::vector<float> gate = in.spiky(4099), up = in.spiky(4099);
+  for (size_t i = 0; i < gate.size(); ++i) gate[i] *= 8.0f;
+  const float edges[] = {0.0f, -0.0f, 1e-38f, 87.3365f, -87.3365f, 88.4f, -88.4f, 1e30f, -1e30f};
+  std::copy(std::begin(edges), std::end(edges), gate.begin());
+  std::vector<float> want;
+  for (const Isa isa : available_isas()) {
+    if (isa == Isa::Portable) continue;
+    std::vector<float> got = gate;
+    row_op_kernels(isa).swiglu(got.data(), up.data(), static_cast<int>(got.size()));
+    if (want.empty()) want = got;
+    EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0) << isa_name(isa);
   }
 }
 
