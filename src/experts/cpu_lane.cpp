@@ -80,8 +80,8 @@ struct CpuLane::Impl {
     used_rows.reserve(static_cast<size_t>(o.max_rows));
   }
 
-  void run(int layer, std::span<const ColdPair> pairs, const float* from, float scale, int n_rows, float* y,
-           const StampedRows* stamped) noexcept;
+  void run(int layer, std::span<const ColdPair> pairs, const float* from, float scale, int n_rows,
+           float* outputs, const StampedRows* stamped) noexcept;
   void sort_pairs(std::span<const ColdPair> pairs) noexcept;
   void take_rows(const ExpertLayer& layer, std::span<const ColdPair> pairs, const float* from,
                  float scale) noexcept;
@@ -109,7 +109,7 @@ void CpuLane::Impl::sort_pairs(std::span<const ColdPair> pairs) noexcept {
   for (const int32_t expert : distinct) n_pairs_of[static_cast<size_t>(expert)] = 0;
 }
 
-// Copies, scales and quantises the rows that some pair uses.
+// Copies, quantises and scales the rows that some pair uses.
 void CpuLane::Impl::take_rows(const ExpertLayer& layer, std::span<const ColdPair> pairs, const float* from,
                               float scale) noexcept {
   used_rows.clear();
@@ -131,8 +131,10 @@ void CpuLane::Impl::take_rows(const ExpertLayer& layer, std::span<const ColdPair
 
 void CpuLane::Impl::take_row(int row, const float* from, float scale, const ActFormats& formats) noexcept {
   const float* const source = from + static_cast<size_t>(row) * static_cast<size_t>(catalog.n_embd);
-  std::transform(source, source + catalog.n_embd, x.row(row), [scale](float v) { return v * scale; });
+  std::copy_n(source, catalog.n_embd, x.row(row));
   x.quantize(row, catalog.n_embd, formats, matmul);
+  // After rounding, as on the device, which did not know the scale before.
+  if (scale != 1.0f) x.scale(row, catalog.n_embd, formats, scale);
 }
 
 CpuLane::CpuLane(const ExpertCatalog& catalog, HostTier& host, ThreadPool& pool,
@@ -148,7 +150,7 @@ uint64_t CpuLane::planned_bytes(const ExpertCatalog& catalog, const CpuLaneOptio
 }
 
 void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float* from, float scale,
-                        int n_rows, float* y, const StampedRows* stamped) noexcept {
+                        int n_rows, float* outputs, const StampedRows* stamped) noexcept {
   THERMO_CHECK(n_rows <= max_rows && static_cast<int>(pairs.size()) <= max_pairs,
                "more rows or pairs for the CPU lane than planned");
   if (ahead != nullptr) ahead->end();
@@ -171,10 +173,10 @@ void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float*
                   .x = &x,
                   .sums = &sums,
                   .n_rows = n_rows,
-                  .y = y,
                   .y_stride = catalog.n_embd,
                   .n_embd = catalog.n_embd,
                   .stamped = stamped,
+                  .outputs = outputs,
                   .prepare_x = many_rows ? nullptr : &prepare_x},
                  ffn_scratch, row_ops, {matmul, pool, linear_scratch});
   for (const int32_t expert : distinct) host.release(layer, expert);
@@ -186,9 +188,8 @@ const ExpertSums& CpuLane::compute(int layer, std::span<const ColdPair> pairs, c
   return impl_->sums;
 }
 
-void CpuLane::compute(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows,
+void CpuLane::outputs(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows,
                       float* y) noexcept {
-  std::fill_n(y, static_cast<size_t>(n_rows) * static_cast<size_t>(impl_->catalog.n_embd), 0.0f);
   impl_->run(layer, pairs, x, 1.0f, n_rows, y, nullptr);
 }
 

@@ -36,10 +36,10 @@ class CpuLane {
   // sums[r] = sum of weight * expert(x[r]) over the pairs of row r; zero for rows without any. x: [n_rows][n_embd]
   // floats. Pairs in any order; each expert's weights are read once. The sums are valid until the next call.
   const ExpertSums& compute(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows) noexcept;
-  // The same as floats, [n_rows][n_embd].
-  void compute(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows, float* y) noexcept;
+  // y[r] = expert(x[r]), not weighted, of rows with one pair each: [n_rows][n_embd].
+  void outputs(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows, float* y) noexcept;
 
-  // The same for a device that polls the result, of rows that are still to be scaled. At least one pair, at
+  // compute() for a device that polls the sums, of rows that are still to be scaled. At least one pair, at
   // most kMaxMailRows rows.
   void answer(int layer, std::span<const ColdPair> pairs, const float* x, float x_scale,
               const StampedRows& to) noexcept;

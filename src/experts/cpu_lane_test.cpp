@@ -9,6 +9,7 @@
 #include "base/thread_pool.h"
 #include "experts/read_ahead.h"
 #include "experts/testing/random_experts.h"
+#include "kernels/row_ops/sum_grid.h"
 #include "kernels/testing/guard_band.h"
 
 namespace thermo {
@@ -37,10 +38,12 @@ struct Bench {
 
   std::vector<float> run(int layer, const std::vector<ColdPair>& pairs, const std::vector<float>& x,
                          int n_rows) {
-    GuardedBuffer<float> y(x.size());
-    lane.compute(layer, pairs, x.data(), n_rows, y.data());
-    EXPECT_TRUE(y.intact());
-    return {y.span().begin(), y.span().end()};
+    const ExpertSums& sums = lane.compute(layer, pairs, x.data(), n_rows);
+    std::vector<float> y;
+    for (int r = 0; r < n_rows; ++r)
+      for (size_t i = 0; i < x.size() / static_cast<size_t>(n_rows); ++i)
+        y.push_back(static_cast<float>(sums.row(r)[i]));
+    return y;
   }
 };
 
@@ -68,6 +71,23 @@ std::vector<ColdPair> random_pairs(int n_rows, int n_expert, int n_active, unsig
   }
   std::shuffle(pairs.begin(), pairs.end(), random);
   return pairs;
+}
+
+TEST(CpuLane, GivesOutputsOfSinglePairsAsTheyAre) {
+  const int n_embd = 256, n_expert = 3, n_rows = 5;
+  const RandomExperts experts({{DType::Q4_K, DType::Q6_K, n_expert, 256}}, n_embd, 1);
+  const std::vector<float> x = random_rows(n_rows * n_embd, 4);
+  Bench bench(experts, 2, available_isas().back(), n_rows);
+  std::vector<ColdPair> pairs;
+  for (int r = 0; r < n_rows; ++r)
+    pairs.push_back(
+        {.row = static_cast<int16_t>(r), .expert = static_cast<int16_t>(r % n_expert), .weight = 1.0f});
+  const std::vector<float> sums = bench.run(0, pairs, x, n_rows);
+  GuardedBuffer<float> y(x.size());
+  bench.lane.outputs(0, pairs, x.data(), n_rows, y.data());
+  EXPECT_TRUE(y.intact());
+  // Sums lie on a grid of 2^-32.
+  for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(y.data()[i], sums[i], 0x1p-32);
 }
 
 TEST(CpuLane, SumsTheColdExpertsOfEveryRowAndZeroesTheOthers) {
@@ -149,7 +169,7 @@ TEST(CpuLane, ComputesARowAloneAsAmongOthers) {
   }
 }
 
-TEST(CpuLane, AnswersWithAStampBesideEveryFloat) {
+TEST(CpuLane, AnswersWithAStampBesideEveryHalfOfASum) {
   const int n_embd = 288, n_expert = 6;
   const RandomExperts experts({{DType::Q8_0, DType::Q8_0, n_expert, 96}}, n_embd, 3);
   for (const int n_threads : {1, 3})
@@ -160,7 +180,7 @@ TEST(CpuLane, AnswersWithAStampBesideEveryFloat) {
       std::vector<float> scaled = x;
       for (float& v : scaled) v *= 0.25f;
       const std::vector<float> want = bench.run(0, pairs, scaled, n_rows);
-      GuardedBuffer<uint64_t> rows(static_cast<size_t>(n_rows * n_embd));
+      GuardedBuffer<StampedSum> rows(static_cast<size_t>(n_rows * n_embd));
       uint32_t near = 0;
       bench.lane.answer(
           0, pairs, x.data(), 0.25f,
@@ -168,8 +188,11 @@ TEST(CpuLane, AnswersWithAStampBesideEveryFloat) {
       EXPECT_TRUE(rows.intact());
       EXPECT_EQ(near, 77u);
       for (size_t i = 0; i < want.size(); ++i) {
-        ASSERT_EQ(rows.data()[i] >> 32, 77u) << i;
-        ASSERT_EQ(std::bit_cast<float>(static_cast<uint32_t>(rows.data()[i])), want[i]) << i;
+        const StampedSum sum = rows.data()[i];
+        ASSERT_EQ(sum.low >> 32, 77u) << i;
+        ASSERT_EQ(sum.high >> 32, 77u) << i;
+        const int64_t multiple = static_cast<int64_t>(sum.high << 32 | (sum.low & 0xffffffffu));
+        ASSERT_EQ(static_cast<float>(static_cast<double>(multiple) * kSumGrid), want[i]) << i;
       }
     }
 }

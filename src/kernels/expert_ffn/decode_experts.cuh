@@ -1,58 +1,84 @@
 // The routed experts of one row in one launch: choice, gate and up, down, weighted sum, residual.
 //
 // A block to a multiprocessor, all of them resident. When a block knows the choice it asks for everything it
-// will read of the experts, gate and up first, down behind them, as copies into shared memory: 128 KiB a
+// will read of the experts, gate and up first, down after them, as copies into shared memory: 128 KiB a
 // block, so the memory has one long queue to work through instead of two with a launch between. A block makes
-// 2 x 16 hidden columns and hands them to all others through L2, each 12 bytes beside the number of the
-// launch: who reads finds out by reading that they are there, with no counter and no fence. Then it makes 16
-// outputs.
+// 2 x 16 hidden columns and hands them to all others through L2, as floats: who reads finds out by reading
+// that they are there, with no counter and no fence. A reader rounds them itself, because 256 columns of 16
+// blocks share a step. Then it makes 16 outputs.
 //
-// 1.350 against 1.405 ms a token for two launches. Copies of single chunks (64 a block instead of 12)
-// lost, 1.452 against 1.428: the copy engine takes 40 ns to begin each. Gate and up straight into
-// registers, 1.441 against 1.438. With split experts the launch lost, 160 against 247 tokens/s (with copies
-// of single chunks; the reason was not looked for), so they keep two.
+// 1.350 against 1.405 ms a token for two launches, before experts had the processor's bits. These cost 1.8 %:
+// 1.414 against 1.389 ms. It was 8 % while 16 threads walked all experts of their output one after the other,
+// the two reads of a lane's columns waited for each other, and sums of codes came by shuffles.
+//
+// Copies of single chunks (64 a block instead of 12) lost, 1.452 against 1.428: the copy engine takes 40 ns
+// to begin each. Gate and up straight into registers, 1.441 against 1.438. With split experts the launch
+// lost, 160 against 247 tokens/s (with copies of single chunks; the reason was not looked for), so they keep
+// two.
 #pragma once
 
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/expert_ffn/decode_choice.cuh"
+#include "kernels/expert_ffn/decode_values.cuh"
 #include "kernels/linear/bulk_copy.cuh"
-#include "kernels/linear/dot_product.cuh"
-#include "kernels/row_ops/warp_ops.cuh"
 
 namespace thermo {
 
-// 16 columns of a hidden row on their way to another block. What has come is known by `launch`, of both
-// halves.
-struct alignas(32) TaggedActs {
-  uint32_t codes[3], launch;
-  uint32_t last_codes;
-  float scale;
-  uint32_t unused;
-  uint32_t launch_too;
-};
-static_assert(sizeof(TaggedActs) == 32);
+// Hidden columns on their way to other blocks, as floats. kNotYet is none of them: the launch before writes
+// it over all of them, so who reads finds out by reading that a column is there.
+inline constexpr uint32_t kNotYet = 0xffffffffu;
 
-// [0]: number of the launch; TaggedActs from 128 bytes on.
+// [0]: number of the launch; [n_expert_used][round_up(n_ff, 256)] floats from 128 bytes on.
 inline constexpr int kExchangeHead = 128;
+
+__device__ __forceinline__ float* exchange_rows(const DecodeFfnArgs& a) {
+  return reinterpret_cast<float*>(static_cast<std::byte*>(a.exchange) + kExchangeHead);
+}
+__host__ __device__ constexpr int exchange_stride(int n_ff) {
+  return 256 * dot_chunks(n_ff);
+}
+
+// By all blocks of a layer's first launch that run this, when they have waited.
+__device__ __forceinline__ void clear_exchange(const DecodeFfnArgs& a, int block, int n_blocks) {
+  if (a.exchange == nullptr || a.cold.mail != nullptr) return;
+  const int n = a.config.n_expert_used * exchange_stride(a.down.n_cols) / 4;
+  for (int i = block * blockDim.x + threadIdx.x; i < n; i += n_blocks * blockDim.x)
+    reinterpret_cast<uint4*>(exchange_rows(a))[i] = {kNotYet, kNotYet, kNotYet, kNotYet};
+}
 
 // By the first block of a layer's first launch, when it has waited.
 __device__ __forceinline__ void count_launch(const DecodeFfnArgs& a) {
   if (a.exchange != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *static_cast<uint32_t*>(a.exchange) += 1;
 }
 
-__device__ __forceinline__ void put_tagged(uint4* to, uint4 x) {
-  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z),
-               "r"(x.w)
-               : "memory");
+__device__ __forceinline__ void hand_over(float* to, float x) {
+  const uint32_t bits = isnan(x) ? 0x7fc00000u : __float_as_uint(x);
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
 }
-__device__ __forceinline__ uint4 look_at_tagged(const uint4* from) {
+__device__ __forceinline__ uint4 look_at_columns(const float* from) {
   uint4 x;
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                : "l"(from)
                : "memory");
   return x;
+}
+// The lane's columns, from the one at `from` on, once they are there.
+__device__ __forceinline__ void take_columns(const float* from, ActPiece& to) {
+  const auto is_there = [](const uint4& x) {
+    return x.x != kNotYet && x.y != kNotYet && x.z != kNotYet && x.w != kNotYet;
+  };
+  const auto floats = [](const uint4& x) {
+    return float4{__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z), __uint_as_float(x.w)};
+  };
+  uint4 low, high;
+  do {
+    low = look_at_columns(from);
+    high = look_at_columns(from + 16);
+  } while (!is_there(low) || !is_there(high));
+  to.low = floats(low);
+  to.high = floats(high);
 }
 
 struct ExpertsPlan {
@@ -64,40 +90,27 @@ struct ExpertsPlan {
 inline constexpr int kExpertWarps = 16;
 inline constexpr int kExpertPairs = 2;  // (expert, 16 hidden columns) of a block, at most
 
-// What the launch needs in shared memory: acts, sums of gate and up, sums of down, panels.
+// What the launch needs in shared memory: the rounded row, a chunk of a hidden row for each warp, values of
+// gate and up, values and steps of down, panels.
 struct ExpertsShared {
-  size_t part_in, part_out, stage_in, stage_out, stage_shared, bytes;
+  size_t acts, part_in, part_out, steps_out, stage_in, stage_out, stage_shared, bytes;
+  int in_blocks, out_values;  // of a panel of gate; of all of down, with the shared expert's
 
   __host__ __device__ ExpertsShared(const ExpertsPlan& p) {
     const size_t n_used = static_cast<size_t>(p.a.config.n_expert_used);
-    part_in = sizeof(DotActs) * static_cast<size_t>(dot_chunks(p.a.n_embd));
-    part_out = part_in + sizeof(float) * 16 * kExpertPairs * kExpertWarps;
-    stage_in =
-        part_out + sizeof(float) * 16 *
-                       (n_used * static_cast<size_t>(p.out_chunks) + static_cast<size_t>(p.shared_chunks));
-    stage_in = (stage_in + 127) / 128 * 128;
+    in_blocks = blocks_of(p.a.gate);
+    out_values = p.a.config.n_expert_used * p.out_chunks * chunk_blocks_of(p.a.down) +
+                 p.shared_chunks * chunk_blocks_of(p.a.shared_down);
+    acts = sizeof(BlockActs) * kExpertWarps;
+    part_in = acts + sizeof(BlockActs) * static_cast<size_t>(dot_chunks(p.a.n_embd));
+    part_out = part_in + sizeof(float) * 16 * 2 * kExpertPairs * static_cast<size_t>(in_blocks);
+    steps_out = part_out + sizeof(float) * 16 * static_cast<size_t>(out_values);
+    stage_in = (steps_out + sizeof(float) * static_cast<size_t>(out_values) + 127) / 128 * 128;
     stage_out = stage_in + 2 * kExpertPairs * p.a.gate.panel_bytes;
     stage_shared = stage_out + n_used * p.a.down.panel_bytes;
     bytes = stage_shared + (p.shared_chunks > 0 ? p.a.shared_down.panel_bytes : 0);
   }
 };
-
-// silu(gate) * up of 16 rows, rounded, to the other blocks: half a warp each, all 32 lanes here. `codes`: 32
-// bytes of shared memory. Who reads adds up the codes.
-__device__ __forceinline__ void hand_over(TaggedActs* to, float value, uint32_t launch, bool has,
-                                          int8_t* codes) {
-  const int lane = threadIdx.x % 32, r = lane & 15;
-  float top = fabsf(value);
-#pragma unroll
-  for (int step = 8; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
-  codes[lane] = static_cast<int8_t>(__float2int_rn(value * dot_inverse(top)));
-  __syncwarp();
-  if (!has || r >= 2) return;
-  const uint4 all = *reinterpret_cast<const uint4*>(codes + (lane & 16));
-  put_tagged(reinterpret_cast<uint4*>(to) + r,
-             r == 0 ? uint4{all.x, all.y, all.z, launch}
-                    : uint4{all.w, __float_as_uint(top * (1.0f / 127.0f)), 0, launch});
-}
 
 // T: of gate and up.
 template <DType T>
@@ -107,16 +120,19 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
   __shared__ BlockChoice choice;
   __shared__ float squares[kExpertWarps / 2];
   __shared__ float weights[32];
+  __shared__ long long terms[OutputSum::kMaxTerms];
   // Panels of gate and up, panels of down, the shared expert's.
   constexpr int kSharedBarrier = 2 * kExpertPairs + 31, kExpertBarriers = kSharedBarrier + 1;
   __shared__ __align__(8) uint64_t barriers[kExpertBarriers];
-  __shared__ __align__(16) int8_t codes[32];
   const DecodeFfnArgs& a = plan.a;
   const ExpertsShared at(plan);
-  DotActs* const acts = reinterpret_cast<DotActs*>(shared);
+  constexpr bool kBig = kPanelFormat<T>.block_cols == 256;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  BlockActs& hidden_acts = reinterpret_cast<BlockActs*>(shared)[warp];
+  BlockActs* const acts = reinterpret_cast<BlockActs*>(shared + at.acts);
   float* const part_in = reinterpret_cast<float*>(shared + at.part_in);
   float* const part_out = reinterpret_cast<float*>(shared + at.part_out);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float* const steps_out = reinterpret_cast<float*>(shared + at.steps_out);
   const int n_used = a.config.n_expert_used, out_items = n_used * plan.out_chunks;
   const int out_panel = blockIdx.x;
 
@@ -145,14 +161,15 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
   }
   wait_for_inputs();
   const float logit = logit_of(a);
-  const uint32_t launch = *static_cast<const volatile uint32_t*>(a.exchange);
   // A block without hidden columns must not read x: it may be late, and others write it.
   if (n_pairs > 0 && acts_chunk < kHalf) {
     float square = 0.0f;
     if (acts_chunk < dot_chunks(a.n_embd)) {
       NormRow row;
       row.load(a.norm.x, a.n_embd, acts_chunk, lane);
-      square = warp_sum(row.make_acts(norm_weights, lane, acts[acts_chunk]));
+      square = warp_sum(row.make_acts(norm_weights, [&](float4 low, float4 high) {
+        put_block_acts<kPanelFormat<T>.block_cols, false>(low, high, lane, acts[acts_chunk]);
+      }));
     }
     if (lane == 0) squares[acts_chunk] = square;
   }
@@ -202,51 +219,39 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
   const float scale = norm_scale(squares, kHalf, a.n_embd, a.norm.eps);
 
   // Gate and up.
-  const int s = lane >> 2;
-  {
-    SubActs x[1];
-    x[0].load(acts[min(in_chunk, dot_chunks(a.n_embd) - 1)], s);
-    if (s >= in_subs) x[0].meta = {0.0f, 0.0f, 0.0f, 0.0f};
+  if (in_subs > 0) {
+    SubCodes x[1];
+    x[0].load_and_sum<T>(acts[in_chunk], lane >> 2);
 #pragma unroll 1
     for (int i = 0; i < n_pairs; ++i) {
-      float acc[1][4] = {};
-      if (in_subs > 0) {
-        const int panel = (warp < kHalf ? 0 : kExpertPairs) + i;
-        bulk_wait(&barriers[panel]);
-        DotChunk<T> data;
-        data.template load<true>(
-            reinterpret_cast<const uint8_t*>(shared) + at.stage_in + panel * a.gate.panel_bytes, in_chunk,
-            in_subs, lane);
-        data.template multiply_sub<1>(x, s, acc);
-      }
-      store_dot<1>(acc, lane, part_in + (i * kExpertWarps + warp) * 16);
+      const int panel = (warp < kHalf ? 0 : kExpertPairs) + i;
+      bulk_wait(&barriers[panel]);
+      DotChunk<T> data;
+      data.template load<true>(
+          reinterpret_cast<const uint8_t*>(shared) + at.stage_in + panel * a.gate.panel_bytes, in_chunk,
+          in_subs, lane);
+      dot_values<T, 1>(data, x, in_subs, lane,
+                       part_in + (panel * at.in_blocks + in_chunk * kChunkBlocks<T>)*16);
     }
   }
   __syncthreads();
-  TaggedActs* const exchange =
-      reinterpret_cast<TaggedActs*>(static_cast<std::byte*>(a.exchange) + kExchangeHead);
-  const int groups = plan.out_chunks * 16;  // of an expert
+  float* const exchange = exchange_rows(a);
+  const int row_stride = exchange_stride(a.down.n_cols);
   if (warp == 0) {
     const int i = lane / 16, r = lane % 16;
     const int slot = i == 0 ? in_slot[0] : in_slot[1], panel = i == 0 ? in_panel[0] : in_panel[1];
-    float value = 0.0f;
     if (i < n_pairs && panel * 16 + r < a.gate.n_rows) {
-      float gate[kHalf], up[kHalf];
-#pragma unroll
-      for (int w = 0; w < kHalf; ++w) {
-        gate[w] = part_in[(i * kExpertWarps + w) * 16 + r];
-        up[w] = part_in[(i * kExpertWarps + kHalf + w) * 16 + r];
-      }
-#pragma unroll
-      for (int step = kHalf / 2; step > 0; step /= 2)
-#pragma unroll
-        for (int w = 0; w < step; ++w) gate[w] += gate[w + step], up[w] += up[w + step];
-      value = silu(gate[0] * scale) * (up[0] * scale);
+      const auto sum_of = [&](int which) {
+        return chain_values(part_in + (which * kExpertPairs + i) * at.in_blocks * 16 + r, at.in_blocks, acts,
+                            kBig, scale);
+      };
+      hand_over(exchange + slot * row_stride + panel * 16 + r, swiglu_exact(sum_of(0), sum_of(1)));
     }
-    hand_over(exchange + slot * groups + panel, value, launch, i < n_pairs, codes);
+    __syncwarp();
   }
 
   // Down; first the shared expert's, which is known.
+  const int out_blocks = chunk_blocks_of(a.down), shared_blocks = chunk_blocks_of(a.shared_down);
   bool is_shared = warp < plan.shared_chunks;
   int item = warp;
 #pragma unroll 1
@@ -254,58 +259,37 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
     const int slot = is_shared ? n_used : item / plan.out_chunks,
               chunk = is_shared ? warp : item - slot * plan.out_chunks;
     const DeviceMatrix& w = is_shared ? a.shared_down : a.down;
-    {
-      bulk_wait(&barriers[is_shared ? kSharedBarrier : 2 * kExpertPairs + slot]);
-      const uint8_t* const panel = reinterpret_cast<const uint8_t*>(shared) +
-                                   (is_shared ? at.stage_shared : at.stage_out + slot * a.down.panel_bytes);
-      float* const part = part_out + (is_shared ? out_items + chunk : item) * 16;
-      for_dot_type(w.dtype, [&]<DType D>() {
-        DotChunk<D> data;
-        data.template load<true>(panel, chunk, min(8, (w.n_cols - chunk * 256) / 32), lane);
-        SubActs x[1] = {};
-        if (chunk * 256 + s * 32 < w.n_cols) {
-          if (is_shared) {
-            x[0].load(static_cast<const DotActs*>(a.hidden)[n_used * a.hidden_stride + chunk], s);
-          } else {
-            const uint4* const tagged =
-                reinterpret_cast<const uint4*>(exchange + slot * groups + chunk * 16 + 2 * s);
-            uint4 v[4];
-            do {
-#pragma unroll
-              for (int i = 0; i < 4; ++i) v[i] = look_at_tagged(tagged + i);
-            } while (v[0].w != launch || v[1].w != launch || v[2].w != launch || v[3].w != launch);
-            x[0].low = {v[0].x, v[2].x, v[0].y, v[2].y};
-            x[0].high = {v[0].z, v[2].z, v[1].x, v[3].x};
-            const auto sum_of = [](const uint4& u, uint32_t last) {
-              int sum = __dp4a(static_cast<int>(u.x), 0x01010101, 0);
-              sum = __dp4a(static_cast<int>(u.y), 0x01010101, sum);
-              sum = __dp4a(static_cast<int>(u.z), 0x01010101, sum);
-              return static_cast<float>(__dp4a(static_cast<int>(last), 0x01010101, sum));
-            };
-            const float scale0 = __uint_as_float(v[1].y), scale1 = __uint_as_float(v[3].y);
-            x[0].meta = {scale0, scale1, scale0 * sum_of(v[0], v[1].x), scale1 * sum_of(v[2], v[3].x)};
-          }
-        }
-        __syncwarp();
-        float acc[1][4] = {};
-        data.template multiply_sub<1>(x, s, acc);
-        const float weight = weights[slot];
-#pragma unroll
-        for (float& y : acc[0]) y *= weight;
-        store_dot<1>(acc, lane, part);
-      });
-    }
+    bulk_wait(&barriers[is_shared ? kSharedBarrier : 2 * kExpertPairs + slot]);
+    const uint8_t* const panel = reinterpret_cast<const uint8_t*>(shared) +
+                                 (is_shared ? at.stage_shared : at.stage_out + slot * a.down.panel_bytes);
+    const int value = is_shared ? out_items * out_blocks + chunk * shared_blocks : item * out_blocks;
+    const int n_subs = min(8, (w.n_cols - chunk * 256) / 32);
+    for_dot_type(w.dtype, [&]<DType D>() {
+      DotChunk<D> data;
+      data.template load<true>(panel, chunk, n_subs, lane);
+      ActPiece piece;
+      if (is_shared) {
+        piece.load(a.hidden + n_used * a.hidden_stride, chunk, w.n_cols, lane);
+      } else if (const int column = ActPiece::column(chunk, lane); column < w.n_cols) {
+        take_columns(exchange + slot * row_stride + column, piece);
+      }
+      hidden_values<D>(data, piece, n_subs, lane, hidden_acts, part_out + value * 16, steps_out + value);
+    });
     if (is_shared)
       is_shared = false;
     else
       item += kExpertWarps;
   }
   __syncthreads();
-  if (!sums) return;
-  const int items = out_items + plan.shared_chunks;
-#pragma unroll 6
-  for (int i = 0; i < items; ++i) sum += part_out[i * 16 + threadIdx.x];
-  a.x[out_row] = sum;
+  const OutputSum out{.values = part_out,
+                      .steps = steps_out,
+                      .weights = weights,
+                      .n_used = n_used,
+                      .slot_values = plan.out_chunks * out_blocks,
+                      .row_blocks = blocks_of(a.down),
+                      .shared_blocks = plan.shared_chunks > 0 ? blocks_of(a.shared_down) : 0};
+  const GridSum total = out.all(terms);
+  if (sums) a.x[out_row] = __fadd_rn(sum, total.value());
 }
 
 template <auto* kKernel>

@@ -29,7 +29,7 @@
 #include "kernels/expert_ffn/decode_choice.cuh"
 #include "kernels/expert_ffn/decode_experts.cuh"
 #include "kernels/expert_ffn/decode_ffn_cuda.h"
-#include "kernels/linear/dot_product.cuh"
+#include "kernels/quant_matmul/panel_columns.cuh"
 #include "kernels/row_ops/conv_shift.cuh"
 #include "kernels/row_ops/warp_ops.cuh"
 
@@ -56,17 +56,16 @@ __device__ __forceinline__ void prefetch(const DecodeFfnArgs& a, int block) {
   }
 }
 
-// silu(gate) * up of 16 rows, from the sums of n_warps warps each, to the int8 form.
-template <int kWarps>
-__device__ __forceinline__ void store_hidden(const DecodeFfnArgs& a, const float (*gate)[16],
-                                             const float (*up)[16], float scale, int panel, int n_rows,
+// silu(gate) * up of 16 rows, from the values of their blocks.
+__device__ __forceinline__ void store_hidden(const DecodeFfnArgs& a, const DeviceMatrix& w, const float* gate,
+                                             const float* up, const BlockActs* acts, float scale, int panel,
                                              int slot) {
   const int r = threadIdx.x, row = panel * 16 + r;
-  float g = 0.0f, u = 0.0f;
-#pragma unroll
-  for (int s = 0; s < kWarps; ++s) g += gate[s][r], u += up[s][r];
-  const float value = row < n_rows ? silu(g * scale) * (u * scale) : 0.0f;
-  store_dot_act(static_cast<DotActs*>(a.hidden) + slot * a.hidden_stride, row, value);
+  if (row >= w.n_rows) return;
+  const bool big = act_group_cols(w.dtype) == 256;
+  const int n_blocks = blocks_of(w);
+  a.hidden[slot * a.hidden_stride + row] = swiglu_exact(chain_values(gate + r, n_blocks, acts, big, scale),
+                                                        chain_values(up + r, n_blocks, acts, big, scale));
 }
 
 template <DType T>
@@ -94,6 +93,7 @@ __device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[16], 
   allow_next();
   wait_for_inputs();
   count_launch(a);
+  clear_exchange(a, blockIdx.x, plan.router_blocks);
 
   // All loads first: one trip to L2.
   constexpr int kRowLoads = 1;
@@ -184,10 +184,12 @@ __global__ void __launch_bounds__(kFrontThreads, 2)
     if (other < plan.conv_blocks) shift_conv(a.conv, other);
     return;
   }
-  DotActs* const stage = reinterpret_cast<DotActs*>(stages);
+  const InShared at(a.shared_gate, a.n_embd);
+  BlockActs* const acts = reinterpret_cast<BlockActs*>(stages);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int panel = block - plan.router_blocks;
-  const DeviceMatrix& w = warp < kWarps / 2 ? a.shared_gate : a.shared_up;
+  const bool is_gate = warp < kWarps / 2;
+  const DeviceMatrix& w = is_gate ? a.shared_gate : a.shared_up;
   NormWeights norm_weights;
   norm_weights.load(a.norm.weight, a.n_embd, warp, lane);
   const uint8_t* const bytes = w.panels + panel * w.panel_bytes;
@@ -195,18 +197,29 @@ __global__ void __launch_bounds__(kFrontThreads, 2)
     allow_next();
     wait_for_inputs();
     count_launch(a);
-    make_norm_acts(a.norm.x, a.norm.weight, norm_weights, a.n_embd, warp, kWarps, lane, stage, squares);
+    make_norm_acts(a.norm.x, a.norm.weight, norm_weights, a.n_embd, warp, kWarps, lane, squares,
+                   [&](int chunk, float4 low, float4 high) {
+                     if (act_group_cols(S == DType::F32 ? w.dtype : S) == 256)
+                       put_block_acts<256, false>(low, high, lane, acts[chunk]);
+                     else
+                       put_block_acts<32, false>(low, high, lane, acts[chunk]);
+                   });
     __syncthreads();
   };
   const int first = warp % (kWarps / 2);
+  float* const gate = reinterpret_cast<float*>(stages + at.gate);
+  float* const up = reinterpret_cast<float*>(stages + at.up);
+  const auto run = [&]<DType W>() {
+    in_values<W>(w, bytes, first, kWarps / 2, acts, lane, is_gate ? gate : up, ready);
+  };
   if constexpr (S == DType::F32)
-    dot_product<1>(w, bytes, first, kWarps / 2, SharedActs{stage}, lane, part[warp], ready);
+    for_dot_type(w.dtype, run);
   else
-    dot_product_of<S, 1, false>(w, bytes, first, kWarps / 2, SharedActs{stage}, lane, part[warp], ready);
+    run.template operator()<S>();
   __syncthreads();
   if (threadIdx.x < 16)
-    store_hidden<kWarps / 2>(a, part, part + kWarps / 2, norm_scale(squares, kWarps, a.n_embd, a.norm.eps),
-                             panel, w.n_rows, a.config.n_expert_used);
+    store_hidden(a, w, gate, up, acts, norm_scale(squares, kWarps, a.n_embd, a.norm.eps), panel,
+                 a.config.n_expert_used);
 }
 
 // kSplit: experts may be cold. Then there is one more block, which tells the host: it takes microseconds, and
@@ -214,10 +227,10 @@ __global__ void __launch_bounds__(kFrontThreads, 2)
 template <DType T, bool kSplit>
 __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_constant__ DecodeFfnArgs a) {
   constexpr int kWarps = kInThreads / 32;
-  __shared__ __align__(16) float part[kWarps][16];
   __shared__ float squares[kWarps];
   extern __shared__ __align__(16) std::byte stages[];
-  DotActs* const stage = reinterpret_cast<DotActs*>(stages);
+  const InShared at(a.gate, a.n_embd);
+  BlockActs* const acts = reinterpret_cast<BlockActs*>(stages);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int panel = blockIdx.x;
   touch_params(a);
@@ -236,7 +249,10 @@ __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_c
   const float logit = logit_of(a);
   BlockColdPart cold_part;
   if (kSplit && warp == kWarps - 1) cold_part.begin(a.cold, lane);
-  make_norm_acts(a.norm.x, a.norm.weight, norm_weights, a.n_embd, acts_warp, kWarps, lane, stage, squares);
+  make_norm_acts(a.norm.x, a.norm.weight, norm_weights, a.n_embd, acts_warp, kWarps, lane, squares,
+                 [&](int chunk, float4 low, float4 high) {
+                   put_block_acts<kPanelFormat<T>.block_cols, false>(low, high, lane, acts[chunk]);
+                 });
   offer_candidate(a.config, logit, a.bias, mine, choice);
   if (kSplit && warp == kWarps - 1) cold_part.end(cold, lane);
   __syncthreads();
@@ -251,25 +267,31 @@ __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_c
   const uint8_t* const base = chosen_base_of<kSplit>(choice, dealt, blockIdx.y);
   if (kSplit && base == nullptr) return;
   const uint8_t* const bytes = base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes;
-  const int chunk = warp % (kWarps / 2);
-  dot_product_of<T, 1, false>(w, bytes, chunk, kWarps / 2, SharedActs{stage}, lane, part[warp], [] {});
+  float* const gate = reinterpret_cast<float*>(stages + at.gate);
+  float* const up = reinterpret_cast<float*>(stages + at.up);
+  in_values<T>(w, bytes, warp % (kWarps / 2), kWarps / 2, acts, lane, warp < kWarps / 2 ? gate : up, [] {});
   __syncthreads();
   if (threadIdx.x < 16)
-    store_hidden<kWarps / 2>(a, part, part + kWarps / 2, norm_scale(squares, kWarps, a.n_embd, a.norm.eps),
-                             panel, w.n_rows, blockIdx.y);
+    store_hidden(a, w, gate, up, acts, norm_scale(squares, kWarps, a.n_embd, a.norm.eps), panel, blockIdx.y);
 }
 
 struct OutPlan {
   DecodeFfnArgs a;
   int chunks, shared_chunks;  // of a routed matrix (0: none), of the shared one
+  int values;                 // of all of them
 };
+// Shared memory of a block with so many warps: a chunk of a hidden row for each, values, steps.
+__host__ __device__ constexpr size_t out_values_at(int n_warps) {
+  return sizeof(BlockActs) * static_cast<size_t>(n_warps);
+}
 
 // T: the type of all matrices; F32: they differ.
 template <DType T, bool kSplit>
 __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPlan plan) {
-  extern __shared__ __align__(16) float parts[];  // [items][16]
+  extern __shared__ __align__(16) std::byte stages[];
   __shared__ BlockChoice choice;
   __shared__ float weights[32];
+  __shared__ long long terms[OutputSum::kMaxTerms];
   __shared__ BlockCold cold;
   ColdChoice dealt;
   const DecodeFfnArgs& a = plan.a;
@@ -279,22 +301,32 @@ __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPla
   const int panel = blockIdx.x;
   touch_params(plan);
   allow_next();
-  const DeviceActs x{.i8 = a.hidden, .i8_stride = a.hidden_stride};
+  BlockActs& hidden_acts = reinterpret_cast<BlockActs*>(stages)[warp];
+  float* const values = reinterpret_cast<float*>(stages + out_values_at(n_warps));
+  float* const steps = values + plan.values * 16;
+  const int blocks = chunk_blocks_of(a.down), shared_blocks = chunk_blocks_of(a.shared_down);
   const auto run = [&](int item, const auto& ready) {
     const bool routed = item < routed_items;
     const int slot = routed ? item / plan.chunks : n_used;
     const int chunk = routed ? item - slot * plan.chunks : item - routed_items;
     const DeviceMatrix& w = routed ? a.down : a.shared_down;
     const uint8_t* const base = routed ? chosen_base_of<kSplit>(choice, dealt, slot) : nullptr;
-    const auto row_of = [slot](int) { return slot; };
-    const uint8_t* const bytes = kSplit && routed && base == nullptr
-                                     ? nullptr
-                                     : base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes;
-    float* const part = parts + item * 16;
+    if (kSplit && routed && base == nullptr) return ready();
+    const uint8_t* const bytes = base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes;
+    const int value = routed ? item * blocks : routed_items * blocks + chunk * shared_blocks;
+    const int n_subs = min(8, (w.n_cols - chunk * 256) / 32);
+    const auto run_type = [&]<DType D>() {
+      DotChunk<D> data;
+      data.load(bytes, chunk, n_subs, lane);
+      ready();
+      ActPiece piece;
+      piece.load(a.hidden + slot * a.hidden_stride, chunk, w.n_cols, lane);
+      hidden_values<D>(data, piece, n_subs, lane, hidden_acts, values + value * 16, steps + value);
+    };
     if constexpr (T == DType::F32)
-      dot_product<1>(w, bytes, chunk, 1 << 24, StoredActs{x, row_of}, lane, part, ready);
+      for_dot_type(w.dtype, run_type);
     else
-      dot_product_of<T, 1, false>(w, bytes, chunk, 1 << 24, StoredActs{x, row_of}, lane, part, ready);
+      run_type.template operator()<T>();
   };
   if (n_used > 0) {
     BlockColdPart cold_part;
@@ -304,7 +336,10 @@ __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPla
     __syncthreads();
     rank_candidates<true>(a.config, choice);
     __syncthreads();
-    if (warp == 0) weights[lane] = weight_of_choice(a.config, a.bias, choice, lane);
+    if (warp == 0) {
+      const float weight = weight_of_choice(a.config, a.bias, choice, lane);
+      if (lane < n_used) weights[lane] = weight;
+    }
     if constexpr (kSplit) dealt = deal_cold(a, choice, cold, lane);
   }
   if (warp < items)
@@ -316,33 +351,28 @@ __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPla
   // The sum's latency counts: what it adds to is on its way before the barrier.
   const int row = panel * 16 + threadIdx.x;
   const bool sums = threadIdx.x < 16 && row < a.n_embd;
-  float sum = sums ? a.x[row] : 0.0f;
-  const float shared_weight = sums && a.shared_weight != nullptr ? a.routes.pair_weight[n_used] : 1.0f;
+  const float before = sums ? a.x[row] : 0.0f;
+  if (threadIdx.x == 0) weights[n_used] = a.shared_weight != nullptr ? a.routes.pair_weight[n_used] : 1.0f;
   __syncthreads();
+  const OutputSum out{.values = values,
+                      .steps = steps,
+                      .weights = weights,
+                      .n_used = n_used,
+                      .slot_values = plan.chunks * blocks,
+                      .row_blocks = blocks_of(a.down),
+                      .shared_blocks = plan.shared_chunks > 0 ? blocks_of(a.shared_down) : 0,
+                      .elsewhere = dealt.in_mail};
+  GridSum total = out.all(terms);
   const bool answered = kSplit && dealt.in_mail != 0;
   if (answered) wait_until_near(a.cold, panel == 0);
   if (!sums) return;
-  if (answered) {
-    const float2 pair = take_answer2(a.cold, a.cold.y + (row & ~1), ticket_of(a.cold));
-    sum += threadIdx.x % 2 == 0 ? pair.x : pair.y;
-  }
+  if (answered) total.add_part(take_answer(a.cold, row, ticket_of(a.cold)));
   if (kSplit && row == a.n_embd - 1 && (dealt.in_mail | dealt.in_host) != 0) {
     const uint64_t now = device_clock_ns();
     a.cold.record->went_ns = now;
     if (!answered) a.cold.record->ready_ns = now;
   }
-#pragma unroll 4
-  for (int slot = 0; slot < (routed_items > 0 ? n_used : 0); ++slot) {
-    if (kSplit && (dealt.in_mail >> slot & 1)) continue;
-    float y = 0.0f;
-#pragma unroll 2
-    for (int c = 0; c < plan.chunks; ++c) y += parts[(slot * plan.chunks + c) * 16 + threadIdx.x];
-    sum = fmaf(weights[slot], y, sum);
-  }
-  float y = 0.0f;
-#pragma unroll 4
-  for (int c = 0; c < plan.shared_chunks; ++c) y += parts[(routed_items + c) * 16 + threadIdx.x];
-  a.x[row] = fmaf(shared_weight, y, sum);
+  a.x[row] = __fadd_rn(before, total.value());
 }
 
 }  // namespace
@@ -351,12 +381,13 @@ bool decode_ffn_possible(const DecodeFfnArgs& a) noexcept {
   const auto good = [](const DeviceMatrix& m) { return m.n_rows == 0 || has_dot(m.dtype); };
   return good(a.gate) && a.gate.dtype == a.up.dtype && good(a.down) && good(a.shared_gate) &&
          good(a.shared_up) && good(a.shared_down) &&
+         act_group_cols(a.shared_gate.dtype) == act_group_cols(a.shared_up.dtype) &&
          (a.config.n_expert == 0 || (is_float_type(a.router.dtype) && a.config.n_expert <= kBlockExperts &&
                                      a.config.n_expert_used < 32));
 }
 
 size_t decode_exchange_bytes(int n_used, int n_ff) noexcept {
-  return kExchangeHead + sizeof(TaggedActs) * 16 * static_cast<size_t>(n_used * dot_chunks(n_ff));
+  return kExchangeHead + sizeof(float) * static_cast<size_t>(n_used * exchange_stride(n_ff));
 }
 
 void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
@@ -366,7 +397,6 @@ void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
                   .conv_blocks = shift_conv_blocks(args.conv, kFrontThreads)};
   const bool routed = args.config.n_expert > 0;
   if (routed) front.router_blocks = kRouterParts * ceil_div(args.config.n_expert, 16);
-  const size_t acts = sizeof(DotActs) * static_cast<size_t>(dot_chunks(args.n_embd));
   const unsigned blocks =
       static_cast<unsigned>(front.router_blocks + front.shared_blocks + front.conv_blocks +
                             (args.next[0].bytes > 0 ? kPrefetchBlocks : 0));
@@ -374,7 +404,7 @@ void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
     launch(!routed || args.router.dtype == DType::F32 ? decode_front_kernel<DType::F32, S>
            : args.router.dtype == DType::F16          ? decode_front_kernel<DType::F16, S>
                                                       : decode_front_kernel<DType::BF16, S>,
-           blocks, kFrontThreads, acts, stream, front);
+           blocks, kFrontThreads, InShared(args.shared_gate, args.n_embd).bytes, stream, front);
   };
   if (args.shared_gate.dtype != args.shared_up.dtype)
     launch_front.template operator()<DType::F32>();
@@ -386,13 +416,16 @@ void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
     const dim3 grid(static_cast<unsigned>(ceil_div(args.gate.n_rows, 16) + split),
                     static_cast<unsigned>(args.config.n_expert_used));
     for_dot_type(args.gate.dtype, [&]<DType T>() {
-      launch(split ? decode_in_kernel<T, true> : decode_in_kernel<T, false>, grid, kInThreads, acts, stream,
-             args);
+      launch(split ? decode_in_kernel<T, true> : decode_in_kernel<T, false>, grid, kInThreads,
+             InShared(args.gate, args.n_embd).bytes, stream, args);
     });
   }
   OutPlan out{.a = args,
               .chunks = routed ? dot_chunks(args.down.n_cols) : 0,
-              .shared_chunks = args.shared_down.n_rows > 0 ? dot_chunks(args.shared_down.n_cols) : 0};
+              .shared_chunks = args.shared_down.n_rows > 0 ? dot_chunks(args.shared_down.n_cols) : 0,
+              .values = 0};
+  out.values = args.config.n_expert_used * out.chunks * chunk_blocks_of(args.down) +
+               out.shared_chunks * chunk_blocks_of(args.shared_down);
   const int items = args.config.n_expert_used * out.chunks + out.shared_chunks;
   const int rounds = ceil_div(items, kMaxOutWarps), wanted = ceil_div(items, rounds);
   const int n_warps = wanted < kBlockExperts / 32 ? kBlockExperts / 32 : wanted;  // for the choice
@@ -400,7 +433,7 @@ void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
   const auto launch_out = [&]<DType T>() {
     launch(split ? decode_out_kernel<T, true> : decode_out_kernel<T, false>,
            static_cast<unsigned>(ceil_div(args.n_embd, 16)), 32 * static_cast<unsigned>(n_warps),
-           sizeof(float) * 16 * static_cast<size_t>(items), stream, out);
+           out_values_at(n_warps) + sizeof(float) * 17 * static_cast<size_t>(out.values), stream, out);
   };
   if (mixed)
     launch_out.template operator()<DType::F32>();

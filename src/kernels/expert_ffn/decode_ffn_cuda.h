@@ -32,8 +32,8 @@ struct DecodeFfnArgs {
   DevicePrefetch next[4];     // asked into L2 while the router keeps the memory idle
   ConvShiftArgs conv;         // runs beside the router
   DeviceRoutes routes;        // `partial`, and pair_weight[n_expert_used]
-  void* hidden = nullptr;     // DotActs [n_expert_used + 1][hidden_stride]
-  int64_t hidden_stride = 0;  // chunks
+  float* hidden = nullptr;    // [n_expert_used + 1][hidden_stride]
+  int64_t hidden_stride = 0;  // a multiple of 4
   // Where the blocks of one launch hand hidden rows to each other: decode_exchange_bytes(), zero when
   // made. nullptr: gate, up and down are launches of their own.
   void* exchange = nullptr;

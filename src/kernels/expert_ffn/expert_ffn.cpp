@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/pause.h"
 #include "base/units.h"
+#include "kernels/row_ops/sum_grid.h"
 
 namespace thermo {
 namespace {
@@ -80,10 +81,17 @@ TileShare tile_share(int n, int group, int n_groups, int thread, int n_threads) 
 // Columns [first, first + n) of every row.
 void write_stamped(const StampedRows& out, int first, const ExpertSums& sums, int n) noexcept {
   const uint64_t stamp = static_cast<uint64_t>(out.stamp) << 32;
+  constexpr double kMost = 0x1p30;
   for (int r = 0; r < out.n_rows; ++r) {
-    uint64_t* const to = out.rows + r * out.stride + first;
+    StampedSum* const to = out.rows + r * out.stride + first;
     const double* const from = sums.row(r) + first;
-    for (int i = 0; i < n; ++i) to[i] = stamp | std::bit_cast<uint32_t>(static_cast<float>(from[i]));
+    for (int i = 0; i < n; ++i) {
+      const bool known = from[i] > -kMost && from[i] < kMost;
+      const int64_t sum =
+          known ? static_cast<int64_t>(from[i] * (1.0 / kSumGrid)) : std::numeric_limits<int64_t>::min();
+      const uint64_t bits = static_cast<uint64_t>(sum);
+      to[i] = {stamp | (bits & 0xffffffffu), stamp | bits >> 32};
+    }
   }
 }
 
@@ -235,9 +243,15 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     const int tile_rows = std::min(tile_panels * kPanelRows, args.n_embd - row);
     float* const tile = context.scratch.tile(thread, 0);
     ExpertSums& sums = *args.sums;
-    if (args.fresh)
+    if (args.fresh && args.outputs == nullptr)
       for (int r = 0; r < args.n_rows; ++r) std::fill_n(sums.row(r) + row, tile_rows, 0.0);
     const auto add = [&](int pair, int n, const float* products) {
+      if (args.outputs != nullptr) {
+        for (int i = 0; i < n; ++i)
+          std::copy_n(products + static_cast<int64_t>(i) * tile_rows, tile_rows,
+                      args.outputs + args.pair_rows[pair + i] * args.y_stride + row);
+        return;
+      }
       for (int i = 0; i < n; ++i)
         row_ops.add_to_sum(sums.row(args.pair_rows[pair + i]) + row,
                            products + static_cast<int64_t>(i) * tile_rows, args.pair_weights[pair + i],

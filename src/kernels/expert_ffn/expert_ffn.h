@@ -12,8 +12,8 @@
 //   B  (tile of outputs), all groups: waits for each group's A tasks, multiplies, adds. Output-stationary, so
 //      nothing is reduced between threads and no atomics touch the data.
 // A thread that must wait loads what it will multiply next, so that main memory does not rest.
-// Each weight is read once for all rows of the step. Sums are exact (row_ops/sum_grid.h): neither the order of the
-// groups nor who computed which of them changes a bit.
+// Each weight is read once for all rows of the step. Sums are exact (row_ops/sum_grid.h): neither the order
+// of the groups nor who computed which of them changes a bit.
 #pragma once
 
 #include <atomic>
@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "kernels/linear/linear.h"
+#include "kernels/route_topk/cold_mail.h"
 #include "kernels/row_ops/row_ops.h"
 
 namespace thermo {
@@ -34,10 +35,10 @@ struct FfnGroup {
   int n_pairs;
 };
 
-// Rows for a reader that polls them: every float comes with a stamp in the same 8 bytes, so that it is either
-// seen whole or not at all and nobody has to wait for all of them to be written.
+// Sums for a reader that polls them: each comes with its stamp, so that nobody has to wait for all of them to
+// be written.
 struct StampedRows {
-  uint64_t* rows = nullptr;  // [n_rows][stride]: the float's bits, and `stamp` above them
+  StampedSum* rows = nullptr;  // [n_rows][stride]
   int64_t stride = 0;
   int n_rows = 0;  // rows without a pair become zero
   uint32_t stamp = 0;
@@ -73,6 +74,9 @@ struct ExpertFfnArgs {
   int64_t y_stride = 0;
   int n_embd;
   const StampedRows* stamped = nullptr;  // finished sums go there instead
+  // Not null: rows have one pair each, and its output is stored here as it is: [n_rows] of y_stride floats.
+  // Neither weights nor sums are used.
+  float* outputs = nullptr;
   // What brings x into its forms, where that is still to be done: called by the first thread while the others
   // load weights.
   const std::function<void()>* prepare_x = nullptr;

@@ -3,8 +3,10 @@
 //   hidden[p] = silu(gate_e x[row p]) * (up_e x[row p]),   y[p] = down_e hidden[p]      for every pair p of
 //   the route lists
 //
-// Weighting and adding to the residual stream is left to residual_norm_cuda, which reads y by row: no
-// atomics, one order of sums.
+// Weighting and adding to the residual stream is left to residual_norm_cuda, which reads y by row.
+//
+// The small form reads x.blocks256 and x.blocks32, as its quantised gate and up types need, x.f32 for float
+// types, and hands hidden rows over in hidden.f32. The large form reads x.f16 and uses hidden.f16.
 #pragma once
 
 #include "device/stream.h"
@@ -34,7 +36,8 @@ struct DeviceExpertArgs {
   // experts arrive.
   const uint8_t* const* table = nullptr;
   bool with_shared = true;
-  int stage_bytes = 0;  // set by expert_ffn_cuda
+  int value_bytes = 0;  // set by expert_ffn_cuda, and `few`
+  bool few = false;
   bool large = false;   // slots of `tile` pairs for the tensor-core tiles; else of 8
   int tile = 0;         // expert_tile()
 };
@@ -47,6 +50,9 @@ inline constexpr int kExpertLowTile = 16;
 inline constexpr int kExpertTile = 64;
 int expert_tile(int n_rows, int n_used, int n_expert) noexcept;
 inline constexpr int kExpertSmallTile = 8;
+// Up to here the small form is used where the processor may take part, so that experts have the bits of its
+// kernels. Beyond, the large form is used by everyone.
+inline constexpr int kExpertSmallRows = 255;
 
 void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept;
 

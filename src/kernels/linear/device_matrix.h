@@ -43,9 +43,13 @@ struct DeviceActs {
   float scale = 1.0f;  // of the f16 form
   const void* i8 = nullptr;
   int64_t i8_stride = 0;  // chunks of 256 columns
+  // What experts read: BlockActs (panel_exact.cuh) per 256 columns, rounded in groups of 256 and of 32.
+  const void* blocks256 = nullptr;
+  const void* blocks32 = nullptr;
+  int64_t blocks_stride = 0;  // chunks of 256 columns
 };
 
-inline constexpr int kDotChunkBytes = 384;  // sizeof(DotActs)
+inline constexpr int kDotChunkBytes = 384;  // sizeof(DotActs), sizeof(BlockActs)
 
 // Products that grow without bound are stored divided by this: f16 then reaches 1e6.
 inline constexpr float kHiddenScale = 16.0f;

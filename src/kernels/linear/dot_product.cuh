@@ -76,9 +76,7 @@ struct SharedActs {
 };
 
 // part[a * 16 + row] = the warp's share of a matrix of type T. `panel` null: nothing to do but ready().
-// kAhead: a warp with many chunks has two of them in registers, so that one is on its way while the other is
-// multiplied.
-template <DType T, int kActs, bool kAhead, class Acts, class Ready>
+template <DType T, int kActs, class Acts, class Ready>
 __device__ __forceinline__ void dot_product_of(const DeviceMatrix& w, const uint8_t* panel, int first_chunk,
                                                int chunk_step, const Acts& acts, int lane, float* part,
                                                const Ready& ready) {
@@ -88,44 +86,29 @@ __device__ __forceinline__ void dot_product_of(const DeviceMatrix& w, const uint
   }
   const int n_chunks = dot_chunks(w.n_cols), s = lane >> 2;
   float acc[kActs][4] = {};
-  DotChunk<T> first, second;
-  const auto load = [&](DotChunk<T>& to, int chunk) {
-    if (chunk < n_chunks) to.load(panel, chunk, min(8, (w.n_cols - chunk * 256) / 32), lane);
+  DotChunk<T> data;
+  const auto load = [&](int chunk) {
+    if (chunk < n_chunks) data.load(panel, chunk, min(8, (w.n_cols - chunk * 256) / 32), lane);
   };
-  const auto multiply = [&](const DotChunk<T>& data, int chunk) {
-    acts.prepare(chunk, w.n_cols, lane);
-    data.template multiply<kActs>([&](int a) -> const DotActs& { return acts.get(chunk, a); },
-                                  chunk * 256 + s * 32 < w.n_cols, lane, acc);
-  };
-  load(first, first_chunk);
-  if constexpr (kAhead)
-    load(second, first_chunk + chunk_step);
-  else if (first_chunk + chunk_step < n_chunks)
-    prefetch_chunk(w, panel, first_chunk + chunk_step, lane);
+  load(first_chunk);
+  if (first_chunk + chunk_step < n_chunks) prefetch_chunk(w, panel, first_chunk + chunk_step, lane);
   ready();
 #pragma unroll 1
   for (int chunk = first_chunk; chunk < n_chunks; chunk += chunk_step) {
-    if constexpr (kAhead) {
-      multiply(first, chunk);
-      load(first, chunk + 2 * chunk_step);
-      chunk += chunk_step;
-      if (chunk >= n_chunks) break;
-      multiply(second, chunk);
-      load(second, chunk + 2 * chunk_step);
-    } else {
-      if (chunk != first_chunk) load(first, chunk);
-      multiply(first, chunk);
-    }
+    if (chunk != first_chunk) load(chunk);
+    acts.prepare(chunk, w.n_cols, lane);
+    data.template multiply<kActs>([&](int a) -> const DotActs& { return acts.get(chunk, a); },
+                                  chunk * 256 + s * 32 < w.n_cols, lane, acc);
   }
   store_dot<kActs>(acc, lane, part);
 }
 
-template <int kActs, bool kAhead = false, class Acts, class Ready>
+template <int kActs, class Acts, class Ready>
 __device__ __forceinline__ void dot_product(const DeviceMatrix& w, const uint8_t* panel, int first_chunk,
                                             int chunk_step, const Acts& acts, int lane, float* part,
                                             const Ready& ready) {
   for_dot_type(w.dtype, [&]<DType T>() {
-    dot_product_of<T, kActs, kAhead>(w, panel, first_chunk, chunk_step, acts, lane, part, ready);
+    dot_product_of<T, kActs>(w, panel, first_chunk, chunk_step, acts, lane, part, ready);
   });
 }
 
@@ -202,25 +185,31 @@ struct NormRow {
       high = *reinterpret_cast<const float4*>(x + at + 16);
     }
   }
-  // Rounds them to `out`; returns the lane's sum of squares.
-  __device__ __forceinline__ float make_acts(const NormWeights& w, int lane, DotActs& out) const {
+  // put(low, high) of their products with the weights; returns the lane's sum of squares. Every kernel makes
+  // the same sum: it is written so that the compiler has no choice.
+  template <class Put>
+  __device__ __forceinline__ float make_acts(const NormWeights& w, const Put& put) const {
     const float4 a = low, b = high;
-    put_dot_acts({a.x * w.low.x, a.y * w.low.y, a.z * w.low.z, a.w * w.low.w},
-                 {b.x * w.high.x, b.y * w.high.y, b.z * w.high.z, b.w * w.high.w}, 1.0f, lane, out);
-    return a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w + b.x * b.x + b.y * b.y + b.z * b.z + b.w * b.w;
+    put(float4{a.x * w.low.x, a.y * w.low.y, a.z * w.low.z, a.w * w.low.w},
+        float4{b.x * w.high.x, b.y * w.high.y, b.z * w.high.z, b.w * w.high.w});
+    float square = __fmul_rn(a.x, a.x);
+    for (const float x : {a.y, a.z, a.w, b.x, b.y, b.z, b.w}) square = __fmaf_rn(x, x, square);
+    return square;
   }
 };
 
+// put(chunk, low, high): of the warp's chunks.
+template <class Put>
 __device__ __forceinline__ void make_norm_acts(const float* x, const float* weight, const NormWeights& first,
-                                               int n_cols, int warp, int n_warps, int lane, DotActs* out,
-                                               float* squares) {
+                                               int n_cols, int warp, int n_warps, int lane, float* squares,
+                                               const Put& put) {
   float square = 0.0f;
   for (int chunk = warp; chunk < dot_chunks(n_cols); chunk += n_warps) {
     NormRow row;
     NormWeights w = first;
     if (chunk != warp) w.load(weight, n_cols, chunk, lane);
     row.load(x, n_cols, chunk, lane);
-    square += row.make_acts(w, lane, out[chunk]);
+    square += row.make_acts(w, [&](float4 low, float4 high) { put(chunk, low, high); });
   }
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) square += __shfl_xor_sync(0xffffffffu, square, mask);
@@ -252,28 +241,6 @@ __device__ __forceinline__ void store_dot_acts(DotActs* out, int c, const float 
     float* const meta = reinterpret_cast<float*>(&chunk.meta[sub]);
     meta[half] = step;
     meta[2 + half] = step * static_cast<float>(sum);
-  }
-}
-
-// One float of a row that is being rounded, by the thread of column c; the 16 threads of 16 columns are half
-// a warp and all take part.
-__device__ __forceinline__ void store_dot_act(DotActs* out, int c, float y) {
-  const unsigned mask = 0xffffu << (threadIdx.x & 16);
-  float top = fabsf(y);
-#pragma unroll
-  for (int step = 8; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(mask, top, step));
-  const int code = __float2int_rn(y * dot_inverse(top));
-  int sum = code;
-#pragma unroll
-  for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(mask, sum, step);
-  DotActs& chunk = out[c / 256];
-  const int sub = c / 32 % 8, half = c / 16 % 2;
-  reinterpret_cast<int8_t*>(&chunk.codes[sub][c / 4 % 4][half])[c % 4] = static_cast<int8_t>(code);
-  if (c % 16 == 0) {
-    const float scale = top * (1.0f / 127.0f);
-    float* const meta = reinterpret_cast<float*>(&chunk.meta[sub]);
-    meta[half] = scale;
-    meta[2 + half] = scale * static_cast<float>(sum);
   }
 }
 

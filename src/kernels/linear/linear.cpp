@@ -65,6 +65,15 @@ void ActBuffer::quantize(int r, int n_cols, ActFormats formats, const QuantMatmu
   }
 }
 
+void ActBuffer::scale(int r, int n_cols, ActFormats formats, float scale) noexcept {
+  for (ActFormat format : {ActFormat::Q8x32, ActFormat::Q8x256}) {
+    if (!formats.has(format)) continue;
+    const int f = static_cast<int>(format);
+    scale_act_row(format, n_cols, scale, memory_.data() + offset_[f] + static_cast<size_t>(r) * stride_[f]);
+  }
+  scale_act_row(ActFormat::F32, n_cols, scale, reinterpret_cast<std::byte*>(row(r)));
+}
+
 size_t LinearScratch::planned_bytes(int n_threads, size_t max_panel_bytes) {
   const size_t per_thread =
       2 * kTileFloats * sizeof(float) + kTilePanels * align_up<size_t>(max_panel_bytes, 64);

@@ -72,7 +72,9 @@ __global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 || kActs > 1
     dot_product<kActs>(w, bytes, first_chunk, step, SharedActs{stage}, lane, part[warp], [&] {
       allow_next();
       wait_for_inputs();
-      make_norm_acts(norm.x, norm.weight, norm_weights, w.n_cols, warp, kWarps, lane, stage, squares);
+      make_norm_acts(
+          norm.x, norm.weight, norm_weights, w.n_cols, warp, kWarps, lane, squares,
+          [&](int chunk, float4 low, float4 high) { put_dot_acts(low, high, 1.0f, lane, stage[chunk]); });
       __syncthreads();
     });
   } else {

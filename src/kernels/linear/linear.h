@@ -41,6 +41,10 @@ class ActBuffer {
   // that many columns reads them.
   void quantize(int r, int n_cols, ActFormats formats, const QuantMatmulKernels& kernels) noexcept;
 
+  // Multiplies row r with a number, in these forms and as floats. Its codes stay: they are those of the row
+  // before, whatever the number.
+  void scale(int r, int n_cols, ActFormats formats, float scale) noexcept;
+
   const std::byte* rows(ActFormat format) const;
   size_t stride(ActFormat format) const;
 

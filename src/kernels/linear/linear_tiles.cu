@@ -16,6 +16,7 @@
 #include "kernels/linear/exact_mma.cuh"
 #include "kernels/linear/linear_tiles_cuda.h"
 #include "kernels/linear/tile_product.cuh"
+#include "kernels/quant_matmul/panel_columns.cuh"
 
 namespace thermo {
 namespace {

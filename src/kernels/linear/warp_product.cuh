@@ -10,7 +10,7 @@
 
 #include "kernels/linear/copy_async.cuh"
 #include "kernels/linear/stage_chunk.cuh"
-#include "kernels/quant_matmul/panel_mma.cuh"
+#include "kernels/quant_matmul/panel_columns.cuh"
 
 namespace thermo {
 
@@ -30,6 +30,33 @@ __host__ __device__ constexpr int warp_stage_bytes(const DeviceMatrix& w, int n_
                                 : kTableBytes + (chunks_of_warp > 1 ? 2 : 1) * chunk_stage_bytes(w, n_acts);
 }
 
+// Float weights: part[act * 16 + row] = the warp's share.
+template <class RowOf>
+__device__ __forceinline__ void float_product(const DeviceMatrix& w, const uint8_t* panel, int first_chunk,
+                                              int chunk_step, const DeviceActs& x, const RowOf& row_of,
+                                              int n_acts, int lane, float* part) {
+  const int n_cols = w.n_cols, n_chunks = (n_cols + 255) / 256;
+  for_float_type(w.dtype, [&]<DType T>() {
+    constexpr int kActs = 4;  // at a time: more would not fit the registers
+    for (int first = 0; first < n_acts; first += kActs) {
+      const float* rows[kActs];
+#pragma unroll
+      for (int a = 0; a < kActs; ++a) rows[a] = x.f32 + row_of(min(first + a, n_acts - 1)) * x.f32_stride;
+      float acc[kActs][4] = {};
+      for (int chunk = first_chunk; chunk < n_chunks; chunk += chunk_step)
+        multiply_columns<T, kActs>(
+            panel, chunk * 256, min(n_cols, chunk * 256 + 256), lane,
+            [&](int a, int c) { return rows[a][c]; }, acc);
+      finish_columns<kActs>(acc);
+#pragma unroll
+      for (int a = 0; a < kActs; ++a)
+        if (lane >> 2 == a && first + a < n_acts)
+          *reinterpret_cast<float4*>(part + (first + a) * 16 + 4 * (lane & 3)) = {acc[a][0], acc[a][1],
+                                                                                  acc[a][2], acc[a][3]};
+    }
+  });
+}
+
 // `row_of(a)`: activation row a = 0 .. 8 * NT8 - 1 of the tile; called after ready(). `panel` may be null:
 // nothing to do but ready(). `stage`: warp_stage_bytes() of shared memory of this warp.
 template <int NT8, class RowOf, class Ready>
@@ -45,25 +72,7 @@ __device__ __forceinline__ void warp_product(const DeviceMatrix& w, const uint8_
   }
   if (is_float_type(w.dtype)) {
     ready();
-    for_float_type(w.dtype, [&]<DType T>() {
-      constexpr int kActs = 4;  // at a time: more would not fit the registers
-      for (int first = 0; first < n_acts; first += kActs) {
-        const float* rows[kActs];
-#pragma unroll
-        for (int a = 0; a < kActs; ++a) rows[a] = x.f32 + row_of(min(first + a, n_acts - 1)) * x.f32_stride;
-        float acc[kActs][4] = {};
-        for (int chunk = first_chunk; chunk < n_chunks; chunk += chunk_step)
-          multiply_columns<T, kActs>(
-              panel, chunk * 256, min(n_cols, chunk * 256 + 256), lane,
-              [&](int a, int c) { return rows[a][c]; }, acc);
-        finish_columns<kActs>(acc);
-#pragma unroll
-        for (int a = 0; a < kActs; ++a)
-          if (lane >> 2 == a && first + a < n_acts)
-            *reinterpret_cast<float4*>(part + (first + a) * 16 + 4 * (lane & 3)) = {acc[a][0], acc[a][1],
-                                                                                    acc[a][2], acc[a][3]};
-      }
-    });
+    float_product(w, panel, first_chunk, chunk_step, x, row_of, n_acts, lane, part);
     return;
   }
 

@@ -214,9 +214,8 @@ struct DotChunk {
     }
   }
 
-  // weight = value * scale0 (first 16 columns) or scale1 (others) - min; value = code, for 6 bits code - 32.
-  __device__ __forceinline__ void scales(int i, int s, float& scale0, float& scale1, float& min) const {
-    const float d_row = half_of(d, i);
+  // The small scales of row 4q + i: of the first 16 columns, of the others, and the minimum.
+  __device__ __forceinline__ void small_scales(int i, int s, int& scale0, int& scale1, int& min) const {
     if constexpr (f.scales == ScaleKind::SixMin) {
       const uint32_t t0 = part_of(scale_c, i), t1 = part_of(scale_a, i),
                      t2 = part_of(scale_b, i);  // t1: T_0 for the first four sub-blocks
@@ -224,17 +223,23 @@ struct DotChunk {
           s < 4 ? t2 & 0x3f3f3f3fu
                 : ((t0 >> 6) & 0x03030303u) | ((t1 >> 4) & 0x0c0c0c0cu) | ((t2 >> 2) & 0x30303030u);
       const int shift = 8 * (s & 3);
-      scale0 = scale1 = d_row * static_cast<float>(t1 >> shift & 63u);
-      min = half_of(m, i) * static_cast<float>(mins >> shift & 63u);
+      scale0 = scale1 = static_cast<int>(t1 >> shift & 63u);
+      min = static_cast<int>(mins >> shift & 63u);
     } else if constexpr (f.scales == ScaleKind::Byte) {
       const uint32_t pair = part_of(scale_a, i) >> (16 * (s & 1));
-      scale0 = d_row * static_cast<float>(static_cast<int8_t>(pair & 255u));
-      scale1 = d_row * static_cast<float>(static_cast<int8_t>((pair >> 8) & 255u));
-      min = 0.0f;
-    } else {
-      scale0 = scale1 = d_row;
-      min = 0.0f;
+      scale0 = static_cast<int8_t>(pair & 255u);
+      scale1 = static_cast<int8_t>((pair >> 8) & 255u);
     }
+  }
+
+  // weight = value * scale0 (first 16 columns) or scale1 (others) - min; value = code, for 6 bits code - 32.
+  __device__ __forceinline__ void scales(int i, int s, float& scale0, float& scale1, float& min) const {
+    const float d_row = half_of(d, i);
+    int small0 = 1, small1 = 1, small_min = 0;
+    small_scales(i, s, small0, small1, small_min);
+    scale0 = f.block_cols == 256 ? d_row * static_cast<float>(small0) : d_row;
+    scale1 = f.bits == 6 ? d_row * static_cast<float>(small1) : scale0;
+    min = f.has_min() ? half_of(m, i) * static_cast<float>(small_min) : 0.0f;
   }
 
   // acc[a][i] += row 4q + i times activation row a. `inside`: the matrix has this lane's columns.
@@ -288,15 +293,15 @@ struct DotChunk {
 
 // Sums over the eight lanes of a quarter, spread over them: v[0 .. max(1, N / 8)) are those from dot_place()
 // on. Half of the values change sides in each step.
-template <int N>
-__device__ __forceinline__ void scatter_sums(float (&v)[N], int lane) {
+template <class V, int N>
+__device__ __forceinline__ void scatter_sums(V (&v)[N], int lane) {
 #pragma unroll
   for (int mask = 4, n = N; mask<32; mask *= 2, n = n> 1 ? n / 2 : 1) {
     const bool upper = (lane & mask) != 0;
     if (n > 1) {
 #pragma unroll
       for (int i = 0; i < n / 2; ++i) {
-        const float mine = upper ? v[i + n / 2] : v[i], other = upper ? v[i] : v[i + n / 2];
+        const V mine = upper ? v[i + n / 2] : v[i], other = upper ? v[i] : v[i + n / 2];
         v[i] = mine + __shfl_xor_sync(0xffffffffu, other, mask);
       }
     } else {

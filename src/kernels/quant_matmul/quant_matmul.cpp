@@ -59,6 +59,20 @@ size_t act_row_bytes(ActFormat format, int n_cols) {
   return 0;
 }
 
+void scale_act_row(ActFormat format, int n_cols, float scale, std::byte* row) noexcept {
+  const size_t n = static_cast<size_t>(n_cols);
+  if (format == ActFormat::F32) {
+    float* const x = reinterpret_cast<float*>(row);
+    for (size_t i = 0; i < n; ++i) x[i] *= scale;
+  } else if (format == ActFormat::Q8x32) {
+    ActMeta32* const meta = reinterpret_cast<ActMeta32*>(row + round_up(n, 64));
+    for (size_t b = 0; b < (n + 31) / 32; ++b) meta[b].d *= scale;
+  } else {
+    ActMeta256* const meta = reinterpret_cast<ActMeta256*>(row + round_up(n, 256));
+    for (size_t b = 0; b < (n + 255) / 256; ++b) meta[b].d *= scale;
+  }
+}
+
 size_t panel_bytes(DType dtype, int n_cols) {
   switch (dtype) {
     case DType::F32:

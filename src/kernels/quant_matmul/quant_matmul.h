@@ -6,6 +6,10 @@
 // each type is drawn in panel_layout.h.
 //
 // Activations are quantised once per row to int8 for quantised weights; float weights multiply float rows.
+//
+// AVX2, AVX-512 and AMX kernels give the same bits for quantised weights, whatever n_act is: the product of a
+// block is an exact integer until it meets its float scale, and blocks are added in the order of columns with
+// the same multiply-adds. So do the experts' products on the GPU (panel_exact.cuh).
 #pragma once
 
 #include <cstddef>
@@ -30,6 +34,9 @@ ActFormat act_format(DType weight);
 // Bytes of one activation row, a multiple of 64. n_cols need not be a multiple of the block: the tail is
 // zero.
 size_t act_row_bytes(ActFormat format, int n_cols);
+
+// Multiplies a row in that form with a number: its steps, each rounded once.
+void scale_act_row(ActFormat format, int n_cols, float scale, std::byte* row) noexcept;
 
 // Bytes of one panel (16 rows of n_cols), a multiple of 64. REQUIRES: n_cols a multiple of the type's block.
 size_t panel_bytes(DType dtype, int n_cols);

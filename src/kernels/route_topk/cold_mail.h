@@ -61,6 +61,12 @@ struct ColdMail {
   alignas(128) ColdPair pairs[kMaxMailRows * 32];  // of that post, sorted by expert
 };
 
+// One number of the answer: a sum over experts on the grid of 2^-32, the least number for one that is lost.
+// Each half comes with the ticket it answers in the same 8 bytes, so that it is seen whole or not at all.
+struct alignas(16) StampedSum {
+  uint64_t low, high;  // 32 bits of the sum, and the ticket above them
+};
+
 // What a layer of a step did; by the device. In page-locked host memory.
 struct ColdRecord {
   uint64_t posted_ns = 0, ready_ns = 0,
@@ -89,8 +95,7 @@ struct DeviceCold {
   int layer = 0;
 
   float* x = nullptr;  // [kMaxMailRows][n_embd] in page-locked memory: what the experts read
-  // The answer, [kMaxMailRows][n_embd] in page-locked memory: each float beside the ticket it answers.
-  const uint64_t* y = nullptr;
+  const StampedSum* y = nullptr;  // [kMaxMailRows][n_embd] the answer, in page-locked memory
 };
 
 }  // namespace thermo

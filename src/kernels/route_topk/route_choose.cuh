@@ -6,15 +6,6 @@
 
 namespace thermo {
 
-__device__ __forceinline__ uint32_t warp_max(uint32_t x) {
-#if __CUDA_ARCH__ >= 800
-  return __reduce_max_sync(0xffffffffu, x);
-#else
-  for (int mask = 16; mask > 0; mask /= 2) x = max(x, __shfl_xor_sync(0xffffffffu, x, mask));
-  return x;
-#endif
-}
-
 // Order of floats as order of unsigned numbers above 1; 1 is a NaN, which loses to every number; 0 is no
 // expert.
 __device__ __forceinline__ uint32_t order_key(float x) {

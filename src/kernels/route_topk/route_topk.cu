@@ -5,13 +5,13 @@
 // the slots and one kernel places the pairs. (One launch for 32 rows took 52 us: the last block alone chooses
 // for all.)
 //
-// Beyond 64 rows the order of pairs inside an expert depends on timing; results do not, because a tile
-// computes each pair alone. In a small step pairs are in the order of the rows: a slot of two rows is rounded
-// another way than one of eight.
+// Beyond 64 rows the order of pairs inside an expert depends on timing; results do not, because a slot
+// computes each pair alone, with the same operations whatever else it holds.
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/linear/linear_cuda.h"
 #include "kernels/linear/linear_tiles_cuda.h"
+#include "kernels/quant_matmul/panel_columns.cuh"
 #include "kernels/route_topk/cold_answer.cuh"
 #include "kernels/route_topk/route_choose.cuh"
 #include "kernels/route_topk/route_topk_cuda.h"

@@ -4,6 +4,8 @@
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/linear/dot_product.cuh"
+#include "kernels/quant_matmul/panel_columns.cuh"
+#include "kernels/quant_matmul/panel_exact.cuh"
 #include "kernels/route_topk/cold_answer.cuh"
 #include "kernels/row_ops/conv_shift.cuh"
 #include "kernels/row_ops/row_ops_cuda.h"
@@ -26,6 +28,32 @@ __global__ void embed_kernel(DeviceMatrix table, const int32_t* tokens, float* x
 }
 
 constexpr int kNormThreads = 512;
+
+// Four floats of a row that is being rounded for experts, by the thread of column 4c; the four threads of 16
+// columns are neighbours and all take part. `top`: of the group, as bits. `out`: the row's chunks.
+__device__ __forceinline__ void store_block_acts(BlockActs* out, int c, const float (&y)[4], uint32_t top) {
+  const unsigned mask = 0xfu << (threadIdx.x & 28);
+  const ActRounding rounding = act_rounding(top);
+  const uint32_t codes = round_codes(y[0], y[1], y[2], y[3], rounding.inverse);
+  int sum = __dp4a(static_cast<int>(codes), 0x01010101, 0);
+  sum += __shfl_xor_sync(mask, sum, 1);
+  sum += __shfl_xor_sync(mask, sum, 2);
+  BlockActs& chunk = out[c / 64];
+  const int sub = c / 8 % 8, half = c / 4 % 2;
+  chunk.codes[sub][c % 4][half] = codes;
+  if (c % 4 != 0) return;
+  (half == 0 ? chunk.meta[sub].sum0 : chunk.meta[sub].sum1) = sum;
+  if (half == 0) chunk.meta[sub].step = rounding.step;
+}
+
+// Over kLanes neighbours, all of which take part.
+template <int kLanes>
+__device__ __forceinline__ uint32_t neighbours_max(uint32_t x) {
+  const unsigned mask = ((1u << kLanes) - 1) << (threadIdx.x % 32 & ~(kLanes - 1));
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) x = max(x, __shfl_xor_sync(mask, x, step));
+  return x;
+}
 
 // kNormFloat4: pieces of a thread.
 template <int kNormFloat4>
@@ -60,28 +88,32 @@ __global__ void __launch_bounds__(kNormThreads)
     if (c >= n4) break;
     v[i] = x[c];
     if (a.parts != nullptr) {
-      const auto add = [&](int64_t pair, float weight) {
-        const float4 p = reinterpret_cast<const float4*>(a.parts + pair * a.n_embd)[c];
-        v[i].x = fmaf(weight, p.x, v[i].x);
-        v[i].y = fmaf(weight, p.y, v[i].y);
-        v[i].z = fmaf(weight, p.z, v[i].z);
-        v[i].w = fmaf(weight, p.w, v[i].w);
+      const auto part_of_pair = [&](int64_t pair) {
+        return reinterpret_cast<const float4*>(a.parts + pair * a.n_embd)[c];
       };
       if (a.pair_of == nullptr) {
-        for (int k = 0; k < a.n_parts; ++k) add(row + k * a.n_rows, 1.0f);
+        for (int k = 0; k < a.n_parts; ++k) {
+          const float4 p = part_of_pair(row + k * a.n_rows);
+          v[i].x += p.x, v[i].y += p.y, v[i].z += p.z, v[i].w += p.w;
+        }
       } else {
+        GridSum sum[4];
 #pragma unroll 4
         for (int k = 0; k < a.n_parts; ++k) {
           const int pair = a.pair_of[row * a.n_parts + k];
-          if (pair >= 0) add(pair, a.pair_weight[row * a.n_parts + k]);
+          if (pair < 0) continue;
+          const float weight = a.pair_weight[row * a.n_parts + k];
+          const float4 p = part_of_pair(pair);
+          sum[0].add(weight, p.x), sum[1].add(weight, p.y), sum[2].add(weight, p.z), sum[3].add(weight, p.w);
         }
-      }
-      if (answered) {
-        const uint64_t* const from = a.cold_in.y + static_cast<int64_t>(row) * a.n_embd + 4 * c;
-        const uint32_t expected = ticket_of(a.cold_in);
-        const float2 p = take_answer2(a.cold_in, from, expected),
-                     q = take_answer2(a.cold_in, from + 2, expected);
-        v[i].x += p.x, v[i].y += p.y, v[i].z += q.x, v[i].w += q.y;
+        if (answered) {
+          const int64_t at = static_cast<int64_t>(row) * a.n_embd + 4 * c;
+          const uint32_t expected = ticket_of(a.cold_in);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) sum[j].add_part(take_answer(a.cold_in, at + j, expected));
+        }
+        v[i].x += sum[0].value(), v[i].y += sum[1].value();
+        v[i].z += sum[2].value(), v[i].w += sum[3].value();
       }
       x[c] = v[i];
     }
@@ -115,6 +147,30 @@ __global__ void __launch_bounds__(kNormThreads)
     }
     // Columns come in 32s where this form is asked for: the 16 columns of a scale are in one warp.
     if (a.h.i8 != nullptr) store_dot_acts(static_cast<DotActs*>(a.h.i8) + row * a.h.i8_stride, c, y);
+    if (a.h.blocks32 != nullptr)
+      store_block_acts(static_cast<BlockActs*>(a.h.blocks32) + row * a.h.blocks_stride, c, y,
+                       neighbours_max<8>(max_bits(y[0], y[1], y[2], y[3])));
+    v[i] = {y[0], y[1], y[2], y[3]};
+  }
+  if (a.h.blocks256 != nullptr) {
+    // 256 columns belong to two warps.
+    __shared__ uint32_t tops[kNormFloat4][kNormThreads / 32];
+    const int warp = threadIdx.x / 32;
+#pragma unroll
+    for (int i = 0; i < kNormFloat4; ++i) {
+      const bool here = threadIdx.x + i * kNormThreads < n4;
+      const uint32_t top = warp_max(here ? max_bits(v[i].x, v[i].y, v[i].z, v[i].w) : 0u);
+      if (threadIdx.x % 32 == 0) tops[i][warp] = top;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kNormFloat4; ++i) {
+      const int c = threadIdx.x + i * kNormThreads;
+      if (c >= n4) break;
+      const float y[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
+      store_block_acts(static_cast<BlockActs*>(a.h.blocks256) + row * a.h.blocks_stride, c, y,
+                       max(tops[i][warp & ~1], tops[i][warp | 1]));
+    }
   }
   if (a.shared_gate != nullptr && threadIdx.x == 0) a.shared_logit[row] = dot * scale;
 }

@@ -18,8 +18,13 @@ struct DeviceActsOut {
   float scale = 1.0f;
   void* i8 = nullptr;
   int64_t i8_stride = 0;
+  void* blocks256 = nullptr;
+  void* blocks32 = nullptr;
+  int64_t blocks_stride = 0;
 
-  constexpr DeviceActs read() const { return {f16, f32, f16_stride, f32_stride, scale, i8, i8_stride}; }
+  constexpr DeviceActs read() const {
+    return {f16, f32, f16_stride, f32_stride, scale, i8, i8_stride, blocks256, blocks32, blocks_stride};
+  }
 };
 
 // x[r] = row tokens[r] of the table.

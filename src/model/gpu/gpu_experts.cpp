@@ -31,7 +31,7 @@ DeviceCold GpuExperts::cold(int layer, const uint32_t* ticket, const int32_t* fe
           .places = m.control.as<const uint8_t*>() + m.n_layer * m.n_expert,
           .layer = layer,
           .x = m.x.as<float>(),
-          .y = m.y.as<uint64_t>()};
+          .y = m.y.as<StampedSum>()};
 }
 
 // ---- steps that are graphs ----
@@ -58,7 +58,8 @@ void GpuExperts::serve(int n_rows, const Event& end) noexcept {
       continue;
     }
     if (polls % 512 == 0 && end.reached()) break;  // asking the driver takes a microsecond
-    if (m.core.ahead() != nullptr && m.core.ahead()->help([&] { return posted.load(std::memory_order_relaxed) != now; }))
+    if (m.core.ahead() != nullptr &&
+        m.core.ahead()->help([&] { return posted.load(std::memory_order_relaxed) != now; }))
       continue;
     pause_cpu();
   }
@@ -79,7 +80,7 @@ void GpuExperts::Impl::answer(uint32_t posted, int n_rows) noexcept {
   }
   lane->answer(
       layer, {box.pairs, static_cast<size_t>(n)}, x.as<float>(), record.x_scale,
-      {.rows = y.as<uint64_t>(), .stride = n_embd, .n_rows = n_rows, .stamp = posted, .near = &box.near});
+      {.rows = y.as<StampedSum>(), .stride = n_embd, .n_rows = n_rows, .stamp = posted, .near = &box.near});
   const int64_t took = now_ns() - begin;
   count.cpu_ns += static_cast<uint64_t>(took);
   count.cpu_pairs += static_cast<uint64_t>(n);
@@ -156,9 +157,10 @@ void GpuExperts::finish(int n_rows) noexcept {
     if (record.n_pairs > 0 || record.n_fetched > 0) {
       if (record.went_ns > record.posted_ns)
         m.core.lanes().layer_took(record.n_cold, record.n_fetched,
-                           static_cast<float>(record.went_ns - record.posted_ns) * 1e-3f);
+                                  static_cast<float>(record.went_ns - record.posted_ns) * 1e-3f);
       if (record.ready_ns > record.posted_ns)
-        m.core.lanes().gpu_took(record.n_fetched, static_cast<float>(record.ready_ns - record.posted_ns) * 1e-3f);
+        m.core.lanes().gpu_took(record.n_fetched,
+                                static_cast<float>(record.ready_ns - record.posted_ns) * 1e-3f);
     }
   }
   if (m.options.trace != nullptr) m.trace_step();

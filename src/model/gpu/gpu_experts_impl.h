@@ -20,8 +20,10 @@ namespace thermo {
 
 inline constexpr int kMaxBatchExperts = 16;  // streamed together
 inline constexpr int kBatches = 8;           // of lent memory: what is copied while others are computed
-inline constexpr int kStreamAllRows = 256;   // from here on nearly every expert of a layer is chosen
-inline constexpr int kMaxCpuPairs = 512;     // of a layer of a larger step
+// From here on nearly every expert of a layer is chosen, and the processor computes none: the GPU's products
+// are then of another form, and outputs must not depend on where an expert is.
+inline constexpr int kStreamAllRows = kExpertSmallRows + 1;
+inline constexpr int kMaxCpuPairs = 512;  // of a layer of a larger step
 
 // Of a small model a small part is streamed at once.
 int batch_experts_of(const ExpertCatalog& catalog);

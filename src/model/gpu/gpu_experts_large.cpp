@@ -166,7 +166,7 @@ void GpuExperts::Impl::compute_few(int layer, const int32_t* first, const Device
     }
   const int64_t start = now_ns();
   // The copies of the layer before read the answer's memory; they ended before this layer was routed.
-  large_lane->compute(layer, large_pairs, gathered.as<float>(), static_cast<int>(large_pairs.size()),
+  large_lane->outputs(layer, large_pairs, gathered.as<float>(), static_cast<int>(large_pairs.size()),
                       large_y.as<float>());
   const int64_t took = now_ns() - start;
   count.cpu_ns += static_cast<uint64_t>(took);

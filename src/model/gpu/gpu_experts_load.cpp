@@ -57,8 +57,8 @@ GpuExperts::Impl::Impl(const ExpertCatalog& experts, const ModelConfig& config, 
       parcels(Courier::places_bytes(catalog)),
       announced(n_words() * sizeof(uint64_t)),
       came(n_words() * sizeof(CameParcel)),
-      device(control_host.as<const uint8_t*>(),
-             reinterpret_cast<int32_t*>(control_host.data() + n_cold_at()), n_expert, o.trace),
+      device(control_host.as<const uint8_t*>(), reinterpret_cast<int32_t*>(control_host.data() + n_cold_at()),
+             n_expert, o.trace),
       link(announced.as<uint64_t>(), control_host.as<const uint8_t*>() + n_layer * n_expert, device.dirty,
            o.trace) {
   for (int il = 0; il < n_layer; ++il)
@@ -113,7 +113,7 @@ void GpuExperts::Impl::take_mail() {
   const size_t mail_rows = static_cast<size_t>(kMaxMailRows) * static_cast<size_t>(n_embd) * sizeof(float);
   mail_memory = PinnedBuffer(sizeof(ColdMail));
   x = PinnedBuffer(mail_rows);
-  y = PinnedBuffer(2 * mail_rows);  // with stamps
+  y = PinnedBuffer(static_cast<size_t>(kMaxMailRows) * static_cast<size_t>(n_embd) * sizeof(StampedSum));
   records = PinnedBuffer(static_cast<size_t>(n_layer) * sizeof(ColdRecord));
   chosen = PinnedBuffer(static_cast<size_t>(n_layer) * chosen_of_layer() * sizeof(int16_t));
 }
@@ -125,8 +125,7 @@ void GpuExperts::Impl::take_large_step(Isa isa) {
   batch_tables = DeviceBuffer(kBatches * static_cast<size_t>(n_expert) * sizeof(const uint8_t*));
   batches.reserve(most_batches);
   layer_first_batch.resize(static_cast<size_t>(n_layer) + 1);
-  counts =
-      PinnedBuffer(static_cast<size_t>(n_layer) * (static_cast<size_t>(n_expert) + 1) * sizeof(int32_t));
+  counts = PinnedBuffer(static_cast<size_t>(n_layer) * (static_cast<size_t>(n_expert) + 1) * sizeof(int32_t));
   const int large_rows_max = std::min(n_batch, kStreamAllRows);
   large_x = PinnedBuffer(static_cast<size_t>(large_rows_max) * static_cast<size_t>(n_embd) * sizeof(float));
   large_rows = PinnedBuffer(static_cast<size_t>(large_rows_max * (n_used + 1)) * sizeof(int32_t));

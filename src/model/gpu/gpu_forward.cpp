@@ -168,6 +168,23 @@ void set_matrices(const GpuBlockWeights& w, Args& args) {
 
 }  // namespace
 
+// Where the norm before the experts leaves its rows: as they read them, and as the router does.
+DeviceActsOut GpuModel::Impl::expert_input(const GpuBlockWeights& w, int n_rows) const noexcept {
+  DeviceActsOut h = act.h;
+  h.i8 = h.blocks256 = h.blocks32 = nullptr;
+  DeviceExpertArgs args;
+  set_matrices(w, args);
+  if (n_rows > kExpertSmallRows && expert_tiles_possible(args)) return h;
+  for (const DeviceMatrix* m : {&args.gate, &args.up, &args.shared_gate, &args.shared_up}) {
+    if (m->n_rows == 0 || is_float_type(m->dtype)) continue;
+    if (act_format(m->dtype) == ActFormat::Q8x256)
+      h.blocks256 = act.h.blocks256;
+    else
+      h.blocks32 = act.h.blocks32;
+  }
+  return h;
+}
+
 void GpuModel::Impl::run_experts(Pass& pass, int il, const Block& block, const GpuBlockWeights& w,
                                  const DeviceCold& cold) noexcept {
   const int n_rows = pass.n_rows;
@@ -175,20 +192,12 @@ void GpuModel::Impl::run_experts(Pass& pass, int il, const Block& block, const G
   set_matrices(w, args);
   args.n_expert = block.route.n_expert;
   args.routes = act.routes;
-  args.x = normed(n_rows).read();
+  args.x = act.h.read();
   args.hidden = act.hidden;
-  if (n_rows > kMaxSmallActs) args.hidden.i8 = nullptr;
-  bool needs_float = false, needs_half = false;
-  for (const DeviceMatrix* down : {&args.down, &args.shared_down}) {
-    if (down->n_rows == 0) continue;
-    needs_float = needs_float || is_float_type(down->dtype);
-    needs_half = needs_half || !is_float_type(down->dtype);
-  }
-  if (!needs_float) args.hidden.f32 = nullptr;
-  if (!needs_half) args.hidden.f16 = nullptr;
   args.y = act.parts;
   args.n_embd = config.n_embd;
-  args.large = n_rows > kMaxSmallActs && expert_tiles_possible(args);
+  args.large = n_rows > kExpertSmallRows && expert_tiles_possible(args);
+  if (args.large) args.hidden.f32 = nullptr;
   args.tile = expert_tile(n_rows, block.route.n_expert_used, args.n_expert);
 
   DeviceRouteArgs route;
@@ -226,14 +235,14 @@ DecodeFfnArgs GpuModel::Impl::decode_ffn_args(const Block& block, const GpuBlock
   set_matrices(w, args);
   args.shared_weight = w.floats(Role::SharedWeight);
   args.routes = act.routes;
-  args.hidden = act.hidden.i8;
-  args.hidden_stride = act.hidden.i8_stride;
+  args.hidden = act.hidden.f32;
+  args.hidden_stride = act.hidden.f32_stride;
   args.exchange = act.exchange;
   return args;
 }
 
 bool GpuModel::Impl::can_fuse_decode() noexcept {
-  bool good = act.h.i8 != nullptr && act.hidden.i8 != nullptr;
+  bool good = act.h.i8 != nullptr && act.hidden.f32_stride % 4 == 0;
   for_each_main_block(config, weights, [&](const Block& block, const GpuBlockWeights& w) {
     if (block.kind == BlockKind::FeedForward) {
       good = good && decode_ffn_possible(decode_ffn_args(block, w));
@@ -333,7 +342,9 @@ void GpuModel::Impl::feed_forward(Pass& pass, int il, size_t b, const Block& blo
   norm.shared_gate = w.floats(Role::SharedWeight);
   norm.shared_logit = act.shared_logit;
   norm.cold_out = cold;
+  norm.h = expert_input(w, pass.n_rows);
   begin_block(pass, w);
+  norm.h = normed(pass.n_rows);
   norm.shared_gate = nullptr;
   norm.cold_out = {};
   if (pass.fused) {

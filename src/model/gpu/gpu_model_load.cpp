@@ -71,12 +71,12 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
   kv = DeviceBuffer(n_sequences * layout.kv_bytes());
   recurrent = DeviceBuffer(n_sequences * layout.recurrent_bytes());
   tape = DeviceBuffer(n_sequences * layout.tape_bytes());
-  const bool float_ffn = any_float_ffn(config, w), float_mixed = any_float_output(config, w);
+  const bool small_ffn = any_small_ffn(config, w), float_mixed = any_float_output(config, w);
   GpuCarver count(nullptr);
-  act.carve(count, config, o.n_batch, float_ffn, float_mixed, device.n_multiprocessors);
+  act.carve(count, config, o.n_batch, small_ffn, float_mixed, device.n_multiprocessors);
   workspace_memory = DeviceBuffer(count.used());
   GpuCarver carver(workspace_memory.data());
-  act.carve(carver, config, o.n_batch, float_ffn, float_mixed, device.n_multiprocessors);
+  act.carve(carver, config, o.n_batch, small_ffn, float_mixed, device.n_multiprocessors);
 
   const size_t small_bytes = StepInputs(nullptr, kMaxBucket).bytes,
                large_bytes = StepInputs(nullptr, o.n_batch).bytes;
@@ -149,7 +149,7 @@ std::vector<GpuMemoryItem> GpuModel::plan(const ModelConfig& c, const Weights& w
   const SequenceLayout layout = SequenceLayout::on_gpu(c, o.sequence);
   const uint64_t n = static_cast<uint64_t>(o.n_sequences);
   GpuCarver count(nullptr);
-  GpuWorkspace().carve(count, c, o.n_batch, any_float_ffn(c, w), any_float_output(c, w), n_multiprocessors);
+  GpuWorkspace().carve(count, c, o.n_batch, any_small_ffn(c, w), any_float_output(c, w), n_multiprocessors);
   const bool split = o.experts.split && c.route.n_expert > 0;
   std::vector<GpuMemoryItem> items = {
       {split ? "core weights" : "weights", GpuWeights::planned_bytes(c, w, !split)}};

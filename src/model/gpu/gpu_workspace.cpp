@@ -40,7 +40,7 @@ int max_pairs_of(const ModelConfig& c, int n_rows) {
 
 }  // namespace
 
-void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, bool float_ffn,
+void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, bool small_ffn,
                          bool float_mixed, int n_multiprocessors) {
   const size_t rows = static_cast<size_t>(n_batch);
   const auto floats = [&](int columns) { return carver.take<float>(rows * static_cast<size_t>(columns)); };
@@ -69,9 +69,17 @@ void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, b
   parts = carver.take<float>(pairs * static_cast<size_t>(c.n_embd));
   h = acts(rows, c.n_embd, true, true, 1.0f);
   mixed = acts(rows, std::max(q_dim, c.ssm_inner()), true, float_mixed, 1.0f);
-  hidden = acts(pairs, c.max_n_ff(), true, float_ffn, kHiddenScale);
   int8(h, small_rows, c.n_embd);
-  int8(hidden, max_pairs_of(c, small_rows), c.max_n_ff());
+  // What experts read in the small form: rows rounded in groups of 256 and of 32, and hidden rows.
+  const int expert_rows = small_ffn ? n_batch : std::min(n_batch, kExpertSmallRows);
+  h.blocks_stride = ceil_div(c.n_embd, 256);
+  const size_t block_bytes = static_cast<size_t>(expert_rows) * static_cast<size_t>(h.blocks_stride) *
+                             static_cast<size_t>(kDotChunkBytes);
+  h.blocks256 = carver.take<std::byte>(block_bytes);
+  h.blocks32 = carver.take<std::byte>(block_bytes);
+  hidden = acts(pairs, c.max_n_ff(), true, false, kHiddenScale);
+  hidden.f32 = carver.take<float>(static_cast<size_t>(max_pairs_of(c, expert_rows)) *
+                                  static_cast<size_t>(c.max_n_ff()));
   q_full = floats(c.network.widest(Role::Q));
   q = floats(q_dim);
   k = floats(c.n_kv_dim());
@@ -129,27 +137,28 @@ void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, b
   top_scratch = carver.take<float>(static_cast<size_t>(kLogitRows) * top_logits_scratch_floats());
 }
 
-namespace {
-
-// Whether any matrix of these roles in the main stack is of floats.
-bool any_float(const ModelConfig& c, const Weights& w, std::initializer_list<Role> roles) {
+bool any_small_ffn(const ModelConfig& c, const Weights& w) {
+  const auto small = [](const Matrix& gate, const Matrix& up, const Matrix& down) {
+    return !gate.empty() &&
+           (is_float_type(gate.dtype) || is_float_type(down.dtype) || gate.dtype != up.dtype);
+  };
   bool any = false;
   for_each_main_block(c, w, [&](const Block& block, const BlockWeights& weights) {
-    for (const Role role : roles)
-      if (const TensorSpec* spec = block.find(role))
-        any = any || is_float_type(spec->form == TensorForm::Experts ? weights.experts.front().down.dtype
-                                                                     : weights[role].dtype);
+    if (block.kind != BlockKind::FeedForward) return;
+    if (!weights.experts.empty()) {
+      const Ffn& expert = weights.experts.front();
+      any = any || small(expert.gate, expert.up, expert.down);
+    }
+    any = any || small(weights[Role::FfnGate], weights[Role::FfnUp], weights[Role::FfnDown]);
   });
   return any;
 }
-
-}  // namespace
-
-bool any_float_ffn(const ModelConfig& c, const Weights& w) {
-  return any_float(c, w, {Role::FfnDown, Role::ExpertDown});
-}
 bool any_float_output(const ModelConfig& c, const Weights& w) {
-  return any_float(c, w, {Role::Output});
+  bool any = false;
+  for_each_main_block(c, w, [&](const Block& block, const BlockWeights& weights) {
+    if (block.find(Role::Output) != nullptr) any = any || is_float_type(weights[Role::Output].dtype);
+  });
+  return any;
 }
 
 }  // namespace thermo

@@ -95,12 +95,13 @@ struct GpuWorkspace {
   float* logits;                           // [kLogitRows][n_vocab]
   float* top_scratch;                      // of each of these rows
 
-  void carve(GpuCarver& carver, const ModelConfig& config, int n_batch, bool float_ffn, bool float_mixed,
+  void carve(GpuCarver& carver, const ModelConfig& config, int n_batch, bool small_ffn, bool float_mixed,
              int n_multiprocessors);
 };
 
-// Whether a feed-forward block or an output projection multiplies with float weights.
-bool any_float_ffn(const ModelConfig& config, const Weights& weights);
+// Whether a feed-forward block uses the experts' small form for any number of rows (expert_tiles_possible()),
+// and whether an output projection multiplies with float weights.
+bool any_small_ffn(const ModelConfig& config, const Weights& weights);
 bool any_float_output(const ModelConfig& config, const Weights& weights);
 
 }  // namespace thermo
