@@ -83,10 +83,15 @@ if wants tests; then
   done
 fi
 if wants verify; then
-  for name in qwen35moe qwen35 laguna; do
+  for name in qwen35moe qwen35 laguna qwen3moe; do
     part "verify $name" 60 "$thermocline" verify -m "tests/data/$name-f32.gguf" --expected "tests/data/$name-expected.gguf" \
       --device cuda:0 --cache-type-k f32 --cache-type-v f32 --tolerance 1e-4
   done
+  # Heads and experts of the real size, without a gate and a shared expert; single rows against larger steps.
+  part 'write qwen3moe' 60 "$thermocline" synth "$logs/qwen3moe.gguf" --shape qwen3moe-30b-a3b --layers 3 --vocab 4096 -q
+  part 'verify qwen3moe 30b' 60 "$thermocline" verify -m "$logs/qwen3moe.gguf" --tokens 70 --device cuda:0 --tolerance 1
+  part 'verify qwen3moe 30b split' 60 "$thermocline" verify -m "$logs/qwen3moe.gguf" --tokens 70 --device cuda:0 \
+    --expert-cache 40% --tolerance 1
   # The expected outputs are of full-precision weights, the file has four bits.
   part 'verify plankton' 60 "$thermocline" verify -m models/plankton-q4_k_m.gguf --expected tests/data/plankton-expected.gguf \
     --device cuda:0 --tolerance 2

@@ -124,8 +124,10 @@ class InspectCommand : public Command {
       title("Hyper-parameters");
       for (const auto& [name, value] : describe_config(*facts.config)) line(name, value);
       title("Network");
-      for (const LayerLine& layers : describe_layers(facts.config->network))
-        line(layers.layers, layers.text);
+      for (const LayerLine& layers : describe_layers(facts.config->network)) {
+        line(fmt::format("{} layer{}", layers.n_layers, layers.n_layers == 1 ? "" : "s"), layers.text);
+        line("", layers.layers);
+      }
       title("Weights");
       out += fmt::format("  {:<18} {:>8} {:>10} {:>11} {:>7}  {}\n", "", "tensors", "parameters", "size",
                          "share", "types");
@@ -161,7 +163,7 @@ class InspectCommand : public Command {
       for (const GgufTensor& tensor : file.tensors())
         out += fmt::format("  {:<40} {:<7} {:<24} {:>11}  {}\n", escape_text(tensor.name),
                            dtype_name(tensor.dtype), describe_shape(tensor), format_bytes(tensor.n_bytes),
-                           facts.config ? tensor_kind_name(tensor_kind(tensor.name, &*facts.config)) : "");
+                           facts.config ? tensor_kind_name(facts.kind_of(tensor.name)) : "");
     }
     if (facts.plan && !facts.plan->device_items.empty()) {
       title(fmt::format("Memory plan on {}", facts.plan->device_name));

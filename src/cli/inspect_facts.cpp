@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstring>
 
 #include "base/cpu_info.h"
@@ -14,19 +13,6 @@
 
 namespace thermo {
 namespace {
-
-struct NamePart {
-  std::string_view base;  // without "blk.N."
-  int layer = -1;
-};
-
-NamePart split_name(std::string_view name) {
-  if (!name.starts_with("blk.")) return {name, -1};
-  int layer = -1;
-  const auto [end, error] = std::from_chars(name.data() + 4, name.data() + name.size(), layer);
-  if (error != std::errc() || layer < 0 || end == name.data() + name.size() || *end != '.') return {name, -1};
-  return {name.substr(static_cast<size_t>(end - name.data()) + 1), layer};
-}
 
 std::string_view file_type_label(uint64_t id) {
   constexpr std::pair<uint64_t, std::string_view> kLabels[] = {
@@ -72,12 +58,53 @@ TokenizerFacts tokenizer_facts(const GgufFile& file) {
   return facts;
 }
 
+TensorKind kind_of(const Block& block, const TensorSpec& spec) {
+  switch (spec.role) {
+    case Role::Embedding:
+      return TensorKind::Embedding;
+    case Role::Norm:
+    case Role::QNorm:
+    case Role::KNorm:
+      return TensorKind::Norms;
+    case Role::Router:
+    case Role::RouterBias:
+      return TensorKind::Router;
+    case Role::FfnGate:
+    case Role::FfnUp:
+    case Role::FfnDown:
+    case Role::SharedWeight:
+      return block.routed() ? TensorKind::SharedExpert : TensorKind::DenseFfn;
+    default:
+      break;
+  }
+  if (spec.form == TensorForm::Experts) return TensorKind::Experts;
+  return block.kind == BlockKind::Head        ? TensorKind::Output
+         : block.kind == BlockKind::Attention ? TensorKind::Attention
+         : block.kind == BlockKind::DeltaNet  ? TensorKind::DeltaNet
+                                              : TensorKind::Other;
+}
+
+// What each tensor of the network is for.
+void name_tensors(ModelFacts& facts) {
+  const auto add = [&](const std::vector<Block>& blocks, bool nextn) {
+    for (const Block& block : blocks)
+      for (const TensorSpec& spec : block.tensors)
+        facts.tensor_kinds.emplace(spec.name, nextn ? TensorKind::Nextn : kind_of(block, spec));
+  };
+  // First come, first named: the next-token block may have the trunk's head.
+  const Network& network = facts.config->network;
+  add(network.input, false);
+  add(network.output, false);
+  for (size_t l = 0; l < network.layers.size(); ++l)
+    add(network.layers[l].blocks, l >= static_cast<size_t>(facts.config->n_layer));
+}
+
 void add_kinds(const GgufFile& file, ModelFacts& facts) {
   std::map<TensorKind, KindFacts> kinds;
-  const ModelConfig* config = facts.config ? &*facts.config : nullptr;
+  if (facts.config) name_tensors(facts);
   std::vector<std::string> unknown;
   for (const GgufTensor& tensor : file.tensors()) {
-    const TensorKind kind = tensor_kind(tensor.name, config);
+    const TensorKind kind = facts.kind_of(tensor.name);
     KindFacts& k = kinds[kind];
     k.kind = kind;
     ++k.n_tensors;
@@ -85,7 +112,7 @@ void add_kinds(const GgufFile& file, ModelFacts& facts) {
     k.n_bytes += tensor.n_bytes;
     k.bytes_by_type[tensor.dtype] += tensor.n_bytes;
     facts.n_params += tensor.n_elements();
-    if (config && kind == TensorKind::Other) unknown.push_back(escape_text(tensor.name));
+    if (facts.config && kind == TensorKind::Other) unknown.push_back(escape_text(tensor.name));
   }
   for (auto& [kind, k] : kinds) facts.kinds.push_back(std::move(k));
   if (unknown.empty()) return;
@@ -114,31 +141,6 @@ const char* tensor_kind_name(TensorKind kind) {
                                     "routed experts", "shared expert",    "dense FFN", "norms",
                                     "output",         "next-token block", "other"};
   return kNames[static_cast<size_t>(kind)];
-}
-
-TensorKind tensor_kind(std::string_view name, const ModelConfig* config) {
-  const auto [base, layer] = split_name(name);
-  if (layer < 0) {
-    if (base == "token_embd.weight") return TensorKind::Embedding;
-    if (base == "output.weight") return TensorKind::Output;
-    if (base == "output_norm.weight") return TensorKind::Norms;
-    return TensorKind::Other;
-  }
-  if (base.starts_with("nextn.") || (config && layer >= config->n_layer)) return TensorKind::Nextn;
-  if (base.find("_norm.") != std::string_view::npos && !base.starts_with("ssm_")) return TensorKind::Norms;
-  if (base.find("_shexp.") != std::string_view::npos) return TensorKind::SharedExpert;
-  if (base.find("_exps.") != std::string_view::npos) return TensorKind::Experts;
-  if (base.starts_with("ffn_gate_inp.") || base.starts_with("exp_probs_b.")) return TensorKind::Router;
-  for (const std::string_view ffn : {"ffn_gate.", "ffn_up.", "ffn_down."})
-    if (base.starts_with(ffn)) return TensorKind::DenseFfn;
-  const bool recurrent = config && static_cast<size_t>(layer) < config->network.layers.size() &&
-                         config->recurrent(layer);
-  if (base.starts_with("ssm_") || base.starts_with("attn_qkv.") ||
-      (recurrent && base.starts_with("attn_gate.")))
-    return TensorKind::DeltaNet;
-  for (const std::string_view attention : {"attn_q.", "attn_k.", "attn_v.", "attn_output.", "attn_gate."})
-    if (base.starts_with(attention)) return TensorKind::Attention;
-  return TensorKind::Other;
 }
 
 std::string quantisation_name(const GgufFile& file) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -33,10 +34,6 @@ enum class TensorKind {
   Other,
 };
 const char* tensor_kind_name(TensorKind kind);
-
-// By the names of the file format. `n_layer` is the main stack: what lies behind it belongs to the
-// next-token block. DeltaNet and Laguna both have an `attn_gate`; `recurrent` says which layer this is.
-TensorKind tensor_kind(std::string_view name, const ModelConfig* config);
 
 struct KindFacts {
   TensorKind kind{};
@@ -73,7 +70,13 @@ struct ModelFacts {
   std::optional<TokenizerFacts> tokenizer;
   std::optional<std::string> chat_template;
   std::optional<MemoryPlan> plan;
-  std::vector<std::string> warnings;  // one sentence each
+  std::vector<std::string> warnings;                            // one sentence each
+  std::map<std::string, TensorKind, std::less<>> tensor_kinds;  // of the network's tensors, by name
+
+  TensorKind kind_of(std::string_view tensor) const {
+    const auto kind = tensor_kinds.find(tensor);
+    return kind == tensor_kinds.end() ? TensorKind::Other : kind->second;
+  }
 };
 
 // `inputs.available_bytes` may be 0: what the machine has now is used.

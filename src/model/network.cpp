@@ -155,7 +155,7 @@ std::vector<LayerLine> describe_layers(const Network& network) {
     kind->second.push_back(static_cast<int>(il));
   }
   std::vector<LayerLine> lines;
-  for (const auto& [text, layers] : kinds) lines.push_back({ranges(layers), text});
+  for (const auto& [text, layers] : kinds) lines.push_back({static_cast<int>(layers.size()), ranges(layers), text});
   return lines;
 }
 

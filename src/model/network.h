@@ -138,6 +138,7 @@ void insert_all_taps(Network& network, int n_layer);
 // "attention 16 heads of ..., gate ..." for tables; n_layer lines at most, layers that are alike on one.
 std::string describe_block(const Block& block);
 struct LayerLine {
+  int n_layers;
   std::string layers;  // "0-2, 4-6"
   std::string text;
 };

@@ -14,6 +14,7 @@
 #include "gguf/gguf_file.h"
 #include "model/model.h"
 #include "model/testing/model_checks.h"
+#include "model/testing/quantised_file.h"
 #include "model/testing/recorded_model.h"
 
 namespace thermo {
@@ -54,6 +55,31 @@ TEST_P(GpuArchitectureTest, MatchesTheReferenceForEveryChunkLength) {
       for (size_t l = 0; with_hidden && l < got.hidden.size(); ++l)
         EXPECT_LT(error_of(got.hidden[l], fixture.reference("hidden." + std::to_string(l))), kTolerance)
             << "chunk " << chunk << " layer " << l;
+    }
+  }
+}
+
+// Single rows take the few launches that quantised weights allow, larger steps do not; graphs or not.
+TEST_P(GpuArchitectureTest, MatchesTheReferenceWithQuantisedWeights) {
+  SKIP_WITHOUT_GPU();
+  const RecordedModel fixture(GetParam());
+  const QuantisedFile quantised(fixture.file);
+  const GgufFile file = quantised.open();
+  ThreadPool pool({.n_threads = 2});
+  for (const bool graphs : {true, false}) {
+    const auto model = make_gpu(file, pool, KvType::F32, 1, graphs);
+    for (const size_t chunk : {size_t{1}, size_t{7}, size_t{64}}) {
+      const Outputs got = run_in_chunks(*model, fixture.ids, chunk, true);
+      ASSERT_EQ(model->fault(), "");
+      EXPECT_LT(median_error_of_rows(got.logits, fixture.reference("logits"),
+                                     static_cast<size_t>(model->config().n_vocab)),
+                0.3)
+          << "chunk " << chunk << " graphs " << graphs;
+      for (size_t l = 0; l < got.hidden.size(); ++l)
+        EXPECT_LT(median_error_of_rows(got.hidden[l], fixture.reference("hidden." + std::to_string(l)),
+                                       static_cast<size_t>(model->config().n_embd)),
+                  0.3)
+            << "chunk " << chunk << " graphs " << graphs << " layer " << l;
     }
   }
 }
