@@ -174,7 +174,12 @@ __global__ void __launch_bounds__(32 * kOutWarps, kSmallBlocks<kForm>)
     expert_out_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
   constexpr int kStageActs = kForm == SmallForm::FewDots ? kFewRows : kExpertSmallTile, kStageChunks = 8;
   __shared__ __align__(16) float part[kForm == SmallForm::FewDots ? 1 : kOutWarps][kPartFloats];
-  __shared__ BlockActs staged[kStageChunks * kStageActs];
+  // Neighbours lie 8 banks apart: a tensor-core lane reads one of eight rows.
+  struct Staged {
+    BlockActs acts;
+    uint32_t apart[8];
+  };
+  __shared__ Staged staged[kStageChunks * kStageActs];
   extern __shared__ __align__(16) std::byte shared_values[];
   allow_next();
   const int at = *a.routes.n_slots - 1 - static_cast<int>(blockIdx.y);
@@ -208,13 +213,13 @@ __global__ void __launch_bounds__(32 * kOutWarps, kSmallBlocks<kForm>)
         const int act = i % n_acts, chunk = i / n_acts;
         ActPiece piece;
         piece.load(x.f32 + (first + act) * x.f32_stride, begin + chunk, w.n_cols, tile.lane);
-        put_block_acts<kCols>(piece.low, piece.high, tile.lane, staged[chunk * kStageActs + act]);
+        put_block_acts<kCols>(piece.low, piece.high, tile.lane, staged[chunk * kStageActs + act].acts);
       }
       __syncthreads();
     }
   };
   const auto acts_of = [&]<int kCols>(int chunk, int act) -> const BlockActs& {
-    return staged[(chunk - stage_begin) * kStageActs + act];
+    return staged[(chunk - stage_begin) * kStageActs + act].acts;
   };
   slot_product<kForm>(w, tile, few, x, row_of, n_acts, kStageChunks, acts_of, stage,
                       panel_values(w, tile, n_acts, shared_values),
