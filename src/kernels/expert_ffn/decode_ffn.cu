@@ -377,13 +377,45 @@ __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPla
 
 }  // namespace
 
+namespace {
+
+OutPlan plan_out(const DecodeFfnArgs& args) {
+  const bool routed = args.config.n_expert > 0;
+  OutPlan out{.a = args,
+              .chunks = routed ? dot_chunks(args.down.n_cols) : 0,
+              .shared_chunks = args.shared_down.n_rows > 0 ? dot_chunks(args.shared_down.n_cols) : 0,
+              .values = 0};
+  out.values = args.config.n_expert_used * out.chunks * chunk_blocks_of(args.down) +
+               out.shared_chunks * chunk_blocks_of(args.shared_down);
+  return out;
+}
+size_t out_shared_bytes(const OutPlan& out, int n_warps) {
+  return out_values_at(n_warps) + sizeof(float) * 17 * static_cast<size_t>(out.values);
+}
+
+// Blocks of 32 columns have many values: more memory than a kernel may use unasked.
+template <class Kernel>
+Kernel* with_shared(Kernel* kernel, size_t bytes) {
+  if (bytes > 32 * 1024) allow_shared(kernel, bytes);
+  return kernel;
+}
+
+}  // namespace
+
 bool decode_ffn_possible(const DecodeFfnArgs& a) noexcept {
   const auto good = [](const DeviceMatrix& m) { return m.n_rows == 0 || has_dot(m.dtype); };
+  constexpr size_t kOwn = 12 * 1024;  // more than the kernels declare themselves
+  const auto fits = [](size_t bytes) { return bytes + kOwn <= device_in_use().max_shared_bytes; };
+  const auto fits_all = [&] {
+    return fits(InShared(a.gate, a.n_embd).bytes) && fits(InShared(a.shared_gate, a.n_embd).bytes) &&
+           fits(out_shared_bytes(plan_out(a), kMaxOutWarps));
+  };
   return good(a.gate) && a.gate.dtype == a.up.dtype && good(a.down) && good(a.shared_gate) &&
          good(a.shared_up) && good(a.shared_down) &&
          act_group_cols(a.shared_gate.dtype) == act_group_cols(a.shared_up.dtype) &&
          (a.config.n_expert == 0 || (is_float_type(a.router.dtype) && a.config.n_expert <= kBlockExperts &&
-                                     a.config.n_expert_used < 32));
+                                     a.config.n_expert_used < 32)) &&
+         fits_all();
 }
 
 size_t decode_exchange_bytes(int n_used, int n_ff) noexcept {
@@ -401,10 +433,12 @@ void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
       static_cast<unsigned>(front.router_blocks + front.shared_blocks + front.conv_blocks +
                             (args.next[0].bytes > 0 ? kPrefetchBlocks : 0));
   const auto launch_front = [&]<DType S>() {
-    launch(!routed || args.router.dtype == DType::F32 ? decode_front_kernel<DType::F32, S>
-           : args.router.dtype == DType::F16          ? decode_front_kernel<DType::F16, S>
-                                                      : decode_front_kernel<DType::BF16, S>,
-           blocks, kFrontThreads, InShared(args.shared_gate, args.n_embd).bytes, stream, front);
+    const size_t bytes = InShared(args.shared_gate, args.n_embd).bytes;
+    launch(with_shared(!routed || args.router.dtype == DType::F32 ? decode_front_kernel<DType::F32, S>
+                       : args.router.dtype == DType::F16          ? decode_front_kernel<DType::F16, S>
+                                                                  : decode_front_kernel<DType::BF16, S>,
+                       bytes),
+           blocks, kFrontThreads, bytes, stream, front);
   };
   if (args.shared_gate.dtype != args.shared_up.dtype)
     launch_front.template operator()<DType::F32>();
@@ -416,24 +450,21 @@ void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
     const dim3 grid(static_cast<unsigned>(ceil_div(args.gate.n_rows, 16) + split),
                     static_cast<unsigned>(args.config.n_expert_used));
     for_dot_type(args.gate.dtype, [&]<DType T>() {
-      launch(split ? decode_in_kernel<T, true> : decode_in_kernel<T, false>, grid, kInThreads,
-             InShared(args.gate, args.n_embd).bytes, stream, args);
+      const size_t bytes = InShared(args.gate, args.n_embd).bytes;
+      launch(with_shared(split ? decode_in_kernel<T, true> : decode_in_kernel<T, false>, bytes), grid,
+             kInThreads, bytes, stream, args);
     });
   }
-  OutPlan out{.a = args,
-              .chunks = routed ? dot_chunks(args.down.n_cols) : 0,
-              .shared_chunks = args.shared_down.n_rows > 0 ? dot_chunks(args.shared_down.n_cols) : 0,
-              .values = 0};
-  out.values = args.config.n_expert_used * out.chunks * chunk_blocks_of(args.down) +
-               out.shared_chunks * chunk_blocks_of(args.shared_down);
+  const OutPlan out = plan_out(args);
   const int items = args.config.n_expert_used * out.chunks + out.shared_chunks;
   const int rounds = ceil_div(items, kMaxOutWarps), wanted = ceil_div(items, rounds);
   const int n_warps = wanted < kBlockExperts / 32 ? kBlockExperts / 32 : wanted;  // for the choice
   const bool mixed = routed && out.shared_chunks > 0 && args.down.dtype != args.shared_down.dtype;
   const auto launch_out = [&]<DType T>() {
-    launch(split ? decode_out_kernel<T, true> : decode_out_kernel<T, false>,
-           static_cast<unsigned>(ceil_div(args.n_embd, 16)), 32 * static_cast<unsigned>(n_warps),
-           out_values_at(n_warps) + sizeof(float) * 17 * static_cast<size_t>(out.values), stream, out);
+    const size_t bytes = out_shared_bytes(out, n_warps);
+    launch(with_shared(split ? decode_out_kernel<T, true> : decode_out_kernel<T, false>, bytes),
+           static_cast<unsigned>(ceil_div(args.n_embd, 16)), 32 * static_cast<unsigned>(n_warps), bytes,
+           stream, out);
   };
   if (mixed)
     launch_out.template operator()<DType::F32>();

@@ -1,6 +1,6 @@
-// The feed-forward block of one row, from the residual stream to the residual stream, in three launches:
-// norm, router, choice and the shared expert's gate and up; gate and up of the chosen; down, weighted sum and
-// residual. What expert_ffn_cuda does for any number of rows takes six.
+// The feed-forward block of one row, from the residual stream to the residual stream. A first launch: norm,
+// router, and the shared expert's gate and up. Then everything else in one launch if the card and the shape allow
+// it and no expert can be cold; else gate and up of the chosen, and down, weighted sum and residual in another.
 #pragma once
 
 #include "kernels/linear/linear_cuda.h"

@@ -331,6 +331,7 @@ TEST(ExpertBitsCuda, ADecodedRowHasTheProcessorsBits) {
   run_row(Q8_0, Q8_0, Q8_0, Q8_0, 352, 160, 17);
   run_row(Q8_0, Q6_K, Q4_K, Q8_0, 1024, 1024, 4);
   run_row(Q4_K, Q6_K, Q4_K, Q6_K, 3072, 1024, 10);  // Laguna
+  run_row(Q8_0, Q8_0, Q8_0, Q8_0, 8192, 512, 2);    // more shared memory than a kernel may use unasked
 }
 
 // The norm before experts rounds rows as the processor does.

@@ -174,7 +174,12 @@ __global__ void __launch_bounds__(32 * kOutWarps, kSmallBlocks<kForm>)
     expert_out_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
   constexpr int kStageActs = kForm == SmallForm::FewDots ? kFewRows : kExpertSmallTile, kStageChunks = 8;
   __shared__ __align__(16) float part[kForm == SmallForm::FewDots ? 1 : kOutWarps][kPartFloats];
-  __shared__ BlockActs staged[kStageChunks * kStageActs];
+  // Neighbours lie 8 banks apart: a tensor-core lane reads one of eight rows.
+  struct Staged {
+    BlockActs acts;
+    uint32_t apart[8];
+  };
+  __shared__ Staged staged[kStageChunks * kStageActs];
   extern __shared__ __align__(16) std::byte shared_values[];
   allow_next();
   const int at = *a.routes.n_slots - 1 - static_cast<int>(blockIdx.y);
@@ -208,13 +213,13 @@ __global__ void __launch_bounds__(32 * kOutWarps, kSmallBlocks<kForm>)
         const int act = i % n_acts, chunk = i / n_acts;
         ActPiece piece;
         piece.load(x.f32 + (first + act) * x.f32_stride, begin + chunk, w.n_cols, tile.lane);
-        put_block_acts<kCols>(piece.low, piece.high, tile.lane, staged[chunk * kStageActs + act]);
+        put_block_acts<kCols>(piece.low, piece.high, tile.lane, staged[chunk * kStageActs + act].acts);
       }
       __syncthreads();
     }
   };
   const auto acts_of = [&]<int kCols>(int chunk, int act) -> const BlockActs& {
-    return staged[(chunk - stage_begin) * kStageActs + act];
+    return staged[(chunk - stage_begin) * kStageActs + act].acts;
   };
   slot_product<kForm>(w, tile, few, x, row_of, n_acts, kStageChunks, acts_of, stage,
                       panel_values(w, tile, n_acts, shared_values),
@@ -253,34 +258,37 @@ void expert_ffn_small_cuda(const DeviceExpertArgs& args, StreamView stream) noex
     return true;
   }();
   static_cast<void>(ready);
-  const bool few = args.max_slot_rows <= kFewRows;
   using Matrices = std::initializer_list<const DeviceMatrix*>;
-  const auto form_of = [&](Matrices matrices) {
-    for (const DeviceMatrix* m : matrices)
-      if (m->n_rows > 0 && !has_dot(m->dtype)) return SmallForm::Any;
-    return few ? SmallForm::FewDots : SmallForm::Dots;
-  };
-  // Shared memory for the values of one matrix's panels in a block.
+  const Matrices in_matrices = {&args.gate, &args.up, &args.shared_gate, &args.shared_up},
+                 out_matrices = {&args.down, &args.shared_down};
+  // Shared memory for the values of one matrix's panels in a block, where they are shared.
   const auto bytes_of = [&](Matrices matrices, int n_warps) {
     int bytes = 0;
-    if (!few) return bytes;
     for (const DeviceMatrix* m : matrices) {
       if (m->n_rows == 0) continue;
-      const int split = expert_split_log2(m->n_cols, n_warps, few);
+      const int split = expert_split_log2(m->n_cols, n_warps, true);
       const int needed = (n_warps >> split) * value_bytes(value_blocks(*m, 1 << split), args.max_slot_rows);
       if (needed > bytes) bytes = needed;
     }
     return bytes;
   };
   const unsigned slots = static_cast<unsigned>(args.max_slots);
+  const int in_bytes = bytes_of(in_matrices, kInWarps), out_bytes = bytes_of(out_matrices, kOutWarps);
+  constexpr int kOwn = 32 * 1024;  // more than the kernels declare themselves
+  const bool few =
+      args.max_slot_rows <= kFewRows && (2 * in_bytes > out_bytes ? 2 * in_bytes : out_bytes) + kOwn <=
+                                            static_cast<int>(device_in_use().max_shared_bytes);
+  const auto form_of = [&](Matrices matrices) {
+    for (const DeviceMatrix* m : matrices)
+      if (m->n_rows > 0 && !has_dot(m->dtype)) return SmallForm::Any;
+    return few ? SmallForm::FewDots : SmallForm::Dots;
+  };
   DeviceExpertArgs in = args;
   in.few = few;
   in.hidden.f16 = nullptr;
   DeviceExpertArgs out = in;
-  const Matrices in_matrices = {&args.gate, &args.up, &args.shared_gate, &args.shared_up},
-                 out_matrices = {&args.down, &args.shared_down};
-  in.value_bytes = bytes_of(in_matrices, kInWarps);
-  out.value_bytes = bytes_of(out_matrices, kOutWarps);
+  in.value_bytes = few ? in_bytes : 0;
+  out.value_bytes = few ? out_bytes : 0;
   const SmallForm in_form = form_of(in_matrices), out_form = form_of(out_matrices);
   launch(in_form == SmallForm::Any       ? expert_in_small_kernel<SmallForm::Any>
          : in_form == SmallForm::FewDots ? expert_in_small_kernel<SmallForm::FewDots>

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <random>
 
 #include "device/testing/skip_without_gpu.h"
@@ -19,6 +20,7 @@ constexpr double kTolerance = 1e-4;
 
 enum class Lanes { Cpu, Fetch, Both };
 
+// `share`: of the experts' bytes that are hot; negative: nothing is split.
 std::unique_ptr<GpuModel> make_split(const GgufFile& file, ThreadPool& pool, double share, Lanes lanes,
                                      bool swaps = true) {
   ModelConfig config = read_model_config(file);
@@ -33,8 +35,9 @@ std::unique_ptr<GpuModel> make_split(const GgufFile& file, ThreadPool& pool, dou
   options.n_sequences = 2;
   options.isa = best_isa();
   options.sequence = {.n_ctx = 512, .max_draft_rows = 64, .k_type = KvType::F32, .v_type = KvType::F32};
-  options.experts.split = true;
-  options.experts.budget_bytes = static_cast<uint64_t>(share * static_cast<double>(total));
+  options.experts.split = share >= 0.0;
+  options.experts.budget_bytes =
+      options.experts.split ? static_cast<uint64_t>(share * static_cast<double>(total)) : 0;
   options.experts.swaps = swaps;
   options.experts.cpu = lanes != Lanes::Fetch;
   options.experts.fetch = lanes != Lanes::Cpu;
@@ -118,6 +121,35 @@ TEST_P(GpuSplitTest, RunsDraftTreesLikeTheResidentModel) {
     ++which;
   }
   EXPECT_LT(error_of(got[0], got[1]), kTolerance);
+}
+
+// Quantised experts have the same bits wherever they are computed (decision 11): single rows, the few rows
+// that cold experts are posted for, the more that are dealt between copies and the processor, and prompts.
+TEST(GpuSplit, QuantisedExpertsGiveTheSameBitsForEveryShareAndLane) {
+  SKIP_WITHOUT_GPU();
+  if (!isa_available(Isa::Avx2)) GTEST_SKIP() << "needs AVX2";
+  const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
+  ThreadPool pool({.n_threads = 4});
+  std::vector<TokenId> ids;
+  std::mt19937 random(3);
+  for (int i = 0; i < 300; ++i) ids.push_back(static_cast<TokenId>(random() % 2000));
+  const std::pair<size_t, size_t> runs[] = {{24, 1},  {24, 2},    {35, 7},   {64, 32},
+                                            {80, 40}, {200, 100}, {300, 300}};
+  std::vector<std::vector<float>> want(std::size(runs));
+  for (const double share : {-1.0, 0.0, 0.3, 0.6, 1.0})
+    for (const Lanes lanes : {Lanes::Both, Lanes::Cpu, Lanes::Fetch}) {
+      if ((share < 0.0 || share == 1.0) && lanes != Lanes::Both) continue;
+      const auto model = make_split(file, pool, share, lanes);
+      for (size_t i = 0; i < std::size(runs); ++i) {
+        const auto [n, chunk] = runs[i];
+        const Outputs got = run_in_chunks(*model, std::span(ids).first(n), chunk);
+        ASSERT_EQ(model->fault(), "");
+        if (want[i].empty()) want[i] = got.logits;
+        ASSERT_EQ(got.logits.size(), want[i].size());
+        EXPECT_EQ(std::memcmp(got.logits.data(), want[i].data(), want[i].size() * sizeof(float)), 0)
+            << "share " << share << " lanes " << static_cast<int>(lanes) << " chunk " << chunk;
+      }
+    }
 }
 
 }  // namespace
