@@ -118,8 +118,8 @@ TEST_P(ArchitectureTest, RunsPrefillDecodeAndTreesInOneStep) {
   const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
   const auto model = make_model(fixture.file, pool, best_isa(), true, 4);
-  expect_mixed_steps_like_single_ones(*model, fixture.ids, 80, kTolerance);
-  expect_mixed_steps_like_single_ones(*model, fixture.ids, 2, kTolerance);
+  expect_mixed_steps_like_single_ones(*model, fixture.ids, 80, 0.0);
+  expect_mixed_steps_like_single_ones(*model, fixture.ids, 2, 0.0);
 }
 
 TEST_P(ArchitectureTest, ComesBackToACheckpoint) {
@@ -131,7 +131,7 @@ TEST_P(ArchitectureTest, ComesBackToACheckpoint) {
 TEST_P(ArchitectureTest, RestoresACheckpointInAnotherSequence) {
   const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
-  expect_checkpoints_in_other_sequences(*make_model(fixture.file, pool, best_isa()), fixture.ids, kTolerance);
+  expect_checkpoints_in_other_sequences(*make_model(fixture.file, pool, best_isa()), fixture.ids, 0.0);
 }
 
 TEST_P(ArchitectureTest, RunsWithEveryCacheType) {

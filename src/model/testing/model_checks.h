@@ -113,7 +113,7 @@ void expect_checkpoints_in_other_sequences(AnyModel& model, std::span<const Toke
     EXPECT_EQ(model.n_past(sequence), 50);
     const std::vector<float> again =
         logits_of(step_rows(model, chain(ids.subspan(50)), {.sequence = sequence}));
-    EXPECT_LT(error_of(again, std::span<const float>(straight.logits).last(again.size())), tolerance);
+    EXPECT_LE(error_of(again, std::span<const float>(straight.logits).last(again.size())), tolerance);
   }
 }
 
@@ -147,13 +147,13 @@ void expect_mixed_steps_like_single_ones(AnyModel& model, std::span<const TokenI
   }
   for (const SequenceRows& group : groups) begin(group.sequence);
   const std::vector<float> got = logits_of(model.step({.groups = groups}));
-  EXPECT_LT(error_of(got, want), tolerance);
+  EXPECT_LE(error_of(got, want), tolerance);
   std::vector<float> got_next;
   for (const SequenceRows& group : groups) {  // the second tree waits while the first goes on
     commit(group);
     append_logits(step_rows(model, next, {.sequence = group.sequence}), got_next);
   }
-  EXPECT_LT(error_of(got_next, want_next), tolerance);
+  EXPECT_LE(error_of(got_next, want_next), tolerance);
 }
 
 }  // namespace thermo
