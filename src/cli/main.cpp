@@ -163,14 +163,15 @@ ExitCode run_program(Arguments arguments) {
 std::string options_that_help(Remedy remedy) {
   switch (remedy) {
     case Remedy::None:
+    case Remedy::MoreSequences:  // nobody can ask for more than one yet
       break;
     case Remedy::LargerContext:
     case Remedy::SmallerContext:
       return " (--ctx-size)";
+    case Remedy::LessMemory:
+      return " (--ctx-size, --no-repack)";
     case Remedy::LargerBatch:
       return " (--ubatch-size)";
-    case Remedy::MoreSequences:
-      return " (--parallel)";
     case Remedy::MoreExpertMemory:
       return " (--expert-ram)";
     case Remedy::Processor:
