@@ -40,15 +40,18 @@ class Conversation {
 
   // Runs until the end of the input, /exit or the second interrupt.
   ExitCode talk() {
-    InterruptScope interrupts;
+    // Leaving in an orderly way writes the heat file; a third interrupt does not wait for that.
+    const InterruptScope interrupts(2);
     while (true) {
+      if (InterruptScope::must_leave(2)) return InterruptScope::exit_code();
       std::string text;
       switch (read_message(text)) {
         case LineReader::Event::End:
           if (terminal_.stdin_is_terminal) say("");
-          return ExitCode::Ok;
+          // Over a pipe nobody sees that a message was not answered.
+          return failed_ && !terminal_.stdin_is_terminal ? ExitCode::Usage : ExitCode::Ok;
         case LineReader::Event::Interrupted:
-          say("(Ctrl-C again or /exit to leave)");
+          if (!InterruptScope::must_leave(2)) say("(Ctrl-C again or /exit to leave)");
           continue;
         case LineReader::Event::Line:
           break;
@@ -60,7 +63,7 @@ class Conversation {
         continue;
       }
       answer(text);
-      InterruptScope::reset();
+      if (!InterruptScope::must_leave(2)) InterruptScope::reset();
     }
   }
 
@@ -90,6 +93,7 @@ class Conversation {
       require_utf8(text, "the message");
     } catch (const ConfigError& error) {
       say(error.what());
+      failed_ = true;
       return;
     }
     turns_.push_back({"user", text});
@@ -100,6 +104,7 @@ class Conversation {
     const int n_ctx = model_.engine().n_ctx();
     if (rendered.ids.size() >= static_cast<size_t>(n_ctx)) {
       turns_.pop_back();
+      failed_ = true;
       say(fmt::format(
           "the conversation has {} tokens and the context holds {}: use /reset, or start with a larger -c",
           rendered.ids.size(), n_ctx));
@@ -119,7 +124,11 @@ class Conversation {
     n_prompt_tokens_ += answer.stats.n_prompt - answer.stats.n_cached;
     n_answer_tokens_ += answer.stats.n_completion;
     if (answer.interrupted) say("(stopped)");
-    if (answer.context_full) say("(the context is full: /reset starts over)");
+    if (answer.context_full) {
+      say("(the context is full: /reset starts over)");
+    } else if (answer.finish_reason == "length") {
+      say(fmt::format("(cut after {} tokens: a larger -n allows more)", answer.stats.n_completion));
+    }
     if (terminal_.stderr_is_terminal) terminal_.note(last_.describe());
   }
 
@@ -195,6 +204,7 @@ class Conversation {
   std::optional<bool> thinking_;
   std::vector<Turn> turns_;
   LineReader lines_;
+  bool failed_ = false;  // a message could not be answered
   AnswerStats last_;
   int64_t n_prompt_tokens_ = 0, n_answer_tokens_ = 0;
 };
@@ -219,7 +229,7 @@ class ChatCommand : public Command {
     EngineOptions options = engine_options(engine_);
     TextModel model(model_);
     set_expert_options(engine_.experts, model.config(), options);
-    load_model(model, options, terminal);
+    load_model(model, options, engine_, terminal);
     note_unused_cache(engine_.experts, model.engine(), terminal);
     if (model_.empty())
       terminal.note(
