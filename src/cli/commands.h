@@ -56,6 +56,7 @@ std::unique_ptr<Command> make_experts_command();
 std::unique_ptr<Command> make_synth_command();
 std::unique_ptr<Command> make_doctor_command();
 std::unique_ptr<Command> make_completion_command();
+std::unique_ptr<Command> make_manual_command();
 std::unique_ptr<Command> make_version_command();
 
 // All of them, in the order of the help.

@@ -15,35 +15,17 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
-#include "cli/commands.h"
+#include "cli/declared_commands.h"
 #include "cli/help.h"
 #include "cli/interrupt.h"
 #include "cli/options/config_file.h"
-#include "cli/options/general_options.h"
 #include "cli/version.h"
 
 namespace thermo {
 namespace {
 
-struct Entry {
-  std::unique_ptr<Command> command;
-  GeneralOptions general;
-  OptionSet set;
-};
-
+using Entry = DeclaredCommand;
 using Arguments = std::vector<std::string>;
-
-std::vector<std::unique_ptr<Entry>> declare_commands() {
-  std::vector<std::unique_ptr<Entry>> entries;
-  for (std::unique_ptr<Command>& command : make_commands()) {
-    auto entry = std::make_unique<Entry>();
-    entry->command = std::move(command);
-    entry->command->declare(entry->set);
-    add_general_options(entry->set, entry->general);
-    entries.push_back(std::move(entry));
-  }
-  return entries;
-}
 
 bool looks_like_model(const std::string& word) {
   std::error_code error;
