@@ -51,6 +51,7 @@ std::unique_ptr<Command> make_tokenize_command();
 std::unique_ptr<Command> make_inspect_command();
 std::unique_ptr<Command> make_plan_command();
 std::unique_ptr<Command> make_verify_command();
+std::unique_ptr<Command> make_perplexity_command();
 std::unique_ptr<Command> make_bench_command();
 std::unique_ptr<Command> make_experts_command();
 std::unique_ptr<Command> make_synth_command();

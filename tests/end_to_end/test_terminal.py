@@ -12,7 +12,7 @@ import subprocess
 import time
 import unittest
 
-from harness import (DATA, DEVICE_FAULT, INTERRUPTED, MEMORY, MODEL, MODEL_ERROR, PROGRAM, ProgramTest, USAGE, clean_environment, run,
+from harness import (DATA, DEVICE_FAULT, INTERRUPTED, MEMORY, MODEL, MODEL_ERROR, PROGRAM, ProgramTest, ROOT, USAGE, clean_environment, run,
                      temporary_folder)
 
 GREEDY = ("--temp", "0")
@@ -241,6 +241,30 @@ class Data(ProgramTest):
         program.wait(timeout=60)
         self.assertNotIn(b"\x1b", shown)
         self.assertIn("\ufffd".encode(), shown)
+
+
+class Perplexity(ProgramTest):
+    def measure(self, *options):
+        text = ROOT / "README.md"
+        return json.loads(self.answer("perplexity", "-f", text, "-c", "128", "--chunks", "4", "--json", *options))
+
+    def test_is_the_same_wherever_experts_are(self):
+        plain = self.measure("--device", "cpu")
+        self.assertEqual(plain["n_tokens"], 4 * 63)
+        self.assertTrue(1 < plain["perplexity"] < 10_000, plain)
+        for options in (("-t", "1"), ("-b", "16"), ("--device", "sim", "--expert-cache", "40%")):
+            self.assertEqual(self.measure("--device", "cpu", *options)["perplexity"], plain["perplexity"], options)
+
+    def test_a_smaller_cache_type_costs_little(self):
+        plain, small = self.measure("--device", "cpu"), self.measure("--device", "cpu", "-ctk", "q8_0", "-ctv", "q8_0")
+        self.assertAlmostEqual(small["perplexity"] / plain["perplexity"], 1.0, delta=0.02)
+
+    def test_prints_what_llama_prints(self):
+        text = self.answer("perplexity", "-f", ROOT / "README.md", "-c", "64", "--chunks", "2")
+        self.assertRegex(text, r"\[1\][0-9.]+,\[2\][0-9.]+,\nFinal estimate: PPL = [0-9.]+ \+/- [0-9.]+\n$")
+
+    def test_refuses_a_text_that_is_too_short(self):
+        self.assertIn("longer text", self.refusal(USAGE, "perplexity", stdin="short"))
 
 
 if __name__ == "__main__":
