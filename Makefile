@@ -4,7 +4,7 @@ JOBS  := $(shell nproc)
 PROGRAM := $(BUILD)/bin/thermocline
 MACHINE  = $(shell tools/cuda_flags.sh)
 
-.PHONY: help run test test-cuda build setup setup-test asan tsan fuzz fuzz-build bench format clean
+.PHONY: help run test test-cuda build setup setup-test asan tsan fuzz fuzz-build install uninstall bench format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,6 +56,23 @@ fuzz: fuzz-build  ## coverage-guided fuzzing with clang, FUZZ_SECONDS for each t
 	  mkdir -p $(BUILD)/fuzz/corpus-$$target && \
 	  $(BUILD)/fuzz/bin/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -max_len=65536 $(BUILD)/fuzz/corpus-$$target || exit 1; \
 	done
+
+# The program, its manual page, completions and an example of a configuration.
+PREFIX ?= /usr/local
+DEST   = $(DESTDIR)$(PREFIX)
+INSTALLED = bin/thermocline share/man/man1/thermocline.1 share/bash-completion/completions/thermocline \
+  share/zsh/site-functions/_thermocline share/fish/vendor_completions.d/thermocline.fish share/doc/thermocline/config.toml
+install: build  ## install for everybody; PREFIX=$$HOME/.local for yourself
+	for file in $(INSTALLED); do mkdir -p "$(DEST)/$$(dirname $$file)" || exit 1; done
+	install -m 755 $(PROGRAM) "$(DEST)/bin/thermocline"
+	$(PROGRAM) manual > "$(DEST)/share/man/man1/thermocline.1"
+	$(PROGRAM) completion bash > "$(DEST)/share/bash-completion/completions/thermocline"
+	$(PROGRAM) completion zsh > "$(DEST)/share/zsh/site-functions/_thermocline"
+	$(PROGRAM) completion fish > "$(DEST)/share/fish/vendor_completions.d/thermocline.fish"
+	install -m 644 docs/config.toml "$(DEST)/share/doc/thermocline/config.toml"
+
+uninstall:  ## remove what install wrote
+	for file in $(INSTALLED); do rm -f "$(DEST)/$$file"; done
 
 bench: build  ## measure prefill and decode of the embedded model
 	$(PROGRAM) bench

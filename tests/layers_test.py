@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks every #include of src/ against cmake/layers.txt. A rule nobody checks leaks.
+"""Checks every #include of src/ against cmake/layers.txt, and that nobody below cli names options. A rule nobody checks leaks.
 
 A folder that may include a single header of another one sees all that this header includes, and so on: what such a header
 brings along stands in the table, too (`header.h -> folder folder/header.h`), so that it stays little.
@@ -66,9 +66,24 @@ def violations(src, layers):
             yield f"{path.relative_to(ROOT)}: {folder} may not include {name}"
 
 
+FLAG = re.compile(r'"[^"]*(?:[ (\'`]|^)--[a-z][a-z-]+[^"]*"')
+
+
+def flags_in_messages(src):
+    """Options belong to the command line; below it a message says what helps in its own words (base/error.h: Remedy)."""
+    for path in sorted(src.rglob("*")):
+        if path.suffix not in {".h", ".cpp", ".cu", ".cuh"} or path.relative_to(src).parts[0] == "cli":
+            continue
+        if re.search("_test|_bench", path.stem) or {"testing", "lab"} & set(path.parts):
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if FLAG.search(line.split("//")[0]):
+                yield f"{path.relative_to(ROOT)}:{number}: an option of the command line in a message"
+
+
 def main():
     src, layers = ROOT / "src", read_layers(ROOT / "cmake" / "layers.txt")
-    found = [*violations(src, layers), *leaks(src, layers)]
+    found = [*violations(src, layers), *leaks(src, layers), *flags_in_messages(src)]
     print("\n".join(found) or "every include follows cmake/layers.txt")
     return 1 if found else 0
 

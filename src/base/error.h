@@ -12,16 +12,18 @@ namespace thermo {
 // The exit codes of the program. Scripts rely on them; never renumber.
 enum class ExitCode : int {
   Ok = 0,
-  Internal = 1,      // unexpected internal error
-  Usage = 2,         // wrong usage or configuration
-  Model = 3,         // model missing, unreadable, unsupported or damaged
-  Memory = 4,        // does not fit into memory
-  Listen = 5,        // cannot listen
-  Device = 6,        // required device or driver missing
-  DeviceFault = 7,   // device fault while running
-  Download = 8,      // download failed
-  BelowTarget = 9,   // a comparison was not met: bench --fail-below, verify
-  Interrupted = 130  // second interrupt
+  Internal = 1,       // unexpected internal error
+  Usage = 2,          // wrong usage or configuration
+  Model = 3,          // model missing, unreadable, unsupported or damaged
+  Memory = 4,         // does not fit into memory
+  Listen = 5,         // cannot listen
+  Device = 6,         // required device or driver missing
+  DeviceFault = 7,    // device fault while running
+  Download = 8,       // download failed
+  BelowTarget = 9,    // a comparison was not met: bench --fail-below, verify
+  HungUp = 129,       // SIGHUP
+  Interrupted = 130,  // Ctrl-C
+  Terminated = 143    // SIGTERM
 };
 
 // What would help, for a caller that knows how its user asks for it: the command line adds the option's name.
@@ -29,6 +31,7 @@ enum class Remedy {
   None,
   LargerContext,
   SmallerContext,
+  LessMemory,  // in any way that there is
   LargerBatch,
   MoreSequences,
   MoreExpertMemory,

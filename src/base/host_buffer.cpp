@@ -15,8 +15,11 @@ HostBuffer::HostBuffer(size_t n_bytes) : size_(align_up<size_t>(n_bytes, 4096)) 
   void* address =
       ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (address == MAP_FAILED)
-    throw MemoryError(fmt::format("the system refused {} of memory; try a smaller --ctx-size, or --no-repack",
-                                  format_bytes(size_)));
+    throw MemoryError(
+        fmt::format(
+            "the system refused {} of memory; use a smaller context, or weights that stay in the file",
+            format_bytes(size_)),
+        Remedy::LessMemory);
   data_ = static_cast<std::byte*>(address);
   if (size_ >= 4 * MiB) ::madvise(address, size_, MADV_HUGEPAGE);
 }

@@ -93,7 +93,8 @@ int guard(const void* data, size_t size) {
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-  FileDescriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  FileDescriptor file{
+      ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};  // a FIFO is no file to wait for
   if (file.fd < 0)
     throw LoadError(
         fmt::format("cannot open {}: {}; check the path and its permissions", path, std::strerror(errno)));
@@ -105,6 +106,9 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   if (facts.st_size == 0) throw LoadError(fmt::format("{} is empty; was the download cut off?", path));
   size_ = static_cast<size_t>(facts.st_size);
   void* address = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd, 0);
+  if (address == MAP_FAILED && errno == ENOMEM)
+    throw MemoryError(
+        fmt::format("cannot map {}: the address space is used up; raise its limit (ulimit -v)", path));
   if (address == MAP_FAILED) throw LoadError(fmt::format("cannot map {}: {}", path, std::strerror(errno)));
   data_ = static_cast<const std::byte*>(address);
   fd_ = std::exchange(file.fd, -1);

@@ -31,7 +31,8 @@ ChatTemplate make_template(const Tokenizer& tokenizer, const TemplateOptions& op
     const std::string message = error.what();
     if (options.source)
       throw ConfigError("the chat template that was given cannot be used, " +
-                        message.substr(message.find(": ") + 2));
+                        message.substr(message.find(": ") + 2),
+                        Remedy::ChatTemplate);
     throw;
   }
 }

@@ -1,8 +1,14 @@
 #include "cli/answer_printer.h"
 
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <optional>
 
+#include "base/cpu_info.h"
 #include "cli/interrupt.h"
 #include "cli/progress.h"
 #include "engine/memory_plan.h"
@@ -26,7 +32,7 @@ void AnswerPrinter::print_reasoning(const std::string& piece) {
   if (reasoning_ == Reasoning::Stdout) {
     std::string text;
     if (!reasoning_open_ && !terminal_.color_stdout) text = "<think>\n";
-    text += terminal_.on_stdout(Style::Dim, piece);
+    text += terminal_.on_stdout(Style::Dim, printable(piece));
     write_stdout(text);
     reasoning_open_ = true;
   } else if (reasoning_ == Reasoning::Stderr) {
@@ -37,7 +43,7 @@ void AnswerPrinter::print_reasoning(const std::string& piece) {
 
 void AnswerPrinter::print_content(const std::string& piece) {
   close_reasoning();
-  write_stdout(piece);
+  write_stdout(terminal_.stdout_is_terminal ? printable(piece) : piece);
   wrote_content_ = true;
   last_ = piece.back();
 }
@@ -74,12 +80,36 @@ Answer print_answer(TextModel& model, Session& session, const AnswerRequest& req
   return answer;
 }
 
-void load_model(TextModel& model, EngineOptions options, const Terminal& terminal) {
+namespace {
+
+// As llama.cpp does: what cannot be locked is worth a word and no more.
+void lock_memory(const Terminal& terminal) {
+  if (mlockall(MCL_CURRENT | MCL_ONFAULT) == 0) return;
+  terminal.note(fmt::format("--mlock: the system does not allow it ({}); raise the limit with ulimit -l",
+                            std::strerror(errno)));
+}
+
+void note_unusual(const TextModel& model, const EngineOptions& options, const Terminal& terminal) {
+  if (options.n_ctx > model.n_ctx_train())
+    terminal.note(fmt::format(
+        "a context of {} is more than the {} tokens that the model was trained for: far answers may be poor",
+        options.n_ctx, model.n_ctx_train()));
+  const int n_cores = cpu_info().n_cores;
+  if (options.n_threads > static_cast<int>(usable_cores().size()))
+    terminal.note(fmt::format("{} threads for {} cores wait for each other: -t {} is faster",
+                              options.n_threads, n_cores, n_cores));
+}
+
+}  // namespace
+
+void load_model(TextModel& model, EngineOptions options, const EngineFlags& flags, const Terminal& terminal) {
+  note_unusual(model, options, terminal);
   ProgressLine progress(terminal);
   options.progress = progress.callback();
   model.load(options);
   progress.clear();
   terminal.note_unless_empty(model.engine().plan().note);
+  if (flags.lock_memory) lock_memory(terminal);
 }
 
 }  // namespace thermo

@@ -5,6 +5,7 @@
 
 #include "chat/answer.h"
 #include "chat/text_model.h"
+#include "cli/options/model_options.h"
 #include "cli/terminal.h"
 
 namespace thermo {
@@ -36,7 +37,7 @@ class AnswerPrinter {
 Answer print_answer(TextModel& model, Session& session, const AnswerRequest& request,
                     const Terminal& terminal, AnswerPrinter* printer);
 
-// Loads the weights, with a progress line.
-void load_model(TextModel& model, EngineOptions options, const Terminal& terminal);
+// Loads the weights, with a progress line, and notes what is unusual about the options.
+void load_model(TextModel& model, EngineOptions options, const EngineFlags& flags, const Terminal& terminal);
 
 }  // namespace thermo

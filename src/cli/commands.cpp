@@ -10,11 +10,13 @@ std::vector<std::unique_ptr<Command>> make_commands() {
   commands.push_back(make_inspect_command());
   commands.push_back(make_plan_command());
   commands.push_back(make_verify_command());
+  commands.push_back(make_perplexity_command());
   commands.push_back(make_bench_command());
   commands.push_back(make_experts_command());
   commands.push_back(make_synth_command());
   commands.push_back(make_doctor_command());
   commands.push_back(make_completion_command());
+  commands.push_back(make_manual_command());
   commands.push_back(make_version_command());
   return commands;
 }

@@ -51,11 +51,13 @@ std::unique_ptr<Command> make_tokenize_command();
 std::unique_ptr<Command> make_inspect_command();
 std::unique_ptr<Command> make_plan_command();
 std::unique_ptr<Command> make_verify_command();
+std::unique_ptr<Command> make_perplexity_command();
 std::unique_ptr<Command> make_bench_command();
 std::unique_ptr<Command> make_experts_command();
 std::unique_ptr<Command> make_synth_command();
 std::unique_ptr<Command> make_doctor_command();
 std::unique_ptr<Command> make_completion_command();
+std::unique_ptr<Command> make_manual_command();
 std::unique_ptr<Command> make_version_command();
 
 // All of them, in the order of the help.

@@ -1,31 +1,12 @@
 // `thermocline completion`: scripts for shells, made from the declarations of the options.
 #include <fmt/format.h>
 
-#include "cli/commands.h"
-#include "cli/options/general_options.h"
+#include "cli/declared_commands.h"
 
 namespace thermo {
 namespace {
 
-struct Declared {
-  CommandText text;
-  std::unique_ptr<Command> command;  // the targets of the options
-  GeneralOptions general;
-  OptionSet set;
-};
-
-std::vector<std::unique_ptr<Declared>> declare_all() {
-  std::vector<std::unique_ptr<Declared>> all;
-  for (std::unique_ptr<Command>& command : make_commands()) {
-    auto declared = std::make_unique<Declared>();
-    declared->text = command->text();
-    declared->command = std::move(command);
-    declared->command->declare(declared->set);
-    add_general_options(declared->set, declared->general);
-    all.push_back(std::move(declared));
-  }
-  return all;
-}
+using Declared = DeclaredCommand;
 
 // For single quotes of a shell.
 std::string quoted(std::string_view text) {
@@ -62,7 +43,7 @@ std::string pattern_of(const OptionView& view) {
 
 std::string command_names(const std::vector<std::unique_ptr<Declared>>& all) {
   std::string names;
-  for (const std::unique_ptr<Declared>& declared : all) names += declared->text.name + " ";
+  for (const std::unique_ptr<Declared>& declared : all) names += declared->command->text().name + " ";
   return names + "help";
 }
 
@@ -76,13 +57,13 @@ std::string bash_script(const std::vector<std::unique_ptr<Declared>>& all) {
       "  done\n"
       "  case $command in\n";
   for (const std::unique_ptr<Declared>& declared : all) {
-    out += fmt::format("    {})\n      options={}\n      case $prev in\n", declared->text.name,
+    out += fmt::format("    {})\n      options={}\n      case $prev in\n", declared->command->text().name,
                        quoted(option_words(declared->set)));
     for (const Option& option : declared->set.options()) {
       OptionView view{&option};
-      if (view.choices().empty()) continue;
+      if (view.values().empty()) continue;
       out += fmt::format("        {}) COMPREPLY=($(compgen -W {} -- \"$cur\")); return ;;\n",
-                         pattern_of(view), quoted(fmt::format("{}", fmt::join(view.choices(), " "))));
+                         pattern_of(view), quoted(fmt::format("{}", fmt::join(view.values(), " "))));
     }
     out += "        *) ;;\n      esac ;;\n";
   }
@@ -119,7 +100,8 @@ std::string zsh_script(const std::vector<std::unique_ptr<Declared>>& all) {
       "  local -a commands\n"
       "  commands=(\n";
   for (const std::unique_ptr<Declared>& declared : all)
-    out += fmt::format("    {}\n", quoted(declared->text.name + ":" + zsh_text(declared->text.summary)));
+    out += fmt::format("    {}\n", quoted(declared->command->text().name + ":" +
+                                          zsh_text(declared->command->text().summary)));
   out +=
       "  )\n"
       "  if (( CURRENT == 2 )); then\n"
@@ -131,13 +113,13 @@ std::string zsh_script(const std::vector<std::unique_ptr<Declared>>& all) {
       "  (( CURRENT-- ))\n"
       "  case $command in\n";
   for (const std::unique_ptr<Declared>& declared : all) {
-    out += fmt::format("    {})\n      _arguments \\\n", declared->text.name);
+    out += fmt::format("    {})\n      _arguments \\\n", declared->command->text().name);
     for (const Option& option : declared->set.options()) {
       OptionView view{&option};
       std::string value;
       if (!view.is_flag())
         value = ":" + zsh_text(view.metavar()) + ":" +
-                (view.choices().empty() ? "_files" : fmt::format("({})", fmt::join(view.choices(), " ")));
+                (view.values().empty() ? "_files" : fmt::format("({})", fmt::join(view.values(), " ")));
       for (const std::string& name : view.longs())
         out +=
             fmt::format("        {} \\\n", quoted(fmt::format("{}--{}[{}]{}", view.is_repeatable() ? "*" : "",
@@ -147,8 +129,8 @@ std::string zsh_script(const std::vector<std::unique_ptr<Declared>>& all) {
             fmt::format("        {} \\\n", quoted(fmt::format("{}-{}[{}]{}", view.is_repeatable() ? "*" : "",
                                                               name, zsh_text(view.help()), value)));
     }
-    out += declared->text.name == "completion" ? "        '1:shell:(bash zsh fish)' ;;\n"
-                                               : "        '*:model:_files' ;;\n";
+    out += declared->command->text().name == "completion" ? "        '1:shell:(bash zsh fish)' ;;\n"
+                                                          : "        '*:model:_files' ;;\n";
   }
   out +=
       "  esac\n"
@@ -163,17 +145,17 @@ std::string fish_script(const std::vector<std::unique_ptr<Declared>>& all) {
   std::string out = "# fish completion for thermocline; load with: thermocline completion fish | source\n";
   for (const std::unique_ptr<Declared>& declared : all) {
     out += fmt::format("complete -c thermocline -n __fish_use_subcommand -f -a {} -d {}\n",
-                       declared->text.name, quoted(declared->text.summary));
+                       declared->command->text().name, quoted(declared->command->text().summary));
     for (const Option& option : declared->set.options()) {
       OptionView view{&option};
-      std::string line =
-          fmt::format("complete -c thermocline -n '__fish_seen_subcommand_from {}'", declared->text.name);
+      std::string line = fmt::format("complete -c thermocline -n '__fish_seen_subcommand_from {}'",
+                                     declared->command->text().name);
       // fish calls short names of several letters "old style".
       for (const std::string& name : view.shorts())
         line += fmt::format(" -{} {}", name.size() == 1 ? 's' : 'o', name);
       for (const std::string& name : view.longs()) line += fmt::format(" -l {}", name);
-      if (!view.choices().empty()) {
-        line += fmt::format(" -x -a {}", quoted(fmt::format("{}", fmt::join(view.choices(), " "))));
+      if (!view.values().empty()) {
+        line += fmt::format(" -x -a {}", quoted(fmt::format("{}", fmt::join(view.values(), " "))));
       } else if (!view.is_flag()) {
         line += " -r";
       }
@@ -194,7 +176,7 @@ class CompletionCommand : public Command {
   void declare(OptionSet& set) override { set.positional("SHELL", shell_, "bash, zsh or fish"); }
 
   ExitCode run(const Terminal&) override {
-    const std::vector<std::unique_ptr<Declared>> all = declare_all();
+    const std::vector<std::unique_ptr<Declared>> all = declare_commands();
     if (shell_ == "bash") {
       write_stdout(bash_script(all));
     } else if (shell_ == "zsh") {

@@ -141,7 +141,7 @@ Finding check_memory() {
       fmt::format("{} available of {}", format_bytes(available), format_bytes(cpu.memory_bytes));
   if (available < 256 * MiB)
     return {Verdict::Fail, "memory", value,
-            "even the embedded model needs about 256 MiB; close other programs"};
+            "too little for any model but the smallest; close other programs"};
   if (available < 2 * GiB)
     return {Verdict::Warn, "memory", value, "enough for small models only; close other programs"};
   return {Verdict::Ok, "memory", value};

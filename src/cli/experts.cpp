@@ -78,7 +78,7 @@ class ExpertsCommand : public Command {
     } else {
       write_stdout(json_ ? dump(json()) : table(terminal));
     }
-    return ExitCode::Ok;
+    return interrupted_ ? InterruptScope::exit_code() : ExitCode::Ok;
   }
 
  private:
@@ -164,7 +164,8 @@ class ExpertsCommand : public Command {
     if (!session) throw ThermoError(ExitCode::Internal, session.error().message);
     const InterruptScope interrupts;
     read(engine, *session, ids);
-    if (InterruptScope::interrupted()) terminal.note("interrupted: the map shows what was read so far");
+    interrupted_ = InterruptScope::interrupted();
+    if (interrupted_) terminal.note("interrupted: the map shows what was read so far");
     heat_ = *engine.heat();
   }
 
@@ -288,7 +289,12 @@ class ExpertsCommand : public Command {
       if (placement_) out += fmt::format(" {:>5.1f}", 100.0 * placement_->expected_hit_rate);
       out += "\n";
     }
-    return out + "\n" + heat_legend(terminal) + "\n";
+    out += "\n" + heat_legend(terminal) + "\n";
+    if (cells < most)
+      out += fmt::format("a cell is the average of {} experts; a wider terminal, or --layer N, shows more\n",
+                         most % cells == 0 ? std::to_string(most / cells)
+                                           : fmt::format("{} to {}", most / cells, most / cells + 1));
+    return out;
   }
 
   static std::string spread_text(const LayerSpread& s) {
@@ -382,7 +388,7 @@ class ExpertsCommand : public Command {
   std::optional<std::string> prompt_;
   int n_tokens_ = 0, n_top_ = 20;
   std::optional<int> layer_;
-  bool sort_ = false, json_ = false;
+  bool sort_ = false, json_ = false, interrupted_ = false;
   EngineFlags flags_;
 
   HeatFileInfo info_;

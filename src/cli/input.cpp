@@ -1,10 +1,12 @@
 #include "cli/input.h"
 
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -14,12 +16,21 @@
 #include "cli/interrupt.h"
 
 namespace thermo {
+namespace {
+
+constexpr int kPatienceMs = 2000;
+
+}  // namespace
 
 std::string read_stdin() {
   if (isatty(STDIN_FILENO) != 0)
     throw ConfigError("no text was given: use -p TEXT, -f FILE, or send it through a pipe");
   std::string text;
   char block[65536];
+  // Nobody should wonder what is waited for: a pipe that was inherited may never end.
+  pollfd ready{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+  if (poll(&ready, 1, kPatienceMs) == 0)
+    std::fputs("waiting for text on stdin; < /dev/null if there is none\n", stderr);
   while (true) {
     const ssize_t n = read(STDIN_FILENO, block, sizeof(block));
     if (n < 0 && errno == EINTR) continue;
@@ -27,6 +38,12 @@ std::string read_stdin() {
     if (n == 0) return text;
     text.append(block, static_cast<size_t>(n));
   }
+}
+
+bool stdin_brings_text() {
+  struct stat info {};
+  if (fstat(STDIN_FILENO, &info) != 0) return false;
+  return S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode) || (S_ISREG(info.st_mode) && info.st_size > 0);
 }
 
 std::string read_text_file(const std::string& path) {

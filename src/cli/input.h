@@ -11,6 +11,10 @@ namespace thermo {
 // forgotten.
 std::string read_stdin();
 
+// Whether stdin is a pipe or a file with something in it, so that it belongs to the prompt that was given
+// with an option.
+bool stdin_brings_text();
+
 // "-" is stdin. Throws ConfigError: missing, a folder, not readable.
 std::string read_text_file(const std::string& path);
 

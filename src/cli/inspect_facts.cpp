@@ -199,11 +199,13 @@ std::vector<std::pair<std::string, std::string>> describe_config(const ModelConf
       note(block.n_head, heads);
       note(block.window, windows);
     }
-  add("attention", fmt::format("{} heads of {}, {} for keys and values", fmt::join(heads, "/"),
-                               config.head_dim, config.n_head_kv));
-  std::vector<std::string> rotations;
-  for (const RopeConfig& r : config.ropes) rotations.push_back(rope(r));
-  add("rotation", fmt::format("{}", fmt::join(rotations, "; ")));
+  if (!heads.empty()) {
+    add("attention", fmt::format("{} heads of {}, {} for keys and values", fmt::join(heads, "/"),
+                                 config.head_dim, config.n_head_kv));
+    std::vector<std::string> rotations;
+    for (const RopeConfig& r : config.ropes) rotations.push_back(rope(r));
+    add("rotation", fmt::format("{}", fmt::join(rotations, "; ")));
+  }
   if (!windows.empty()) add("windows", fmt::format("{} tokens", fmt::join(windows, "/")));
   if (config.n_recurrent_layers() > 0)
     add("DeltaNet", fmt::format("{} key heads, {} value heads of {}, {} taps", config.ssm_n_head_k,

@@ -4,47 +4,58 @@
 
 #include <csignal>
 
-#include "base/error.h"
-
 namespace thermo {
 namespace {
 
 // Signal handlers have no arguments of ours: this state has to be global.
 volatile std::sig_atomic_t g_interrupts = 0;
-volatile std::sig_atomic_t g_scopes = 0;
+volatile std::sig_atomic_t g_gentle = 0;      // signals that only set a flag
+volatile std::sig_atomic_t g_terminated = 0;  // the signal that asked to end
 
-void on_interrupt(int) {
+void on_signal(int signal) {
   g_interrupts = g_interrupts + 1;
-  if (g_scopes > 0 && g_interrupts < 2) return;
+  const bool again = signal != SIGINT && g_terminated != 0;
+  if (signal != SIGINT) g_terminated = signal;
+  if (g_gentle > 0 && g_interrupts <= g_gentle && !again) return;
   // Leaves the progress line behind; only async-signal-safe calls are allowed here.
   [[maybe_unused]] ssize_t n = write(STDERR_FILENO, "\n", 1);
-  _exit(static_cast<int>(ExitCode::Interrupted));
+  _exit(128 + signal);
 }
 
 }  // namespace
 
 void install_signal_handlers() {
   struct sigaction action {};
-  action.sa_handler = on_interrupt;
+  action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
   action.sa_flags = 0;  // no SA_RESTART: a read from the terminal has to end
-  sigaction(SIGINT, &action, nullptr);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction before {};
+    sigaction(signal, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);  // nohup stays nohup
+  }
   std::signal(SIGPIPE, SIG_IGN);
 }
 
-InterruptScope::InterruptScope() {
+InterruptScope::InterruptScope(int n_gentle) {
   g_interrupts = 0;
-  g_scopes = g_scopes + 1;
+  g_gentle = n_gentle;
 }
 InterruptScope::~InterruptScope() {
-  g_scopes = g_scopes - 1;
+  g_gentle = 0;
 }
 
 bool InterruptScope::interrupted() noexcept {
   return g_interrupts > 0;
 }
+bool InterruptScope::must_leave(int n_interrupts) noexcept {
+  return g_terminated != 0 || g_interrupts >= n_interrupts;
+}
+ExitCode InterruptScope::exit_code() noexcept {
+  return g_terminated != 0 ? static_cast<ExitCode>(128 + g_terminated) : ExitCode::Interrupted;
+}
 void InterruptScope::reset() noexcept {
-  g_interrupts = 0;
+  if (g_terminated == 0) g_interrupts = 0;
 }
 
 }  // namespace thermo

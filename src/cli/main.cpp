@@ -9,40 +9,23 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
-#include "cli/commands.h"
+#include "cli/declared_commands.h"
 #include "cli/help.h"
 #include "cli/interrupt.h"
 #include "cli/options/config_file.h"
-#include "cli/options/general_options.h"
 #include "cli/version.h"
 
 namespace thermo {
 namespace {
 
-struct Entry {
-  std::unique_ptr<Command> command;
-  GeneralOptions general;
-  OptionSet set;
-};
-
+using Entry = DeclaredCommand;
 using Arguments = std::vector<std::string>;
-
-std::vector<std::unique_ptr<Entry>> declare_commands() {
-  std::vector<std::unique_ptr<Entry>> entries;
-  for (std::unique_ptr<Command>& command : make_commands()) {
-    auto entry = std::make_unique<Entry>();
-    entry->command = std::move(command);
-    entry->command->declare(entry->set);
-    add_general_options(entry->set, entry->general);
-    entries.push_back(std::move(entry));
-  }
-  return entries;
-}
 
 bool looks_like_model(const std::string& word) {
   std::error_code error;
@@ -104,14 +87,10 @@ ExitCode run_command(Entry& entry, const Arguments& arguments,
     return ExitCode::Ok;
   }
   std::vector<std::string> notes = add_environment(entry.set, values);
-  if (std::string path = find_config_file(entry.set, values); !path.empty()) {
-    std::vector<std::string> known;
-    for (const std::unique_ptr<Entry>& other : entries)
-      for (const Option& option : other->set.options())
-        for (const std::string& name : OptionView{&option}.longs())
-          if (OptionView{&option}.reads_environment()) known.push_back(name);
+  KnownOptions known;
+  for (const std::unique_ptr<Entry>& other : entries) known.add(other->set);
+  if (std::string path = find_config_file(entry.set, values); !path.empty())
     add_config_file(path, entry.set, known, values);
-  }
   values.apply();
   if (entry.general.print_config) {
     write_stdout(print_config(entry.set, values));
@@ -125,6 +104,7 @@ ExitCode run_command(Entry& entry, const Arguments& arguments,
         fmt::format("--log-file: '{}' cannot be written; choose another file", entry.general.log_file));
   }
   for (const std::string& note : notes) log_info("cli", "{}", note);
+  for (const std::string& sentence : unknown_variables(known)) log_warning("cli", "{}", sentence);
   return entry.command->run(terminal);
 }
 
@@ -163,14 +143,15 @@ ExitCode run_program(Arguments arguments) {
 std::string options_that_help(Remedy remedy) {
   switch (remedy) {
     case Remedy::None:
+    case Remedy::MoreSequences:  // nobody can ask for more than one yet
       break;
     case Remedy::LargerContext:
     case Remedy::SmallerContext:
       return " (--ctx-size)";
     case Remedy::LargerBatch:
       return " (--ubatch-size)";
-    case Remedy::MoreSequences:
-      return " (--parallel)";
+    case Remedy::LessMemory:
+      return " (--ctx-size, --no-repack)";
     case Remedy::MoreExpertMemory:
       return " (--expert-ram)";
     case Remedy::Processor:
@@ -212,6 +193,13 @@ int main(int argc, char** argv) {
     return static_cast<int>(ExitCode::Ok);
   } catch (const std::bad_alloc&) {
     return fail(ExitCode::Memory, "memory ran out: use a smaller context (-c) or a smaller model");
+  } catch (const std::system_error& error) {
+    // No thread could be started: its stack found no room.
+    if (error.code() == std::errc::resource_unavailable_try_again ||
+        error.code() == std::errc::not_enough_memory)
+      return fail(ExitCode::Memory,
+                  "the address space is used up: raise its limit (ulimit -v), or use fewer threads (-t)");
+    return fail(ExitCode::Internal, fmt::format("unexpected error: {}; please report it", error.what()));
   } catch (const std::exception& error) {
     return fail(ExitCode::Internal,
                 fmt::format("unexpected error: {}; please report it with the output of `thermocline version`",

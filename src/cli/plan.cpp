@@ -35,7 +35,13 @@ class PlanCommand : public Command {
     GgufFile file = open_model(model_);
     ModelConfig config = read_model_config(file);
     set_expert_options(flags_.experts, config, options);
-    const MemoryPlan plan = Engine::plan_for(file, options);
+    MemoryPlan plan;
+    try {
+      plan = Engine::plan_for(file, options);
+    } catch (const MemoryError& error) {
+      if (json_) write_stdout(no_plan_json(file, config, error.what()));
+      throw;
+    }
     terminal.note_unless_empty(plan.note);
     write_stdout(json_ ? as_json(file, config, plan) : as_table(file, config, plan, terminal));
     return ExitCode::Ok;
@@ -68,6 +74,17 @@ class PlanCommand : public Command {
       out += fmt::format("  {:<18}{:>12}   read through the file mapping, not counted\n", "mapped",
                          format_bytes(plan.mapped_bytes));
     return out;
+  }
+
+  // For a program that asks whether it fits, that it does not is an answer; the exit code says so, too.
+  static std::string no_plan_json(const GgufFile& file, const ModelConfig& config,
+                                  const std::string& reason) {
+    const Json out = {{"model", file.path()},
+                      {"architecture", config.arch_name},
+                      {"context_train", config.n_ctx_train},
+                      {"fits", false},
+                      {"reason", reason}};
+    return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
   }
 
   std::string as_json(const GgufFile& file, const ModelConfig& config, const MemoryPlan& plan) const {

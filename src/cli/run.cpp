@@ -16,12 +16,13 @@ namespace {
 class RunCommand : public Command {
  public:
   CommandText text() const override {
-    return {"run", "run [MODEL] -p TEXT | -f FILE [options]", "one answer to stdout",
-            "The text is sent as a user message through the chat template of the model. Without -p and -f it "
-            "is read "
-            "from stdin. Statistics and notes go to stderr.",
+    return {"run", "run [MODEL] [-p TEXT] [-f FILE] [options]", "one answer to stdout",
+            "The text is sent as a user message through the chat template of the model. What a pipe brings, "
+            "or a file "
+            "named with -f, comes after the text of -p. Statistics and notes go to stderr.",
             "thermocline run -p \"What is 17 + 25?\" --temp 0\n"
             "thermocline run model.gguf -f question.txt -n 200 --json\n"
+            "cat notes.txt | thermocline run model.gguf -p \"Summarise:\"\n"
             "git diff | thermocline run model.gguf -sys \"Write a commit message.\"\n"
             "thermocline run model.gguf --raw -p \"def fib(n):\""};
   }
@@ -31,9 +32,17 @@ class RunCommand : public Command {
     add_model_option(set, model_);
     set.section("Prompt");
     set.value("-p,--prompt", "TEXT", prompt_, "the text").no_environment();
-    set.value("-f,--file", "FILE", file_, "file with the text; - is stdin").no_environment();
+    set.value("-f,--file", "FILE", file_, "file with the text, after that of -p; - is stdin")
+        .no_environment();
     set.flag("--raw,--no-chat-template", raw_, "continue the text itself, without a chat template");
     set.flag("-e,--escape", escape_, "read \\n, \\t and \\\\ in -p as llama.cpp does (default off)")
+        .advanced();
+    set.custom_flag(
+           "-st,--single-turn",
+           [](bool on) {
+             if (!on) throw ConfigError("run gives one answer; use `thermocline chat` for a conversation");
+           },
+           "accepted: run gives one answer")
         .advanced();
     set.section("Output");
     set.flag("--json", json_, "print the reply object of the OpenAI API");
@@ -59,7 +68,7 @@ class RunCommand : public Command {
     encode_prompt(model, prompt, request);
     if (options.n_ctx > 0) check_prompt_fits(request.prompt.size(), options.n_ctx, model.n_ctx_train());
     set_expert_options(engine_.experts, model.config(), options);
-    load_model(model, options, terminal);
+    load_model(model, options, engine_, terminal);
     note_unused_cache(engine_.experts, model.engine(), terminal);
     const int n_ctx = model.engine().n_ctx();
     check_prompt_fits(request.prompt.size(), n_ctx, model.n_ctx_train());
@@ -72,23 +81,30 @@ class RunCommand : public Command {
     if (!answer.interrupted && !answer.reasoning.empty() && answer.content.empty() &&
         answer.finish_reason == "length")
       terminal.note("the limit was reached inside the reasoning: raise -n, or use --reasoning off");
+    else if (answer.finish_reason == "length" && !answer.context_full)
+      terminal.note(fmt::format("the answer was cut after {} tokens: raise -n", answer.stats.n_completion));
     else if (answer.context_full)
       terminal.note(fmt::format("the context of {} tokens is full: the answer ends here", n_ctx));
     terminal.note(answer.stats.describe());
     if (const std::string experts = describe(model.engine().expert_telemetry()); !experts.empty())
       terminal.note(experts);
-    return answer.interrupted ? ExitCode::Interrupted : ExitCode::Ok;
+    return answer.interrupted ? InterruptScope::exit_code() : ExitCode::Ok;
   }
 
  private:
   std::string read_prompt() const {
-    if (prompt_ && !file_.empty())
-      throw ConfigError("--prompt and --file exclude each other: give one of them");
-    std::string text = prompt_         ? (escape_ ? unescape(*prompt_) : *prompt_)
-                       : file_.empty() ? read_stdin()
-                                       : read_text_file(file_);
-    if (!prompt_ && text.ends_with('\n'))
-      text.pop_back();  // the line end of a file or of echo, as llama.cpp does
+    std::string text = !prompt_ ? "" : escape_ ? unescape(*prompt_) : *prompt_;
+    // The question, then what it is about: a file, or what a pipe brings.
+    std::string document;
+    if (!file_.empty()) {
+      document = read_text_file(file_);
+    } else if (!prompt_ || stdin_brings_text()) {
+      document = read_stdin();
+    }
+    if (document.ends_with('\n'))
+      document.pop_back();  // the line end of a file or of echo, as llama.cpp does
+    if (!text.empty() && !document.empty()) text += text.ends_with('\n') ? "" : "\n\n";
+    text += document;
     if (text.empty()) throw ConfigError("the prompt is empty: give a text with -p, -f or a pipe");
     require_utf8(text, "the prompt");
     return text;

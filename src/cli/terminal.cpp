@@ -12,6 +12,7 @@
 #include <cstdlib>
 
 #include "base/error.h"
+#include "base/utf8.h"
 
 namespace thermo {
 namespace {
@@ -98,6 +99,22 @@ Terminal detect_terminal(const TerminalOptions& options) {
   winsize size{};
   if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) terminal.width = size.ws_col;
   return terminal;
+}
+
+std::string printable(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    const DecodedChar c = decode_utf8(text, i);
+    const bool obeyed =
+        (c.code < 0x20 && c.code != '\n' && c.code != '\t') || (c.code >= 0x7F && c.code < 0xA0);
+    if (obeyed || !c.valid) {
+      out += kReplacementUtf8;
+    } else {
+      out += text.substr(i, c.length);
+    }
+    i += c.length;
+  }
+  return out;
 }
 
 void write_stdout(std::string_view text) {

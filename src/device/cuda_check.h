@@ -12,15 +12,16 @@ namespace thermo {
 // A device that is missing, too old, or failed.
 class CudaError : public ThermoError {
  public:
-  CudaError(ExitCode code, const std::string& message) : ThermoError(code, message) {}
+  using ThermoError::ThermoError;
 };
 
 inline void cuda_check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // whoever catches this and goes on must not find it in the next step
   if (status == cudaErrorMemoryAllocation)
-    throw MemoryError(fmt::format(
-        "{}: the GPU has too little memory; use a smaller --ctx-size or another quantisation", what));
+    throw MemoryError(
+        fmt::format("{}: the GPU has too little memory; use a smaller context or another quantisation", what),
+        Remedy::SmallerContext);
   throw CudaError(ExitCode::Device, fmt::format("{}: {}", what, cudaGetErrorString(status)));
 }
 

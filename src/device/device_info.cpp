@@ -55,8 +55,9 @@ DeviceInfo use_device(int index) {
     if (!device.usable())
       throw CudaError(
           ExitCode::Device,
-          fmt::format("{} has compute capability {}.{}, expected 7.5 or newer; use --device cpu", device.name,
-                      device.compute_capability / 10, device.compute_capability % 10));
+          fmt::format("{} has compute capability {}.{}, expected 7.5 or newer; use the processor",
+                      device.name, device.compute_capability / 10, device.compute_capability % 10),
+          Remedy::Processor);
     cuda_check(cudaSetDevice(index), "choosing the GPU");
     size_t free_bytes = 0, total_bytes = 0;
     cuda_check(cudaMemGetInfo(&free_bytes, &total_bytes), "asking the GPU for its memory");
@@ -64,10 +65,11 @@ DeviceInfo use_device(int index) {
     g_in_use = device;
     return device;
   }
-  throw CudaError(ExitCode::Device, devices.empty()
-                                        ? fmt::format("no usable GPU: {}; use --device cpu", why)
-                                        : fmt::format("there is no cuda:{}, this machine has {} GPU(s)",
-                                                      index, devices.size()));
+  throw CudaError(ExitCode::Device,
+                  devices.empty()
+                      ? fmt::format("no usable GPU: {}; use the processor", why)
+                      : fmt::format("there is no cuda:{}, this machine has {} GPU(s)", index, devices.size()),
+                  Remedy::Processor);
 }
 
 }  // namespace thermo

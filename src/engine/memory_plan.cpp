@@ -133,6 +133,20 @@ std::optional<MemoryPlan> plan_with_file(const ModelConfig& config, const GgufFi
   return std::nullopt;
 }
 
+// Below `n_ctx`, in steps of kMinContext; 0: none.
+int largest_context(int n_ctx, const std::function<bool(int)>& fits) {
+  int low = 0, high = (n_ctx - 1) / kMinContext;
+  while (low < high) {
+    const int middle = low + (high - low + 1) / 2;
+    if (fits(middle * kMinContext)) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low * kMinContext;
+}
+
 }  // namespace
 
 MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const MemoryPlanInputs& in) {
@@ -153,16 +167,18 @@ MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const Me
   MemoryPlanInputs mapped = in;
   mapped.repack = false;
   const uint64_t mapped_total = plan_at(config, file, mapped, {}, 0, shown_ctx).total_bytes;
-  const uint64_t short_total = plan_at(config, file, in, sizes, least, kMinContext).total_bytes;
+  const int largest = largest_context(shown_ctx, [&](int n_ctx) {
+    return plan_at(config, file, in, sizes, least, n_ctx).total_bytes <= in.available_bytes;
+  });
   std::string advice = "close other programs or use a smaller quantisation";
   Remedy remedy = Remedy::None;
-  if (in.repack && mapped_total <= in.available_bytes) {
+  if (largest > 0) {
+    advice = fmt::format("the largest context that fits is {}", largest);
+    remedy = Remedy::SmallerContext;
+  } else if (in.repack && mapped_total <= in.available_bytes) {
     advice = fmt::format("without repacking it would take {} and read the rest through the file mapping",
                          format_bytes(mapped_total));
     remedy = Remedy::FileMapping;
-  } else if (short_total <= in.available_bytes) {
-    advice = fmt::format("a context of {} would take {}", kMinContext, format_bytes(short_total));
-    remedy = Remedy::SmallerContext;
   }
   throw MemoryError(
       fmt::format("{} needs {} of memory with a context of {}, but {} are available; {}", file.path(),

@@ -1,6 +1,8 @@
 #include "experts/heat_file.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -117,6 +119,56 @@ Status save_heat(const std::string& path, const HeatFileInfo& info, const HeatMa
   return refuse(path,
                 fmt::format("the heat file cannot be written ({}); give a path in a folder you may write to",
                             std::strerror(error)));
+}
+
+namespace {
+
+// Programs that share a file read and write it one after the other. The lock is on its folder: nothing is
+// left lying about.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::string& path) {
+    const size_t slash = path.rfind('/');
+    const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+    fd_ = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd_ >= 0) ::flock(fd_, LOCK_EX);  // where it cannot be had, the file is still replaced in one step
+  }
+  ~FolderLock() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  int fd_;
+};
+
+// `heat` after so many more tokens that used nothing.
+std::vector<float> faded(HeatMap heat, uint64_t n_tokens) {
+  constexpr uint64_t kStep = 1 << 20;
+  for (; n_tokens > 0; n_tokens -= std::min(n_tokens, kStep))
+    heat.advance(static_cast<int>(std::min(n_tokens, kStep)));
+  return heat.values();
+}
+
+}  // namespace
+
+Status add_heat(const std::string& path, const HeatFileInfo& info, const HeatMap& heat,
+                const HeatMap& start) {
+  const FolderLock lock(path);
+  if (::access(path.c_str(), F_OK) != 0) return save_heat(path, info, heat);
+  HeatMap now = start;
+  if (const Status status = load_heat(path, info, now); !status) return status;
+  if (now.n_tokens() == start.n_tokens() && now.values() == start.values())
+    return save_heat(path, info, heat);
+
+  const uint64_t n_counted = heat.n_tokens() - std::min(heat.n_tokens(), start.n_tokens());
+  const std::vector<float> ours = heat.values(), before = faded(start, n_counted);
+  std::vector<float> sum = faded(now, n_counted);
+  for (size_t i = 0; i < sum.size(); ++i) sum[i] += std::max(0.0f, ours[i] - before[i]);
+  HeatMap both = start;
+  both.set(sum, now.n_tokens() + n_counted);
+  return save_heat(path, info, both);
 }
 
 Result<SavedHeat> parse_heat(const std::string& path, const std::string& text) {

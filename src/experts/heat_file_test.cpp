@@ -179,5 +179,45 @@ TEST_F(HeatFileTest, LeavesTheOldFileWhenTheNewOneCannotBeWritten) {
   EXPECT_THAT(names, testing::UnorderedElementsAre("folder", "model.heat"));
 }
 
+TEST_F(HeatFileTest, AddsWhatTwoProgramsCounted) {
+  ASSERT_TRUE(save_heat(path_, info_, heat_));
+  HeatMap start(catalog_);
+  ASSERT_TRUE(load_heat(path_, info_, start));
+  HeatMap first = start, second = start, both = start;
+  for (int i = 0; i < 50; ++i) {
+    first.use(0, 1);
+    first.advance(1);
+  }
+  for (int i = 0; i < 70; ++i) {
+    second.use(2, 3);
+    second.advance(1);
+  }
+  ASSERT_TRUE(add_heat(path_, info_, first, start));
+  ASSERT_TRUE(add_heat(path_, info_, second, start));
+  HeatMap saved(catalog_);
+  ASSERT_TRUE(load_heat(path_, info_, saved));
+  EXPECT_EQ(saved.n_tokens(), heat_.n_tokens() + 120);
+  // As if one program had done the one after the other.
+  for (int i = 0; i < 50; ++i) {
+    both.use(0, 1);
+    both.advance(1);
+  }
+  for (int i = 0; i < 70; ++i) {
+    both.use(2, 3);
+    both.advance(1);
+  }
+  const std::vector<float> want = both.values(), got = saved.values();
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-3f * (1.0f + want[i])) << i;
+
+  // Alone, what is saved is what was counted, and a file of another model is left alone.
+  ASSERT_TRUE(load_heat(path_, info_, start));
+  ASSERT_TRUE(add_heat(path_, info_, both, start));
+  ASSERT_TRUE(load_heat(path_, info_, saved));
+  EXPECT_EQ(saved.n_tokens(), both.n_tokens());
+  const HeatFileInfo other = HeatFileInfo::of(catalog_of({8, 0, 8}), "qwen35moe", "Other");
+  ASSERT_TRUE(save_heat(path_, other, HeatMap(catalog_of({8, 0, 8}))));
+  EXPECT_FALSE(add_heat(path_, info_, both, start));
+}
+
 }  // namespace
 }  // namespace thermo

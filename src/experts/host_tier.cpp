@@ -179,10 +179,12 @@ HostTier::Impl::Impl(const ExpertCatalog& c, const HostTierOptions& o)
     }
   all_fit = c.total_bytes() <= arena.size();
   if (!all_fit && min_bytes_of(sizes) > arena.size())
-    throw MemoryError(fmt::format(
-        "{} of main memory for experts hold too few of them for one layer: {} is the least, all "
-        "of them take {}; use a larger --expert-ram",
-        format_bytes(arena.size()), format_bytes(min_bytes_of(sizes)), format_bytes(c.total_bytes())));
+    throw MemoryError(
+        fmt::format("{} of main memory for experts hold too few of them for one layer: {} is the least, all "
+                    "of them take {}; give them more of it",
+                    format_bytes(arena.size()), format_bytes(min_bytes_of(sizes)),
+                    format_bytes(c.total_bytes())),
+        Remedy::MoreExpertMemory);
   if (all_fit) {
     lay_out_all();
   } else {

@@ -104,7 +104,7 @@ TEST(HostTier, RefusesAnArenaThatCannotServeOneLayer) {
     Tier(experts.catalog, least - 4096);
     FAIL() << "must be refused";
   } catch (const MemoryError& error) {
-    EXPECT_NE(std::string(error.what()).find("--expert-ram"), std::string::npos) << error.what();
+    EXPECT_EQ(error.remedy(), Remedy::MoreExpertMemory) << error.what();
   }
 }
 

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import time
 
-from harness import PROGRAM, INTERRUPTED, ProgramTest, clean_environment, run, temporary_folder
+from harness import PROGRAM, INTERRUPTED, ProgramTest, USAGE, clean_environment, run, temporary_folder
 
 CHAT = ("chat", "--temp", "0")
 
@@ -43,13 +43,13 @@ class Chat(ProgramTest):
     def test_survives_text_that_is_no_utf8(self):
         done = subprocess.run([PROGRAM, *CHAT], input=b"\xff\xfe\nWhat is 17 + 25?\n", capture_output=True,
                               env=clean_environment(), timeout=120)
-        self.assertEqual(done.returncode, 0)
+        self.assertEqual(done.returncode, USAGE)
         self.assertIn(b"42", done.stdout)
         self.assertIn(b"not UTF-8", done.stderr)
 
     def test_says_when_the_conversation_is_too_long(self):
         result = run(*CHAT, "-c", "32", stdin="What is 17 + 25? " * 20 + "\n")
-        self.assertEqual(result.returncode, 0)
+        self.assertEqual(result.returncode, USAGE)
         self.assertIn("the context holds 32", result.stderr)
 
 
@@ -85,6 +85,8 @@ class Interrupt(ProgramTest):
 
     def test_ends_run_with_130(self):
         program = self.start("run", "-p", "What is 17 + 25?", "--ignore-eos", "--reasoning", "off", "--temp", "0")
+        program.stdin.close()  # no document follows
+        program.stdin = None
         os.read(program.stdout.fileno(), 1)
         program.send_signal(signal.SIGINT)
         program.communicate(timeout=60)

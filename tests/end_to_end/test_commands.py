@@ -6,7 +6,8 @@ import unittest
 
 from harness import DATA, DEVICE, MODEL, ProgramTest, USAGE, run, temporary_folder
 
-COMMANDS = ("run", "chat", "tokenize", "inspect", "plan", "verify", "bench", "synth", "doctor", "completion", "version")
+COMMANDS = ("run", "chat", "tokenize", "inspect", "plan", "verify", "perplexity", "bench", "experts", "synth", "doctor",
+            "completion", "manual", "version")
 
 
 class Tokenize(ProgramTest):

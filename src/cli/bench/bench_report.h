@@ -55,4 +55,7 @@ class BenchBaseline {
   std::vector<Json> rows_;
 };
 
+// From here on the peak memory of a result is counted anew.
+void reset_peak_memory();
+
 }  // namespace thermo

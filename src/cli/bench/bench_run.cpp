@@ -73,11 +73,16 @@ void add_difference(const ExpertTelemetry& before, const ExpertTelemetry& after,
   sum.total_expert_bytes = after.total_expert_bytes;
 }
 
+[[noreturn]] void fail(const Error& error) {
+  throw ThermoError(error.code == ErrorCode::DeviceFault ? ExitCode::DeviceFault : ExitCode::Internal,
+                    "bench: " + error.message, error.remedy);
+}
+
 // False when it was cancelled.
 bool require(const Status& status) {
   if (status) return true;
   if (status.error().code == ErrorCode::Cancelled) return false;
-  throw ThermoError(ExitCode::Internal, "bench: " + status.error().message);
+  fail(status.error());
 }
 
 }  // namespace
@@ -195,7 +200,7 @@ std::optional<BenchResult> run_rows_test(Engine& engine, Session& session, const
     const auto before = Clock::now();
     const Result<StepOutput> output = engine.step({.groups = {&group, 1}});
     const uint64_t ns = ns_since(before);
-    if (!output) throw ThermoError(ExitCode::Internal, "bench: " + output.error().message);
+    if (!output) fail(output.error());
     for (const RowLogits& row : output->rows)
       chosen.push_back(row.top != nullptr ? row.top->best : argmax(row.logits));
     require(engine.commit(session.sequence(), {}));

@@ -72,10 +72,10 @@ void add_answer_options(OptionSet& set, AnswerFlags& flags) {
   set.count("-n,--predict,--n-predict", "N", flags.max_tokens,
             "tokens of the answer at most; -1: what the context holds")
       .llama_env("LLAMA_ARG_N_PREDICT");
-  set.value("-sys,--system-prompt", "TEXT", flags.system_prompt, "system prompt").no_environment();
+  set.value("-sys,--system-prompt", "TEXT", flags.system_prompt, "system prompt");
   set.value("-sysf,--system-prompt-file", "FILE", flags.system_prompt_file, "file with the system prompt")
       .advanced();
-  set.list("--stop", "TEXT", flags.stops, "end the answer before this text; repeatable").no_environment();
+  set.list("--stop", "TEXT", flags.stops, "end the answer before this text; repeatable");
   set.flag("--show-reasoning", flags.show_reasoning,
            "show the reasoning also when stdout is no terminal (it then goes to stderr)");
   add_sampling_options(set, flags.sampling);

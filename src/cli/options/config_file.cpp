@@ -6,6 +6,8 @@
 #include <toml++/toml.h>
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 
 #include "base/error.h"
 
@@ -17,6 +19,10 @@ std::string upper_snake(std::string_view name) {
   for (char c : name)
     result += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   return result;
+}
+
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
 }
 
 const char* non_empty_variable(const std::string& name) {
@@ -61,7 +67,7 @@ std::string toml_text(const std::string& value, bool is_flag) {
 struct FileReader {
   const std::string& path;
   const OptionSet& set;
-  std::span<const std::string> known_elsewhere;
+  const KnownOptions& known;
   OptionValues& values;
 
   [[noreturn]] void fail(const toml::node& node, const std::string& sentence) const {
@@ -106,15 +112,50 @@ struct FileReader {
   void skip_or_refuse(const std::string& key, const toml::node& node) const {
     std::string name = key;
     std::replace(name.begin(), name.end(), '_', '-');
-    if (std::find(known_elsewhere.begin(), known_elsewhere.end(), name) != known_elsewhere.end()) return;
-    std::string nearest = nearest_match(name, known_elsewhere);
+    if (contains(known.anywhere, name)) return;
+    if (contains(known.command_line_only, name))
+      fail(node,
+           fmt::format("{} is taken from the command line only (--{}); take it out of the file", key, name));
+    std::string nearest = nearest_match(name, known.anywhere);
     fail(node, fmt::format("unknown key '{}': {}", key,
                            nearest.empty() ? "keys are the long names of options, see --help-all"
                                            : fmt::format("did you mean '{}'?", nearest)));
   }
 };
 
+// Read by others than the options: the cap of the kernels, and what the tests use.
+constexpr std::string_view kOtherVariables[] = {"THERMO_MAX_ISA", "THERMO_TEMPLATES"};
+
 }  // namespace
+
+void KnownOptions::add(const OptionSet& set) {
+  for (const Option& option : set.options()) {
+    const OptionView view{&option};
+    for (const std::string& name : view.longs())
+      (view.reads_environment() ? anywhere : command_line_only).push_back(name);
+  }
+}
+
+std::vector<std::string> unknown_variables(const KnownOptions& known) {
+  std::vector<std::string> sentences, names;
+  for (const std::string& name : known.anywhere) names.push_back("THERMO_" + upper_snake(name));
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string variable(*entry, std::strcspn(*entry, "="));
+    if (!variable.starts_with("THERMO_") || contains(names, variable)) continue;
+    if (std::find(std::begin(kOtherVariables), std::end(kOtherVariables), variable) !=
+        std::end(kOtherVariables))
+      continue;
+    const bool on_line =
+        std::any_of(known.command_line_only.begin(), known.command_line_only.end(),
+                    [&](const std::string& name) { return "THERMO_" + upper_snake(name) == variable; });
+    const std::string nearest = nearest_match(variable, names);
+    sentences.push_back(fmt::format("{} has no effect: {}", variable,
+                                    on_line           ? "this option is taken from the command line only"
+                                    : nearest.empty() ? "no option has this name"
+                                                      : fmt::format("did you mean {}?", nearest)));
+  }
+  return sentences;
+}
 
 std::vector<std::string> add_environment(const OptionSet& set, OptionValues& values) {
   std::vector<std::string> notes;
@@ -157,8 +198,10 @@ std::string find_config_file(const OptionSet& set, const OptionValues& values) {
   return "";
 }
 
-void add_config_file(const std::string& path, const OptionSet& set,
-                     std::span<const std::string> known_elsewhere, OptionValues& values) {
+void add_config_file(const std::string& path, const OptionSet& set, const KnownOptions& known,
+                     OptionValues& values) {
+  if (std::error_code ignored; std::filesystem::is_directory(path, ignored))
+    throw ConfigError(fmt::format("{}: this is a folder; name the configuration file in it", path));
   if (access(path.c_str(), R_OK) != 0)
     throw ConfigError(
         fmt::format("{}: the configuration file cannot be read; check --config and THERMO_CONFIG", path));
@@ -169,7 +212,7 @@ void add_config_file(const std::string& path, const OptionSet& set,
     throw ConfigError(fmt::format("{}:{}: this is not TOML: {}", path, error.source().begin.line,
                                   std::string(error.description())));
   }
-  FileReader{path, set, known_elsewhere, values}.read(table);
+  FileReader{path, set, known, values}.read(table);
 }
 
 std::string print_config(const OptionSet& set, const OptionValues& values) {

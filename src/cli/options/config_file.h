@@ -10,18 +10,29 @@
 
 namespace thermo {
 
+// The options of all commands, so that a name of another command is told from a misspelled one.
+struct KnownOptions {
+  std::vector<std::string> anywhere;  // also in the file and the environment
+  std::vector<std::string> command_line_only;
+  void add(const OptionSet& set);
+};
+
 // THERMO_<OPTION>; where that is not set, llama-server's variable. Returns a line for the log for each of
 // those.
 std::vector<std::string> add_environment(const OptionSet& set, OptionValues& values);
+
+// A sentence for each variable THERMO_* that says nothing: misspelled, or of an option that is taken from the
+// command line only.
+std::vector<std::string> unknown_variables(const KnownOptions& known);
 
 // The file named by `--config` or $THERMO_CONFIG, else the first of the usual places that exists; empty:
 // none.
 std::string find_config_file(const OptionSet& set, const OptionValues& values);
 
-// Adds the keys of a TOML file. `known_elsewhere` are keys of other commands: they are skipped. Throws
-// ConfigError: unreadable, no TOML, an unknown key (with its line and the nearest match).
-void add_config_file(const std::string& path, const OptionSet& set,
-                     std::span<const std::string> known_elsewhere, OptionValues& values);
+// Adds the keys of a TOML file. Keys of other commands are skipped. Throws ConfigError: unreadable, no TOML,
+// an unknown key (with its line and the nearest match).
+void add_config_file(const std::string& path, const OptionSet& set, const KnownOptions& known,
+                     OptionValues& values);
 
 // The values that were given, as TOML with the source of each in a comment, in the order of declaration; what
 // was not given is not listed.

@@ -6,16 +6,57 @@
 #include <charconv>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "gguf/gguf_file.h"
 
 namespace thermo {
 
 void add_model_option(OptionSet& set, std::string& model) {
+  // An empty variable of a script must not become another model.
+  const auto take = [&model](std::string_view text) {
+    if (text.empty())
+      throw ConfigError("a file or a folder was expected; leave it out for the embedded model");
+    model = text;
+  };
   set.positional(
-      "MODEL", model,
+      "MODEL", take,
       "GGUF file, first file of a split model, or a folder with one model; without it the embedded model",
       "model");
-  set.value("-m,--model", "MODEL", model, "the same as an option").llama_env("LLAMA_ARG_MODEL");
+  set.custom("-m,--model", "MODEL", take, "the same as an option").llama_env("LLAMA_ARG_MODEL");
+}
+
+namespace {
+
+// Switches of llama.cpp for what is always so here. The other way round is refused with the reason.
+struct AlwaysSo {
+  const char* names;
+  bool so;
+  const char* help;
+  const char* otherwise;
+};
+constexpr AlwaysSo kAlwaysSo[] = {
+    {"--offline", true, "nothing is downloaded",
+     "nothing is downloaded; fetch the GGUF file and give its path with -m"},
+    {"--perf", true, "statistics are always shown", "use -q to have no statistics"},
+    {"--display-prompt", false, "the prompt is never shown again",
+     "the prompt is not shown again; print it yourself"},
+    {"--simple-io", true, "a pipe gets plain text", "plain text is all a pipe gets; leave it out"},
+};
+
+}  // namespace
+
+void add_llama_switches(OptionSet& set) {
+  for (const AlwaysSo& one : kAlwaysSo)
+    set.custom_flag(
+           one.names,
+           [&one](bool on) {
+             if (on != one.so) throw ConfigError(one.otherwise);
+           },
+           std::string("accepted: ") + one.help)
+        .advanced();
+  set.custom_flag(
+         "--warmup", [](bool) {}, "accepted: the first step needs no warm-up")
+      .advanced();
 }
 
 void add_engine_options(OptionSet& set, EngineFlags& flags) {
@@ -45,9 +86,11 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
   set.value("-dev,--device", "NAME", flags.device,
             "auto, cpu, cuda:N (a build with CUDA), or sim: the CPU playing a "
             "device, to try expert placement")
+      .suggest({"auto", "cpu", "sim", "cuda:0"})
       .llama_env("LLAMA_ARG_DEVICE");
   set.value("-ngl,--gpu-layers,--n-gpu-layers", "N", flags.n_gpu_layers,
             "0: the CPU, all: the GPU (default auto)")
+      .suggest({"auto", "all", "0"})
       .llama_env("LLAMA_ARG_N_GPU_LAYERS")
       .advanced();
   set.custom(
@@ -57,6 +100,12 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
              throw ConfigError("attention is always computed in blocks here: on or auto was expected");
          },
          "accepted as on or auto: attention is always computed in blocks")
+      .choices({"on", "off", "auto", "1", "0"})
+      .bare("on")
+      .advanced();
+  add_llama_switches(set);
+  set.flag("--context-shift", flags.context_shift,
+           "chat: forget the oldest messages when the context is full (default off)")
       .advanced();
   set.value("--isa", "NAME", flags.isa,
             "instruction set: auto, portable, avx2, avx512 or amx (default: the best there is)")
@@ -68,6 +117,8 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
          "mapping: less memory, slower")
       .advanced();
   set.flag("--mmap", flags.use_mmap, "accepted; with --repack the mapping is only read while loading")
+      .advanced();
+  set.flag("--mlock", flags.lock_memory, "keep the model in memory: the system may not swap it out")
       .advanced();
   set.flag("--pin-threads", flags.pin_threads, "bind each thread to a core (default on)").advanced();
   add_expert_options(set, flags.experts);
@@ -112,12 +163,21 @@ DeviceChoice device_option(const std::string& name, const std::string& n_gpu_lay
     }
   }
   if (layers == 0) return {.kind = DeviceChoice::Kind::Cpu};
-  // Asked for: missing is an error.
-  if (layers > 0 && device.kind == DeviceChoice::Kind::Auto) return {.kind = DeviceChoice::Kind::Gpu};
+    // As with llama.cpp, a build without CUDA says so and goes on. With it, auto takes the GPU, and says so
+    // if there is none.
+#ifndef THERMO_HAS_CUDA
+  if (layers > 0 && device.kind == DeviceChoice::Kind::Auto)
+    log_warning("cli", "--n-gpu-layers {}: this build has no CUDA; the processor does everything",
+                n_gpu_layers);
+#endif
   return device;
 }
 
 EngineOptions engine_options(const EngineFlags& flags) {
+  if (flags.context_shift)
+    throw ConfigError(
+        "--context-shift: only a conversation (`thermocline chat`) forgets; give the context more tokens "
+        "with -c");
   if (flags.n_ctx < 0)
     throw ConfigError(fmt::format("--ctx-size: {} is negative; 0 is the training length", flags.n_ctx));
   if (!flags.use_mmap && !flags.repack)

@@ -16,6 +16,9 @@ namespace thermo {
 // MODEL as a positional and -m, --model; see model_source.h for what it may be. Empty: the embedded model.
 void add_model_option(OptionSet& set, std::string& model);
 
+// Switches of llama.cpp that ask for what is always so here. add_engine_options() has them.
+void add_llama_switches(OptionSet& set);
+
 // -c -b -ub -t -ctk -ctv --isa --repack --device, those of experts, and their llama.cpp spellings.
 struct EngineFlags {
   int n_ctx = 0;
@@ -29,6 +32,8 @@ struct EngineFlags {
   bool repack = true;
   bool pin_threads = true;
   bool use_mmap = true;
+  bool lock_memory = false;
+  bool context_shift = false;  // of a conversation; engine_options() refuses it
   ExpertFlags experts;
 };
 void add_engine_options(OptionSet& set, EngineFlags& flags);

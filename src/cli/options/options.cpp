@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -99,6 +100,10 @@ Option& Option::choices(std::vector<std::string> values) {
   choices_ = std::move(values);
   return *this;
 }
+Option& Option::suggest(std::vector<std::string> values) {
+  suggested_ = std::move(values);
+  return *this;
+}
 Option& Option::range(double low, double high) {
   range_ = {low, high};
   return *this;
@@ -187,18 +192,29 @@ Option& OptionSet::count(std::string_view names, std::string metavar, int& targe
   return option;
 }
 
-Option& OptionSet::list(std::string_view names, std::string metavar, std::vector<std::string>& target,
-                        std::string help) {
-  Option& option = custom(
-      names, std::move(metavar), [&target](std::string_view text) { target.emplace_back(text); },
-      std::move(help));
+Option& OptionSet::custom_list(std::string_view names, std::string metavar,
+                               std::function<void(std::string_view)> set, std::string help) {
+  Option& option = custom(names, std::move(metavar), std::move(set), std::move(help));
   option.repeatable_ = true;
   return option;
 }
 
+Option& OptionSet::list(std::string_view names, std::string metavar, std::vector<std::string>& target,
+                        std::string help) {
+  return custom_list(
+      names, std::move(metavar), [&target](std::string_view text) { target.emplace_back(text); },
+      std::move(help));
+}
+
 void OptionSet::positional(std::string metavar, std::string& target, std::string help, std::string option) {
-  positionals_.push_back({std::move(metavar), std::move(help), std::move(option),
-                          [&target](std::string_view text) { target = text; }});
+  positional(
+      std::move(metavar), [&target](std::string_view text) { target = text; }, std::move(help),
+      std::move(option));
+}
+
+void OptionSet::positional(std::string metavar, std::function<void(std::string_view)> set, std::string help,
+                           std::string option) {
+  positionals_.push_back({std::move(metavar), std::move(help), std::move(option), std::move(set)});
 }
 
 OptionSet::Match OptionSet::find(std::string_view argument) const {
@@ -258,7 +274,11 @@ void OptionValues::parse_arguments(std::span<const std::string> arguments) {
       continue;
     }
     if (match.option->bare_) {
-      const bool has_value = i + 1 < arguments.size() && is_number_list(arguments[i + 1]);
+      const std::vector<std::string>& choices = match.option->choices_;
+      const bool has_value =
+          i + 1 < arguments.size() &&
+          (choices.empty() ? is_number_list(arguments[i + 1])
+                           : std::find(choices.begin(), choices.end(), arguments[i + 1]) != choices.end());
       add(*match.option, has_value ? arguments[++i] : *match.option->bare_, OptionSource::CommandLine, name);
       continue;
     }
@@ -326,7 +346,12 @@ void OptionValues::apply() const {
     if (same != nullptr && has(*same, OptionSource::CommandLine))
       throw ConfigError(fmt::format("--{} and '{}' both name the {}: give one of them", positional.option,
                                     positionals_[i], positional.option));
-    positional.set(positionals_[i]);
+    try {
+      positional.set(positionals_[i]);
+    } catch (const ConfigError& error) {
+      throw ConfigError(
+          fmt::format("{}: '{}' cannot be used, {}", positional.metavar, positionals_[i], error.what()));
+    }
   }
 }
 

@@ -46,11 +46,13 @@ class Option {
  public:
   // Settings of a declaration, each returning the option itself.
   Option& choices(std::vector<std::string> values);  // any other value is refused
+  Option& suggest(std::vector<std::string> values);  // for completion; others are taken, too
   Option& range(double low, double high);            // of numbers, both included
   Option& llama_env(std::string name);  // the variable of llama-server when it is not LLAMA_ARG_<NAME>
   Option& advanced();                   // shown by --help-all only
   Option& no_environment();             // on the command line only
-  // --x alone means --x=VALUE; the next argument is its value only when it is a list of numbers.
+  // --x alone means --x=VALUE; the next argument is its value only when it is one of the choices, or a list
+  // of numbers where there are none.
   Option& bare(std::string value);
 
   const std::string& name() const { return longs_.front(); }  // "ctx-size"
@@ -63,7 +65,7 @@ class Option {
   std::vector<std::string> longs_;   // without dashes; the first is the name
   std::vector<std::string> shorts_;  // without the dash
   std::string metavar_, help_, section_, llama_env_;
-  std::vector<std::string> choices_;
+  std::vector<std::string> choices_, suggested_;
   std::optional<std::pair<double, double>> range_;
   std::optional<std::string> bare_;
   bool flag_ = false, count_ = false, repeatable_ = false, advanced_ = false, environment_ = true;
@@ -80,6 +82,10 @@ struct OptionView {
   const std::string& section() const { return option->section_; }
   const std::string& llama_env() const { return option->llama_env_; }
   std::span<const std::string> choices() const { return option->choices_; }
+  // What a completion offers.
+  std::span<const std::string> values() const {
+    return option->choices_.empty() ? option->suggested_ : option->choices_;
+  }
   bool is_flag() const { return option->flag_; }
   bool is_repeatable() const { return option->repeatable_; }
   bool is_advanced() const { return option->advanced_; }
@@ -121,11 +127,16 @@ class OptionSet {
   // `set` throws ConfigError with what it expected; the option's name and value are put before it.
   Option& custom(std::string_view names, std::string metavar, std::function<void(std::string_view)> set,
                  std::string help);
+  // The same for an option that may be given several times: `set` is called for each.
+  Option& custom_list(std::string_view names, std::string metavar, std::function<void(std::string_view)> set,
+                      std::string help);
   // A flag with a function of its own; called with true, or with false for --no-x.
   Option& custom_flag(std::string_view names, std::function<void(bool)> set, std::string help);
 
   // `option`: the option that says the same ("model"); naming both is refused.
   void positional(std::string metavar, std::string& target, std::string help, std::string option = "");
+  void positional(std::string metavar, std::function<void(std::string_view)> set, std::string help,
+                  std::string option = "");
 
   std::span<const Option> options() const { return options_; }
   std::span<const Positional> positionals() const { return positionals_; }

@@ -21,7 +21,7 @@ constexpr Refusal kRefusals[] = {
      "this program generates text only; use a model "
      "server made for embeddings"},
     {"--models-dir --models-preset --models-max", "one model runs at a time; name it with -m"},
-    {"--context-shift --no-context-shift --keep", "the context never shifts; give it more tokens with -c"},
+    {"--keep", "the context never shifts; give it more tokens with -c"},
     {"--grammar --grammar-file --json-schema -j -jf --json-schema-file",
      "constrained output is not in this release; "
      "ask for the format in the prompt"},
@@ -32,7 +32,7 @@ constexpr Refusal kRefusals[] = {
     {"--dry-*", "not offered here; use --repeat-penalty, --presence-penalty or --frequency-penalty"},
     {"--rope-* --yarn-* -gan --grp-attn-n -gaw --grp-attn-w",
      "the position encoding comes from the model file; leave it out"},
-    {"--mlock -lm --load-mode -dio --direct-io",
+    {"-lm --load-mode -dio --direct-io",
      "weights are copied into ordinary memory at load; use --no-repack to "
      "read them through the file mapping instead"},
     {"-tb --threads-batch", "one set of threads serves prompt and answer; use -t"},
@@ -47,7 +47,7 @@ constexpr Refusal kRefusals[] = {
     {"--expert-policy", "experts move by their use; --no-expert-swaps keeps them where they are"},
     {"-md --model-draft --spec-* --draft* -ngld -devd -ctkd -ctvd --lookup*",
      "speculative decoding is not in this release; leave it out"},
-    {"-hf -hfr --hf-repo -hff --hf-file -hft --hf-token -mu --model-url -dr --docker-repo --offline",
+    {"-hf -hfr --hf-repo -hff --hf-file -hft --hf-token -mu --model-url -dr --docker-repo",
      "nothing is downloaded; fetch the GGUF file and give its path with -m"},
     {"-np --parallel -cb --cont-batching --no-cont-batching -ns --sequences",
      "one conversation runs at a time; leave it out"},
@@ -58,11 +58,10 @@ constexpr Refusal kRefusals[] = {
     {"-cnv --conversation -i --interactive -if --interactive-first -mli --multiline-input",
      "use `thermocline chat` for a conversation"},
     {"-no-cnv --no-conversation", "use `thermocline run --raw` to continue a text without the chat template"},
-    {"-st --single-turn", "that is what `thermocline run` does; leave it out"},
+    {"-st --single-turn", "that is what `thermocline run` does; use it"},
     {"--prompt-cache*", "prompts are not kept between runs; `thermocline chat` reuses them within one"},
-    {"--warmup", "there is no warm-up run to switch on; leave it out"},
     {"--no-jinja --legacy", "templates are always rendered as Jinja; use --raw to have none"},
-    {"--simple-io -r --reverse-prompt", "use --stop to end at a text"},
+    {"-r --reverse-prompt", "use --stop to end at a text"},
     {"--in-prefix --in-prefix-bos --in-suffix",
      "the chat template writes the markers; change it with "
      "--chat-template-file"},

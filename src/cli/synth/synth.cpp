@@ -10,6 +10,7 @@
 #include "base/thread_pool.h"
 #include "base/units.h"
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/progress.h"
 #include "cli/synth/synth_file.h"
 #include "cli/synth/synth_fill.h"
@@ -43,7 +44,7 @@ void write_tensors(const SynthFiller& filler, std::span<const SynthTensor> tenso
   std::vector<std::vector<std::byte>> buffers(static_cast<size_t>(threads.size()));
   std::atomic<uint64_t> written{0};
   threads.run(static_cast<int>(first_chunk.back()), [&](int task, int thread) {
-    if (file.failed()) return;
+    if (file.failed() || InterruptScope::interrupted()) return;
     const auto chunk = static_cast<uint64_t>(task);
     const auto next = std::upper_bound(first_chunk.begin(), first_chunk.end(), chunk);
     const auto index = static_cast<size_t>(next - first_chunk.begin()) - 1;
@@ -105,10 +106,15 @@ class SynthCommand : public Command {
     ProgressLine progress(terminal);
     GgufWriter metadata;
     set_synth_metadata(options_, metadata);
+    const InterruptScope interrupts;
     SynthFile file(path_, metadata, tensors);
     write_tensors(filler, tensors, threads, file, [&](uint64_t done) {
       progress.update({"write", done, n_bytes});
     });
+    if (InterruptScope::interrupted()) {  // the file removes what was written
+      terminal.note(fmt::format("interrupted: {} was not written", path_));
+      return InterruptScope::exit_code();
+    }
     file.finish();
     progress.clear();
 

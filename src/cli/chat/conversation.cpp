@@ -1,0 +1,396 @@
+// The session keeps its tokens between turns; only what is new is evaluated.
+#include "cli/chat/conversation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "cli/answer_printer.h"
+#include "cli/interrupt.h"
+#include "experts/telemetry.h"
+
+namespace thermo {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string plural(size_t n, const char* what) {
+  return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
+}
+
+// Files that begin with `path`, folders with a slash at the end.
+std::vector<std::string> files_like(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "" : path.substr(0, slash + 1);
+  std::vector<std::string> found;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder.empty() ? "." : folder, error)) {
+    const std::string name = folder + entry.path().filename().string();
+    if (name.starts_with(path)) found.push_back(name + (entry.is_directory(error) ? "/" : ""));
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+}  // namespace
+
+struct Conversation::Command {
+  const char* name;
+  const char* arguments;
+  const char* help;
+  void (Conversation::*run)(const std::string&);
+  bool takes_file = false;
+};
+
+const std::vector<Conversation::Command>& Conversation::commands() {
+  static const std::vector<Command> list = {
+      {"/help", "", "this list", &Conversation::help},
+      {"/regen", "", "answer the last message again", &Conversation::regenerate},
+      {"/undo", "", "take back the last message and its answer", &Conversation::undo},
+      {"/edit", "[TEXT]", "change the last message and answer it again", &Conversation::edit},
+      {"/file", "PATH", "attach a text to the next message", &Conversation::attach, true},
+      {"/reset", "", "forget the conversation, keep the system prompt", &Conversation::reset},
+      {"/system", "[TEXT]", "set the system prompt and start over; without TEXT: show it",
+       &Conversation::set_system},
+      {"/think", "on|off", "let the model reason first, or not", &Conversation::set_thinking},
+      {"/set", "NAME VALUE", "an option of the answers: temp 0.2, top-k 40, predict 500",
+       &Conversation::set_option},
+      {"/stats", "", "tokens and speed so far", &Conversation::show_stats},
+      {"/save", "FILE", "write the conversation; .json can be loaded again", &Conversation::save, true},
+      {"/load", "FILE", "go on with a conversation that was saved as .json", &Conversation::load, true},
+      {"/exit", "", "leave (also Ctrl-D)", &Conversation::leave},
+  };
+  return list;
+}
+
+Conversation::Conversation(TextModel& model, ConversationOptions options, const Terminal& terminal)
+    : model_(model),
+      options_(std::move(options)),
+      terminal_(terminal),
+      renderer_(model.tokenizer(), template_options(options_.answer.chat_template)),
+      request_(answer_request(options_.answer, model, false)),
+      session_(model.open_session()),
+      editor_(terminal, {.history_file = options_.history_file,
+                         .complete = [this](std::string_view line) { return completions(line); }}),
+      system_(system_prompt(options_.answer)) {}
+
+ExitCode Conversation::talk() {
+  // Leaving in an orderly way writes the heat file; a third interrupt does not wait for that.
+  const InterruptScope interrupts(2);
+  if (options_.first_message) answer(*options_.first_message);
+  while (!leaving_) {
+    if (InterruptScope::must_leave(2)) return InterruptScope::exit_code();
+    std::string message;
+    switch (editor_.next(message, std::exchange(to_edit_, {}))) {
+      case LineReader::Event::End:
+        if (terminal_.stdin_is_terminal) say("");
+        leaving_ = true;
+        break;
+      case LineReader::Event::Interrupted:
+        if (!InterruptScope::must_leave(2)) say("(Ctrl-C again or /exit to leave)");
+        break;
+      case LineReader::Event::Line:
+        InterruptScope::reset();
+        take(message);
+        if (!InterruptScope::must_leave(2)) InterruptScope::reset();
+        break;
+    }
+  }
+  // Over a pipe nobody sees that a message was not answered.
+  return failed_ && !terminal_.stdin_is_terminal ? ExitCode::Usage : ExitCode::Ok;
+}
+
+void Conversation::say(const std::string& line) const {
+  std::fprintf(stderr, "%s\n", terminal_.stderr_is_terminal ? printable(line).c_str() : line.c_str());
+}
+
+void Conversation::fail(const std::string& line) {
+  failed_ = true;
+  say(line);
+}
+
+void Conversation::take(const std::string& message) {
+  if (message.find_first_not_of(" \t\n") == std::string::npos) return;
+  if (!message.starts_with('/')) return answer(message);
+  const size_t space = std::min(message.find(' '), message.size());
+  std::string name = message.substr(0, space);
+  const size_t rest = std::min(message.find_first_not_of(' ', space), message.size());
+  const std::string arguments = message.substr(rest, message.find_last_not_of(" \n") + 1 - rest);
+  for (const auto& [alias, meaning] : {std::pair{"/quit", "/exit"}, {"/bye", "/exit"}, {"/clear", "/reset"}})
+    if (name == alias) name = meaning;
+  std::vector<std::string> known;
+  for (const Command& command : commands()) {
+    if (name == command.name) return (this->*command.run)(arguments);
+    known.emplace_back(command.name);
+  }
+  const std::string nearest = nearest_match(name, known);
+  say(fmt::format("unknown command {}: {}", name,
+                  nearest.empty() ? "/help lists them" : fmt::format("did you mean {}?", nearest)));
+}
+
+std::vector<std::string> Conversation::completions(std::string_view line) const {
+  std::vector<std::string> words;
+  if (!line.starts_with('/')) return words;
+  const size_t space = line.find(' ');
+  for (const Command& command : commands()) {
+    if (space == std::string_view::npos && std::string_view(command.name).starts_with(line))
+      words.emplace_back(command.name);
+    if (space != std::string_view::npos && line.substr(0, space) == command.name && command.takes_file)
+      return files_like(std::string(line.substr(line.rfind(' ') + 1)));
+  }
+  return words;
+}
+
+void Conversation::answer(const std::string& text) {
+  try {
+    require_utf8(text, "the message");
+  } catch (const ConfigError& error) {
+    return fail(error.what());
+  }
+  std::string content = text;
+  if (!attached_.empty()) content += "\n\n" + attached_;
+  turns_.push_back({"user", content});
+  const size_t n_turns = turns_.size();
+  reply();
+  if (turns_.size() > n_turns) attached_.clear();  // it was answered
+}
+
+// The request's prompt from the turns. With --context-shift the oldest go until it fits.
+bool Conversation::make_prompt() {
+  const int n_ctx = model_.engine().n_ctx();
+  size_t n_dropped = 0;
+  while (true) {
+    std::vector<Turn> all;
+    if (!system_.empty()) all.push_back({"system", system_});
+    all.insert(all.end(), turns_.begin(), turns_.end());
+    RenderedPrompt rendered = renderer_.render(all, {.thinking = thinking_});
+    if (rendered.ids.size() < static_cast<size_t>(n_ctx)) {
+      if (n_dropped > 0)
+        say(fmt::format("(the context is full: {} forgotten)", plural(n_dropped, "old message")));
+      request_.prompt = std::move(rendered.ids);
+      request_.answer.starts_in_reasoning = rendered.in_reasoning;
+      return true;
+    }
+    if (!options_.context_shift || turns_.size() < 3) {
+      fail(
+          fmt::format("the conversation has {} tokens and the context holds {}: /undo or /reset make room, "
+                      "or start with a "
+                      "larger -c or with --context-shift",
+                      rendered.ids.size(), n_ctx));
+      return false;
+    }
+    // A question goes with its answer.
+    const size_t n = turns_[1].role == "assistant" ? 2 : 1;
+    turns_.erase(turns_.begin(), turns_.begin() + static_cast<std::ptrdiff_t>(n));
+    n_dropped += n;
+  }
+}
+
+void Conversation::reply() {
+  if (!make_prompt()) {
+    turns_.pop_back();
+    return;
+  }
+  AnswerPrinter printer(terminal_, options_.answer.show_reasoning);
+  const Answer answer = print_answer(model_, session_, request_, terminal_, &printer);
+  if (answer.interrupted && answer.content.empty()) {
+    turns_.pop_back();  // nothing was answered: as if it had not been asked
+    say("(stopped)");
+    return;
+  }
+  turns_.push_back({"assistant", answer.content, answer.reasoning});
+  last_ = answer.stats;
+  n_prompt_tokens_ += answer.stats.n_prompt - answer.stats.n_cached;
+  n_answer_tokens_ += answer.stats.n_completion;
+  if (answer.interrupted) say("(stopped)");
+  if (answer.context_full) {
+    say("(the context is full: /undo or /reset make room; --context-shift forgets the oldest messages by "
+        "itself)");
+  } else if (answer.finish_reason == "length") {
+    say(fmt::format("(cut after {} tokens: /set predict {} allows more)", answer.stats.n_completion,
+                    2 * answer.stats.n_completion));
+  }
+  if (terminal_.stderr_is_terminal) terminal_.note(last_.describe());
+}
+
+void Conversation::help(const std::string&) {
+  std::string out;
+  for (const Command& command : commands())
+    out += fmt::format("  {:<19}{}\n", fmt::format("{} {}", command.name, command.arguments), command.help);
+  out +=
+      "  A line that ends in \\ goes on in the next one; \"\"\" begins and ends a text of several lines.\n"
+      "  Ctrl-C stops an answer, twice leaves. Tab completes commands, the arrows bring back earlier "
+      "messages.\n";
+  std::fputs(out.c_str(), stderr);
+}
+
+void Conversation::reset(const std::string&) {
+  turns_.clear();
+  attached_.clear();
+  say("(the conversation was forgotten)");
+}
+
+void Conversation::regenerate(const std::string&) {
+  if (turns_.size() < 2 || turns_.back().role != "assistant")
+    return say("(there is no answer to give again)");
+  const Turn before = turns_.back();
+  turns_.pop_back();
+  const size_t n_turns = turns_.size();
+  const Turn question = turns_.back();
+  reply();
+  if (turns_.size() > n_turns) return;
+  turns_.push_back(question);  // it was stopped: what was there stays
+  turns_.push_back(before);
+}
+
+void Conversation::undo(const std::string&) {
+  if (turns_.empty()) return say("(there is nothing to take back)");
+  while (!turns_.empty() && turns_.back().role != "user") turns_.pop_back();
+  if (!turns_.empty()) turns_.pop_back();
+  say(fmt::format("(taken back; {} left)", plural(turns_.size(), "message")));
+}
+
+void Conversation::edit(const std::string& rest) {
+  const auto last =
+      std::find_if(turns_.rbegin(), turns_.rend(), [](const Turn& turn) { return turn.role == "user"; });
+  if (last == turns_.rend()) return say("(there is no message to change)");
+  if (rest.empty() && !editor_.edits()) return say("/edit needs the new text here: /edit TEXT");
+  const std::string text = last->content;
+  undo("");
+  if (rest.empty()) {
+    to_edit_ = text;
+  } else {
+    answer(rest);
+  }
+}
+
+void Conversation::attach(const std::string& rest) {
+  if (rest.empty()) return say("/file needs the path of a text");
+  try {
+    const std::string text = read_text_file(rest);
+    require_utf8(text, rest);
+    if (!attached_.empty()) attached_ += "\n\n";
+    attached_ += text;
+    say(fmt::format("({} is attached to the next message: about {} tokens)", rest,
+                    model_.tokenizer().encode(text, {.parse_special = false}).size()));
+  } catch (const ConfigError& error) {
+    fail(error.what());
+  }
+}
+
+void Conversation::set_system(const std::string& rest) {
+  if (rest.empty()) return say(system_.empty() ? "(no system prompt)" : system_);
+  system_ = rest;
+  turns_.clear();
+  say("(new system prompt, the conversation starts over)");
+}
+
+void Conversation::set_thinking(const std::string& rest) {
+  if (rest != "on" && rest != "off") return say("/think takes on or off");
+  thinking_ = rest == "on";
+  say(fmt::format("(reasoning is {})", rest));
+}
+
+// Any option of an answer by its long name, with the same checks as on the command line.
+void Conversation::set_option(const std::string& rest) {
+  const size_t space = rest.find(' ');
+  if (space == std::string::npos) return say("/set takes a name and a value: /set temp 0.2");
+  std::string value = rest.substr(space + 1);
+  value.erase(0, std::min(value.find_first_not_of(' '), value.size()));
+  AnswerFlags flags = options_.answer;
+  OptionSet set;
+  add_answer_options(set, flags);
+  try {
+    OptionValues values(set);
+    values.parse_arguments(std::vector<std::string>{fmt::format("--{}={}", rest.substr(0, space), value)});
+    values.apply();
+    AnswerRequest request = answer_request(flags, model_, false);
+    request_ = std::move(request);
+    options_.answer = std::move(flags);
+    say(fmt::format("({} is {})", rest.substr(0, space), value));
+  } catch (const ConfigError& error) {
+    say(error.what());
+  }
+}
+
+void Conversation::show_stats(const std::string&) {
+  say(fmt::format("{} messages, {} prompt tokens read, {} tokens answered, {} of {} in the context",
+                  turns_.size(), n_prompt_tokens_, n_answer_tokens_, session_.n_past(),
+                  model_.engine().n_ctx()));
+  if (last_.n_completion > 0) say("last: " + last_.describe());
+  if (const std::string experts = describe(model_.engine().expert_telemetry()); !experts.empty())
+    say(experts);
+}
+
+void Conversation::save(const std::string& path) {
+  if (path.empty()) return say("/save needs a file name");
+  std::error_code ignored;
+  if (fs::exists(path, ignored)) {
+    std::string reply;
+    if (!terminal_.stdin_is_terminal)
+      return fail(fmt::format("{} exists: choose another name, or remove it first", path));
+    if (editor_.ask(fmt::format("{} exists; overwrite it? [y/N] ", path), reply) != LineReader::Event::Line ||
+        (reply != "y" && reply != "Y" && reply != "yes"))
+      return say("(not saved)");
+  }
+  std::ofstream file(path);
+  if (path.ends_with(".json")) {
+    Json messages = Json::array();
+    if (!system_.empty()) messages.push_back({{"role", "system"}, {"content", system_}});
+    for (const Turn& turn : turns_) {
+      Json message = {{"role", turn.role}, {"content", turn.content}};
+      if (!turn.reasoning.empty()) message["reasoning_content"] = turn.reasoning;
+      messages.push_back(std::move(message));
+    }
+    file << messages.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
+  } else {
+    if (!system_.empty()) file << "system: " << system_ << "\n\n";
+    for (const Turn& turn : turns_) file << turn.role << ": " << turn.content << "\n\n";
+  }
+  file.close();
+  if (!file) return fail(fmt::format("{} cannot be written: choose another file", path));
+  say(fmt::format("(saved {} to {})", plural(turns_.size(), "message"), path));
+}
+
+void Conversation::load(const std::string& path) {
+  if (path.empty()) return say("/load needs a file name");
+  std::string system;
+  std::vector<Turn> turns;
+  try {
+    const Json messages = Json::parse(read_text_file(path), nullptr, false);
+    if (!messages.is_array())
+      throw ConfigError(path + ": this is no saved conversation; /save to a .json file makes one");
+    for (const Json& message : messages) {
+      const auto text = [&](const char* key) {
+        return message.is_object() && message.contains(key) && message[key].is_string()
+                   ? message[key].get<std::string>()
+                   : "";
+      };
+      const std::string role = text("role");
+      if (role == "system" && turns.empty() && system.empty()) {
+        system = text("content");
+      } else if (role == "user" || role == "assistant") {
+        turns.push_back({role, text("content"), text("reasoning_content")});
+      } else {
+        throw ConfigError(
+            fmt::format("{}: a message has the role '{}'; user and assistant can be loaded", path, role));
+      }
+    }
+  } catch (const ConfigError& error) {
+    return fail(error.what());
+  }
+  system_ = std::move(system);
+  turns_ = std::move(turns);
+  say(fmt::format("(loaded {} from {})", plural(turns_.size(), "message"), path));
+}
+
+void Conversation::leave(const std::string&) {
+  leaving_ = true;
+}
+
+}  // namespace thermo

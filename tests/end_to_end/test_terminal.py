@@ -1,0 +1,271 @@
+"""The rough edges of the command line: prompts from several places, words that mislead, interruptions, data for other programs."""
+import json
+import os
+import pathlib
+import pty
+import re
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import time
+import unittest
+
+from harness import (DATA, DEVICE_FAULT, INTERRUPTED, MEMORY, MODEL, MODEL_ERROR, PROGRAM, ProgramTest, ROOT, USAGE, clean_environment, run,
+                     temporary_folder)
+
+GREEDY = ("--temp", "0")
+ASK = ("-p", "hello", "-n", "4", *GREEDY)
+QUICK = ("-p", "16", "-n", "4", "-r", "1", "--no-warmup", "--no-bandwidth")
+TERMINATED, HUNG_UP, BELOW_TARGET = 143, 129, 9
+
+
+def start(*arguments, **options):
+    return subprocess.Popen([PROGRAM, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, env=clean_environment(), **options)
+
+
+class QuestionAndDocument(ProgramTest):
+    def setUp(self):
+        self.whole = self.answer("run", "-p", "What is\n\n17 + 25?", *GREEDY)
+
+    def test_stdin_comes_after_the_prompt(self):
+        self.assertEqual(self.answer("run", "-p", "What is", *GREEDY, stdin="17 + 25?\n"), self.whole)
+
+    def test_a_file_comes_after_the_prompt(self):
+        path = temporary_folder(self) / "question.txt"
+        path.write_text("17 + 25?\n")
+        self.assertEqual(self.answer("run", "-p", "What is", "-f", path, *GREEDY), self.whole)
+        self.assertEqual(self.answer("run", "-p", "What is", "-f", "-", *GREEDY, stdin="17 + 25?"), self.whole)
+
+    def test_a_redirected_file_is_a_document_too(self):
+        path = temporary_folder(self) / "question.txt"
+        path.write_text("17 + 25?\n")
+        with open(path) as file:
+            done = subprocess.run([PROGRAM, "run", "-p", "What is", *GREEDY], stdin=file, capture_output=True, text=True,
+                                  env=clean_environment(), timeout=120)
+        self.assertEqual(done.stdout, self.whole)
+
+    def test_an_idle_pipe_says_what_is_waited_for(self):
+        program = start("run", *ASK)
+        self.assertIn(b"waiting for text on stdin", program.stderr.readline())
+        program.communicate(timeout=60)
+        self.assertEqual(program.returncode, 0)
+
+
+class Words(ProgramTest):
+    def test_an_empty_model_is_no_model(self):
+        for command in (("run", "-m", "", *ASK), ("run", "", *ASK), ("bench", "-m", ""), ("plan", "-m", ""), ("chat", "")):
+            self.assertIn("file or a folder was expected", self.refusal(USAGE, *command))
+
+    def test_bench_measures_every_model(self):
+        rows = json.loads(self.answer("bench", "-m", MODEL, "-m", DATA / "qwen35-f32.gguf", *QUICK, "-o", "json"))
+        self.assertEqual([r["model_filename"] for r in rows],
+                         [str(MODEL)] * 2 + [str(DATA / "qwen35-f32.gguf")] * 2)
+
+    def test_llama_switches_for_what_is_always_so_are_accepted(self):
+        plain = self.answer("run", *ASK)
+        for switch in ("--offline", "--no-context-shift", "-st", "--no-warmup", "--perf", "--no-display-prompt", "--simple-io",
+                       "-fa", "--mlock"):
+            with self.subTest(switch=switch):
+                self.assertEqual(self.answer("run", switch, *ASK), plain)
+        self.assertEqual(self.answer("run", "-fa", "on", *ASK), plain)
+        for switch in ("--no-offline", "--context-shift", "--no-perf", "--display-prompt"):
+            self.refusal(USAGE, "run", switch, *ASK)
+        self.refusal(USAGE, "run", "-fa", "off", *ASK)
+
+    def test_a_context_beyond_the_training_length_is_noted(self):
+        self.assertIn("trained for", run("run", *ASK, "-c", "8192").stderr)
+        self.assertNotIn("trained for", run("run", *ASK, "-c", "2048").stderr)
+
+    def test_too_many_threads_are_noted(self):
+        self.assertIn("wait for each other", run("run", *ASK, "-t", "100").stderr)
+        self.assertNotIn("wait for each other", run("run", *ASK, "-t", "1").stderr)
+
+    def test_an_answer_that_was_cut_is_noted(self):
+        self.assertIn("cut after 4 tokens: raise -n", run("run", "-p", "hello", "--reasoning", "off", "-n", "4", *GREEDY).stderr)
+        self.assertNotIn("cut after", run("run", "-p", "What is 17 + 25?", *GREEDY).stderr)
+
+    def test_a_folder_is_no_configuration_file(self):
+        self.assertIn("this is a folder", self.refusal(USAGE, "run", *ASK, "--config", temporary_folder(self)))
+
+    def test_variables_that_say_nothing_are_named(self):
+        self.assertIn("did you mean THERMO_TEMP?", run("run", *ASK, env={"THERMO_TEMPP": "0"}).stderr)
+        self.assertIn("command line only", run("run", *ASK, env={"THERMO_TRACE": "x"}).stderr)
+        self.assertNotIn("no effect", run("run", *ASK, env={"THERMO_MAX_ISA": "portable"}).stderr)
+
+    def test_keys_of_the_configuration_work_or_are_named(self):
+        path = temporary_folder(self) / "config.toml"
+        path.write_text('system-prompt = "You are Plankton."\nstop = ["STOP"]\n')
+        self.assertIn('system-prompt = "You are Plankton."', self.answer("run", "--config", path, "--print-config"))
+        path.write_text('trace = "x.json"\n')
+        self.assertIn("command line only", self.refusal(USAGE, "run", *ASK, "--config", path))
+
+
+class Interruptions(ProgramTest):
+    def end(self, program, number=signal.SIGINT):
+        program.send_signal(number)
+        out, err = program.communicate(timeout=60)
+        return program.returncode, out, err.decode()
+
+    def test_bench_exits_130_and_closes_its_json(self):
+        program = start("bench", "-m", MODEL, "-p", "16", "-n", "2000", "-r", "50", "--no-warmup", "--no-bandwidth", "-o", "json")
+        self.assertEqual(os.read(program.stdout.fileno(), 1), b"[")
+        time.sleep(1.0)
+        code, out, _ = self.end(program)
+        self.assertEqual(code, INTERRUPTED)
+        json.loads(b"[" + out)
+
+    def test_experts_exits_130_with_what_it_has(self):
+        folder = temporary_folder(self)
+        (folder / "long.txt").write_text("the sea is deep and cold " * 20000)
+        program = start("experts", "-f", folder / "long.txt", "-b", "16", "--json")
+        time.sleep(2.0)
+        code, out, err = self.end(program)
+        self.assertEqual(code, INTERRUPTED, err)
+        json.loads(out)
+
+    def test_chat_keeps_the_heat_file_however_it_ends(self):
+        folder = temporary_folder(self)
+        for name, signals, code in (("term", [signal.SIGTERM], TERMINATED), ("hup", [signal.SIGHUP], HUNG_UP),
+                                    ("int", [signal.SIGINT] * 3, INTERRUPTED)):
+            with self.subTest(name=name):
+                path = folder / f"{name}.json"
+                chat = start("chat", *GREEDY, "--ignore-eos", "--reasoning", "off", "--heat-file", path)
+                chat.stdin.write(b"What is 17 + 25?\n")
+                chat.stdin.flush()
+                os.read(chat.stdout.fileno(), 1)  # the answer has begun
+                for number in signals:
+                    chat.send_signal(number)
+                    time.sleep(0.3)
+                chat.communicate(timeout=60)
+                self.assertEqual(chat.returncode, code)
+                self.assertTrue(path.exists())
+
+    def test_synth_leaves_no_partial_file(self):
+        folder = temporary_folder(self)
+        program = start("synth", folder / "big.gguf", "--shape", "qwen35moe-35b-a3b", "--layers", "2", "-t", "1")
+        deadline = time.monotonic() + 30
+        while not any(folder.iterdir()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        code, _, err = self.end(program)
+        self.assertEqual(code, INTERRUPTED, err)
+        self.assertEqual(list(folder.iterdir()), [])
+
+    def test_a_pipe_that_was_not_answered_is_a_failure(self):
+        self.assertEqual(run("chat", "-c", "32", stdin="What is 17 + 25? " * 20 + "\n").returncode, USAGE)
+
+    def test_a_fifo_is_no_model(self):
+        path = temporary_folder(self) / "model.gguf"
+        os.mkfifo(path)
+        self.assertIn("not a regular file", self.refusal(MODEL_ERROR, "plan", path, timeout=20))
+
+    def test_a_used_up_address_space_is_a_matter_of_memory(self):
+        done = subprocess.run([PROGRAM, "run", MODEL, *ASK], capture_output=True, text=True, env=clean_environment(), timeout=60,
+                              stdin=subprocess.DEVNULL,
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (60 << 20, 60 << 20)))
+        self.assertEqual(done.returncode, MEMORY, done.stderr)
+
+    def test_a_file_cut_during_bench_is_a_fault(self):
+        path = temporary_folder(self) / "model.gguf"
+        shutil.copy(MODEL, path)
+        program = start("bench", "-m", path, "--no-repack", "-p", "0", "-n", "512", "-r", "200", "--no-warmup", "--no-bandwidth",
+                        "-o", "json")
+        os.read(program.stdout.fileno(), 1)
+        time.sleep(1.0)
+        os.truncate(path, 4096)
+        _, err = program.communicate(timeout=120)
+        self.assertEqual(program.returncode, DEVICE_FAULT, err)
+
+
+class Data(ProgramTest):
+    def test_a_plan_that_does_not_fit_says_so_in_json(self):
+        total = int(pathlib.Path("/proc/meminfo").read_text().split()[1]) * 1024
+        if total > 30 << 30:
+            self.skipTest("16M tokens of context fit into this machine")
+        result = run("plan", "-c", "16M", "-ctk", "f32", "-ctv", "f32", "--json")
+        self.assertEqual(result.returncode, MEMORY)
+        self.assertIs(json.loads(result.stdout)["fits"], False)
+        context = re.search("the largest context that fits is ([0-9]+)", result.stderr)[1]
+        self.answer("plan", "-c", int(context) // 2, "-ctk", "f32", "-ctv", "f32")
+
+    def test_the_peak_memory_is_the_models(self):
+        quick = ("bench", "-m", MODEL, "-p", "16", "-n", "4", "-r", "1", "--no-warmup", "-o", "json")
+        with_test, without = (json.loads(self.answer(*quick, *extra))[0]["rss_peak_bytes"] for extra in ((), ("--no-bandwidth",)))
+        self.assertLess(with_test, without * 1.2)
+
+    def test_sql_columns_have_one_type(self):
+        text = self.answer("bench", "-m", MODEL, *QUICK, "-o", "sql")
+        database = sqlite3.connect(":memory:")
+        database.executescript(text)
+        names = [(row[1], row[2]) for row in database.execute("PRAGMA table_info(test)")]
+        allowed = {"TEXT": {"text"}, "INTEGER": {"integer"}, "REAL": {"real", "integer"}}
+        for name, kind in names:
+            types = {t for t, in database.execute(f"SELECT DISTINCT typeof({name}) FROM test")} - {"null"}
+            self.assertLessEqual(types, allowed[kind], name)
+
+    def test_rows_without_a_counterpart_fail(self):
+        folder = temporary_folder(self)
+        (folder / "before.json").write_text(self.answer("bench", "-m", MODEL, *QUICK, "-o", "json"))
+        compare = ("--compare", folder / "before.json", "--fail-below", "0.001", "-o", "json")
+        self.answer("bench", "-m", MODEL, *QUICK, *compare)
+        result = run("bench", "-m", MODEL, "-p", "16,17", "-n", "4", "-r", "1", "--no-warmup", "--no-bandwidth", *compare)
+        self.assertEqual(result.returncode, BELOW_TARGET, result.stderr)
+        self.assertIn("1 of 3", result.stderr)
+
+    def test_a_check_that_passed_says_so(self):
+        self.assertIn("check passed", run("bench", "-m", MODEL, *QUICK, "--check").stderr)
+
+    def test_the_heat_map_says_how_many_experts_a_cell_is(self):
+        folder = temporary_folder(self)
+        model = folder / "many.gguf"
+        self.answer("synth", model, "--shape", "qwen35moe-35b-a3b", "--layers", "1", "--vocab", "512")
+        self.assertRegex(self.answer("experts", model, "--tokens", "16"), "a cell is the average of [0-9]+( to [0-9]+)? experts")
+
+    def test_control_characters_do_not_reach_the_terminal(self):
+        # A template writes them into the prompt; a model that continues its prompt would write them, too. What the program shows of
+        # a model's text goes through one place, tried here with a bias that leaves it one token.
+        escape, = json.loads(self.answer("tokenize", "-p", "\x1b", "--json"))["ids"]
+        leader, follower = pty.openpty()
+        program = subprocess.Popen([PROGRAM, "run", "--raw", "-p", "a b", "-n", "3", "--logit-bias", f"{escape}+100", *GREEDY],
+                                   stdin=subprocess.DEVNULL, stdout=follower, stderr=subprocess.DEVNULL,
+                                   env=clean_environment(NO_COLOR="1"))
+        os.close(follower)
+        shown = b""
+        try:
+            while block := os.read(leader, 4096):
+                shown += block
+        except OSError:
+            pass
+        program.wait(timeout=60)
+        self.assertNotIn(b"\x1b", shown)
+        self.assertIn("\ufffd".encode(), shown)
+
+
+class Perplexity(ProgramTest):
+    def measure(self, *options):
+        text = ROOT / "README.md"
+        return json.loads(self.answer("perplexity", "-f", text, "-c", "128", "--chunks", "4", "--json", *options))
+
+    def test_is_the_same_wherever_experts_are(self):
+        plain = self.measure("--device", "cpu")
+        self.assertEqual(plain["n_tokens"], 4 * 63)
+        self.assertTrue(1 < plain["perplexity"] < 10_000, plain)
+        for options in (("-t", "1"), ("-b", "16"), ("--device", "sim", "--expert-cache", "40%")):
+            self.assertEqual(self.measure("--device", "cpu", *options)["perplexity"], plain["perplexity"], options)
+
+    def test_a_smaller_cache_type_costs_little(self):
+        plain, small = self.measure("--device", "cpu"), self.measure("--device", "cpu", "-ctk", "q8_0", "-ctv", "q8_0")
+        self.assertAlmostEqual(small["perplexity"] / plain["perplexity"], 1.0, delta=0.02)
+
+    def test_prints_what_llama_prints(self):
+        text = self.answer("perplexity", "-f", ROOT / "README.md", "-c", "64", "--chunks", "2")
+        self.assertRegex(text, r"\[1\][0-9.]+,\[2\][0-9.]+,\nFinal estimate: PPL = [0-9.]+ \+/- [0-9.]+\n$")
+
+    def test_refuses_a_text_that_is_too_short(self):
+        self.assertIn("longer text", self.refusal(USAGE, "perplexity", stdin="short"))
+
+
+if __name__ == "__main__":
+    unittest.main()
