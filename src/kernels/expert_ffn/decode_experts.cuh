@@ -88,7 +88,8 @@ struct ExpertsPlan {
 };
 
 inline constexpr int kExpertWarps = 16;
-inline constexpr int kExpertPairs = 2;  // (expert, 16 hidden columns) of a block, at most
+inline constexpr size_t kExpertsOwn = 12 * 1024;  // shared memory, more than the kernel declares itself
+inline constexpr int kExpertPairs = 2;            // (expert, 16 hidden columns) of a block, at most
 
 // What the launch needs in shared memory: the rounded row, a chunk of a hidden row for each warp, values of
 // gate and up, values and steps of down, panels.
@@ -294,7 +295,7 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
 
 template <auto* kKernel>
 auto* experts_kernel(size_t shared) {
-  static const bool ready = [=] { return allow_shared(kKernel, shared - 8 * 1024), true; }();
+  static const bool ready = [=] { return allow_shared(kKernel, shared - kExpertsOwn), true; }();
   static_cast<void>(ready);
   return kKernel;
 }
@@ -311,7 +312,7 @@ inline bool launch_experts(const DecodeFfnArgs& a, StreamView stream) {
   const ExpertsShared shared(plan);
   if (blocks > card.n_multiprocessors || plan.in_panels * a.config.n_expert_used > kExpertPairs * blocks ||
       dot_chunks(a.n_embd) > kExpertWarps / 2 || plan.shared_chunks > kExpertWarps ||
-      shared.bytes + 8 * 1024 > card.max_shared_bytes)
+      shared.bytes + kExpertsOwn > card.max_shared_bytes)
     return false;
   for_dot_type(a.gate.dtype, [&]<DType T>() {
     launch(experts_kernel<decode_experts_kernel<T>>(card.max_shared_bytes), static_cast<unsigned>(blocks),
