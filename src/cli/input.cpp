@@ -19,6 +19,7 @@ namespace thermo {
 namespace {
 
 constexpr int kPatienceMs = 2000;
+constexpr int kWakeMs = 100;
 
 }  // namespace
 
@@ -100,12 +101,25 @@ std::string unescape(std::string_view text) {
   return result;
 }
 
+bool wait_for_stdin(int& n_seen, const std::function<void()>& on_wake) {
+  while (true) {
+    const int n = InterruptScope::n_interrupts();
+    const bool is_new = n > n_seen;
+    n_seen = n;
+    if (is_new) return false;
+    pollfd ready{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+    if (poll(&ready, 1, kWakeMs) > 0) return true;
+    if (on_wake) on_wake();
+  }
+}
+
 LineReader::Event LineReader::next(std::string& line) {
   while (true) {
     if (const size_t end = buffer_.find('\n'); end != std::string::npos) {
       line = buffer_.substr(0, end);
       buffer_.erase(0, end + 1);
       if (line.ends_with('\r')) line.pop_back();
+      n_seen_ = 0;  // with a message the count begins anew
       return Event::Line;
     }
     if (at_end_) {
@@ -114,16 +128,15 @@ LineReader::Event LineReader::next(std::string& line) {
       buffer_.clear();
       return Event::Line;
     }
+    if (!wait_for_stdin(n_seen_)) {
+      buffer_.clear();
+      return Event::Interrupted;
+    }
     char block[4096];
     const ssize_t n = read(STDIN_FILENO, block, sizeof(block));
     if (n > 0) {
       buffer_.append(block, static_cast<size_t>(n));
-    } else if (n < 0 && errno == EINTR) {
-      if (InterruptScope::interrupted()) {
-        buffer_.clear();
-        return Event::Interrupted;
-      }
-    } else {
+    } else if (n == 0 || errno != EINTR) {
       at_end_ = true;
     }
   }

@@ -1,6 +1,7 @@
 // Texts that the user gives: files, stdin, lines of a conversation.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -24,6 +25,10 @@ void require_utf8(std::string_view text, std::string_view what);
 // \n \t \r \\ \" \' as llama.cpp's --escape reads them; other backslashes stay.
 std::string unescape(std::string_view text);
 
+// Waits until stdin has something, or its end. False: an interrupt came that is not counted in `n_seen`; it
+// is now. A signal that comes just before the wait is not missed. `on_wake` is called several times a second.
+bool wait_for_stdin(int& n_seen, const std::function<void()>& on_wake = {});
+
 // Lines from stdin, with Ctrl-C as an event of its own.
 class LineReader {
  public:
@@ -34,6 +39,7 @@ class LineReader {
  private:
   std::string buffer_;
   bool at_end_ = false;
+  int n_seen_ = 0;  // interrupts
 };
 
 }  // namespace thermo

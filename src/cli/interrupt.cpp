@@ -48,6 +48,9 @@ InterruptScope::~InterruptScope() {
 bool InterruptScope::interrupted() noexcept {
   return g_interrupts > 0;
 }
+int InterruptScope::n_interrupts() noexcept {
+  return g_interrupts;
+}
 bool InterruptScope::must_leave(int n_interrupts) noexcept {
   return g_terminated != 0 || g_interrupts >= n_interrupts;
 }

@@ -19,6 +19,7 @@ class InterruptScope {
   InterruptScope& operator=(const InterruptScope&) = delete;
 
   static bool interrupted() noexcept;
+  static int n_interrupts() noexcept;  // since the last reset()
   // SIGTERM or SIGHUP came, or so many interrupts since the last reset(): time to go.
   static bool must_leave(int n_interrupts) noexcept;
   // What the program returns then: 130, or 128 and the number of the signal.

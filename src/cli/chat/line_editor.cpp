@@ -5,7 +5,6 @@
 
 #include <fmt/format.h>
 #include <histedit.h>
-#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,7 +17,6 @@
 #include <utility>
 
 #include "base/utf8.h"
-#include "cli/interrupt.h"
 
 namespace thermo {
 namespace {
@@ -110,6 +108,7 @@ struct LineEditor::Editor {
       if (stopped) std::fputs("\n", stderr);
       return stopped ? Event::Interrupted : Event::End;
     }
+    n_seen = 0;  // with a message the count begins anew
     out = narrow({wide, static_cast<size_t>(n)});
     if (out.ends_with('\n')) out.pop_back();
     return Event::Line;
@@ -140,19 +139,20 @@ struct LineEditor::Editor {
   static int read_char(EditLine* line, wchar_t* out) {
     Editor& self = of(line);
     std::string bytes;
+    const auto resize = [line] {
+      if (g_resized == 0) return;
+      g_resized = 0;
+      el_resize(line);
+    };
     while (true) {
-      char byte = 0;
-      const ssize_t n = ::read(STDIN_FILENO, &byte, 1);
-      if (n == 0) return 0;
-      if (n < 0 && errno == EINTR) {
-        if (g_resized != 0) {
-          g_resized = 0;
-          el_resize(line);
-        }
-        if (!InterruptScope::interrupted()) continue;
+      if (!wait_for_stdin(self.n_seen, resize)) {
         self.stopped = true;
         return -1;
       }
+      char byte = 0;
+      const ssize_t n = ::read(STDIN_FILENO, &byte, 1);
+      if (n == 0) return 0;
+      if (n < 0 && errno == EINTR) continue;
       if (n < 0) return -1;
       bytes += byte;
       const int length = utf8_sequence_length(static_cast<uint8_t>(bytes[0]));
@@ -212,6 +212,7 @@ struct LineEditor::Editor {
   HistoryW* history = nullptr;
   std::wstring prompt, initial;
   bool stopped = false;
+  int n_seen = 0;  // interrupts
 };
 
 LineEditor::LineEditor(const Terminal& terminal, LineEditorOptions options) : terminal_(terminal) {
