@@ -21,7 +21,7 @@ FOREIGN = re.compile(r"Qwen|Laguna|MODEL|model\.gguf|cuda|bench|\.\.\.|chat$|/de
 
 
 def commands(path):
-    for match in COMMAND.finditer(path.read_text()):
+    for match in COMMAND.finditer(re.sub(r"\\\n +", "", path.read_text())):  # lines that go on
         line = re.sub(r"\s{2,}#.*$", "", match[1]).strip()
         if not FOREIGN.search(line):
             yield line

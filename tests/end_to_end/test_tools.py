@@ -352,7 +352,7 @@ class BenchTest(ToolsTest):
             time.sleep(0.5)
             process.send_signal(signal.SIGINT)
             _, notes = process.communicate(timeout=120)
-            self.assertEqual(process.returncode, 0, notes)
+            self.assertEqual(process.returncode, 130, notes)
             out.seek(0)
             self.assertIsInstance(json.load(out), list)
 
