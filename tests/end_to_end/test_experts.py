@@ -372,7 +372,7 @@ class HeatMaps(ProgramTest):
         folder = temporary_folder(self)
         text = folder / "text.txt"
         text.write_text("The lake is deep and the water is cold. " * 20)
-        for shape in ("qwen35moe-tiny", "laguna-tiny", "qwen3moe-tiny"):
+        for shape in ("qwen35moe-tiny", "qwen3moe-tiny", "laguna-tiny"):
             model = synth(folder, shape)
             for device in ("sim", "cpu"):
                 out = json.loads(self.answer("experts", model, "-f", text, "--device", device, "--json"))
