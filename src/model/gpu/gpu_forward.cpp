@@ -174,7 +174,7 @@ DeviceActsOut GpuModel::Impl::expert_input(const GpuBlockWeights& w, int n_rows)
   h.i8 = h.blocks256 = h.blocks32 = nullptr;
   DeviceExpertArgs args;
   set_matrices(w, args);
-  if (n_rows > kExpertSmallRows && expert_tiles_possible(args)) return h;
+  if (expert_form_is_large(args, n_rows)) return h;
   for (const DeviceMatrix* m : {&args.gate, &args.up, &args.shared_gate, &args.shared_up}) {
     if (m->n_rows == 0 || is_float_type(m->dtype)) continue;
     if (act_format(m->dtype) == ActFormat::Q8x256)
@@ -196,7 +196,7 @@ void GpuModel::Impl::run_experts(Pass& pass, int il, const Block& block, const G
   args.hidden = act.hidden;
   args.y = act.parts;
   args.n_embd = config.n_embd;
-  args.large = n_rows > kExpertSmallRows && expert_tiles_possible(args);
+  args.large = expert_form_is_large(args, n_rows);
   if (args.large) args.hidden.f32 = nullptr;
   args.tile = expert_tile(n_rows, block.route.n_expert_used, args.n_expert);
 
