@@ -105,6 +105,7 @@ Answer generate_answer(Session& session, const Tokenizer& tokenizer, int n_ctx, 
     last_token = Clock::now();
   }
   answer.stats.seed = result->seed;
+  answer.stats.draft = result->draft;
   answer.stats.first_token_seconds = std::chrono::duration<double>(first_token - start).count();
   answer.stats.predicted_seconds = std::chrono::duration<double>(last_token - first_token).count();
   answer.context_full = result->reason == FinishReason::ContextFull;

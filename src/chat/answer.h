@@ -26,6 +26,7 @@ struct AnswerStats {
   double predicted_seconds = 0.0;
   double first_token_seconds = 0.0;  // from the start of the request
   uint64_t seed = 0;
+  DraftTelemetry draft;  // of this answer
 
   double prompt_rate() const;     // tokens per second; 0 when there is nothing to divide
   double predicted_rate() const;  // over n - 1 intervals

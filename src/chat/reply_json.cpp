@@ -46,10 +46,11 @@ Json usage_json(const Answer& answer) {
   usage["completion_tokens"] = stats.n_completion;
   usage["total_tokens"] = stats.n_prompt + stats.n_completion;
   usage["prompt_tokens_details"] = {{"cached_tokens", stats.n_cached}, {"audio_tokens", 0}};
-  usage["completion_tokens_details"] = {{"reasoning_tokens", answer.n_reasoning_tokens},
-                                        {"audio_tokens", 0},
-                                        {"accepted_prediction_tokens", 0},
-                                        {"rejected_prediction_tokens", 0}};
+  usage["completion_tokens_details"] = {
+      {"reasoning_tokens", answer.n_reasoning_tokens},
+      {"audio_tokens", 0},
+      {"accepted_prediction_tokens", stats.draft.n_accepted},
+      {"rejected_prediction_tokens", stats.draft.n_drafted - stats.draft.n_accepted}};
   return usage;
 }
 
@@ -69,6 +70,12 @@ Json timings_json(const AnswerStats& stats) {
   timings["predicted_per_second"] = stats.predicted_rate();
   timings["ttft_ms"] = stats.first_token_seconds * 1e3;
   timings["seed"] = stats.seed;
+  if (!stats.draft.drafter.empty()) {
+    timings["draft_n"] = stats.draft.n_drafted;
+    timings["draft_n_accepted"] = stats.draft.n_accepted;
+    timings["drafter"] = stats.draft.drafter;
+    timings["accept_len"] = stats.draft.accept_length();
+  }
   return timings;
 }
 

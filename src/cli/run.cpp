@@ -7,6 +7,7 @@
 #include "cli/input.h"
 #include "cli/interrupt.h"
 #include "cli/options/answer_options.h"
+#include "cli/options/draft_options.h"
 #include "cli/version.h"
 #include "experts/telemetry.h"
 
@@ -51,6 +52,7 @@ class RunCommand : public Command {
         .range(0, 20);
     add_answer_options(set, answer_);
     add_engine_options(set, engine_);
+    add_draft_options(set, draft_);
   }
 
   ExitCode run(const Terminal& terminal) override {
@@ -68,6 +70,7 @@ class RunCommand : public Command {
     encode_prompt(model, prompt, request);
     if (options.n_ctx > 0) check_prompt_fits(request.prompt.size(), options.n_ctx, model.n_ctx_train());
     set_expert_options(engine_.experts, model.config(), options);
+    set_draft_options(draft_, model_, drafter_, options);
     load_model(model, options, engine_, terminal);
     note_unused_cache(engine_.experts, model.engine(), terminal);
     const int n_ctx = model.engine().n_ctx();
@@ -86,6 +89,7 @@ class RunCommand : public Command {
     else if (answer.context_full)
       terminal.note(fmt::format("the context of {} tokens is full: the answer ends here", n_ctx));
     terminal.note(answer.stats.describe());
+    terminal.note_unless_empty(describe(answer.stats.draft));
     if (const std::string experts = describe(model.engine().expert_telemetry()); !experts.empty())
       terminal.note(experts);
     return answer.interrupted ? InterruptScope::exit_code() : ExitCode::Ok;
@@ -135,6 +139,8 @@ class RunCommand : public Command {
   bool raw_ = false, escape_ = false, json_ = false;
   AnswerFlags answer_;
   EngineFlags engine_;
+  DraftFlags draft_;
+  std::optional<GgufFile> drafter_;
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "engine/engine_impl.h"
 #include "engine/engine_plan.h"
@@ -53,6 +54,9 @@ ExpertTelemetry Engine::expert_telemetry() const {
 }
 const HeatMap* Engine::heat() const {
   return impl_->backend->heat();
+}
+DraftTelemetry Engine::draft_telemetry() const {
+  return impl_->speculation ? impl_->speculation->telemetry() : DraftTelemetry{};
 }
 
 Status Engine::Impl::check(const StepBatch& batch) const {
@@ -107,12 +111,18 @@ Result<StepOutput> Engine::step(const StepBatch& batch) {
     if (group.uncommitted)
       for (const Row& row : group.rows)
         e.uncommitted[static_cast<size_t>(group.sequence)].push_back(row.parent);
+  StepBatch now = batch;
+  if (e.speculation && e.speculation->hidden()) now.hidden = e.speculation->hidden();
   if (e.watch) e.watch->begin();
-  const StepOutput output = e.backend->step(batch);
+  const auto start = std::chrono::steady_clock::now();
+  const StepOutput output = e.backend->step(now);
   if (e.watch) e.trace->add(e.watch->end(batch.n_rows()));
   if (!e.backend->fault().empty()) return device_fault(*e.backend);
   if (const std::string fault = e.model_file->fault(); !fault.empty())
     return Error{ErrorCode::DeviceFault, fault};
+  if (e.speculation)
+    e.speculation->took_step(now,
+                             std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   return output;
 }
 
@@ -154,6 +164,7 @@ Status Engine::commit(int sequence, std::span<const int32_t> path) {
     parent = row;
   }
   e.backend->commit(sequence, path);
+  if (e.speculation) e.speculation->committed(sequence, path);
   parents.clear();
   return {};
 }
@@ -165,9 +176,11 @@ Result<Session> Engine::open_session() {
     e.taken[static_cast<size_t>(s)] = true;
     e.uncommitted[static_cast<size_t>(s)].clear();
     e.backend->clear(s);
+    if (e.speculation) e.speculation->truncate(s, 0);
     auto session = std::make_unique<Session::Impl>();
     session->engine = this;
     session->backend = e.backend.get();
+    session->speculation = e.speculation.get();
     session->sequence = s;
     session->unread = &e.unread;
     session->uncommitted = &e.uncommitted[static_cast<size_t>(s)];

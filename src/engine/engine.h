@@ -4,6 +4,7 @@
 // One thread at a time may call an Engine and its Sessions.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -19,6 +20,7 @@
 #include "model/step.h"
 #include "sampling/logprobs.h"
 #include "sampling/sampling_params.h"
+#include "speculative/telemetry.h"
 
 namespace thermo {
 
@@ -44,6 +46,26 @@ struct DeviceChoice {
   bool operator==(const DeviceChoice&) const = default;
 };
 
+// Who guesses the tokens to come, so that one step can verify several; see docs/speculative.md. It changes
+// how fast a text is written and never the text.
+struct DraftOptions {
+  enum class Kind : uint8_t {
+    None,
+    Auto,    // the file where one is given, else the model's next-token block, else lookup
+    Lookup,  // in the context
+    Mtp,     // the model's own next-token block
+    File,    // a drafter that was made for the model
+  };
+  Kind kind = Kind::None;
+  const GgufFile* file = nullptr;  // must outlive the engine
+  int budget = 0;                  // tokens drafted in a round, 1 to 63; 0: planned round by round
+  int max_depth = 0;               // of them, one after the other; 0: what the drafter can do
+  int min_depth = 0;               // shorter guesses are not verified
+  float min_probability = 0.0f;    // less likely ones are not drafted
+  std::optional<KvType> k_type;    // of the drafter's own cache; nullopt: f16
+  std::optional<KvType> v_type;
+};
+
 struct EngineOptions {
   // Behaviour.
   int n_ctx = 0;                 // tokens per sequence; 0: the training length, or what fits
@@ -52,7 +74,8 @@ struct EngineOptions {
   std::optional<KvType> k_type;  // nullopt: f16
   std::optional<KvType> v_type;
   DeviceChoice device;
-  std::vector<int> taps;        // hidden states that steps can give, see insert_taps(); empty: none
+  std::vector<int> taps;  // hidden states that steps can give, see insert_taps(); empty: none
+  DraftOptions draft;     // excludes taps
 
   // Performance.
   int n_threads = 0;  // 0: one for each physical core
@@ -102,10 +125,12 @@ class Engine {
   int n_batch() const;
   // What the expert machinery did so far; all zero where every expert is where it is computed.
   ExpertTelemetry expert_telemetry() const;
-  // Between steps: heat and hot experts as they were right after loading. False: nothing is split, or what was
-  // read from the file stays in memory.
+  // Between steps: heat and hot experts as they were right after loading. False: nothing is split, or what
+  // was read from the file stays in memory.
   bool reset_experts();
   const HeatMap* heat() const;  // nullptr: nobody counts
+  // What drafting did so far; without a drafter its name is empty.
+  DraftTelemetry draft_telemetry() const;
 
   // A free sequence, or an error when all n_sequences are taken.
   Result<Session> open_session();
@@ -145,7 +170,8 @@ struct GeneratedToken {
 struct GenerateResult {
   FinishReason reason{};
   int n_generated = 0;
-  uint64_t seed = 0;  // the one used: given, or drawn
+  uint64_t seed = 0;          // the one used: given, or drawn
+  DraftTelemetry draft = {};  // while it was written; all sequences together
 };
 
 // One timeline: its tokens and its memory. Returns its sequence to the engine when destroyed.
@@ -203,9 +229,9 @@ struct RequestEvent {
   std::variant<PromptProgress, GeneratedToken, GenerateResult, Error> what;
 };
 
-// Requests that are computed together: each step holds the next row of every request that is writing, and
-// prompt tokens of the others in the room that is left. A request may join or leave between steps; each
-// writes what it would write alone.
+// Requests that are computed together: each step holds the next row of every request that is writing, with
+// its draft, and prompt tokens of the others in the room that is left. A request may join or leave between
+// steps; each writes what it would write alone.
 class RequestLoop {
  public:
   explicit RequestLoop(Engine& engine);  // which must outlive it
@@ -218,8 +244,9 @@ class RequestLoop {
   // the session has no logits, a sampling value out of range, a session that another request has.
   Result<RequestId> add(Session& session, std::span<const TokenId> prompt, const GenerateOptions& options);
   // The request ends in the next step. A token that was reported is computed first, so that the session holds
-  // it; the rest of a prompt is not. No effect on a request that has ended.
-  void cancel(RequestId request);
+  // it; the rest of a prompt is not. No effect on a request that has ended. `n_taken`: with a drafter a step
+  // may report several tokens of a request; those after so many of the last step's are taken back.
+  void cancel(RequestId request, int n_taken = INT_MAX);
   bool empty() const;
 
   // Runs one step; its events are valid until the next one.

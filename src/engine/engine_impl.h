@@ -9,6 +9,7 @@
 #include "base/thread_pool.h"
 #include "engine/engine.h"
 #include "engine/memory_plan.h"
+#include "engine/speculation.h"
 #include "engine/step_watch.h"
 #include "experts/heat.h"
 #include "experts/heat_file.h"
@@ -31,7 +32,8 @@ struct Engine::Impl {
   std::unique_ptr<TraceWriter> trace;  // the backend adds to it
   std::optional<StepWatch> watch;      // with a trace
   std::unique_ptr<Backend> backend;
-  std::vector<bool> taken;  // sequences that a Session holds
+  std::unique_ptr<Speculation> speculation;  // nullptr: nothing is drafted
+  std::vector<bool> taken;                   // sequences that a Session holds
   // Of each sequence: the parents of its uncommitted rows, empty when it has none.
   std::vector<std::vector<int32_t>> uncommitted;
   std::vector<Session::Impl*> unread;  // sessions whose logits are still on the device

@@ -11,6 +11,7 @@
 #include "engine/engine_impl.h"
 #include "engine/engine_plan.h"
 #include "gguf/gguf_file.h"
+#include "model/model.h"
 #include "model/weights.h"
 
 namespace thermo {
@@ -54,6 +55,7 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   ModelConfig config = describe_model(file, options);
   EnginePlan plan = plan_engine(config, file, options);
+  insert_taps(config.network, config.n_layer, plan.draft.states);
   ModelOptions& model = plan.model;
   // Threads that spin between regions keep the readers of the file and the lane of the stand-in off the
   // cores.
@@ -105,6 +107,17 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
   } else {
     e.backend = make_cpu_backend(std::move(config), std::move(weights), model, e.pool, options.progress);
   }
+  if (plan.draft.kind != DraftOptions::Kind::None)
+    e.speculation = std::make_unique<Speculation>(
+        make_drafter(plan.draft, options.draft, static_cast<const Model&>(*e.backend), model, e.pool),
+        SpeculationOptions{.budget = options.draft.budget,
+                           .max_depth = options.draft.max_depth,
+                           .min_depth = options.draft.min_depth,
+                           .min_probability = options.draft.min_probability,
+                           .n_sequences = model.n_sequences,
+                           .n_batch = model.n_batch,
+                           .max_rows = plan.draft.max_rows,
+                           .n_embd = e.backend->config().n_embd});
   e.model_file = &file;
   if (const std::string fault = file.fault(); !fault.empty()) throw LoadError(fault);
   e.info.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -129,6 +129,7 @@ void check_options(const EngineOptions& o) {
   range("the number of threads", o.n_threads, 0, 1024);
   range("the number of rows of a step", o.n_batch, 0, 16384);
   range("the number of draft rows", o.max_draft_rows, 0, kDeltaChunk);
+  range("the number of drafted tokens", o.draft.budget, 0, kMaxDraftNodes);
   range("the number of pinned layers", o.pin_layers, 0, 1 << 16);
 }
 
@@ -182,10 +183,26 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
       plan.gpu.reset();
     }
   }
-  if (!plan.gpu) {
+  if (plan.gpu) {
+    if (o.draft.kind != DraftOptions::Kind::None && o.draft.kind != DraftOptions::Kind::Auto)
+      throw ConfigError("drafting runs on the processor only so far; compute there, or draft nothing");
+  } else {
     plan.memory.note.clear();
     plan.model.experts = {};
-    plan_on_cpu(plan, config, file, inputs, o);
+    const auto plan_with = [&](const DraftOptions& draft) {
+      plan.draft = plan_draft(draft, config, inputs.n_threads);
+      plan.model.sequence.max_draft_rows = inputs.max_draft_rows =
+          std::max(o.max_draft_rows, plan.draft.max_rows);
+      inputs.drafter_bytes = plan.draft.fixed_bytes;
+      inputs.drafter_token_bytes = plan.draft.token_bytes;
+      plan_on_cpu(plan, config, file, inputs, o);
+    };
+    try {
+      plan_with(o.draft);
+    } catch (const MemoryError&) {
+      if (o.draft.kind != DraftOptions::Kind::Auto) throw;
+      plan_with({});
+    }
   }
   append_note(note, plan.memory.note);
   plan.memory.note = note;

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "engine/draft_plan.h"
 #include "engine/engine.h"
 #include "engine/gpu_backend.h"
 #include "engine/memory_plan.h"
@@ -14,6 +15,7 @@ struct EnginePlan {
   std::optional<GpuChoice> gpu;  // nullopt: the processor
   ModelOptions model;
   MemoryPlan memory;
+  DraftPlan draft;
 };
 
 // Throws ConfigError for a value out of range.

@@ -78,6 +78,8 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
   add("recurrent state", n_seq * layout.recurrent_bytes(),
       fmt::format("{} DeltaNet layers", config.n_recurrent_layers()));
   add("draft tape", n_seq * layout.tape_bytes(), fmt::format("{} rows", in.max_draft_rows));
+  add("drafter", in.drafter_bytes + n_seq * static_cast<uint64_t>(n_ctx) * in.drafter_token_bytes,
+      "its weights, cache and scratch");
   add("activations",
       Model::workspace_bytes(config, options, in.n_threads, in.repack ? 0 : largest_panel(file)),
       fmt::format("{} rows", in.n_batch));

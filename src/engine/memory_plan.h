@@ -24,6 +24,8 @@ struct MemoryPlanInputs {
   KvType k_type = KvType::F16;
   KvType v_type = KvType::F16;
   uint64_t available_bytes = 0;  // memory that may be taken
+  // Of a drafter: its weights and scratch, and its cache for each token of a sequence.
+  uint64_t drafter_bytes = 0, drafter_token_bytes = 0;
 
   // Routed experts; see experts/host_tier.h.
   std::optional<uint64_t> expert_ram;      // main memory for them; nullopt: what fits

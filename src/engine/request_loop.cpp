@@ -1,8 +1,14 @@
 // Requests that are computed together. A request is in one of two states: it has tokens that are not computed
 // yet (its prompt, or the token it wrote last), or it has logits and chooses.
+//
+// With a drafter the row of the token written last comes with a tree of guesses. The sampler walks the tree:
+// what it chooses at a row is written, and where that was guessed, the walk goes on there. The rows of the
+// walk are committed when the caller has seen the tokens and asks for the next step, so that it can end the
+// answer at any of them.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <climits>
 
 #include "engine/session.h"
 #include "sampling/sampler.h"
@@ -23,6 +29,14 @@ struct RequestLoop::Impl {
     bool cancelled = false;
     bool ended = false;
 
+    // The walk of the last step, until it is committed: rows of the tree, the root first, and their tokens.
+    std::vector<int32_t> path = {};
+    std::vector<TokenId> path_tokens = {};
+    size_t first_logits = 0;                  // of the tree's rows, in the step's output
+    std::optional<FinishReason> reason = {};  // the walk ended the answer
+    int n_taken = INT_MAX;                    // when cancelled: of the tokens that the walk wrote
+    DraftTelemetry draft_before = {};
+
     bool may_run() const { return !ended && !waits; }
     bool is_writing() const { return result.n_generated > 0; }
     size_t n_left() const { return tokens.size() - n_done; }
@@ -38,16 +52,20 @@ struct RequestLoop::Impl {
   // Of the step that runs.
   std::vector<SequenceRows> groups;
   std::vector<Row> rows;
+  std::vector<DraftAsk> asks;
 
   explicit Impl(Engine& e) : engine(e) {
     rows.reserve(static_cast<size_t>(e.n_batch()));  // groups point into it
   }
   template <class What>
   void tell(const Request& request, What what) {
-    events.push_back({request.id, std::move(what)});
+    RequestEvent& event = events.emplace_back();
+    event.request = request.id;
+    event.what = std::move(what);
   }
   void end(Request& request, FinishReason reason) {
     request.result.reason = reason;
+    request.result.draft = engine.draft_telemetry() - request.draft_before;
     leave(request);
     tell(request, request.result);
   }
@@ -60,14 +78,24 @@ struct RequestLoop::Impl {
     request.session->in_request = false;
   }
   void choose(Request& request);
+  std::optional<FinishReason> why_ended(const Request& request) const;
+  bool write(Request& request, TokenId token, std::span<const float> logits);
   void add_group(Request& request, size_t n);
+  void add_tree(Request& request);
+  void draft();
   void collect_rows();
   void run();
+  Request& of_sequence(int sequence);
+  void walk(Request& request, const StepOutput& output, size_t first, size_t n_rows);
+  void settle(Request& request);
 };
 
 RequestLoop::RequestLoop(Engine& engine) : impl_(std::make_unique<Impl>(engine)) {}
 RequestLoop::~RequestLoop() {
-  for (const auto& request : impl_->requests) Impl::leave(*request);
+  for (const auto& request : impl_->requests) {
+    impl_->settle(*request);
+    Impl::leave(*request);
+  }
 }
 
 bool RequestLoop::empty() const {
@@ -92,26 +120,33 @@ Result<RequestId> RequestLoop::add(Session& session, std::span<const TokenId> pr
   sampler.accept_prompt(s.tokens);
   sampler.accept_prompt(prompt);
   s.in_request = true;
-  const GenerateResult result{.reason = {}, .n_generated = 0, .seed = sampler.seed()};
+  if (s.speculation) s.speculation->begin_request(s.sequence);
+  const GenerateResult result{.reason = {}, .n_generated = 0, .seed = sampler.seed(), .draft = {}};
   impl_->requests.push_back(
       std::make_unique<Impl::Request>(Impl::Request{.id = ++impl_->last_id,
                                                     .session = &s,
                                                     .sampler = std::move(sampler),
                                                     .options = options,
                                                     .result = result,
-                                                    .tokens = {prompt.begin(), prompt.end()}}));
+                                                    .tokens = {prompt.begin(), prompt.end()},
+                                                    .draft_before = impl_->engine.draft_telemetry()}));
   return impl_->last_id;
 }
 
-void RequestLoop::cancel(RequestId id) {
+void RequestLoop::cancel(RequestId id, int n_taken) {
   for (const auto& request : impl_->requests)
-    if (request->id == id) request->cancelled = true;
+    if (request->id == id) {
+      request->cancelled = true;
+      request->n_taken = std::min(request->n_taken, n_taken);
+    }
 }
 
 std::span<const RequestEvent> RequestLoop::step() {
   Impl& m = *impl_;
   m.events.clear();
   for (const auto& request : m.requests) {
+    m.settle(*request);
+    if (request->ended) continue;
     // Without a prompt the first token comes from what the session has; its row waits for the next step, so
     // that a caller can cancel after every token.
     request->waits = request->n_left() == 0;
@@ -126,27 +161,36 @@ std::span<const RequestEvent> RequestLoop::step() {
   return m.events;
 }
 
+std::optional<FinishReason> RequestLoop::Impl::why_ended(const Request& r) const {
+  if (r.cancelled) return FinishReason::Cancelled;
+  if (r.options.max_tokens >= 0 && r.result.n_generated >= r.options.max_tokens) return FinishReason::Length;
+  return std::nullopt;
+}
+
 // The next token of a request that has logits, or its end.
 void RequestLoop::Impl::choose(Request& r) {
   Session::Impl& s = *r.session;
-  if (r.cancelled) return end(r, FinishReason::Cancelled);
-  if (r.options.max_tokens >= 0 && r.result.n_generated >= r.options.max_tokens)
-    return end(r, FinishReason::Length);
+  if (const auto reason = why_ended(r)) return end(r, *reason);
   const std::optional<TokenId> token = s.choose(r.sampler);
   if (!token) return fail(r, device_fault(*s.backend));
-  const std::vector<TokenId>& stops = r.options.stop_tokens;
-  if (std::find(stops.begin(), stops.end(), *token) != stops.end()) return end(r, FinishReason::Stop);
-  r.sampler.accept(*token);
-  ++r.result.n_generated;
-  GeneratedToken generated{*token, {}};
-  if (r.options.sampling.n_probs) {
-    if (!s.fetch_logits()) return fail(r, device_fault(*s.backend));
-    generated.logprobs = top_logprobs(s.logits, *token, *r.options.sampling.n_probs);
-  }
-  tell(r, std::move(generated));
+  if (r.options.sampling.n_probs && !s.fetch_logits()) return fail(r, device_fault(*s.backend));
+  if (!write(r, *token, s.logits)) return end(r, FinishReason::Stop);
   if (s.n_past() == engine.n_ctx()) return end(r, FinishReason::ContextFull);
   r.tokens.assign(1, *token);
   r.n_done = 0;
+}
+
+// Tells the token, whose logits are only looked at for log-probabilities; false: it ends the answer.
+bool RequestLoop::Impl::write(Request& r, TokenId token, std::span<const float> logits) {
+  const std::vector<TokenId>& stops = r.options.stop_tokens;
+  if (std::find(stops.begin(), stops.end(), token) != stops.end()) return false;
+  r.sampler.accept(token);
+  ++r.result.n_generated;
+  GeneratedToken generated{token, {}};
+  if (r.options.sampling.n_probs)
+    generated.logprobs = top_logprobs(logits, token, *r.options.sampling.n_probs);
+  tell(r, std::move(generated));
+  return true;
 }
 
 void RequestLoop::Impl::add_group(Request& r, size_t n) {
@@ -157,10 +201,51 @@ void RequestLoop::Impl::add_group(Request& r, size_t n) {
       {.sequence = r.session->sequence, .rows = std::span<const Row>(rows).subspan(first), .need = r.need()});
 }
 
+// The root is the token that was written last; what the tree holds was guessed.
+void RequestLoop::Impl::add_tree(Request& r) {
+  const size_t first = rows.size();
+  r.n_now = 1;
+  rows.push_back({.token = r.tokens[r.n_done], .parent = -1, .want_logits = true});
+  for (const DraftNode& node : r.session->speculation->tree(r.session->sequence))
+    rows.push_back({.token = node.token, .parent = node.parent, .want_logits = true});
+  groups.push_back({.sequence = r.session->sequence,
+                    .rows = std::span<const Row>(rows).subspan(first),
+                    .uncommitted = true,
+                    .need = r.need()});
+}
+
+// Trees for those that write. They share the rows of one uncommitted step.
+void RequestLoop::Impl::draft() {
+  asks.clear();
+  Speculation* speculation = nullptr;
+  for (const auto& request : requests) {
+    const Request& r = *request;
+    speculation = r.session->speculation;
+    if (speculation == nullptr) return;
+    if (r.may_run() && r.is_writing())
+      asks.push_back({.sequence = r.session->sequence, .root = r.tokens[r.n_done]});
+  }
+  if (asks.empty()) return;
+  const int n_rows = std::min(engine.n_batch(), StepTimes::kMaxRows), n = static_cast<int>(asks.size());
+  const int share = std::max(0, n_rows / n - 1);
+  for (DraftAsk& ask : asks) {
+    const Request& r = of_sequence(ask.sequence);
+    const int n_left = r.options.max_tokens < 0 ? share : r.options.max_tokens - r.result.n_generated;
+    ask.choice = {.temperature = r.options.sampling.temperature,
+                  .seed = r.sampler.seed(),
+                  .choice = r.options.sampling.choice,
+                  .position = r.session->n_past() + 1};
+    // A cancelled one only computes what it has written.
+    ask.max_nodes = r.cancelled ? 0 : std::min({share, n_left, engine.n_ctx() - r.session->n_past() - 1});
+  }
+  speculation->draft(asks);
+}
+
 // Those that write come first, so that no stream waits for another's prompt; then prompts, the oldest first.
 void RequestLoop::Impl::collect_rows() {
   groups.clear();
   rows.clear();
+  draft();
   const auto room = [&] { return static_cast<size_t>(engine.n_batch()) - rows.size(); };
   const size_t n = requests.size();
   size_t next_turn = 0;
@@ -168,7 +253,11 @@ void RequestLoop::Impl::collect_rows() {
     Request& request = *requests[(turn + i) % n];
     if (!request.may_run() || !request.is_writing()) continue;
     if (room() == 0) break;
-    add_group(request, 1);
+    Speculation* const speculation = request.session->speculation;
+    if (speculation && !speculation->tree(request.session->sequence).empty())
+      add_tree(request);
+    else
+      add_group(request, 1);
     next_turn = (turn + i + 1) % n;
   }
   turn = next_turn;
@@ -177,16 +266,28 @@ void RequestLoop::Impl::collect_rows() {
       add_group(*request, std::min(room(), request->n_left()));
 }
 
+RequestLoop::Impl::Request& RequestLoop::Impl::of_sequence(int sequence) {
+  return **std::find_if(requests.begin(), requests.end(),
+                        [&](const auto& request) { return request->session->sequence == sequence; });
+}
+
 void RequestLoop::Impl::run() {
   const Result<StepOutput> output = engine.step({.groups = groups});
   size_t n_logits = 0;
   for (const SequenceRows& group : groups) {
-    Request& r = **std::find_if(requests.begin(), requests.end(), [&](const auto& request) {
-      return request->session->sequence == group.sequence;
-    });
+    Request& r = of_sequence(group.sequence);
     if (!output) {
       fail(r, output.error());
       continue;
+    }
+    if (group.uncommitted) {
+      walk(r, *output, n_logits, group.rows.size());
+      n_logits += group.rows.size();
+      continue;
+    }
+    if (r.session->speculation && r.is_writing()) {
+      constexpr int32_t kRoot = 0;
+      r.session->speculation->finish_round(group.sequence, {&kRoot, 1});
     }
     const bool ends = r.n_now == r.n_left();
     r.session->took_step(std::span(r.tokens).subspan(r.n_done, r.n_now), *output,
@@ -196,6 +297,76 @@ void RequestLoop::Impl::run() {
       tell(r, PromptProgress{static_cast<int>(r.n_done), static_cast<int>(r.tokens.size())});
     if (ends) choose(r);
   }
+}
+
+// Goes down the tree as far as what is chosen was guessed. The last choice is the next root.
+void RequestLoop::Impl::walk(Request& r, const StepOutput& output, size_t first, size_t n_rows) {
+  Session::Impl& s = *r.session;
+  const std::span<const DraftNode> tree = s.speculation->tree(s.sequence);
+  const int n_past = s.n_past();
+  r.first_logits = first;
+  r.path.assign(1, 0);
+  r.path_tokens.assign(1, r.tokens[r.n_done]);
+  r.tokens.clear();
+  r.n_done = 0;
+  while (true) {
+    const auto row = static_cast<size_t>(r.path.back());
+    const RowLogits& logits = output.rows[first + row];
+    const int n_computed = n_past + static_cast<int>(r.path.size());
+    if ((r.reason = why_ended(r))) break;
+    std::optional<TokenId> token;
+    if (logits.top != nullptr) token = r.sampler.sample(*logits.top, n_computed);
+    std::span<const float> all = logits.logits;
+    if ((!token && all.empty()) || (all.empty() && r.options.sampling.n_probs))
+      all = s.backend->fetch_logits(static_cast<int>(first + row));
+    if (!token && all.empty()) return fail(r, device_fault(*s.backend));
+    if (!token) token = r.sampler.sample(all, n_computed);
+    if (!write(r, *token, all)) {
+      r.reason = FinishReason::Stop;
+      break;
+    }
+    if (n_computed == engine.n_ctx()) {
+      r.reason = FinishReason::ContextFull;
+      break;
+    }
+    size_t child = row + 1;
+    while (child < n_rows &&
+           (tree[child - 1].parent != static_cast<int32_t>(row) || tree[child - 1].token != *token))
+      ++child;
+    if (child == n_rows) {
+      r.tokens.assign(1, *token);
+      break;
+    }
+    r.path.push_back(static_cast<int32_t>(child));
+    r.path_tokens.push_back(*token);
+  }
+  s.speculation->finish_round(s.sequence, r.path);
+  // As without a draft: an answer that ends before anything is written ends in this step.
+  if (r.reason && r.path.size() == 1 && *r.reason != FinishReason::ContextFull) settle(r);
+}
+
+// Commits the walk of the last step, as far as the caller took its tokens.
+void RequestLoop::Impl::settle(Request& r) {
+  if (r.path.empty()) return;
+  Session::Impl& s = *r.session;
+  size_t n = r.path.size();
+  // Tokens that the walk wrote: those of the rows after the root, and the one chosen at the last row.
+  const size_t n_written = n - 1 + (r.tokens.empty() && r.reason != FinishReason::ContextFull ? 0 : 1);
+  if (r.cancelled && static_cast<size_t>(r.n_taken) < n_written) {
+    r.result.n_generated -= static_cast<int>(n_written) - r.n_taken;
+    n = static_cast<size_t>(r.n_taken) + 1;
+    r.tokens.clear();
+    r.reason = FinishReason::Cancelled;
+  } else if (r.cancelled && r.reason && *r.reason != FinishReason::ContextFull) {
+    r.reason = FinishReason::Cancelled;
+  }
+  const size_t last = r.first_logits + static_cast<size_t>(r.path[n - 1]);
+  const std::span<const int32_t> path = std::span<const int32_t>(r.path).first(n);
+  if (const Status status = engine.commit(s.sequence, path); !status) fail(r, status.error());
+  s.took_path(std::span<const TokenId>(r.path_tokens).first(n),
+              r.reason ? std::optional(last) : std::nullopt);
+  r.path.clear();
+  if (r.reason && !r.ended) end(r, *r.reason);
 }
 
 }  // namespace thermo

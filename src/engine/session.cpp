@@ -75,6 +75,14 @@ void Session::Impl::took_step(std::span<const TokenId> ids, const StepOutput& ou
   unread->push_back(this);
 }
 
+void Session::Impl::took_path(std::span<const TokenId> ids, std::optional<size_t> i) {
+  tokens.insert(tokens.end(), ids.begin(), ids.end());
+  drop_logits();
+  if (!i) return;
+  const std::span<const float> row = backend->fetch_logits(static_cast<int>(*i));
+  logits.assign(row.begin(), row.end());
+}
+
 Status Session::append(std::span<const TokenId> tokens, const PrefillProgressFn& progress) {
   Impl& s = *impl_;
   if (tokens.empty()) return {};
@@ -119,13 +127,19 @@ Result<GenerateResult> Session::generate(const GenerateOptions& options,
   RequestLoop loop(*impl_->engine);
   const Result<RequestId> request = loop.add(*this, {}, options);
   if (!request) return request.error();
-  for (;;)
+  bool stopped = false;
+  for (;;) {
+    int n_taken = 0;  // of this step
     for (const RequestEvent& event : loop.step()) {
-      if (const auto* token = std::get_if<GeneratedToken>(&event.what); token && !on_token(*token))
-        loop.cancel(*request);
+      if (const auto* token = std::get_if<GeneratedToken>(&event.what); token && !stopped) {
+        ++n_taken;
+        stopped = !on_token(*token);
+        if (stopped) loop.cancel(*request, n_taken);
+      }
       if (const auto* result = std::get_if<GenerateResult>(&event.what)) return *result;
       if (const auto* error = std::get_if<Error>(&event.what)) return *error;
     }
+  }
 }
 
 std::optional<TokenId> Session::Impl::choose(Sampler& sampler) {
@@ -154,12 +168,17 @@ void Session::Impl::go_back_to(int n) {
   uncommitted->clear();
   if (engine->config().n_recurrent_layers() == 0) {
     backend->truncate(sequence, n);
+    if (speculation) speculation->truncate(sequence, n);
   } else {
-    while (!checkpoints.empty() && checkpoints.back()->n_past() > n) checkpoints.pop_back();
-    if (checkpoints.empty())
+    while (!checkpoints.empty() && checkpoints.back().memory->n_past() > n) checkpoints.pop_back();
+    if (checkpoints.empty()) {
       backend->clear(sequence);
-    else
-      backend->restore(sequence, *checkpoints.back());
+      if (speculation) speculation->truncate(sequence, 0);
+    } else {
+      const Point& point = checkpoints.back();
+      backend->restore(sequence, *point.memory);
+      if (speculation) speculation->restore(sequence, point.memory->n_past(), point.drafter);
+    }
   }
   tokens.resize(static_cast<size_t>(n_past()));
   drop_logits();
@@ -168,15 +187,18 @@ void Session::Impl::go_back_to(int n) {
 void Session::checkpoint() {
   Impl& s = *impl_;
   if (s.engine->config().n_recurrent_layers() == 0) return;  // attention memory can be cut anywhere
-  if (!s.checkpoints.empty() && s.checkpoints.back()->n_past() == s.n_past()) return;
+  if (!s.checkpoints.empty() && s.checkpoints.back().memory->n_past() == s.n_past()) return;
   if (s.checkpoints.size() == kMaxCheckpoints)
     s.checkpoints.erase(s.checkpoints.begin() + 1);  // keep the first: the system prompt
   // Keys and values stay where they are. Without memory there is one point less to come back to.
-  if (auto point = s.backend->checkpoint(s.sequence, false)) s.checkpoints.push_back(std::move(point));
+  if (auto memory = s.backend->checkpoint(s.sequence, false))
+    s.checkpoints.push_back(
+        {std::move(memory), s.speculation ? s.speculation->snapshot(s.sequence) : std::vector<float>{}});
 }
 
 void Session::clear() {
   impl_->backend->clear(impl_->sequence);
+  if (impl_->speculation) impl_->speculation->truncate(impl_->sequence, 0);
   impl_->uncommitted->clear();
   impl_->tokens.clear();
   impl_->drop_logits();

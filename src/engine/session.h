@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/speculation.h"
 #include "model/backend.h"
 #include "sampling/sampler.h"
 
@@ -17,6 +18,7 @@ Error device_fault(const Backend& backend);
 struct Session::Impl {
   Engine* engine = nullptr;
   Backend* backend = nullptr;
+  Speculation* speculation = nullptr;  // nullptr: nothing is drafted
   int sequence = 0;
   std::function<void()> release;
   std::vector<Impl*>* unread = nullptr;         // the engine's; this session is in it while `top` is set
@@ -27,9 +29,12 @@ struct Session::Impl {
   std::vector<float> logits;
   const TopLogits* top = nullptr;
   size_t top_index = 0;  // of that row in the step's output
-  std::vector<std::unique_ptr<Checkpoint>>
-      checkpoints;        // increasing lengths; the empty beginning is always reachable
-  std::vector<Row> rows;  // of the chunk being run
+  struct Point {
+    std::unique_ptr<Checkpoint> memory;
+    std::vector<float> drafter;
+  };
+  std::vector<Point> checkpoints;  // increasing lengths; the empty beginning is always reachable
+  std::vector<Row> rows;           // of the chunk being run
   bool in_request = false;
 
   int n_past() const { return backend->n_past(sequence); }
@@ -43,6 +48,9 @@ struct Session::Impl {
   static void add_rows(std::span<const TokenId> ids, bool ends, std::vector<Row>& rows);
   // After a step that computed them: the session holds these tokens, and logits if rows[i] are its own.
   void took_step(std::span<const TokenId> ids, const StepOutput& output, std::optional<size_t> i);
+  // After a commit of uncommitted rows with these tokens. `logits`: the i-th of the last step's output that
+  // are the session's now; nullopt: nobody will ask for them.
+  void took_path(std::span<const TokenId> ids, std::optional<size_t> i);
   std::optional<TokenId> choose(Sampler& sampler);
   // The newest point from which the first n tokens can be continued.
   void go_back_to(int n);

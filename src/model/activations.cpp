@@ -18,6 +18,16 @@ int mixed_dim(const ModelConfig& c) {
   return std::max(q_dim(c), c.ssm_n_head_v > 0 ? c.ssm_inner() : 0);
 }
 
+// What norms and projections of states write: a block's input is as wide as the stream, states may be
+// several.
+int input_dim(const ModelConfig& c) {
+  int most = c.n_embd;
+  for (const auto* blocks : {&c.network.input, &c.network.features})
+    for (const Block& block : *blocks)
+      if (const TensorSpec* spec = block.find(Role::StateProjection)) most = std::max(most, spec->shape[0]);
+  return most;
+}
+
 // Pairs of (row, expert), the shared expert or the dense FFN included.
 int max_pairs(const ModelConfig& c, int n_batch) {
   return n_batch * (c.is_moe() ? c.route.n_expert_used + 1 : 1);
@@ -99,7 +109,7 @@ uint64_t Activations::planned_bytes(const ModelConfig& c, int n_batch, int n_thr
   // Logit rows are taken from the system when touched: one, unless somebody asks for more.
   const uint64_t untouched =
       static_cast<uint64_t>(n_batch - 1) * static_cast<uint64_t>(c.n_vocab) * sizeof(float);
-  return carved_bytes(c, n_batch, n_threads) - untouched + ActBuffer::planned_bytes(n_batch, c.n_embd) +
+  return carved_bytes(c, n_batch, n_threads) - untouched + ActBuffer::planned_bytes(n_batch, input_dim(c)) +
          ActBuffer::planned_bytes(n_batch, mixed_dim(c)) +
          ExpertFfnScratch::planned_bytes(max_pairs(c, n_batch), c.max_n_ff()) +
          ExpertSums::planned_bytes(n_batch, c.n_embd) +
@@ -107,7 +117,7 @@ uint64_t Activations::planned_bytes(const ModelConfig& c, int n_batch, int n_thr
 }
 
 Activations::Activations(const ModelConfig& c, int n_batch, int n_threads, size_t max_panel_bytes)
-    : h(n_batch, c.n_embd),
+    : h(n_batch, input_dim(c)),
       mixed(n_batch, mixed_dim(c)),
       expert_first(static_cast<size_t>(c.route.n_expert) + 1),
       ffn_scratch(max_pairs(c, n_batch), c.max_n_ff(), max_groups(c), n_threads),

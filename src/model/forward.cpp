@@ -24,12 +24,13 @@ Forward::Forward(const ModelConfig& config, const Weights& weights, Activations&
 
 void Forward::begin(std::span<const RowGroup> groups, std::span<const TokenId> tokens,
                     std::span<const int32_t> positions, std::span<const int32_t> row_numbers,
-                    std::span<const int32_t> logit_rows) noexcept {
+                    std::span<const int32_t> logit_rows, const float* states) noexcept {
   groups_ = groups;
   tokens_ = tokens;
   positions_ = positions;
   row_numbers_ = row_numbers;
   logit_rows_ = logit_rows;
+  states_ = states;
 }
 
 void Forward::run(float* hidden) noexcept {
@@ -60,7 +61,9 @@ void Forward::run_block(int il, const Block& block, const BlockWeights& w, float
     case BlockKind::Head:
       return head(w);
     case BlockKind::NextnInput:
-      return;  // not in the main stack
+      return nextn_input(w);
+    case BlockKind::Features:
+      return;  // not among the blocks of a step
   }
 }
 
@@ -71,11 +74,70 @@ void Forward::for_rows(const Body& body) noexcept {
 }
 
 void Forward::embed(const BlockWeights& w) noexcept {
-  const Matrix& table = w[Role::Embedding];
-  const size_t bytes = row_bytes(table.dtype, static_cast<uint64_t>(table.n_cols));
   for_rows([&](int r) {
-    dequantize_row(table.dtype, table.rows + static_cast<size_t>(tokens_[static_cast<size_t>(r)]) * bytes,
-                   table.n_cols, act_.x + static_cast<size_t>(r) * static_cast<size_t>(config_.n_embd));
+    embed_row(w[Role::Embedding], r, act_.x + static_cast<size_t>(r) * static_cast<size_t>(config_.n_embd));
+  });
+}
+
+void Forward::embed_row(const Matrix& table, int row, float* out) const noexcept {
+  const size_t bytes = row_bytes(table.dtype, static_cast<uint64_t>(table.n_cols));
+  const auto token = static_cast<size_t>(tokens_[static_cast<size_t>(row)]);
+  dequantize_row(table.dtype, table.rows + token * bytes, table.n_cols, out);
+}
+
+// x = projection of [norm(embedding); norm(state)].
+void Forward::nextn_input(const BlockWeights& w) noexcept {
+  const int width = config_.n_embd;
+  const Matrix& projection = w[Role::StateProjection];
+  ActFormats formats;
+  formats.add(projection);
+  act_.h.set_cols(2 * width);
+  for_rows([&](int r) {
+    float* const both = act_.h.row(r);
+    embed_row(w[Role::Embedding], r, both);
+    kernels_.rows.rms_norm(both, w.floats(Role::EmbeddingNorm), width, config_.norm_eps, both);
+    kernels_.rows.rms_norm(states_ + static_cast<int64_t>(r) * width, w.floats(Role::StateNorm), width,
+                           config_.norm_eps, both + width);
+    act_.h.quantize(r, 2 * width, formats, kernels_.matmul);
+  });
+  const LinearJob job{.w = &projection, .x = &act_.h, .y = act_.x, .y_stride = width};
+  linear_cpu({&job, 1}, n_rows(), nullptr, linear_);
+}
+
+void Forward::run_features(const float* states) noexcept {
+  const BlockWeights& features = weights_.features.front();
+  const Matrix& projection = features[Role::StateProjection];
+  find_angles();
+  ActFormats formats;
+  formats.add(projection);
+  act_.h.set_cols(projection.n_cols);
+  for_rows([&](int r) {
+    std::copy_n(states + static_cast<int64_t>(r) * projection.n_cols, projection.n_cols, act_.h.row(r));
+    act_.h.quantize(r, projection.n_cols, formats, kernels_.matmul);
+  });
+  const LinearJob job{.w = &projection, .x = &act_.h, .y = act_.x, .y_stride = config_.n_embd};
+  linear_cpu({&job, 1}, n_rows(), nullptr, linear_);
+
+  ActFormats readers;
+  const auto for_each_attention = [&](const auto& visit) {
+    for (int il = 0; il < config_.n_layer; ++il)
+      for (size_t b = 0; b < config_.network.layers[static_cast<size_t>(il)].blocks.size(); ++b) {
+        const Block& block = config_.network.layers[static_cast<size_t>(il)].blocks[b];
+        if (block.kind == BlockKind::Attention)
+          visit(il, block, weights_.layers[static_cast<size_t>(il)].blocks[b]);
+      }
+  };
+  for_each_attention([&](int, const Block&, const BlockWeights& w) {
+    readers.add(w[Role::K]);
+    readers.add(w[Role::V]);
+  });
+  norm(features, readers);
+  for_each_attention([&](int il, const Block& block, const BlockWeights& w) {
+    const LinearJob jobs[2] = {{.w = &w[Role::K], .x = &act_.h, .y = act_.k, .y_stride = w[Role::K].n_rows},
+                               {.w = &w[Role::V], .x = &act_.h, .y = act_.v, .y_stride = w[Role::V].n_rows}};
+    linear_cpu(jobs, n_rows(), nullptr, linear_);
+    for_rows([&](int r) { prepare_keys(block, w, r); });
+    for (const RowGroup& group : groups_) append_keys(il, group);
   });
 }
 
@@ -135,16 +197,9 @@ void Forward::attention(int il, const Block& block, const BlockWeights& w) noexc
   act_.mixed.set_cols(q_dim);
   for (const RowGroup& group : groups_) {
     const size_t row = static_cast<size_t>(group.row_begin);
-    const KvView kv = group.sequence->kv(il);
-    kernels_.attention.kv_append({.k = act_.k + row * static_cast<size_t>(config_.n_kv_dim()),
-                                  .v = act_.v + row * static_cast<size_t>(config_.n_kv_dim()),
-                                  .kv = kv,
-                                  .first_slot = group.sequence->n_past(),
-                                  .n_rows = group.n_rows,
-                                  .n_head_kv = config_.n_head_kv,
-                                  .head_dim = config_.head_dim});
+    append_keys(il, group);
     attention_cpu({.q = act_.q + row * static_cast<size_t>(q_dim),
-                   .kv = kv,
+                   .kv = group.sequence->kv(il),
                    .out = act_.mixed.row(group.row_begin),
                    .positions = positions_.data() + row,
                    .n_rows = group.n_rows,
@@ -154,7 +209,8 @@ void Forward::attention(int il, const Block& block, const BlockWeights& w) noexc
                    .head_dim = config_.head_dim,
                    .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
                    .window = block.window,
-                   .ancestors = group.ancestors},
+                   .ancestors = block.both_ways ? AncestorBits{} : group.ancestors,
+                   .both_ways = block.both_ways},
                   kernels_.attention, pool_, act_.attention_scratch);
   }
   gate_heads(block, w);
@@ -164,27 +220,44 @@ void Forward::attention(int il, const Block& block, const BlockWeights& w) noexc
   linear_cpu({&output, 1}, n_rows(), nullptr, linear_);
 }
 
+void Forward::append_keys(int il, const RowGroup& group) noexcept {
+  const size_t at = static_cast<size_t>(group.row_begin) * static_cast<size_t>(config_.n_kv_dim());
+  kernels_.attention.kv_append({.k = act_.k + at,
+                                .v = act_.v + at,
+                                .kv = group.sequence->kv(il),
+                                .first_slot = group.sequence->n_past(),
+                                .n_rows = group.n_rows,
+                                .n_head_kv = config_.n_head_kv,
+                                .head_dim = config_.head_dim});
+}
+
 // Norm and rotation of query and key heads. A gate inside q stands after each head's query.
 void Forward::prepare_heads(const Block& block, const BlockWeights& w) noexcept {
   const int n_head = block.n_head, dim = config_.head_dim;
   const int step = block.gate == HeadGate::SigmoidElement ? 2 * dim : dim;
   const RopeTable& rope = ropes_[static_cast<size_t>(block.rope)];
-  const float *const q_norm = w.floats(Role::QNorm), *const k_norm = w.floats(Role::KNorm);
+  const float* const q_norm = w.floats(Role::QNorm);
   for_rows([&](int r) {
     const float* const q_full = act_.q_full + static_cast<int64_t>(r) * n_head * step;
     float* const q = act_.q + static_cast<int64_t>(r) * n_head * dim;
-    float* const k = act_.k + static_cast<int64_t>(r) * config_.n_kv_dim();
-    const float* const cos_sin = angles_of(block.rope, r);
     for (int h = 0; h < n_head; ++h)
       kernels_.rows.rms_norm(q_full + static_cast<int64_t>(h) * step, q_norm, dim, config_.norm_eps,
                              q + static_cast<int64_t>(h) * dim);
-    for (int h = 0; h < config_.n_head_kv; ++h) {
-      float* const head = k + static_cast<int64_t>(h) * dim;
-      kernels_.rows.rms_norm(head, k_norm, dim, config_.norm_eps, head);
-    }
-    kernels_.rows.rope(q, n_head, dim, dim, rope.n_rot, cos_sin);
-    kernels_.rows.rope(k, config_.n_head_kv, dim, dim, rope.n_rot, cos_sin);
+    kernels_.rows.rope(q, n_head, dim, dim, rope.n_rot, angles_of(block.rope, r));
+    prepare_keys(block, w, r);
   });
+}
+
+void Forward::prepare_keys(const Block& block, const BlockWeights& w, int r) noexcept {
+  const int dim = config_.head_dim;
+  const float* const k_norm = w.floats(Role::KNorm);
+  float* const k = act_.k + static_cast<int64_t>(r) * config_.n_kv_dim();
+  for (int h = 0; h < config_.n_head_kv; ++h) {
+    float* const head = k + static_cast<int64_t>(h) * dim;
+    kernels_.rows.rms_norm(head, k_norm, dim, config_.norm_eps, head);
+  }
+  kernels_.rows.rope(k, config_.n_head_kv, dim, dim, ropes_[static_cast<size_t>(block.rope)].n_rot,
+                     angles_of(block.rope, r));
 }
 
 void Forward::gate_heads(const Block& block, const BlockWeights& w) noexcept {
@@ -361,11 +434,7 @@ void Forward::feed_forward(int il, const Block& block, const BlockWeights& w) no
                            .n_embd = config_.n_embd};
   // Only the main stack's experts are counted and may lie elsewhere.
   const bool main_stack = block.routed() && il < config_.n_layer;
-  if (main_stack && heat_)
-    for (int g = 0; g < n_routed; ++g) {
-      const FfnGroup& group = act_.groups[static_cast<size_t>(g)];
-      heat_->use(il, static_cast<int>(group.ffn - w.experts.data()), static_cast<float>(group.n_pairs));
-    }
+  if (main_stack && heat_) count_uses(il, block, w, n_routed);
   if (main_stack && runner_)
     runner_->run({.layer = il,
                   .experts = w.experts.data(),
@@ -377,6 +446,27 @@ void Forward::feed_forward(int il, const Block& block, const BlockWeights& w) no
                   .linear = linear_});
   else
     expert_ffn_cpu(args, act_.ffn_scratch, kernels_.rows, linear_);
+}
+
+// Heat is that of text that was written: guesses count when they are accepted.
+void Forward::count_uses(int il, const Block& block, const BlockWeights& w, int n_routed) noexcept {
+  const auto guesses = [](const RowGroup& group) { return group.experts != nullptr; };
+  if (std::none_of(groups_.begin(), groups_.end(), guesses)) {
+    for (int g = 0; g < n_routed; ++g) {
+      const FfnGroup& group = act_.groups[static_cast<size_t>(g)];
+      heat_->use(il, static_cast<int>(group.ffn - w.experts.data()), static_cast<float>(group.n_pairs));
+    }
+    return;
+  }
+  const int64_t n_used = block.route.n_expert_used;
+  for (const RowGroup& group : groups_) {
+    const int32_t* const ids = act_.expert_ids + group.row_begin * n_used;
+    const int64_t n = group.n_rows * n_used;
+    if (group.experts != nullptr)
+      std::copy_n(ids, n, group.experts + il * n);
+    else
+      for (int64_t i = 0; i < n; ++i) heat_->use(il, ids[i], 1.0f);
+  }
 }
 
 // Chooses experts for every row and sorts the (row, expert) pairs by expert.

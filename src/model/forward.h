@@ -88,6 +88,9 @@ struct RowGroup {
   bool uncommitted;        // leaves the sequence alone and writes its tape
   AncestorBits ancestors;  // empty: a chain
   const int32_t* parents;  // relative to row_begin; nullptr: a chain
+  // Uncommitted: the experts that each row chose, [layer][row][n_expert_used]. They count when the row is
+  // accepted.
+  int32_t* experts = nullptr;
 };
 
 class Forward {
@@ -98,7 +101,7 @@ class Forward {
   // Which rows the next call works on. Spans must live until it ends. `logit_rows`: rows that get logits.
   void begin(std::span<const RowGroup> groups, std::span<const TokenId> tokens,
              std::span<const int32_t> positions, std::span<const int32_t> row_numbers,
-             std::span<const int32_t> logit_rows) noexcept;
+             std::span<const int32_t> logit_rows, const float* states = nullptr) noexcept;
   // Counts the uses of experts, and hands routed layers to `runner`. Either may be null.
   void attach(HeatMap* heat, ExpertRunner* runner) noexcept {
     heat_ = heat;
@@ -107,6 +110,9 @@ class Forward {
 
   // The whole network: from the embedding to logits. `hidden` as in StepBatch.
   void run(float* hidden) noexcept;
+  // Instead of run(): keys and values of the rows, of every layer, from hidden states of another network,
+  // [rows][those of the features' projection].
+  void run_features(const float* states) noexcept;
 
  private:
   template <class Body>
@@ -115,6 +121,8 @@ class Forward {
   // Blocks of layer `il` (-1: before the layers, n_layer: after them).
   void run_block(int il, const Block& block, const BlockWeights& w, float* hidden) noexcept;
   void embed(const BlockWeights& w) noexcept;
+  void embed_row(const Matrix& table, int row, float* out) const noexcept;
+  void nextn_input(const BlockWeights& w) noexcept;
   void attention(int il, const Block& block, const BlockWeights& w) noexcept;
   void delta_net(int il, const BlockWeights& w) noexcept;
   void feed_forward(int il, const Block& block, const BlockWeights& w) noexcept;
@@ -126,8 +134,11 @@ class Forward {
   void norm(const BlockWeights& w, ActFormats formats) noexcept;
   void find_angles() noexcept;
   void prepare_heads(const Block& block, const BlockWeights& w) noexcept;
+  void prepare_keys(const Block& block, const BlockWeights& w, int row) noexcept;
+  void append_keys(int il, const RowGroup& group) noexcept;
   void gate_heads(const Block& block, const BlockWeights& w) noexcept;
   void delta_net_group(int il, const BlockWeights& w, const RowGroup& group) noexcept;
+  void count_uses(int il, const Block& block, const BlockWeights& w, int n_routed) noexcept;
   // Returns the number of routed groups.
   int route(const RouteConfig& config, const BlockWeights& w) noexcept;
   float* angles_of(int rope, int row) const noexcept {
@@ -151,6 +162,7 @@ class Forward {
   std::span<const int32_t> positions_;
   std::span<const int32_t> row_numbers_;  // 0, 1, 2, ...
   std::span<const int32_t> logit_rows_;
+  const float* states_ = nullptr;
 };
 
 }  // namespace thermo

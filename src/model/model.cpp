@@ -32,6 +32,12 @@ struct Model::Impl {
   std::vector<RowLogits> row_logits;
   std::vector<int32_t> row_numbers;
   int words_per_row;
+  // Of each sequence: what its uncommitted rows chose, [layer][row][n_expert_used].
+  struct DraftExperts {
+    std::vector<int32_t> ids;
+    size_t n_rows = 0;
+  };
+  std::vector<DraftExperts> draft_experts;
 
   Impl(ModelConfig c, Weights w, const ModelOptions& o, ThreadPool& p, std::unique_ptr<ExpertRunner> runner)
       : config(std::move(c)),
@@ -60,8 +66,15 @@ struct Model::Impl {
     else if (config.is_moe())
       heat = &own_heat.emplace(expert_catalog(config, weights));
     pass.attach(heat, experts.get());
+    draft_experts.resize(sequences.size());
+    if (heat)
+      for (DraftExperts& chosen : draft_experts)
+        chosen.ids.resize(static_cast<size_t>(config.n_layer) *
+                          static_cast<size_t>(o.sequence.max_draft_rows) *
+                          static_cast<size_t>(config.route.n_expert_used));
   }
 
+  void count_accepted(int sequence, std::span<const int32_t> path) noexcept;
   void lay_out_rows(const StepBatch& batch) noexcept;
   SequenceState& sequence(int index) noexcept { return sequences[static_cast<size_t>(index)]; }
   RowGroup lay_out_group(const SequenceRows& rows, int begin) noexcept;
@@ -105,12 +118,29 @@ RowGroup Model::Impl::lay_out_group(const SequenceRows& group, int begin) noexce
     own[static_cast<size_t>(r) / 64] |= uint64_t{1} << (r % 64);
   }
   const bool tree = group.uncommitted;
+  DraftExperts& chosen = draft_experts[static_cast<size_t>(group.sequence)];
+  if (tree) chosen.n_rows = group.rows.size();
   return {.sequence = &state,
           .row_begin = begin,
           .n_rows = n,
           .uncommitted = tree,
           .ancestors = tree ? AncestorBits{bits, words_per_row} : AncestorBits{},
-          .parents = tree ? parent_of : nullptr};
+          .parents = tree ? parent_of : nullptr,
+          .experts = tree && heat ? chosen.ids.data() : nullptr};
+}
+
+void Model::Impl::count_accepted(int index, std::span<const int32_t> path) noexcept {
+  const DraftExperts& chosen = draft_experts[static_cast<size_t>(index)];
+  const auto n_used = static_cast<size_t>(config.route.n_expert_used);
+  for (int il = 0; il < config.n_layer; ++il) {
+    if (!config.network.layers[static_cast<size_t>(il)].routed()) continue;
+    for (const int32_t row : path)
+      for (size_t k = 0; k < n_used; ++k)
+        heat->use(
+            il, chosen.ids[(static_cast<size_t>(il) * chosen.n_rows + static_cast<size_t>(row)) * n_used + k],
+            1.0f);
+  }
+  heat->advance(static_cast<int>(path.size()));
 }
 
 Model::Model(ModelConfig config, Weights weights, const ModelOptions& options, ThreadPool& pool,
@@ -151,12 +181,16 @@ StepOutput Model::step(const StepBatch& batch) noexcept {
   m.lay_out_rows(batch);
   const auto n = static_cast<size_t>(batch.n_rows());
   m.pass.begin(m.groups, std::span(m.tokens).first(n), std::span(m.positions).first(n), m.row_numbers,
-               m.logit_rows);
+               m.logit_rows, batch.states);
   if (m.experts) m.experts->begin_step(static_cast<int>(n));
   m.pass.run(batch.hidden);
+  int n_committed = 0;
   for (const RowGroup& group : m.groups)
-    if (!group.uncommitted) group.sequence->advance(group.n_rows);
-  if (m.heat) m.heat->advance(static_cast<int>(n));
+    if (!group.uncommitted) {
+      group.sequence->advance(group.n_rows);
+      n_committed += group.n_rows;
+    }
+  if (m.heat && n_committed > 0) m.heat->advance(n_committed);
   if (m.experts) m.experts->end_step();
   m.row_logits.clear();
   for (size_t i = 0; i < m.logit_rows.size(); ++i)
@@ -168,8 +202,27 @@ std::span<const float> Model::fetch_logits(int i) noexcept {
   return impl_->logits_of(static_cast<size_t>(i));
 }
 
+void Model::append_features(int sequence, const float* features, int n) noexcept {
+  Impl& m = *impl_;
+  SequenceState& state = m.sequence(sequence);
+  const auto rows = static_cast<size_t>(n);
+  for (size_t r = 0; r < rows; ++r) m.positions[r] = state.n_past() + static_cast<int>(r);
+  const RowGroup group{.sequence = &state,
+                       .row_begin = 0,
+                       .n_rows = n,
+                       .uncommitted = false,
+                       .ancestors = {},
+                       .parents = nullptr,
+                       .experts = nullptr};
+  m.pass.begin({&group, 1}, std::span(m.tokens).first(rows), std::span(m.positions).first(rows),
+               m.row_numbers, {});
+  m.pass.run_features(features);
+  state.advance(n);
+}
+
 void Model::commit(int sequence, std::span<const int32_t> path) noexcept {
   impl_->sequence(sequence).commit_path(path, impl_->kernels.delta_net);
+  if (impl_->heat) impl_->count_accepted(sequence, path);
 }
 
 HeatMap* Model::heat() noexcept {

@@ -31,6 +31,9 @@ class Model final : public Backend {
                                   size_t max_panel_bytes);
   const Weights& weights() const;
   HeatMap* heat() noexcept;  // nullptr for a model without experts
+  // A drafter's: makes keys and values of n positions of hidden states of its target, [n][features], the new
+  // end of the sequence. REQUIRES: a network with features, no uncommitted rows, n <= n_batch.
+  void append_features(int sequence, const float* features, int n) noexcept;
 
   const ModelConfig& config() const override;
   bool is_gpu() const noexcept override { return false; }

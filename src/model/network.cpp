@@ -140,6 +140,8 @@ std::string describe_block(const Block& block) {
       return "norm and head";
     case BlockKind::NextnInput:
       return "next-token input";
+    case BlockKind::Features:
+      return "features";
   }
   return "";
 }
@@ -155,7 +157,8 @@ std::vector<LayerLine> describe_layers(const Network& network) {
     kind->second.push_back(static_cast<int>(il));
   }
   std::vector<LayerLine> lines;
-  for (const auto& [text, layers] : kinds) lines.push_back({static_cast<int>(layers.size()), ranges(layers), text});
+  for (const auto& [text, layers] : kinds)
+    lines.push_back({static_cast<int>(layers.size()), ranges(layers), text});
   return lines;
 }
 

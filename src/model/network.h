@@ -23,6 +23,7 @@ enum class BlockKind : uint8_t {
   Tap,          // copies the rows' state into a hidden-state buffer
   Head,         // logits = output . norm(x)
   NextnInput,   // the next-token block's input: projection of (token, trunk's state)
+  Features,     // norm(projection) of some hidden states of another network, for its keys and values
 };
 
 // What a tensor is to its block.
@@ -56,8 +57,8 @@ enum class Role : uint8_t {
   ExpertUp,
   ExpertDown,
 
-  Embedding,  // embedding and next-token input
-  StateProjection,
+  Embedding,        // embedding and next-token input
+  StateProjection,  // and features
   EmbeddingNorm,
   StateNorm,
 };
@@ -79,6 +80,8 @@ struct TensorSpec {
   // Experts only: the rows of each expert that are meant, where gate and up share a tensor.
   int row_begin = 0;
   int n_rows = 0;
+  // Not in this file: a drafter has it of its target.
+  bool of_target = false;
 };
 
 enum class TapOf : uint8_t {
@@ -94,7 +97,8 @@ struct Block {
   int n_head = 0;
   int window = 0;  // 0: full
   HeadGate gate = HeadGate::None;
-  int rope = 0;  // which of ModelConfig::ropes
+  int rope = 0;            // which of ModelConfig::ropes
+  bool both_ways = false;  // the rows of a step see each other, later ones too
   // FeedForward: n_expert 0 where every row takes the same FFN and nothing else.
   RouteConfig route{};
   // Tap: which of the hidden states of a step.
@@ -118,6 +122,9 @@ struct Network {
   std::vector<Block> input;
   std::vector<Layer> layers;  // the main stack, then the next-token block's
   std::vector<Block> output;
+  // What becomes keys and values of every layer, before the step's own: features of another network. A
+  // drafter has them.
+  std::vector<Block> features;
   int n_taps = 0;
 
   // The most outputs of any matrix in that role; 0: there is none.

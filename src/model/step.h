@@ -33,6 +33,8 @@ struct StepBatch {
   std::span<const SequenceRows> groups = {};  // each of another sequence; the step's rows are counted through
   float* hidden = nullptr;  // [taps of the network][n_rows][n_embd]: the states that insert_taps() asked for;
                             // for verification and drafters. nullptr: not wanted
+  const float* states = nullptr;  // [n_rows][n_embd]: hidden states of another network that the rows come
+                                  // with; only for a network that begins with a next-token input
 
   int n_rows() const {
     size_t n = 0;

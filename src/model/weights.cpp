@@ -113,7 +113,9 @@ class Binder {
 
 BlockWeights bind_block(Binder& bind, const Block& block) {
   BlockWeights w;
-  for (const TensorSpec& spec : block.tensors) switch (spec.form) {
+  for (const TensorSpec& spec : block.tensors) {
+    if (spec.of_target) continue;
+    switch (spec.form) {
       case TensorForm::Matrix:
       case TensorForm::Lookup:
         w[spec.role] = bind.matrix(spec);
@@ -125,6 +127,7 @@ BlockWeights bind_block(Binder& bind, const Block& block) {
         bind.experts(spec, w.experts);
         break;
     }
+  }
   return w;
 }
 
@@ -141,7 +144,7 @@ template <class WeightsT, class Visit>
 void for_each_matrix(const ModelConfig& c, WeightsT& w, bool with_experts, const Visit& visit) {
   const auto visit_block = [&](const Block& block, auto& weights, bool experts) {
     for (const TensorSpec& spec : block.tensors)
-      if (spec.form == TensorForm::Matrix) visit(weights[spec.role]);
+      if (spec.form == TensorForm::Matrix && !spec.of_target) visit(weights[spec.role]);
     if (!experts) return;
     for (auto& expert : weights.experts) {
       visit(expert.gate);
@@ -154,6 +157,7 @@ void for_each_matrix(const ModelConfig& c, WeightsT& w, bool with_experts, const
       visit_block(c.network.layers[l].blocks[b], w.layers[l].blocks[b],
                   with_experts || l >= static_cast<size_t>(c.n_layer));
   for (size_t b = 0; b < w.output.size(); ++b) visit_block(c.network.output[b], w.output[b], true);
+  for (size_t b = 0; b < w.features.size(); ++b) visit_block(c.network.features[b], w.features[b], true);
 }
 
 // The same without repetitions: a next-token block may have the trunk's head.
@@ -194,6 +198,7 @@ void bind_all(Weights& w, const ModelConfig& c, const GgufFile& file) {
   w.input = bind_blocks(bind, c.network.input);
   for (const Layer& layer : c.network.layers) w.layers.push_back({bind_blocks(bind, layer.blocks)});
   w.output = bind_blocks(bind, c.network.output);
+  w.features = bind_blocks(bind, c.network.features);
   bind.check_unused(static_cast<int>(c.network.layers.size()));
   for (const GgufTensor& tensor : file.tensors()) w.n_params += tensor.n_elements();
   const auto count = [&](const Block& block, const BlockWeights& weights) {
@@ -257,6 +262,18 @@ void pack_all(const ModelConfig& c, Weights& w, bool with_experts, std::byte* ou
 Weights Weights::bind(const ModelConfig& config, const GgufFile& file) {
   Weights w;
   bind_all(w, config, file);
+  return w;
+}
+
+Weights Weights::of_nextn(const ModelConfig& config, const Weights& target) {
+  // As add_nextn() put them: the input, what the layer has, the head.
+  const std::vector<BlockWeights>& blocks = target.layers.back().blocks;
+  Weights w;
+  w.input = {blocks.front()};
+  w.layers = {{{blocks.begin() + 1, blocks.end() - 1}}};
+  w.output = {blocks.back()};
+  w.output.resize(config.network.output.size());  // a tap has no weights
+  w.packed_bytes = target.packed_bytes;
   return w;
 }
 

@@ -56,7 +56,7 @@ struct LayerWeights {
 class Weights {
  public:
   // As the network has them.
-  std::vector<BlockWeights> input, output;
+  std::vector<BlockWeights> input, output, features;
   std::vector<LayerWeights> layers;
 
   // Bytes of the matrices a plain decode step of one row reads.
@@ -72,6 +72,9 @@ class Weights {
   // experts of the main stack stay views of the file: somebody else (ExpertRunner) keeps them.
   static Weights load(const ModelConfig& config, const GgufFile& file, bool repack, ThreadPool& pool,
                       const LoadProgressFn& progress, bool pack_experts = true);
+  // Those of the next-token block as a network of its own (nextn_network()): views of `target`, which must
+  // outlive the result.
+  static Weights of_nextn(const ModelConfig& config, const Weights& target);
   // Bytes that load() will take for panels: arithmetic only.
   static uint64_t planned_packed_bytes(const ModelConfig& config, const GgufFile& file,
                                        bool pack_experts = true);

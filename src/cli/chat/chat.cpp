@@ -4,6 +4,7 @@
 #include "cli/answer_printer.h"
 #include "cli/chat/conversation.h"
 #include "cli/commands.h"
+#include "cli/options/draft_options.h"
 
 namespace thermo {
 namespace {
@@ -26,6 +27,7 @@ class ChatCommand : public Command {
     set.flag("--history", history_, "keep what was typed for the arrow keys of the next time (default on)");
     add_answer_options(set, answer_);
     add_engine_options(set, engine_);
+    add_draft_options(set, draft_);
   }
 
   ExitCode run(const Terminal& terminal) override {
@@ -34,6 +36,7 @@ class ChatCommand : public Command {
     EngineOptions options = engine_options(flags);
     TextModel model(model_);
     set_expert_options(engine_.experts, model.config(), options);
+    set_draft_options(draft_, model_, drafter_, options);
     load_model(model, options, flags, terminal);
     note_unused_cache(engine_.experts, model.engine(), terminal);
     if (model_.empty())
@@ -54,6 +57,8 @@ class ChatCommand : public Command {
   bool history_ = true;
   AnswerFlags answer_;
   EngineFlags engine_;
+  DraftFlags draft_;
+  std::optional<GgufFile> drafter_;
 };
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "cli/answer_printer.h"
 #include "cli/interrupt.h"
+#include "cli/options/draft_options.h"
 #include "experts/telemetry.h"
 
 namespace thermo {
@@ -215,7 +216,10 @@ void Conversation::reply() {
     say(fmt::format("(cut after {} tokens: /set predict {} allows more)", answer.stats.n_completion,
                     2 * answer.stats.n_completion));
   }
-  if (terminal_.stderr_is_terminal) terminal_.note(last_.describe());
+  if (terminal_.stderr_is_terminal) {
+    terminal_.note(last_.describe());
+    terminal_.note_unless_empty(describe(last_.draft));
+  }
 }
 
 void Conversation::help(const std::string&) {

@@ -15,6 +15,7 @@
 #include "cli/commands.h"
 #include "cli/options/model_options.h"
 #include "cli/progress.h"
+#include "cli/verify/verify_draft.h"
 #include "cli/verify/verify_reference.h"
 #include "cli/verify/verify_ways.h"
 #include "engine/memory_plan.h"
@@ -88,6 +89,11 @@ class VerifyCommand : public Command {
               "largest error allowed, in standard deviations of the reference")
         .range(0.0, 1e9);
     set.value("--chunks", "LIST", chunks_, "sizes of the chunks to run the prompt in");
+    set.value("--draft", "WHO", draft_,
+              "verify a drafter instead: its file, or mtp; with its own --expected");
+    set.value("--tolerance-rms", "X", tolerance_rms_,
+              "for drafters: allow this root mean square instead, with equal most likely tokens")
+        .range(0.0, 1e9);
     set.flag("--tree", tree_, "also run the prompt as random draft trees");
     set.flag("--sequences", sequences_, "also run the prompt beside another sequence");
     set.count("--tokens", "N", n_tokens_, "tokens of the random prompt when there is no reference");
@@ -103,6 +109,12 @@ class VerifyCommand : public Command {
     if (n_tokens_ < 1) throw ConfigError(fmt::format("--tokens {}: at least one is needed", n_tokens_));
     const GgufFile file = open_model(model_);
     const ModelConfig config = read_model_config(file);
+    if (!draft_.empty() && expected_.empty())
+      throw ConfigError("--draft is verified against reference outputs: name them with --expected");
+    if (!expected_.empty()) {
+      const GgufFile expected(expected_);
+      if (!draft_.empty() || is_tree_reference(expected)) return run_draft(terminal, file, config, expected);
+    }
     Reference reference;
     if (!expected_.empty()) {
       reference = read_reference(GgufFile(expected_), config);
@@ -134,6 +146,25 @@ class VerifyCommand : public Command {
   }
 
  private:
+  // A drafter, or a recorded draft tree.
+  ExitCode run_draft(const Terminal& terminal, const GgufFile& file, const ModelConfig& config,
+                     const GgufFile& expected) const {
+    EngineOptions options = engine_options(flags_);
+    set_expert_options(flags_.experts, config, options);
+    const std::vector<DraftCheck> checks = draft_.empty()
+                                               ? check_tree(file, config, expected, options)
+                                               : check_drafter(file, config, draft_, expected, options);
+    const bool passed = std::all_of(checks.begin(), checks.end(), [&](const DraftCheck& check) {
+      return check.passes(tolerance_, tolerance_rms_);
+    });
+    write_stdout(json_ ? draft_checks_json(checks, passed) : draft_checks_table(checks, passed));
+    if (passed) {
+      terminal.note(fmt::format("{} tensors as recorded", checks.size()));
+      return ExitCode::Ok;
+    }
+    throw ThermoError(ExitCode::BelowTarget, "the outputs are further off than is allowed");
+  }
+
   EngineOptions make_options(const ModelConfig& config, ProgressLine& progress) const {
     const int n_tokens = static_cast<int>(ids_.size());
     EngineOptions options = engine_options(flags_);
@@ -254,9 +285,10 @@ class VerifyCommand : public Command {
     return out;
   }
 
-  std::string model_, expected_, chunks_ = "7,63,64,65";
+  std::string model_, expected_, draft_, chunks_ = "7,63,64,65";
   EngineFlags flags_;
   double tolerance_ = 1e-3;
+  std::optional<double> tolerance_rms_;
   bool tree_ = true, sequences_ = true, json_ = false;
   int n_tokens_ = 100;
   uint64_t seed_ = 1;

@@ -26,21 +26,30 @@ const GgufTensor& require(const GgufFile& file, const std::string& name) {
   return *tensor;
 }
 
-std::vector<TokenId> read_ids(const GgufFile& file, const ModelConfig& config) {
-  const GgufTensor& tensor = require(file, "ids");
+}  // namespace
+
+std::vector<int32_t> read_reference_numbers(const GgufFile& file, const std::string& name) {
+  const GgufTensor& tensor = require(file, name);
   const uint64_t n = tensor.n_elements();
   if (tensor.dtype != DType::I32 || tensor.dims[0] != n || n > kMaxTokens)
-    fail(file, fmt::format("`ids` is {} {}, expected I32 [n_tokens]", dtype_name(tensor.dtype),
+    fail(file, fmt::format("`{}` is {} {}, expected I32 [n]", name, dtype_name(tensor.dtype),
                            describe_shape(tensor)));
-  std::vector<TokenId> ids(n);
-  std::memcpy(ids.data(), tensor.data, n * sizeof(TokenId));
+  std::vector<int32_t> numbers(n);
+  std::memcpy(numbers.data(), tensor.data, n * sizeof(int32_t));
+  return numbers;
+}
+
+std::vector<TokenId> read_reference_ids(const GgufFile& file, const std::string& name,
+                                        const ModelConfig& config) {
+  std::vector<TokenId> ids = read_reference_numbers(file, name);
   for (size_t i = 0; i < ids.size(); ++i)
     if (ids[i] < 0 || ids[i] >= config.n_vocab)
-      fail(file, fmt::format("ids[{}] is {}, the model has {} tokens", i, ids[i], config.n_vocab));
+      fail(file, fmt::format("{}[{}] is {}, the model has {} tokens", name, i, ids[i], config.n_vocab));
   return ids;
 }
 
-std::vector<float> read_rows(const GgufFile& file, const std::string& name, int row_size, size_t n_tokens) {
+std::vector<float> read_reference_rows(const GgufFile& file, const std::string& name, int row_size,
+                                       size_t n_tokens) {
   const GgufTensor& tensor = require(file, name);
   if (!dtype_info(tensor.dtype).is_weight)
     fail(file, fmt::format("`{}` is {}, expected F32", name, dtype_name(tensor.dtype)));
@@ -54,13 +63,11 @@ std::vector<float> read_rows(const GgufFile& file, const std::string& name, int 
   return values;
 }
 
-}  // namespace
-
 Reference read_reference(const GgufFile& file, const ModelConfig& config) {
   Reference reference;
-  reference.ids = read_ids(file, config);
+  reference.ids = read_reference_ids(file, "ids", config);
   const size_t n_tokens = reference.ids.size();
-  reference.outputs.logits = read_rows(file, "logits", config.n_vocab, n_tokens);
+  reference.outputs.logits = read_reference_rows(file, "logits", config.n_vocab, n_tokens);
   const bool any_hidden =
       std::any_of(file.tensors().begin(), file.tensors().end(),
                   [](const GgufTensor& tensor) { return tensor.name.starts_with("hidden."); });
@@ -69,7 +76,8 @@ Reference read_reference(const GgufFile& file, const ModelConfig& config) {
   if (file.find_tensor(one_more))
     fail(file, fmt::format("there is a tensor `{}`, the model has {} layers", one_more, config.n_layer));
   for (int k = 0; k <= config.n_layer; ++k)
-    reference.outputs.hidden.push_back(read_rows(file, fmt::format("hidden.{}", k), config.n_embd, n_tokens));
+    reference.outputs.hidden.push_back(
+        read_reference_rows(file, fmt::format("hidden.{}", k), config.n_embd, n_tokens));
   return reference;
 }
 

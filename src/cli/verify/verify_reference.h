@@ -31,6 +31,13 @@ struct Reference {
 // Throws LoadError: a tensor is missing, or does not fit the model.
 Reference read_reference(const GgufFile& file, const ModelConfig& config);
 
+// Tensors of such a file, each checked. Throw LoadError.
+std::vector<int32_t> read_reference_numbers(const GgufFile& file, const std::string& name);
+std::vector<TokenId> read_reference_ids(const GgufFile& file, const std::string& name,
+                                        const ModelConfig& config);
+std::vector<float> read_reference_rows(const GgufFile& file, const std::string& name, int row_size,
+                                       size_t n_rows);
+
 struct TensorError {
   double largest = 0.0;   // largest |ours - reference|; infinite when ours is no number somewhere
   double relative = 0.0;  // that, over the standard deviation of the reference

@@ -6,7 +6,8 @@
 // n_past + i, written by kv_append before attention runs. Row i sees:
 //   - committed slot c   iff c > position[i] - window (always, when window is 0);
 //   - its own step's row j iff j is i or an ancestor of i, and position[j] > position[i] - window.
-// Without `ancestors` the rows are a chain, j <= i, and row i is at position n_past + i.
+// Without `ancestors` the rows are a chain, j <= i, and row i is at position n_past + i; with `both_ways` the
+// rows of a chain see the ones after them, too.
 //
 // For one instruction set, the bits of a row's output depend on its query and on the keys and values it sees,
 // in the order of their positions, and on nothing else: not on other rows, on the slots of its ancestors, nor
@@ -60,6 +61,7 @@ struct AttentionArgs {
   float scale;
   int window;  // 0: none
   AncestorBits ancestors;
+  bool both_ways = false;  // only where the rows are a chain
 };
 
 struct KvAppendArgs {

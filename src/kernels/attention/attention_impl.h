@@ -88,7 +88,8 @@ struct Tile {
 
 inline Positions seen_by(const AttentionArgs& args, int row) {
   const int last = args.positions[row];
-  return {args.window <= 0 ? 0 : max_int(0, last - args.window + 1), last + 1};
+  return {args.window <= 0 ? 0 : max_int(0, last - args.window + 1),
+          args.both_ways ? args.n_past + args.n_rows : last + 1};
 }
 
 // What any query of the tile sees, from the start of a block on.

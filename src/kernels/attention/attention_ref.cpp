@@ -66,7 +66,7 @@ void attention_ref(const AttentionArgs& args) {
       for (int c = 0; c < args.n_past; ++c)
         if (in_window(c)) slots.push_back(static_cast<size_t>(c));
       for (int j = 0; j < args.n_rows; ++j)
-        if (args.ancestors.sees(row, j) && in_window(args.positions[j]))
+        if ((args.both_ways || args.ancestors.sees(row, j)) && in_window(args.positions[j]))
           slots.push_back(static_cast<size_t>(args.n_past + j));
 
       weights.clear();

@@ -36,6 +36,7 @@ struct Problem {
   std::vector<int32_t> positions;
   std::vector<int32_t> parents;  // empty: a chain
   std::vector<uint64_t> words;
+  bool both_ways = false;
   std::vector<std::byte> k_cache, v_cache;
 
   Problem(const Shape& s, const Step& t, KvType kt, KvType vt, uint64_t seed, bool tree = false)
@@ -85,7 +86,8 @@ struct Problem {
             .head_dim = shape.head_dim,
             .scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim)),
             .window = step.window,
-            .ancestors = words.empty() ? AncestorBits{} : AncestorBits{words.data(), words_per_row()}};
+            .ancestors = words.empty() ? AncestorBits{} : AncestorBits{words.data(), words_per_row()},
+            .both_ways = both_ways};
   }
 };
 
@@ -190,6 +192,18 @@ TEST_P(Attention, PrefillsInTilesOfAnyLength) {
                         static_cast<uint64_t>(n_rows * 1000 + n_past));
         expect_same(problem, n_rows);
         if (n_rows > 8) expect_same(problem, 8);
+      }
+}
+
+TEST_P(Attention, SeesBothWays) {
+  for (int n_rows : {1, 2, 7, 16, 33})
+    for (int n_past : {0, 5, 64, 130})
+      for (int window : {0, 40}) {
+        Problem problem({6, 2, 32}, {n_past, n_rows, window}, KvType::F16, KvType::F32,
+                        static_cast<uint64_t>(n_rows * 1000 + n_past));
+        problem.both_ways = true;
+        expect_same(problem, n_rows);
+        expect_same(problem, 3);
       }
 }
 

@@ -393,6 +393,7 @@ void GpuModel::Impl::run_block(Pass& pass, int il, size_t b, const Block& block,
     case BlockKind::Head:
       head_block(pass, w);
       break;
+    case BlockKind::Features:
     case BlockKind::NextnInput:
       break;  // not in the main stack
   }

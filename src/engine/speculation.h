@@ -1,0 +1,95 @@
+// Drafting for the sequences of an engine: keeps the drafter up to date with every step and commit, makes the
+// tree of a round, and learns from what became of it.
+//
+// A round: draft() -> one uncommitted step of the root and the nodes -> the request loop walks the tree with
+// the sampler -> finish_round() -> Engine::commit() along the path.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "speculative/drafter.h"
+#include "speculative/planner.h"
+#include "speculative/telemetry.h"
+
+namespace thermo {
+
+struct SpeculationOptions {
+  int budget = 0;                // nodes besides the root in every round; 0: planned
+  int max_depth = 0;             // 0: as deep as the drafter goes
+  int min_depth = 0;             // a tree that is less deep is not verified
+  float min_probability = 0.0f;  // candidates below it are left out
+  int n_sequences = 1;
+  int n_batch = 0;   // rows of a step
+  int max_rows = 0;  // of an uncommitted one
+  int n_embd = 0;
+};
+
+struct DraftAsk {
+  int sequence = 0;
+  TokenId root = 0;
+  int max_nodes = 0;  // that are of use: the answer may end, or the context
+  SampledChoice choice = {};
+};
+
+class Speculation {
+ public:
+  Speculation(std::unique_ptr<Drafter> drafter, const SpeculationOptions& options);
+
+  const Drafter& drafter() const { return *drafter_; }
+
+  // Where a step of n_rows leaves the states that the drafter reads; nullptr: it reads none.
+  float* hidden();
+  // After a step. `seconds`: what it took.
+  void took_step(const StepBatch& batch, double seconds);
+  // After these of a sequence's uncommitted rows became part of it. Before its memory is cut or restored the
+  // caller says so with the functions below.
+  void committed(int sequence, std::span<const int32_t> path);
+
+  void truncate(int sequence, int n);
+  std::vector<float> snapshot(int sequence) const { return drafter_->snapshot(sequence); }
+  void restore(int sequence, int n, std::span<const float> snapshot);
+
+  // A request begins to write.
+  void begin_request(int sequence);
+  // The trees of a round, of different sequences; tree() has them. None of them may have more nodes than
+  // asked for.
+  void draft(std::span<const DraftAsk> asks);
+  std::span<const DraftNode> tree(int sequence) const;
+  // Of a round of this sequence: `path` of its rows was accepted, the root first.
+  void finish_round(int sequence, std::span<const int32_t> path);
+
+  const DraftTelemetry& telemetry() const { return telemetry_; }
+
+ private:
+  struct Sequence {
+    DraftPlanner planner;
+    bool planned = false;  // it decided about this round
+    Draft draft;
+    std::vector<DraftNode> tree;
+    // Its uncommitted rows.
+    std::vector<TokenId> tokens;
+    std::vector<float> hidden;  // [states][rows][n_embd]
+  };
+  Sequence& at(int sequence) { return sequences_[static_cast<size_t>(sequence)]; }
+  void keep_uncommitted(const SequenceRows& group, size_t first_row, size_t n_step_rows, const float* hidden);
+  void make_tree(Sequence& s, int max_nodes, int n_other);
+
+  std::unique_ptr<Drafter> drafter_;
+  SpeculationOptions options_;
+  std::vector<Sequence> sequences_;
+  std::vector<float> hidden_;  // of a step: [states][n_batch][n_embd]
+  std::vector<int32_t> row_numbers_;
+  StepTimes times_;
+  double step_seconds_ = 0.0;  // of the last step
+  SteadyTime draft_time_;      // of a round's drafts
+  Calibration calibration_;
+  DraftTreeBuilder builder_;
+  Draft adjusted_;
+  std::vector<DraftRequest> requests_;
+  std::vector<Draft> drafts_;
+  DraftTelemetry telemetry_;
+};
+
+}  // namespace thermo

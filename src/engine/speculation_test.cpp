@@ -1,0 +1,195 @@
+// With a draft, the text must be that of plain decoding, whoever drafts and however much.
+#include "engine/speculation.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "engine/engine.h"
+#include "gguf/gguf_file.h"
+#include "model/model_config.h"
+
+namespace thermo {
+namespace {
+
+using Kind = DraftOptions::Kind;
+
+const GgufFile& plankton() {
+  static const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
+  return file;
+}
+
+const GgufFile& plankton_drafter() {
+  static const GgufFile file(std::string(THERMO_MODELS) + "/plankton-draft-q8_0.gguf");
+  return file;
+}
+
+EngineOptions options_for(const DraftOptions& draft, int n_sequences = 1) {
+  EngineOptions options;
+  options.n_ctx = 256;
+  options.n_threads = 2;
+  options.n_batch = 64;
+  options.n_sequences = n_sequences;
+  options.device.kind = DeviceChoice::Kind::Cpu;
+  options.draft = draft;
+  return options;
+}
+
+// Prompts with repetitions, so that there is something to look up.
+std::vector<TokenId> prompt(int i) {
+  std::vector<TokenId> ids;
+  for (int k = 0; k < 24 + 5 * i; ++k) ids.push_back((300 + 37 * i + 11 * (k % (5 + i))) % 4000);
+  return ids;
+}
+
+struct Text {
+  std::vector<TokenId> tokens;
+  std::vector<float> logprobs;
+  GenerateResult result;
+  std::vector<TokenId> session;
+};
+
+Text text_of(Engine& engine, int i, GenerateOptions options, int stop_after = -1) {
+  Session session = std::move(engine.open_session().value());
+  EXPECT_TRUE(session.append(prompt(i)).ok());
+  Text text;
+  const auto result = session.generate(options, [&](const GeneratedToken& token) {
+    text.tokens.push_back(token.id);
+    for (const TokenLogprob& logprob : token.logprobs) text.logprobs.push_back(logprob.logprob);
+    return static_cast<int>(text.tokens.size()) != stop_after;
+  });
+  EXPECT_TRUE(result.has_value());
+  text.result = *result;
+  text.session.assign(session.tokens().begin(), session.tokens().end());
+  EXPECT_EQ(static_cast<int>(text.session.size()), session.n_past());
+  return text;
+}
+
+void expect_equal(const Text& got, const Text& want) {
+  EXPECT_EQ(got.tokens, want.tokens);
+  EXPECT_EQ(got.logprobs, want.logprobs);
+  EXPECT_EQ(got.result.reason, want.result.reason);
+  EXPECT_EQ(got.result.n_generated, want.result.n_generated);
+  EXPECT_EQ(got.session, want.session);
+}
+
+GenerateOptions sampling(int i, int max_tokens = 40) {
+  GenerateOptions options;
+  options.max_tokens = max_tokens;
+  options.sampling.temperature = i % 2 == 0 ? 0.0f : 0.8f;
+  options.sampling.seed = static_cast<uint64_t>(i);
+  if (i == 2) options.sampling.n_probs = 3;
+  if (i == 3) options.sampling.repetition_penalty = 1.3f;
+  return options;
+}
+
+std::vector<DraftOptions> drafts() {
+  std::vector<DraftOptions> all;
+  for (const Kind kind : {Kind::Lookup, Kind::Mtp, Kind::File})
+    for (const int budget : {1, 7, 16, 63, 0}) {
+      DraftOptions draft;
+      draft.kind = kind;
+      draft.file = &plankton_drafter();
+      draft.budget = budget;
+      all.push_back(draft);
+    }
+  return all;
+}
+
+TEST(Speculation, WritesTheTextOfPlainDecoding) {
+  Engine plain(plankton(), options_for({}));
+  std::vector<Text> want;
+  for (int i = 0; i < 4; ++i) want.push_back(text_of(plain, i, sampling(i)));
+  for (const DraftOptions& draft : drafts()) {
+    Engine engine(plankton(), options_for(draft));
+    for (int i = 0; i < 4; ++i) {
+      SCOPED_TRACE(testing::Message()
+                   << engine.draft_telemetry().drafter << " budget " << draft.budget << " prompt " << i);
+      expect_equal(text_of(engine, i, sampling(i)), want[static_cast<size_t>(i)]);
+    }
+    const DraftTelemetry telemetry = engine.draft_telemetry();
+    EXPECT_TRUE(draft.budget == 0 || telemetry.n_rounds > 0) << "silently never drafted";
+    EXPECT_LE(telemetry.n_accepted, telemetry.n_drafted);
+  }
+}
+
+TEST(Speculation, EndsWherePlainDecodingEnds) {
+  Engine plain(plankton(), options_for({}));
+  DraftOptions draft;
+  draft.kind = Kind::Lookup;
+  draft.budget = 16;
+  Engine engine(plankton(), options_for(draft));
+  const Text whole = text_of(plain, 0, sampling(0));
+  for (int n = 1; n <= 40; n += n < 12 ? 1 : 7) {
+    SCOPED_TRACE(n);
+    // A limit, a caller that stops, and a stop token, at every place.
+    expect_equal(text_of(engine, 0, sampling(0, n)), text_of(plain, 0, sampling(0, n)));
+    expect_equal(text_of(engine, 0, sampling(0), n), text_of(plain, 0, sampling(0), n));
+    GenerateOptions stop = sampling(0);
+    stop.stop_tokens = {whole.tokens[static_cast<size_t>(n) - 1]};
+    expect_equal(text_of(engine, 0, stop), text_of(plain, 0, stop));
+  }
+  // The end of the context.
+  EngineOptions small = options_for({}), small_draft = options_for(draft);
+  small.n_ctx = small_draft.n_ctx = 40;
+  Engine plain_small(plankton(), small), engine_small(plankton(), small_draft);
+  const Text full = text_of(plain_small, 0, sampling(0, -1));
+  EXPECT_EQ(full.result.reason, FinishReason::ContextFull);
+  expect_equal(text_of(engine_small, 0, sampling(0, -1)), full);
+}
+
+TEST(Speculation, GoesOnAfterComingBackToACheckpoint) {
+  for (const DraftOptions& draft : drafts()) {
+    if (draft.budget != 7) continue;
+    Engine plain(plankton(), options_for({})), engine(plankton(), options_for(draft));
+    std::vector<std::vector<TokenId>> texts[2];
+    Engine* const engines[] = {&plain, &engine};
+    for (int e = 0; e < 2; ++e) {
+      Session session = std::move(engines[e]->open_session().value());
+      ASSERT_TRUE(session.append(prompt(0)).ok());
+      session.checkpoint();
+      for (int turn = 0; turn < 3; ++turn) {
+        std::vector<TokenId> ids = prompt(0);
+        for (int k = 0; k < 4 + turn; ++k) ids.push_back(500 + turn);
+        ASSERT_TRUE(session.set_tokens(ids).has_value());
+        std::vector<TokenId>& text = texts[e].emplace_back();
+        ASSERT_TRUE(session
+                        .generate(sampling(turn, 20),
+                                  [&](const GeneratedToken& token) {
+                                    text.push_back(token.id);
+                                    return true;
+                                  })
+                        .has_value());
+      }
+    }
+    EXPECT_EQ(texts[0], texts[1]);
+  }
+}
+
+TEST(Speculation, WritesTheSameForSeveralSequencesTogether) {
+  Engine plain(plankton(), options_for({}));
+  std::vector<Text> want;
+  for (int i = 0; i < 5; ++i) want.push_back(text_of(plain, i, sampling(i, 20 + i)));
+  for (const DraftOptions& draft : drafts())
+    for (const int n : {2, 5}) {
+      if (draft.budget == 1 || draft.budget == 16) continue;
+      SCOPED_TRACE(testing::Message() << static_cast<int>(draft.kind) << " " << draft.budget << " " << n);
+      Engine engine(plankton(), options_for(draft, n));
+      RequestLoop loop(engine);
+      std::vector<Session> sessions;
+      std::map<RequestId, int> which;
+      std::vector<std::vector<TokenId>> got(static_cast<size_t>(n));
+      for (int i = 0; i < n; ++i) sessions.push_back(std::move(engine.open_session().value()));
+      for (int i = 0; i < n; ++i)
+        which[loop.add(sessions[static_cast<size_t>(i)], prompt(i), sampling(i, 20 + i)).value()] = i;
+      while (!loop.empty())
+        for (const RequestEvent& event : loop.step())
+          if (const auto* token = std::get_if<GeneratedToken>(&event.what))
+            got[static_cast<size_t>(which[event.request])].push_back(token->id);
+      for (int i = 0; i < n; ++i)
+        EXPECT_EQ(got[static_cast<size_t>(i)], want[static_cast<size_t>(i)].tokens) << i;
+    }
+}
+
+}  // namespace
+}  // namespace thermo

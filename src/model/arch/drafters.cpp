@@ -1,0 +1,215 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "gguf/gguf_file.h"
+#include "model/arch/blocks.h"
+#include "model/arch/keys.h"
+#include "model/drafter_network.h"
+
+namespace thermo {
+namespace {
+
+void tap_last_norm(ModelConfig& config) {
+  insert_taps(config.network, config.n_layer, {config.n_layer});
+}
+
+void drop_delta_net(ModelConfig& config) {
+  config.ssm_taps = config.ssm_dim = config.ssm_n_head_k = config.ssm_n_head_v = 0;
+}
+
+// llama.cpp's files say `dflash`; the others put their keys under a second prefix.
+bool is_llama_naming(std::string_view arch) {
+  return arch == "dflash";
+}
+
+[[noreturn]] void refuse(const GgufFile& file, const std::string& what) {
+  throw LoadError(fmt::format("{}: {}; give the drafter that was made for this model", file.path(), what));
+}
+
+// round(1 + i * (n_layer - 4) / (n - 1)), halves to even.
+std::vector<int> default_layers(int n, int n_layer) {
+  if (n == 1) return {n_layer / 2};
+  std::vector<int> ids;
+  for (int i = 0; i < n; ++i)
+    ids.push_back(static_cast<int>(std::nearbyint(1.0 + i * (n_layer - 4.0) / (n - 1.0))));
+  return ids;
+}
+
+std::vector<int> read_layers(const Keys& keys, bool llama, int n_features, const ModelConfig& target) {
+  std::vector<int> ids;
+  const char* const key = llama ? "target_layers" : "dflash.target_layer_ids";
+  if (const auto listed = keys.file().find_ints(keys.key(key))) {
+    for (const int64_t id : *listed) {
+      const int64_t layer = llama ? id - 1 : id;
+      if (layer < 0 || layer >= target.n_layer - 1)
+        refuse(keys.file(), fmt::format("it reads layer {} of a model that has {}", layer, target.n_layer));
+      ids.push_back(static_cast<int>(layer));
+    }
+  } else {
+    ids = default_layers(n_features, target.n_layer);
+    if (ids.front() < 0 || ids.back() >= target.n_layer - 1)
+      refuse(keys.file(),
+             fmt::format("it reads {} layers of a model that has {}", n_features, target.n_layer));
+  }
+  for (size_t i = 1; i < ids.size(); ++i)
+    if (ids[i] <= ids[i - 1]) keys.fail(key, "is not increasing");
+  if (static_cast<int>(ids.size()) != n_features)
+    keys.fail(key, fmt::format("names {} layers, but the projection takes {}", ids.size(), n_features));
+  return ids;
+}
+
+// Widths and vocabulary of another model.
+void check_target(const Keys& keys, const ModelConfig& c, const ModelConfig& target) {
+  if (c.n_embd != target.n_embd)
+    refuse(keys.file(), fmt::format("it is {} wide, the model {}", c.n_embd, target.n_embd));
+  if (const auto n = keys.file().find_uint(keys.key("vocab_size"));
+      n && *n != static_cast<uint64_t>(target.n_vocab))
+    refuse(keys.file(), fmt::format("it has a vocabulary of {}, the model of {}", *n, target.n_vocab));
+  if (const auto tokens = keys.file().find_strings("tokenizer.ggml.tokens")) {
+    // The rows of an embedding may be padded.
+    const auto n = static_cast<int64_t>(tokens->size());
+    if (n > target.n_vocab || n < target.n_vocab - 1024)
+      refuse(keys.file(), fmt::format("it has a vocabulary of {}, the model of {}", n, target.n_vocab));
+  }
+}
+
+RopeConfig read_rope(const Keys& keys, bool llama, const ModelConfig& c, const ModelConfig& target) {
+  RopeConfig rope;
+  rope.n_rot = keys.rope_dims("attention.key_length", c.head_dim, c.head_dim);
+  rope.freq_base = keys.positive_number("rope.freq_base");
+  keys.read_yarn(rope);
+  if (llama || rope.yarn) return rope;
+  // A converter of that naming writes 1e6 whatever the checkpoint has, and no scaling; the one published
+  // drafter of this shape was trained with YaRN.
+  if (rope.freq_base == 1e6) rope.freq_base = target.ropes.front().freq_base;
+  if (c.n_layer == 8 && c.n_embd == 2048) {
+    rope.yarn = true;
+    rope.factor = 64.0;
+    rope.original_context = 4096.0;
+  }
+  return rope;
+}
+
+void add_layers(const Keys& keys, DflashConfig& d) {
+  ModelConfig& c = d.model;
+  const auto n = static_cast<size_t>(c.n_layer);
+  const std::vector<int> heads = read_heads(keys, c);
+  const int window = keys.count_or("attention.sliding_window", kMaxContext, 0);
+  const auto pattern = keys.file().find_bool_each(keys.key("attention.sliding_window_pattern"), n);
+  const auto causal = keys.file().find_bool(keys.key("attention.causal"));
+  for (int il = 0; il < c.n_layer; ++il) {
+    const bool slides = window > 0 && pattern && (*pattern)[static_cast<size_t>(il)];
+    if (slides && window < d.block)
+      keys.fail("attention.sliding_window", fmt::format("is {}, less than a block of {}", window, d.block));
+    Layer& layer = c.network.layers.emplace_back();
+    layer.blocks.push_back(
+        attention_block(c, il, {.n_head = heads[static_cast<size_t>(il)], .window = slides ? window : 0}));
+    layer.blocks.back().both_ways = !causal.value_or(slides);
+    const bool other_name = !keys.has_tensor(tensor_name(il, "ffn_norm.weight"));
+    layer.blocks.push_back(dense_block(c, il, other_name ? "post_attention_norm.weight" : "ffn_norm.weight"));
+  }
+}
+
+std::string first_of(const Keys& keys, std::initializer_list<const char*> names) {
+  for (const char* const name : names)
+    if (keys.has_tensor(name)) return name;
+  return *names.begin();
+}
+
+// Embedding and head are the target's unless the file has its own; between them the features.
+void add_ends_of_drafter(const Keys& keys, const std::string& projection, int n_features, ModelConfig& c) {
+  add_ends(keys, c);
+  for (std::vector<Block>* blocks : {&c.network.input, &c.network.output})
+    for (TensorSpec& spec : blocks->front().tensors)
+      if (spec.form != TensorForm::Vector) spec.of_target = !keys.has_tensor(spec.name);
+  const std::string norm =
+      first_of(keys, {"enc.output_norm.weight", "dflash.hidden_norm.weight", "dflash_hidden_norm.weight"});
+  c.network.features = {
+      {.kind = BlockKind::Features,
+       .tensors = {{.role = Role::StateProjection,
+                    .form = TensorForm::Matrix,
+                    .name = projection,
+                    .shape = {n_features * c.n_embd, c.n_embd}},
+                   {.role = Role::Norm, .form = TensorForm::Vector, .name = norm, .shape = {c.n_embd}}}}};
+}
+
+}  // namespace
+
+ModelConfig nextn_network(const ModelConfig& target) {
+  ModelConfig c = target;
+  // As add_nextn() put them: the input, what the layer has, the head.
+  const std::vector<Block> blocks = target.network.layers.back().blocks;
+  c.network = {};
+  c.network.input = {blocks.front()};
+  c.network.layers = {{{blocks.begin() + 1, blocks.end() - 1}}};
+  c.network.output = {blocks.back()};
+  c.n_layer = 1;
+  c.n_nextn = 0;
+  drop_delta_net(c);
+  tap_last_norm(c);
+  return c;
+}
+
+bool is_drafter(const GgufFile& file) {
+  const std::string_view arch = file.find_string("general.architecture").value_or("");
+  return is_llama_naming(arch) || arch == "dflash-draft" || arch == "qwen35-dflash-draft";
+}
+
+DflashConfig read_dflash_config(const GgufFile& file, const ModelConfig& target) {
+  if (!is_drafter(file))
+    refuse(file, fmt::format("this is no DFlash drafter but '{}'",
+                             file.find_string("general.architecture").value_or("")));
+  DflashConfig d;
+  ModelConfig& c = d.model;
+  c.arch_name = std::string(file.require_string("general.architecture"));
+  const bool llama = is_llama_naming(c.arch_name);
+  const Keys keys(file, c.arch_name, {});
+  for (const char* const name : {"markov_w1.weight", "markov_w2.weight", "conf_proj.weight", "d2t"})
+    if (keys.has_tensor(name))
+      refuse(file, fmt::format("its tensor {} belongs to a kind of drafter that is not supported", name));
+  c.name = file.find_string("general.name").value_or("");
+  c.n_layer = keys.positive("block_count", kMaxLayers);
+  c.n_embd = keys.positive("embedding_length", kMaxWidth);
+  c.n_ctx_train = keys.positive("context_length", kMaxContext);
+  c.norm_eps = static_cast<float>(keys.positive_number("attention.layer_norm_rms_epsilon"));
+  c.head_dim = keys.positive("attention.key_length", 1024);
+  c.n_head_kv = keys.positive("attention.head_count_kv", kMaxHeads);
+  c.n_ff = keys.positive("feed_forward_length", kMaxWidth);
+  c.n_vocab = target.n_vocab;
+  if (c.head_dim % 16 != 0 || keys.positive("attention.value_length", 1024) != c.head_dim)
+    keys.fail("attention.key_length", "and value_length are not one multiple of 16");
+  check_target(keys, c, target);
+  d.block = keys.positive(llama ? "block_size" : "dflash.block_size", 64);
+  if (d.block < 2) keys.fail("block_size", "is 1: nothing is drafted");
+  const uint64_t mask =
+      file.require_uint(llama ? "tokenizer.ggml.mask_token_id" : keys.key("dflash.mask_token_id"));
+  if (mask >= static_cast<uint64_t>(target.n_vocab))
+    refuse(file, fmt::format("its mask is token {}, the model has {}", mask, target.n_vocab));
+  d.mask = static_cast<int32_t>(mask);
+  c.ropes = {read_rope(keys, llama, c, target)};
+  const std::string projection = first_of(keys, {"fc.weight", "dflash.fc.weight", "dflash_fc.weight"});
+  const GgufTensor& fc = file.require_tensor(projection);
+  const int n_features =
+      static_cast<int>(std::min<uint64_t>(fc.dims[0] / static_cast<uint64_t>(c.n_embd), kMaxLayers));
+  if (n_features < 1) refuse(file, fmt::format("{} is {}", projection, describe_shape(fc)));
+  d.layers = read_layers(keys, llama, n_features, target);
+  add_layers(keys, d);
+  add_ends_of_drafter(keys, projection, n_features, c);
+  tap_last_norm(c);
+  return d;
+}
+
+Weights load_dflash_weights(const DflashConfig& config, const GgufFile& file, const Weights& target,
+                            bool repack, ThreadPool& pool) {
+  Weights w = Weights::load(config.model, file, repack, pool, {});
+  Matrix& embedding = w.input.front()[Role::Embedding];
+  if (embedding.empty()) embedding = target.input.front()[Role::Embedding];
+  Matrix& head = w.output.front()[Role::Output];
+  if (head.empty()) head = target.output.front()[Role::Output];
+  return w;
+}
+
+}  // namespace thermo

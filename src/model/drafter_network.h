@@ -1,0 +1,40 @@
+// Networks that draft for another one: its own next-token block, and DFlash drafters. Both are ordinary
+// networks of attention layers, so a model runs them; what is special about them is where their input comes
+// from.
+#pragma once
+
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "model/model_config.h"
+#include "model/weights.h"
+
+namespace thermo {
+
+class GgufFile;
+
+// The next-token block of `target` as a network of its own: a step reads tokens and the target's states after
+// its final norm, and gives the block's own as its only tap. REQUIRES: target.n_nextn > 0. Its weights are
+// Weights::of_nextn().
+ModelConfig nextn_network(const ModelConfig& target);
+
+// A DFlash drafter: fills a block of masked positions in one pass. Keys and values of what is committed come
+// from hidden states of its target (Model::append_features), those of the block from itself. Its one tap is
+// the state after its last norm.
+struct DflashConfig {
+  ModelConfig model;
+  int block = 0;            // slots: the root and the masked ones
+  int32_t mask = 0;         // the token of a masked slot
+  std::vector<int> layers;  // of the target, counted from 0, whose outputs are the features
+};
+
+// Whether the file is a drafter by its architecture.
+bool is_drafter(const GgufFile& file);
+// Both naming schemes. Throws LoadError: no drafter, a kind that is not known, damaged, or made for a model
+// of other width, vocabulary or depth.
+DflashConfig read_dflash_config(const GgufFile& file, const ModelConfig& target);
+// With the target's embedding and head. Both files must outlive the result.
+Weights load_dflash_weights(const DflashConfig& config, const GgufFile& file, const Weights& target,
+                            bool repack, ThreadPool& pool);
+
+}  // namespace thermo

@@ -1,0 +1,138 @@
+#include "speculative/ddtree.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <random>
+#include <set>
+#include <string>
+
+#include "base/json.h"
+
+namespace thermo {
+namespace {
+
+struct Candidates {
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;
+  DraftCandidates view;
+};
+
+Candidates candidates_of(const Json& set) {
+  Candidates c;
+  for (const Json& row : set["token"])
+    for (const Json& token : row) c.tokens.push_back(token.get<int32_t>());
+  for (const Json& row : set["logprob"])
+    for (const Json& value : row) c.logprobs.push_back(value.get<float>());
+  c.view = {set["L"].get<int>(), set["K"].get<int>(), c.tokens, c.logprobs};
+  return c;
+}
+
+TEST(DdTree, GivesTheRecordedTreesSlotForSlot) {
+  std::ifstream file(std::string(THERMO_TEST_DATA) + "/ddtree-cases.json");
+  ASSERT_TRUE(file);
+  const Json cases = Json::parse(file);
+  DraftTreeBuilder builder;
+  std::vector<DraftNode> nodes;
+  int n_trees = 0;
+  for (const Json& set : cases["sets"]) {
+    const Candidates c = candidates_of(set);
+    for (const Json& tree : set["trees"]) {
+      SCOPED_TRACE(set["name"].get<std::string>() + " " + tree["budget"].dump());
+      builder.build(c.view, tree["budget"].get<int>(), nodes);
+      ASSERT_EQ(nodes.size(), tree["nodes"].get<size_t>());
+      double expected = 0.0;
+      for (size_t i = 0; i < nodes.size(); ++i) {
+        EXPECT_EQ(nodes[i].token, tree["token"][i].get<int32_t>()) << i;
+        EXPECT_EQ(nodes[i].parent, tree["parent"][i].get<int32_t>()) << i;
+        EXPECT_EQ(nodes[i].depth, tree["depth"][i].get<int32_t>()) << i;
+        EXPECT_EQ(nodes[i].rank, tree["rank"][i].get<int32_t>()) << i;
+        EXPECT_EQ(nodes[i].score, tree["score"][i].get<float>()) << i;
+        expected += std::exp(static_cast<double>(nodes[i].score));
+      }
+      EXPECT_NEAR(expected, tree["expected"].get<double>(), 1e-6);
+      ++n_trees;
+    }
+  }
+  EXPECT_EQ(n_trees, 30);
+}
+
+Candidates random_candidates(int n_depths, int n_ranks, std::mt19937& random) {
+  Candidates c;
+  std::exponential_distribution<float> gap(1.5f);
+  for (int d = 0; d < n_depths; ++d) {
+    float value = -gap(random);
+    for (int k = 0; k < n_ranks; ++k) {
+      c.tokens.push_back(d * 100 + k);
+      c.logprobs.push_back(value);
+      value -= gap(random);
+    }
+  }
+  c.view = {n_depths, n_ranks, c.tokens, c.logprobs};
+  return c;
+}
+
+// Every path, by brute force.
+void all_scores(const DraftCandidates& c, int depth, double score, std::vector<double>& out) {
+  if (depth > c.n_depths) return;
+  for (int k = 0; k < c.n_ranks; ++k) {
+    const double node = score + static_cast<double>(c.logprob(depth, k));
+    out.push_back(node);
+    all_scores(c, depth + 1, node, out);
+  }
+}
+
+TEST(DdTree, TakesTheHeaviestNodesOfAll) {
+  std::mt19937 random(5);
+  DraftTreeBuilder builder;
+  std::vector<DraftNode> nodes;
+  for (int round = 0; round < 50; ++round) {
+    const Candidates c = random_candidates(5, 4, random);
+    std::vector<double> scores;
+    all_scores(c.view, 1, 0.0, scores);
+    std::sort(scores.rbegin(), scores.rend());
+    for (const int budget : {1, 2, 7, 16, 40, 63}) {
+      builder.build(c.view, budget, nodes);
+      ASSERT_EQ(nodes.size(), static_cast<size_t>(budget));
+      double want = 0.0, got = 0.0;
+      for (int i = 0; i < budget; ++i) {
+        want += std::exp(scores[static_cast<size_t>(i)]);
+        got += std::exp(static_cast<double>(nodes[static_cast<size_t>(i)].score));
+        EXPECT_LE(nodes[static_cast<size_t>(i)].parent, i) << "parents come first";
+      }
+      EXPECT_NEAR(got, want, 1e-5);
+    }
+  }
+}
+
+TEST(DdTree, IsAChainWithOneCandidateAPosition) {
+  std::mt19937 random(1);
+  const Candidates c = random_candidates(7, 1, random);
+  DraftTreeBuilder builder;
+  std::vector<DraftNode> nodes;
+  builder.build(c.view, 63, nodes);
+  ASSERT_EQ(nodes.size(), 7u);
+  for (int i = 0; i < 7; ++i) EXPECT_EQ(nodes[static_cast<size_t>(i)].parent, i);
+}
+
+TEST(DdTree, EndsAListAtWhatIsNoProbability) {
+  const std::vector<int32_t> tokens = {1, 2, 3, 4};
+  std::vector<float> logprobs = {-0.5f, std::numeric_limits<float>::quiet_NaN(), -0.1f,
+                                 -std::numeric_limits<float>::infinity()};
+  DraftTreeBuilder builder;
+  std::vector<DraftNode> nodes;
+  builder.build({2, 2, tokens, logprobs}, 63, nodes);
+  ASSERT_EQ(nodes.size(), 2u);
+  EXPECT_EQ(nodes[1].token, 3);
+  logprobs[0] = std::numeric_limits<float>::quiet_NaN();
+  builder.build({2, 2, tokens, logprobs}, 63, nodes);
+  EXPECT_TRUE(nodes.empty()) << "nothing to draft: a plain step";
+  builder.build({2, 2, tokens, {}}, 0, nodes);
+  EXPECT_TRUE(nodes.empty());
+}
+
+}  // namespace
+}  // namespace thermo

@@ -1,0 +1,88 @@
+#include "speculative/drafter.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "sampling/noise.h"
+
+namespace thermo {
+
+constexpr float kAbsent = -std::numeric_limits<float>::infinity();
+
+void Draft::reset(int depths, int ranks) {
+  n_depths = depths;
+  n_ranks = ranks;
+  const size_t n = static_cast<size_t>(depths) * static_cast<size_t>(ranks);
+  tokens.assign(n, 0);
+  logprobs.assign(n, kAbsent);
+}
+
+std::span<int32_t> Draft::tokens_at(int depth) {
+  const auto n = static_cast<size_t>(n_ranks);
+  return std::span(tokens).subspan(static_cast<size_t>(depth - 1) * n, n);
+}
+
+std::span<float> Draft::logprobs_at(int depth) {
+  const auto n = static_cast<size_t>(n_ranks);
+  return std::span(logprobs).subspan(static_cast<size_t>(depth - 1) * n, n);
+}
+
+void couple(Draft& draft, const SampledChoice& choice) {
+  // The drafter's logits are not the target's: between 0 (sure of the draw) and infinity (no idea).
+  constexpr double kDoubt = 0.6;
+  if (choice.temperature <= 0.0f) return;
+  std::vector<std::pair<double, int32_t>> drawn;
+  for (int depth = 1; depth <= draft.n_depths; ++depth) {
+    const PositionNoise noise(choice.seed, choice.choice, choice.position + depth - 1);
+    const std::span<int32_t> tokens = draft.tokens_at(depth);
+    const std::span<float> logprobs = draft.logprobs_at(depth);
+    drawn.clear();
+    for (size_t k = 0; k < tokens.size() && std::isfinite(logprobs[k]); ++k)
+      drawn.push_back({static_cast<double>(logprobs[k]) / static_cast<double>(choice.temperature) +
+                           noise.gumbel(tokens[k]),
+                       tokens[k]});
+    if (drawn.empty()) continue;
+    std::sort(drawn.begin(), drawn.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    double sum = 0.0;
+    for (const auto& [score, token] : drawn) sum += std::exp((score - drawn.front().first) / kDoubt);
+    for (size_t k = 0; k < drawn.size(); ++k) {
+      tokens[k] = drawn[k].second;
+      logprobs[k] = static_cast<float>((drawn[k].first - drawn.front().first) / kDoubt - std::log(sum));
+    }
+  }
+}
+
+void best_candidates(std::span<const float> logits, std::span<int32_t> tokens, std::span<float> logprobs) {
+  std::fill(logprobs.begin(), logprobs.end(), kAbsent);
+  const size_t n = std::min(tokens.size(), logits.size());
+  // A short sorted list: almost no logit gets past its end.
+  size_t found = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const float value = logits[i];
+    if (std::isnan(value)) {
+      std::fill(logprobs.begin(), logprobs.end(), kAbsent);
+      return;
+    }
+    if (found == n && !(value > logprobs[n - 1])) continue;
+    size_t at = found < n ? found++ : n - 1;
+    for (; at > 0 && value > logprobs[at - 1]; --at) {
+      logprobs[at] = logprobs[at - 1];
+      tokens[at] = tokens[at - 1];
+    }
+    logprobs[at] = value;
+    tokens[at] = static_cast<int32_t>(i);
+  }
+  if (n == 0 || !std::isfinite(logprobs[0])) {
+    std::fill(logprobs.begin(), logprobs.end(), kAbsent);
+    return;
+  }
+  const float max = logprobs[0];
+  double sum = 0.0;
+  for (const float value : logits) sum += static_cast<double>(std::exp(value - max));
+  const double log_sum = static_cast<double>(max) + std::log(sum);
+  for (float& value : logprobs.first(n)) value = static_cast<float>(static_cast<double>(value) - log_sum);
+}
+
+}  // namespace thermo

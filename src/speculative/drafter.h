@@ -1,0 +1,97 @@
+// What proposes the tokens that come next. The model verifies them all in one step, so a drafter decides how
+// fast a text is written and never what is written.
+//
+// This folder holds drafters, the tree that is made of their proposals, and the planner that decides whether
+// drafting pays. It includes the model and below; it knows no session and no request.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "model/step.h"
+#include "speculative/ddtree.h"
+
+namespace thermo {
+
+// Hidden states of the target for some rows of a step, as StepBatch::hidden has them.
+struct StateRows {
+  const float* hidden = nullptr;  // [taps][n_step_rows][n_embd]; nullptr: there are none
+  size_t n_step_rows = 0;
+  size_t n_embd = 0;
+  std::span<const int32_t> rows = {};  // of the step, in the order of the tokens
+
+  const float* row(size_t tap, size_t i) const {
+    return hidden + (tap * n_step_rows + static_cast<size_t>(rows[i])) * n_embd;
+  }
+};
+
+// What is known of a sequence whose next tokens are to be guessed.
+struct DraftRequest {
+  int sequence = 0;
+  TokenId root = 0;  // chosen, not computed yet: it follows the committed tokens
+  int n_depths = 0;  // positions after the root that are of use
+  int n_ranks = 1;   // candidates of each that are of use
+};
+
+// Candidates of each position, best first; see DraftCandidates. Memory is reused from round to round.
+struct Draft {
+  int n_depths = 0;
+  int n_ranks = 0;
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;
+
+  // Everything is absent: -inf.
+  void reset(int depths, int ranks);
+  DraftCandidates candidates() const { return {n_depths, n_ranks, tokens, logprobs}; }
+  std::span<int32_t> tokens_at(int depth);  // 1..n_depths
+  std::span<float> logprobs_at(int depth);
+};
+
+// A drafter follows every sequence of the engine: it is told of all tokens, whether it is asked or not.
+class Drafter {
+ public:
+  virtual ~Drafter() = default;
+
+  virtual std::string_view name() const = 0;
+  virtual int max_depth() const = 0;
+  // Hidden states of the target that it reads, as insert_taps() counts them, increasing; the taps of
+  // StateRows are these.
+  virtual std::span<const int> states() const { return {}; }
+  // Bytes of its own, beyond the target's weights.
+  virtual uint64_t bytes() const { return 0; }
+
+  // `tokens` are the new end of the sequence.
+  virtual void commit(int sequence, std::span<const TokenId> tokens, const StateRows& states) = 0;
+  // Fills drafts[i] for requests[i], which are of different sequences. A position that it knows nothing
+  // about has no candidates, and none after it.
+  virtual void draft(std::span<const DraftRequest> requests, std::span<Draft> drafts) = 0;
+
+  // Forgets all but the first n tokens.
+  virtual void truncate(int sequence, int n) = 0;
+  // What truncate() cannot bring back; small. The K/V of the first tokens stay where they are.
+  virtual std::vector<float> snapshot(int sequence) const = 0;
+  // REQUIRES: the first n tokens are those of the snapshot.
+  virtual void restore(int sequence, int n, std::span<const float> snapshot) = 0;
+};
+
+// How a request draws its tokens.
+struct SampledChoice {
+  float temperature = 0.0f;  // 0: greedy
+  uint64_t seed = 0;
+  uint32_t choice = 0;
+  int64_t position = 0;  // of the token after the root
+};
+
+// Ranks the candidates of a draft by what the sampler will draw if the drafter is right: the noise of a token
+// at its position is known beforehand. It changes what is guessed and never what is drawn. Nothing to do for
+// a greedy choice.
+void couple(Draft& draft, const SampledChoice& choice);
+
+// The n best of a row of logits, best first, with exact log-probabilities: the sum goes over the whole row. A
+// row with a NaN, or with nothing but -inf, gives no candidates.
+void best_candidates(std::span<const float> logits, std::span<int32_t> tokens, std::span<float> logprobs);
+
+}  // namespace thermo

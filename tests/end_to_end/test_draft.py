@@ -1,0 +1,95 @@
+"""Drafting from the command line: the text of plain decoding, references, and what is refused."""
+import json
+import unittest
+
+from harness import DATA, MODEL, MODEL_ERROR, ROOT, USAGE, Gguf, ProgramTest, run
+
+DRAFTER = ROOT / "models/plankton-draft-q8_0.gguf"
+PROMPTS = ["Write a Python function that sorts a list with merge sort.", "What is 17 + 25?", "Tell me about the sea."]
+
+
+class Text(ProgramTest):
+    def test_is_that_of_plain_decoding(self):
+        for prompt, more in zip(PROMPTS, (["--temp", "0"], ["--temp", "0.8", "-s", "3"], ["--temp", "0"])):
+            arguments = ["run", "--device", "cpu", "-p", prompt, "-n", "60", *more]
+            plain = self.answer(*arguments, "--draft", "none")
+            for who in ("lookup", "mtp", "auto", DRAFTER):
+                for budget in ("7", "auto"):
+                    with self.subTest(prompt=prompt, who=str(who), budget=budget):
+                        self.assertEqual(self.answer(*arguments, "--draft", who, "--draft-budget", budget), plain)
+
+    def test_is_the_same_with_split_experts(self):
+        arguments = ["run", "--device", "sim", "--expert-cache", "30%", "-p", PROMPTS[0], "-n", "40", "--temp", "0"]
+        self.assertEqual(self.answer(*arguments, "--draft", "auto", "--draft-budget", "7"),
+                         self.answer(*arguments, "--draft", "none"))
+
+    def test_ends_at_a_stop_text_inside_a_round(self):
+        arguments = ["run", "--device", "cpu", "-p", PROMPTS[0], "-n", "80", "--temp", "0", "--stop", "return"]
+        plain = json.loads(self.answer(*arguments, "--json", "--draft", "none"))
+        drafted = json.loads(self.answer(*arguments, "--json", "--draft", "auto", "--draft-budget", "16"))
+        self.assertEqual(drafted["choices"][0]["message"], plain["choices"][0]["message"])
+        self.assertEqual(drafted["usage"]["completion_tokens"], plain["usage"]["completion_tokens"])
+
+    def test_says_what_drafting_did(self):
+        result = run("run", "--device", "cpu", "-p", PROMPTS[0], "-n", "40", "--temp", "0", "--draft", "auto",
+                     "--draft-budget", "7", "--json")
+        timings = json.loads(result.stdout)["timings"]
+        self.assertEqual(timings["drafter"], "dflash")
+        self.assertGreater(timings["draft_n_accepted"], 0)
+        self.assertGreaterEqual(timings["draft_n"], timings["draft_n_accepted"])
+        self.assertIn("draft dflash", result.stderr)
+
+    def test_knows_the_names_of_llama_cpp(self):
+        arguments = ["run", "--device", "cpu", "-p", PROMPTS[1], "-n", "8", "--temp", "0"]
+        plain = self.answer(*arguments)
+        for names in (["-md", DRAFTER, "--draft-max", "6", "--draft-min", "1", "--spec-draft-p-min", "0.1"],
+                      ["--spec-type", "draft-mtp"], ["--spec-type", "ngram-simple"], ["--spec-default"],
+                      ["--spec-draft-model", DRAFTER, "--spec-type", "draft-dflash", "-ctkd", "q8_0"]):
+            with self.subTest(names=names):
+                self.assertEqual(self.answer(*arguments, *names), plain)
+
+
+class References(ProgramTest):
+    def test_of_the_float_drafters(self):
+        for target, names in (("qwen35moe", ["qwen35moe"]), ("qwen35", ["qwen35"]),
+                              ("laguna", ["laguna", "laguna-bidirectional"])):
+            for name in names:
+                self.answer("verify", "-m", DATA / f"{target}-f32.gguf", "--draft", DATA / f"dflash-{name}-f32.gguf",
+                            "--expected", DATA / f"dflash-{name}-expected.gguf", "--tolerance", "1e-4")
+
+    def test_of_planktons_drafters(self):
+        self.answer("verify", "-m", MODEL, "--draft", "mtp", "--expected", DATA / "plankton-mtp-expected.gguf",
+                    "--tolerance-rms", "0.06")
+        self.answer("verify", "-m", MODEL, "--draft", DRAFTER, "--expected", DATA / "plankton-draft-expected.gguf",
+                    "--tolerance-rms", "0.05")
+
+    def test_of_draft_trees(self):
+        for name in ("qwen35moe", "laguna"):
+            self.answer("verify", "-m", DATA / f"{name}-f32.gguf", "--expected", DATA / f"tree-{name}-expected.gguf",
+                        "--tolerance", "1e-4", "--device", "cpu")
+
+
+class Refusals(ProgramTest):
+    def test_of_what_makes_no_sense(self):
+        for arguments in (["--draft", "16"], ["--draft", "auto", "--draft-budget", "0"],
+                          ["--draft", "auto", "--draft-budget", "64"], ["--spec-type", "draft-simple"],
+                          ["-hfd", "a/b"], ["--draft-budget", "x"]):
+            with self.subTest(arguments=arguments):
+                self.refusal(USAGE, "run", "--device", "cpu", "-p", "x", *arguments)
+
+    def test_of_drafters_for_other_models(self):
+        for name in ("dflash-qwen35-f32.gguf", "qwen35-f32.gguf", "missing.gguf"):
+            with self.subTest(name=name):
+                self.refusal(MODEL_ERROR, "run", "--device", "cpu", "-p", "x", "--draft", DATA / name)
+
+    def test_of_a_damaged_drafter(self):
+        damaged = Gguf(DRAFTER).data[:200000]
+        import tempfile
+        with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+            file.write(damaged)
+            file.flush()
+            self.refusal(MODEL_ERROR, "run", "--device", "cpu", "-p", "x", "--draft", file.name)
+
+
+if __name__ == "__main__":
+    unittest.main()
