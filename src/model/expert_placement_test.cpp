@@ -178,7 +178,9 @@ TEST_P(ExpertPlacementTest, GivesTheSameLogitsWhilePlacementsChange) {
   const Outputs want = run_in_chunks(*plain, fixture.ids, 3);
   const Outputs prompt = run_in_chunks(*plain, fixture.ids, 20);
   std::mt19937 random(3);
-  for (int round = 0; round < 10; ++round) {
+  // How many experts move in a round depends on how fast copies are.
+  const auto n_moved = [&] { return split.model->expert_telemetry().moved; };
+  for (int round = 0; round < 6 || (n_moved() <= 20 && round < 300); ++round) {
     EXPECT_TRUE(run_in_chunks(*split.model, fixture.ids, 3).logits == want.logits);
     EXPECT_TRUE(run_in_chunks(*split.model, fixture.ids, 20).logits == prompt.logits);
     // Somebody else becomes hot.
@@ -189,7 +191,7 @@ TEST_P(ExpertPlacementTest, GivesTheSameLogitsWhilePlacementsChange) {
         heat.use(l, static_cast<int>(random() % static_cast<unsigned>(heat.n_expert(l))), 50.0f);
     }
   }
-  EXPECT_GT(split.model->expert_telemetry().moved, 20u);
+  EXPECT_GT(n_moved(), 20u);
 }
 
 TEST_P(ExpertPlacementTest, EvaluatesTreesAndSeveralSequencesLikeThePlainModel) {
