@@ -33,8 +33,9 @@ class CpuLane {
 
   static uint64_t planned_bytes(const ExpertCatalog& catalog, const CpuLaneOptions& options);
 
-  // sums[r] = sum of weight * expert(x[r]) over the pairs of row r; zero for rows without any. x: [n_rows][n_embd]
-  // floats. Pairs in any order; each expert's weights are read once. The sums are valid until the next call.
+  // sums[r] = sum of weight * expert(x[r]) over the pairs of row r; zero for rows without any. x:
+  // [n_rows][n_embd] floats. Pairs in any order; each expert's weights are read once. The sums are valid
+  // until the next call.
   const ExpertSums& compute(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows) noexcept;
   // y[r] = expert(x[r]), not weighted, of rows with one pair each: [n_rows][n_embd].
   void outputs(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows, float* y) noexcept;

@@ -233,7 +233,7 @@ TEST(CpuLane, LooksAheadFromARowThatNeedsNothing) {
   ahead.end();
   const int32_t wanted[] = {5};
   EXPECT_EQ(ahead.n_foreseen(1, wanted), 1);
-  lane.look_ahead(1, x.data(), 0.5f);  // no layer behind it
+  lane.look_ahead(1, x.data(), 0.5f);  // no layer after it
   EXPECT_GT(lane.last_ahead_bytes(), 0u);
   EXPECT_FALSE(ahead.help([] { return false; }));
 }

@@ -46,9 +46,8 @@ ExpertCore::ExpertCore(ExpertCatalog catalog, HeatMap heat, const SplitOptions& 
       first_heat_(heat_),
       options_(options),
       arena_(arena_bytes(catalog_, options)),
-      host_(catalog_, {.arena = {arena_.data(), arena_.size()},
-                       .files = options.files,
-                       .trace = options.trace}),
+      host_(catalog_,
+            {.arena = {arena_.data(), arena_.size()}, .files = options.files, .trace = options.trace}),
       lanes_(kMaxFetchTable) {
   host_.load(pool, hottest_first(catalog_, heat_), progress);
   counts_.budget_bytes = options.budget_bytes;

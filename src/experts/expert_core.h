@@ -1,9 +1,9 @@
-// What every model with experts in several places shares: the experts packed in main memory, their heat, the ones
-// that are hot on a device, the guesses and copies that run ahead, the split of cold experts over lanes, and the
-// numbers all of this is judged by.
+// What every model with experts in several places shares: the experts packed in main memory, their heat, the
+// ones that are hot on a device, the guesses and copies that run ahead, the split of cold experts over lanes,
+// and the numbers all of this is judged by.
 //
-// Users add what differs. TieredExperts: no device, rounds over a cache of the file. SimExperts: a stand-in device on
-// threads. GpuExperts: a card, its slots and its mailbox.
+// Users add what differs. TieredExperts: no device, rounds over a cache of the file. SimExperts: a stand-in
+// device on threads. GpuExperts: a card, its slots and its mailbox.
 //
 //   ExpertCore(...)   packs experts into main memory
 //   attach(...)       fills the device's slots and starts whatever works ahead; never called without a device
@@ -48,8 +48,8 @@ class ExpertCore {
  public:
   using Progress = std::function<void(uint64_t done, uint64_t total)>;
 
-  // Main memory for experts: options.host_bytes, or all of them when that is 0. Throws MemoryError when less than
-  // HostTier::min_bytes() is given, LoadError when the file cannot be read.
+  // Main memory for experts: options.host_bytes, or all of them when that is 0. Throws MemoryError when less
+  // than HostTier::min_bytes() is given, LoadError when the file cannot be read.
   ExpertCore(ExpertCatalog catalog, HeatMap heat, const SplitOptions& options, ThreadPool& pool,
              const Progress& progress);
   ~ExpertCore();
@@ -77,12 +77,12 @@ class ExpertCore {
   // Before the device and the pool go: lets go of them.
   void detach() noexcept;
 
-  // `prompt`: a step of many rows. It borrows the lent memory; the memory goes back with the first other step, after
-  // which more experts than usual may move: a prompt's routing says more than thousands of single tokens.
-  // Returns the step's ticket (cold_mail.h).
+  // `prompt`: a step of many rows. It borrows the lent memory; the memory goes back with the first other
+  // step, after which more experts than usual may move: a prompt's routing says more than thousands of single
+  // tokens. Returns the step's ticket (cold_mail.h).
   uint32_t begin_step(int n_rows, bool prompt) noexcept;
-  // Of n cold experts of a layer, how many the device reads where they lie in main memory instead of leaving them to
-  // the processor: fetch_of[n], for this step. `can_read`: whether it can.
+  // Of n cold experts of a layer, how many the device reads where they lie in main memory instead of leaving
+  // them to the processor: fetch_of[n], for this step. `can_read`: whether it can.
   void deal(std::span<int32_t> fetch_of, int n_rows, bool can_read) noexcept;
   // Which parcels of a layer were there in this step, and were used. Before end_step().
   void settle(int layer, uint32_t came, uint32_t carried) noexcept;

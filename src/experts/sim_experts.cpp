@@ -45,8 +45,8 @@ SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOpti
     groups->reserve(static_cast<size_t>(catalog_.n_expert) + 1);
   streamed_experts_.reserve(static_cast<size_t>(catalog_.n_expert));
   mailbox_.pairs.reserve(static_cast<size_t>(options.n_batch) * static_cast<size_t>(catalog_.n_active));
-  mailbox_.x = HostBuffer(static_cast<size_t>(options.n_batch) * static_cast<size_t>(catalog_.n_embd) *
-                          sizeof(float));
+  mailbox_.x =
+      HostBuffer(static_cast<size_t>(options.n_batch) * static_cast<size_t>(catalog_.n_embd) * sizeof(float));
   const auto cold_address = [this](int layer, int expert) {
     // The other thread writes the table between steps, and waits for our answer within one.
     return host_.complete() && device_.address(layer, expert) == nullptr ? host_.address(layer, expert)
@@ -196,8 +196,7 @@ void SimExperts::run(const RoutedLayer& routed) noexcept {
     const auto us = [&](uint64_t to) { return static_cast<float>(to - begin_ns) * 1e-3f; };
     core_.lanes().layer_took(static_cast<int>(cold_.size()), n_fetched_, us(end_ns));
     core_.lanes().gpu_took(n_fetched_, us(device_ns));
-    if (any_cold)
-      core_.lanes().cpu_took(mailbox_.n_experts, static_cast<float>(mailbox_.compute_ns) * 1e-3f);
+    if (any_cold) core_.lanes().cpu_took(mailbox_.n_experts, static_cast<float>(mailbox_.compute_ns) * 1e-3f);
   }
   if (TraceWriter* trace = options_.split.trace) {
     trace->add({.lane = TraceLane::Device,
@@ -308,8 +307,7 @@ void SimExperts::lane_loop() noexcept {
     if (stop_.load()) return;
     if (number == done) continue;
     const uint64_t start = now_ns();
-    mailbox_.sums =
-        &lane_->compute(mailbox_.layer, mailbox_.pairs, mailbox_.x.as<float>(), mailbox_.n_rows);
+    mailbox_.sums = &lane_->compute(mailbox_.layer, mailbox_.pairs, mailbox_.x.as<float>(), mailbox_.n_rows);
     mailbox_.compute_ns = now_ns() - start;
     if (core_.ahead() != nullptr)
       core_.ahead()->help([] { return false; });  // chooses and sends: with the placement of this step

@@ -1,7 +1,8 @@
 // The hybrid step on the stand-in device: hot experts are computed from "device memory" by the model's
-// threads, cold ones by a CPU lane with a thread of its own that gets its work through a mailbox or, as LaneSplit deals
-// them, by the device from main memory; popular cold ones of a prompt stream through borrowed slots, and experts move
-// all the time. The same parts as on a GPU, in the same order; only the speed is not that of one.
+// threads, cold ones by a CPU lane with a thread of its own that gets its work through a mailbox or, as
+// LaneSplit deals them, by the device from main memory; popular cold ones of a prompt stream through borrowed
+// slots, and experts move all the time. The same parts as on a GPU, in the same order; only the speed is not
+// that of one.
 #pragma once
 
 #include <atomic>
@@ -91,10 +92,10 @@ class SimExperts final : public ExpertRunner {
   struct Seen {
     uint32_t came = 0, carried = 0;  // as in ColdRecord
   };
-  std::vector<Seen> seen_;                // of each layer of the step
-  std::vector<int32_t> fetch_of_;         // of so many cold experts, how many the device reads in main memory
-  uint32_t ticket_ = 0;                   // of the step
-  bool prompt_ = false;                   // this step is a prompt
+  std::vector<Seen> seen_;         // of each layer of the step
+  std::vector<int32_t> fetch_of_;  // of so many cold experts, how many the device reads in main memory
+  uint32_t ticket_ = 0;            // of the step
+  bool prompt_ = false;            // this step is a prompt
 
   Mailbox mailbox_;
   ThreadPool lane_pool_;

@@ -1,10 +1,12 @@
 // The same bits: for one instruction set, the logits of a token depend on the tokens before it, and on
 // nothing else. Not on how a prompt is cut into steps, on the number of threads, on other sequences in a
-// step, on where experts are, nor on whether rows were a chain or a branch of a tree that was committed later.
+// step, on where experts are, nor on whether rows were a chain or a branch of a tree that was committed
+// later.
 //
 // A case is one of the setups of a model times one of the ways to feed it. Every case must give the logits of
-// plain decoding: the first setup, one token a step. The first of a model's five prompts goes through all cases, each of
-// the others through a fifth of the ways, so that together they go through all of them once more.
+// plain decoding: the first setup, one token a step. The first of a model's five prompts goes through all
+// cases, each of the others through a fifth of the ways, so that together they go through all of them once
+// more.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -48,12 +50,14 @@ constexpr Setup kSetups[] = {
     {.name = "experts in the file", .n_threads = 2, .experts = Experts::InTheFile, .little = true},
 };
 
-std::unique_ptr<ExpertRunner> runner_of(const ModelConfig& config, const Weights& weights, const GgufFile& file,
-                                        const Setup& setup, Isa isa, int n_batch, ThreadPool& pool) {
+std::unique_ptr<ExpertRunner> runner_of(const ModelConfig& config, const Weights& weights,
+                                        const GgufFile& file, const Setup& setup, Isa isa, int n_batch,
+                                        ThreadPool& pool) {
   ExpertCatalog catalog = expert_catalog(config, weights);
-  SplitOptions split{.split = true,
-                     .budget_bytes = static_cast<uint64_t>(setup.hot * static_cast<double>(catalog.total_bytes())),
-                     .host_bytes = setup.little ? HostTier::min_bytes(catalog) : 0};
+  SplitOptions split{
+      .split = true,
+      .budget_bytes = static_cast<uint64_t>(setup.hot * static_cast<double>(catalog.total_bytes())),
+      .host_bytes = setup.little ? HostTier::min_bytes(catalog) : 0};
   for (int i = 0; i < file.n_parts(); ++i)
     if (file.part(i)) split.files.push_back(file.part(i));
   HeatMap heat(catalog);
@@ -188,7 +192,8 @@ std::vector<TokenId> random_tokens(const GgufFile& file, size_t n) {
 }
 
 // `slow`: a model so large that the portable path takes every fourth way only.
-void expect_same_bits(const GgufFile& file, std::span<const size_t> prompts, KvType cache, bool slow = false) {
+void expect_same_bits(const GgufFile& file, std::span<const size_t> prompts, KvType cache,
+                      bool slow = false) {
   const bool routed = read_model_config(file).route.n_expert > 0;
   for (const Isa isa : available_isas()) {
     std::vector<std::vector<float>> want;
@@ -228,7 +233,8 @@ TEST_P(SameBits, WithHalvesInTheCache) {
 
 TEST(SameBitsPlankton, HoweverTheTokensAreFed) {
   constexpr size_t kPrompts[] = {75, 71, 73, 74, 76};
-  expect_same_bits(GgufFile(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf"), kPrompts, KvType::F16, true);
+  expect_same_bits(GgufFile(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf"), kPrompts, KvType::F16,
+                   true);
 }
 
 }  // namespace

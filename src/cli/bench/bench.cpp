@@ -135,7 +135,8 @@ class BenchCommand : public Command {
     set.flag("--expert-swaps", experts_.swaps, "move experts by their use while running (default on)")
         .no_environment();
     list("--heat", "LIST", heat_lists_,
-         "generation with split experts: cold (each run as behind a load), warm (behind a run that is not "
+         "generation with split experts: cold (each run as right after loading), warm (after a run that is "
+         "not "
          "timed); default both");
     set.value("--heat-file", "FILE", experts_.heat_file, "start from this heat; it is updated at the end")
         .no_environment();

@@ -17,7 +17,7 @@ std::vector<int> parse_int_lists(std::string_view option, const std::vector<std:
 // "f16,q8_0": the parts.
 std::vector<std::string> parse_word_lists(const std::vector<std::string>& texts);
 
-// A prompt of n_prompt tokens, then n_gen tokens one by one, behind n_depth tokens that are not timed; or
+// A prompt of n_prompt tokens, then n_gen tokens one by one, after n_depth tokens that are not timed; or
 // steps of n_rows tokens that are looked at and dropped again, as drafts are verified.
 struct BenchTest {
   int n_prompt = 0;

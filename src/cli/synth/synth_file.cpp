@@ -18,7 +18,7 @@ namespace thermo {
 namespace {
 
 constexpr uint64_t kAlignment = 32;
-constexpr size_t kCountAt = 8;  // of the number of tensors: behind magic and version
+constexpr size_t kCountAt = 8;  // of the number of tensors: after magic and version
 
 template <class T>
 void append(std::vector<std::byte>& out, const T& value) {

@@ -47,7 +47,7 @@ struct DeviceAttentionArgs {
   int window;  // 0: none
   float eps;
 
-  const float* q_full;  // [rows][n_head][head_dim, or twice that with the gate behind]
+  const float* q_full;  // [rows][n_head][head_dim, or twice that with the gate after it]
   const float* k;       // [rows][n_head_kv][head_dim] as projected
   const float* v;
   const float* gate;  // [rows][n_head, or that times head_dim] with a softplus gate
@@ -78,7 +78,7 @@ inline constexpr int kMaxAttentionSplits = 64;
 // head_dim 32, 64, 128 or 256.
 void attention_cuda(const DeviceAttentionArgs& args, StreamView stream) noexcept;
 
-// Moves the accepted rows of an uncommitted step down behind the committed ones: slot past + path[d] to past
+// Moves the accepted rows of an uncommitted step down after the committed ones: slot past + path[d] to past
 // + d. `kv` is of the sequence itself.
 struct DeviceKvMoveArgs {
   DeviceKv kv;

@@ -88,7 +88,7 @@ __device__ __forceinline__ bool sees(const DeviceAttentionArgs& a, const Segment
 __device__ __forceinline__ float* part_sums(const DeviceAttentionArgs& a, int row, int head, int part) {
   return a.partial + ((static_cast<int64_t>(row) * a.n_head + head) * a.n_splits + part) * a.head_dim;
 }
-// The largest score and the sum of weights, behind all sums.
+// The largest score and the sum of weights, after all sums.
 __device__ __forceinline__ float2* part_stats(const DeviceAttentionArgs& a, int row, int head, int part) {
   return reinterpret_cast<float2*>(a.partial +
                                    static_cast<int64_t>(a.n_rows) * a.n_head * a.n_splits * a.head_dim) +

@@ -73,7 +73,7 @@ __device__ __forceinline__ uint4 widen_piece(const std::byte* head, int piece) {
 }
 
 // kSlots slots from `first` on, by kThreads threads. Slots from `end` on become zeros: what lies in the cache
-// behind them may be anything. `heads`: the head of slot 0, `step` bytes from slot to slot.
+// after them may be anything. `heads`: the head of slot 0, `step` bytes from slot to slot.
 template <int kDim, int kSlots, int kThreads>
 __device__ __forceinline__ void stage_slots(KvType type, std::byte* to, const std::byte* heads, int64_t step,
                                             int first, int end, int thread) {

@@ -84,7 +84,7 @@ void run_case(const Case& c, uint64_t seed) {
     std::fill_n(&v[r * kv_dim], kv_dim, NAN);
   }
 
-  // Caches: committed slots, and behind them NaN for the kernel to write over.
+  // Caches: committed slots, and after them NaN for the kernel to write over.
   const size_t k_slot = as_size(n_head_kv) * kv_head_bytes(c.k_type, head_dim),
                v_slot = as_size(n_head_kv) * kv_head_bytes(c.v_type, head_dim);
   int n_slots = 0;

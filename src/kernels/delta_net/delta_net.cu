@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kFusedThreads<kDim>)
     tile.store(state, part);
     return;
   }
-  // The blocks behind the heads shift the convolution columns.
+  // The blocks after those of the heads shift the convolution columns.
   const int stride = (gridDim.x - a.n_head_v) * blockDim.x;
   for (int channel = (head - a.n_head_v) * blockDim.x + threadIdx.x; channel < a.n_channels;
        channel += stride)

@@ -23,7 +23,7 @@ constexpr Shape kFixture = {2, 4, 16};
 
 enum class Decay { None, Weak, Strong, Mixed };
 
-// q, k and v of a step as the model has them: one row of q, k, v behind the convolution.
+// q, k and v of a step as the model has them: one row of q, k, v after the convolution.
 struct Problem {
   Shape shape;
   int n_rows;

@@ -3,7 +3,7 @@
 // over experts by the block that has all of them.
 //
 //   front: blocks 0 .. 63 multiply 16 rows x 512 columns of the router; who needs the choice makes it from
-//          their sums. The blocks behind them compute the shared expert's gate and up, which depend on no
+//          their sums. The blocks after them compute the shared expert's gate and up, which depend on no
 //          choice, a warp per 256 columns of each, and the last ones shift the convolution's columns of the
 //          DeltaNet before and ask for the next layer's projections.
 //   experts: everything else in one launch (decode_experts.cuh), where none can be cold and the card and the

@@ -16,7 +16,7 @@ struct DeviceMatrix {
   int n_cols = 0;
 
   // How a chunk of 256 columns lies in a panel of a quantised type: chunk c is the 64-byte header at
-  // (c >> unit_log2) * unit_bytes and the body_bytes at 64 + (c & (1 << unit_log2) - 1) * body_bytes behind
+  // (c >> unit_log2) * unit_bytes and the body_bytes at 64 + (c & (1 << unit_log2) - 1) * body_bytes after
   // it.
   int unit_log2 = 0;
   int unit_bytes = 0;

@@ -159,7 +159,7 @@ __device__ __forceinline__ void mma_product(const DeviceMatrix& w, const uint8_t
 // x * weight is rounded and published before the mean is known: it is a factor of the result.
 //
 // All threads of the block. Before the barrier that publishes `out` each warp leaves its sum of squares in
-// `squares`; norm_scale() adds them up behind it.
+// `squares`; norm_scale() adds them up after it.
 struct NormWeights {
   float4 low, high;  // of this lane's columns of the warp's first chunk
 

@@ -1,4 +1,4 @@
-// Every weight type through the few-row and the many-row product, odd sizes, guard bands behind the output.
+// Every weight type through the few-row and the many-row product, odd sizes, guard bands after the output.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -66,7 +66,7 @@ struct TileThreads {
   }
 };
 // Chunks first .. end - 1 of a part of a block. All parts wait for each other as often as the one with the
-// most: each goes on to `stop`, without work behind `end`.
+// most: each goes on to `stop`, without work after `end`.
 struct TileChunks {
   int first, end;
   int stop = end;
@@ -205,7 +205,7 @@ __device__ __forceinline__ void tile_product(const uint8_t* const (&panels)[kPan
 }
 
 // The same over all columns for at most kLowActs rows, of which all columns are staged at once: the warps of
-// a block then run without waiting for each other. `rows` lies behind the stage.
+// a block then run without waiting for each other. `rows` lies after the stage.
 inline constexpr int kLowActs = 16;
 __host__ __device__ constexpr int low_row_bytes(int n_cols) {
   return (n_cols + 255) / 256 * 512 + 64;

@@ -58,7 +58,7 @@ struct Columns {
 // Asks for N bytes of weights that will be used soon, where they lie before `limit`.
 //
 // From three activation rows on their streams make the processor's own prefetcher lose the weights', and
-// reading from memory falls to a third; what lies behind the panels is asked for too, it is mostly the
+// reading from memory falls to a third; what follows the panels is asked for too, it is mostly the
 // thread's next task. With fewer rows Zen 4's does better alone (see above); Sapphire and Emerald Rapids' do
 // not, but there another thread's panels must be left alone: 16 cores on cold experts, each with 36 KiB of a
 // matrix, decoded 241 and 249 tokens/s with 12 KiB ahead and no limit, 252 and 285 with it, 276 and 296 with

@@ -160,7 +160,7 @@ __device__ __forceinline__ float subtract_min(float value, float min, int sum) {
   return __fmaf_rn(-__int2float_rn(sum), min, value);
 }
 
-// A chunk's sums of its four rows and kActs activation rows, in the lane's sub-block: with scales, and behind
+// A chunk's sums of its four rows and kActs activation rows, in the lane's sub-block: with scales, and after
 // each the one with minima where the type has them.
 template <DType T, int kActs>
 inline constexpr int kDotSums = 4 * kActs*(kPanelFormat<T>.has_min() ? 2 : 1);

@@ -10,7 +10,7 @@ __device__ __forceinline__ uint32_t ticket_of(const DeviceCold& cold) {
   return layer_ticket(*cold.ticket, cold.layer);
 }
 
-// Hands the mail over: one thread, ordered behind those that wrote the pairs and the rows.
+// Hands the mail over: one thread, ordered after those that wrote the pairs and the rows.
 __device__ __forceinline__ void post_mail(const DeviceCold& cold, int n_pairs, float x_scale) {
   cold.record->n_pairs = n_pairs;
   cold.record->x_scale = x_scale;
@@ -20,7 +20,7 @@ __device__ __forceinline__ void post_mail(const DeviceCold& cold, int n_pairs, f
 }
 
 // A parcel of this layer, if it is of this step and here. What was copied in front of the word is visible
-// behind this.
+// after this.
 __device__ __forceinline__ CameParcel look_at_parcel(const DeviceCold& cold, int i) {
   uint64_t word;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(word) : "l"(cold.announced + i) : "memory");

@@ -3,7 +3,7 @@
 // 1024 group maxima reach (so at least n_wanted logits do), then reads again only the runs that hold
 // something from the floor up: about 300 of 16384, and as many tokens are listed.
 //
-// The result goes straight to page-locked host memory, so that the step needs no copy behind its graph.
+// The result goes straight to page-locked host memory, so that the step needs no copy after its graph.
 //
 // On an H200, 248,320 logits: 4.9 us, and 3.5 us for the best token or 10.4 for a list (ncu; two kernels that
 // return at once take 4.4). In a step the device time grows by 25 and 30 us, more than the kernels explain,

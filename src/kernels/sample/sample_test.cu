@@ -121,7 +121,7 @@ TEST(SampleCuda, ListsEveryTokenFromTheFloorUp) {
           ASSERT_EQ(written, 0u) << "a row that was not asked for";
           continue;
         }
-        ASSERT_LE(written, offsetof(TopLogits, tokens) + got.list().size_bytes()) << "behind the list";
+        ASSERT_LE(written, offsetof(TopLogits, tokens) + got.list().size_bytes()) << "after the list";
         SCOPED_TRACE(::testing::Message() << rows[static_cast<size_t>(r)].name << ", " << n_vocab
                                           << " tokens, " << n_wanted << " wanted");
         top_logits_ref(rows[static_cast<size_t>(r)].logits, n_wanted, want[0]);

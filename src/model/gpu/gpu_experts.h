@@ -5,7 +5,7 @@
 //   hot      the slot is read like any weight,
 //   fetched  the kernel reads the expert where it lies in page-locked host memory,
 //   cpu      the pairs go to the mailbox; the thread that started the step answers with the sum,
-// and the norm behind the experts adds them up. Larger steps are queued layer by layer: hot experts first,
+// and the norm after the experts adds them up. Larger steps are queued layer by layer: hot experts first,
 // then the cold ones in batches as a copy stream brings them into lent memory, few-row ones on the processor.
 #pragma once
 
@@ -59,7 +59,7 @@ class GpuExperts {
   // Why a step is void; empty: it is not.
   const char* fault() const noexcept;
 
-  // Between steps: heat and hot experts as they were behind the load.
+  // Between steps: heat and hot experts as they were right after loading.
   void reset();
   ExpertTelemetry telemetry() const noexcept;
   const HeatMap& heat() const noexcept;
