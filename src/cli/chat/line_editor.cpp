@@ -98,6 +98,9 @@ struct LineEditor::Editor {
     prompt = widen(text);
     initial = widen(begin_with);
     if (!initial.empty()) el_wpush(line, L"\x1b[990~");
+    // libedit prints the prompt first and takes the terminal after it: what is typed in between would be edited by the
+    // terminal, which knows no arrows.
+    el_wset(line, EL_PREP_TERM, 1);
     std::fputs(kPasteOn, stderr);
     int n = 0;
     errno = 0;
