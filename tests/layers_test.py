@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks every #include of src/ against cmake/layers.txt, and that nobody below cli names options. A rule nobody checks leaks.
+"""Checks every #include of src/ against cmake/layers.txt, and that nobody below cli names options, and that
+the README of every folder agrees. A rule nobody checks leaks.
 
 A folder that may include a single header of another one sees all that this header includes, and so on: what such a header
 brings along stands in the table, too (`header.h -> folder folder/header.h`), so that it stays little.
@@ -66,6 +67,20 @@ def violations(src, layers):
             yield f"{path.relative_to(ROOT)}: {folder} may not include {name}"
 
 
+def readmes(src, layers):
+    """Every folder says what it is for and what it may include, as the table has it."""
+    for folder, allowed in layers.items():
+        if folder.endswith(".h") or not (src / folder).is_dir():
+            continue
+        path = src / folder / "README.md"
+        text = path.read_text() if path.exists() else ""
+        said = set(re.findall("`([^`]+)`", text.partition("May include ")[2].partition("\n\n")[0])) - {"cmake/layers.txt"}
+        if not text:
+            yield f"{folder}: no README.md that says what it is for and what it may include"
+        elif said != allowed - {"*"}:
+            yield f"{folder}/README.md: may include {sorted(said)}, but cmake/layers.txt says {sorted(allowed)}"
+
+
 FLAG = re.compile(r'"[^"]*(?:[ (\'`]|^)--[a-z][a-z-]+[^"]*"')
 
 
@@ -83,7 +98,7 @@ def flags_in_messages(src):
 
 def main():
     src, layers = ROOT / "src", read_layers(ROOT / "cmake" / "layers.txt")
-    found = [*violations(src, layers), *leaks(src, layers), *flags_in_messages(src)]
+    found = [*violations(src, layers), *leaks(src, layers), *flags_in_messages(src), *readmes(src, layers)]
     print("\n".join(found) or "every include follows cmake/layers.txt")
     return 1 if found else 0
 
