@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "tests" / "end_to_end"))
 from harness import PROGRAM, clean_environment  # noqa: E402
 
 COMMAND = re.compile(r"^ {4}((?:[^#\n]*\| )?(?:build/bin/)?thermocline [^\n]*)$", re.MULTILINE)
-FOREIGN = re.compile(r"Qwen|Laguna|MODEL|model\.gguf|cuda|bench|\.\.\.|chat$|/dev/shm|35b|synth|sweep|\bX\b")
+FOREIGN = re.compile(r"Qwen|OWNER/REPO|Laguna|MODEL|model\.gguf|cuda|bench|\.\.\.|chat$|/dev/shm|35b|synth|sweep|\bX\b")
 
 
 def commands(path):

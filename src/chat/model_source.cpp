@@ -50,7 +50,7 @@ std::string resolve_model_path(const std::string& model) {
   if (model.empty()) return "";
   if (model.starts_with("hf:") || model.starts_with("http://") || model.starts_with("https://"))
     throw ConfigError(fmt::format(
-        "{}: nothing is downloaded in this release; fetch the GGUF file and give its path", model));
+        "{}: an address is not opened; give a file, or hf:owner/repo[:quant] on the command line", model));
   std::error_code error;
   if (fs::is_directory(model, error)) return only_model_in(model);
   int part = part_number(fs::path(model).filename().string());

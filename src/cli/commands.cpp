@@ -14,6 +14,9 @@ std::vector<std::unique_ptr<Command>> make_commands() {
   commands.push_back(make_bench_command());
   commands.push_back(make_experts_command());
   commands.push_back(make_synth_command());
+  commands.push_back(make_pull_command());
+  commands.push_back(make_list_command());
+  commands.push_back(make_rm_command());
   commands.push_back(make_doctor_command());
   commands.push_back(make_completion_command());
   commands.push_back(make_manual_command());

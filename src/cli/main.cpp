@@ -105,6 +105,7 @@ ExitCode run_command(Entry& entry, const Arguments& arguments,
   }
   for (const std::string& note : notes) log_info("cli", "{}", note);
   for (const std::string& sentence : unknown_variables(known)) log_warning("cli", "{}", sentence);
+  for (const OptionSet::Hook& hook : entry.set.hooks()) hook(terminal);
   return entry.command->run(terminal);
 }
 

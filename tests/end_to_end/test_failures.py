@@ -103,8 +103,8 @@ class Files(ProgramTest):
             line = self.refusal(MEMORY, *command, "-c", "16M", "-ctk", "f32", "-ctv", "f32")
             self.assertIn("available", line)
 
-    def test_refuses_to_download(self):
-        self.assertIn("downloaded", self.refusal(USAGE, "run", "hf:user/repo", *ASK))
+    def test_refuses_an_address(self):
+        self.assertIn("hf:owner/repo", self.refusal(USAGE, "run", "https://example.org/model.gguf", *ASK))
 
 
 class Prompts(ProgramTest):
@@ -172,7 +172,7 @@ class Options(ProgramTest):
     def test_says_what_to_use_instead_of_llama_options(self):
         for option, word in (("-ot", "dynamic"), ("--lora", "merge"), ("--mmproj", "text"), ("--rpc", "remote"),
                              ("--mirostat", "--temp"), ("--rope-scale", "model file"), ("-tb", "-t"),
-                             ("--port", "server"), ("-cnv", "chat"), ("--context-shift", "-c"), ("-hf", "-m")):
+                             ("--port", "server"), ("-cnv", "chat"), ("--context-shift", "-c"), ("-mu", "-m")):
             with self.subTest(option=option):
                 line = self.refusal(USAGE, "run", *ASK, option, "x")
                 self.assertIn(option, line)

@@ -71,7 +71,7 @@ class Words(ProgramTest):
             with self.subTest(switch=switch):
                 self.assertEqual(self.answer("run", switch, *ASK), plain)
         self.assertEqual(self.answer("run", "-fa", "on", *ASK), plain)
-        for switch in ("--no-offline", "--context-shift", "--no-perf", "--display-prompt"):
+        for switch in ("--context-shift", "--no-perf", "--display-prompt"):
             self.refusal(USAGE, "run", switch, *ASK)
         self.refusal(USAGE, "run", "-fa", "off", *ASK)
 

@@ -18,6 +18,7 @@
 #include "cli/commands.h"
 #include "cli/inspect_facts.h"
 #include "cli/interrupt.h"
+#include "cli/options/hub_options.h"
 #include "cli/options/model_options.h"
 #include "cli/progress.h"
 #include "engine/gpu_backend.h"
@@ -73,6 +74,7 @@ class BenchCommand : public Command {
                    "model");
     set.custom_list("-m,--model", "MODEL", add_model,
                     "the same as an option; repeatable: each one is measured");
+    add_hub_options(set, models_);
     set.section("Tests");
     const auto list = [&](std::string_view names, std::string metavar, std::vector<std::string>& target,
                           std::string help) {

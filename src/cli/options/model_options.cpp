@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "cli/options/hub_options.h"
 #include "gguf/gguf_file.h"
 
 namespace thermo {
@@ -20,9 +21,11 @@ void add_model_option(OptionSet& set, std::string& model) {
   };
   set.positional(
       "MODEL", take,
-      "GGUF file, first file of a split model, or a folder with one model; without it the embedded model",
+      "GGUF file, first file of a split model, a folder with one model, or hf:owner/repo[:quant]; without it "
+      "the embedded model",
       "model");
   set.custom("-m,--model", "MODEL", take, "the same as an option").llama_env("LLAMA_ARG_MODEL");
+  add_hub_options(set, model);
 }
 
 namespace {
@@ -35,8 +38,6 @@ struct AlwaysSo {
   const char* otherwise;
 };
 constexpr AlwaysSo kAlwaysSo[] = {
-    {"--offline", true, "nothing is downloaded",
-     "nothing is downloaded; fetch the GGUF file and give its path with -m"},
     {"--perf", true, "statistics are always shown", "use -q to have no statistics"},
     {"--display-prompt", false, "the prompt is never shown again",
      "the prompt is not shown again; print it yourself"},

@@ -22,6 +22,8 @@
 
 namespace thermo {
 
+struct Terminal;
+
 // Text to value; throws ConfigError saying what was expected ("expected a whole number").
 void parse_value(std::string_view text, std::string& value);
 void parse_value(std::string_view text, bool& value);  // on/off, true/false, yes/no, 1/0
@@ -138,6 +140,11 @@ class OptionSet {
   void positional(std::string metavar, std::function<void(std::string_view)> set, std::string help,
                   std::string option = "");
 
+  // Called after the values were put into their targets, before the command runs.
+  using Hook = std::function<void(const Terminal&)>;
+  void before_run(Hook hook) { hooks_.push_back(std::move(hook)); }
+  std::span<const Hook> hooks() const { return hooks_; }
+
   std::span<const Option> options() const { return options_; }
   std::span<const Positional> positionals() const { return positionals_; }
 
@@ -156,6 +163,7 @@ class OptionSet {
   std::string section_ = "Options";
   std::vector<Option> options_;
   std::vector<Positional> positionals_;
+  std::vector<Hook> hooks_;
 };
 
 // The values that were given, before they are put into their targets.
