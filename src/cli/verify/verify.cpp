@@ -1,8 +1,9 @@
 // `thermocline verify`: our outputs against reference outputs, layer by layer and in every way of running a
 // prompt.
 //
-// Without a reference the ways are compared with each other: that finds faults in batching, chunking, trees
-// and placement, but not in the model's arithmetic.
+// Without recorded outputs, a quantised model is compared with a float evaluation of its own weights; a float
+// model only with itself, which finds faults in batching, chunking, trees and placement, but not in its
+// arithmetic.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,12 +11,14 @@
 #include <optional>
 #include <random>
 
+#include "base/cpu_info.h"
 #include "base/json.h"
 #include "chat/model_source.h"
 #include "cli/commands.h"
 #include "cli/options/model_options.h"
 #include "cli/progress.h"
 #include "cli/verify/verify_draft.h"
+#include "cli/verify/verify_float.h"
 #include "cli/verify/verify_reference.h"
 #include "cli/verify/verify_ways.h"
 #include "engine/memory_plan.h"
@@ -27,19 +30,20 @@ namespace {
 struct NamedError {
   std::string tensor;
   TensorError error;
+  double allowed = 0.0;
+  bool by_rms = false;  // what is allowed is a root mean square: some rows may be far off
+
+  bool passes() const { return (by_rms ? error.rms : error.relative) <= allowed; }
 };
 
 // One way of running the prompt and how far its outputs are off.
 struct WayReport {
   std::string name;
   std::vector<NamedError> errors;
-  std::optional<TensorError> from_first;  // logits against those of the first way
-  int n_equal_argmax = 0;
+  int n_equal_argmax = -1;  // -1: there is nothing to compare the logits with
 
-  double worst() const {
-    double worst = from_first ? from_first->relative : 0.0;
-    for (const NamedError& e : errors) worst = std::max(worst, e.error.relative);
-    return worst;
+  bool passes() const {
+    return std::all_of(errors.begin(), errors.end(), [](const NamedError& e) { return e.passes(); });
   }
 };
 
@@ -75,7 +79,9 @@ class VerifyCommand : public Command {
         "Runs the prompt of the reference at once, in chunks, token by token, beside another sequence and as "
         "draft "
         "trees, and prints the largest error of each tensor over the reference's standard deviation. Without "
-        "--expected the ways are compared with each other. Exit status 9: an error is past the tolerance.",
+        "--expected the outputs of a quantised model are compared with a float evaluation of its weights, "
+        "and the ways "
+        "with each other. Exit status 9: an error is past what is allowed.",
         "thermocline verify -m model.gguf --expected model-expected.gguf --tolerance 1e-4\n"
         "thermocline verify -m model.gguf --tokens 200\n"};
   }
@@ -86,7 +92,9 @@ class VerifyCommand : public Command {
     set.section("Verification");
     set.value("--expected", "FILE", expected_, "reference outputs (GGUF: ids, logits, hidden.N)");
     set.value("--tolerance", "X", tolerance_,
-              "largest error allowed, in standard deviations of the reference")
+              "largest error allowed, in standard deviations of the reference (default: 0.001; for quantised "
+              "models "
+              "what rounding activations to 8 bits may do, as a root mean square)")
         .range(0.0, 1e9);
     set.value("--chunks", "LIST", chunks_, "sizes of the chunks to run the prompt in");
     set.value("--draft", "WHO", draft_,
@@ -96,6 +104,9 @@ class VerifyCommand : public Command {
         .range(0.0, 1e9);
     set.flag("--tree", tree_, "also run the prompt as random draft trees");
     set.flag("--sequences", sequences_, "also run the prompt beside another sequence");
+    set.flag(
+        "--floats", floats_,
+        "without --expected: compare a quantised model with a float evaluation of its weights (default)");
     set.count("--tokens", "N", n_tokens_, "tokens of the random prompt when there is no reference");
     set.value("-s,--seed", "N", seed_, "seed of the random prompt and trees");
     set.flag("--json", json_, "print one JSON object");
@@ -126,23 +137,44 @@ class VerifyCommand : public Command {
     ids_ = reference.ids;
     n_vocab_ = config.n_vocab;
     n_embd_ = config.n_embd;
+    n_layer_ = config.n_layer;
+    quantised_ = is_quantised(file);
 
     ProgressLine progress(terminal);
-    Engine engine(file, make_options(config, progress));
+    const EngineOptions options = make_options(config, progress);
+    against_ = expected_.empty() ? "each other" : expected_;
+    if (expected_.empty() && quantised_ && floats_) {
+      terminal.note("evaluating the same weights in floats");
+      const FloatEvaluation evaluation =
+          evaluate_in_floats(file, config, ids_, options, available_memory_bytes() / 10 * 7);
+      reference.outputs = evaluation.outputs;
+      if (evaluation.n_layers == 0)
+        terminal.note(
+            "the model does not fit into memory as floats: its ways are compared with each other only");
+      else if (evaluation.n_layers == config.n_layer)
+        against_ = "a float evaluation of the same weights";
+      else
+        against_ = fmt::format("a float evaluation of the first {} layers (more do not fit into memory)",
+                               evaluation.n_layers);
+    }
+    Engine engine(file, options);
     progress.clear();
     terminal.note_unless_empty(engine.plan().note);
     note_unused_cache(flags_.experts, engine, terminal);
     run_ways(engine, reference, chunks);
 
-    const bool passed = std::all_of(ways_.begin(), ways_.end(),
-                                    [&](const WayReport& way) { return way.worst() <= tolerance_; });
+    const bool passed =
+        std::all_of(ways_.begin(), ways_.end(), [](const WayReport& way) { return way.passes(); });
     write_stdout(json_ ? json(engine, passed).dump(2) + "\n" : table(terminal, engine, passed));
     if (passed) return ExitCode::Ok;
+    const auto [way, worst] = worst_error();
     throw ThermoError(
         ExitCode::BelowTarget,
-        fmt::format("the outputs are {:.3g} standard deviations off, --tolerance allows {:g}; compare with "
-                    "--isa portable and --no-repack to see whether a kernel is at fault",
-                    worst_error(), tolerance_));
+        fmt::format(
+            "{}, {}: {:.3g} standard deviations off{}, {:.3g} is allowed; compare with --isa portable and "
+            "--no-repack to see whether a kernel is at fault",
+            way, worst.tensor, worst.by_rms ? worst.error.rms : worst.error.relative,
+            worst.by_rms ? " (root mean square)" : "", worst.allowed));
   }
 
  private:
@@ -155,7 +187,7 @@ class VerifyCommand : public Command {
                                                ? check_tree(file, config, expected, options)
                                                : check_drafter(file, config, draft_, expected, options);
     const bool passed = std::all_of(checks.begin(), checks.end(), [&](const DraftCheck& check) {
-      return check.passes(tolerance_, tolerance_rms_);
+      return check.passes(tolerance_.value_or(kTolerance), tolerance_rms_);
     });
     write_stdout(json_ ? draft_checks_json(checks, passed) : draft_checks_table(checks, passed));
     if (passed) {
@@ -184,15 +216,15 @@ class VerifyCommand : public Command {
 
   void run_ways(Engine& engine, const Reference& reference, const std::vector<int>& chunks) {
     VerifyWays ways(engine);
-    const bool hidden = expected_.empty() || !reference.outputs.hidden.empty();
+    const Outputs& expected = reference.outputs;
+    const bool hidden = expected_.empty() || !expected.hidden.empty();
     const int n_tokens = static_cast<int>(ids_.size()), n_batch = engine.n_batch();
     const Outputs first = ways.in_chunks(ids_, 1, hidden);
-    const Outputs& expected = expected_.empty() ? first : reference.outputs;
     const auto add = [&](std::string name, const Outputs& ours) {
       report(std::move(name), ours, expected, first);
     };
 
-    if (!expected_.empty()) add("token by token", first);
+    if (!expected.logits.empty() || !expected.hidden.empty()) add("token by token", first);
     if (n_batch >= n_tokens) add("at once", ways.in_chunks(ids_, n_tokens, hidden));
     std::vector<int> done{1};
     const auto add_chunks = [&](int chunk) {
@@ -209,26 +241,51 @@ class VerifyCommand : public Command {
       const auto worst = std::max_element(branches.begin(), branches.end(), [](const auto& a, const auto& b) {
         return a.relative < b.relative;
       });
-      if (worst != branches.end()) ways_.back().errors.push_back({"branches", *worst});
+      if (worst != branches.end()) ways_.back().errors.push_back({"branches", *worst, between_ways()});
     }
   }
 
+  // What two ways of running the prompt may differ by.
+  double between_ways() const { return tolerance_.value_or(kTolerance); }
+  // What the output of layer k, or the logits (k = layers + 1), may be off from the reference.
+  NamedError judged(std::string tensor, const TensorError& error, int k) const {
+    if (tolerance_ || !quantised_) return {std::move(tensor), error, tolerance_.value_or(kTolerance)};
+    return {std::move(tensor), error, std::max(1e-6, rounding_bound(k)), true};
+  }
+
   void report(std::string name, const Outputs& ours, const Outputs& expected, const Outputs& first) {
-    WayReport way{.name = std::move(name), .errors = {}, .from_first = {}, .n_equal_argmax = 0};
-    way.errors.push_back({"logits", compare_tensor(ours.logits, expected.logits, n_vocab_)});
+    WayReport way{.name = std::move(name), .errors = {}};
+    if (!expected.logits.empty()) {
+      way.errors.push_back(
+          judged("logits", compare_tensor(ours.logits, expected.logits, n_vocab_), n_layer_ + 1));
+      way.n_equal_argmax = count_equal_argmax(ours.logits, expected.logits, n_vocab_);
+    }
     if (!ours.hidden.empty())
       for (size_t k = 0; k < expected.hidden.size(); ++k)
-        way.errors.push_back(
-            {fmt::format("hidden.{}", k), compare_tensor(ours.hidden[k], expected.hidden[k], n_embd_)});
-    if (&expected != &first && &ours != &first)
-      way.from_first = compare_tensor(ours.logits, first.logits, n_vocab_);
-    way.n_equal_argmax = count_equal_argmax(ours.logits, expected.logits, n_vocab_);
+        way.errors.push_back(judged(fmt::format("hidden.{}", k),
+                                    compare_tensor(ours.hidden[k], expected.hidden[k], n_embd_),
+                                    static_cast<int>(k)));
+    if (&ours != &first) {
+      way.errors.push_back(
+          {"logits, ways compared", compare_tensor(ours.logits, first.logits, n_vocab_), between_ways()});
+      if (expected.logits.empty())
+        way.n_equal_argmax = count_equal_argmax(ours.logits, first.logits, n_vocab_);
+    }
     ways_.push_back(std::move(way));
   }
 
-  double worst_error() const {
-    double worst = 0.0;
-    for (const WayReport& way : ways_) worst = std::max(worst, way.worst());
+  // By how much of what is allowed, and the way it was found in.
+  std::pair<std::string, NamedError> worst_error() const {
+    std::pair<std::string, NamedError> worst;
+    double share = -1.0;
+    for (const WayReport& way : ways_)
+      for (const NamedError& e : way.errors) {
+        const double error = e.by_rms ? e.error.rms : e.error.relative;
+        const double of_allowed = e.allowed > 0.0 ? error / e.allowed : error > 0.0 ? INFINITY : 0.0;
+        if (of_allowed <= share) continue;
+        share = of_allowed;
+        worst = {way.name, e};
+      }
     return worst;
   }
 
@@ -236,22 +293,30 @@ class VerifyCommand : public Command {
     Json out;
     out["model"] = model_display_name(model_);
     out["expected"] = expected_.empty() ? Json(nullptr) : Json(expected_);
+    out["compared_with"] = against_;
     out["isa"] = isa_name(engine.info().isa);
     out["repacked"] = engine.info().repacked;
     out["n_threads"] = engine.info().n_threads;
     out["type_k"] = kv_type_name(engine.info().k_type);
     out["type_v"] = kv_type_name(engine.info().v_type);
     out["n_tokens"] = ids_.size();
-    out["tolerance"] = tolerance_;
+    out["tolerance"] = tolerance_ ? Json(*tolerance_) : Json(nullptr);
     out["passed"] = passed;
     out["ways"] = Json::array();
     for (const WayReport& way : ways_) {
       Json entry;
       entry["name"] = way.name;
-      entry["passed"] = way.worst() <= tolerance_;
-      entry["argmax_equal"] = way.n_equal_argmax;
-      for (const NamedError& e : way.errors) entry["tensors"][e.tensor] = json_error(e.error);
-      if (way.from_first) entry["from_token_by_token"] = json_error(*way.from_first);
+      entry["passed"] = way.passes();
+      entry["argmax_equal"] = way.n_equal_argmax < 0 ? Json(nullptr) : Json(way.n_equal_argmax);
+      for (const NamedError& e : way.errors) {
+        Json error = json_error(e.error);
+        error["allowed"] = e.allowed;
+        error["judged_by"] = e.by_rms ? "rms" : "relative";
+        if (e.tensor == "logits, ways compared")
+          entry["from_token_by_token"] = std::move(error);
+        else
+          entry["tensors"][e.tensor] = std::move(error);
+      }
       out["ways"].push_back(std::move(entry));
     }
     return out;
@@ -259,42 +324,44 @@ class VerifyCommand : public Command {
 
   std::string table(const Terminal& terminal, const Engine& engine, bool passed) const {
     std::string out = fmt::format(
-        "{}: {} tokens against {}, {}, {}{} threads, kv {}/{}, tolerance {:g}\n\n",
-        model_display_name(model_), ids_.size(), expected_.empty() ? "token by token" : expected_,
-        isa_name(engine.info().isa), engine.info().repacked ? "repacked, " : "", engine.info().n_threads,
-        kv_type_name(engine.info().k_type), kv_type_name(engine.info().v_type), tolerance_);
-    out += fmt::format("{:<16} {:<22} {:>10} {:>10} {:>10} {:>6}\n", "way", "tensor", "largest", "relative",
-                       "rms", "token");
-    const auto line = [&](std::string_view way, std::string_view tensor, const TensorError& error) {
-      const bool ok = error.relative <= tolerance_;
-      out += fmt::format("{:<16} {:<22} {:>10.3g} {:>10.3g} {:>10.3g} {:>6}  {}\n", way, tensor,
-                         error.largest, error.relative, error.rms, error.row,
-                         terminal.on_stdout(ok ? Style::Green : Style::Red, ok ? "pass" : "FAIL"));
-    };
-    for (const WayReport& way : ways_) {
-      for (const NamedError& e : way.errors) line(way.name, e.tensor, e.error);
-      if (way.from_first) line(way.name, "logits, ways compared", *way.from_first);
-    }
+        "{}: {} tokens against {}, {}, {}{} threads, kv {}/{}\n\n", model_display_name(model_), ids_.size(),
+        against_, isa_name(engine.info().isa), engine.info().repacked ? "repacked, " : "",
+        engine.info().n_threads, kv_type_name(engine.info().k_type), kv_type_name(engine.info().v_type));
+    out += fmt::format("{:<16} {:<22} {:>10} {:>10} {:>10} {:>10} {:>6}\n", "way", "tensor", "largest",
+                       "relative", "rms", "allowed", "token");
+    for (const WayReport& way : ways_)
+      for (const NamedError& e : way.errors)
+        out += fmt::format(
+            "{:<16} {:<22} {:>10.3g} {:>10.3g} {:>10.3g} {:>10.3g} {:>6}  {}\n", way.name, e.tensor,
+            e.error.largest, e.error.relative, e.error.rms, e.allowed, e.error.row,
+            terminal.on_stdout(e.passes() ? Style::Green : Style::Red, e.passes() ? "pass" : "FAIL"));
     out += '\n';
     for (const WayReport& way : ways_)
-      out += fmt::format("{:<16} same most likely token for {} of {}\n", way.name, way.n_equal_argmax,
-                         ids_.size());
-    out += fmt::format("\n{}: largest relative error {:.3g}, allowed {:g}\n",
-                       terminal.on_stdout(passed ? Style::Green : Style::Red, passed ? "passed" : "FAILED"),
-                       worst_error(), tolerance_);
+      if (way.n_equal_argmax >= 0)
+        out += fmt::format("{:<16} same most likely token for {} of {}\n", way.name, way.n_equal_argmax,
+                           ids_.size());
+    const auto [way, worst] = worst_error();
+    out += fmt::format(
+        "\n{}: compared with {}; the nearest to what is allowed is {}, {}: {} {:.3g}, allowed {:.3g}\n",
+        terminal.on_stdout(passed ? Style::Green : Style::Red, passed ? "passed" : "FAILED"), against_, way,
+        worst.tensor, worst.by_rms ? "rms" : "relative",
+        worst.by_rms ? worst.error.rms : worst.error.relative, worst.allowed);
     return out;
   }
 
   std::string model_, expected_, draft_, chunks_ = "7,63,64,65";
   EngineFlags flags_;
-  double tolerance_ = 1e-3;
+  static constexpr double kTolerance = 1e-3;  // of float models, and between ways
+  std::optional<double> tolerance_;
   std::optional<double> tolerance_rms_;
-  bool tree_ = true, sequences_ = true, json_ = false;
+  bool tree_ = true, sequences_ = true, floats_ = true, json_ = false;
   int n_tokens_ = 100;
   uint64_t seed_ = 1;
 
   std::vector<TokenId> ids_;
-  int n_vocab_ = 0, n_embd_ = 0;
+  int n_vocab_ = 0, n_embd_ = 0, n_layer_ = 0;
+  bool quantised_ = false;
+  std::string against_;  // what the outputs are compared with
   std::vector<WayReport> ways_;
 };
 
