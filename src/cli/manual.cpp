@@ -24,6 +24,7 @@ constexpr CodeMeaning kExitCodes[] = {
     {ExitCode::Memory, "it does not fit into memory, or the address space is used up"},
     {ExitCode::Device, "the device that was asked for is missing"},
     {ExitCode::DeviceFault, "a device or a file failed while it was used; a model file became shorter"},
+    {ExitCode::Download, "a download failed; the same command goes on where it stopped"},
     {ExitCode::BelowTarget, "a comparison was not met: bench --fail-below, verify"},
     {ExitCode::HungUp, "SIGHUP"},
     {ExitCode::Interrupted, "Ctrl-C"},
