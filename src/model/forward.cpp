@@ -316,7 +316,8 @@ void Forward::delta_net(int il, const BlockWeights& w) noexcept {
 }
 
 // A task is one key head with the value heads that read it: convolution of their channels, norms, the delta
-// rule, the gate, and the stored convolution columns. Nothing is shared between tasks.
+// rule, the gate, and the stored convolution columns. Nothing is shared between tasks. Long chains go in
+// chunks, from the convolution to the gate, so that what one operation wrote still lies in the cache.
 void Forward::delta_net_group(int il, const BlockWeights& w, const RowGroup& group) noexcept {
   const int dim = config_.ssm_dim, n_k = config_.ssm_n_head_k, n_v = config_.ssm_n_head_v;
   const int stride = config_.ssm_channel_stride();
@@ -364,36 +365,42 @@ void Forward::delta_net_group(int il, const BlockWeights& w, const RowGroup& gro
     std::memcpy(tape.conv_input, conv_input,
                 static_cast<size_t>(n) * static_cast<size_t>(stride) * sizeof(float));
   pool_.run(n_k, [&](int kh, int thread) {
-    const auto convolve = [&](int begin) {
-      kernels_.delta_net.conv(conv, begin, begin + dim);
-      if (!uncommitted)
-        shift_conv_state(conv_state, conv_input, row_numbers_.first(static_cast<size_t>(n)), config_.ssm_taps,
-                         stride, begin, begin + dim);
-    };
-    convolve(kh * dim);
-    convolve((n_k + kh) * dim);
-    for (int r = 0; r < n; ++r) {
-      float* const q = conv_output + static_cast<int64_t>(r) * stride + static_cast<int64_t>(kh) * dim;
-      float* const k = q + static_cast<int64_t>(n_k) * dim;
-      kernels_.delta_net.l2_normalize(q, 1, dim, q_scale);
-      kernels_.delta_net.l2_normalize(k, 1, dim, 1.0f);
-      if (uncommitted)
-        std::copy_n(k, dim, tape.k + static_cast<int64_t>(r) * n_k * dim + static_cast<int64_t>(kh) * dim);
-    }
     float* const scratch = act_.delta_scratch + static_cast<size_t>(thread) * scratch_floats;
-    for (int head = kh; head < n_v; head += n_k) {
-      convolve((2 * n_k + head) * dim);
-      for (int r = 0; r < n; ++r) {
-        const int64_t i = static_cast<int64_t>(r) * n_v + head;
-        g[i] = decay[head] * softplus(g[i] + time_step[head]);
-        beta[i] = sigmoid(beta[i]);
-        if (uncommitted) tape.g[i] = g[i];
+    for (int first = 0; first < n; first += kDeltaChunk) {
+      const int end = std::min(first + kDeltaChunk, n);
+      const auto convolve = [&](int begin) {
+        ConvArgs part = conv;
+        part.first_row = first;
+        part.n_rows = end;
+        kernels_.delta_net.conv(part, begin, begin + dim);
+        if (!uncommitted && end == n)
+          shift_conv_state(conv_state, conv_input, row_numbers_.first(static_cast<size_t>(n)),
+                           config_.ssm_taps, stride, begin, begin + dim);
+      };
+      convolve(kh * dim);
+      convolve((n_k + kh) * dim);
+      for (int r = first; r < end; ++r) {
+        float* const q = conv_output + static_cast<int64_t>(r) * stride + static_cast<int64_t>(kh) * dim;
+        float* const k = q + static_cast<int64_t>(n_k) * dim;
+        kernels_.delta_net.l2_normalize(q, 1, dim, q_scale);
+        kernels_.delta_net.l2_normalize(k, 1, dim, 1.0f);
+        if (uncommitted)
+          std::copy_n(k, dim, tape.k + static_cast<int64_t>(r) * n_k * dim + static_cast<int64_t>(kh) * dim);
       }
-      kernels_.delta_net.rows(rule, head, head + 1, scratch);
-      for (int r = 0; r < n; ++r) {
-        const int64_t at = static_cast<int64_t>(r) * n_v * dim + static_cast<int64_t>(head) * dim;
-        kernels_.delta_net.gated_norm(out + at, act_.z + row * n_v * dim + at, w.floats(Role::InnerNorm), 1,
-                                      dim, config_.norm_eps);
+      for (int head = kh; head < n_v; head += n_k) {
+        convolve((2 * n_k + head) * dim);
+        for (int r = first; r < end; ++r) {
+          const int64_t i = static_cast<int64_t>(r) * n_v + head;
+          g[i] = decay[head] * softplus(g[i] + time_step[head]);
+          beta[i] = sigmoid(beta[i]);
+          if (uncommitted) tape.g[i] = g[i];
+        }
+        kernels_.delta_net.rows(rule.rows(first, end), head, head + 1, scratch);
+        for (int r = first; r < end; ++r) {
+          const int64_t at = static_cast<int64_t>(r) * n_v * dim + static_cast<int64_t>(head) * dim;
+          kernels_.delta_net.gated_norm(out + at, act_.z + row * n_v * dim + at, w.floats(Role::InnerNorm), 1,
+                                        dim, config_.norm_eps);
+        }
       }
     }
   });

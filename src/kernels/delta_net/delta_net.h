@@ -41,6 +41,20 @@ struct DeltaNetArgs {
   int n_rows, n_head_k, n_head_v, dim;
   AncestorBits ancestors;  // a tree is uncommitted
   bool uncommitted;        // true: `state` is read only and n_rows <= kDeltaChunk, chain or tree
+
+  // Rows [begin, end) of them, once the state is that of the rows before.
+  DeltaNetArgs rows(int begin, int end) const {
+    DeltaNetArgs part = *this;
+    part.q += begin * q_stride;
+    part.k += begin * k_stride;
+    part.v += begin * v_stride;
+    part.g += int64_t{begin} * n_head_v;
+    part.beta += int64_t{begin} * n_head_v;
+    part.out += int64_t{begin} * n_head_v * dim;
+    if (delta != nullptr) part.delta += int64_t{begin} * n_head_v * dim;
+    part.n_rows = end - begin;
+    return part;
+  }
 };
 
 // Applies rows `path` (increasing, each the parent of the next) of uncommitted rows.
@@ -65,6 +79,7 @@ struct ConvArgs {
   float* out;              // [n_rows], `stride` apart
   int n_rows, taps;
   int64_t stride;
+  int first_row = 0;  // rows before it are inputs only
 };
 
 struct DeltaNetKernels {
@@ -74,8 +89,8 @@ struct DeltaNetKernels {
   void (*rows)(const DeltaNetArgs& args, int head_begin, int head_end, float* scratch) noexcept;
   // An empty path leaves the state as it is.
   void (*commit)(const DeltaNetCommitArgs& args, int head_begin, int head_end) noexcept;
-  // Channels [channel_begin, channel_end), all rows. taps is 1 to kMaxConvTaps. Does not touch the state: the
-  // caller keeps u and shifts its own columns.
+  // Channels [channel_begin, channel_end), rows from first_row on. taps is 1 to kMaxConvTaps. Does not touch
+  // the state: the caller keeps u and shifts its own columns.
   void (*conv)(const ConvArgs& args, int channel_begin, int channel_end) noexcept;
   // In place: each of n heads of `dim`: x / sqrt(sum x^2 + 1e-6) * scale.
   void (*l2_normalize)(float* x, int n, int dim, float scale) noexcept;

@@ -79,8 +79,15 @@ void conv_bench(benchmark::State& state, Isa isa, int n_rows) {
                            weight = in.normal(4 * kChannels), old = in.normal(3 * kChannels);
   std::vector<float> out(u.size());
   for (auto _ : state) {
-    delta_net_kernels(isa).conv(
-        {u.data(), weight.data(), old.data(), nullptr, out.data(), n_rows, kChannels, 4}, 0, kChannels);
+    delta_net_kernels(isa).conv({.u = u.data(),
+                                 .weight = weight.data(),
+                                 .state = old.data(),
+                                 .parents = nullptr,
+                                 .out = out.data(),
+                                 .n_rows = n_rows,
+                                 .taps = 4,
+                                 .stride = kChannels},
+                                0, kChannels);
     benchmark::DoNotOptimize(out.data());
   }
   state.counters["Gelem/s"] = benchmark::Counter(

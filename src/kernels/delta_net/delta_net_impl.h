@@ -358,6 +358,7 @@ void delta_commit(const DeltaNetCommitArgs& args, int head_begin, int head_end) 
 void conv_channels(const ConvArgs& args, int channel_begin, int channel_end) noexcept {
   constexpr int W = Vf::kWidth;
   constexpr int kBlock = 128;  // channels whose weights are kept, transposed
+  constexpr int kRowsAhead = 8;
   const int taps = args.taps;
   alignas(64) float weight[kMaxConvTaps][kBlock];
   for (int begin = channel_begin; begin < channel_end; begin += kBlock) {
@@ -374,9 +375,15 @@ void conv_channels(const ConvArgs& args, int channel_begin, int channel_end) noe
     for (; c < n; ++c)
       for (int t = 0; t < taps; ++t) weight[t][c] = w[int64_t{c} * taps + t];
 
-    for (int r = 0; r < args.n_rows; ++r) {
+    for (int r = args.first_row; r < args.n_rows; ++r) {
+      // Rows are far apart: the processor does not foresee the next ones by itself.
+      if (r + kRowsAhead < args.n_rows)
+        for (int i = 0; i < n; i += 16) {
+          __builtin_prefetch(args.u + (r + kRowsAhead) * args.stride + begin + i);
+          __builtin_prefetch(args.out + (r + kRowsAhead) * args.stride + begin + i, 1);
+        }
       // The inputs under the taps: up the parents, then back through the stored columns.
-      const float* input[kMaxConvTaps];
+      const float* input[kMaxConvTaps] = {};
       int row = r;
       int column = taps - 2;
       for (int t = taps - 1; t >= 0; --t) {

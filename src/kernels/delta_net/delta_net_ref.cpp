@@ -67,7 +67,7 @@ void delta_net_commit_ref(const DeltaNetCommitArgs& args) {
 void conv_ref(const ConvArgs& args, int n_channels) {
   const size_t stride = static_cast<size_t>(args.stride);
   const size_t taps = static_cast<size_t>(args.taps);
-  for (int r = 0; r < args.n_rows; ++r) {
+  for (int r = args.first_row; r < args.n_rows; ++r) {
     for (size_t ch = 0; ch < static_cast<size_t>(n_channels); ++ch) {
       double sum = 0.0;
       int row = r;

@@ -370,8 +370,13 @@ TEST_P(DeltaNet, ConvolvesLikeTheReference) {
                            .taps = taps,
                            .stride = static_cast<int64_t>(stride)};
           kernels.conv(args, 0, n_channels / 3);
+          args.n_rows = n_rows / 2;
+          kernels.conv(args, n_channels / 3, n_channels);
+          args.first_row = n_rows / 2;
+          args.n_rows = n_rows;
           kernels.conv(args, n_channels / 3, n_channels);
           args.out = want.data();
+          args.first_row = 0;
           conv_ref(args, n_channels);
           EXPECT_TRUE(out.intact());
           // taps products of at most 32 * 4, rounded each; silu has slope 1.1.

@@ -120,7 +120,7 @@ void ExpertSums::add(const ExpertSums& other, int n_rows) noexcept {
 ExpertFfnScratch::ExpertFfnScratch(int max_pairs, int max_ff, int max_groups, int n_threads)
     : hidden_(max_pairs, max_ff),
       groups_(new Group[static_cast<size_t>(max_groups)]),
-      max_groups_(max_groups),
+      tiles_a_(static_cast<size_t>(max_groups)),
       first_a_(static_cast<size_t>(n_threads)),
       tasks_a_(n_threads),
       tasks_b_(n_threads) {}
@@ -144,18 +144,20 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     }
     return;
   }
-  THERMO_CHECK(n_groups <= scratch.max_groups_, "more groups than planned");
+  THERMO_CHECK(n_groups <= static_cast<int>(scratch.tiles_a_.size()), "more groups than planned");
   const int n_threads = context.pool.size();
   ActBuffer& hidden = scratch.hidden_;
 
   // Groups may differ in width and type (the shared expert), so each has its own tile size.
   const int widest_a = choose_widest_a(args.groups, n_threads);
+  ExpertFfnScratch::Tiles* const tiles_a = scratch.tiles_a_.data();
   int max_ff = 0;
   for (int i = 0; i < n_groups; ++i) {
     const Ffn& ffn = *args.groups[static_cast<size_t>(i)].ffn;
-    const int tiles = ceil_div(n_panels(ffn.gate.n_rows), tile_a(ffn, widest_a));
+    const int tile = tile_a(ffn, widest_a);
+    tiles_a[i] = {tile, ceil_div(n_panels(ffn.gate.n_rows), tile)};
     ExpertFfnScratch::Group& state = scratch.groups_[static_cast<size_t>(i)];
-    state.tiles_left.store(tiles, std::memory_order_relaxed);
+    state.tiles_left.store(tiles_a[i].n, std::memory_order_relaxed);
     state.open.store(0, std::memory_order_relaxed);
     max_ff = std::max(max_ff, ffn.gate.n_rows);
   }
@@ -167,15 +169,19 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
   const int n_tasks_b = ceil_div(out_panels, tile_b);
 
   const auto share_of = [&](int g, int thread) {
-    const Ffn& ffn = *args.groups[static_cast<size_t>(g)].ffn;
-    return tile_share(ceil_div(n_panels(ffn.gate.n_rows), tile_a(ffn, widest_a)), g, n_groups, thread,
-                      n_threads);
+    return tile_share(tiles_a[g].n, g, n_groups, thread, n_threads);
   };
 
   // Tiles of one group that a thread has done and not told anybody about yet.
   struct Finished {
     int group = -1;
     int n = 0;
+  };
+  // How far a thread has come in somebody's share: the n-th group of it, whose first task is `task`.
+  struct Place {
+    int owner = -1;
+    int n = 0;
+    int task = 0;
   };
   // Whoever brings the count to zero was last, quantises, and opens the group.
   const auto tell = [&](Finished& finished) {
@@ -193,19 +199,19 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
 
   // Threads go through the groups from different ones on: where some were read ahead and others were not,
   // main memory is then never idle while everybody computes from the caches.
-  const auto nth_group = [&](int i, int first, int n, int thread) {
-    const int g = i + n * thread / n_threads;
-    return first + (g < n ? g : g - n);
+  const auto nth_group = [&](int i, int thread) {
+    const int g = i + n_groups * thread / n_threads;
+    return g < n_groups ? g : g - n_groups;
   };
 
-  // `task`: of the owner's share, group by group.
-  const auto run_a = [&](int task, int owner, int thread, Finished& finished) {
-    task -= scratch.first_a_[static_cast<size_t>(owner)];
-    int i_group = 0, g = nth_group(0, 0, n_groups, owner);
+  // `task`: of the owner's share, group by group. A thread takes them in increasing order.
+  const auto run_a = [&](int task, int owner, int thread, Place& place, Finished& finished) {
+    if (place.owner != owner) place = {owner, 0, scratch.first_a_[static_cast<size_t>(owner)]};
+    int g = nth_group(place.n, owner);
     TileShare share = share_of(g, owner);
-    while (task >= share.end - share.begin) {
-      task -= share.end - share.begin;
-      g = nth_group(++i_group, 0, n_groups, owner);
+    while (task - place.task >= share.end - share.begin) {
+      place.task += share.end - share.begin;
+      g = nth_group(++place.n, owner);
       share = share_of(g, owner);
     }
     if (g != finished.group) {
@@ -214,8 +220,8 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     }
     const FfnGroup& group = args.groups[static_cast<size_t>(g)];
     const Ffn& ffn = *group.ffn;
-    const int panel = (share.begin + task) * tile_a(ffn, widest_a);
-    const int tile_panels = std::min(tile_a(ffn, widest_a), n_panels(ffn.gate.n_rows) - panel);
+    const int panel = (share.begin + task - place.task) * tiles_a[g].panels;
+    const int tile_panels = std::min(tiles_a[g].panels, n_panels(ffn.gate.n_rows) - panel);
     const int row = panel * kPanelRows;
     const int tile_rows = std::min(tile_panels * kPanelRows, ffn.gate.n_rows - row);
     float* const gate = context.scratch.tile(thread, 0);
@@ -264,11 +270,11 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     // Groups in the thread's own order: it may load some of them while it waits for another.
     const FfnGroup* const groups = args.groups.data();
     for (int i = 0; i < n_groups; ++i) {
-      const FfnGroup& group = groups[nth_group(i, 0, n_groups, thread)];
-      if (i + 1 < n_groups) prefetch_tile(groups[nth_group(i + 1, 0, n_groups, thread)].ffn->down, panel);
+      const FfnGroup& group = groups[nth_group(i, thread)];
+      if (i + 1 < n_groups) prefetch_tile(groups[nth_group(i + 1, thread)].ffn->down, panel);
       wait_until_set(scratch.groups_[static_cast<size_t>(&group - groups)].open, [&, ahead = i]() mutable {
         if (ahead == n_groups) return LoadRange{};
-        const Ffn& ffn = *groups[nth_group(ahead++, 0, n_groups, thread)].ffn;
+        const Ffn& ffn = *groups[nth_group(ahead++, thread)].ffn;
         return panels_to_load(ffn.down, panel, panel + tile_panels);
       });
       for (int p = 0; p < group.n_pairs; p += kTileActs) {
@@ -290,11 +296,11 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
   const auto wait_for_x = [&](int thread) {
     wait_until_set(scratch.x_ready_, [&, part = 0]() mutable {
       if (part == 2 * n_groups) return LoadRange{};
-      const int g = nth_group(part / 2, 0, n_groups, thread);
+      const int g = nth_group(part / 2, thread);
       const Ffn& ffn = *args.groups[static_cast<size_t>(g)].ffn;
       const Matrix& w = part++ % 2 == 0 ? ffn.gate : ffn.up;
       const TileShare share = share_of(g, thread);
-      const int tile = tile_a(ffn, widest_a);
+      const int tile = tiles_a[g].panels;
       return panels_to_load(w, share.begin * tile, std::min(share.end * tile, n_panels(w.n_rows)));
     });
   };
@@ -320,7 +326,8 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     }
     wait_for_x(thread);
     Finished finished;
-    scratch.tasks_a_.drain(thread, [&](int task, int owner) { run_a(task, owner, thread, finished); });
+    Place place;
+    scratch.tasks_a_.drain(thread, [&](int task, int owner) { run_a(task, owner, thread, place, finished); });
     tell(finished);
     scratch.tasks_b_.drain(thread, [&](int task, int) { run_b(task, thread); });
   });

@@ -101,7 +101,12 @@ class ExpertFfnScratch {
     alignas(128) std::atomic<int> open{0};
   };
   std::unique_ptr<Group[]> groups_;
-  int max_groups_ = 0;
+  // How a group's gate and up are cut.
+  struct Tiles {
+    int panels;
+    int n;
+  };
+  std::vector<Tiles> tiles_a_;
   alignas(128) std::atomic<int> x_ready_{0};
   std::vector<int> first_a_;  // of each thread
   TaskRanges tasks_a_{1}, tasks_b_{1};
