@@ -48,7 +48,7 @@ DraftPlan plan_draft(const DraftOptions& o, const ModelConfig& config, int n_thr
   }
   if (plan.kind == Kind::File) {
     const DflashConfig drafter = read_dflash_config(*o.file, config);
-    for (const int layer : drafter.layers) plan.states.push_back(layer + 1);
+    plan.states = drafter.states;
     plan.fixed_bytes = Weights::planned_packed_bytes(drafter.model, *o.file);
     add_network(drafter.model, o, drafter.block, n_threads, plan);
   }
