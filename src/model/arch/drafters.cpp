@@ -53,8 +53,8 @@ std::vector<int> read_layers(const Keys& keys, bool llama, const std::string& pr
     }
   } else {
     const GgufTensor& fc = keys.file().require_tensor(projection);
-    const auto n_features = static_cast<int>(
-        std::min<uint64_t>(fc.dims[0] / static_cast<uint64_t>(target.n_embd), kMaxLayers));
+    const auto n_features =
+        static_cast<int>(std::min<uint64_t>(fc.dims[0] / static_cast<uint64_t>(target.n_embd), kMaxLayers));
     if (n_features < 1) refuse(keys.file(), fmt::format("{} is {}", projection, describe_shape(fc)));
     ids = default_layers(n_features, target.n_layer);
     if (ids.front() < 0 || ids.back() >= target.n_layer)
@@ -206,8 +206,8 @@ DflashConfig read_dflash_config(const GgufFile& file, const ModelConfig& target)
 }
 
 std::vector<ModelShape> dflash_shapes() {
-  const auto shape = [](std::string_view name, int n_layer, int n_embd, int n_vocab, int n_head, int n_head_kv,
-                        int head_dim, int n_ff, int block, std::vector<int> inputs) {
+  const auto shape = [](std::string_view name, int n_layer, int n_embd, int n_vocab, int n_head,
+                        int n_head_kv, int head_dim, int n_ff, int block, std::vector<int> inputs) {
     return ModelShape{.name = name,
                       .tied = false,
                       .keys = {{"block_count", n_layer},
