@@ -1,5 +1,6 @@
 """Drafting from the command line: the text of plain decoding, references, and what is refused."""
 import json
+import tempfile
 import unittest
 
 from harness import DATA, MODEL, MODEL_ERROR, ROOT, USAGE, Gguf, ProgramTest, run
@@ -49,6 +50,48 @@ class Text(ProgramTest):
                 self.assertEqual(self.answer(*arguments, *names), plain)
 
 
+class Measured(ProgramTest):
+    """`bench --draft`: plain and drafted in turn, with an oracle as right as asked for."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.model, cls.drafter = (f"{cls.folder.name}/{name}.gguf" for name in ("model", "drafter"))
+        for path, more in ((cls.model, ["qwen35moe-tiny", "--nextn", "--locality", "0.8"]), (cls.drafter, ["dflash-tiny"])):
+            assert run("synth", path, "--shape", *more).returncode == 0
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def rows(self, *arguments):
+        return json.loads(self.answer("bench", "-m", self.model, "--device", "cpu", "-n", "64", "-r", "1", "-o", "json", *arguments))
+
+    def test_drafts_are_right_as_often_as_asked(self):
+        for who in (self.drafter, "mtp", "lookup"):
+            plain, sure = self.rows("--draft", who, "--oracle", "1", "--draft-budget", "4")
+            self.assertEqual(plain["drafter"], "")
+            self.assertEqual(plain["output_sha256"], sure["output_sha256"])
+            self.assertGreater(sure["tokens_per_step"], 4.5)
+            self.assertGreater(sure["ratio_to_plain"], 0)
+            never = self.rows("--draft", who, "--oracle", "0", "--draft-budget", "4")[1]
+            self.assertEqual(never["draft_n_accepted"], 0)
+            self.assertEqual(never["tokens_per_step"], 1)
+
+    def test_own_text_is_the_same_with_drafts(self):
+        plain, drafted = self.rows("--draft", self.drafter, "--draft-budget", "7")
+        self.assertEqual(plain["text_source"], "own")
+        self.assertEqual(plain["output_sha256"], drafted["output_sha256"])
+
+    def test_what_makes_no_sense_is_refused(self):
+        for arguments in (["--oracle", "0.5"], ["--draft", "mtp", "--oracle", "2"], ["--draft", "mtp", "-p", "8"],
+                          ["--draft", "mtp", "--rows", "4"], ["--draft", "mtp", "--oracle", "0.5", "--text", "own"]):
+            with self.subTest(arguments=arguments):
+                self.refusal(USAGE, "bench", "-m", self.model, "--device", "cpu", *arguments)
+        self.refusal(USAGE, "synth", "/tmp/x.gguf", "--shape", "dflash-35b-a3b", "--layers", "4")
+        self.refusal(USAGE, "synth", "/tmp/x.gguf", "--shape", "qwen35-tiny", "--locality", "0.5")
+
+
 class References(ProgramTest):
     def test_of_the_float_drafters(self):
         for target, names in (("qwen35moe", ["qwen35moe"]), ("qwen35", ["qwen35"]),
@@ -84,7 +127,6 @@ class Refusals(ProgramTest):
 
     def test_of_a_damaged_drafter(self):
         damaged = Gguf(DRAFTER).data[:200000]
-        import tempfile
         with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
             file.write(damaged)
             file.flush()
