@@ -6,6 +6,7 @@
 #include "speculative/dflash_drafter.h"
 #include "speculative/lookup_drafter.h"
 #include "speculative/mtp_drafter.h"
+#include "speculative/oracle_drafter.h"
 
 namespace thermo {
 namespace {
@@ -48,15 +49,17 @@ DraftPlan plan_draft(const DraftOptions& o, const ModelConfig& config, int n_thr
   }
   if (plan.kind == Kind::File) {
     const DflashConfig drafter = read_dflash_config(*o.file, config);
-    for (const int layer : drafter.layers) plan.states.push_back(layer + 1);
+    plan.states = drafter.states;
     plan.fixed_bytes = Weights::planned_packed_bytes(drafter.model, *o.file);
     add_network(drafter.model, o, drafter.block, n_threads, plan);
   }
   return plan;
 }
 
-std::unique_ptr<Drafter> make_drafter(const DraftPlan& plan, const DraftOptions& o, const Model& target,
-                                      const ModelOptions& model, ThreadPool& pool) {
+namespace {
+
+std::unique_ptr<Drafter> make_plain_drafter(const DraftPlan& plan, const DraftOptions& o, const Model& target,
+                                            const ModelOptions& model, ThreadPool& pool) {
   DrafterOptions options = drafter_options(o);
   options.n_ctx = model.sequence.n_ctx;
   options.n_sequences = model.n_sequences;
@@ -67,6 +70,16 @@ std::unique_ptr<Drafter> make_drafter(const DraftPlan& plan, const DraftOptions&
     return std::make_unique<DflashDrafter>(read_dflash_config(*o.file, target.config()), *o.file,
                                            target.weights(), options, pool);
   return std::make_unique<LookupDrafter>(model.n_sequences);
+}
+
+}  // namespace
+
+std::unique_ptr<Drafter> make_drafter(const DraftPlan& plan, const DraftOptions& o, const Model& target,
+                                      const ModelOptions& model, ThreadPool& pool) {
+  auto drafter = make_plain_drafter(plan, o, target, model, pool);
+  if (!o.oracle) return drafter;
+  return std::make_unique<OracleDrafter>(std::move(drafter), *o.oracle, target.config().n_vocab,
+                                         model.n_sequences);
 }
 
 }  // namespace thermo

@@ -59,6 +59,12 @@ DraftTelemetry Engine::draft_telemetry() const {
   return impl_->speculation ? impl_->speculation->telemetry() : DraftTelemetry{};
 }
 
+void Engine::set_drafting(bool on) {
+  Impl& e = *impl_;
+  if (on && e.paused) e.speculation = std::move(e.paused);
+  if (!on && e.speculation) e.paused = std::move(e.speculation);
+}
+
 Status Engine::Impl::check(const StepBatch& batch) const {
   const int n_rows = batch.n_rows();
   if (n_rows == 0) return invalid("a step without rows");

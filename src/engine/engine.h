@@ -20,6 +20,7 @@
 #include "model/step.h"
 #include "sampling/logprobs.h"
 #include "sampling/sampling_params.h"
+#include "speculative/oracle_options.h"
 #include "speculative/telemetry.h"
 
 namespace thermo {
@@ -64,6 +65,7 @@ struct DraftOptions {
   float min_probability = 0.0f;    // less likely ones are not drafted
   std::optional<KvType> k_type;    // of the drafter's own cache; nullopt: f16
   std::optional<KvType> v_type;
+  std::optional<OracleOptions> oracle;  // for measurements: how often the drafter is right
 };
 
 struct EngineOptions {
@@ -131,6 +133,8 @@ class Engine {
   const HeatMap* heat() const;  // nullptr: nobody counts
   // What drafting did so far; without a drafter its name is empty.
   DraftTelemetry draft_telemetry() const;
+  // For measurements: whether sessions that are opened from here on draft. REQUIRES: none is open.
+  void set_drafting(bool on);
 
   // A free sequence, or an error when all n_sequences are taken.
   Result<Session> open_session();
@@ -160,6 +164,7 @@ struct GenerateOptions {
   SamplingParams sampling;
   int max_tokens = -1;               // -1: up to the end of the context
   std::vector<TokenId> stop_tokens;  // end-of-generation tokens; not reported
+  std::vector<TokenId> script;       // for measurements: written first, whatever is chosen
 };
 
 struct GeneratedToken {

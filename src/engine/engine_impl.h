@@ -33,6 +33,7 @@ struct Engine::Impl {
   std::optional<StepWatch> watch;      // with a trace
   std::unique_ptr<Backend> backend;
   std::unique_ptr<Speculation> speculation;  // nullptr: nothing is drafted
+  std::unique_ptr<Speculation> paused;       // the same while sessions do not draft
   std::vector<bool> taken;                   // sequences that a Session holds
   // Of each sequence: the parents of its uncommitted rows, empty when it has none.
   std::vector<std::vector<int32_t>> uncommitted;

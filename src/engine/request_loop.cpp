@@ -40,6 +40,11 @@ struct RequestLoop::Impl {
     bool may_run() const { return !ended && !waits; }
     bool is_writing() const { return result.n_generated > 0; }
     size_t n_left() const { return tokens.size() - n_done; }
+    // What is written where the sampler chose `token`.
+    TokenId scripted(TokenId token) const {
+      const auto at = static_cast<size_t>(result.n_generated);
+      return at < options.script.size() ? options.script[at] : token;
+    }
     LogitsNeed need() const { return options.sampling.n_probs ? LogitsNeed::Row : sampler.need(); }
   };
 
@@ -171,8 +176,9 @@ std::optional<FinishReason> RequestLoop::Impl::why_ended(const Request& r) const
 void RequestLoop::Impl::choose(Request& r) {
   Session::Impl& s = *r.session;
   if (const auto reason = why_ended(r)) return end(r, *reason);
-  const std::optional<TokenId> token = s.choose(r.sampler);
+  std::optional<TokenId> token = s.choose(r.sampler);
   if (!token) return fail(r, device_fault(*s.backend));
+  token = r.scripted(*token);
   if (r.options.sampling.n_probs && !s.fetch_logits()) return fail(r, device_fault(*s.backend));
   if (!write(r, *token, s.logits)) return end(r, FinishReason::Stop);
   if (s.n_past() == engine.n_ctx()) return end(r, FinishReason::ContextFull);
@@ -321,6 +327,7 @@ void RequestLoop::Impl::walk(Request& r, const StepOutput& output, size_t first,
       all = s.backend->fetch_logits(static_cast<int>(first + row));
     if (!token && all.empty()) return fail(r, device_fault(*s.backend));
     if (!token) token = r.sampler.sample(all, n_computed);
+    token = r.scripted(*token);
     if (!write(r, *token, all)) {
       r.reason = FinishReason::Stop;
       break;

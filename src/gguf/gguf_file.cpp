@@ -252,6 +252,28 @@ GgufFile::GgufFile(std::span<const std::byte> bytes, std::string name) : path_(s
   index_tensors();
 }
 
+GgufFile::GgufFile(std::string name, std::vector<std::byte> metadata, std::vector<OtherTensor> tensors,
+                   std::vector<MappedFile> files)
+    : path_(std::move(name)),
+      mappings_(std::move(files)),
+      other_metadata_(std::move(metadata)),
+      other_tensors_(std::move(tensors)) {
+  read_part(other_metadata_, 0);
+  for (const OtherTensor& tensor : other_tensors_) {
+    GgufTensor& view = tensors_.emplace_back();
+    view.name = tensor.name;
+    view.dtype = tensor.dtype;
+    view.n_dims = static_cast<int>(tensor.dims.size());
+    std::copy(tensor.dims.begin(), tensor.dims.end(), view.dims.begin());
+    view.n_bytes = tensor.bytes.size();
+    view.data = tensor.bytes.data();
+    view.part = tensor.part;
+    view.file_offset =
+        static_cast<uint64_t>(view.data - mappings_[static_cast<size_t>(tensor.part)].bytes().data());
+  }
+  index_tensors();
+}
+
 void GgufFile::read_part(std::span<const std::byte> bytes, int part) {
   ParsedGguf parsed = parse_gguf(bytes, path_, part);
   version_ = parsed.version;

@@ -57,6 +57,17 @@ class GgufFile {
   // Reads bytes that the caller keeps alive and unchanged; `name` stands for the path in messages.
   // A part of a split model is refused: its siblings cannot be found.
   GgufFile(std::span<const std::byte> bytes, std::string name);
+  // What another format holds, as this one would: `metadata` is a file without tensors, the tensors are views
+  // of `files`. REQUIRES: their sizes are right.
+  struct OtherTensor {
+    std::string name;
+    DType dtype;
+    std::vector<uint64_t> dims;  // dims[0] is contiguous
+    std::span<const std::byte> bytes;
+    int part;  // which of `files`
+  };
+  GgufFile(std::string name, std::vector<std::byte> metadata, std::vector<OtherTensor> tensors,
+           std::vector<MappedFile> files);
 
   const std::string& path() const noexcept { return path_; }
   uint32_t version() const noexcept { return version_; }
@@ -128,6 +139,8 @@ class GgufFile {
 
   std::string path_;
   std::vector<MappedFile> mappings_;  // what the views below point into; empty for the caller's bytes
+  std::vector<std::byte> other_metadata_;
+  std::vector<OtherTensor> other_tensors_;
   uint32_t version_ = 0;
   std::vector<GgufEntry> metadata_;
   std::vector<GgufTensor> tensors_;

@@ -3,6 +3,7 @@
 // from.
 #pragma once
 
+#include <string_view>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -12,6 +13,7 @@
 namespace thermo {
 
 class GgufFile;
+struct ModelShape;
 
 // The next-token block of `target` as a network of its own: a step reads tokens and the target's states after
 // its final norm, and gives the block's own as its only tap. REQUIRES: target.n_nextn > 0. Its weights are
@@ -26,7 +28,12 @@ struct DflashConfig {
   int block = 0;            // slots: the root and the masked ones
   int32_t mask = 0;         // the token of a masked slot
   std::vector<int> layers;  // of the target, counted from 0, whose outputs are the features
+  std::vector<int> states;  // the same as insert_taps() counts them
 };
+
+// Published drafters, in the naming of llama.cpp.
+inline constexpr std::string_view kDflashName = "dflash";
+std::vector<ModelShape> dflash_shapes();
 
 // Whether the file is a drafter by its architecture.
 bool is_drafter(const GgufFile& file);

@@ -59,18 +59,27 @@ TEST_P(ArchitectureTest, LeavesTheHiddenStatesThatWereAskedFor) {
   ThreadPool pool({.n_threads = 2});
   ModelConfig config = read_model_config(fixture.file);
   const int last = config.n_layer;
-  insert_taps(config.network, config.n_layer, {0, 2, last});
+  const float eps = config.norm_eps;
+  const auto width = static_cast<size_t>(config.n_embd);
+  insert_taps(config.network, config.n_layer, {0, 2, last, last_stream(last)});
   Weights weights = Weights::load(config, fixture.file, true, pool, {});
   ModelOptions options;
   options.n_batch = 128;
   options.isa = best_isa();
   options.sequence = {.n_ctx = 160, .max_draft_rows = 0, .k_type = KvType::F32, .v_type = KvType::F32};
   Model model(std::move(config), std::move(weights), options, pool);
-  const Outputs got = run_in_chunks(model, fixture.ids, 33, true);
-  ASSERT_EQ(got.hidden.size(), 3u);
+  Outputs got = run_in_chunks(model, fixture.ids, 33, true);
+  ASSERT_EQ(got.hidden.size(), 4u);
   EXPECT_LT(error_of(got.hidden[0], fixture.reference("hidden.0")), kTolerance);
   EXPECT_LT(error_of(got.hidden[1], fixture.reference("hidden.2")), kTolerance);
   EXPECT_LT(error_of(got.hidden[2], fixture.reference("hidden." + std::to_string(last))), kTolerance);
+  // The last one is the same before the norm.
+  const float* const norm = model.weights().output.front().floats(Role::Norm);
+  for (size_t at = 0; at < got.hidden[3].size(); at += width) {
+    float* const row = got.hidden[3].data() + at;
+    row_op_kernels_ref().rms_norm(row, norm, static_cast<int>(width), eps, row);
+  }
+  EXPECT_LT(error_of(got.hidden[3], fixture.reference("hidden." + std::to_string(last))), kTolerance);
 }
 
 // Eight bits of weights and activations, carried through a few layers of 64 columns: up to 0.2 in the typical

@@ -107,6 +107,8 @@ void insert_taps(Network& network, int n_layer, const std::vector<int>& states) 
     if (state < n_layer) {
       auto& blocks = network.layers[static_cast<size_t>(state)].blocks;
       blocks.insert(blocks.begin(), std::move(tap));
+    } else if (state == last_stream(n_layer)) {
+      network.layers[static_cast<size_t>(n_layer) - 1].blocks.push_back(std::move(tap));
     } else {
       tap.tap_of = TapOf::Normed;
       network.output.push_back(std::move(tap));

@@ -136,10 +136,17 @@ struct Network {
 int rows_of(const TensorSpec& tensor);
 
 // Makes a step leave hidden states: `states` is increasing, k is the input of layer k (0: the embedding), and
-// the number of layers of the main stack is what the head's norm makes of the last one. They come in that
-// order. Before weights are loaded: weights go by block.
+// the number of layers of the main stack is what the head's norm makes of the last one; last_stream() is the
+// last one itself. They come in that order. Before weights are loaded: weights go by block.
 void insert_taps(Network& network, int n_layer, const std::vector<int>& states);
-// All of them: 0 to n_layer.
+constexpr int last_stream(int n_layer) {
+  return n_layer + 1;
+}
+// The state that is the output of a layer of the main stack.
+constexpr int output_state(int layer, int n_layer) {
+  return layer + 1 == n_layer ? last_stream(n_layer) : layer + 1;
+}
+// 0 to n_layer.
 void insert_all_taps(Network& network, int n_layer);
 
 // "attention 16 heads of ..., gate ..." for tables; n_layer lines at most, layers that are alike on one.

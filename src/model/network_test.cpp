@@ -137,6 +137,17 @@ TEST(Network, PutsTapsWhereTheyAreAskedFor) {
   EXPECT_EQ(config.network.output[1].tap_of, TapOf::Normed);
 }
 
+TEST(Network, TapsTheStreamAfterTheLastLayer) {
+  ModelConfig config = read_model_config(fixture("qwen3moe"));
+  const int last = config.n_layer - 1;
+  EXPECT_EQ(output_state(0, config.n_layer), 1);
+  EXPECT_EQ(output_state(last, config.n_layer), last_stream(config.n_layer));
+  insert_taps(config.network, config.n_layer, {output_state(last, config.n_layer)});
+  EXPECT_THAT(kinds_of(config.network.layers[static_cast<size_t>(last)].blocks),
+              ElementsAre(BlockKind::Attention, BlockKind::FeedForward, BlockKind::Tap));
+  EXPECT_THAT(kinds_of(config.network.output), ElementsAre(BlockKind::Head));
+}
+
 TEST(Network, TakesNoTapsUnlessAsked) {
   ModelConfig config = read_model_config(fixture("qwen3moe"));
   insert_taps(config.network, config.n_layer, {});

@@ -23,17 +23,16 @@ ModelOptions drafter_model_options(const DrafterOptions& options, int block) {
 DflashDrafter::DflashDrafter(DflashConfig config, const GgufFile& file, const Weights& target,
                              const DrafterOptions& options, ThreadPool& pool)
     : config_(std::move(config)),
-      width_(config_.layers.size() * static_cast<size_t>(config_.model.n_embd)),
+      width_(config_.states.size() * static_cast<size_t>(config_.model.n_embd)),
       model_(config_.model, load_dflash_weights(config_, file, target, options.repack, pool),
              drafter_model_options(options, config_.block), pool),
       queues_(static_cast<size_t>(options.n_sequences)) {
-  for (const int layer : config_.layers) states_.push_back(layer + 1);
   rows_.reserve(kBatch);
 }
 
 void DflashDrafter::commit(int sequence, std::span<const TokenId> tokens, const StateRows& states) {
   StateQueue& queue = queues_[static_cast<size_t>(sequence)];
-  for (size_t i = 0; i < tokens.size(); ++i) queue.push(tokens[i], states, i, states_.size());
+  for (size_t i = 0; i < tokens.size(); ++i) queue.push(tokens[i], states, i, config_.states.size());
   if (queue.size() > kQueueRows) flush(sequence);
 }
 

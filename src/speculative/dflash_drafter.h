@@ -31,7 +31,7 @@ class DflashDrafter final : public Drafter {
 
   std::string_view name() const override { return "dflash"; }
   int max_depth() const override { return config_.block - 1; }
-  std::span<const int> states() const override { return states_; }
+  std::span<const int> states() const override { return config_.states; }
   void commit(int sequence, std::span<const TokenId> tokens, const StateRows& states) override;
   void draft(std::span<const DraftRequest> requests, std::span<Draft> drafts) override;
   void truncate(int sequence, int n) override;
@@ -47,7 +47,6 @@ class DflashDrafter final : public Drafter {
   void add_block(TokenId root, int n_logits, std::vector<Row>& rows) const;
 
   DflashConfig config_;
-  std::vector<int> states_;
   size_t width_;  // of the features
   Model model_;
   std::vector<StateQueue> queues_;

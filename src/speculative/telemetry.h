@@ -31,22 +31,8 @@ struct DraftTelemetry {
   }
 };
 
-// What was added since.
-inline DraftTelemetry operator-(const DraftTelemetry& now, const DraftTelemetry& before) {
-  DraftTelemetry d = now;
-  d.n_rounds -= before.n_rounds;
-  d.n_plain -= before.n_plain;
-  d.n_drafted -= before.n_drafted;
-  d.n_accepted -= before.n_accepted;
-  for (size_t i = 0; i < d.tried.size(); ++i) {
-    d.tried[i] -= before.tried[i];
-    d.accepted[i] -= before.accepted[i];
-  }
-  d.draft_seconds -= before.draft_seconds;
-  d.verify_seconds -= before.verify_seconds;
-  d.commit_seconds -= before.commit_seconds;
-  d.plain_seconds -= before.plain_seconds;
-  return d;
-}
+// Both together, and what was added since. The state is that of the first one, unless it has none.
+DraftTelemetry operator+(const DraftTelemetry& a, const DraftTelemetry& b);
+DraftTelemetry operator-(const DraftTelemetry& now, const DraftTelemetry& before);
 
 }  // namespace thermo

@@ -2,6 +2,7 @@
 
 The program is $THERMOCLINE, else build/bin/thermocline. Plain Python, no packages.
 """
+import math
 import os
 import pathlib
 import struct
@@ -60,11 +61,13 @@ class Gguf:
         self.at = 8
         n_tensors, n_keys = self._take("<QQ")
         self.values = {}   # key -> place of the value
+        self.kinds = {}    # key -> its type
         self.tensors = {}  # name -> dict of places
         for _ in range(n_keys):
             key = self._string().decode()
             kind, = self._take("<I")
             self.values[key] = self.at
+            self.kinds[key] = kind
             self._skip(kind)
         for _ in range(n_tensors):
             name = self._string().decode()
@@ -75,6 +78,30 @@ class Gguf:
             place["offset"] = self.at + 4
             self.at += 12
             self.tensors[name] = place
+        self.data_at = (self.at + 31) // 32 * 32
+
+    def value(self, key):
+        """The value of a key; None when it is not there."""
+        if key not in self.values:
+            return None
+        self.at = self.values[key]
+        return self._read(self.kinds[key])
+
+    def _read(self, kind):
+        if kind == 8:
+            return self._string().decode()
+        if kind == 9:
+            element, count = self._take("<IQ")
+            return [self._read(element) for _ in range(count)]
+        return self._take("<" + self.SCALARS[kind])[0]
+
+    def floats(self, name):
+        """Dimensions and bytes of a float32 tensor."""
+        place = self.tensors[name]
+        assert struct.unpack_from("<I", self.data, place["type"])[0] == 0, name
+        dims = list(struct.unpack_from(f"<{place['n_dims']}Q", self.data, place["dims"]))
+        at = self.data_at + struct.unpack_from("<Q", self.data, place["offset"])[0]
+        return dims, bytes(self.data[at:at + 4 * math.prod(dims)])
 
     def _take(self, form):
         values = struct.unpack_from(form, self.data, self.at)

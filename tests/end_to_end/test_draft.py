@@ -1,5 +1,8 @@
 """Drafting from the command line: the text of plain decoding, references, and what is refused."""
 import json
+import pathlib
+import struct
+import tempfile
 import unittest
 
 from harness import DATA, MODEL, MODEL_ERROR, ROOT, USAGE, Gguf, ProgramTest, run
@@ -49,6 +52,120 @@ class Text(ProgramTest):
                 self.assertEqual(self.answer(*arguments, *names), plain)
 
 
+class Measured(ProgramTest):
+    """`bench --draft`: plain and drafted in turn, with an oracle as right as asked for."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.model, cls.drafter = (f"{cls.folder.name}/{name}.gguf" for name in ("model", "drafter"))
+        for path, more in ((cls.model, ["qwen35moe-tiny", "--nextn", "--locality", "0.8"]), (cls.drafter, ["dflash-tiny"])):
+            assert run("synth", path, "--shape", *more).returncode == 0
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def rows(self, *arguments):
+        return json.loads(self.answer("bench", "-m", self.model, "--device", "cpu", "-n", "64", "-r", "1", "-o", "json", *arguments))
+
+    def test_drafts_are_right_as_often_as_asked(self):
+        for who in (self.drafter, "mtp", "lookup"):
+            plain, sure = self.rows("--draft", who, "--oracle", "1", "--draft-budget", "4")
+            self.assertEqual(plain["drafter"], "")
+            self.assertEqual(plain["output_sha256"], sure["output_sha256"])
+            self.assertGreater(sure["tokens_per_step"], 4.5)
+            self.assertGreater(sure["ratio_to_plain"], 0)
+            never = self.rows("--draft", who, "--oracle", "0", "--draft-budget", "4")[1]
+            self.assertEqual(never["draft_n_accepted"], 0)
+            self.assertEqual(never["tokens_per_step"], 1)
+
+    def test_own_text_is_the_same_with_drafts(self):
+        plain, drafted = self.rows("--draft", self.drafter, "--draft-budget", "7")
+        self.assertEqual(plain["text_source"], "own")
+        self.assertEqual(plain["output_sha256"], drafted["output_sha256"])
+
+    def test_what_makes_no_sense_is_refused(self):
+        for arguments in (["--oracle", "0.5"], ["--draft", "mtp", "--oracle", "2"], ["--draft", "mtp", "-p", "8"],
+                          ["--draft", "mtp", "--rows", "4"], ["--draft", "mtp", "--oracle", "0.5", "--text", "own"]):
+            with self.subTest(arguments=arguments):
+                self.refusal(USAGE, "bench", "-m", self.model, "--device", "cpu", *arguments)
+        self.refusal(USAGE, "synth", "/tmp/x.gguf", "--shape", "dflash-35b-a3b", "--layers", "4")
+        self.refusal(USAGE, "synth", "/tmp/x.gguf", "--shape", "qwen35-tiny", "--locality", "0.5")
+
+
+def write_checkpoint(drafter, folder, **changes):
+    """The drafter of a GGUF file in llama.cpp's naming as its authors would publish it."""
+    gguf = Gguf(drafter)
+    value = lambda key: gguf.value(f"dflash.{key}")
+    pattern = value("attention.sliding_window_pattern") or [False] * value("block_count")
+    config = {"architectures": ["DFlashDraftModel"], "num_hidden_layers": value("block_count"),
+              "hidden_size": value("embedding_length"), "intermediate_size": value("feed_forward_length"),
+              "num_attention_heads": value("attention.head_count"), "num_key_value_heads": value("attention.head_count_kv"),
+              "head_dim": value("attention.key_length"), "max_position_embeddings": value("context_length"),
+              "rms_norm_eps": value("attention.layer_norm_rms_epsilon"), "vocab_size": value("vocab_size"),
+              "block_size": value("block_size"), "sliding_window": value("attention.sliding_window"),
+              "layer_types": ["sliding_attention" if slides else "full_attention" for slides in pattern],
+              "dflash_config": {"mask_token_id": gguf.value("tokenizer.ggml.mask_token_id"),
+                                "target_layer_ids": [layer - 1 for layer in value("target_layers")]},
+              "rope_theta": value("rope.freq_base"), "is_causal": value("attention.causal")}
+    if value("rope.scaling.type") == "yarn":
+        config["rope_scaling"] = {"rope_type": "yarn", "factor": value("rope.scaling.factor"),
+                                  "original_max_position_embeddings": value("rope.scaling.original_context_length"),
+                                  "beta_fast": value("rope.scaling.yarn_beta_fast"), "beta_slow": value("rope.scaling.yarn_beta_slow")}
+    names = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
+             "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+             "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj",
+             "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+    directory, data = {}, b""
+    for name in gguf.tensors:
+        dims, bytes_ = gguf.floats(name)
+        parts = name.split(".")
+        if parts[0] == "blk":
+            name = f"layers.{parts[1]}.{names[parts[2]]}.weight"
+        name = {"enc.output_norm.weight": "hidden_norm.weight", "output_norm.weight": "norm.weight"}.get(name, name)
+        directory[name] = {"dtype": "F32", "shape": dims[::-1], "data_offsets": [len(data), len(data) + len(bytes_)]}
+        data += bytes_
+    head = json.dumps(directory).encode()
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + data)
+
+
+class Checkpoints(ProgramTest):
+    """Drafters as they are published: config.json and model.safetensors."""
+
+    def test_give_the_recorded_outputs(self):
+        for target, name in (("qwen35moe", "qwen35moe"), ("qwen35", "qwen35"), ("laguna", "laguna"),
+                             ("laguna", "laguna-bidirectional")):
+            drafter = DATA / f"dflash-{name}-f32.gguf"
+            if Gguf(drafter).value("general.architecture") != "dflash":
+                continue
+            with self.subTest(name=name), tempfile.TemporaryDirectory() as folder:
+                write_checkpoint(drafter, pathlib.Path(folder))
+                results = [self.answer("verify", "-m", DATA / f"{target}-f32.gguf", "--draft", who, "--expected",
+                                       DATA / f"dflash-{name}-expected.gguf", "--tolerance", "1e-4", "--json")
+                           for who in (folder, folder + "/model.safetensors", drafter)]
+                self.assertEqual(results[0], results[1])
+                checks = [json.loads(result)["tensors"] for result in results]
+                self.assertEqual(checks[0], checks[2])
+
+    def test_are_refused_where_they_do_not_fit(self):
+        drafter, model = DATA / "dflash-qwen35moe-f32.gguf", DATA / "qwen35moe-f32.gguf"
+        refused = lambda folder: self.refusal(MODEL_ERROR, "bench", "-m", model, "--device", "cpu", "-n", "4", "--draft", folder)
+        for changes in ({"hidden_size": 32}, {"vocab_size": 77}, {"dflash_config": {"mask_token_id": 1, "target_layer_ids": [1, 99]}},
+                        {"architectures": ["DSparkDraftModel"]}, {"architectures": ["LlamaForCausalLMEagle3"]}, {"num_hidden_layers": 9}):
+            with self.subTest(changes=changes), tempfile.TemporaryDirectory() as folder:
+                write_checkpoint(drafter, pathlib.Path(folder), **changes)
+                refused(folder)
+        with tempfile.TemporaryDirectory() as folder:
+            write_checkpoint(drafter, pathlib.Path(folder))
+            whole = pathlib.Path(folder) / "model.safetensors"
+            whole.write_bytes(whole.read_bytes()[:-100])
+            refused(folder)
+            whole.unlink()
+            refused(folder)
+
+
 class References(ProgramTest):
     def test_of_the_float_drafters(self):
         for target, names in (("qwen35moe", ["qwen35moe"]), ("qwen35", ["qwen35"]),
@@ -84,7 +201,6 @@ class Refusals(ProgramTest):
 
     def test_of_a_damaged_drafter(self):
         damaged = Gguf(DRAFTER).data[:200000]
-        import tempfile
         with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
             file.write(damaged)
             file.flush()

@@ -11,6 +11,7 @@
 #include "base/thread_pool.h"
 #include "chat/model_source.h"
 #include "cli/bench/bandwidth.h"
+#include "cli/bench/bench_draft.h"
 #include "cli/bench/bench_plan.h"
 #include "cli/bench/bench_report.h"
 #include "cli/bench/bench_run.h"
@@ -18,6 +19,7 @@
 #include "cli/commands.h"
 #include "cli/inspect_facts.h"
 #include "cli/interrupt.h"
+#include "cli/options/draft_options.h"
 #include "cli/options/hub_options.h"
 #include "cli/options/model_options.h"
 #include "cli/progress.h"
@@ -55,9 +57,12 @@ class BenchCommand : public Command {
             "Tokenising and sampling are not timed, as in llama-bench. GB/s is what the weights of a token "
             "make of "
             "the decode speed; the last column is its share of what this machine (on a GPU: the card) reads "
-            "from memory. --rows measures what verifying n drafted tokens costs against one.",
+            "from memory. --rows measures what verifying n drafted tokens costs against one, --draft what "
+            "drafting "
+            "gains.",
             "thermocline bench -m model.gguf -p 512,2048 -n 128 -d 0,4096\n"
             "thermocline bench -m model.gguf --rows 1-64*2\n"
+            "thermocline bench -m model.gguf --draft drafter.gguf --oracle 0.8 -n 512\n"
             "thermocline bench -m model.gguf -o json > before.json\n"
             "thermocline bench -m model.gguf --compare before.json --fail-below 0.97\n"
             "thermocline bench -m model.gguf --sweep-expert-cache 0,40,60,100 -o csv\n"};
@@ -93,9 +98,25 @@ class BenchCommand : public Command {
     set.value("--seconds", "S", run_.min_seconds, "repeat each test for at least this long")
         .range(0, 86400)
         .no_environment();
-    set.value("--text", "SOURCE", text_, "tokens to feed: builtin (real text), random, or a text file")
+    set.value("--text", "SOURCE", text_,
+              "tokens to feed: builtin (real text), random, or a text file; with --draft and no --oracle "
+              "also own: what "
+              "the model writes itself (default there)")
         .no_environment();
     set.value("-s,--seed", "N", seed_, "seed of random tokens").no_environment();
+    set.section("Drafting");
+    set.value(
+           "--draft", "WHO", draft_.draft,
+           "measure generation with this drafter beside none, in turn: a drafter's file, mtp, lookup or auto")
+        .no_environment();
+    set.value("--draft-budget", "N", draft_.budget,
+              "tokens guessed in each round, 1 to 63, or auto: as many as pay (default)")
+        .no_environment();
+    set.value(
+           "--oracle", "P", oracle_,
+           "the drafter does its work, but each guess is the text's own token with probability P; P,Q: and "
+           "the second candidate with Q")
+        .no_environment();
     set.section("Setup");
     list("-t,--threads", "LIST", lists_.n_threads, "threads (default: one for each core)");
     list("-b,--batch-size", "LIST", lists_.n_batch, "logical batch (default 2048)");
@@ -168,11 +189,23 @@ class BenchCommand : public Command {
     set.section("Accepted for llama-bench scripts");
     add_cpu_only(set, "-fa,--flash-attn", {"1", "on", "auto"}, "attention is always computed in one pass: 1");
     add_cpu_only(set, "-np,--parallel", {"1"}, "sequences at once: 1");
-    add_cpu_only(set, "--spec-type", {"none"}, "drafting is not measured here: none");
   }
 
   ExitCode run(const Terminal& terminal) override {
+    const bool drafts = draft_.draft != "none";
+    if (!drafts && !oracle_.empty()) throw ConfigError("--oracle needs --draft: who is to be right?");
+    if (!oracle_.empty()) parse_oracle(oracle_);  // a bad one is refused at once
+    if (drafts && lists_.n_prompt.empty()) lists_.n_prompt = {"0"};
     const BenchPlan plan = make_bench_plan(lists_);
+    if (drafts)
+      for (const BenchTest& test : plan.tests)
+        if (test.n_prompt > 0 || test.n_rows > 0)
+          throw ConfigError("--draft measures generation: give -n and -d, and no -p, -pg or --rows");
+    const bool own = text_ == "own" || (text_.empty() && drafts && oracle_.empty());
+    if (own && (!drafts || !oracle_.empty()))
+      throw ConfigError("--text own needs --draft, and no --oracle: it is the text that is written");
+    own_text_ = own;
+    if (text_.empty() || own) text_ = "builtin";
     read_heat();
     if (!experts_.trace_file.empty() && plan.setups.size() > 1)
       throw ConfigError(
@@ -184,7 +217,8 @@ class BenchCommand : public Command {
     if (models_.empty()) models_.emplace_back();
     for (const std::string& model : models_)
       read_model_config(open_model(model));  // a bad one is refused at once
-    terminal.note("tokenising and sampling are not timed, as in llama-bench");
+    terminal.note(drafts ? "with --draft sampling is part of the time, as in `run`"
+                         : "tokenising and sampling are not timed, as in llama-bench");
 
     const std::vector<std::string> columns = extra_columns();
     std::vector<std::unique_ptr<BenchPrinter>> printers;
@@ -223,7 +257,8 @@ class BenchCommand : public Command {
     model_ = model;
     const GgufFile file = open_model(model);
     text_ids_ = make_bench_text(text_, file, read_model_config(file).n_vocab,
-                                static_cast<size_t>(std::max(plan.max_tokens(), kCheckPrompt)), seed_);
+                                static_cast<size_t>(std::max(plan.max_tokens() + 1, kCheckPrompt)), seed_);
+    if (own_text_) text_ids_.source = "own";
     for (const BenchSetup& setup : plan.setups) {
       if (InterruptScope::interrupted()) return;
       run_setup(terminal, file, plan, setup, emit);
@@ -242,6 +277,14 @@ class BenchCommand : public Command {
     set_expert_options(expert_flags(setup), read_model_config(file), options);
     options.progress = progress.callback();
     options.max_draft_rows = plan.max_rows();
+    const bool drafts = draft_.draft != "none";
+    std::optional<GgufFile> drafter;
+    if (drafts) {
+      set_draft_options(draft_, model_, drafter, options);
+      options.n_ctx += kMaxDraftNodes + 1;
+      if (!oracle_.empty())
+        options.draft.oracle = {.probabilities = parse_oracle(oracle_), .seed = seed_, .text = text_ids_.ids};
+    }
     Engine engine(file, options);
     progress.clear();
     terminal.note_unless_empty(engine.plan().note);
@@ -257,6 +300,8 @@ class BenchCommand : public Command {
     context.model_size = engine.info().file_bytes;
     context.model_n_params = engine.info().n_params;
     context.text_source = text_ids_.source;
+    context.draft_budget = draft_.budget;
+    context.oracle = oracle_;
     if (experts_.cpu_moe) context.setup.expert_cache = "0";
     if (setup.n_cpu_moe >= 0 && options.expert_cache.share)
       context.setup.expert_cache = fmt::format("{:.4f}%", 100.0 * *options.expert_cache.share);
@@ -269,6 +314,11 @@ class BenchCommand : public Command {
     const bool can_reset = experts_.heat_file.empty() && engine.reset_experts();
     if (!can_reset && !heat_.empty())
       terminal.note("--heat says nothing here: no experts are split between a device and main memory");
+    if (drafts) {
+      for (const BenchTest& test : plan.tests)
+        if (!run_drafts(terminal, engine, test, context, emit)) return;
+      return;
+    }
     Result<Session> session = engine.open_session();
     if (!session) throw ThermoError(ExitCode::Internal, "bench: " + session.error().message);
     std::map<int, double> one_row_ns;  // by depth
@@ -298,6 +348,29 @@ class BenchCommand : public Command {
         emit(bench_fields(context, *result));
       }
     }
+  }
+
+  // False when it was interrupted.
+  bool run_drafts(const Terminal& terminal, Engine& engine, const BenchTest& test, BenchContext& context,
+                  const std::function<void(Json)>& emit) const {
+    BenchRunOptions run = run_;
+    run.stop = [] { return InterruptScope::interrupted(); };
+    run.on_repetition = [&](int repetition) {
+      if (terminal.progress)
+        fmt::print(stderr, "bench: {}, run {}/{} without and with drafts\n", test.name(), repetition + 1,
+                   run_.n_repetitions);
+    };
+    context.heat_state = kWarm;
+    const std::span<const TokenId> ids = text_ids_.ids;
+    const auto n_start = static_cast<size_t>(std::max(1, test.n_depth));
+    const auto script =
+        own_text_ ? std::span<const TokenId>{} : ids.subspan(n_start, static_cast<size_t>(test.n_gen));
+    const auto results = run_draft_test(engine, test, ids.first(n_start), script, run);
+    if (!results) return false;
+    emit(bench_fields(context, results->plain));
+    emit(bench_fields(context, results->drafted));
+    terminal.note_unless_empty(describe(results->drafted.draft));
+    return true;
   }
 
   void read_heat() {
@@ -412,6 +485,9 @@ class BenchCommand : public Command {
     add(!lists_.n_rows.empty(), "x one row");
     add(!lists_.n_cpu_moe.empty(), "n_cpu_moe");
     add(!lists_.expert_cache.empty() || !lists_.expert_sweep.empty(), "expert_cache");
+    if (draft_.draft != "none")
+      for (const char* name : {"draft", "t/step", "accepted %", "draft %", "verify %", "x none"})
+        columns.emplace_back(name);
     add(text_ != "builtin", "text");
     add(!compare_.empty(), "ratio");
     return columns;
@@ -419,8 +495,11 @@ class BenchCommand : public Command {
 
   std::vector<std::string> models_;
   std::string model_;  // the one that is measured
-  std::string text_ = "builtin", format_ = "md", error_format_ = "none", compare_;
+  std::string text_, format_ = "md", error_format_ = "none", compare_;
   BenchLists lists_;
+  DraftFlags draft_;
+  std::string oracle_;
+  bool own_text_ = false;  // what the model writes itself
   BenchRunOptions run_;
   uint64_t seed_ = 1;
   double delay_seconds_ = 0.0, fail_below_ = 0.0;

@@ -156,9 +156,11 @@ class MarkdownPrinter : public BenchPrinter {
   }
 
  private:
-  static bool is_text(const std::string& column) { return column == "model" || column == "backend"; }
+  static bool is_text(const std::string& column) {
+    return column == "model" || column == "backend" || column == "draft";
+  }
   static size_t min_width(const std::string& column) {
-    return column == "t/s" ? 16 : column == "test" ? 12 : 0;
+    return column == "t/s" ? 16 : column == "test" ? 12 : column == "draft" ? 6 : 0;
   }
   // In characters: `±` is two bytes.
   static size_t display_width(std::string_view text) {
@@ -197,6 +199,30 @@ class MarkdownPrinter : public BenchPrinter {
     return std::nullopt;
   }
 
+  // What drafting did; empty cells where nothing was drafted.
+  static std::optional<std::string> draft_value(const std::string& column, const Json& f) {
+    const bool drafted = !f["tokens_per_step"].is_null();
+    const auto number = [&](double value, int digits) {
+      return drafted ? fmt::format("{:.{}f}", value, digits) : std::string();
+    };
+    const auto seconds = [&](const char* name) { return drafted ? f[name].get<double>() : 0.0; };
+    const double total =
+        seconds("draft_ns") + seconds("verify_ns") + seconds("commit_ns") + seconds("plain_ns");
+    if (column == "draft") return drafted ? f["drafter"].get<std::string>() : "none";
+    if (column == "t/step") return number(drafted ? f["tokens_per_step"].get<double>() : 0.0, 2);
+    if (column == "accepted %")
+      return number(
+          drafted ? 100.0 * f["draft_n_accepted"].get<double>() / std::max(1.0, f["draft_n"].get<double>())
+                  : 0.0,
+          1);
+    if (column == "draft %") return number(100.0 * seconds("draft_ns") / std::max(1.0, total), 1);
+    if (column == "verify %")
+      return number(100.0 * (seconds("verify_ns") + seconds("commit_ns")) / std::max(1.0, total), 1);
+    if (column == "x none")
+      return f["ratio_to_plain"].is_null() ? "" : fmt::format("{:.3f}", f["ratio_to_plain"].get<double>());
+    return std::nullopt;
+  }
+
   static std::string value_of(const std::string& column, const Json& f) {
     if (column == "model") return f["model_type"];
     if (column == "size") return format_bytes(f["model_size"]);
@@ -220,6 +246,7 @@ class MarkdownPrinter : public BenchPrinter {
     if (column == "x one row")
       return f["cost_of_one"].is_null() ? "" : fmt::format("{:.2f}", f["cost_of_one"].get<double>());
     if (const std::optional<std::string> value = expert_value(column, f)) return *value;
+    if (const std::optional<std::string> value = draft_value(column, f)) return *value;
     if (column == "threads") return plain_text(f["n_threads"]);
     if (column == "text") return f["text_source"];
     if (column == "ratio") return f["ratio"].is_null() ? "" : fmt::format("{:.3f}", f["ratio"].get<double>());
@@ -273,9 +300,10 @@ BenchBaseline::BenchBaseline(const std::string& path) {
 }
 
 std::optional<double> BenchBaseline::ratio(const Json& fields) const {
-  constexpr const char* kKeys[] = {"model_type", "n_prompt",    "n_gen",        "n_depth",   "n_rows",
-                                   "n_ubatch",   "n_threads",   "type_k",       "type_v",    "isa",
-                                   "repack",     "text_source", "expert_cache", "heat_state"};
+  constexpr const char* kKeys[] = {"model_type",   "n_prompt",    "n_gen",        "n_depth",    "n_rows",
+                                   "n_ubatch",     "n_threads",   "type_k",       "type_v",     "isa",
+                                   "repack",       "text_source", "expert_cache", "heat_state", "drafter",
+                                   "draft_budget", "oracle"};
   for (const Json& row : rows_) {
     const bool same = std::all_of(std::begin(kKeys), std::end(kKeys), [&](const char* key) {
       return !row.contains(key) || row[key] == fields[key];  // other programs' files lack our fields

@@ -20,8 +20,9 @@ struct BenchContext {
   uint64_t model_size = 0, model_n_params = 0;
   BenchSetup setup;
   EngineInfo engine;
-  double read_bytes_per_s = 0.0;  // measured; 0: not measured
-  uint64_t device_bytes = 0;      // GPU memory taken, all of it at load
+  double read_bytes_per_s = 0.0;     // measured; 0: not measured
+  uint64_t device_bytes = 0;         // GPU memory taken, all of it at load
+  std::string draft_budget, oracle;  // as they were given
 };
 
 // The processor itself, or the processor playing a device.

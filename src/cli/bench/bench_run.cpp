@@ -23,15 +23,6 @@ uint64_t ns_since(Clock::time_point start) {
       std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
 }
 
-double cpu_seconds() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
 double mean(std::span<const double> values) {
   return values.empty()
              ? 0.0
@@ -54,7 +45,33 @@ int32_t argmax(std::span<const float> logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-// Adds what happened between two readings. Sizes are those of the later one.
+[[noreturn]] void fail(const Error& error) {
+  throw ThermoError(error.code == ErrorCode::DeviceFault ? ExitCode::DeviceFault : ExitCode::Internal,
+                    "bench: " + error.message, error.remedy);
+}
+
+// False when it was cancelled.
+bool require(const Status& status) {
+  if (status) return true;
+  if (status.error().code == ErrorCode::Cancelled) return false;
+  fail(status.error());
+}
+
+}  // namespace
+
+double processor_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+std::string time_now() {
+  return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+}
+
 void add_difference(const ExpertTelemetry& before, const ExpertTelemetry& after, ExpertTelemetry& sum) {
   constexpr uint64_t ExpertTelemetry::*kCounters[] = {
       &ExpertTelemetry::steps,        &ExpertTelemetry::tokens,        &ExpertTelemetry::layer_steps,
@@ -73,19 +90,11 @@ void add_difference(const ExpertTelemetry& before, const ExpertTelemetry& after,
   sum.total_expert_bytes = after.total_expert_bytes;
 }
 
-[[noreturn]] void fail(const Error& error) {
-  throw ThermoError(error.code == ErrorCode::DeviceFault ? ExitCode::DeviceFault : ExitCode::Internal,
-                    "bench: " + error.message, error.remedy);
+void BenchResult::set_busy_ratio(int n_threads) {
+  const double seconds =
+      1e-9 * static_cast<double>(std::accumulate(samples_ns.begin(), samples_ns.end(), uint64_t{0}));
+  if (seconds > 0.0) cpu_busy_ratio = std::min(1.0, busy_seconds / (seconds * n_threads));
 }
-
-// False when it was cancelled.
-bool require(const Status& status) {
-  if (status) return true;
-  if (status.error().code == ErrorCode::Cancelled) return false;
-  fail(status.error());
-}
-
-}  // namespace
 
 double BenchResult::avg_ns() const {
   return mean(to_doubles(samples_ns));
@@ -123,10 +132,9 @@ std::optional<BenchResult> run_bench_test(Engine& engine, Session& session, cons
 
   BenchResult result;
   result.test = test;
-  result.test_time = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+  result.test_time = time_now();
   session.clear();
   std::vector<int32_t> chosen;
-  double timed_seconds = 0.0, busy_seconds = 0.0;
   const auto start = Clock::now();
   const auto enough = [&](int n) {
     return n >= options.n_repetitions &&
@@ -146,7 +154,7 @@ std::optional<BenchResult> run_bench_test(Engine& engine, Session& session, cons
     }
     chosen.clear();
     uint64_t sample_ns = 0;
-    const double busy_before = cpu_seconds();
+    const double busy_before = processor_seconds();
     const ExpertTelemetry experts_before = engine.expert_telemetry();
     if (!prompt.empty()) {
       const auto before = Clock::now();
@@ -163,12 +171,11 @@ std::optional<BenchResult> run_bench_test(Engine& engine, Session& session, cons
       chosen.push_back(session.best());
       if (!go_on(0, 0)) return std::nullopt;
     }
-    busy_seconds += cpu_seconds() - busy_before;
+    result.busy_seconds += processor_seconds() - busy_before;
     add_difference(experts_before, engine.expert_telemetry(), result.experts);
-    timed_seconds += 1e-9 * static_cast<double>(sample_ns);
     result.samples_ns.push_back(sample_ns);
   }
-  result.cpu_busy_ratio = std::min(1.0, busy_seconds / (timed_seconds * engine.info().n_threads));
+  result.set_busy_ratio(engine.info().n_threads);
   result.output_sha256 = sha256_hex(std::as_bytes(std::span(chosen)));
   return result;
 }
@@ -181,7 +188,7 @@ std::optional<BenchResult> run_rows_test(Engine& engine, Session& session, const
   const auto go_on = [&](int, int) { return !options.stop || !options.stop(); };
   BenchResult result;
   result.test = test;
-  result.test_time = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+  result.test_time = time_now();
   // The steps leave nothing behind, so the test before this one may have left its depth here.
   if (const Result<int> reused = session.set_tokens(ids.first(static_cast<size_t>(test.n_depth)), go_on);
       !reused && !require(Status(reused.error())))
@@ -210,7 +217,7 @@ std::optional<BenchResult> run_rows_test(Engine& engine, Session& session, const
   double timed_seconds = 0.0, busy_seconds = 0.0;
   for (int repetition = 0; repetition < options.n_repetitions; ++repetition) {
     if (options.on_repetition) options.on_repetition(repetition);
-    const double busy_before = cpu_seconds();
+    const double busy_before = processor_seconds();
     const ExpertTelemetry experts_before = engine.expert_telemetry();
     next = 0;
     chosen.clear();
@@ -220,7 +227,7 @@ std::optional<BenchResult> run_rows_test(Engine& engine, Session& session, const
       if (!go_on(0, 0)) return std::nullopt;
       total_ns += one_step();
     }
-    busy_seconds += cpu_seconds() - busy_before;
+    busy_seconds += processor_seconds() - busy_before;
     add_difference(experts_before, engine.expert_telemetry(), result.experts);
     timed_seconds += 1e-9 * static_cast<double>(total_ns);
     result.samples_ns.push_back(total_ns / static_cast<uint64_t>(n_steps));

@@ -17,13 +17,16 @@ namespace thermo {
 
 struct BenchResult {
   BenchTest test;
-  std::string test_time;              // start, UTC, "2026-01-31T12:00:00Z"
-  std::vector<uint64_t> samples_ns;   // one for each repetition
-  std::vector<uint64_t> token_ns;     // of each generated token, all repetitions
-  double cpu_busy_ratio = 0.0;        // processor time over wall time and threads
-  std::string output_sha256;          // of the most likely token after each timed step
-  std::optional<double> cost_of_one;  // time of a step of n_rows rows over that of one row
-  ExpertTelemetry experts;            // of the timed steps, all repetitions
+  std::string test_time;                 // start, UTC, "2026-01-31T12:00:00Z"
+  std::vector<uint64_t> samples_ns;      // one for each repetition
+  std::vector<uint64_t> token_ns;        // of each generated token, all repetitions
+  double cpu_busy_ratio = 0.0;           // processor time over wall time and threads
+  std::string output_sha256;             // of the most likely token after each timed step
+  std::optional<double> cost_of_one;     // time of a step of n_rows rows over that of one row
+  ExpertTelemetry experts;               // of the timed steps, all repetitions
+  DraftTelemetry draft;                  // the same
+  std::optional<double> ratio_to_plain;  // speed over that without drafts
+  double busy_seconds = 0.0;             // processor time of all timed steps
 
   double avg_ns() const;
   double stddev_ns() const;
@@ -32,6 +35,8 @@ struct BenchResult {
   double stddev_ts() const;
   // The token time that `share` of the tokens stay below; nullopt when none was generated.
   std::optional<uint64_t> percentile_ns(double share) const;
+  // From busy_seconds and the samples.
+  void set_busy_ratio(int n_threads);
 };
 
 struct BenchRunOptions {
@@ -40,6 +45,11 @@ struct BenchRunOptions {
   std::function<void(int repetition)> on_repetition;  // before it, not timed
   std::function<bool()> stop;                         // asked between steps
 };
+
+double processor_seconds();  // of this process so far
+std::string time_now();      // for BenchResult::test_time
+// Adds what happened between two readings. Sizes are those of the later one.
+void add_difference(const ExpertTelemetry& before, const ExpertTelemetry& after, ExpertTelemetry& sum);
 
 // nullopt when `stop` said so. `ids` are the tokens to feed, at least depth + prompt + gen. Throws
 // ThermoError when the engine refuses.

@@ -91,8 +91,8 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
-// One id for each word or mark.
-std::vector<TokenId> hash_words(std::string_view text, int n_vocab) {
+// One id for each word or mark; with topics, of the topic that it stands in.
+std::vector<TokenId> hash_words(std::string_view text, int n_vocab, int topic_tokens) {
   const auto is_word = [](char c) { return (c | 0x20) >= 'a' && (c | 0x20) <= 'z'; };
   std::vector<TokenId> ids;
   for (size_t i = 0; i < text.size();) {
@@ -101,7 +101,16 @@ std::vector<TokenId> hash_words(std::string_view text, int n_vocab) {
     uint64_t hash = 0xCBF29CE484222325;
     for (const char c : text.substr(i, end - i))
       hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
-    if (text[i] != ' ') ids.push_back(static_cast<TokenId>((hash >> 20) % static_cast<uint64_t>(n_vocab)));
+    if (text[i] != ' ') {
+      uint64_t first = 0, n = static_cast<uint64_t>(n_vocab);
+      if (topic_tokens > 0 && n >= static_cast<uint64_t>(topic_tokens)) {
+        const uint64_t n_topics = n / static_cast<uint64_t>(topic_tokens);
+        const uint64_t topic = (ids.size() / static_cast<size_t>(topic_tokens) * 0x9E3779B97F4A7C15) >> 20;
+        n = static_cast<uint64_t>(topic_tokens);
+        first = topic % n_topics * n;
+      }
+      ids.push_back(static_cast<TokenId>(first + (hash >> 20) % n));
+    }
     i = end;
   }
   if (ids.empty()) ids.push_back(0);
@@ -112,7 +121,8 @@ std::vector<TokenId> hash_words(std::string_view text, int n_vocab) {
 
 std::vector<TokenId> encode_or_hash(const std::string& text, const GgufFile& file, int n_vocab) {
   std::optional<VocabData> vocab = read_vocab(file);
-  if (!vocab) return hash_words(text, n_vocab);
+  if (!vocab)
+    return hash_words(text, n_vocab, static_cast<int>(file.find_uint(kTopicTokensKey, 1 << 20).value_or(0)));
   return Tokenizer(std::move(*vocab)).encode(text, {.parse_special = false});
 }
 

@@ -17,7 +17,11 @@ struct BenchText {
   std::vector<TokenId> ids;  // as many as asked for; the text is repeated
 };
 
-// The text's ids; a model without a vocabulary gets an id for each word, the same for the same word.
+// In files that `synth` made with locality: tokens with ids in a row that are of one topic.
+inline constexpr const char* kTopicTokensKey = "synth.topic_tokens";
+
+// The text's ids; a model without a vocabulary gets an id for each word, the same for the same word. Where
+// the file has topics, the words of as many tokens as a topic has are of one, and then of another.
 std::vector<TokenId> encode_or_hash(const std::string& text, const GgufFile& file, int n_vocab);
 
 // `text` is builtin, random or the path of a text file. A model without a vocabulary gets an id for each

@@ -8,6 +8,7 @@
 #include "chat/model_source.h"
 #include "cli/options/model_options.h"
 #include "embedded/embedded_model.h"
+#include "safetensors/dflash_checkpoint.h"
 
 namespace thermo {
 namespace {
@@ -47,6 +48,10 @@ std::string from_llama_names(const DraftFlags& flags) {
 }
 
 }  // namespace
+
+GgufFile open_drafter(const std::string& path) {
+  return is_checkpoint(path) ? open_dflash_checkpoint(path) : GgufFile(resolve_model_path(path));
+}
 
 void add_draft_options(OptionSet& set, DraftFlags& flags) {
   set.section("Drafting");
@@ -110,7 +115,7 @@ void set_draft_options(const DraftFlags& flags, const std::string& model, std::o
     if (model.empty()) draft.file = &file.emplace(embedded_drafter(), "the embedded drafter");
   } else {
     draft.kind = Kind::File;
-    draft.file = &file.emplace(resolve_model_path(who));
+    draft.file = &file.emplace(open_drafter(who));
   }
 }
 

@@ -24,6 +24,9 @@ struct DraftFlags {
 // --spec-draft-p-min -ctkd -ctvd --spec-default.
 void add_draft_options(OptionSet& set, DraftFlags& flags);
 
+// A GGUF file, or a published checkpoint: its folder or its .safetensors file. Throws LoadError.
+GgufFile open_drafter(const std::string& path);
+
 // Puts the flags into the options. `file` gets the drafter and must outlive the engine. `model`: as for
 // open_model(); the embedded one has its drafter with it. Throws ConfigError (flags that make no sense) and
 // LoadError (a file that cannot be read).

@@ -68,23 +68,33 @@ class SynthCommand : public Command {
             "write a model of real shape with random weights",
             "The file has the tensors, types and sizes of the real model, so it loads and runs at the real "
             "speed; its "
-            "answers are noise. It has no vocabulary.",
+            "answers are noise. It has no vocabulary. The dflash shapes are drafters for the models they are "
+            "named after.",
             "thermocline synth /dev/shm/35b.gguf --shape qwen35moe-35b-a3b\n"
-            "thermocline synth /tmp/8-layers.gguf --shape qwen35moe-35b-a3b --layers 8 --vocab 32768\n"};
+            "thermocline synth /tmp/8-layers.gguf --shape qwen35moe-35b-a3b --layers 8 --vocab 32768\n"
+            "thermocline synth /tmp/8-drafter.gguf --shape dflash-35b-a3b --layers 8 --vocab 32768\n"};
   }
 
   void declare(OptionSet& set) override {
     set.positional("OUT", path_, "the file to write");
     set.section("Synthetic model");
     set.value("--shape", "NAME", shape_, "the model whose shapes to take").choices(names_of(synth_shapes()));
-    set.value("--quant", "TYPE", quant_, "types of the matrices").choices(names_of(synth_quants()));
-    set.value("--layers", "N", options_.n_layer, "only the first N layers (0: all)").range(0, 4096);
+    set.value("--quant", "TYPE", quant_, "types of the matrices (default Q4_K_M; of a drafter Q8_0)")
+        .choices(names_of(synth_quants()));
+    set.value("--layers", "N", options_.n_layer,
+              "only the first N layers (0: all); a drafter: for a model of so many")
+        .range(0, 4096);
     set.count("--vocab", "N", options_.n_vocab, "tokens (0: as the model)");
     set.count("-c,--context", "N", options_.n_ctx, "training length in the file (0: as the model)");
     set.flag("--nextn", options_.nextn, "add the next-token (MTP) block");
     set.value(
            "--skew", "S", options_.skew,
            "how unevenly experts are used: share of the router's deviation that is the same for every token")
+        .range(0.0, 0.99);
+    set.value(
+           "--locality", "S", options_.locality,
+           "how much neighbouring rows share experts: share of the embeddings' deviation that tokens of one "
+           "topic have in common; bench changes the topic every 64 tokens")
         .range(0.0, 0.99);
     set.value("-s,--seed", "N", options_.seed, "seed of the weights");
     set.value("-t,--threads", "N", n_threads_, "threads (0: one for each core)").range(0, 1024);
@@ -124,10 +134,11 @@ class SynthCommand : public Command {
       out["path"] = path_;
       out["shape"] = shape_;
       out["quant"] = quant_;
-      out["n_layer"] = options_.n_layer > 0 ? options_.n_layer : options_.shape->config.n_layer;
+      out["n_layer"] = options_.n_layer > 0 ? options_.n_layer : options_.shape->n_layer();
       out["n_vocab"] = options_.n_vocab > 0 ? options_.n_vocab : options_.shape->config.n_vocab;
       out["nextn"] = options_.nextn;
       out["skew"] = options_.skew;
+      out["locality"] = options_.locality;
       out["seed"] = options_.seed;
       out["n_tensors"] = tensors.size();
       out["n_params"] = n_params;
@@ -152,17 +163,26 @@ class SynthCommand : public Command {
     if (options_.n_vocab < 0 || options_.n_vocab > kMaxVocab || options_.n_ctx < 0)
       throw ConfigError(fmt::format("--vocab is 0 to {}, --context is not negative", kMaxVocab));
     options_.shape = &find_named(synth_shapes(), shape_);
+    const SynthShape& shape = *options_.shape;
+    if (quant_.empty()) quant_ = shape.drafter ? "Q8_0" : "Q4_K_M";
     options_.quant = &find_named(synth_quants(), quant_);
-    if (options_.n_layer > options_.shape->config.n_layer)
+    const auto n_captured = static_cast<int>(shape.config.network.features.empty()
+                                                 ? 0
+                                                 : shape.config.network.features.front().tensors[0].shape[0] /
+                                                       shape.config.n_embd);
+    if (options_.n_layer > shape.n_layer())
+      throw ConfigError(fmt::format("--layers {}: {} has {}", options_.n_layer, shape_, shape.n_layer()));
+    if (options_.n_layer > 0 && options_.n_layer < n_captured)
       throw ConfigError(
-          fmt::format("--layers {}: {} has {}", options_.n_layer, shape_, options_.shape->config.n_layer));
-    if (options_.nextn && !options_.shape->architecture->nextn)
+          fmt::format("--layers {}: {} reads {} layers of its model", options_.n_layer, shape_, n_captured));
+    if (options_.nextn && !shape.nextn)
       throw ConfigError(fmt::format("--nextn: {} has no next-token block; use a qwen35 shape", shape_));
-    if (options_.skew > 0.0 && !options_.shape->config.is_moe())
-      throw ConfigError(fmt::format("--skew: {} has no experts; use a shape that has", shape_));
+    if (!shape.config.is_moe() && (options_.skew > 0.0 || options_.locality > 0.0))
+      throw ConfigError(fmt::format("{}: {} has no experts; use a shape that has",
+                                    options_.skew > 0.0 ? "--skew" : "--locality", shape_));
   }
 
-  std::string path_, shape_, quant_ = "Q4_K_M";
+  std::string path_, shape_, quant_;
   SynthOptions options_;
   int n_threads_ = 0;
   bool json_ = false;

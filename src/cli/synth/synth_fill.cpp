@@ -88,7 +88,8 @@ SynthFiller::SynthFiller(const SynthOptions& options, std::span<const SynthTenso
 }
 
 bool SynthFiller::is_pooled(const SynthTensor& tensor) const {
-  const bool is_matrix = tensor.fill == SynthFill::Matrix || tensor.fill == SynthFill::Embedding;
+  const bool is_matrix =
+      tensor.fill == SynthFill::Matrix || (tensor.fill == SynthFill::Embedding && options_.locality == 0.0);
   return is_matrix && tensor.n_elements() > kDrawnElements && tensor.dims[0] % kHeadElements == 0;
 }
 
@@ -103,9 +104,11 @@ void SynthFiller::fill(const SynthTensor& tensor, uint64_t first, uint64_t n, st
     return;
   }
   const size_t n_in = tensor.dims[0], n_bytes = bytes_of(tensor.dtype, n_in);
-  std::vector<float> row(n_in);
+  std::vector<float> row(n_in), topic;
   for (uint64_t i = 0; i < n; ++i) {
     draw_row(tensor, first + i, random, row);
+    if (tensor.fill == SynthFill::Embedding && options_.locality > 0.0)
+      add_topic(tensor, first + i, topic, row);
     quantize_row(tensor.dtype, row.data(), static_cast<int64_t>(n_in), out + i * n_bytes);
   }
 }
@@ -134,6 +137,17 @@ void SynthFiller::copy_rows(const SynthTensor& tensor, uint64_t n, SynthRandom& 
       left -= run;
     }
   }
+}
+
+void SynthFiller::add_topic(const SynthTensor& tensor, uint64_t row, std::vector<float>& topic,
+                            std::span<float> out) const noexcept {
+  const auto common = static_cast<float>(options_.locality), own = std::sqrt(1.0F - common * common);
+  if (topic.empty() || row % kTopicTokens == 0) {
+    topic.resize(out.size());
+    SynthRandom(mix(mix(options_.seed, hash_name("topic")), row / kTopicTokens)).normal(topic, tensor.scale);
+  }
+  for (size_t i = static_cast<size_t>(n_constant_); i < out.size(); ++i)
+    out[i] = own * out[i] + common * topic[i];
 }
 
 void SynthFiller::draw_row(const SynthTensor& tensor, uint64_t row, SynthRandom& random,

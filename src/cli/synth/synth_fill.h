@@ -11,6 +11,13 @@
 // is the share of the logits' deviation that comes from this part: 0 none, 0.7 about half of the variance;
 // the rest is reduced so that the deviation stays. Layers add to the residual stream and so dilute the
 // constant; the router's part grows with the depth to make up for it.
+//
+// Locality. Neighbouring tokens of a text are about one thing, and their rows share experts. Here tokens
+// whose ids are in one run of kTopicTokens are of one topic, and have a part of their embedding in common:
+// `locality` is its share of the deviation. Routers see it in every layer, because what layers add depends on
+// it, too. The file says how long the runs are (kTopicTokensKey), and `bench` then takes the words of a text
+// from one topic for that many tokens. In a text that the model writes itself, topics change with every
+// token.
 #pragma once
 
 #include <cstddef>
@@ -67,6 +74,9 @@ class SynthFiller {
   bool is_pooled(const SynthTensor& tensor) const;
   void draw_row(const SynthTensor& tensor, uint64_t row, SynthRandom& random,
                 std::span<float> out) const noexcept;
+  // Mixes in what the row's token has in common with its topic. `topic` is kept from row to row.
+  void add_topic(const SynthTensor& tensor, uint64_t row, std::vector<float>& topic,
+                 std::span<float> out) const noexcept;
   void copy_rows(const SynthTensor& tensor, uint64_t n, SynthRandom& random, std::byte* out) const noexcept;
 
   SynthOptions options_;

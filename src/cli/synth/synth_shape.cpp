@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
+#include "cli/bench/bench_text.h"
 #include "gguf/gguf_file.h"
+#include "model/drafter_network.h"
 
 namespace thermo {
 namespace {
@@ -40,6 +43,7 @@ class TensorList {
   std::vector<SynthTensor> build() {
     const Network& net = config_.network;
     add_blocks(-1, net.input);
+    add_blocks(-1, net.features);
     for (size_t il = 0; il < net.layers.size(); ++il) add_blocks(static_cast<int>(il), net.layers[il].blocks);
     add_blocks(-1, net.output);
     return std::move(tensors_);
@@ -49,7 +53,7 @@ class TensorList {
   void add_blocks(int il, const std::vector<Block>& blocks) {
     for (const Block& block : blocks)
       for (const TensorSpec& spec : block.tensors)
-        if (names_.insert(spec.name).second) add(il, block, spec);
+        if (!spec.of_target && names_.insert(spec.name).second) add(il, block, spec);
   }
 
   void add(int il, const Block& block, const TensorSpec& spec) {
@@ -118,11 +122,19 @@ ModelConfig config_of(const SynthOptions& options) {
   set_synth_metadata(options, writer);
   const std::vector<std::byte> bytes = writer.to_bytes();
   const GgufFile file(std::span<const std::byte>(bytes), std::string(options.shape->name));
+  if (options.shape->drafter) {
+    // Of the model only what the keys must agree with.
+    ModelConfig target;
+    target.n_embd = static_cast<int>(file.require_uint(fmt::format("{}.embedding_length", kDflashName)));
+    target.n_vocab = static_cast<int>(file.require_uint(fmt::format("{}.vocab_size", kDflashName)));
+    target.n_layer = kMaxLayers;
+    return read_dflash_config(file, target).model;
+  }
   std::vector<std::string_view> tensors{"token_embd.weight"};
   if (!options.shape->model.tied) tensors.push_back("output.weight");
   const std::string nextn_norm =
       fmt::format("blk.{}.nextn.shared_head_norm.weight",
-                  file.require_uint(fmt::format("{}.block_count", options.shape->architecture->name)) - 1);
+                  file.require_uint(fmt::format("{}.block_count", options.shape->arch)) - 1);
   if (options.nextn) tensors.push_back(nextn_norm);
   return read_model_config(file, tensors);
 }
@@ -130,14 +142,29 @@ ModelConfig config_of(const SynthOptions& options) {
 std::vector<SynthShape> describe_shapes() {
   std::vector<SynthShape> shapes;
   for (const Architecture* architecture : architectures())
-    for (ModelShape& model : architecture->shapes()) {
-      SynthShape& shape = shapes.emplace_back(SynthShape{model.name, architecture, std::move(model), {}});
-      SynthOptions options;
-      options.shape = &shape;
-      options.quant = kQuants;
-      shape.config = config_of(options);
-    }
+    for (ModelShape& model : architecture->shapes())
+      shapes.push_back({model.name, architecture->name, architecture->nextn, false, std::move(model), {}});
+  for (ModelShape& model : dflash_shapes())
+    shapes.push_back({model.name, kDflashName, false, true, std::move(model), {}});
+  for (SynthShape& shape : shapes) {
+    SynthOptions options;
+    options.shape = &shape;
+    options.quant = kQuants;
+    shape.config = config_of(options);
+  }
   return shapes;
+}
+
+// Of a drafter, as its file has them: counted from 1.
+constexpr std::string_view kCaptured = "target_layers";
+
+// As many inputs as before, from the first layers of the model.
+std::vector<int32_t> captured_layers(std::vector<int32_t> layers, int n_layer) {
+  if (n_layer == 0 || layers.back() <= n_layer) return layers;
+  const int n = static_cast<int>(layers.size());
+  for (int i = 0; i < n; ++i)
+    layers[static_cast<size_t>(i)] = n == 1 ? n_layer : 1 + i * (n_layer - 1) / (n - 1);
+  return layers;
 }
 
 }  // namespace
@@ -148,6 +175,13 @@ std::span<const SynthShape> synth_shapes() {
 }
 std::span<const SynthQuant> synth_quants() {
   return kQuants;
+}
+
+int SynthShape::n_layer() const {
+  if (!drafter) return config.n_layer;
+  for (const ShapeKey& key : model.keys)
+    if (key.key == kCaptured) return std::get<std::vector<int>>(key.value).back() + 2;
+  return 0;
 }
 
 uint64_t SynthTensor::n_rows() const {
@@ -166,11 +200,11 @@ std::vector<SynthTensor> synth_tensors(const SynthOptions& options) {
 
 void set_synth_metadata(const SynthOptions& options, GgufWriter& writer) {
   const SynthShape& shape = *options.shape;
-  const std::string arch(shape.architecture->name);
+  const std::string arch(shape.arch);
   int n_whole = 0;
   for (const ShapeKey& key : shape.model.keys)
     if (key.key == "block_count") n_whole = std::get<int>(key.value);
-  const int n_layer = options.n_layer > 0 ? options.n_layer : n_whole;
+  const int n_layer = options.n_layer > 0 && !shape.drafter ? options.n_layer : n_whole;
   const auto set = [&](std::string_view key, auto value) {
     writer.set(fmt::format("{}.{}", arch, key), value);
   };
@@ -179,13 +213,22 @@ void set_synth_metadata(const SynthOptions& options, GgufWriter& writer) {
   writer.set("general.type", "model");
   writer.set("general.name", fmt::format("Synthetic {}", shape.name));
   writer.set("general.description",
-             fmt::format("random weights of real shape: seed {}, skew {}, first {} of {} layers",
-                         options.seed, options.skew, n_layer, n_whole));
+             fmt::format("random weights of real shape: seed {}, skew {}, locality {}, first {} of {} layers",
+                         options.seed, options.skew, options.locality, n_layer, n_whole));
   writer.set("general.quantization_version", uint32_t{2});
   writer.set("general.file_type", options.quant->file_type);
   for (const ShapeKey& key : shape.model.keys) {
-    if (const int* number = std::get_if<int>(&key.value)) {
+    if (key.key.starts_with("tokenizer.")) {
+      const int id = std::get<int>(key.value);
+      writer.set(key.key,
+                 static_cast<uint32_t>(options.n_vocab > 0 ? std::min(id, options.n_vocab - 1) : id));
+    } else if (key.key == kCaptured) {
+      writer.set_array(fmt::format("{}.{}", arch, key.key),
+                       captured_layers(std::get<std::vector<int>>(key.value), options.n_layer));
+    } else if (const int* number = std::get_if<int>(&key.value)) {
       set(key.key, static_cast<uint32_t>(*number));
+    } else if (const auto* flags = std::get_if<std::vector<bool>>(&key.value)) {
+      writer.set_array(fmt::format("{}.{}", arch, key.key), *flags);
     } else if (const auto* list = std::get_if<std::vector<int>>(&key.value)) {
       std::vector<int32_t> values(*list);
       if (values.size() == static_cast<size_t>(n_whole)) values.resize(static_cast<size_t>(n_layer));
@@ -202,6 +245,7 @@ void set_synth_metadata(const SynthOptions& options, GgufWriter& writer) {
   if (options.nextn) set("nextn_predict_layers", uint32_t{1});
   if (options.n_ctx > 0) set("context_length", static_cast<uint32_t>(options.n_ctx));
   if (options.n_vocab > 0) set("vocab_size", static_cast<uint32_t>(options.n_vocab));
+  if (options.locality > 0.0) writer.set(kTopicTokensKey, static_cast<uint32_t>(kTopicTokens));
   writer.set("tokenizer.ggml.model", "none");
 }
 

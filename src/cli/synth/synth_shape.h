@@ -14,12 +14,17 @@
 
 namespace thermo {
 
-// A published model: its keys as the architecture gives them, and what follows from them.
+// A published model or drafter: its keys as the architecture gives them, and what follows from them.
 struct SynthShape {
   std::string_view name;
-  const Architecture* architecture;
+  std::string_view arch;  // general.architecture
+  bool nextn;             // files may have a next-token block
+  bool drafter;
   ModelShape model;
   ModelConfig config;
+
+  // Layers of the model; of a drafter: what the model that it drafts for must have.
+  int n_layer() const;
 };
 
 std::span<const SynthShape> synth_shapes();
@@ -39,13 +44,19 @@ std::span<const SynthQuant> synth_quants();
 struct SynthOptions {
   const SynthShape* shape = nullptr;
   const SynthQuant* quant = nullptr;
-  int n_layer = 0;  // 0: all; fewer: the first ones, with the types they have in the whole model
+  // 0: all; fewer: the first ones, with the types they have in the whole model. A drafter: for a model of
+  // that many.
+  int n_layer = 0;
   int n_vocab = 0;  // 0: as the model
   int n_ctx = 0;    // 0: as the model
   bool nextn = false;
   double skew = 0.0;
+  double locality = 0.0;
   uint64_t seed = 1;
 };
+
+// With locality so many tokens with ids in a row are of one topic; see synth_fill.h.
+inline constexpr int kTopicTokens = 64;
 
 // How the values of a tensor are drawn.
 enum class SynthFill {

@@ -67,6 +67,10 @@ TEST(SynthShape, HasTheSizesOfTheRealFiles) {
   EXPECT_EQ(total_bytes(synth_tensors(options_for("qwen3moe-235b-a22b"))), 142'148'069'376u);
   EXPECT_EQ(synth_tensors(options_for("qwen3moe-480b-a35b")).size(), 747u);
   EXPECT_EQ(total_bytes(synth_tensors(options_for("qwen3moe-480b-a35b"))), 290'052'841'472u);
+  const auto drafter = synth_tensors(options_for("dflash-35b-a3b", "Q8_0"));
+  EXPECT_EQ(drafter.size(), 8 * 11 + 3u);
+  EXPECT_EQ(total_bytes(drafter), 503'734'272u);
+  EXPECT_EQ(synth_tensors(options_for("dflash-27b", "Q8_0")).size(), 5 * 11 + 3u);
   SynthOptions with_nextn = options_for("qwen35moe-35b-a3b");
   with_nextn.nextn = true;
   EXPECT_EQ(synth_tensors(with_nextn).size(), 753u);
@@ -127,39 +131,66 @@ TEST(SynthFill, GivesTokensDistinctRows) {
   EXPECT_GT(rows.size(), 2000u);  // their first runs come from 4093 places
 }
 
-// Share of the choices that go to the most used quarter of the experts, when the first router sees the
-// embeddings.
-double top_quarter_share(std::string_view shape, double skew) {
+// What a router chooses when it sees the embeddings of the first 1024 tokens: [tokens][experts used].
+struct Choices {
+  size_t n_expert = 0, n_used = 0;
+  std::vector<int32_t> ids;
+};
+
+Choices choices_of(std::string_view shape, double skew, double locality) {
   SynthOptions options = options_for(shape);
   options.n_layer = std::min(2, options.shape->config.n_layer);
   options.n_vocab = 1024;
   options.skew = skew;
+  options.locality = locality;
   const auto tensors = synth_tensors(options);
   ThreadPool threads({.n_threads = 2, .pin = false});
   const SynthFiller filler(options, tensors, threads);
   const std::vector<float> embeddings = values_of(filler, find(tensors, "token_embd.weight"));
   const std::vector<float> router = values_of(filler, find(tensors, "blk.1.ffn_gate_inp.weight"));
   const auto n_embd = static_cast<size_t>(options.shape->config.n_embd);
-  const auto n_expert = static_cast<size_t>(options.shape->config.route.n_expert);
-  const RouteConfig route{.n_expert = options.shape->config.route.n_expert, .n_expert_used = options.shape->config.route.n_expert_used};
-  std::vector<int> uses(n_expert, 0);
-  std::vector<float> logits(n_expert), weights(n_expert);
-  std::vector<int32_t> ids(n_expert);
+  const RouteConfig route{.n_expert = options.shape->config.route.n_expert,
+                          .n_expert_used = options.shape->config.route.n_expert_used};
+  Choices choices{.n_expert = static_cast<size_t>(route.n_expert),
+                  .n_used = static_cast<size_t>(route.n_expert_used),
+                  .ids = {}};
+  std::vector<float> logits(choices.n_expert), weights(choices.n_expert);
+  std::vector<int32_t> ids(choices.n_expert);
   for (size_t token = 0; token < 1024; ++token) {
     const float* x = embeddings.data() + token * n_embd;
     const double scale =
         1.0 / std::sqrt(std::inner_product(x, x + n_embd, x, 0.0) / static_cast<double>(n_embd));
-    for (size_t e = 0; e < n_expert; ++e)
+    for (size_t e = 0; e < choices.n_expert; ++e)
       logits[e] =
           static_cast<float>(scale * std::inner_product(x, x + n_embd, router.data() + e * n_embd, 0.0));
     route_topk(route, logits.data(), nullptr, ids.data(), weights.data());
-    for (size_t i = 0; i < static_cast<size_t>(route.n_expert_used); ++i) ++uses[static_cast<size_t>(ids[i])];
+    choices.ids.insert(choices.ids.end(), ids.begin(), ids.begin() + static_cast<ptrdiff_t>(choices.n_used));
   }
+  return choices;
+}
+
+// Share of the choices that go to the most used quarter of the experts.
+double top_quarter_share(std::string_view shape, double skew) {
+  const Choices choices = choices_of(shape, skew, 0.0);
+  std::vector<int> uses(choices.n_expert, 0);
+  for (const int32_t id : choices.ids) ++uses[static_cast<size_t>(id)];
   std::sort(uses.rbegin(), uses.rend());
   const int all = std::accumulate(uses.begin(), uses.end(), 0);
   return static_cast<double>(
-             std::accumulate(uses.begin(), uses.begin() + static_cast<ptrdiff_t>(n_expert / 4), 0)) /
+             std::accumulate(uses.begin(), uses.begin() + static_cast<ptrdiff_t>(choices.n_expert / 4), 0)) /
          all;
+}
+
+// How many experts four tokens in a row use, times those of one.
+double experts_of_four(std::string_view shape, double locality) {
+  const Choices choices = choices_of(shape, 0.0, locality);
+  const size_t four = 4 * choices.n_used;
+  double sum = 0.0;
+  for (size_t at = 0; at < choices.ids.size(); at += four)
+    sum += static_cast<double>(std::set<int32_t>(choices.ids.begin() + static_cast<ptrdiff_t>(at),
+                                                 choices.ids.begin() + static_cast<ptrdiff_t>(at + four))
+                                   .size());
+  return sum / (static_cast<double>(choices.ids.size()) / 4.0);
 }
 
 TEST(SynthSkew, MakesSomeExpertsMoreUsed) {
@@ -173,5 +204,16 @@ TEST(SynthSkew, MakesSomeExpertsMoreUsed) {
   }
 }
 
+TEST(SynthLocality, MakesNeighboursShareExperts) {
+  const double none = experts_of_four("qwen35moe-35b-a3b", 0.0),
+               some = experts_of_four("qwen35moe-35b-a3b", 0.5),
+               much = experts_of_four("qwen35moe-35b-a3b", 0.8),
+               most = experts_of_four("qwen35moe-35b-a3b", 0.95);
+  EXPECT_GT(none, 3.7);
+  EXPECT_LT(some, none - 0.1);
+  EXPECT_LT(much, some - 0.4);
+  EXPECT_LT(most, 2.0);
+  RecordProperty("experts_of_four", std::to_string(much));
+}
 }  // namespace
 }  // namespace thermo

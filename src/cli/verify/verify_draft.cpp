@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/thread_pool.h"
-#include "chat/model_source.h"
+#include "cli/options/draft_options.h"
 #include "gguf/gguf_file.h"
 #include "speculative/dflash_drafter.h"
 #include "speculative/mtp_drafter.h"
@@ -219,7 +219,7 @@ std::vector<DraftCheck> check_drafter(const GgufFile& file, const ModelConfig& c
                                .isa = options.isa.value_or(best_isa()),
                                .repack = options.repack};
   if (draft == "mtp") return check_mtp(config, weights, expected, drafter, pool);
-  const GgufFile drafter_file(resolve_model_path(draft));
+  const GgufFile drafter_file = open_drafter(draft);
   return check_dflash(drafter_file, config, weights, expected, drafter, pool);
 }
 

@@ -14,11 +14,11 @@
 
 namespace thermo {
 
-// A published model as metadata: what `synth` writes random weights for. Keys stand without their prefix;
-// a list has one value per layer.
+// A published model as metadata: what `synth` writes random weights for. Keys stand without their prefix,
+// those of the tokenizer as they are; a list has one value per layer.
 struct ShapeKey {
   std::string_view key;
-  std::variant<int, float, bool, std::string_view, std::vector<int>> value;
+  std::variant<int, float, bool, std::string_view, std::vector<int>, std::vector<bool>> value;
 };
 struct ModelShape {
   std::string_view name;

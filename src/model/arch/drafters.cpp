@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "gguf/gguf_file.h"
+#include "model/arch/architecture.h"
 #include "model/arch/blocks.h"
 #include "model/arch/keys.h"
 #include "model/drafter_network.h"
@@ -22,7 +23,7 @@ void drop_delta_net(ModelConfig& config) {
 
 // llama.cpp's files say `dflash`; the others put their keys under a second prefix.
 bool is_llama_naming(std::string_view arch) {
-  return arch == "dflash";
+  return arch == kDflashName;
 }
 
 [[noreturn]] void refuse(const GgufFile& file, const std::string& what) {
@@ -38,26 +39,31 @@ std::vector<int> default_layers(int n, int n_layer) {
   return ids;
 }
 
-std::vector<int> read_layers(const Keys& keys, bool llama, int n_features, const ModelConfig& target) {
+// The layers that the projection's input comes from: listed, or as many as it takes at their usual places.
+std::vector<int> read_layers(const Keys& keys, bool llama, const std::string& projection,
+                             const ModelConfig& target) {
   std::vector<int> ids;
   const char* const key = llama ? "target_layers" : "dflash.target_layer_ids";
   if (const auto listed = keys.file().find_ints(keys.key(key))) {
     for (const int64_t id : *listed) {
       const int64_t layer = llama ? id - 1 : id;
-      if (layer < 0 || layer >= target.n_layer - 1)
+      if (layer < 0 || layer >= target.n_layer)
         refuse(keys.file(), fmt::format("it reads layer {} of a model that has {}", layer, target.n_layer));
       ids.push_back(static_cast<int>(layer));
     }
   } else {
+    const GgufTensor& fc = keys.file().require_tensor(projection);
+    const auto n_features =
+        static_cast<int>(std::min<uint64_t>(fc.dims[0] / static_cast<uint64_t>(target.n_embd), kMaxLayers));
+    if (n_features < 1) refuse(keys.file(), fmt::format("{} is {}", projection, describe_shape(fc)));
     ids = default_layers(n_features, target.n_layer);
-    if (ids.front() < 0 || ids.back() >= target.n_layer - 1)
+    if (ids.front() < 0 || ids.back() >= target.n_layer)
       refuse(keys.file(),
              fmt::format("it reads {} layers of a model that has {}", n_features, target.n_layer));
   }
   for (size_t i = 1; i < ids.size(); ++i)
     if (ids[i] <= ids[i - 1]) keys.fail(key, "is not increasing");
-  if (static_cast<int>(ids.size()) != n_features)
-    keys.fail(key, fmt::format("names {} layers, but the projection takes {}", ids.size(), n_features));
+  if (ids.empty()) keys.fail(key, "is empty");
   return ids;
 }
 
@@ -120,7 +126,7 @@ std::string first_of(const Keys& keys, std::initializer_list<const char*> names)
 }
 
 // Embedding and head are the target's unless the file has its own; between them the features.
-void add_ends_of_drafter(const Keys& keys, const std::string& projection, int n_features, ModelConfig& c) {
+void add_ends_of_drafter(const Keys& keys, const std::string& projection, size_t n_features, ModelConfig& c) {
   add_ends(keys, c);
   for (std::vector<Block>* blocks : {&c.network.input, &c.network.output})
     for (TensorSpec& spec : blocks->front().tensors)
@@ -132,7 +138,7 @@ void add_ends_of_drafter(const Keys& keys, const std::string& projection, int n_
        .tensors = {{.role = Role::StateProjection,
                     .form = TensorForm::Matrix,
                     .name = projection,
-                    .shape = {n_features * c.n_embd, c.n_embd}},
+                    .shape = {static_cast<int>(n_features) * c.n_embd, c.n_embd}},
                    {.role = Role::Norm, .form = TensorForm::Vector, .name = norm, .shape = {c.n_embd}}}}};
 }
 
@@ -191,15 +197,49 @@ DflashConfig read_dflash_config(const GgufFile& file, const ModelConfig& target)
   d.mask = static_cast<int32_t>(mask);
   c.ropes = {read_rope(keys, llama, c, target)};
   const std::string projection = first_of(keys, {"fc.weight", "dflash.fc.weight", "dflash_fc.weight"});
-  const GgufTensor& fc = file.require_tensor(projection);
-  const int n_features =
-      static_cast<int>(std::min<uint64_t>(fc.dims[0] / static_cast<uint64_t>(c.n_embd), kMaxLayers));
-  if (n_features < 1) refuse(file, fmt::format("{} is {}", projection, describe_shape(fc)));
-  d.layers = read_layers(keys, llama, n_features, target);
+  d.layers = read_layers(keys, llama, projection, target);
+  for (const int layer : d.layers) d.states.push_back(output_state(layer, target.n_layer));
   add_layers(keys, d);
-  add_ends_of_drafter(keys, projection, n_features, c);
+  add_ends_of_drafter(keys, projection, d.layers.size(), c);
   tap_last_norm(c);
   return d;
+}
+
+std::vector<ModelShape> dflash_shapes() {
+  const auto shape = [](std::string_view name, int n_layer, int n_embd, int n_vocab, int n_head,
+                        int n_head_kv, int head_dim, int n_ff, int block, std::vector<int> inputs) {
+    return ModelShape{.name = name,
+                      .tied = false,
+                      .keys = {{"block_count", n_layer},
+                               {"context_length", 262144},
+                               {"embedding_length", n_embd},
+                               {"feed_forward_length", n_ff},
+                               {"attention.head_count", n_head},
+                               {"attention.head_count_kv", n_head_kv},
+                               {"attention.key_length", head_dim},
+                               {"attention.value_length", head_dim},
+                               {"attention.layer_norm_rms_epsilon", 1e-6F},
+                               {"rope.freq_base", 1e7F},
+                               {"vocab_size", n_vocab},
+                               {"block_size", block},
+                               {"target_layers", std::move(inputs)},
+                               {"tokenizer.ggml.mask_token_id", std::min(248070, n_vocab - 1)}}};
+  };
+  std::vector<ModelShape> shapes = {
+      shape("dflash-35b-a3b", 8, 2048, 248320, 32, 4, 128, 6144, 16, {2, 11, 20, 29, 38}),
+      shape("dflash-27b", 5, 5120, 248320, 32, 8, 128, 17408, 16, {2, 17, 32, 47, 62}),
+      shape("dflash-tiny", 2, 256, 512, 4, 2, 64, 512, 8, {2, 3}),  // of the tiny models
+  };
+  for (const ShapeKey& key : std::initializer_list<ShapeKey>{{"rope.scaling.type", std::string_view("yarn")},
+                                                             {"rope.scaling.factor", 64.0F},
+                                                             {"rope.scaling.original_context_length", 4096}})
+    shapes[0].keys.push_back(key);
+  shapes[1].keys.push_back({"attention.sliding_window", 2048});
+  shapes[1].keys.push_back(
+      {"attention.sliding_window_pattern", std::vector<bool>{true, true, true, true, false}});
+  shapes[2].keys.push_back({"attention.sliding_window", 64});
+  shapes[2].keys.push_back({"attention.sliding_window_pattern", std::vector<bool>{true, false}});
+  return shapes;
 }
 
 Weights load_dflash_weights(const DflashConfig& config, const GgufFile& file, const Weights& target,
