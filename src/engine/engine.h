@@ -26,6 +26,7 @@ namespace thermo {
 
 class GgufFile;
 class HeatMap;
+class TokenConstraint;
 enum class Isa;
 enum class KvType : uint8_t;
 struct ExpertTelemetry;
@@ -160,6 +161,8 @@ struct GenerateOptions {
   SamplingParams sampling;
   int max_tokens = -1;               // -1: up to the end of the context
   std::vector<TokenId> stop_tokens;  // end-of-generation tokens; not reported
+  // What the answer may say; nullptr: anything. Of this request alone: it is told every token.
+  std::shared_ptr<TokenConstraint> constraint;
 };
 
 struct GeneratedToken {
