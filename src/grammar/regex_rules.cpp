@@ -16,8 +16,9 @@ constexpr int kMaxDepth = 50;
 
 const std::vector<CharRange> kDigit{{'0', '9'}};
 const std::vector<CharRange> kWord{{'0', '9'}, {'A', 'Z'}, {'a', 'z'}, {'_', '_'}};
-const std::vector<CharRange> kSpace{
-    {'\t', '\r'}, {' ', ' '}, {0xA0, 0xA0}, {0x2028, 0x2029}, {0xFEFF, 0xFEFF}};
+const std::vector<CharRange> kSpace{{'\t', '\r'},     {' ', ' '},       {0xA0, 0xA0},     {0x1680, 0x1680},
+                                    {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F},
+                                    {0x3000, 0x3000}, {0xFEFF, 0xFEFF}};
 
 class RegexParser {
  public:
