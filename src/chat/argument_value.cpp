@@ -216,6 +216,15 @@ bool takes_only_strings(const Json* schema, const Json& root) {
   return schema == nullptr || allowed_types(*schema, root, 0) == kString;
 }
 
+Json argument_types(const Json* schema, const Json& root) {
+  const uint32_t types = schema ? allowed_types(*schema, root, 0) : kString;
+  Json names = Json::array();
+  for (const char* name : {"string", "number", "integer", "boolean", "null", "object", "array"})
+    if ((types & type_of_name(name)) == type_of_name(name)) names.push_back(name);
+  if ((types & kNumber) != 0 && (types & kInteger) == 0) names.push_back("number");
+  return names;
+}
+
 std::string argument_json(const std::string& text, const Json* schema, const Json& root) {
   const uint32_t types = schema ? allowed_types(*schema, root, 0) : kString;
   if (types == kString) return quote_json(text);

@@ -12,6 +12,9 @@ namespace thermo {
 // of the parameter, nullptr for one that is not declared; `root` is where its local references lead.
 bool takes_only_strings(const Json* schema, const Json& root);
 
+// The names of the types that the schema allows, an array as "type" has it.
+Json argument_types(const Json* schema, const Json& root);
+
 // JSON text. What the schema does not allow, or what does not parse, is a string of the text.
 std::string argument_json(const std::string& text, const Json* schema, const Json& root);
 

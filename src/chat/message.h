@@ -29,6 +29,7 @@ struct Tool {
   std::string name;
   std::string description = {};
   Json parameters = {};  // JSON schema of an object; null: anything
+  bool strict = false;   // the arguments of a call must fit the schema, not only its names and types
 
   // The schema of a parameter, nullptr if it is not declared.
   const Json* property(const std::string& key) const {

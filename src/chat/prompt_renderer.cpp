@@ -30,9 +30,9 @@ ChatTemplate make_template(const Tokenizer& tokenizer, const TemplateOptions& op
     // The user's template is no fault of the model.
     const std::string message = error.what();
     if (options.source)
-      throw ConfigError("the chat template that was given cannot be used, " +
-                        message.substr(message.find(": ") + 2),
-                        Remedy::ChatTemplate);
+      throw ConfigError(
+          "the chat template that was given cannot be used, " + message.substr(message.find(": ") + 2),
+          Remedy::ChatTemplate);
     throw;
   }
 }

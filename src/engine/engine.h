@@ -27,6 +27,7 @@ namespace thermo {
 
 class GgufFile;
 class HeatMap;
+class TokenConstraint;
 enum class Isa;
 enum class KvType : uint8_t;
 struct ExpertTelemetry;
@@ -165,6 +166,8 @@ struct GenerateOptions {
   int max_tokens = -1;               // -1: up to the end of the context
   std::vector<TokenId> stop_tokens;  // end-of-generation tokens; not reported
   std::vector<TokenId> script;       // for measurements: written first, whatever is chosen
+  // What the answer may say; nullptr: anything. Of this request alone: it is told every token.
+  std::shared_ptr<TokenConstraint> constraint;
 };
 
 struct GeneratedToken {

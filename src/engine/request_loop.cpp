@@ -11,7 +11,7 @@
 #include <climits>
 
 #include "engine/session.h"
-#include "sampling/sampler.h"
+#include "sampling/constrained_sampler.h"
 
 namespace thermo {
 
@@ -19,7 +19,7 @@ struct RequestLoop::Impl {
   struct Request {
     RequestId id;
     Session::Impl* session;
-    Sampler sampler;
+    ConstrainedSampler sampler;
     GenerateOptions options;
     GenerateResult result;
     std::vector<TokenId> tokens;  // to compute
@@ -130,7 +130,7 @@ Result<RequestId> RequestLoop::add(Session& session, std::span<const TokenId> pr
   impl_->requests.push_back(
       std::make_unique<Impl::Request>(Impl::Request{.id = ++impl_->last_id,
                                                     .session = &s,
-                                                    .sampler = std::move(sampler),
+                                                    .sampler = {std::move(sampler), options.constraint},
                                                     .options = options,
                                                     .result = result,
                                                     .tokens = {prompt.begin(), prompt.end()},

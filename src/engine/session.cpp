@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "sampling/sampler.h"
-
 namespace thermo {
 namespace {
 
@@ -142,7 +140,7 @@ Result<GenerateResult> Session::generate(const GenerateOptions& options,
   }
 }
 
-std::optional<TokenId> Session::Impl::choose(Sampler& sampler) {
+std::optional<TokenId> Session::Impl::choose(ConstrainedSampler& sampler) {
   const auto position = static_cast<int64_t>(tokens.size());
   if (top != nullptr)
     if (const std::optional<TokenId> token = sampler.sample(*top, position)) return token;

@@ -8,7 +8,7 @@
 #include "engine/engine.h"
 #include "engine/speculation.h"
 #include "model/backend.h"
-#include "sampling/sampler.h"
+#include "sampling/constrained_sampler.h"
 
 namespace thermo {
 
@@ -51,7 +51,7 @@ struct Session::Impl {
   // After a commit of uncommitted rows with these tokens. `logits`: the i-th of the last step's output that
   // are the session's now; nullopt: nobody will ask for them.
   void took_path(std::span<const TokenId> ids, std::optional<size_t> i);
-  std::optional<TokenId> choose(Sampler& sampler);
+  std::optional<TokenId> choose(ConstrainedSampler& sampler);
   // The newest point from which the first n tokens can be continued.
   void go_back_to(int n);
 };

@@ -23,6 +23,7 @@ namespace {
 
 constexpr int32_t kForced = -1;  // in the DRY window: no run extends over it
 constexpr float kBanBias = -100.0f;
+constexpr double kSumError = 3e-5;  // of the sum that comes with the top of a row
 
 uint64_t draw_seed() {
   std::random_device device;
@@ -203,12 +204,7 @@ void Sampler::gather(std::span<const float> row, const TokenFilter& filter) {
 
 void Sampler::cut_by_mass() {
   if (params_.typical_p < 1.0f && candidates_.size() > 1) cut_typical();
-  if (params_.top_p < 1.0f && candidates_.size() > 1) {
-    double total = 0.0;
-    for (const Candidate& c : candidates_)
-      total += std::exp(static_cast<double>(c.logit) - candidates_[0].logit);
-    cut_top_p(total);
-  }
+  if (params_.top_p < 1.0f && candidates_.size() > 1) cut_top_p(sum_of_candidates());
 }
 
 LogitsNeed Sampler::need() const noexcept {
@@ -227,25 +223,43 @@ LogitsNeed Sampler::need() const noexcept {
   return cut && params_.typical_p >= 1.0f ? LogitsNeed::Top : LogitsNeed::Row;
 }
 
-std::optional<int32_t> Sampler::sample(const TopLogits& top, int64_t position) {
+std::optional<int32_t> Sampler::sample(const TopLogits& top, int64_t position, const TokenFilter& filter) {
   const LogitsNeed needed = need();
   if (needed == LogitsNeed::Row) return std::nullopt;
-  if (needed == LogitsNeed::Best) return top.best >= 0 ? top.best : last_resort({});
+  if (needed == LogitsNeed::Best) {
+    if (top.best < 0) return last_resort(filter);
+    if (!filter || filter(top.best)) return top.best;
+  }
   if (top.n == TopLogits::kNotListed) return std::nullopt;
 
+  const bool greedy = params_.temperature == 0.0f, whole = top.floor == -INFINITY;
   const bool edited = edit_top(top);
+  // What the row has beyond the list, relative to its largest logit.
+  double unlisted = edited ? INFINITY : top.sum_exp * (1.0 + kSumError);
+  if (!edited && filter)
+    for (const Candidate& c : candidates_) unlisted -= std::exp(static_cast<double>(c.logit) - top.max);
+  // As in the row: with top_k the filter comes after the look for an infinite logit, otherwise before it.
+  const auto is_infinite = [](const Candidate& c) { return c.logit == INFINITY; };
+  bool first_wins =
+      greedy || (params_.top_k > 0 && std::any_of(candidates_.begin(), candidates_.end(), is_infinite));
+  if (filter) std::erase_if(candidates_, [&](const Candidate& c) { return !filter(c.id); });
   if (candidates_.empty()) {
-    if (top.floor > -INFINITY) return std::nullopt;
-    return last_resort({});
+    if (!whole) return std::nullopt;
+    return last_resort(filter);
   }
-  const bool greedy = params_.temperature == 0.0f;
   const size_t n_sorted = !greedy && params_.top_k > 0      ? static_cast<size_t>(params_.top_k)
                           : !greedy && params_.top_p < 1.0f ? candidates_.size()
                                                             : 1;
   const auto sorted = candidates_.begin() + static_cast<ptrdiff_t>(std::min(n_sorted, candidates_.size()));
   std::partial_sort(candidates_.begin(), sorted, candidates_.end(), comes_first);
-  if (greedy || candidates_[0].logit == INFINITY) return candidates_[0].id;
-  if (!gather_top(top, edited)) return std::nullopt;
+  first_wins = first_wins || candidates_[0].logit == INFINITY;
+  if (first_wins) return candidates_[0].id;
+  // Without a filter the row's sum is known; with one it is that of the list and at most of what is beyond.
+  if (filter)
+    unlisted = whole ? 0.0
+                     : std::max(0.0, unlisted) *
+                           std::exp(static_cast<double>(top.max) - static_cast<double>(candidates_[0].logit));
+  if (!gather_top(top, filter ? unlisted : edited ? INFINITY : -1.0)) return std::nullopt;
   cut_min_p();
   return choose(position);
 }
@@ -272,13 +286,28 @@ bool Sampler::edit_top(const TopLogits& top) {
   return true;
 }
 
-// gather() for what need() calls Top; false when the listed tokens are too few. REQUIRES: candidates_ sorted
-// as far as top_k, for top_p alone all of them, the first one always.
-bool Sampler::gather_top(const TopLogits& top, bool edited) {
+// gather() for what need() calls Top; false when the listed tokens are too few. `unlisted`: the sum of
+// exp(logit - the first candidate's) of what may be chosen and is not a candidate is at most this; negative:
+// all of the row may be chosen, so that its sum is the one that came with the top. REQUIRES: candidates_
+// sorted as far as top_k, for top_p alone all of them, the first one always.
+bool Sampler::gather_top(const TopLogits& top, double unlisted) {
   const bool whole = top.floor == -INFINITY;
   if (params_.top_k > 0) {
     const auto n = static_cast<size_t>(params_.top_k);
-    if (candidates_.size() < n && !whole) return false;
+    if (candidates_.size() < n && !whole) {
+      // Fewer than top_k, because of a filter. The missing ones are below the floor, so their share is known
+      // well enough for a nucleus that ends before them, and for a min_p above the floor.
+      if (params_.typical_p < 1.0f) return false;
+      const double missing = static_cast<double>(n - candidates_.size());
+      const double most = missing * std::exp(static_cast<double>(top.floor) - candidates_[0].logit);
+      if (params_.top_p < 1.0f) {
+        const double sum = sum_of_candidates();
+        return cut_top_p_between(sum, sum * (1.0 + 1e-12) + most * (1.0 + 1e-9), false);
+      }
+      return params_.min_p > 0.0f &&
+             static_cast<double>(candidates_[0].logit) + std::log(static_cast<double>(params_.min_p)) >=
+                 static_cast<double>(top.floor);
+    }
     candidates_.resize(std::min(candidates_.size(), n));
     cut_by_mass();
     return true;
@@ -286,20 +315,38 @@ bool Sampler::gather_top(const TopLogits& top, bool edited) {
   if (params_.top_p < 1.0f) {
     // The row's sum was rounded in another order than ours would be: the cut must be the same at both ends of
     // its error range.
-    if (edited) return false;
-    constexpr double kSumError = 3e-5;
-    const std::vector<Candidate> all = candidates_;
-    cut_top_p(top.sum_exp * (1.0 - kSumError));
-    const size_t n = candidates_.size();
-    candidates_ = all;
-    cut_top_p(top.sum_exp * (1.0 + kSumError));
-    // A cut that took every listed token may have wanted more.
-    return candidates_.size() == n && (whole || n < all.size());
+    double least = top.sum_exp, most = top.sum_exp;
+    if (unlisted >= 0.0) {
+      least = sum_of_candidates();
+      most = least + unlisted;
+    }
+    return std::isfinite(most) &&
+           cut_top_p_between(least * (1.0 - kSumError), most * (1.0 + kSumError), whole);
   }
   const float threshold = candidates_[0].logit + std::log(params_.min_p) - 1e-3f;
   if (threshold < top.floor && !whole) return false;
   std::erase_if(candidates_, [&](const Candidate& c) { return c.logit < threshold; });
   return true;
+}
+
+double Sampler::sum_of_candidates() const {
+  double total = 0.0;
+  for (const Candidate& c : candidates_)
+    total += std::exp(static_cast<double>(c.logit) - candidates_[0].logit);
+  return total;
+}
+
+// cut_top_p() for a sum in this range; false when it does not settle the cut. `whole`: nothing can come after
+// the candidates.
+bool Sampler::cut_top_p_between(double least, double most, bool whole) {
+  const std::vector<Candidate> all = candidates_;
+  cut_top_p(least);
+  const size_t n = candidates_.size();
+  candidates_ = all;
+  cut_top_p(most);
+  if (candidates_.size() != n) return false;
+  // A cut that took every listed token may have wanted more.
+  return whole || n < all.size() || sum_of_candidates() >= params_.top_p * most;
 }
 
 // Keeps the tokens whose surprise -log p is nearest to its expectation, the entropy, until they hold

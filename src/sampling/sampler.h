@@ -44,8 +44,8 @@ class Sampler {
 
   // The same token from the top of the row; nullopt when that does not settle it and the row is needed.
   // Exact: what is not listed is below the floor, and tokens are only ever lowered without being listed.
-  std::optional<int32_t> sample(const TopLogits& top, int64_t position);
-  // What the next sample() without a filter should be given.
+  std::optional<int32_t> sample(const TopLogits& top, int64_t position, const TokenFilter& filter = {});
+  // What the next sample() should be given. With a filter, Best settles it only if the best token is allowed.
   LogitsNeed need() const noexcept;
 
   // Whether the next token without a filter is the argmax of the raw logits (lowest id on ties), so that the
@@ -71,7 +71,9 @@ class Sampler {
   void take_allowed(int64_t n, const TokenFilter& filter);
   void gather(std::span<const float> row, const TokenFilter& filter);
   bool edit_top(const TopLogits& top);
-  bool gather_top(const TopLogits& top, bool edited);
+  bool gather_top(const TopLogits& top, double unlisted);
+  bool cut_top_p_between(double least, double most, bool whole);
+  double sum_of_candidates() const;
   void cut_by_mass();
   void cut_typical();
   void cut_top_p(double total);

@@ -36,7 +36,7 @@ TEST(SamplerTop, ChoosesWhatTheRowGivesOrNothing) {
     const std::vector<std::common_type_t<decltype(values)...>> all{values...};
     return all[random() % all.size()];
   };
-  int n_settled = 0, n_rounds = 0;
+  int n_settled[2] = {}, n_rounds[2] = {};  // without and with a filter
   for (int round = 0; round < 6000; ++round) {
     const int n_vocab = pick(1, 2, 20, 255, 256, 257, 1000, 5000);
     std::vector<float> row = random_row(n_vocab, random(), pick(0.3f, 2.0f, 8.0f));
@@ -76,21 +76,52 @@ TEST(SamplerTop, ChoosesWhatTheRowGivesOrNothing) {
     sampler.accept_prompt(history);
     for (uint64_t i = random() % 10; i > 0; --i) sampler.accept(random() % 2 == 0 ? token() : likely());
 
+    // What a grammar allows: most tokens, a few, one, or none.
+    std::vector<bool> allowed(static_cast<size_t>(n_vocab));
+    const uint64_t one_of = pick(uint64_t{1}, uint64_t{2}, uint64_t{50}, uint64_t{5000});
+    for (size_t i = 0; i < allowed.size(); ++i) allowed[i] = random() % one_of == 0;
+    if (random() % 3 == 0) allowed[static_cast<size_t>(likely())] = true;
+    const TokenFilter some = [&](int32_t id) { return allowed[static_cast<size_t>(id)]; };
+
     for (const int n_wanted : {kTopTokens, 20, 1}) {
       const auto top = top_of(row, n_wanted, random());
-      for (const int64_t position : {0, 12345}) {
-        const std::optional<int32_t> got = sampler.sample(*top, position);
-        if (n_wanted == kTopTokens) {
-          ++n_rounds;
-          n_settled += got.has_value();
+      for (const int64_t position : {0, 12345})
+        for (const TokenFilter& filter : {TokenFilter{}, some}) {
+          const std::optional<int32_t> got = sampler.sample(*top, position, filter);
+          if (n_wanted == kTopTokens) {
+            ++n_rounds[filter ? 1 : 0];
+            n_settled[filter ? 1 : 0] += got.has_value();
+          }
+          if (got) {
+            ASSERT_EQ(*got, sampler.sample(row, position, filter))
+                << "round " << round << " top " << n_wanted << (filter ? " filtered" : "");
+          }
         }
-        if (got) {
-          ASSERT_EQ(*got, sampler.sample(row, position)) << "round " << round << " top " << n_wanted;
-        }
-      }
     }
   }
-  EXPECT_GT(n_settled, n_rounds / 4);
+  EXPECT_GT(n_settled[0], n_rounds[0] / 4);
+  EXPECT_GT(n_settled[1], n_rounds[1] / 4);
+}
+
+// A grammar leaves fewer tokens of the list than top_k. Where they hold the nucleus, the row is not needed.
+TEST(SamplerTop, SettlesAFilteredNucleusWithoutTheRow) {
+  constexpr int kVocab = 50000;
+  int n_settled = 0;
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    std::vector<float> row = random_row(kVocab, seed, 1.0f);
+    for (size_t i = 0; i < 40; ++i) row[i * 31] += 14.0f;
+    SamplingParams p;
+    p.seed = seed;
+    p.top_k = seed % 2 == 0 ? 20 : 0;
+    Sampler sampler(p, kVocab);
+    const TokenFilter three = [](int32_t id) { return id == 31 || id == 62 || id == 93 || id > 49000; };
+    const std::optional<int32_t> got = sampler.sample(*top_of(row, kTopTokens, seed), 3, three);
+    n_settled += got.has_value();
+    if (got) {
+      ASSERT_EQ(*got, sampler.sample(row, 3, three));
+    }
+  }
+  EXPECT_GT(n_settled, 150);
 }
 
 // What people set: the row is not needed for any of these, with a vocabulary and a spread like a model's.

@@ -1,0 +1,131 @@
+#include "grammar/grammar_matcher.h"
+
+#include <map>
+
+#include "grammar/utf8_automaton.h"
+
+namespace thermo {
+namespace {
+
+bool has_bit(std::span<const uint64_t> mask, int32_t token) {
+  const auto i = static_cast<size_t>(token);
+  return i / 64 < mask.size() && (mask[i / 64] >> (i % 64) & 1) != 0;
+}
+
+void set_bit(std::span<uint64_t> mask, int32_t token) {
+  mask[static_cast<size_t>(token) / 64] |= uint64_t{1} << (token % 64);
+}
+
+}  // namespace
+
+// Whether every plain token leads from the state to itself.
+bool TokenMachine::takes_any_text(GrammarMachine::State state) {
+  std::map<std::pair<GrammarMachine::State, uint8_t>, bool> seen;
+  std::vector<std::pair<GrammarMachine::State, uint8_t>> work{{state, kUtf8Whole}};
+  while (!work.empty()) {
+    const auto [at, utf8] = work.back();
+    work.pop_back();
+    for (int b = 0; b < 256; ++b) {
+      const auto byte = static_cast<uint8_t>(b);
+      if (!TokenTrie::is_plain_byte(byte)) continue;
+      const uint8_t next_utf8 = utf8_next(utf8, byte);
+      if (next_utf8 == kUtf8Broken) continue;
+      const GrammarMachine::State next = machine_.step(at, byte);
+      if (next == GrammarMachine::kDead || (next_utf8 == kUtf8Whole && next != state)) return false;
+      if (next_utf8 != kUtf8Whole && seen.try_emplace({next, next_utf8}, true).second)
+        work.emplace_back(next, next_utf8);
+    }
+  }
+  return true;
+}
+
+void TokenMachine::walk(std::span<const TokenTrie::Node> nodes, GrammarMachine::State start, PlaceMask& out) {
+  for (uint32_t i = 0; i < nodes.size();) {
+    const TokenTrie::Node& node = nodes[i];
+    const size_t depth = node.depth;
+    if (path_.size() <= depth) {
+      path_.resize(depth + 1);
+      left_.resize(depth + 1);
+    }
+    const GrammarMachine::State before = depth == 0 ? start : path_[depth - 1];
+    // At the start itself other places stand for those who are returned to.
+    const bool left = depth > 0 && (left_[depth - 1] != 0 || machine_.has_left(before));
+    const GrammarMachine::State now =
+        before == GrammarMachine::kDead ? GrammarMachine::kDead : machine_.step(before, node.byte);
+    if (now == GrammarMachine::kDead && !left) {
+      i = node.end;
+      continue;
+    }
+    for (const int32_t token : trie_->tokens(node)) {
+      if (now != GrammarMachine::kDead)
+        set_bit(out.allowed, token);
+      else
+        out.undecided.push_back(token);
+    }
+    path_[depth] = now;
+    left_[depth] = left ? 1 : 0;
+    ++i;
+  }
+}
+
+const TokenMachine::PlaceMask& TokenMachine::place_mask(uint32_t at) {
+  if (const auto found = place_masks_.find(at); found != place_masks_.end()) return found->second;
+  if (place_masks_.size() >= kMaxMasks) place_masks_.clear();
+  PlaceMask& mask = place_masks_[at];
+  mask.allowed.assign(trie_->n_mask_words(), 0);
+  const GrammarMachine::State start = machine_.at_place(at);
+  if (takes_any_text(start))
+    mask.allowed.assign(trie_->plain_mask().begin(), trie_->plain_mask().end());
+  else
+    walk(trie_->plain(), start, mask);
+  walk(trie_->others(), start, mask);
+  return mask;
+}
+
+std::shared_ptr<const TokenMachine::Mask> TokenMachine::mask(GrammarMachine::State state) {
+  if (const auto found = masks_.find(state); found != masks_.end()) return found->second;
+  if (masks_.size() >= kMaxMasks) masks_.clear();
+  auto mask = std::make_shared<Mask>(trie_->n_mask_words(), 0);
+  // By value: masks of places add states to the machine.
+  const std::span<const GrammarMachine::Place> bases = machine_.bases(state);
+  const std::vector<GrammarMachine::Place> places(bases.begin(), bases.end());
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (i > 0 && places[i].at == places[i - 1].at) continue;  // sorted by place
+    const PlaceMask& known = place_mask(places[i].at);
+    for (size_t word = 0; word < mask->size(); ++word) (*mask)[word] |= known.allowed[word];
+    for (const int32_t token : known.undecided)
+      if (!has_bit(*mask, token) && machine_.walk(state, trie_->bytes(token)) != GrammarMachine::kDead)
+        set_bit(*mask, token);
+  }
+  masks_[state] = mask;
+  return mask;
+}
+
+bool GrammarMatcher::allows(int32_t token) {
+  const TokenTrie& trie = *machine_->trie();
+  if (mask_ && !trie.is_end(token)) return has_bit(*mask_, token);
+  if (trie.is_end(token)) return can_end();
+  if (++n_asked_ > kAsksBeforeMask) {
+    mask_ = machine_->mask(state_);
+    return has_bit(*mask_, token);
+  }
+  const std::string_view bytes = trie.bytes(token);
+  return !bytes.empty() && machine_->machine().walk(state_, bytes) != GrammarMachine::kDead;
+}
+
+bool GrammarMatcher::accept_text(std::string_view bytes) {
+  if (bytes.empty()) return false;
+  const GrammarMachine::State next = machine_->machine().walk(state_, bytes);
+  if (next == GrammarMachine::kDead) return false;
+  state_ = next;
+  n_asked_ = 0;
+  mask_.reset();
+  if (machine_->machine().is_full()) {
+    auto fresh = std::make_shared<TokenMachine>(machine_->machine().shared_grammar(), machine_->trie());
+    state_ = machine_->machine().copy_to(fresh->machine(), state_);
+    machine_ = std::move(fresh);
+  }
+  return true;
+}
+
+}  // namespace thermo
