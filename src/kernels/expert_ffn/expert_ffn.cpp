@@ -63,6 +63,10 @@ int choose_widest_a(std::span<const FfnGroup> groups, int n_threads) noexcept {
   return best;
 }
 
+bool many_groups(int n_groups, int n_threads) noexcept {
+  return n_groups >= 8 * n_threads;
+}
+
 // What a thread takes of the n tiles of a group. Of few groups the same part of each, whichever they are, so
 // that what was read ahead lies in the right core's cache; experts of few tiles begin at another thread each.
 // Of many groups whole ones: longer runs of memory (a prefill of 128 tokens on two cores: +8 %).
@@ -70,7 +74,7 @@ struct TileShare {
   int begin, end;
 };
 TileShare tile_share(int n, int group, int n_groups, int thread, int n_threads) noexcept {
-  if (n_groups >= 8 * n_threads) {
+  if (many_groups(n_groups, n_threads)) {
     const bool own = group * n_threads / n_groups == thread;
     return {0, own ? n : 0};
   }
@@ -249,38 +253,44 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     const int tile_rows = std::min(tile_panels * kPanelRows, args.n_embd - row);
     float* const tile = context.scratch.tile(thread, 0);
     ExpertSums& sums = *args.sums;
-    if (args.fresh && args.outputs == nullptr)
+    const FfnGroup* const groups = args.groups.data();
+    // Groups in the thread's own order: it may load some of them while it waits for another. Of many groups
+    // the last one first, which all rows take where there is a shared expert.
+    const auto group_at = [&](int i) {
+      if (many_groups(n_groups, n_threads)) return i == 0 ? n_groups - 1 : i - 1;
+      return nth_group(i, thread);
+    };
+    const bool starts = args.fresh && groups[group_at(0)].n_pairs == args.n_rows;
+    if (args.fresh && !starts && args.outputs == nullptr)
       for (int r = 0; r < args.n_rows; ++r) std::fill_n(sums.row(r) + row, tile_rows, 0.0);
-    const auto add = [&](int pair, int n, const float* products) {
+    const auto add = [&](int pair, int n, const float* products, bool start) {
       if (args.outputs != nullptr) {
         for (int i = 0; i < n; ++i)
           std::copy_n(products + static_cast<int64_t>(i) * tile_rows, tile_rows,
                       args.outputs + args.pair_rows[pair + i] * args.y_stride + row);
         return;
       }
+      const auto add_row = start ? row_ops.start_sum : row_ops.add_to_sum;
       for (int i = 0; i < n; ++i)
-        row_ops.add_to_sum(sums.row(args.pair_rows[pair + i]) + row,
-                           products + static_cast<int64_t>(i) * tile_rows, args.pair_weights[pair + i],
-                           tile_rows);
+        add_row(sums.row(args.pair_rows[pair + i]) + row, products + static_cast<int64_t>(i) * tile_rows,
+                args.pair_weights[pair + i], tile_rows);
     };
     const auto multiply = [&](const Ffn& ffn, int pair, int n, float* products) {
       multiply_tile(ffn.down, panel, tile_panels, {.x = &hidden, .first = pair, .n = n}, products, tile_rows,
                     context.scratch.panels(thread), context.kernels);
     };
-    // Groups in the thread's own order: it may load some of them while it waits for another.
-    const FfnGroup* const groups = args.groups.data();
     for (int i = 0; i < n_groups; ++i) {
-      const FfnGroup& group = groups[nth_group(i, thread)];
-      if (i + 1 < n_groups) prefetch_tile(groups[nth_group(i + 1, thread)].ffn->down, panel);
+      const FfnGroup& group = groups[group_at(i)];
+      if (i + 1 < n_groups) prefetch_tile(groups[group_at(i + 1)].ffn->down, panel);
       wait_until_set(scratch.groups_[static_cast<size_t>(&group - groups)].open, [&, ahead = i]() mutable {
         if (ahead == n_groups) return LoadRange{};
-        const Ffn& ffn = *groups[nth_group(ahead++, thread)].ffn;
+        const Ffn& ffn = *groups[group_at(ahead++)].ffn;
         return panels_to_load(ffn.down, panel, panel + tile_panels);
       });
       for (int p = 0; p < group.n_pairs; p += kTileActs) {
         const int n = std::min(kTileActs, group.n_pairs - p), pair = group.pair_begin + p;
         multiply(*group.ffn, pair, n, tile);
-        add(pair, n, tile);
+        add(pair, n, tile, starts && i == 0);
       }
     }
     if (args.y != nullptr)

@@ -29,6 +29,7 @@
 
 namespace thermo {
 
+// Its pairs are of different rows.
 struct FfnGroup {
   const Ffn* ffn;
   int pair_begin;

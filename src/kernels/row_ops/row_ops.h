@@ -31,7 +31,8 @@ RopeTable make_rope_table(const RopeConfig& config);
 struct RowOpKernels {
   // y[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]; y may be x.
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* y) noexcept;
-  // Exact sums, see sum_grid.h: sum[i] += on_grid(scale * y[i]), and x[i] += sum[i].
+  // Exact sums, see sum_grid.h: sum[i] = on_grid(scale * y[i]), the same with +=, and x[i] += sum[i].
+  void (*start_sum)(double* sum, const float* y, float scale, int n) noexcept;
   void (*add_to_sum)(double* sum, const float* y, float scale, int n) noexcept;
   void (*add_sum)(float* x, const double* sum, int n) noexcept;
   // gate[i] = silu(gate[i]) * up[i]
@@ -43,6 +44,8 @@ struct RowOpKernels {
   void (*rope)(float* x, int n_head, int head_dim, int64_t head_stride, int n_rot,
                const float* cos_sin) noexcept;
   float (*dot)(const float* a, const float* b, int n) noexcept;
+  // The sum of e^(x[i] - max), for x[i] <= max.
+  double (*sum_exp)(const float* x, float max, int n) noexcept;
 };
 const RowOpKernels& row_op_kernels(Isa isa);
 const RowOpKernels& row_op_kernels_ref();  // scalar, double

@@ -16,15 +16,16 @@ void rms_norm_rows(const float* x, const float* weight, int n, float eps, float*
   });
 }
 
+template <bool kFirst>
 void add_to_sum_row(double* sum, const float* y, float scale, int n) noexcept {
   constexpr int W = Vf::kWidth;
   const Vf s = vset1(scale);
   int i = 0;
-  for (; i + W <= n; i += W) vadd_on_grid(sum + i, s * vload(y + i), kSumMagic);
+  for (; i + W <= n; i += W) vadd_on_grid<kFirst>(sum + i, s * vload(y + i), kSumMagic);
   if (i == n) return;
-  double rest[W] = {};
-  vadd_on_grid(rest, s * vload_n(y + i, n - i), kSumMagic);
-  for (int k = 0; i + k < n; ++k) sum[i + k] += rest[k];
+  double rest[W];
+  vadd_on_grid<true>(rest, s * vload_n(y + i, n - i), kSumMagic);
+  for (int k = 0; i + k < n; ++k) sum[i + k] = (kFirst ? 0.0 : sum[i + k]) + rest[k];
 }
 
 void add_sum_row(float* x, const double* sum, int n) noexcept {
@@ -62,18 +63,37 @@ void rope_heads(float* x, int n_head, int head_dim, int64_t head_stride, int n_r
   }
 }
 
+// In parts, so that a long row does not round its small terms away.
+double sum_exp_row(const float* x, float max, int n) noexcept {
+  constexpr int kPart = 1024;
+  const Vf shift = vset1(max);
+  double total = 0.0;
+  for (int begin = 0; begin < n; begin += kPart) {
+    const int end = min_int(begin + kPart, n);
+    Vf sums[2] = {vzero(), vzero()};
+    int i = begin;
+    for (; i + 2 * Vf::kWidth <= end; i += 2 * Vf::kWidth)
+      for (int u = 0; u < 2; ++u) sums[u] = sums[u] + vexp(vload(x + i + u * Vf::kWidth) - shift);
+    total += static_cast<double>(vsum(sums[0] + sums[1]));
+    for (; i < end; ++i) total += static_cast<double>(__builtin_expf(x[i] - max));
+  }
+  return total;
+}
+
 float dot_row(const float* a, const float* b, int n) noexcept {
   return dot_floats(a, b, n);
 }
 
 constexpr RowOpKernels kRowOps = {
     .rms_norm = rms_norm_rows,
-    .add_to_sum = add_to_sum_row,
+    .start_sum = add_to_sum_row<true>,
+    .add_to_sum = add_to_sum_row<false>,
     .add_sum = add_sum_row,
     .swiglu = swiglu_row,
     .mul_sigmoid = mul_sigmoid_row,
     .rope = rope_heads,
     .dot = dot_row,
+    .sum_exp = sum_exp_row,
 };
 
 }  // namespace

@@ -17,6 +17,10 @@ void rms_norm_ref(const float* x, const float* weight, int n, float eps, float* 
   for (int i = 0; i < n; ++i) y[i] = static_cast<float>(x[i] * scale * weight[i]);
 }
 
+void start_sum_ref(double* sum, const float* y, float scale, int n) noexcept {
+  for (int i = 0; i < n; ++i) sum[i] = std::nearbyint(double{scale * y[i]} / kSumGrid) * kSumGrid;
+}
+
 void add_to_sum_ref(double* sum, const float* y, float scale, int n) noexcept {
   for (int i = 0; i < n; ++i) sum[i] += std::nearbyint(double{scale * y[i]} / kSumGrid) * kSumGrid;
 }
@@ -45,6 +49,12 @@ void rope_ref(float* x, int n_head, int, int64_t head_stride, int n_rot, const f
     }
 }
 
+double sum_exp_ref(const float* x, float max, int n) noexcept {
+  double sum = 0.0;
+  for (int i = 0; i < n; ++i) sum += std::exp(double{x[i]} - double{max});
+  return sum;
+}
+
 float dot_ref(const float* a, const float* b, int n) noexcept {
   double sum = 0.0;
   for (int i = 0; i < n; ++i) sum += double{a[i]} * double{b[i]};
@@ -53,12 +63,14 @@ float dot_ref(const float* a, const float* b, int n) noexcept {
 
 constexpr RowOpKernels kRef = {
     .rms_norm = rms_norm_ref,
+    .start_sum = start_sum_ref,
     .add_to_sum = add_to_sum_ref,
     .add_sum = add_sum_ref,
     .swiglu = swiglu_ref,
     .mul_sigmoid = mul_sigmoid_ref,
     .rope = rope_ref,
     .dot = dot_ref,
+    .sum_exp = sum_exp_ref,
 };
 
 }  // namespace

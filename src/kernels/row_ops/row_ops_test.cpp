@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "kernels/testing/compare.h"
 #include "kernels/testing/guard_band.h"
@@ -73,11 +74,12 @@ TEST_P(RowOps, SumsExactlyInAnyOrder) {
     for (int t = 0; t < 9; ++t)
       terms.push_back(in.spiky(size, t % 3 == 0 ? 3e4f : t % 3 == 1 ? 1.0f : 1e-6f));
     const auto weight = [](int t) { return 0.37f + 0.11f * static_cast<float>(t); };
-    std::vector<double> want(size), forwards(size), backwards(size);
+    std::vector<double> want(size), forwards(size), backwards(size, 17.0);
     for (int t = 0; t < 9; ++t) {
       ref.add_to_sum(want.data(), terms[static_cast<size_t>(t)].data(), weight(t), n);
       kernels.add_to_sum(forwards.data(), terms[static_cast<size_t>(t)].data(), weight(t), n);
-      kernels.add_to_sum(backwards.data(), terms[static_cast<size_t>(8 - t)].data(), weight(8 - t), n);
+      (t == 0 ? kernels.start_sum : kernels.add_to_sum)(
+          backwards.data(), terms[static_cast<size_t>(8 - t)].data(), weight(8 - t), n);
     }
     EXPECT_EQ(forwards, want);
     EXPECT_EQ(backwards, want);
@@ -118,6 +120,17 @@ TEST(RowOpBits, GatingIsTheSameOnEveryVectorPath) {
     row_op_kernels(isa).swiglu(got.data(), up.data(), static_cast<int>(got.size()));
     if (want.empty()) want = got;
     EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0) << isa_name(isa);
+  }
+}
+
+TEST_P(RowOps, SumsExponentialsLikeTheReference) {
+  for (int n : kSizes) {
+    Inputs in(5);
+    std::vector<float> x = in.spiky(static_cast<size_t>(n));
+    const float max = n == 0 ? 0.0f : *std::max_element(x.begin(), x.end());
+    x.push_back(-std::numeric_limits<float>::infinity());
+    const double want = ref.sum_exp(x.data(), max, n + 1);
+    EXPECT_NEAR(kernels.sum_exp(x.data(), max, n + 1), want, 1e-6 * want) << n;
   }
 }
 

@@ -110,12 +110,15 @@ inline Vf vkeep_from(Vf x, Vf limit, Vf a) {
   return {_mm256_and_ps(_mm256_cmp_ps(x.v, limit.v, _CMP_NLT_UQ), a.v)};
 }
 
+template <bool kFirst>
 inline void vadd_on_grid(double* sum, Vf term, double magic) {
   const __m256d m = _mm256_set1_pd(magic);
-  const __m256d lo = _mm256_cvtps_pd(_mm256_castps256_ps128(term.v));
-  const __m256d hi = _mm256_cvtps_pd(_mm256_extractf128_ps(term.v, 1));
-  _mm256_storeu_pd(sum, _mm256_add_pd(_mm256_loadu_pd(sum), _mm256_sub_pd(_mm256_add_pd(lo, m), m)));
-  _mm256_storeu_pd(sum + 4, _mm256_add_pd(_mm256_loadu_pd(sum + 4), _mm256_sub_pd(_mm256_add_pd(hi, m), m)));
+  const auto add = [&](double* at, __m128 x) {
+    const __m256d on_grid = _mm256_sub_pd(_mm256_add_pd(_mm256_cvtps_pd(x), m), m);
+    _mm256_storeu_pd(at, kFirst ? on_grid : _mm256_add_pd(_mm256_loadu_pd(at), on_grid));
+  };
+  add(sum, _mm256_castps256_ps128(term.v));
+  add(sum + 4, _mm256_extractf128_ps(term.v, 1));
 }
 inline Vf vload_sum(const double* sum) {
   return {_mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(_mm256_loadu_pd(sum))),

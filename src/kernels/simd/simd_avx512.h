@@ -114,13 +114,16 @@ inline Vf vkeep_from(Vf x, Vf limit, Vf a) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_NLT_UQ), a.v)};
 }
 
-// sum[i] += term[i], put on the grid of `magic` (sum_grid.h) first.
+// sum[i] += term[i], put on the grid of `magic` (sum_grid.h) first. kFirst: sum[i] = term[i].
+template <bool kFirst>
 inline void vadd_on_grid(double* sum, Vf term, double magic) {
   const __m512d m = _mm512_set1_pd(magic);
-  const __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(term.v));
-  const __m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(term.v, 1));
-  _mm512_storeu_pd(sum, _mm512_add_pd(_mm512_loadu_pd(sum), _mm512_sub_pd(_mm512_add_pd(lo, m), m)));
-  _mm512_storeu_pd(sum + 8, _mm512_add_pd(_mm512_loadu_pd(sum + 8), _mm512_sub_pd(_mm512_add_pd(hi, m), m)));
+  const auto add = [&](double* at, __m256 x) {
+    const __m512d on_grid = _mm512_sub_pd(_mm512_add_pd(_mm512_cvtps_pd(x), m), m);
+    _mm512_storeu_pd(at, kFirst ? on_grid : _mm512_add_pd(_mm512_loadu_pd(at), on_grid));
+  };
+  add(sum, _mm512_castps512_ps256(term.v));
+  add(sum + 8, _mm512_extractf32x8_ps(term.v, 1));
 }
 inline Vf vload_sum(const double* sum) {
   return {_mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(_mm512_loadu_pd(sum))),

@@ -154,8 +154,10 @@ inline Vf vkeep_from(Vf x, Vf limit, Vf a) {
   return {reinterpret_cast<V4f>(~(x.v < limit.v) & reinterpret_cast<V4i>(a.v))};
 }
 
+template <bool kFirst>
 inline void vadd_on_grid(double* sum, Vf term, double magic) {
-  for (int i = 0; i < Vf::kWidth; ++i) sum[i] += (static_cast<double>(term.v[i]) + magic) - magic;
+  for (int i = 0; i < Vf::kWidth; ++i)
+    sum[i] = (kFirst ? 0.0 : sum[i]) + ((static_cast<double>(term.v[i]) + magic) - magic);
 }
 inline Vf vload_sum(const double* sum) {
   Vf a;
