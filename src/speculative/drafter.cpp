@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "kernels/row_ops/row_ops.h"
 #include "sampling/noise.h"
 
 namespace thermo {
@@ -54,34 +55,47 @@ void couple(Draft& draft, const SampledChoice& choice) {
   }
 }
 
+// False as well where there is a NaN. Without branches, for the compiler to use vectors.
+static bool all_at_most(std::span<const float> values, float limit) {
+  int above = 0;
+  for (const float value : values) above |= value <= limit ? 0 : 1;
+  return above == 0;
+}
+
 void best_candidates(std::span<const float> logits, std::span<int32_t> tokens, std::span<float> logprobs) {
   std::fill(logprobs.begin(), logprobs.end(), kAbsent);
   const size_t n = std::min(tokens.size(), logits.size());
+  if (n == 0) return;
   // A short sorted list: almost no logit gets past its end.
+  constexpr size_t kBlock = 64;
   size_t found = 0;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    const float value = logits[i];
-    if (std::isnan(value)) {
-      std::fill(logprobs.begin(), logprobs.end(), kAbsent);
-      return;
+  for (size_t begin = 0; begin < logits.size(); begin += kBlock) {
+    const auto block = logits.subspan(begin, std::min(kBlock, logits.size() - begin));
+    if (found == n && all_at_most(block, logprobs[n - 1])) continue;
+    for (size_t i = 0; i < block.size(); ++i) {
+      const float value = block[i];
+      if (std::isnan(value)) {
+        std::fill(logprobs.begin(), logprobs.end(), kAbsent);
+        return;
+      }
+      if (found == n && !(value > logprobs[n - 1])) continue;
+      size_t at = found < n ? found++ : n - 1;
+      for (; at > 0 && value > logprobs[at - 1]; --at) {
+        logprobs[at] = logprobs[at - 1];
+        tokens[at] = tokens[at - 1];
+      }
+      logprobs[at] = value;
+      tokens[at] = static_cast<int32_t>(begin + i);
     }
-    if (found == n && !(value > logprobs[n - 1])) continue;
-    size_t at = found < n ? found++ : n - 1;
-    for (; at > 0 && value > logprobs[at - 1]; --at) {
-      logprobs[at] = logprobs[at - 1];
-      tokens[at] = tokens[at - 1];
-    }
-    logprobs[at] = value;
-    tokens[at] = static_cast<int32_t>(i);
   }
-  if (n == 0 || !std::isfinite(logprobs[0])) {
+  if (!std::isfinite(logprobs[0])) {
     std::fill(logprobs.begin(), logprobs.end(), kAbsent);
     return;
   }
   const float max = logprobs[0];
-  double sum = 0.0;
-  for (const float value : logits) sum += static_cast<double>(std::exp(value - max));
-  const double log_sum = static_cast<double>(max) + std::log(sum);
+  static const RowOpKernels& row_ops = row_op_kernels(best_isa());
+  const double log_sum = static_cast<double>(max) +
+                         std::log(row_ops.sum_exp(logits.data(), max, static_cast<int>(logits.size())));
   for (float& value : logprobs.first(n)) value = static_cast<float>(static_cast<double>(value) - log_sum);
 }
 

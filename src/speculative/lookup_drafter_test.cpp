@@ -60,5 +60,21 @@ TEST(BestCandidates, AreExactAndRefuseWhatIsNoNumber) {
   EXPECT_EQ(logprobs[0], -std::numeric_limits<float>::infinity());
 }
 
+// More than a block, the best ones anywhere in it.
+TEST(BestCandidates, AreFoundInLongRows) {
+  std::vector<float> logits(1000, -3.0f);
+  logits[0] = 0.5f, logits[77] = 4.0f, logits[130] = 2.0f, logits[131] = 5.0f, logits[999] = 4.5f;
+  std::vector<int32_t> tokens(4);
+  std::vector<float> logprobs(4);
+  best_candidates(logits, tokens, logprobs);
+  EXPECT_EQ(tokens, (std::vector<int32_t>{131, 999, 77, 130}));
+  double sum = 0.0;
+  for (const float value : logits) sum += std::exp(static_cast<double>(value));
+  EXPECT_NEAR(logprobs[3], 2.0 - std::log(sum), 1e-6);
+  logits[640] = std::numeric_limits<float>::quiet_NaN();
+  best_candidates(logits, tokens, logprobs);
+  EXPECT_EQ(logprobs[0], -std::numeric_limits<float>::infinity());
+}
+
 }  // namespace
 }  // namespace thermo
