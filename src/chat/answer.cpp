@@ -84,6 +84,9 @@ Answer generate_answer(Session& session, const Tokenizer& tokenizer, int n_ctx, 
   options.max_tokens = request.max_tokens < 0 ? -1 : std::min(request.max_tokens, room);
   options.stop_tokens.assign(tokenizer.vocab().end_of_generation().begin(),
                              tokenizer.vocab().end_of_generation().end());
+  if (request.rules)
+    options.constraint = std::make_shared<AnswerConstraint>(
+        request.rules, request.answer.split_reasoning && request.answer.starts_in_reasoning);
 
   AnswerParser parser(tokenizer, request.answer);
   std::vector<GeneratedToken> tokens;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "chat/answer_constraint.h"
 #include "chat/answer_parser.h"
 #include "engine/engine.h"
 
@@ -16,6 +17,7 @@ struct AnswerRequest {
   SamplingParams sampling;
   int max_tokens = -1;
   AnswerOptions answer;
+  std::shared_ptr<const AnswerRules> rules;  // what it may say; nullptr: anything
 };
 
 struct AnswerStats {

@@ -43,11 +43,12 @@ Result<std::shared_ptr<const AnswerRules>> AnswerRules::compile(const Tokenizer&
   return std::shared_ptr<const AnswerRules>(std::move(rules));
 }
 
-AnswerConstraint::AnswerConstraint(std::shared_ptr<const AnswerRules> rules) : rules_(std::move(rules)) {
-  if (rules_->options_.starts_in_reasoning)
+AnswerConstraint::AnswerConstraint(std::shared_ptr<const AnswerRules> rules, bool starts_in_reasoning)
+    : rules_(std::move(rules)) {
+  if (starts_in_reasoning)
     at_.phase = Phase::Thought;
   else
-    begin_content(at_, 0);
+    begin_content(at_, false);
   limit_thought();
 }
 
@@ -75,8 +76,7 @@ bool AnswerConstraint::constrains() const {
 bool AnswerConstraint::allows(int32_t token) {
   if (at_.phase == Phase::Broken) return true;
   if (!forced_.empty()) return token == forced_.front();
-  const bool may_open = at_.at_start && rules_->options_.may_reason && at_.phase != Phase::Thought;
-  if (may_open && rules_->think_ == token) return true;
+  if (at_.may_open_thought && rules_->think_ == token) return true;
   if (at_.phase == Phase::Follow) {
     const std::string_view bytes = rules_->trie_->bytes(token);
     if (at_.newlines_left > 0 && bytes.starts_with('\n')) {
@@ -142,14 +142,14 @@ void AnswerConstraint::limit_thought() {
 // Moves on; false: the token has no place here.
 bool AnswerConstraint::take(int32_t token) {
   const std::string_view bytes = rules_->trie_->bytes(token);
-  if (at_.phase != Phase::Thought && at_.at_start && rules_->options_.may_reason && rules_->think_ == token) {
+  if (at_.may_open_thought && rules_->think_ == token) {
     at_ = {.phase = Phase::Thought};
     reasoning_close_ = nullptr;
     return true;
   }
   if (at_.phase == Phase::Follow) return advance(at_, bytes);
   if (at_.phase == Phase::Thought && rules_->end_think_ == token) {
-    begin_content(at_, 2);
+    begin_content(at_, true);
     return true;
   }
   if (rules_->call_ == token) return may_call() && enter_calls(at_, "");
@@ -160,10 +160,12 @@ bool AnswerConstraint::take(int32_t token) {
   return advance(at_, bytes);
 }
 
-void AnswerConstraint::begin_content(Position& at, int newlines) const {
-  at = {.phase = must_answer() ? Phase::Follow : Phase::Free};
+// One thought is enough: an answer that reasoned does not begin to reason again.
+void AnswerConstraint::begin_content(Position& at, bool after_thought) const {
+  at = {.phase = must_answer() ? Phase::Follow : Phase::Free,
+        .may_open_thought = !after_thought && rules_->options_.may_reason};
   if (!must_answer()) return;
-  at.newlines_left = newlines;
+  at.newlines_left = after_thought ? 2 : 0;
   if (rules_->content_) at.readings.emplace_back(rules_->content_);
   if (rules_->calls_) at.readings.emplace_back(rules_->calls_);
 }
@@ -171,7 +173,7 @@ void AnswerConstraint::begin_content(Position& at, int newlines) const {
 bool AnswerConstraint::enter_calls(Position& at, std::string_view rest) const {
   GrammarMatcher calls(rules_->calls_);
   const bool entered = rules_->call_ ? calls.accept(*rules_->call_) : calls.accept_text(kCallOpen);
-  at = {.phase = Phase::Follow, .at_start = false};
+  at = {.phase = Phase::Follow};
   at.readings.push_back(std::move(calls));
   return entered && advance(at, rest);
 }
@@ -184,7 +186,7 @@ bool AnswerConstraint::advance(Position& at, std::string_view bytes) const {
     }
     if (bytes.empty()) return true;
     at.newlines_left = 0;
-    at.at_start = false;
+    at.may_open_thought = false;
     std::vector<GrammarMatcher> left;
     for (GrammarMatcher& reading : at.readings)
       if (reading.accept_text(bytes)) left.push_back(std::move(reading));
@@ -195,13 +197,13 @@ bool AnswerConstraint::advance(Position& at, std::string_view bytes) const {
   const bool find_end = at.phase == Phase::Thought && !rules_->end_think_, find_call = !rules_->call_;
   const auto may_become = [&at](std::string_view marker) { return marker.starts_with(at.tail); };
   for (size_t i = 0; i < bytes.size(); ++i) {
-    if (bytes[i] != '\n' && bytes[i] != ' ') at.at_start = false;
+    if (bytes[i] != '\n' && bytes[i] != ' ') at.may_open_thought = false;
     at.tail += bytes[i];
     while (!at.tail.empty() && !(find_end && may_become(kEndThink)) && !(find_call && may_become(kCallOpen)))
       at.tail.erase(0, 1);
     const std::string_view rest = bytes.substr(i + 1);
     if (find_end && at.tail == kEndThink) {
-      begin_content(at, 2);
+      begin_content(at, true);
       return advance(at, rest);
     }
     if (find_call && at.tail == kCallOpen) return may_call() && enter_calls(at, rest);

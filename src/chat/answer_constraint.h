@@ -36,9 +36,8 @@ enum class ToolChoice : uint8_t {
 
 struct ConstraintOptions {
   // Reasoning.
-  bool starts_in_reasoning = false;  // the prompt ends inside an open <think>
-  bool may_reason = true;            // the answer may open a thought itself, before anything else
-  int reasoning_budget = -1;         // tokens of it; -1: any number
+  bool may_reason = true;     // the answer may open a thought itself, before anything else
+  int reasoning_budget = -1;  // tokens of it; -1: any number
   // Written when the budget is used up, before the closing marker.
   std::string budget_message =
       "\n\nConsidering the limited time by the user, I have to give the solution based on the thinking "
@@ -84,7 +83,8 @@ class AnswerRules {
 // One request's. A copy goes its own way.
 class AnswerConstraint : public TokenConstraint {
  public:
-  explicit AnswerConstraint(std::shared_ptr<const AnswerRules> rules);
+  // `starts_in_reasoning`: the prompt ends inside an open <think>.
+  AnswerConstraint(std::shared_ptr<const AnswerRules> rules, bool starts_in_reasoning);
 
   bool constrains() const override;
   bool allows(int32_t token) override;
@@ -101,7 +101,7 @@ class AnswerConstraint : public TokenConstraint {
   enum class Phase : uint8_t { Thought, Free, Follow, Broken };
   struct Position {
     Phase phase = Phase::Free;
-    bool at_start = true;                       // of the content: nothing visible yet
+    bool may_open_thought = false;              // nothing was written yet
     int newlines_left = 0;                      // in Follow: so many line ends before the text are dropped
     std::string tail = {};                      // of free text: what may become a marker
     std::vector<GrammarMatcher> readings = {};  // in Follow: the grammars that the text may belong to
@@ -111,7 +111,7 @@ class AnswerConstraint : public TokenConstraint {
   bool must_answer() const;
   // Whether markers are looked for in the text that is written now.
   bool scans() const;
-  void begin_content(Position& at, int newlines) const;
+  void begin_content(Position& at, bool after_thought) const;
   // The position after these bytes; false: they are not allowed.
   bool advance(Position& at, std::string_view bytes) const;
   bool enter_calls(Position& at, std::string_view rest) const;

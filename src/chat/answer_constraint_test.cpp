@@ -140,11 +140,9 @@ struct Parsed {
   int n_repairs = 0;
 };
 
-Parsed parse(const Words& words, const Written& written, const ConstraintOptions& options,
-             std::vector<Tool> known) {
-  AnswerParser parser(
-      words.tokenizer,
-      {.starts_in_reasoning = options.starts_in_reasoning, .stops = {}, .tools = std::move(known)});
+Parsed parse(const Words& words, const Written& written, bool in_reasoning, std::vector<Tool> known) {
+  AnswerParser parser(words.tokenizer,
+                      {.starts_in_reasoning = in_reasoning, .stops = {}, .tools = std::move(known)});
   for (const int32_t token : written.tokens) parser.push(token);
   parser.finish(written.ended);
   const ToolCallRepairs& r = parser.repairs();
@@ -156,10 +154,11 @@ Parsed parse(const Words& words, const Written& written, const ConstraintOptions
               r.unknown_tools + r.dropped_texts};
 }
 
-AnswerConstraint constraint_of(const Words& words, const ConstraintOptions& options) {
+AnswerConstraint constraint_of(const Words& words, const ConstraintOptions& options,
+                               bool in_reasoning = false) {
   const auto rules = AnswerRules::compile(words.tokenizer, words.trie, options);
   EXPECT_TRUE(rules.has_value()) << rules.error().message;
-  return AnswerConstraint(*rules);
+  return {*rules, in_reasoning};
 }
 
 void check_call(const ToolCall& call, const std::string& context) {
@@ -187,7 +186,7 @@ TEST(AnswerConstraint, KeepsTheChoiceOfToolsWhateverIsWritten) {
   for (int i = 0; i < 1000; ++i) {
     const Words& words = i % 4 == 3 ? without_markers() : with_markers();
     ConstraintOptions options;
-    options.starts_in_reasoning = i / 4 % 2 == 0;
+    const bool in_reasoning = i / 4 % 2 == 0;
     options.may_reason = i / 8 % 2 == 0;
     options.reasoning_budget = 20;
     options.tools = tools();
@@ -199,9 +198,9 @@ TEST(AnswerConstraint, KeepsTheChoiceOfToolsWhateverIsWritten) {
         std::array{ToolChoice::None, ToolChoice::Auto, ToolChoice::Required}[static_cast<size_t>(choice)];
     const bool named = choice == 2 && i / 3 % 3 == 0;
     if (named) options.tools = {options.tools[static_cast<size_t>(i / 9 % 3)]};
-    AnswerConstraint constraint = constraint_of(words, options);
+    AnswerConstraint constraint = constraint_of(words, options, in_reasoning);
     const Written written = Writer(words, static_cast<uint64_t>(i)).write(constraint, 250);
-    const Parsed parsed = parse(words, written, options, tools());
+    const Parsed parsed = parse(words, written, in_reasoning, tools());
     const std::string context = "\nanswer " + std::to_string(i) + "\n" + written.text;
     if (choice == 0) {
       EXPECT_TRUE(parsed.calls.empty()) << context;
@@ -236,20 +235,20 @@ TEST(AnswerConstraint, BeginsAfterTheThoughtAndEndsWithTheGrammar) {
   for (const Words* words : {&with_markers(), &without_markers()})
     for (int i = 0; i < 60; ++i) {
       ConstraintOptions options;
-      options.starts_in_reasoning = i % 2 == 0;
+      const bool in_reasoning = i % 2 == 0;
       options.may_reason = false;
       options.reasoning_budget = 15;
       options.grammar =
           compile_json_schema(Json::parse(R"({"type": "object", "properties": {"ok": {"type": "boolean"},
           "word": {"enum": ["yes", "no"]}}, "required": ["ok", "word"], "additionalProperties": false})"))
               ->grammar;
-      AnswerConstraint constraint = constraint_of(*words, options);
+      AnswerConstraint constraint = constraint_of(*words, options, in_reasoning);
       const Written written = Writer(*words, static_cast<uint64_t>(i)).write(constraint, 400);
       ASSERT_TRUE(written.ended) << written.text;
-      const Parsed parsed = parse(*words, written, options, {});
+      const Parsed parsed = parse(*words, written, in_reasoning, {});
       const Json value = Json::parse(parsed.content, nullptr, false);
       ASSERT_TRUE(value.is_object() && value["ok"].is_boolean()) << written.text;
-      EXPECT_EQ(parsed.reasoning.empty(), !options.starts_in_reasoning) << written.text;
+      EXPECT_EQ(parsed.reasoning.empty(), !in_reasoning) << written.text;
     }
 }
 
@@ -263,7 +262,7 @@ TEST(AnswerConstraint, AnswersWithTheGrammarOrCallsATool) {
     options.grammar = *parse_gbnf("root ::= \"yes\" | \"no\"");
     AnswerConstraint constraint = constraint_of(with_markers(), options);
     const Written written = Writer(with_markers(), static_cast<uint64_t>(i)).write(constraint, 300);
-    const Parsed parsed = parse(with_markers(), written, options, options.tools);
+    const Parsed parsed = parse(with_markers(), written, false, options.tools);
     if (!written.ended) continue;
     n_calls += !parsed.calls.empty();
     n_texts += parsed.calls.empty();
@@ -278,10 +277,9 @@ TEST(AnswerConstraint, AnswersWithTheGrammarOrCallsATool) {
 TEST(AnswerConstraint, EndsReasoningWhenItsBudgetIsUsedUp) {
   for (const Words* words : {&with_markers(), &without_markers()}) {
     ConstraintOptions options;
-    options.starts_in_reasoning = true;
     options.reasoning_budget = 3;
     options.budget_message = "\nEnough.\n";
-    AnswerConstraint constraint = constraint_of(*words, options);
+    AnswerConstraint constraint = constraint_of(*words, options, true);
     std::string text;
     for (const int32_t token : words->tokenizer.encode("one two three four")) {
       if (constraint.forced()) break;
@@ -303,9 +301,8 @@ TEST(AnswerConstraint, EndsReasoningWhenItsBudgetIsUsedUp) {
 TEST(AnswerConstraint, ClosesAThoughtBeforeACall) {
   const Words& words = with_markers();
   ConstraintOptions options;
-  options.starts_in_reasoning = true;
   options.tools = tools();
-  AnswerConstraint constraint = constraint_of(words, options);
+  AnswerConstraint constraint = constraint_of(words, options, true);
   const int32_t call = *words.tokenizer.vocab().find_special("<tool_call>");
   ASSERT_TRUE(constraint.allows(call));
   std::string text;
@@ -342,7 +339,7 @@ TEST(AnswerConstraint, WritesMarkupInsideAValue) {
   const auto end = static_cast<int32_t>(words.tokenizer.vocab().end_of_generation()[0]);
   EXPECT_TRUE(constraint.allows(end));
   written.ended = true;
-  const Parsed parsed = parse(words, written, options, tools());
+  const Parsed parsed = parse(words, written, false, tools());
   ASSERT_EQ(parsed.calls.size(), 1u);
   EXPECT_EQ(Json::parse(parsed.calls[0].arguments)["path"], file);
 }

@@ -27,6 +27,11 @@ TextModel::TextModel(const std::string& model)
       config_(read_model_config(file_)),
       tokenizer_(require_vocab(file_)) {}
 
+std::shared_ptr<const TokenTrie> TextModel::token_trie() const {
+  std::call_once(trie_once_, [this] { trie_ = std::make_shared<const TokenTrie>(tokenizer_.vocab()); });
+  return trie_;
+}
+
 void TextModel::load(const EngineOptions& options) {
   engine_ = std::make_unique<Engine>(file_, options);
 }

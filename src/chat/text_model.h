@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "engine/engine.h"
 #include "gguf/gguf_file.h"
+#include "grammar/token_trie.h"
 #include "model/model_config.h"
 #include "tokenizer/bpe.h"
 
@@ -22,6 +24,8 @@ class TextModel {
 
   const GgufFile& file() const { return file_; }
   const Tokenizer& tokenizer() const { return tokenizer_; }
+  // Its tokens by their bytes, for constrained answers. Made when it is first asked for; any thread.
+  std::shared_ptr<const TokenTrie> token_trie() const;
   const std::string& id() const { return id_; }  // of replies
   const ModelConfig& config() const { return config_; }
   int n_ctx_train() const { return config_.n_ctx_train; }
@@ -34,6 +38,8 @@ class TextModel {
   std::string id_;
   ModelConfig config_;  // before the vocabulary: an unknown architecture is the better message
   Tokenizer tokenizer_;
+  mutable std::once_flag trie_once_;
+  mutable std::shared_ptr<const TokenTrie> trie_;
   std::unique_ptr<Engine> engine_;
 };
 

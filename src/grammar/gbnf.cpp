@@ -159,8 +159,7 @@ class Parser {
       const std::optional<ExprId> item = parse_item(depth);
       if (!item) break;
       parts.push_back(*item);
-      parse_repeats(parts.back());
-      skip_space(depth > 0);
+      parse_repeats(parts.back(), depth > 0);
     }
     if (parts.empty()) return rules_.text("");
     return rules_.sequence(std::move(parts));
@@ -187,8 +186,10 @@ class Parser {
     return std::nullopt;
   }
 
-  void parse_repeats(ExprId& part) {
+  // And the space after them.
+  void parse_repeats(ExprId& part, bool newlines) {
     for (int n = 0;; ++n) {
+      skip_space(newlines);
       if (n > kMaxDepth) fail("too many repetitions of one item");
       if (take("*"))
         part = rules_.repeat(part, 0, -1);

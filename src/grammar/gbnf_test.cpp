@@ -33,6 +33,7 @@ TEST(Gbnf, AcceptsWhatItsRulesSay) {
       {"root ::= \"a\"*", {"", "a", "aaaa"}, {"b", "aab"}},
       {"root ::= \"a\"+ \"b\"?", {"a", "aaab"}, {"", "b", "abb"}},
       {"root ::= [a-c]{2}", {"ab", "cc"}, {"a", "abc", "ad"}},
+      {"root ::= \"a\" * ( \"b\"\n ? )", {"", "aab"}, {"bb"}},
       {"root ::= [a-c]{2,}", {"ab", "ccabc"}, {"a", "abd"}},
       {"root ::= [0-9]{1,3} \".\"", {"1.", "123."}, {".", "1234."}},
       {"root ::= (\"x\" | y){2,3}\ny ::= \"y\" \"z\"?", {"xx", "yzx", "yyzyz"}, {"x", "xxxx", "zx"}},

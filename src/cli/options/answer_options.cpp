@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <climits>
+
 #include "base/error.h"
 #include "cli/input.h"
 
@@ -36,6 +38,9 @@ void add_template_options(OptionSet& set, TemplateFlags& flags) {
   set.value("-rea,--reasoning", "WHEN", flags.reasoning,
             "let the model reason first: on, off or auto (the template's default)")
       .choices({"on", "off", "auto"});
+  set.value("--reasoning-budget", "N", flags.reasoning_budget,
+            "tokens of reasoning at most, then the answer begins; -1: any number, 0: no reasoning")
+      .range(-1, INT_MAX);
   set.value("--chat-template", "TEXT", flags.chat_template,
             "Jinja template instead of the model's own, or chatml")
       .advanced();
@@ -64,6 +69,7 @@ TemplateOptions template_options(const TemplateFlags& flags) {
                     "({{\"enable_thinking\": false}})",
                     flags.kwargs));
   if (flags.reasoning != "auto") options.thinking = flags.reasoning == "on";
+  if (flags.reasoning_budget == 0) options.thinking = false;  // the template's own form of it
   return options;
 }
 
@@ -78,6 +84,7 @@ void add_answer_options(OptionSet& set, AnswerFlags& flags) {
   set.list("--stop", "TEXT", flags.stops, "end the answer before this text; repeatable");
   set.flag("--show-reasoning", flags.show_reasoning,
            "show the reasoning also when stdout is no terminal (it then goes to stderr)");
+  add_constraint_options(set, flags.constraint);
   add_sampling_options(set, flags.sampling);
   add_template_options(set, flags.chat_template);
 }
@@ -111,6 +118,11 @@ AnswerRequest answer_request(const AnswerFlags& flags, const TextModel& model, b
   // No tools are offered, so a call would lead nowhere.
   if (std::optional<int32_t> call = model.tokenizer().vocab().find_special("<tool_call>"); call && !raw)
     request.sampling.logit_bias[*call] = kBanToken;
+  const TemplateFlags& reasoning = flags.chat_template;
+  request.rules =
+      answer_rules(flags.constraint, model,
+                   {.may_reason = !raw && reasoning.reasoning != "off" && reasoning.reasoning_budget != 0,
+                    .budget = raw ? -1 : reasoning.reasoning_budget});
   return request;
 }
 

@@ -8,6 +8,7 @@
 #include "chat/answer.h"
 #include "chat/prompt_renderer.h"
 #include "chat/text_model.h"
+#include "cli/options/constraint_options.h"
 #include "cli/options/model_options.h"
 
 namespace thermo {
@@ -17,6 +18,7 @@ struct TemplateFlags {
   std::string chat_template_file = {};  // empty: none
   std::string kwargs = {};              // a JSON object for the template
   std::string reasoning = "auto";       // on, off, auto
+  int reasoning_budget = -1;            // tokens; -1: any number, 0: no reasoning
 };
 // Reads the file. Throws ConfigError.
 TemplateOptions template_options(const TemplateFlags& flags);
@@ -27,6 +29,7 @@ struct AnswerFlags {
   std::vector<std::string> stops;
   std::optional<int> n_logprobs;
   bool show_reasoning = false;
+  ConstraintFlags constraint;
   SamplingFlags sampling;
   TemplateFlags chat_template;
 };

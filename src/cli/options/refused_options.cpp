@@ -22,9 +22,6 @@ constexpr Refusal kRefusals[] = {
      "server made for embeddings"},
     {"--models-dir --models-preset --models-max", "one model runs at a time; name it with -m"},
     {"--keep", "the context never shifts; give it more tokens with -c"},
-    {"--grammar --grammar-file --json-schema -j -jf --json-schema-file",
-     "constrained output is not in this release; "
-     "ask for the format in the prompt"},
     {"--mirostat* --typical --typical-p --xtc-* --top-nsigma --top-n-sigma --dynatemp-* --samplers "
      "--sampling-seq "
      "--sampler-seq --adaptive-*",
@@ -47,11 +44,13 @@ constexpr Refusal kRefusals[] = {
     {"--expert-policy", "experts move by their use; --no-expert-swaps keeps them where they are"},
     {"-ngld --gpu-layers-draft --n-gpu-layers-draft -devd --device-draft",
      "the drafter runs where the model does; leave it out"},
-    {"-hfd -hfrd --hf-repo-draft", "drafters are not downloaded; fetch the file and give its path with --draft"},
+    {"-hfd -hfrd --hf-repo-draft",
+     "drafters are not downloaded; fetch the file and give its path with --draft"},
     {"--lookup*", "use --draft lookup"},
     {"-md --model-draft --spec-* --draft* -ctkd -ctvd -cd --ctx-size-draft -td --threads-draft",
      "not offered here; `run` and `chat` take --draft and --draft-budget"},
-    {"-mu --model-url -dr --docker-repo", "models come from Hugging Face: -hf owner/repo:Q4_K_M; or give a path with -m"},
+    {"-mu --model-url -dr --docker-repo",
+     "models come from Hugging Face: -hf owner/repo:Q4_K_M; or give a path with -m"},
     {"-np --parallel -cb --cont-batching --no-cont-batching -ns --sequences",
      "one conversation runs at a time; leave it out"},
     {"--host --port --listen --api-key --api-key-file --api-prefix --ssl-* --cors-* --threads-http -to "
@@ -77,8 +76,7 @@ constexpr Refusal kRefusals[] = {
     {"--log-prefix --log-timestamps --no-log-prefix --no-log-timestamps",
      "log lines have one form; use --log-format "
      "json for one that machines read"},
-    {"--reasoning-budget* --reasoning-effort --reasoning-preserve",
-     "not in this release; use --reasoning on or --reasoning off"},
+    {"--reasoning-effort --reasoning-preserve", "not in this release; use --reasoning on or --reasoning off"},
     {"--override-kv", "metadata is read from the file; change the file"},
     {"--swa-full --cache-reuse --kv-unified -kvu --defrag-thold -dt",
      "the cache has one layout here; leave it out"},
