@@ -339,22 +339,30 @@ __global__ void __launch_bounds__(kFinishThreads)
   put_gated(a, row, head, 4 * lane, {x.x * scale, x.y * scale, x.z * scale, x.w * scale}, gate);
 }
 
-// path[d] >= d, so a thread that moves its own bytes of every row in turn overwrites nothing that is still
-// needed.
-__global__ void kv_move_kernel(const __grid_constant__ DeviceKvMoveArgs a) {
+// rows[d] >= d and rising, so a thread that moves its own bytes of some rows in turn, reading all of these
+// before it writes, overwrites nothing that is still needed.
+__global__ void __launch_bounds__(256) kv_move_kernel(const __grid_constant__ DeviceKvMoveArgs a) {
   allow_next();
   wait_for_inputs();
   const int64_t k_bytes = a.n_head_kv * head_bytes(a.kv.k_type, a.head_dim),
                 v_bytes = a.n_head_kv * head_bytes(a.kv.v_type, a.head_dim);
   const int64_t i = 2 * (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x);
   if (i >= k_bytes + v_bytes) return;
+  const DevicePath& path = a.paths.paths[blockIdx.z];
   const bool is_v = i >= k_bytes;
-  std::byte* const base = (is_v ? a.kv.v + (i - k_bytes) : a.kv.k + i) + a.past * (is_v ? v_bytes : k_bytes);
   const int64_t step = is_v ? v_bytes : k_bytes;
-  for (int d = 0; d < *a.n_path; ++d)
-    if (a.path[d] != d)
-      *reinterpret_cast<uint16_t*>(base + d * step) =
-          *reinterpret_cast<const uint16_t*>(base + a.path[d] * step);
+  std::byte* const base = (is_v ? a.kv.v + (i - k_bytes) : a.kv.k + i) + blockIdx.y * a.layer_bytes +
+                          path.sequence * a.kv.sequence_bytes + path.past * step;
+  constexpr int kAhead = 8;
+  for (int first = 0; first < path.n; first += kAhead) {
+    uint16_t x[kAhead];
+#pragma unroll
+    for (int d = 0; d < kAhead; ++d)
+      if (first + d < path.n) x[d] = *reinterpret_cast<const uint16_t*>(base + path.rows[first + d] * step);
+#pragma unroll
+    for (int d = 0; d < kAhead; ++d)
+      if (first + d < path.n) *reinterpret_cast<uint16_t*>(base + (first + d) * step) = x[d];
+  }
 }
 
 }  // namespace
@@ -362,7 +370,10 @@ __global__ void kv_move_kernel(const __grid_constant__ DeviceKvMoveArgs a) {
 void kv_move_cuda(const DeviceKvMoveArgs& a, StreamView stream) noexcept {
   const int64_t bytes =
       a.n_head_kv * (head_bytes(a.kv.k_type, a.head_dim) + head_bytes(a.kv.v_type, a.head_dim));
-  launch(kv_move_kernel, static_cast<unsigned>(ceil_div<int64_t>(bytes, 512)), 256, 0, stream, a);
+  launch(kv_move_kernel,
+         dim3(static_cast<unsigned>(ceil_div<int64_t>(bytes, 512)), static_cast<unsigned>(a.n_layers),
+              static_cast<unsigned>(a.paths.n)),
+         256, 0, stream, a);
 }
 
 namespace {
@@ -479,12 +490,26 @@ bool launch_row(const DeviceAttentionArgs& a, StreamView stream) {
 
 }  // namespace
 
+namespace {
+
+void prepare_heads(const DeviceAttentionArgs& a, StreamView stream) {
+  launch(
+      prepare_heads_kernel,
+      dim3(static_cast<unsigned>(ceil_div(a.n_head + 2 * a.n_head_kv, 4)), static_cast<unsigned>(a.n_rows)),
+      128, 0, stream, a);
+}
+
+}  // namespace
+
+void kv_append_cuda(DeviceAttentionArgs a, StreamView stream) noexcept {
+  a.n_head = 0;
+  prepare_heads(a, stream);
+}
+
 void attention_cuda(const DeviceAttentionArgs& a, StreamView stream) noexcept {
   if (a.head_dim == 128 && launch_row<128>(a, stream)) return;
   if (a.head_dim == 256 && launch_row<256>(a, stream)) return;
-  const unsigned rows = static_cast<unsigned>(a.n_rows);
-  launch(prepare_heads_kernel, dim3(static_cast<unsigned>(ceil_div(a.n_head + 2 * a.n_head_kv, 4)), rows),
-         128, 0, stream, a);
+  prepare_heads(a, stream);
   switch (a.head_dim) {
     case 32:
       return launch_attend<32>(a, stream);
