@@ -372,6 +372,22 @@ TEST(AttentionCuda, SeesBothWaysInABlock) {
   ASSERT_NO_FATAL_FAILURE(run_case(several, seed++));
 }
 
+TEST(AttentionCuda, AttendsWithSmallHeads) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 6800;
+  for (const KvType type : {KvType::F32, KvType::F16})
+    for (const int past : {0, 1, 31, 32, 33, 200})
+      for (const int n_rows : {1, 6, 40})
+        for (const int window : {0, 50})
+          for (const bool uncommitted : {false, true})
+            for (const bool both_ways : {false, true}) {
+              Case c{{6, 2, 16}, {{past, n_rows}, {5, 2}}, type, type, window, uncommitted};
+              c.n_padding = 3;
+              c.both_ways = both_ways;
+              ASSERT_NO_FATAL_FAILURE(run_case(c, seed++));
+            }
+}
+
 // What commits do: rows of paths down to the end of their sequences, in every layer.
 TEST(AttentionCuda, MovesTheRowsOfPaths) {
   SKIP_WITHOUT_GPU();

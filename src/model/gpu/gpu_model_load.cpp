@@ -21,8 +21,8 @@ void check_shapes(const ModelConfig& c) {
         fmt::format("{} is {}, the GPU engine has kernels for {}; use the processor", what, value, expected),
         Remedy::Processor);
   };
-  if (c.head_dim != 32 && c.head_dim != 64 && c.head_dim != 128 && c.head_dim != 256)
-    refuse("the head size", c.head_dim, "32, 64, 128 and 256");
+  if (c.head_dim != 16 && c.head_dim != 32 && c.head_dim != 64 && c.head_dim != 128 && c.head_dim != 256)
+    refuse("the head size", c.head_dim, "16, 32, 64, 128 and 256");
   if (c.n_recurrent_layers() > 0) {
     if (c.ssm_dim != 16 && c.ssm_dim != 32 && c.ssm_dim != 64 && c.ssm_dim != 128)
       refuse("the state size", c.ssm_dim, "16, 32, 64 and 128");
