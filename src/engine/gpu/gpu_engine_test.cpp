@@ -47,11 +47,13 @@ std::vector<TokenId> prompt(int seed, int n = 12) {
 
 std::vector<TokenId> generate(Session& session, const SamplingParams& sampling, int n) {
   std::vector<TokenId> tokens;
-  const Result<GenerateResult> result = session.generate(
-      {.sampling = sampling, .max_tokens = n, .stop_tokens = {}}, [&](const GeneratedToken& token) {
-        tokens.push_back(token.id);
-        return true;
-      });
+  GenerateOptions options;
+  options.sampling = sampling;
+  options.max_tokens = n;
+  const Result<GenerateResult> result = session.generate(options, [&](const GeneratedToken& token) {
+    tokens.push_back(token.id);
+    return true;
+  });
   EXPECT_TRUE(result.has_value());
   return tokens;
 }
@@ -244,13 +246,14 @@ TEST(GpuEngine, DraftsForRequestsThatRunTogether) {
       }
       EXPECT_GT(engine.draft_telemetry().n_rounds, 0u);
     }
-    int n_equal = 0;
+    Engine plain(plankton(), on_gpu());
     for (size_t i = 0; i < 5; ++i) {
-      EXPECT_EQ(answers[0][i].size(), 24u);
-      EXPECT_EQ(answers[1][i].size(), 24u);
-      n_equal += answers[0][i] == answers[1][i] ? 1 : 0;
+      ASSERT_EQ(answers[0][i].size(), 24u);
+      ASSERT_EQ(answers[1][i].size(), 24u);
+      if (answers[0][i] != answers[1][i])
+        expect_nearly_a_tie(plain, prompt(static_cast<int>(i), 20 + static_cast<int>(i)), answers[0][i],
+                            answers[1][i]);
     }
-    EXPECT_GE(n_equal, 3) << "rounding differs beside other rows, but seldom enough to change a text";
   }
 }
 

@@ -76,9 +76,7 @@ TEST(GpuDflashDrafter, ReadsTheStatesOfItsTargetWhereTheyAre) {
       expected(data("dflash-qwen35moe-expected.gguf"));
   ModelConfig config = read_model_config(target_file);
   const DflashConfig dflash = read_dflash_config(file, config);
-  std::vector<int> states;
-  for (const int layer : dflash.layers) states.push_back(layer + 1);
-  insert_taps(config.network, config.n_layer, states);
+  insert_taps(config.network, config.n_layer, dflash.states);
   ThreadPool pool({.n_threads = 2, .pin = false});
   const Weights weights = Weights::load(config, target_file, false, pool, {});
   ModelOptions options;
