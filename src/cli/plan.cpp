@@ -7,6 +7,7 @@
 #include "base/units.h"
 #include "chat/model_source.h"
 #include "cli/commands.h"
+#include "cli/options/draft_options.h"
 #include "cli/options/model_options.h"
 #include "engine/memory_plan.h"
 #include "model/model_config.h"
@@ -19,13 +20,15 @@ class PlanCommand : public Command {
   CommandText text() const override {
     return {"plan", "plan [MODEL] [options]", "the memory a model would take on this machine; loads nothing",
             "Exits with 4 when it does not fit.",
-            "thermocline plan model.gguf -c 32K\nthermocline plan model.gguf -ctk q8_0 -ctv q8_0 --json"};
+            "thermocline plan model.gguf -c 32K\nthermocline plan model.gguf -ctk q8_0 -ctv q8_0 --json\n"
+            "thermocline plan model.gguf --draft drafter.gguf"};
   }
 
   void declare(OptionSet& set) override {
     set.section("Model");
     add_model_option(set, model_);
     add_engine_options(set, flags_);
+    add_draft_options(set, draft_);
     set.section("Output");
     set.flag("--json", json_, "print one JSON object");
   }
@@ -35,6 +38,8 @@ class PlanCommand : public Command {
     GgufFile file = open_model(model_);
     ModelConfig config = read_model_config(file);
     set_expert_options(flags_.experts, config, options);
+    std::optional<GgufFile> drafter;
+    set_draft_options(draft_, model_, drafter, options);
     MemoryPlan plan;
     try {
       plan = Engine::plan_for(file, options);
@@ -123,6 +128,7 @@ class PlanCommand : public Command {
 
   std::string model_;
   EngineFlags flags_;
+  DraftFlags draft_;
   bool json_ = false;
 };
 

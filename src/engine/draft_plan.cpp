@@ -1,6 +1,7 @@
 #include "engine/draft_plan.h"
 
 #include "base/error.h"
+#include "base/thread_pool.h"
 #include "model/drafter_network.h"
 #include "model/model.h"
 #include "speculative/dflash_drafter.h"
@@ -19,19 +20,43 @@ Kind resolve(const DraftOptions& o, const ModelConfig& config) {
   return config.n_nextn > 0 ? Kind::Mtp : Kind::Lookup;
 }
 
-DrafterOptions drafter_options(const DraftOptions& o) {
-  return {.k_type = o.k_type.value_or(KvType::F16), .v_type = o.v_type.value_or(KvType::F16)};
+ModelOptions model_options(const DraftOptions& o, const ModelOptions& target, int block) {
+  ModelOptions options = drafter_model_options({.n_ctx = target.sequence.n_ctx,
+                                                .n_sequences = target.n_sequences,
+                                                .k_type = o.k_type.value_or(KvType::F16),
+                                                .v_type = o.v_type.value_or(KvType::F16),
+                                                .isa = target.isa},
+                                               block);
+  options.device = target.device;
+  options.graphs = target.graphs;
+  return options;
 }
 
 void add_network(const ModelConfig& network, const DraftOptions& o, int block, int n_threads,
                  DraftPlan& plan) {
-  const ModelOptions options = drafter_model_options(drafter_options(o), block);
+  const ModelOptions options = model_options(o, {}, block);
   if ((options.sequence.k_type == KvType::Q8_0 || options.sequence.v_type == KvType::Q8_0) &&
       network.head_dim % 32 != 0)
     throw ConfigError("a q8_0 cache of the drafter needs heads of a multiple of 32; use f16");
   const SequenceLayout layout = SequenceLayout::on_cpu(network, options.sequence);
   plan.token_bytes = static_cast<uint64_t>(network.n_layer) * (layout.k_slot_bytes() + layout.v_slot_bytes());
   plan.fixed_bytes += Model::workspace_bytes(network, options, n_threads, 0);
+}
+
+// The network of a drafter that has one, and its weights.
+struct DraftNetwork {
+  ModelConfig config;
+  Weights weights;
+  int block;  // 0: it is not a block that is drafted
+};
+DraftNetwork bind_network(const DraftPlan& plan, const DraftOptions& o, const ModelConfig& target,
+                          const Weights& weights, bool repack, ThreadPool& pool) {
+  if (plan.kind == Kind::Mtp) {
+    const ModelConfig config = nextn_network(target);
+    return {config, Weights::of_nextn(config, weights), 0};
+  }
+  const DflashConfig config = read_dflash_config(*o.file, target);
+  return {config.model, load_dflash_weights(config, *o.file, weights, repack, pool), config.block};
 }
 
 }  // namespace
@@ -56,27 +81,43 @@ DraftPlan plan_draft(const DraftOptions& o, const ModelConfig& config, int n_thr
   return plan;
 }
 
+uint64_t gpu_draft_bytes(const DraftPlan& plan, const DraftOptions& o, const ModelConfig& config,
+                         const Weights& weights, const ModelOptions& model, const GpuChoice& gpu) {
+  if (plan.kind != Kind::Mtp && plan.kind != Kind::File) return 0;
+  ThreadPool nobody({.n_threads = 1, .pin = false});
+  const DraftNetwork network = bind_network(plan, o, config, weights, false, nobody);
+  // Rows of states that are queued, and of uncommitted rows that are put aside.
+  const uint64_t n_states =
+      static_cast<uint64_t>(kDrafterQueueRows + 1 + plan.max_rows) * static_cast<uint64_t>(model.n_sequences);
+  return plan_gpu_drafter(network.config, network.weights, gpu, model_options(o, model, network.block),
+                          config, weights) +
+         n_states * plan.states.size() * static_cast<uint64_t>(config.n_embd) * sizeof(float);
+}
+
 namespace {
 
-std::unique_ptr<Drafter> make_plain_drafter(const DraftPlan& plan, const DraftOptions& o, const Model& target,
+std::unique_ptr<Drafter> make_plain_drafter(const DraftPlan& plan, const DraftOptions& o,
+                                            const Backend& target, const Weights& weights,
                                             const ModelOptions& model, ThreadPool& pool) {
-  DrafterOptions options = drafter_options(o);
-  options.n_ctx = model.sequence.n_ctx;
-  options.n_sequences = model.n_sequences;
-  options.isa = model.isa;
+  if (plan.kind == Kind::Lookup) return std::make_unique<LookupDrafter>(model.n_sequences);
+  DraftNetwork network = bind_network(plan, o, target.config(), weights, !target.is_gpu(), pool);
+  const ModelOptions options = model_options(o, model, network.block);
+  std::unique_ptr<Backend> own;
+  if (target.is_gpu())
+    own = make_gpu_drafter(std::move(network.config), network.weights, options, &target, pool);
+  else
+    own = std::make_unique<Model>(std::move(network.config), std::move(network.weights), options, pool);
   if (plan.kind == Kind::Mtp)
-    return std::make_unique<MtpDrafter>(target.config(), target.weights(), options, pool);
-  if (plan.kind == Kind::File)
-    return std::make_unique<DflashDrafter>(read_dflash_config(*o.file, target.config()), *o.file,
-                                           target.weights(), options, pool);
-  return std::make_unique<LookupDrafter>(model.n_sequences);
+    return std::make_unique<MtpDrafter>(target.config().n_layer, std::move(own), model.n_sequences);
+  return std::make_unique<DflashDrafter>(read_dflash_config(*o.file, target.config()), std::move(own),
+                                         model.n_sequences);
 }
 
 }  // namespace
 
-std::unique_ptr<Drafter> make_drafter(const DraftPlan& plan, const DraftOptions& o, const Model& target,
-                                      const ModelOptions& model, ThreadPool& pool) {
-  auto drafter = make_plain_drafter(plan, o, target, model, pool);
+std::unique_ptr<Drafter> make_drafter(const DraftPlan& plan, const DraftOptions& o, const Backend& target,
+                                      const Weights& weights, const ModelOptions& model, ThreadPool& pool) {
+  auto drafter = make_plain_drafter(plan, o, target, weights, model, pool);
   if (!o.oracle) return drafter;
   return std::make_unique<OracleDrafter>(std::move(drafter), *o.oracle, target.config().n_vocab,
                                          model.n_sequences);

@@ -5,28 +5,35 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/gpu_backend.h"
 #include "model/backend.h"
+#include "model/weights.h"
 #include "speculative/drafter.h"
 
 namespace thermo {
 
-class Model;
 class ThreadPool;
 
 struct DraftPlan {
   DraftOptions::Kind kind = DraftOptions::Kind::None;  // never Auto
-  std::vector<int> states;   // hidden states of the model that the drafter reads, see insert_taps()
-  int max_rows = 0;          // of a round's uncommitted step
+  std::vector<int> states;  // hidden states of the model that the drafter reads, see insert_taps()
+  int max_rows = 0;         // of a round's uncommitted step
+  // On the processor.
   uint64_t fixed_bytes = 0;  // of the drafter
   uint64_t token_bytes = 0;  // of its cache, for each token of a sequence
 };
 
-// For a model on the processor. Throws ConfigError (the model has no next-token block) and LoadError (the
-// drafter's file is damaged or was made for another model).
+// Throws ConfigError (the model has no next-token block) and LoadError (the drafter's file is damaged or was
+// made for another model).
 DraftPlan plan_draft(const DraftOptions& options, const ModelConfig& config, int n_threads);
 
-// `target` and the drafter's file must outlive the result.
-std::unique_ptr<Drafter> make_drafter(const DraftPlan& plan, const DraftOptions& options, const Model& target,
+// Memory of a GPU that a drafter takes beside `model`, which was planned for `gpu`. `weights`: the target's.
+uint64_t gpu_draft_bytes(const DraftPlan& plan, const DraftOptions& options, const ModelConfig& config,
+                         const Weights& weights, const ModelOptions& model, const GpuChoice& gpu);
+
+// `target`, its weights (on a GPU: until the drafter is made) and the drafter's file must outlive the result.
+std::unique_ptr<Drafter> make_drafter(const DraftPlan& plan, const DraftOptions& options,
+                                      const Backend& target, const Weights& weights,
                                       const ModelOptions& model, ThreadPool& pool);
 
 }  // namespace thermo

@@ -117,17 +117,16 @@ Result<StepOutput> Engine::step(const StepBatch& batch) {
     if (group.uncommitted)
       for (const Row& row : group.rows)
         e.uncommitted[static_cast<size_t>(group.sequence)].push_back(row.parent);
-  StepBatch now = batch;
-  if (e.speculation && e.speculation->hidden()) now.hidden = e.speculation->hidden();
+  if (e.speculation) e.speculation->before_step();
   if (e.watch) e.watch->begin();
   const auto start = std::chrono::steady_clock::now();
-  const StepOutput output = e.backend->step(now);
+  const StepOutput output = e.backend->step(batch);
   if (e.watch) e.trace->add(e.watch->end(batch.n_rows()));
   if (!e.backend->fault().empty()) return device_fault(*e.backend);
   if (const std::string fault = e.model_file->fault(); !fault.empty())
     return Error{ErrorCode::DeviceFault, fault};
   if (e.speculation)
-    e.speculation->took_step(now,
+    e.speculation->took_step(batch,
                              std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   return output;
 }

@@ -98,26 +98,29 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
     heat = e.read_heat(options.heat_file, config, weights, file);
     if (heat) model.experts.heat = &*heat;
   }
-  if (plan.gpu) {
-    try {
-      e.backend = make_gpu_backend(std::move(config), weights, model, e.pool, options.progress);
-    } catch (const MemoryError& error) {
-      throw GpuMemoryLost(error.what());
-    }
-  } else {
-    e.backend = make_cpu_backend(std::move(config), std::move(weights), model, e.pool, options.progress);
-  }
-  if (plan.draft.kind != DraftOptions::Kind::None)
+  // Matrices of a drafter are shared with `weights`, wherever those are then.
+  const auto draft = [&](const Weights& target) {
+    if (plan.draft.kind == DraftOptions::Kind::None) return;
     e.speculation = std::make_unique<Speculation>(
-        make_drafter(plan.draft, options.draft, static_cast<const Model&>(*e.backend), model, e.pool),
+        make_drafter(plan.draft, options.draft, *e.backend, target, model, e.pool), *e.backend,
         SpeculationOptions{.budget = options.draft.budget,
                            .max_depth = options.draft.max_depth,
                            .min_depth = options.draft.min_depth,
                            .min_probability = options.draft.min_probability,
                            .n_sequences = model.n_sequences,
-                           .n_batch = model.n_batch,
-                           .max_rows = plan.draft.max_rows,
-                           .n_embd = e.backend->config().n_embd});
+                           .max_rows = plan.draft.max_rows});
+  };
+  if (plan.gpu) {
+    try {
+      e.backend = make_gpu_backend(std::move(config), weights, model, e.pool, options.progress);
+      draft(weights);
+    } catch (const MemoryError& error) {
+      throw GpuMemoryLost(error.what());
+    }
+  } else {
+    e.backend = make_cpu_backend(std::move(config), std::move(weights), model, e.pool, options.progress);
+    draft(static_cast<const Model&>(*e.backend).weights());
+  }
   e.model_file = &file;
   if (const std::string fault = file.fault(); !fault.empty()) throw LoadError(fault);
   e.info.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

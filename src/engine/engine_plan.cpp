@@ -42,6 +42,12 @@ std::string floor_note(const ExpertCatalog& catalog, const SplitOptions& experts
       format_bytes(experts.budget_bytes), placement.floor, wanted);
 }
 
+// The model with the states that its drafter reads.
+ModelConfig with_taps(ModelConfig config, const DraftPlan& draft) {
+  insert_taps(config.network, config.n_layer, draft.states);
+  return config;
+}
+
 // With everything in GPU memory where it fits, else with the experts split: as many hot as there is room for,
 // or as was asked for.
 void plan_on_gpu(EnginePlan& plan, const ModelConfig& config, const Weights& weights,
@@ -51,7 +57,10 @@ void plan_on_gpu(EnginePlan& plan, const ModelConfig& config, const Weights& wei
   const ExpertBudget &cache = o.expert_cache, &ram = o.expert_ram;
   const auto items = [&](int n_ctx) {
     plan.model.sequence.n_ctx = n_ctx;
-    return plan_gpu_memory(config, weights, *plan.gpu, plan.model);
+    std::vector<MemoryPlanItem> all = plan_gpu_memory(config, weights, *plan.gpu, plan.model);
+    if (const uint64_t bytes = gpu_draft_bytes(plan.draft, o.draft, config, weights, plan.model, *plan.gpu))
+      all.push_back({"drafter", bytes, "weights of its own, cache and activations"});
+    return all;
   };
   const auto plan_device = [&] {
     plan.memory = plan_device_memory(config, inputs, plan.gpu->name, plan.gpu->free_bytes, items);
@@ -85,6 +94,29 @@ void plan_on_gpu(EnginePlan& plan, const ModelConfig& config, const Weights& wei
     plan.memory.items.push_back({"working ahead", routers, "routers in four bits, to guess experts early"});
   plan.memory.total_bytes += std::min(host, total) + routers;
   append_note(plan.memory.note, floor_note(catalog, plan.model.experts));
+}
+
+// With the drafter that is asked for. One that was not asked for by name is left out where there is no room.
+void plan_gpu_and_drafter(EnginePlan& plan, const ModelConfig& config, const GgufFile& file,
+                          const MemoryPlanInputs& inputs, const EngineOptions& o) {
+  const auto plan_with = [&](const DraftOptions& draft) {
+    plan.model.experts = {};
+    plan.draft = plan_draft(draft, config, inputs.n_threads);
+    if (draft.budget == 0) plan.draft.max_rows = std::min(plan.draft.max_rows, max_gpu_draft_rows(config));
+    plan.model.sequence.max_draft_rows = std::max(o.max_draft_rows, plan.draft.max_rows);
+    const ModelConfig tapped = with_taps(config, plan.draft);
+    plan_on_gpu(plan, tapped, Weights::bind(tapped, file), inputs, o);
+  };
+  plan_with(o.draft);
+  if (plan.memory.fits() || plan.draft.kind == DraftOptions::Kind::None) return;
+  const uint64_t needed = plan.memory.device_total_bytes;
+  plan_with({});
+  if (!plan.memory.fits() || o.draft.kind == DraftOptions::Kind::Auto) return;
+  throw MemoryError(
+      fmt::format("{} and its drafter need {} of GPU memory with a context of {}, but {} has {} free; use a "
+                  "smaller context, or draft nothing",
+                  file.path(), format_bytes(needed), plan.memory.n_ctx, plan.gpu->name,
+                  format_bytes(plan.gpu->free_bytes)));
 }
 
 // On the processor, with or without the stand-in device.
@@ -170,7 +202,7 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
   if (plan.gpu) {
     plan.model.device = plan.gpu->index;
     plan.model.n_batch = o.n_batch > 0 ? o.n_batch : kBatchGpu;
-    plan_on_gpu(plan, config, Weights::bind(config, file), inputs, o);
+    plan_gpu_and_drafter(plan, config, file, inputs, o);
     if (!plan.memory.fits()) {
       const std::string shortage =
           fmt::format("{} needs {} of GPU memory with a context of {}, but {} has {} free", file.path(),
@@ -183,10 +215,7 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
       plan.gpu.reset();
     }
   }
-  if (plan.gpu) {
-    if (o.draft.kind != DraftOptions::Kind::None && o.draft.kind != DraftOptions::Kind::Auto)
-      throw ConfigError("drafting runs on the processor only so far; compute there, or draft nothing");
-  } else {
+  if (!plan.gpu) {
     plan.memory.note.clear();
     plan.model.experts = {};
     const auto plan_with = [&](const DraftOptions& draft) {
@@ -195,7 +224,7 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
           std::max(o.max_draft_rows, plan.draft.max_rows);
       inputs.drafter_bytes = plan.draft.fixed_bytes;
       inputs.drafter_token_bytes = plan.draft.token_bytes;
-      plan_on_cpu(plan, config, file, inputs, o);
+      plan_on_cpu(plan, with_taps(config, plan.draft), file, inputs, o);
     };
     try {
       plan_with(o.draft);

@@ -47,6 +47,16 @@ std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig& config, const Wei
   return items;
 }
 
+uint64_t plan_gpu_drafter(const ModelConfig& config, const Weights& weights, const GpuChoice& gpu,
+                          const ModelOptions& options, const ModelConfig& target,
+                          const Weights& target_weights) {
+  return GpuModel::drafter_bytes(config, weights, options, gpu.n_multiprocessors, target, target_weights);
+}
+
+int max_gpu_draft_rows(const ModelConfig& config) {
+  return GpuModel::max_draft_rows(config);
+}
+
 double measure_gpu_read_bandwidth() {
   return measure_device_read_bandwidth();
 }
@@ -55,6 +65,13 @@ std::unique_ptr<Backend> make_gpu_backend(ModelConfig config, const Weights& wei
                                           const ModelOptions& options, ThreadPool& pool,
                                           const LoadProgressFn& progress) {
   return std::make_unique<GpuModel>(std::move(config), weights, options, pool, progress);
+}
+
+std::unique_ptr<Backend> make_gpu_drafter(ModelConfig config, const Weights& weights,
+                                          const ModelOptions& options, const Backend* target,
+                                          ThreadPool& pool) {
+  return std::make_unique<GpuModel>(std::move(config), weights, options, pool, LoadProgressFn{},
+                                    static_cast<const GpuModel*>(target));
 }
 
 #else
@@ -72,12 +89,26 @@ std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig&, const Weights&, 
   return {};
 }
 
+uint64_t plan_gpu_drafter(const ModelConfig&, const Weights&, const GpuChoice&, const ModelOptions&,
+                          const ModelConfig&, const Weights&) {
+  return 0;
+}
+
+int max_gpu_draft_rows(const ModelConfig&) {
+  return 0;
+}
+
 double measure_gpu_read_bandwidth() {
   return 0.0;
 }
 
 std::unique_ptr<Backend> make_gpu_backend(ModelConfig, const Weights&, const ModelOptions&, ThreadPool&,
                                           const LoadProgressFn&) {
+  check_failed(__FILE__, __LINE__, "THERMO_HAS_CUDA", "a GPU was chosen in a build without CUDA");
+}
+
+std::unique_ptr<Backend> make_gpu_drafter(ModelConfig, const Weights&, const ModelOptions&, const Backend*,
+                                          ThreadPool&) {
   check_failed(__FILE__, __LINE__, "THERMO_HAS_CUDA", "a GPU was chosen in a build without CUDA");
 }
 

@@ -32,6 +32,13 @@ std::optional<GpuChoice> choose_gpu(const DeviceChoice& device, std::string& not
 std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig& config, const Weights& weights,
                                             const GpuChoice& gpu, const ModelOptions& options);
 
+// And make_gpu_drafter().
+uint64_t plan_gpu_drafter(const ModelConfig& config, const Weights& weights, const GpuChoice& gpu,
+                          const ModelOptions& options, const ModelConfig& target,
+                          const Weights& target_weights);
+// Uncommitted rows of a sequence that the GPU in use can take.
+int max_gpu_draft_rows(const ModelConfig& config);
+
 // Bytes per second that the GPU in use reads from its memory; 0 when it has no memory left to try.
 double measure_gpu_read_bandwidth();
 
@@ -39,5 +46,11 @@ double measure_gpu_read_bandwidth();
 std::unique_ptr<Backend> make_gpu_backend(ModelConfig config, const Weights& weights,
                                           const ModelOptions& options, ThreadPool& pool,
                                           const LoadProgressFn& progress);
+
+// A drafter's network for `target`, a backend of make_gpu_backend() that must outlive it: matrices that both
+// have are there once. nullptr: on its own, to be verified.
+std::unique_ptr<Backend> make_gpu_drafter(ModelConfig config, const Weights& weights,
+                                          const ModelOptions& options, const Backend* target,
+                                          ThreadPool& pool);
 
 }  // namespace thermo

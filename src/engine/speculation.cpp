@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 namespace thermo {
 namespace {
@@ -19,56 +18,44 @@ double seconds_since(Clock::time_point start) {
 
 }  // namespace
 
-Speculation::Speculation(std::unique_ptr<Drafter> drafter, const SpeculationOptions& options)
+Speculation::Speculation(std::unique_ptr<Drafter> drafter, Backend& target, const SpeculationOptions& options)
     : drafter_(std::move(drafter)),
+      target_(target),
       options_(options),
-      sequences_(static_cast<size_t>(options.n_sequences)),
-      hidden_(drafter_->states().size() * static_cast<size_t>(options.n_batch) *
-              static_cast<size_t>(options.n_embd)),
-      row_numbers_(static_cast<size_t>(options.n_batch)) {
-  std::iota(row_numbers_.begin(), row_numbers_.end(), 0);
+      sequences_(static_cast<size_t>(options.n_sequences)) {
+  if (!drafter_->states().empty())
+    for (Sequence& s : sequences_)
+      s.aside = target.make_states(options.max_rows, static_cast<int>(drafter_->states().size()));
   telemetry_.drafter = drafter_->name();
   telemetry_.state = "on";
 }
 
-float* Speculation::hidden() {
-  return hidden_.empty() ? nullptr : hidden_.data();
+void Speculation::before_step() {
+  for (Sequence& s : sequences_) {
+    if (s.first_row >= 0 && s.aside)
+      s.aside->put(0, target_.states().part(s.first_row, static_cast<int>(s.tokens.size())));
+    s.first_row = -1;
+  }
 }
 
 void Speculation::took_step(const StepBatch& batch, double seconds) {
   step_seconds_ = seconds;
-  const auto n_rows = static_cast<size_t>(batch.n_rows());
   const auto decodes = [](const SequenceRows& group) { return group.uncommitted || group.rows.size() == 1; };
-  if (std::all_of(batch.groups.begin(), batch.groups.end(), decodes))
-    times_.add(static_cast<int>(n_rows), seconds);
-  size_t first = 0;
+  if (std::all_of(batch.groups.begin(), batch.groups.end(), decodes)) times_.add(batch.n_rows(), seconds);
+  int first = 0;
   std::vector<TokenId> tokens;
   for (const SequenceRows& group : batch.groups) {
+    const int n = static_cast<int>(group.rows.size());
+    tokens.clear();
+    for (const Row& row : group.rows) tokens.push_back(row.token);
     if (group.uncommitted) {
-      keep_uncommitted(group, first, n_rows, batch.hidden);
+      at(group.sequence).tokens = tokens;
+      at(group.sequence).first_row = first;
     } else {
-      tokens.clear();
-      for (const Row& row : group.rows) tokens.push_back(row.token);
-      drafter_->commit(group.sequence, tokens,
-                       {.hidden = batch.hidden,
-                        .n_step_rows = n_rows,
-                        .n_embd = static_cast<size_t>(options_.n_embd),
-                        .rows = std::span<const int32_t>(row_numbers_).subspan(first, tokens.size())});
+      drafter_->commit(group.sequence, tokens, target_.states().part(first, n));
     }
-    first += group.rows.size();
+    first += n;
   }
-}
-
-void Speculation::keep_uncommitted(const SequenceRows& group, size_t first_row, size_t n_step_rows,
-                                   const float* hidden) {
-  Sequence& s = at(group.sequence);
-  s.tokens.clear();
-  for (const Row& row : group.rows) s.tokens.push_back(row.token);
-  const size_t width = static_cast<size_t>(options_.n_embd), n = group.rows.size();
-  s.hidden.resize(drafter_->states().size() * n * width);
-  for (size_t tap = 0; tap < drafter_->states().size(); ++tap)
-    std::copy_n(hidden + (tap * n_step_rows + first_row) * width, n * width,
-                s.hidden.data() + tap * n * width);
 }
 
 void Speculation::committed(int sequence, std::span<const int32_t> path) {
@@ -76,11 +63,12 @@ void Speculation::committed(int sequence, std::span<const int32_t> path) {
   Sequence& s = at(sequence);
   std::vector<TokenId> tokens;
   for (const int32_t row : path) tokens.push_back(s.tokens[static_cast<size_t>(row)]);
-  drafter_->commit(sequence, tokens,
-                   {.hidden = s.hidden.empty() ? nullptr : s.hidden.data(),
-                    .n_step_rows = s.tokens.size(),
-                    .n_embd = static_cast<size_t>(options_.n_embd),
-                    .rows = path});
+  const int n = static_cast<int>(s.tokens.size());
+  const StateRows states = s.first_row >= 0 ? target_.states().part(s.first_row, n)
+                           : s.aside        ? s.aside->rows(0, n)
+                                            : StateRows{};
+  drafter_->commit(sequence, tokens, states.pick(path));
+  s.first_row = -1;
   telemetry_.commit_seconds += seconds_since(start);
 }
 

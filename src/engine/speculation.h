@@ -21,9 +21,7 @@ struct SpeculationOptions {
   int min_depth = 0;             // a tree that is less deep is not verified
   float min_probability = 0.0f;  // candidates below it are left out
   int n_sequences = 1;
-  int n_batch = 0;   // rows of a step
-  int max_rows = 0;  // of an uncommitted one
-  int n_embd = 0;
+  int max_rows = 0;  // of an uncommitted step
 };
 
 struct DraftAsk {
@@ -35,12 +33,13 @@ struct DraftAsk {
 
 class Speculation {
  public:
-  Speculation(std::unique_ptr<Drafter> drafter, const SpeculationOptions& options);
+  // `target` leaves the states that the drafter reads, and must outlive this.
+  Speculation(std::unique_ptr<Drafter> drafter, Backend& target, const SpeculationOptions& options);
 
   const Drafter& drafter() const { return *drafter_; }
 
-  // Where a step of n_rows leaves the states that the drafter reads; nullptr: it reads none.
-  float* hidden();
+  // A step begins: the states of uncommitted rows are put aside.
+  void before_step();
   // After a step. `seconds`: what it took.
   void took_step(const StepBatch& batch, double seconds);
   // After these of a sequence's uncommitted rows became part of it. Before its memory is cut or restored the
@@ -70,17 +69,16 @@ class Speculation {
     std::vector<DraftNode> tree;
     // Its uncommitted rows.
     std::vector<TokenId> tokens;
-    std::vector<float> hidden;  // [states][rows][n_embd]
+    int first_row = -1;  // in the last step; -1: their states were put aside
+    std::unique_ptr<StateBuffer> aside;
   };
   Sequence& at(int sequence) { return sequences_[static_cast<size_t>(sequence)]; }
-  void keep_uncommitted(const SequenceRows& group, size_t first_row, size_t n_step_rows, const float* hidden);
   void make_tree(Sequence& s, int max_nodes, int n_other);
 
   std::unique_ptr<Drafter> drafter_;
+  Backend& target_;
   SpeculationOptions options_;
   std::vector<Sequence> sequences_;
-  std::vector<float> hidden_;  // of a step: [states][n_batch][n_embd]
-  std::vector<int32_t> row_numbers_;
   StepTimes times_;
   double step_seconds_ = 0.0;  // of the last step
   SteadyTime draft_time_;      // of a round's drafts

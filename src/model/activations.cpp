@@ -93,6 +93,7 @@ void carve(Carver& carver, const ModelConfig& c, int n_batch, int n_threads, Act
   floats(&Activations::pair_weights, dim(max_pairs(c, 1)));
   ints(&Activations::expert_ids, rows * dim(c.route.n_expert_used));
   ints(&Activations::pair_rows, dim(max_pairs(c, n_batch)));
+  floats(&Activations::taps, dim(c.network.n_taps) * dim(c.n_embd));
   floats(&Activations::logits, dim(c.n_vocab));
 }
 

@@ -11,6 +11,7 @@
 #include "experts/split_options.h"
 #include "experts/telemetry.h"
 #include "kernels/isa.h"
+#include "model/hidden_states.h"
 #include "model/sequence_layout.h"
 #include "model/step.h"
 
@@ -63,6 +64,13 @@ class Backend {
   // Makes `path` of a sequence's uncommitted rows its new end. REQUIRES: parents first, each the parent of
   // the next.
   virtual void commit(int sequence, std::span<const int32_t> path) noexcept = 0;
+  // The hidden states that insert_taps() asked for, of all rows of the last step. Valid until the next one.
+  virtual StateRows states() const noexcept = 0;
+  // Throws MemoryError.
+  virtual std::unique_ptr<StateBuffer> make_states(int n_rows, int n_taps) = 0;
+  // A drafter's: makes keys and values of hidden states of its target the new end of the sequence. REQUIRES:
+  // a network with features, no uncommitted rows, at most n_batch rows.
+  virtual void append_features(int sequence, const StateRows& features) noexcept = 0;
   // Why steps can no longer be trusted; empty while they can.
   virtual std::string_view fault() const noexcept = 0;
 

@@ -24,7 +24,7 @@ Forward::Forward(const ModelConfig& config, const Weights& weights, Activations&
 
 void Forward::begin(std::span<const RowGroup> groups, std::span<const TokenId> tokens,
                     std::span<const int32_t> positions, std::span<const int32_t> row_numbers,
-                    std::span<const int32_t> logit_rows, const float* states) noexcept {
+                    std::span<const int32_t> logit_rows, std::span<const StateRows> states) noexcept {
   groups_ = groups;
   tokens_ = tokens;
   positions_ = positions;
@@ -33,20 +33,20 @@ void Forward::begin(std::span<const RowGroup> groups, std::span<const TokenId> t
   states_ = states;
 }
 
-void Forward::run(float* hidden) noexcept {
+void Forward::run() noexcept {
   const Network& net = config_.network;
   find_angles();
-  for (size_t b = 0; b < net.input.size(); ++b) run_block(-1, net.input[b], weights_.input[b], hidden);
+  for (size_t b = 0; b < net.input.size(); ++b) run_block(-1, net.input[b], weights_.input[b]);
   for (int il = 0; il < config_.n_layer; ++il) {
     const std::vector<Block>& blocks = net.layers[static_cast<size_t>(il)].blocks;
     const LayerWeights& layer = weights_.layers[static_cast<size_t>(il)];
-    for (size_t b = 0; b < blocks.size(); ++b) run_block(il, blocks[b], layer.blocks[b], hidden);
+    for (size_t b = 0; b < blocks.size(); ++b) run_block(il, blocks[b], layer.blocks[b]);
   }
   for (size_t b = 0; b < net.output.size(); ++b)
-    run_block(config_.n_layer, net.output[b], weights_.output[b], hidden);
+    run_block(config_.n_layer, net.output[b], weights_.output[b]);
 }
 
-void Forward::run_block(int il, const Block& block, const BlockWeights& w, float* hidden) noexcept {
+void Forward::run_block(int il, const Block& block, const BlockWeights& w) noexcept {
   switch (block.kind) {
     case BlockKind::Embedding:
       return embed(w);
@@ -57,7 +57,7 @@ void Forward::run_block(int il, const Block& block, const BlockWeights& w, float
     case BlockKind::FeedForward:
       return feed_forward(il, block, w);
     case BlockKind::Tap:
-      return tap(block, hidden);
+      return tap(block);
     case BlockKind::Head:
       return head(w);
     case BlockKind::NextnInput:
@@ -92,19 +92,23 @@ void Forward::nextn_input(const BlockWeights& w) noexcept {
   ActFormats formats;
   formats.add(projection);
   act_.h.set_cols(2 * width);
+  const auto state_of = [&](int r) {
+    size_t piece = 0;
+    while (r >= states_[piece].n) r -= states_[piece++].n;
+    return states_[piece].at(0, r);
+  };
   for_rows([&](int r) {
     float* const both = act_.h.row(r);
     embed_row(w[Role::Embedding], r, both);
     kernels_.rows.rms_norm(both, w.floats(Role::EmbeddingNorm), width, config_.norm_eps, both);
-    kernels_.rows.rms_norm(states_ + static_cast<int64_t>(r) * width, w.floats(Role::StateNorm), width,
-                           config_.norm_eps, both + width);
+    kernels_.rows.rms_norm(state_of(r), w.floats(Role::StateNorm), width, config_.norm_eps, both + width);
     act_.h.quantize(r, 2 * width, formats, kernels_.matmul);
   });
   const LinearJob job{.w = &projection, .x = &act_.h, .y = act_.x, .y_stride = width};
   linear_cpu({&job, 1}, n_rows(), nullptr, linear_);
 }
 
-void Forward::run_features(const float* states) noexcept {
+void Forward::run_features(const StateRows& states) noexcept {
   const BlockWeights& features = weights_.features.front();
   const Matrix& projection = features[Role::StateProjection];
   find_angles();
@@ -112,7 +116,9 @@ void Forward::run_features(const float* states) noexcept {
   formats.add(projection);
   act_.h.set_cols(projection.n_cols);
   for_rows([&](int r) {
-    std::copy_n(states + static_cast<int64_t>(r) * projection.n_cols, projection.n_cols, act_.h.row(r));
+    for (int tap = 0; tap < states.n_taps; ++tap)
+      std::copy_n(states.at(tap, r), states.n_embd,
+                  act_.h.row(r) + static_cast<int64_t>(tap) * states.n_embd);
     act_.h.quantize(r, projection.n_cols, formats, kernels_.matmul);
   });
   const LinearJob job{.w = &projection, .x = &act_.h, .y = act_.x, .y_stride = config_.n_embd};
@@ -164,10 +170,9 @@ void Forward::norm(const BlockWeights& w, std::initializer_list<Role> readers) n
   norm(w, formats);
 }
 
-void Forward::tap(const Block& block, float* hidden) const noexcept {
-  if (hidden == nullptr) return;
+void Forward::tap(const Block& block) const noexcept {
   const size_t width = static_cast<size_t>(config_.n_embd), n = tokens_.size();
-  float* const out = hidden + static_cast<size_t>(block.tap) * n * width;
+  float* const out = act_.taps + static_cast<size_t>(block.tap) * n * width;
   for (size_t r = 0; r < n; ++r)
     std::copy_n(block.tap_of == TapOf::Normed ? act_.h.row(static_cast<int>(r)) : act_.x + r * width, width,
                 out + r * width);

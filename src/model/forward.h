@@ -73,6 +73,7 @@ struct Activations {
   ExpertFfnScratch ffn_scratch;
   ExpertSums expert_sums;  // [rows][n_embd]
 
+  float* taps;    // [taps of the network][rows of the step][n_embd]
   float* logits;  // [rows][n_vocab]; only rows that are asked for are ever touched
   LinearScratch linear_scratch;
 
@@ -101,25 +102,24 @@ class Forward {
   // Which rows the next call works on. Spans must live until it ends. `logit_rows`: rows that get logits.
   void begin(std::span<const RowGroup> groups, std::span<const TokenId> tokens,
              std::span<const int32_t> positions, std::span<const int32_t> row_numbers,
-             std::span<const int32_t> logit_rows, const float* states = nullptr) noexcept;
+             std::span<const int32_t> logit_rows, std::span<const StateRows> states = {}) noexcept;
   // Counts the uses of experts, and hands routed layers to `runner`. Either may be null.
   void attach(HeatMap* heat, ExpertRunner* runner) noexcept {
     heat_ = heat;
     runner_ = runner;
   }
 
-  // The whole network: from the embedding to logits. `hidden` as in StepBatch.
-  void run(float* hidden) noexcept;
-  // Instead of run(): keys and values of the rows, of every layer, from hidden states of another network,
-  // [rows][those of the features' projection].
-  void run_features(const float* states) noexcept;
+  // The whole network: from the embedding to logits.
+  void run() noexcept;
+  // Instead of run(): keys and values of the rows, of every layer, from hidden states of another network.
+  void run_features(const StateRows& states) noexcept;
 
  private:
   template <class Body>
   void for_rows(const Body& body) noexcept;
   int n_rows() const noexcept { return static_cast<int>(tokens_.size()); }
   // Blocks of layer `il` (-1: before the layers, n_layer: after them).
-  void run_block(int il, const Block& block, const BlockWeights& w, float* hidden) noexcept;
+  void run_block(int il, const Block& block, const BlockWeights& w) noexcept;
   void embed(const BlockWeights& w) noexcept;
   void embed_row(const Matrix& table, int row, float* out) const noexcept;
   void nextn_input(const BlockWeights& w) noexcept;
@@ -127,7 +127,7 @@ class Forward {
   void delta_net(int il, const BlockWeights& w) noexcept;
   void feed_forward(int il, const Block& block, const BlockWeights& w) noexcept;
   void head(const BlockWeights& w) noexcept;
-  void tap(const Block& block, float* hidden) const noexcept;
+  void tap(const Block& block) const noexcept;
 
   // h = rms(x) of all rows, plus the forms that the matrices of these roles multiply with.
   void norm(const BlockWeights& w, std::initializer_list<Role> readers) noexcept;
@@ -162,7 +162,7 @@ class Forward {
   std::span<const int32_t> positions_;
   std::span<const int32_t> row_numbers_;  // 0, 1, 2, ...
   std::span<const int32_t> logit_rows_;
-  const float* states_ = nullptr;
+  std::span<const StateRows> states_;
 };
 
 }  // namespace thermo

@@ -32,6 +32,7 @@ struct Model::Impl {
   std::vector<RowLogits> row_logits;
   std::vector<int32_t> row_numbers;
   int words_per_row;
+  int n_step_rows = 0;  // of the last step
   // Of each sequence: what its uncommitted rows chose, [layer][row][n_expert_used].
   struct DraftExperts {
     std::vector<int32_t> ids;
@@ -183,7 +184,12 @@ StepOutput Model::step(const StepBatch& batch) noexcept {
   m.pass.begin(m.groups, std::span(m.tokens).first(n), std::span(m.positions).first(n), m.row_numbers,
                m.logit_rows, batch.states);
   if (m.experts) m.experts->begin_step(static_cast<int>(n));
-  m.pass.run(batch.hidden);
+  m.pass.run();
+  m.n_step_rows = batch.n_rows();
+  if (batch.hidden != nullptr)
+    std::copy_n(m.act.taps,
+                static_cast<size_t>(m.config.network.n_taps) * n * static_cast<size_t>(m.config.n_embd),
+                batch.hidden);
   int n_committed = 0;
   for (const RowGroup& group : m.groups)
     if (!group.uncommitted) {
@@ -202,9 +208,24 @@ std::span<const float> Model::fetch_logits(int i) noexcept {
   return impl_->logits_of(static_cast<size_t>(i));
 }
 
-void Model::append_features(int sequence, const float* features, int n) noexcept {
+StateRows Model::states() const noexcept {
+  const Impl& m = *impl_;
+  return {.data = m.act.taps,
+          .n_taps = m.config.network.n_taps,
+          .n_embd = m.config.n_embd,
+          .tap_stride = static_cast<int64_t>(m.n_step_rows) * m.config.n_embd,
+          .row_stride = m.config.n_embd,
+          .n = m.n_step_rows};
+}
+
+std::unique_ptr<StateBuffer> Model::make_states(int n_rows, int n_taps) {
+  return std::make_unique<HostStates>(n_rows, n_taps, impl_->config.n_embd);
+}
+
+void Model::append_features(int sequence, const StateRows& features) noexcept {
   Impl& m = *impl_;
   SequenceState& state = m.sequence(sequence);
+  const int n = features.n;
   const auto rows = static_cast<size_t>(n);
   for (size_t r = 0; r < rows; ++r) m.positions[r] = state.n_past() + static_cast<int>(r);
   const RowGroup group{.sequence = &state,

@@ -31,15 +31,15 @@ class Model final : public Backend {
                                   size_t max_panel_bytes);
   const Weights& weights() const;
   HeatMap* heat() noexcept;  // nullptr for a model without experts
-  // A drafter's: makes keys and values of n positions of hidden states of its target, [n][features], the new
-  // end of the sequence. REQUIRES: a network with features, no uncommitted rows, n <= n_batch.
-  void append_features(int sequence, const float* features, int n) noexcept;
 
   const ModelConfig& config() const override;
   bool is_gpu() const noexcept override { return false; }
   StepOutput step(const StepBatch& batch) noexcept override;
   std::span<const float> fetch_logits(int i) noexcept override;
   void commit(int sequence, std::span<const int32_t> path) noexcept override;
+  StateRows states() const noexcept override;
+  std::unique_ptr<StateBuffer> make_states(int n_rows, int n_taps) override;
+  void append_features(int sequence, const StateRows& features) noexcept override;
   std::string_view fault() const noexcept override;
 
   int n_past(int sequence) const noexcept override;

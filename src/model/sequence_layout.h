@@ -48,6 +48,14 @@ class SequenceLayout {
 
   bool is_recurrent(int layer) const { return recurrent_[static_cast<size_t>(layer)]; }
   int n_layers() const { return static_cast<int>(index_.size()); }
+  // How many layers of a kind there are, the first of them, and the bytes from one to the next.
+  int n_attention() const { return n_attention_; }
+  int n_recurrent() const { return n_recurrent_; }
+  int first_attention() const { return first_of(false); }
+  int first_recurrent() const { return first_of(true); }
+  size_t kv_layer_bytes() const { return kv_layer_; }
+  size_t recurrent_layer_bytes() const { return recurrent_layer_; }
+  size_t tape_layer_bytes() const { return tape_layer_; }
   // Bytes from one slot to the next.
   size_t k_slot_bytes() const { return k_slot_; }
   size_t v_slot_bytes() const { return v_slot_; }
@@ -120,6 +128,11 @@ class SequenceLayout {
     tape_layer_ = tape_conv_ + tape_k_ + tape_g_ + floats(o.max_draft_rows, c.ssm_n_head_v, c.ssm_dim);
   }
 
+  int first_of(bool recurrent) const {
+    int il = 0;
+    while (recurrent_[static_cast<size_t>(il)] != recurrent) ++il;
+    return il;
+  }
   size_t part(int sequence, int layer, size_t sequence_bytes, size_t layer_bytes) const {
     return static_cast<size_t>(sequence) * sequence_bytes +
            static_cast<size_t>(index_[static_cast<size_t>(layer)]) * layer_bytes;

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "kernels/sample/sample.h"
+#include "model/hidden_states.h"
 
 namespace thermo {
 
@@ -31,10 +32,12 @@ struct SequenceRows {
 
 struct StepBatch {
   std::span<const SequenceRows> groups = {};  // each of another sequence; the step's rows are counted through
-  float* hidden = nullptr;  // [taps of the network][n_rows][n_embd]: the states that insert_taps() asked for;
-                            // for verification and drafters. nullptr: not wanted
-  const float* states = nullptr;  // [n_rows][n_embd]: hidden states of another network that the rows come
-                                  // with; only for a network that begins with a next-token input
+  // In main memory, [taps of the network][n_rows][n_embd]: gets the states that insert_taps() asked for.
+  // nullptr: not wanted; Backend::states() has them where they were computed.
+  float* hidden = nullptr;
+  // Hidden states of another network that the rows come with, in their order, in the backend's memory; only
+  // for a network that begins with a next-token input.
+  std::span<const StateRows> states = {};
 
   int n_rows() const {
     size_t n = 0;

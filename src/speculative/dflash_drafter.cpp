@@ -3,56 +3,36 @@
 #include <algorithm>
 
 namespace thermo {
-namespace {
 
-constexpr int kBatch = 256;        // rows of a pass
-constexpr size_t kQueueRows = 64;  // that wait at most
-
-}  // namespace
-
-ModelOptions drafter_model_options(const DrafterOptions& options, int block) {
-  ModelOptions o;
-  o.n_batch = kBatch;
-  o.n_sequences = options.n_sequences;
-  o.sequence = {
-      .n_ctx = options.n_ctx, .max_draft_rows = block, .k_type = options.k_type, .v_type = options.v_type};
-  o.isa = options.isa;
-  return o;
-}
-
-DflashDrafter::DflashDrafter(DflashConfig config, const GgufFile& file, const Weights& target,
-                             const DrafterOptions& options, ThreadPool& pool)
-    : config_(std::move(config)),
-      width_(config_.states.size() * static_cast<size_t>(config_.model.n_embd)),
-      model_(config_.model, load_dflash_weights(config_, file, target, options.repack, pool),
-             drafter_model_options(options, config_.block), pool),
-      queues_(static_cast<size_t>(options.n_sequences)) {
-  rows_.reserve(kBatch);
+DflashDrafter::DflashDrafter(DflashConfig config, std::unique_ptr<Backend> model, int n_sequences)
+    : config_(std::move(config)), model_(std::move(model)), queues_(static_cast<size_t>(n_sequences)) {
+  for (Queue& queue : queues_)
+    queue.states = model_->make_states(kDrafterQueueRows, static_cast<int>(config_.states.size()));
+  rows_.reserve(kDrafterBatch);
 }
 
 void DflashDrafter::commit(int sequence, std::span<const TokenId> tokens, const StateRows& states) {
-  StateQueue& queue = queues_[static_cast<size_t>(sequence)];
-  for (size_t i = 0; i < tokens.size(); ++i) queue.push(tokens[i], states, i, config_.states.size());
-  if (queue.size() > kQueueRows) flush(sequence);
+  const int n = static_cast<int>(tokens.size());
+  if (queue(sequence).n + n > kDrafterQueueRows) flush(sequence);
+  if (n > kDrafterQueueRows) return append(sequence, states);
+  queue(sequence).states->put(queue(sequence).n, states);
+  queue(sequence).n += n;
+}
+
+void DflashDrafter::append(int sequence, const StateRows& states) {
+  for (int at = 0; at < states.n; at += kDrafterBatch)
+    model_->append_features(sequence, states.part(at, std::min(kDrafterBatch, states.n - at)));
 }
 
 void DflashDrafter::flush(int sequence) {
-  StateQueue& queue = queues_[static_cast<size_t>(sequence)];
-  for (size_t at = 0; at < queue.size(); at += kBatch)
-    model_.append_features(sequence, queue.states.data() + at * width_,
-                           static_cast<int>(std::min<size_t>(kBatch, queue.size() - at)));
-  queue.resize(0, width_);
+  append(sequence, queue(sequence).states->rows(0, queue(sequence).n));
+  queue(sequence).n = 0;
 }
 
 void DflashDrafter::truncate(int sequence, int n) {
-  StateQueue& queue = queues_[static_cast<size_t>(sequence)];
-  const int n_past = model_.n_past(sequence);
-  if (n <= n_past) {
-    model_.truncate(sequence, n);
-    queue.resize(0, width_);
-  } else if (static_cast<size_t>(n - n_past) < queue.size()) {
-    queue.resize(static_cast<size_t>(n - n_past), width_);
-  }
+  const int n_past = model_->n_past(sequence);
+  if (n < n_past) model_->truncate(sequence, n);
+  queue(sequence).n = std::clamp(n - n_past, 0, queue(sequence).n);
 }
 
 void DflashDrafter::add_block(TokenId root, int n_logits, std::vector<Row>& rows) const {
@@ -63,7 +43,7 @@ void DflashDrafter::add_block(TokenId root, int n_logits, std::vector<Row>& rows
 }
 
 void DflashDrafter::draft(std::span<const DraftRequest> requests, std::span<Draft> drafts) {
-  const auto n_at_once = static_cast<size_t>(std::max(1, kBatch / config_.block));
+  const auto n_at_once = static_cast<size_t>(std::max(1, kDrafterBatch / config_.block));
   for (size_t begin = 0; begin < requests.size(); begin += n_at_once) {
     const auto now = requests.subspan(begin, std::min(n_at_once, requests.size() - begin));
     rows_.clear();
@@ -76,14 +56,15 @@ void DflashDrafter::draft(std::span<const DraftRequest> requests, std::span<Draf
     for (size_t i = 0; i < now.size(); ++i)
       groups_.push_back({.sequence = now[i].sequence,
                          .rows = std::span<const Row>(rows_).subspan(i * block, block),
-                         .uncommitted = true});
-    const StepOutput output = model_.step({.groups = groups_});
+                         .uncommitted = true,
+                         .need = LogitsNeed::Few});
+    const StepOutput output = model_->step({.groups = groups_});
     size_t row = 0;
     for (size_t i = 0; i < now.size(); ++i) {
       Draft& draft = drafts[begin + i];
       draft.reset(now[i].n_depths, now[i].n_ranks);
-      for (int depth = 1; depth <= now[i].n_depths; ++depth)
-        best_candidates(output.rows[row++].logits, draft.tokens_at(depth), draft.logprobs_at(depth));
+      for (int depth = 1; depth <= now[i].n_depths && row < output.rows.size(); ++depth)
+        best_candidates(output.rows[row++], draft.tokens_at(depth), draft.logprobs_at(depth));
     }
   }
 }
@@ -94,7 +75,7 @@ StepOutput DflashDrafter::run_block(int sequence, TokenId root, float* hidden) {
   add_block(root, config_.block, rows_);
   rows_.front().want_logits = true;
   const SequenceRows group{.sequence = sequence, .rows = rows_, .uncommitted = true};
-  return model_.step({.groups = {&group, 1}, .hidden = hidden});
+  return model_->step({.groups = {&group, 1}, .hidden = hidden});
 }
 
 }  // namespace thermo

@@ -1,33 +1,18 @@
-// A DFlash drafter on the processor: a small network that fills a block of masked positions in one pass. It
-// sees hidden states of the target for everything that is committed, as keys and values of its own, which are
-// computed once and kept.
+// A DFlash drafter: a small network that fills a block of masked positions in one pass. It sees hidden states
+// of the target for everything that is committed, as keys and values of its own, which are computed once and
+// kept.
 #pragma once
 
 #include "model/drafter_network.h"
-#include "model/model.h"
-#include "speculative/state_queue.h"
+#include "speculative/drafter.h"
 
 namespace thermo {
 
-class GgufFile;
-
-struct DrafterOptions {
-  int n_ctx = 0;
-  int n_sequences = 1;
-  KvType k_type = KvType::F16;  // of its own cache
-  KvType v_type = KvType::F16;
-  Isa isa = Isa::Portable;
-  bool repack = true;
-};
-
-// What a drafter's model takes for these options; arithmetic only.
-ModelOptions drafter_model_options(const DrafterOptions& options, int block);
-
 class DflashDrafter final : public Drafter {
  public:
-  // `file` and `target` must outlive it.
-  DflashDrafter(DflashConfig config, const GgufFile& file, const Weights& target,
-                const DrafterOptions& options, ThreadPool& pool);
+  // `model` runs the drafter's network where the target runs, with drafter_model_options() and a block of
+  // draft rows.
+  DflashDrafter(DflashConfig config, std::unique_ptr<Backend> model, int n_sequences);
 
   std::string_view name() const override { return "dflash"; }
   int max_depth() const override { return config_.block - 1; }
@@ -41,15 +26,22 @@ class DflashDrafter final : public Drafter {
   // One pass over the block of `root`, with logits of every slot; for verification. `hidden`: [block][n_embd]
   // after the last norm, or nullptr.
   StepOutput run_block(int sequence, TokenId root, float* hidden);
+  Backend& model() { return *model_; }
 
  private:
+  // States that wait until the drafter drafts, or until they are many.
+  struct Queue {
+    std::unique_ptr<StateBuffer> states;
+    int n = 0;
+  };
+  Queue& queue(int sequence) { return queues_[static_cast<size_t>(sequence)]; }
+  void append(int sequence, const StateRows& states);
   void flush(int sequence);
   void add_block(TokenId root, int n_logits, std::vector<Row>& rows) const;
 
   DflashConfig config_;
-  size_t width_;  // of the features
-  Model model_;
-  std::vector<StateQueue> queues_;
+  std::unique_ptr<Backend> model_;
+  std::vector<Queue> queues_;
   std::vector<Row> rows_;
   std::vector<SequenceRows> groups_;
 };

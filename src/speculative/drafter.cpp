@@ -99,4 +99,53 @@ void best_candidates(std::span<const float> logits, std::span<int32_t> tokens, s
   for (float& value : logprobs.first(n)) value = static_cast<float>(static_cast<double>(value) - log_sum);
 }
 
+namespace {
+
+void best_candidates(const TopLogits& top, std::span<int32_t> tokens, std::span<float> logprobs) {
+  std::fill(logprobs.begin(), logprobs.end(), kAbsent);
+  const size_t n = tokens.size();
+  if (n == 0 || top.best < 0 || !std::isfinite(top.max) || !(top.sum_exp > 0.0f)) return;
+  const float log_sum = top.max + std::log(top.sum_exp);
+  tokens[0] = top.best;
+  logprobs[0] = top.max - log_sum;
+  size_t found = 1;
+  for (const TokenLogit& entry : top.list()) {
+    if (entry.id == top.best) continue;
+    const float value = entry.logit - log_sum;
+    // Equal ones by id, as they come in a row.
+    const auto before = [&](size_t i) {
+      return value > logprobs[i] || (value == logprobs[i] && entry.id < tokens[i]);
+    };
+    if (found == n && (n == 1 || !before(n - 1))) continue;
+    size_t at = found < n ? found++ : n - 1;
+    for (; at > 1 && before(at - 1); --at) {
+      logprobs[at] = logprobs[at - 1];
+      tokens[at] = tokens[at - 1];
+    }
+    logprobs[at] = value;
+    tokens[at] = entry.id;
+  }
+}
+
+}  // namespace
+
+void best_candidates(const RowLogits& row, std::span<int32_t> tokens, std::span<float> logprobs) {
+  if (row.top != nullptr)
+    best_candidates(*row.top, tokens, logprobs);
+  else
+    best_candidates(row.logits, tokens, logprobs);
+}
+
+ModelOptions drafter_model_options(const DrafterOptions& options, int max_draft_rows) {
+  ModelOptions o;
+  o.n_batch = kDrafterBatch;
+  o.n_sequences = options.n_sequences;
+  o.sequence = {.n_ctx = options.n_ctx,
+                .max_draft_rows = max_draft_rows,
+                .k_type = options.k_type,
+                .v_type = options.v_type};
+  o.isa = options.isa;
+  return o;
+}
+
 }  // namespace thermo

@@ -11,22 +11,11 @@
 #include <string_view>
 #include <vector>
 
+#include "model/backend.h"
 #include "model/step.h"
 #include "speculative/ddtree.h"
 
 namespace thermo {
-
-// Hidden states of the target for some rows of a step, as StepBatch::hidden has them.
-struct StateRows {
-  const float* hidden = nullptr;  // [taps][n_step_rows][n_embd]; nullptr: there are none
-  size_t n_step_rows = 0;
-  size_t n_embd = 0;
-  std::span<const int32_t> rows = {};  // of the step, in the order of the tokens
-
-  const float* row(size_t tap, size_t i) const {
-    return hidden + (tap * n_step_rows + static_cast<size_t>(rows[i])) * n_embd;
-  }
-};
 
 // What is known of a sequence whose next tokens are to be guessed.
 struct DraftRequest {
@@ -57,13 +46,13 @@ class Drafter {
 
   virtual std::string_view name() const = 0;
   virtual int max_depth() const = 0;
-  // Hidden states of the target that it reads, as insert_taps() counts them, increasing; the taps of
-  // StateRows are these.
+  // Hidden states of the target that it reads, as insert_taps() counts them, increasing; the taps of the rows
+  // that it is told of.
   virtual std::span<const int> states() const { return {}; }
   // Bytes of its own, beyond the target's weights.
   virtual uint64_t bytes() const { return 0; }
 
-  // `tokens` are the new end of the sequence.
+  // `tokens` are the new end of the sequence, `states` what the target had at each of them.
   virtual void commit(int sequence, std::span<const TokenId> tokens, const StateRows& states) = 0;
   // Fills drafts[i] for requests[i], which are of different sequences. A position that it knows nothing
   // about has no candidates, and none after it.
@@ -90,8 +79,22 @@ struct SampledChoice {
 // a greedy choice.
 void couple(Draft& draft, const SampledChoice& choice);
 
-// The n best of a row of logits, best first, with exact log-probabilities: the sum goes over the whole row. A
-// row with a NaN, or with nothing but -inf, gives no candidates.
+// The n best of a row of logits, best first, with exact log-probabilities: the sum goes over the whole row.
+// Nothing but -inf gives no candidates, and neither does a NaN in a row that is looked at.
 void best_candidates(std::span<const float> logits, std::span<int32_t> tokens, std::span<float> logprobs);
+void best_candidates(const RowLogits& row, std::span<int32_t> tokens, std::span<float> logprobs);
+
+// A drafter's own model, wherever it runs.
+struct DrafterOptions {
+  int n_ctx = 0;
+  int n_sequences = 1;
+  KvType k_type = KvType::F16;  // of its own cache
+  KvType v_type = KvType::F16;
+  Isa isa = Isa::Portable;
+};
+inline constexpr int kDrafterBatch = 256;     // rows of a pass
+inline constexpr int kDrafterQueueRows = 64;  // told and not computed yet, of a sequence
+// `max_draft_rows`: a DFlash drafter's block, else 0. Arithmetic only.
+ModelOptions drafter_model_options(const DrafterOptions& options, int max_draft_rows);
 
 }  // namespace thermo

@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "base/error.h"
 #include "base/json.h"
 #include "base/thread_pool.h"
 #include "cli/options/draft_options.h"
+#include "engine/gpu_backend.h"
 #include "gguf/gguf_file.h"
+#include "model/model.h"
 #include "speculative/dflash_drafter.h"
 #include "speculative/mtp_drafter.h"
 
@@ -34,18 +37,25 @@ std::vector<float> all_logits(const StepOutput& output) {
   throw ThermoError(ExitCode::Internal, "verify: a step was refused: " + error.message);
 }
 
-// Rows of recorded hidden states as a step would have left them.
-struct RecordedStates {
-  std::vector<float> hidden;  // [taps][n][n_embd]
-  size_t n = 0, n_embd = 0;
-  std::vector<int32_t> rows;
+// Makes the drafter's model where it is to be verified.
+using MakeModel = std::function<std::unique_ptr<Backend>(ModelConfig, Weights, const ModelOptions&)>;
 
-  StateRows view(size_t begin, size_t end) {
-    rows.clear();
-    for (size_t i = begin; i < end; ++i) rows.push_back(static_cast<int32_t>(i));
-    return {.hidden = hidden.data(), .n_step_rows = n, .n_embd = n_embd, .rows = rows};
+// Recorded hidden states, [taps][n][n_embd], as a step of the target would have left them.
+std::unique_ptr<StateBuffer> put_states(Backend& model, std::span<const float> hidden, size_t n_taps) {
+  const auto width = static_cast<size_t>(model.config().n_embd), n = hidden.size() / n_taps / width;
+  std::unique_ptr<StateBuffer> states = model.make_states(static_cast<int>(n), static_cast<int>(n_taps));
+  std::vector<float> row(n_taps * width);
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t tap = 0; tap < n_taps; ++tap)
+      std::copy_n(hidden.data() + (tap * n + i) * width, width, row.data() + tap * width);
+    states->write(static_cast<int>(i), row);
   }
-};
+  return states;
+}
+
+StateRows rows_of(const StateBuffer& states, size_t begin, size_t end) {
+  return states.rows(static_cast<int>(begin), static_cast<int>(end - begin));
+}
 
 std::vector<size_t> read_anchors(const GgufFile& expected, size_t n_ids) {
   std::vector<size_t> anchors;
@@ -59,23 +69,29 @@ std::vector<size_t> read_anchors(const GgufFile& expected, size_t n_ids) {
 
 std::vector<DraftCheck> check_dflash(const GgufFile& drafter_file, const ModelConfig& target,
                                      const Weights& weights, const GgufFile& expected,
-                                     const DrafterOptions& options, ThreadPool& pool) {
+                                     const DrafterOptions& options, bool repack, const MakeModel& make_model,
+                                     ThreadPool& pool) {
   const DflashConfig config = read_dflash_config(drafter_file, target);
-  DflashDrafter drafter(config, drafter_file, weights, options, pool);
+  DflashDrafter drafter(
+      config,
+      make_model(config.model, load_dflash_weights(config, drafter_file, weights, repack, pool),
+                 drafter_model_options(options, config.block)),
+      1);
   const std::vector<TokenId> ids = read_reference_ids(expected, "ids", target);
   const auto block = static_cast<size_t>(config.block), width = static_cast<size_t>(target.n_embd);
   const std::vector<size_t> anchors = read_anchors(expected, ids.size());
-  RecordedStates states{
-      .hidden = {}, .n = anchors.empty() ? ids.size() - 1 : ids.size(), .n_embd = width, .rows = {}};
+  const size_t n_states = anchors.empty() ? ids.size() - 1 : ids.size();
+  std::vector<float> features;
   for (const int layer : config.layers) {
     const std::vector<float> rows =
-        read_reference_rows(expected, fmt::format("feature.{}", layer), target.n_embd, states.n);
-    states.hidden.insert(states.hidden.end(), rows.begin(), rows.end());
+        read_reference_rows(expected, fmt::format("feature.{}", layer), target.n_embd, n_states);
+    features.insert(features.end(), rows.begin(), rows.end());
   }
+  const std::unique_ptr<StateBuffer> states = put_states(drafter.model(), features, config.layers.size());
   std::vector<DraftCheck> checks;
   std::vector<float> hidden(block * width);
   if (anchors.empty()) {  // one block, after all but the last token; its first slot predicts nothing
-    drafter.commit(0, std::span(ids).first(states.n), states.view(0, states.n));
+    drafter.commit(0, std::span(ids).first(n_states), rows_of(*states, 0, n_states));
     const std::vector<float> ours = all_logits(drafter.run_block(0, ids.back(), hidden.data()));
     const std::vector<float> want = read_reference_rows(expected, "logits", target.n_vocab, block);
     const auto first = static_cast<size_t>(target.n_vocab);
@@ -84,7 +100,7 @@ std::vector<DraftCheck> check_dflash(const GgufFile& drafter_file, const ModelCo
   }
   size_t done = 0;
   for (const size_t anchor : anchors) {
-    drafter.commit(0, std::span(ids).subspan(done, anchor - done), states.view(done, anchor));
+    drafter.commit(0, std::span(ids).subspan(done, anchor - done), rows_of(*states, done, anchor));
     done = anchor;
     const std::vector<float> ours = all_logits(drafter.run_block(0, ids[anchor], hidden.data()));
     const std::string name = fmt::format("anchor.{}", anchor);
@@ -100,19 +116,20 @@ std::vector<DraftCheck> check_dflash(const GgufFile& drafter_file, const ModelCo
 }
 
 std::vector<DraftCheck> check_mtp(const ModelConfig& target, const Weights& weights, const GgufFile& expected,
-                                  DrafterOptions options, ThreadPool& pool) {
+                                  DrafterOptions options, const MakeModel& make_model) {
   const std::vector<TokenId> ids = read_reference_ids(expected, "ids", target);
-  const size_t width = static_cast<size_t>(target.n_embd);
   const std::vector<size_t> anchors = read_anchors(expected, ids.size());
   options.n_sequences = 1 + static_cast<int>(anchors.size());
-  MtpDrafter drafter(target, weights, options, pool);
-  RecordedStates states{.hidden = read_reference_rows(expected, "hidden", target.n_embd, ids.size()),
-                        .n = ids.size(),
-                        .n_embd = width,
-                        .rows = {}};
+  const ModelConfig config = nextn_network(target);
+  MtpDrafter drafter(
+      target.n_layer,
+      make_model(config, Weights::of_nextn(config, weights), drafter_model_options(options, 0)),
+      options.n_sequences);
+  const std::unique_ptr<StateBuffer> states =
+      put_states(drafter.model(), read_reference_rows(expected, "hidden", target.n_embd, ids.size()), 1);
   std::vector<DraftCheck> checks;
   const std::vector<float> ours =
-      all_logits(drafter.run_pairs(0, std::span(ids).subspan(1), states.hidden.data()));
+      all_logits(drafter.run_pairs(0, std::span(ids).subspan(1), rows_of(*states, 0, ids.size() - 1)));
   checks.push_back(check_logits("mtp.logits", ours,
                                 read_reference_rows(expected, "mtp.logits", target.n_vocab, ids.size() - 1),
                                 target.n_vocab));
@@ -120,7 +137,7 @@ std::vector<DraftCheck> check_mtp(const ModelConfig& target, const Weights& weig
     const int sequence = 1 + static_cast<int>(a);
     const std::string name = fmt::format("chain.{}.ids", anchors[a]);
     const std::vector<TokenId> chain = read_reference_ids(expected, name, target);
-    drafter.commit(sequence, std::span(ids).first(anchors[a]), states.view(0, anchors[a]));
+    drafter.commit(sequence, std::span(ids).first(anchors[a]), rows_of(*states, 0, anchors[a]));
     const DraftRequest request{.sequence = sequence,
                                .root = ids[anchors[a]],
                                .n_depths = static_cast<int>(chain.size()),
@@ -206,21 +223,27 @@ std::vector<DraftCheck> check_tree(const GgufFile& file, const ModelConfig& conf
 std::vector<DraftCheck> check_drafter(const GgufFile& file, const ModelConfig& config,
                                       const std::string& draft, const GgufFile& expected,
                                       const EngineOptions& options) {
-  if (options.device.kind == DeviceChoice::Kind::Gpu)
-    throw ConfigError("drafting runs on the processor only so far; use --device cpu");
   if (draft == "mtp" && config.n_nextn == 0)
     throw ConfigError("--draft mtp: this model has no next-token block");
   ThreadPool pool({.n_threads = options.n_threads, .pin = options.pin_threads});
-  const Weights weights = Weights::load(config, file, options.repack, pool, {});
+  std::string note;
+  const std::optional<GpuChoice> gpu = choose_gpu(options.device, note);
+  const bool repack = options.repack && !gpu;  // a GPU packs what it uploads
+  const Weights weights = Weights::load(config, file, repack, pool, {});
   const DrafterOptions drafter{.n_ctx = 1024,
                                .n_sequences = 1,
                                .k_type = options.k_type.value_or(KvType::F32),
                                .v_type = options.v_type.value_or(KvType::F32),
-                               .isa = options.isa.value_or(best_isa()),
-                               .repack = options.repack};
-  if (draft == "mtp") return check_mtp(config, weights, expected, drafter, pool);
+                               .isa = options.isa.value_or(best_isa())};
+  const MakeModel make_model = [&](ModelConfig network, Weights w,
+                                   ModelOptions model) -> std::unique_ptr<Backend> {
+    if (!gpu) return std::make_unique<Model>(std::move(network), std::move(w), model, pool);
+    model.device = gpu->index;
+    return make_gpu_drafter(std::move(network), w, model, nullptr, pool);
+  };
+  if (draft == "mtp") return check_mtp(config, weights, expected, drafter, make_model);
   const GgufFile drafter_file = open_drafter(draft);
-  return check_dflash(drafter_file, config, weights, expected, drafter, pool);
+  return check_dflash(drafter_file, config, weights, expected, drafter, repack, make_model, pool);
 }
 
 std::string draft_checks_table(const std::vector<DraftCheck>& checks, bool passed) {

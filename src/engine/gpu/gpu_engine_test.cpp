@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
 
 #include "base/error.h"
 #include "base/units.h"
@@ -10,6 +13,7 @@
 #include "device/device_info.h"
 #include "device/testing/skip_without_gpu.h"
 #include "engine/engine.h"
+#include "engine/memory_plan.h"
 #include "gguf/gguf_file.h"
 #include "sampling/sampler.h"
 
@@ -43,11 +47,13 @@ std::vector<TokenId> prompt(int seed, int n = 12) {
 
 std::vector<TokenId> generate(Session& session, const SamplingParams& sampling, int n) {
   std::vector<TokenId> tokens;
-  const Result<GenerateResult> result = session.generate(
-      {.sampling = sampling, .max_tokens = n, .stop_tokens = {}}, [&](const GeneratedToken& token) {
-        tokens.push_back(token.id);
-        return true;
-      });
+  GenerateOptions options;
+  options.sampling = sampling;
+  options.max_tokens = n;
+  const Result<GenerateResult> result = session.generate(options, [&](const GeneratedToken& token) {
+    tokens.push_back(token.id);
+    return true;
+  });
   EXPECT_TRUE(result.has_value());
   return tokens;
 }
@@ -142,6 +148,134 @@ TEST(GpuEngine, KeepsTheLogitsOfRequestsThatRanTogether) {
   for (const size_t i : {0, 1, 2}) {
     const std::span<const float> logits = sessions[i].logits();
     EXPECT_EQ(std::max_element(logits.begin(), logits.end()) - logits.begin(), best[i]) << i;
+  }
+}
+
+const GgufFile& plankton_drafter() {
+  static const GgufFile file(std::string(THERMO_MODELS) + "/plankton-draft-q8_0.gguf");
+  return file;
+}
+
+// Where a drafted text first differs from the plain one, what plain decoding chose and what was written must
+// have been nearly as good: steps of several rows round activations differently. Rounding to 8 bits moves a
+// logit by up to 0.15 of the deviation.
+void expect_nearly_a_tie(Engine& plain, const std::vector<TokenId>& start, const std::vector<TokenId>& want,
+                         const std::vector<TokenId>& got) {
+  const size_t at =
+      static_cast<size_t>(std::mismatch(want.begin(), want.end(), got.begin()).first - want.begin());
+  Session session = std::move(plain.open_session().value());
+  ASSERT_TRUE(session.append(start).ok());
+  for (size_t i = 0; i < at; ++i) ASSERT_TRUE(session.append({&want[i], 1}).ok());
+  const std::span<const float> logits = session.logits();
+  double sum = 0.0, squares = 0.0;
+  for (const float x : logits) sum += x, squares += static_cast<double>(x) * x;
+  const double n = static_cast<double>(logits.size()), mean = sum / n,
+               deviation = std::sqrt(squares / n - mean * mean);
+  const auto logit = [&](TokenId id) { return static_cast<double>(logits[static_cast<size_t>(id)]); };
+  EXPECT_LE(std::fabs(logit(want[at]) - logit(got[at])), 0.3 * deviation) << "token " << at;
+}
+
+TEST(GpuEngine, WritesTheTextOfPlainDecodingWithADraft) {
+  SKIP_WITHOUT_GPU();
+  Engine plain(plankton(), on_gpu());
+  const int n_prompts = 6, n_tokens = 48;
+  std::vector<std::vector<TokenId>> want;
+  for (int i = 0; i < n_prompts; ++i) {
+    Session session = std::move(plain.open_session().value());
+    ASSERT_TRUE(session.append(prompt(i, 10 + 20 * i)).ok());
+    want.push_back(generate(session, {.temperature = 0.0f}, n_tokens));
+  }
+  for (const DraftOptions::Kind kind :
+       {DraftOptions::Kind::Lookup, DraftOptions::Kind::Mtp, DraftOptions::Kind::File})
+    for (const int budget : {1, 7, 16, 63, 0}) {
+      EngineOptions options = on_gpu();
+      options.draft.kind = kind;
+      options.draft.file = &plankton_drafter();
+      options.draft.budget = budget;
+      Engine engine(plankton(), options);
+      int n_different = 0;
+      for (int i = 0; i < n_prompts; ++i) {
+        SCOPED_TRACE(::testing::Message() << engine.draft_telemetry().drafter << " budget " << budget);
+        Session session = std::move(engine.open_session().value());
+        const std::vector<TokenId> start = prompt(i, 10 + 20 * i);
+        ASSERT_TRUE(session.append(start).ok());
+        const std::vector<TokenId> got = generate(session, {.temperature = 0.0f}, n_tokens);
+        ASSERT_EQ(got.size(), want[static_cast<size_t>(i)].size());
+        if (got == want[static_cast<size_t>(i)]) continue;
+        ++n_different;
+        expect_nearly_a_tie(plain, start, want[static_cast<size_t>(i)], got);
+      }
+      const DraftTelemetry telemetry = engine.draft_telemetry();
+      EXPECT_TRUE(budget == 0 || kind == DraftOptions::Kind::Lookup || telemetry.n_rounds > 0)
+          << "silently never drafted";
+      RecordProperty(telemetry.drafter + std::to_string(budget) + "_different", n_different);
+      if (budget == 7)
+        std::printf("%s: %d of %d texts differ, %.2f tokens a step\n", telemetry.drafter.c_str(), n_different,
+                    n_prompts, telemetry.tokens_per_step());
+    }
+}
+
+TEST(GpuEngine, DraftsForRequestsThatRunTogether) {
+  SKIP_WITHOUT_GPU();
+  for (const DraftOptions::Kind kind : {DraftOptions::Kind::Mtp, DraftOptions::Kind::File}) {
+    std::vector<std::vector<TokenId>> answers[2];
+    for (const int together : {1, 5}) {
+      EngineOptions options = on_gpu(together);
+      options.draft.kind = kind;
+      options.draft.file = &plankton_drafter();
+      options.draft.budget = 7;
+      Engine engine(plankton(), options);
+      std::vector<std::vector<TokenId>>& texts = answers[together > 1];
+      texts.resize(5);
+      for (int first = 0; first < 5; first += together) {
+        std::vector<Session> sessions;
+        std::map<RequestId, size_t> of;
+        RequestLoop loop(engine);
+        for (int i = first; i < first + together; ++i) {
+          sessions.push_back(std::move(engine.open_session().value()));
+          GenerateOptions generate;
+          generate.max_tokens = 24;
+          generate.sampling.temperature = 0.0f;
+          of[loop.add(sessions.back(), prompt(i, 20 + i), generate).value()] = static_cast<size_t>(i);
+        }
+        while (!loop.empty())
+          for (const RequestEvent& event : loop.step()) {
+            if (const auto* token = std::get_if<GeneratedToken>(&event.what))
+              texts[of[event.request]].push_back(token->id);
+            EXPECT_FALSE(std::holds_alternative<Error>(event.what));
+          }
+      }
+      EXPECT_GT(engine.draft_telemetry().n_rounds, 0u);
+    }
+    Engine plain(plankton(), on_gpu());
+    for (size_t i = 0; i < 5; ++i) {
+      ASSERT_EQ(answers[0][i].size(), 24u);
+      ASSERT_EQ(answers[1][i].size(), 24u);
+      if (answers[0][i] != answers[1][i])
+        expect_nearly_a_tie(plain, prompt(static_cast<int>(i), 20 + static_cast<int>(i)), answers[0][i],
+                            answers[1][i]);
+    }
+  }
+}
+
+// A drafter and the states on their way to it are in the plan.
+TEST(GpuEngine, PlansTheMemoryOfADrafter) {
+  SKIP_WITHOUT_GPU();
+  for (const DraftOptions::Kind kind : {DraftOptions::Kind::Mtp, DraftOptions::Kind::File}) {
+    EngineOptions options = on_gpu(3);
+    options.draft.kind = kind;
+    options.draft.file = &plankton_drafter();
+    const size_t before = DeviceBuffer::total_bytes();
+    const Engine engine(plankton(), options);
+    const uint64_t taken = DeviceBuffer::total_bytes() - before;
+    uint64_t planned = 0, drafter = 0;
+    for (const MemoryPlanItem& item : engine.plan().device_items) {
+      if (item.name != "reserve") planned += item.bytes;
+      if (item.name == "drafter") drafter = item.bytes;
+    }
+    EXPECT_GT(drafter, 0u);
+    EXPECT_LE(taken, planned);
+    EXPECT_GE(taken + MiB, planned);
   }
 }
 

@@ -293,6 +293,57 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
 }
 
+// ---- attend with small heads ----
+
+// A warp for each (row, head): a lane takes every 32nd slot, and the warp merges its lanes. No model of use
+// has such heads; small ones made for tests do.
+template <int kDim>
+__global__ void __launch_bounds__(128)
+    attend_small_heads_kernel(const __grid_constant__ DeviceAttentionArgs a, AttentionTiling tiling) {
+  allow_next();
+  wait_for_inputs();
+  const int head = blockIdx.x * 4 + threadIdx.x / 32, row = blockIdx.y, lane = threadIdx.x % 32;
+  const int group = a.rows.group[row];
+  if (group < 0 || head >= a.n_head) return;
+  const Segment s = segment_of(a, tiling, row);
+  const QueryReach reach = reach_of(a, s, row);
+  const int64_t sequence = a.rows.group_sequence[group] * a.kv.sequence_bytes;
+  const int kv_head = head / (a.n_head / a.n_head_kv);
+  const auto element = [&](KvType type, const std::byte* base, int slot, int d) {
+    const std::byte* const at =
+        base + sequence + (static_cast<int64_t>(slot) * a.n_head_kv + kv_head) * head_bytes(type, kDim);
+    return type == KvType::F32 ? reinterpret_cast<const float*>(at)[d]
+                               : __half2float(reinterpret_cast<const half*>(at)[d]);
+  };
+  const float* const q = a.q + (static_cast<int64_t>(row) * a.n_head + head) * kDim;
+  float sums[kDim] = {}, top = -INFINITY, total = 0.0f;
+  for (int slot = s.begin + lane; slot < s.end; slot += 32) {
+    if (!sees(a, s, reach, row, slot)) continue;
+    float score = 0.0f;
+#pragma unroll
+    for (int d = 0; d < kDim; ++d)
+      score = fmaf(q[d] * a.scale * kLog2E, element(a.kv.k_type, a.kv.k, slot, d), score);
+    const float now = fmaxf(top, score), shrink = exp2_fast(top - now), weight = exp2_fast(score - now);
+    top = now;
+    total = total * shrink + weight;
+#pragma unroll
+    for (int d = 0; d < kDim; ++d)
+      sums[d] = fmaf(weight, element(a.kv.v_type, a.kv.v, slot, d), sums[d] * shrink);
+  }
+  float all_top = top;
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2)
+    all_top = fmaxf(all_top, __shfl_xor_sync(0xffffffffu, all_top, mask));
+  const float f = top == -INFINITY ? 0.0f : exp2_fast(top - all_top);
+  const float all = warp_sum(total * f), scale = all > 0.0f ? f / all : 0.0f;
+#pragma unroll
+  for (int d = 0; d < kDim; d += 4) {
+    const float4 x = {warp_sum(sums[d] * scale), warp_sum(sums[d + 1] * scale), warp_sum(sums[d + 2] * scale),
+                      warp_sum(sums[d + 3] * scale)};
+    if (lane == d / 4) put_gated(a, row, head, d, x, load_gate(a, row, head, d));
+  }
+}
+
 // ---- finish ----
 
 constexpr int kFinishThreads = 256;
@@ -339,22 +390,30 @@ __global__ void __launch_bounds__(kFinishThreads)
   put_gated(a, row, head, 4 * lane, {x.x * scale, x.y * scale, x.z * scale, x.w * scale}, gate);
 }
 
-// path[d] >= d, so a thread that moves its own bytes of every row in turn overwrites nothing that is still
-// needed.
-__global__ void kv_move_kernel(const __grid_constant__ DeviceKvMoveArgs a) {
+// rows[d] >= d and rising, so a thread that moves its own bytes of some rows in turn, reading all of these
+// before it writes, overwrites nothing that is still needed.
+__global__ void __launch_bounds__(256) kv_move_kernel(const __grid_constant__ DeviceKvMoveArgs a) {
   allow_next();
   wait_for_inputs();
   const int64_t k_bytes = a.n_head_kv * head_bytes(a.kv.k_type, a.head_dim),
                 v_bytes = a.n_head_kv * head_bytes(a.kv.v_type, a.head_dim);
   const int64_t i = 2 * (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x);
   if (i >= k_bytes + v_bytes) return;
+  const DevicePath& path = a.paths.paths[blockIdx.z];
   const bool is_v = i >= k_bytes;
-  std::byte* const base = (is_v ? a.kv.v + (i - k_bytes) : a.kv.k + i) + a.past * (is_v ? v_bytes : k_bytes);
   const int64_t step = is_v ? v_bytes : k_bytes;
-  for (int d = 0; d < *a.n_path; ++d)
-    if (a.path[d] != d)
-      *reinterpret_cast<uint16_t*>(base + d * step) =
-          *reinterpret_cast<const uint16_t*>(base + a.path[d] * step);
+  std::byte* const base = (is_v ? a.kv.v + (i - k_bytes) : a.kv.k + i) + blockIdx.y * a.layer_bytes +
+                          path.sequence * a.kv.sequence_bytes + path.past * step;
+  constexpr int kAhead = 8;
+  for (int first = 0; first < path.n; first += kAhead) {
+    uint16_t x[kAhead];
+#pragma unroll
+    for (int d = 0; d < kAhead; ++d)
+      if (first + d < path.n) x[d] = *reinterpret_cast<const uint16_t*>(base + path.rows[first + d] * step);
+#pragma unroll
+    for (int d = 0; d < kAhead; ++d)
+      if (first + d < path.n) *reinterpret_cast<uint16_t*>(base + (first + d) * step) = x[d];
+  }
 }
 
 }  // namespace
@@ -362,7 +421,10 @@ __global__ void kv_move_kernel(const __grid_constant__ DeviceKvMoveArgs a) {
 void kv_move_cuda(const DeviceKvMoveArgs& a, StreamView stream) noexcept {
   const int64_t bytes =
       a.n_head_kv * (head_bytes(a.kv.k_type, a.head_dim) + head_bytes(a.kv.v_type, a.head_dim));
-  launch(kv_move_kernel, static_cast<unsigned>(ceil_div<int64_t>(bytes, 512)), 256, 0, stream, a);
+  launch(kv_move_kernel,
+         dim3(static_cast<unsigned>(ceil_div<int64_t>(bytes, 512)), static_cast<unsigned>(a.n_layers),
+              static_cast<unsigned>(a.paths.n)),
+         256, 0, stream, a);
 }
 
 namespace {
@@ -479,13 +541,31 @@ bool launch_row(const DeviceAttentionArgs& a, StreamView stream) {
 
 }  // namespace
 
+namespace {
+
+void prepare_heads(const DeviceAttentionArgs& a, StreamView stream) {
+  launch(
+      prepare_heads_kernel,
+      dim3(static_cast<unsigned>(ceil_div(a.n_head + 2 * a.n_head_kv, 4)), static_cast<unsigned>(a.n_rows)),
+      128, 0, stream, a);
+}
+
+}  // namespace
+
+void kv_append_cuda(DeviceAttentionArgs a, StreamView stream) noexcept {
+  a.n_head = 0;
+  prepare_heads(a, stream);
+}
+
 void attention_cuda(const DeviceAttentionArgs& a, StreamView stream) noexcept {
   if (a.head_dim == 128 && launch_row<128>(a, stream)) return;
   if (a.head_dim == 256 && launch_row<256>(a, stream)) return;
-  const unsigned rows = static_cast<unsigned>(a.n_rows);
-  launch(prepare_heads_kernel, dim3(static_cast<unsigned>(ceil_div(a.n_head + 2 * a.n_head_kv, 4)), rows),
-         128, 0, stream, a);
+  prepare_heads(a, stream);
   switch (a.head_dim) {
+    case 16:
+      return launch(attend_small_heads_kernel<16>,
+                    dim3(static_cast<unsigned>(ceil_div(a.n_head, 4)), static_cast<unsigned>(a.n_rows)), 128,
+                    0, stream, a, AttentionTiling{1, 16});
     case 32:
       return launch_attend<32>(a, stream);
     case 64:

@@ -44,7 +44,8 @@ struct DeviceAttentionArgs {
   DeviceKv kv;
   int n_rows, n_head, n_head_kv, head_dim;
   float scale;
-  int window;  // 0: none
+  int window;      // 0: none
+  bool both_ways;  // the rows of a group are a chain and see the ones after them, too
   float eps;
 
   const float* q_full;  // [rows][n_head][head_dim, or twice that with the gate after it]
@@ -75,16 +76,33 @@ size_t attention_tagged_bytes(int n_head, int n_splits, int head_dim) noexcept;
 int attention_splits(int n_rows, int n_head, int n_head_kv, int n_multiprocessors) noexcept;
 inline constexpr int kMaxAttentionSplits = 64;
 
-// head_dim 32, 64, 128 or 256.
+// head_dim 16 (f32 and f16), 32, 64, 128 or 256.
 void attention_cuda(const DeviceAttentionArgs& args, StreamView stream) noexcept;
 
-// Moves the accepted rows of an uncommitted step down after the committed ones: slot past + path[d] to past
-// + d. `kv` is of the sequence itself.
+// Only the keys and values of the rows, of which every head is prepared and appended. Nothing of queries is
+// read.
+void kv_append_cuda(DeviceAttentionArgs args, StreamView stream) noexcept;
+
+// What a commit makes part of some sequences, in device memory: of each its number, its committed length, the
+// length of the path, and the path, which is uncommitted rows.
+inline constexpr int kMaxPathRows = 64;
+struct DevicePath {
+  int32_t sequence, past, n;
+  int32_t rows[kMaxPathRows];
+};
+struct DevicePaths {
+  const DevicePath* paths;
+  int n;
+};
+
+// Moves the rows of paths down after the committed ones: slot past + rows[d] to past + d, in all layers. `kv`
+// is of the first layer, the next one lies layer_bytes further.
 struct DeviceKvMoveArgs {
   DeviceKv kv;
-  const int32_t* path;
-  const int32_t* n_path;
-  int past, n_head_kv, head_dim;
+  int64_t layer_bytes;
+  int n_layers;
+  DevicePaths paths;
+  int n_head_kv, head_dim;
 };
 void kv_move_cuda(const DeviceKvMoveArgs& args, StreamView stream) noexcept;
 

@@ -50,9 +50,9 @@ __device__ __forceinline__ Segment segment_of(const DeviceAttentionArgs& a, cons
   s.row_end = min(tile_begin + tiling.rows, s.group_begin + a.rows.group_rows[s.group]);
   s.begin = 0;
   // The first row of a chain has the lowest position; in a tree that is at least `past`.
-  s.uncommitted = a.rows.is_uncommitted(s.group);
+  s.uncommitted = a.rows.is_uncommitted(s.group) && !a.both_ways;
   if (a.window > 0) s.begin = max(0, (s.uncommitted ? s.past : a.rows.position[s.row_begin]) - a.window + 1);
-  s.end = s.past + s.row_end - s.group_begin;
+  s.end = s.past + (a.both_ways ? a.rows.group_rows[s.group] : s.row_end - s.group_begin);
   const int n = s.end - s.begin;
   s.part = max(kMinPart, (n + a.n_splits - 1) / a.n_splits);
   s.part = (s.part + tiling.align - 1) / tiling.align * tiling.align;
@@ -68,7 +68,8 @@ struct QueryReach {
 // A row outside the segment sees nothing of it.
 __device__ __forceinline__ QueryReach reach_of(const DeviceAttentionArgs& a, const Segment& s, int row) {
   if (row < s.row_begin || row >= s.row_end) return {0, 0};
-  return {a.window > 0 ? a.rows.position[row] - a.window + 1 : 0, s.past + row - s.group_begin + 1};
+  return {a.window > 0 ? a.rows.position[row] - a.window + 1 : 0,
+          a.both_ways ? s.end : s.past + row - s.group_begin + 1};
 }
 
 // Of uncommitted rows: whether `row` sees slot past + j of its own step. The slot lies within the row's

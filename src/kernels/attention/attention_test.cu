@@ -32,6 +32,7 @@ struct Case {
   HeadGate gate = HeadGate::SigmoidElement;
   int n_padding = 0;
   int n_multiprocessors = 132;
+  bool both_ways = false;
 };
 
 size_t as_size(int64_t n) {
@@ -67,7 +68,7 @@ void run_case(const Case& c, uint64_t seed) {
   const int n_head = c.shape.n_head, n_head_kv = c.shape.n_head_kv, head_dim = c.shape.head_dim;
   const size_t dim = as_size(head_dim), q_dim = as_size(n_head) * dim, kv_dim = as_size(n_head_kv) * dim;
   Inputs in(seed);
-  const DeviceStep step(c.groups, c.n_padding, c.uncommitted, seed);
+  const DeviceStep step(c.groups, c.n_padding, c.uncommitted, seed, c.both_ways);
   const size_t n_rows = as_size(step.n_rows), n_valid = as_size(step.n_valid());
   const bool gate_inside = c.gate == HeadGate::SigmoidElement;
   const size_t q_step = gate_inside ? 2 * dim : dim;
@@ -140,8 +141,9 @@ void run_case(const Case& c, uint64_t seed) {
                           .head_dim = head_dim,
                           .scale = scale,
                           .window = c.window,
-                          .ancestors = {}};
-    if (step.uncommitted(g)) args.ancestors = {&step.ancestors[begin], 1};
+                          .ancestors = {},
+                          .both_ways = c.both_ways};
+    if (step.uncommitted(g) && !c.both_ways) args.ancestors = {&step.ancestors[begin], 1};
     // What rounding may do scales with the attention over |v|.
     std::vector<float> positive = all_v;
     for (float& x : positive) x = std::fabs(x);
@@ -209,6 +211,7 @@ void run_case(const Case& c, uint64_t seed) {
                            .head_dim = head_dim,
                            .scale = scale,
                            .window = c.window,
+                           .both_ways = c.both_ways,
                            .eps = eps,
                            .q_full = device_q_full.data(),
                            .k = device_k.data(),
@@ -350,10 +353,86 @@ TEST(AttentionCuda, FollowsTheBranchesOfATree) {
           ASSERT_NO_FATAL_FAILURE(run_case({{16, 2, dim}, {{past, n_rows}}, type, type, 0, true}, seed++));
 }
 
+// Blocks of a drafter.
+TEST(AttentionCuda, SeesBothWaysInABlock) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 6500;
+  for (const KvType type : kTypes)
+    for (const int dim : {32, 64, 128, 256})
+      for (const int n_rows : {1, 2, 6, 8, 16, 33, 64})
+        for (const int window : {0, 70})
+          for (const int past : {0, 5, 63, 300}) {
+            Case c{{8, 2, dim}, {{past, n_rows}}, type, type, window, true, HeadGate::None};
+            c.both_ways = true;
+            ASSERT_NO_FATAL_FAILURE(run_case(c, seed++));
+          }
+  Case several{{32, 8, 128}, {{40, 16}, {0, 16}, {129, 16}}, KvType::F16, KvType::F16, 0, true};
+  several.both_ways = true;
+  several.n_padding = 16;
+  ASSERT_NO_FATAL_FAILURE(run_case(several, seed++));
+}
+
+TEST(AttentionCuda, AttendsWithSmallHeads) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 6800;
+  for (const KvType type : {KvType::F32, KvType::F16})
+    for (const int past : {0, 1, 31, 32, 33, 200})
+      for (const int n_rows : {1, 6, 40})
+        for (const int window : {0, 50})
+          for (const bool uncommitted : {false, true})
+            for (const bool both_ways : {false, true}) {
+              Case c{{6, 2, 16}, {{past, n_rows}, {5, 2}}, type, type, window, uncommitted};
+              c.n_padding = 3;
+              c.both_ways = both_ways;
+              ASSERT_NO_FATAL_FAILURE(run_case(c, seed++));
+            }
+}
+
+// What commits do: rows of paths down to the end of their sequences, in every layer.
+TEST(AttentionCuda, MovesTheRowsOfPaths) {
+  SKIP_WITHOUT_GPU();
+  const int head_dim = 32, n_head_kv = 3, n_layers = 3, n_sequences = 4, n_slots = 80;
+  for (const KvType type : kTypes) {
+    const size_t slot = as_size(n_head_kv) * kv_head_bytes(type, head_dim), part = as_size(n_slots) * slot,
+                 layer = 2 * part, sequence = as_size(n_layers) * layer;
+    Inputs in(9);
+    std::vector<std::byte> cache(as_size(n_sequences) * sequence);
+    for (std::byte& b : cache) b = static_cast<std::byte>(in.below(256));
+    const std::vector<std::vector<int32_t>> chosen = {{0}, {0, 1, 2}, {0, 2, 3, 9, 11, 12, 13, 14, 15, 16}};
+    std::vector<DevicePath> paths;
+    std::vector<std::byte> want = cache;
+    for (size_t i = 0; i < chosen.size(); ++i) {
+      const int s = static_cast<int>(3 - i), past = static_cast<int>(i) * 7;
+      DevicePath& path = paths.emplace_back(DevicePath{s, past, static_cast<int32_t>(chosen[i].size()), {}});
+      std::copy(chosen[i].begin(), chosen[i].end(), path.rows);
+      for (size_t l = 0; l < as_size(n_layers); ++l)
+        for (const size_t at : {size_t{0}, part})
+          for (size_t d = 0; d < chosen[i].size(); ++d)
+            std::copy_n(&cache[as_size(s) * sequence + l * layer + at + as_size(past + chosen[i][d]) * slot],
+                        slot, &want[as_size(s) * sequence + l * layer + at + (as_size(past) + d) * slot]);
+    }
+    const DeviceArray<std::byte> device_cache(cache);
+    const DeviceArray<DevicePath> device_paths(paths);
+    kv_move_cuda(
+        {.kv = {type, type, device_cache.data(), device_cache.data() + part, static_cast<int64_t>(sequence)},
+         .layer_bytes = static_cast<int64_t>(layer),
+         .n_layers = n_layers,
+         .paths = {device_paths.data(), static_cast<int>(paths.size())},
+         .n_head_kv = n_head_kv,
+         .head_dim = head_dim},
+        {});
+    ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_TRUE(device_cache.read() == want) << kv_type_name(type);
+    EXPECT_TRUE(device_cache.intact());
+  }
+}
+
 TEST(AttentionCuda, TakesEveryGateAndMixedTypes) {
   SKIP_WITHOUT_GPU();
   uint64_t seed = 7000;
-  for (const HeadGate gate : {HeadGate::None, HeadGate::SigmoidElement, HeadGate::SoftplusHead, HeadGate::SoftplusElement})
+  for (const HeadGate gate :
+       {HeadGate::None, HeadGate::SigmoidElement, HeadGate::SoftplusHead, HeadGate::SoftplusElement})
     for (const KvType k_type : kTypes)
       for (const KvType v_type : kTypes)
         for (const int n_rows : {1, 2, 70})
@@ -365,7 +444,8 @@ TEST(AttentionCuda, TakesEveryGateAndMixedTypes) {
 TEST(AttentionCuda, AttendsInOnePart) {
   SKIP_WITHOUT_GPU();
   uint64_t seed = 9000;
-  for (const HeadGate gate : {HeadGate::None, HeadGate::SigmoidElement, HeadGate::SoftplusHead, HeadGate::SoftplusElement})
+  for (const HeadGate gate :
+       {HeadGate::None, HeadGate::SigmoidElement, HeadGate::SoftplusHead, HeadGate::SoftplusElement})
     for (const KvType type : kTypes)
       for (const int n_rows : {1, 6, 33, 65})
         for (const bool uncommitted : {false, true}) {

@@ -127,33 +127,40 @@ __global__ void __launch_bounds__(kFusedThreads<kDim>)
   using Tile = StateTile<kDim>;
   allow_next();
   wait_for_inputs();
-  const int n = *a.n_path;
-  if (n == 0) return;
-  const int head = blockIdx.x;
+  const DevicePath& path = a.paths.paths[blockIdx.z];
+  const int n = path.n, head = blockIdx.x;
+  const int64_t tape_at = path.sequence * a.tape.sequence_stride + blockIdx.y * a.tape_layer_stride,
+                state_at = path.sequence * a.sequence_stride + blockIdx.y * a.layer_stride;
   if (head < a.n_head_v) {
     if (threadIdx.x >= kRuleThreads<kDim>) return;
     const int j = threadIdx.x / Tile::kLanes, part = threadIdx.x % Tile::kLanes;
-    float* const state = a.state + static_cast<int64_t>(head) * kDim * kDim + j * kDim;
+    const float* const keys = a.tape.k + tape_at + head % a.n_head_k * kDim;
+    const float* const decays = a.tape.g + tape_at + head;
+    const float* const deltas = a.tape.delta + tape_at + head * kDim + j;
+    float* const state = a.state + state_at + static_cast<int64_t>(head) * kDim * kDim + j * kDim;
     Tile tile;
     tile.load(state, part);
+#pragma unroll 4
     for (int i = 0; i < n; ++i) {
-      const int64_t r = a.path[i];
+      const int64_t r = path.rows[i];
       float4 x[4];
-      Tile::load_vector(a.tape.k + (r * a.n_head_k + head % a.n_head_k) * kDim, part, x);
-      tile.update(expf(a.tape.g[r * a.n_head_v + head]), a.tape.delta[(r * a.n_head_v + head) * kDim + j], x);
+      Tile::load_vector(keys + r * a.n_head_k * kDim, part, x);
+      tile.update(expf(decays[r * a.n_head_v]), deltas[r * a.n_head_v * kDim], x);
     }
     tile.store(state, part);
     return;
   }
   // The blocks after those of the heads shift the convolution columns.
   const int stride = (gridDim.x - a.n_head_v) * blockDim.x;
+  const float* const inputs = a.tape.conv_input + tape_at;
+  float* const columns = a.conv_state + state_at;
   for (int channel = (head - a.n_head_v) * blockDim.x + threadIdx.x; channel < a.n_channels;
        channel += stride)
     for (int k = 0; k < a.taps - 1; ++k) {
       const int from = n - (a.taps - 1) + k;
-      a.conv_state[k * a.n_channels + channel] =
-          from >= 0 ? a.tape.conv_input[static_cast<int64_t>(a.path[from]) * a.n_channels + channel]
-                    : a.conv_state[(k + n) * a.n_channels + channel];
+      columns[k * a.n_channels + channel] =
+          from >= 0 ? inputs[static_cast<int64_t>(path.rows[from]) * a.n_channels + channel]
+                    : columns[(k + n) * a.n_channels + channel];
     }
 }
 
@@ -316,7 +323,8 @@ void delta_net_cuda(const DeviceDeltaNetArgs& a, StreamView stream) noexcept {
 }
 
 void delta_net_commit_cuda(const DeviceDeltaCommitArgs& a, StreamView stream) noexcept {
-  const dim3 grid(static_cast<unsigned>(a.n_head_v + ceil_div(a.n_channels, 1024)));
+  const dim3 grid(static_cast<unsigned>(a.n_head_v + ceil_div(a.n_channels, 1024)),
+                  static_cast<unsigned>(a.n_layers), static_cast<unsigned>(a.paths.n));
   switch (a.dim) {
     case 16:
       return launch(delta_net_commit_kernel<16>, grid, kFusedThreads<16>, 0, stream, a);

@@ -63,13 +63,17 @@ int max_uncommitted_delta_rows(int dim) noexcept;
 // dim 16, 32, 64 or 128.
 void delta_net_cuda(const DeviceDeltaNetArgs& args, StreamView stream) noexcept;
 
-// Commits: applies rows path[0 .. *n_path) of one sequence. Pointers are of that sequence.
+// Commits: applies the rows of paths, in all layers. Pointers are of sequence 0 in the first layer, the next
+// layer lies *_layer_stride floats further.
 struct DeviceDeltaCommitArgs {
-  const int32_t* path;
-  const int32_t* n_path;
+  DevicePaths paths;
+  int n_layers;
   DeviceTape tape;
+  int64_t tape_layer_stride;
   float* state;
   float* conv_state;
+  int64_t sequence_stride;  // of both, in floats
+  int64_t layer_stride;
   int n_head_k, n_head_v, dim, taps, n_channels;
 };
 void delta_net_commit_cuda(const DeviceDeltaCommitArgs& args, StreamView stream) noexcept;

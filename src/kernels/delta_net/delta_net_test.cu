@@ -209,7 +209,8 @@ void run_case(const Case& c, uint64_t seed) {
               0);
   }
 
-  // Commit a path of every uncommitted group.
+  // Commit a path of every uncommitted group, all of them at once.
+  std::vector<DevicePath> paths;
   for (size_t group = 0; group < n_groups; ++group) {
     if (!step.uncommitted(group)) continue;
     const size_t begin = as_size(step.group_begin[group]), rows = as_size(c.groups[group].n_rows);
@@ -236,20 +237,20 @@ void run_case(const Case& c, uint64_t seed) {
                   channels, state + state_size + as_size(k) * channels);
     }
 
-    path.insert(path.begin(), n);
-    const DeviceArray<int32_t> device_path(path);
-    const int64_t tape_offset = step.sequence(group) * static_cast<int64_t>(tape_size),
-                  offset = step.sequence(group) * static_cast<int64_t>(sequence_size);
+    DevicePath& to = paths.emplace_back(DevicePath{step.sequence(group), c.groups[group].past, n, {}});
+    std::copy(path.begin(), path.end(), to.rows);
+  }
+  if (!paths.empty()) {
+    const DeviceArray<DevicePath> device_paths(paths);
     DeviceDeltaCommitArgs device;
-    device.path = device_path.data() + 1;
-    device.n_path = device_path.data();
+    device.paths = {device_paths.data(), static_cast<int>(paths.size())};
+    device.n_layers = 1;
     device.tape = args.tape;
-    device.tape.conv_input += tape_offset;
-    device.tape.k += tape_offset;
-    device.tape.g += tape_offset;
-    device.tape.delta += tape_offset;
-    device.state = args.state + offset;
-    device.conv_state = args.conv_state + offset;
+    device.tape_layer_stride = 0;
+    device.state = args.state;
+    device.conv_state = args.conv_state;
+    device.sequence_stride = args.sequence_stride;
+    device.layer_stride = 0;
     device.n_head_k = n_head_k;
     device.n_head_v = n_head_v;
     device.dim = dim;

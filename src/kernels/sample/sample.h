@@ -17,6 +17,7 @@ namespace thermo {
 // How much of a row of logits someone reads.
 enum class LogitsNeed : uint8_t {
   Best,  // the most likely token
+  Few,   // the kFewTokens most likely ones
   Top,   // the most likely tokens; now and then the row after all
   Row,   // all of it
 };
@@ -27,6 +28,7 @@ struct TokenLogit {
 };
 
 inline constexpr int kTopTokens = 256;      // n_wanted when a list is wanted
+inline constexpr int kFewTokens = 16;       // when a short one is
 inline constexpr int kMaxTopTokens = 1024;  // room for ties and for a low floor
 
 struct TopLogits {

@@ -65,10 +65,12 @@ struct DeviceStep {
   DeviceArray<int32_t> device_ints;
   DeviceArray<uint64_t> device_ancestors;
 
-  DeviceStep(const std::vector<StepGroup>& g, int n_padding, bool uncommitted, uint64_t seed)
+  // `chains`: uncommitted rows are chains instead.
+  DeviceStep(const std::vector<StepGroup>& g, int n_padding, bool uncommitted, uint64_t seed,
+             bool chains = false)
       : groups(g),
         any_uncommitted(uncommitted),
-        device_ints(fill(n_padding, seed)),
+        device_ints(fill(n_padding, seed, chains)),
         device_ancestors(ancestors) {}
 
   int n_valid() const {
@@ -97,7 +99,7 @@ struct DeviceStep {
   }
 
  private:
-  std::vector<int32_t> fill(int n_padding, uint64_t seed) {
+  std::vector<int32_t> fill(int n_padding, uint64_t seed, bool chains) {
     Inputs in(seed);
     const int n_groups = static_cast<int>(groups.size());
     for (int g = 0; g < n_groups; ++g) {
@@ -109,7 +111,7 @@ struct DeviceStep {
       group_uncommitted.push_back(any_uncommitted && !step.committed);
       std::vector<int32_t> parents(static_cast<size_t>(step.n_rows));
       for (int r = 0; r < step.n_rows; ++r) parents[static_cast<size_t>(r)] = r - 1;
-      if (group_uncommitted.back() != 0) parents = in.tree(step.n_rows);
+      if (group_uncommitted.back() != 0 && !chains) parents = in.tree(step.n_rows);
       for (int r = 0; r < step.n_rows; ++r) {
         const int32_t p = parents[static_cast<size_t>(r)];
         const size_t at = static_cast<size_t>(n_rows + p);

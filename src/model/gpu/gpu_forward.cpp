@@ -10,8 +10,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "device/copy_in.h"
 #include "kernels/expert_ffn/expert_ffn_cuda.h"
 #include "kernels/route_topk/route_topk_cuda.h"
+#include "kernels/row_ops/state_rows_cuda.h"
 #include "model/gpu/gpu_model_impl.h"
 
 namespace thermo {
@@ -62,10 +64,39 @@ void GpuModel::Impl::project_out(const DeviceMatrix& w, const DeviceActs& x, con
          x, n_rows);
 }
 
+// All but what the row of a fused step needs, and where the result goes.
+DeviceAttentionArgs GpuModel::Impl::attention_args(const DeviceRows& rows, int n_rows, int il,
+                                                   const Block& block, const GpuBlockWeights& w) noexcept {
+  const Rope& rope = ropes[static_cast<size_t>(block.rope)];
+  return {.rows = rows,
+          .kv = kv_of(il, 0),
+          .n_rows = n_rows,
+          .n_head = block.n_head,
+          .n_head_kv = config.n_head_kv,
+          .head_dim = config.head_dim,
+          .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim)),
+          .window = block.window,
+          .both_ways = block.both_ways,
+          .eps = config.norm_eps,
+          .q_full = act.q_full,
+          .k = act.k,
+          .v = act.v,
+          .gate = act.gate,
+          .head_gate = block.gate,
+          .q_norm = w.floats(Role::QNorm),
+          .k_norm = w.floats(Role::KNorm),
+          .inv_freq = rope.inv_freq,
+          .n_rot = rope.n_rot,
+          .rope_magnitude = rope.magnitude,
+          .q = act.q,
+          .partial = act.partial,
+          .n_splits = attention_splits(n_rows, block.n_head, config.n_head_kv, device.n_multiprocessors),
+          .out = {}};
+}
+
 void GpuModel::Impl::attention(Pass& pass, int il, const Block& block, const GpuBlockWeights& w,
                                const DeviceNormIn& norm) noexcept {
   const int n_rows = pass.n_rows, q_dim = block.n_head * config.head_dim;
-  const Rope& rope = ropes[static_cast<size_t>(block.rope)];
   const auto job = [&](Role role, float* y) { return DeviceLinearJob{w[role], y, w[role].n_rows}; };
   project_in({job(Role::Q, act.q_full), job(Role::K, act.k), job(Role::V, act.v), job(Role::Gate, act.gate)},
              norm, n_rows);
@@ -77,33 +108,11 @@ void GpuModel::Impl::attention(Pass& pass, int il, const Block& block, const Gpu
     out.f16 = nullptr;
   else
     out.f32 = nullptr;
-  attention_cuda(
-      {.rows = pass.rows,
-       .kv = kv_of(il, 0),
-       .n_rows = n_rows,
-       .n_head = block.n_head,
-       .n_head_kv = config.n_head_kv,
-       .head_dim = config.head_dim,
-       .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim)),
-       .window = block.window,
-       .eps = config.norm_eps,
-       .q_full = act.q_full,
-       .k = act.k,
-       .v = act.v,
-       .gate = act.gate,
-       .head_gate = block.gate,
-       .q_norm = w.floats(Role::QNorm),
-       .k_norm = w.floats(Role::KNorm),
-       .inv_freq = rope.inv_freq,
-       .n_rot = rope.n_rot,
-       .rope_magnitude = rope.magnitude,
-       .q = act.q,
-       .partial = act.partial,
-       .n_splits = attention_splits(n_rows, block.n_head, config.n_head_kv, device.n_multiprocessors),
-       .out = out,
-       .tagged = norm.x != nullptr ? act.attention_tagged : nullptr,
-       .launch = decode_launch_number(act.exchange)},
-      stream.view());
+  DeviceAttentionArgs args = attention_args(pass.rows, n_rows, il, block, w);
+  args.out = out;
+  args.tagged = norm.x != nullptr ? act.attention_tagged : nullptr;
+  args.launch = decode_launch_number(act.exchange);
+  attention_cuda(args, stream.view());
   project_out(w[Role::Output], out.read(), norm, n_rows);
 }
 
@@ -393,9 +402,61 @@ void GpuModel::Impl::run_block(Pass& pass, int il, size_t b, const Block& block,
     case BlockKind::Head:
       head_block(pass, w);
       break;
-    case BlockKind::Features:
     case BlockKind::NextnInput:
-      break;  // not in the main stack
+      nextn_input(pass, w);
+      break;
+    case BlockKind::Features:
+      break;  // not among the blocks of a step
+  }
+}
+
+// x = projection of [norm(embedding); norm(state)].
+void GpuModel::Impl::nextn_input(Pass& pass, const GpuBlockWeights& w) noexcept {
+  embed_cuda(w[Role::Embedding], pass.rows.token, pass.n_rows, act.x, config.n_embd, stream.view());
+  join_rows_cuda({.pieces = {{act.x, w.floats(Role::EmbeddingNorm)}, {act.states, w.floats(Role::StateNorm)}},
+                  .n_pieces = 2,
+                  .n_cols = config.n_embd,
+                  .n_rows = pass.n_rows,
+                  .eps = config.norm_eps,
+                  .out = act.joined},
+                 stream.view());
+  linear({{w[Role::StateProjection], act.x, config.n_embd}}, act.joined.read(), pass.n_rows);
+}
+
+// Queues what makes keys and values of every layer from act.states. What the host put into `feature` may make
+// the last rows padding.
+void GpuModel::Impl::enqueue_features(int n_rows) noexcept {
+  const GpuBlockWeights& w = weights.features.front();
+  const DeviceMatrix& projection = w[Role::StateProjection];
+  copy_in_cuda(feature.ancestors, feature_host.ancestors, feature.bytes, stream.view());
+  join_rows_cuda({.pieces = {{act.states, nullptr}, {}},
+                  .n_pieces = 1,
+                  .n_cols = projection.n_cols,
+                  .n_rows = n_rows,
+                  .eps = config.norm_eps,
+                  .out = act.joined},
+                 stream.view());
+  linear({{projection, act.x, config.n_embd}}, act.joined.read(), n_rows);
+  residual_norm_cuda({.x = act.x,
+                      .norm = w.floats(Role::Norm),
+                      .eps = config.norm_eps,
+                      .h = normed(n_rows),
+                      .n_rows = n_rows,
+                      .n_embd = config.n_embd,
+                      .conv = {},
+                      .cold_in = {},
+                      .cold_out = {}},
+                     stream.view());
+  const DeviceRows rows = feature.device_rows(StepKind::Committed);
+  for (int il = 0; il < config.n_layer; ++il) {
+    const std::vector<Block>& blocks = config.network.layers[static_cast<size_t>(il)].blocks;
+    for (size_t b = 0; b < blocks.size(); ++b) {
+      if (blocks[b].kind != BlockKind::Attention) continue;
+      const GpuBlockWeights& layer = weights.layers[static_cast<size_t>(il)].blocks[b];
+      linear({{layer[Role::K], act.k, config.n_kv_dim()}, {layer[Role::V], act.v, config.n_kv_dim()}},
+             normed(n_rows).read(), n_rows);
+      kv_append_cuda(attention_args(rows, n_rows, il, blocks[b], layer), stream.view());
+    }
   }
 }
 

@@ -15,6 +15,7 @@
 #include "device/copy_in.h"
 #include "device/cuda_check.h"
 #include "model/gpu/gpu_model_impl.h"
+#include "model/gpu/gpu_states.h"
 
 namespace thermo {
 bool GpuModel::Impl::check(const char* what) noexcept {
@@ -27,6 +28,25 @@ bool GpuModel::Impl::check(const char* what) noexcept {
   return false;
 }
 
+namespace {
+
+// As TopLogitsArgs::n_wanted has it.
+int tokens_needed(LogitsNeed need) {
+  switch (need) {
+    case LogitsNeed::Best:
+      return 1;
+    case LogitsNeed::Few:
+      return kFewTokens;
+    case LogitsNeed::Top:
+      return kTopTokens;
+    case LogitsNeed::Row:
+      break;
+  }
+  return 0;
+}
+
+}  // namespace
+
 // Rows, groups, positions, ancestors and what is wanted of the logits; rows up to n_rows are padding.
 void GpuModel::Impl::lay_out(const StepBatch& batch, StepInputs& to, int n_rows) noexcept {
   row_logits.clear();
@@ -38,7 +58,7 @@ void GpuModel::Impl::lay_out(const StepBatch& batch, StepInputs& to, int n_rows)
     to.group_past[g] = past;
     to.group_rows[g] = static_cast<int32_t>(group.rows.size());
     to.group_uncommitted[g] = group.uncommitted;
-    const int n_top = group.need == LogitsNeed::Row ? 0 : group.need == LogitsNeed::Best ? 1 : kTopTokens;
+    const int n_top = tokens_needed(group.need);
     for (const Row& row : group.rows) {
       const int r = n++, local = r - begin, parent = row.parent;
       to.token[r] = row.token;
@@ -134,7 +154,14 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   const int b = bucket_of(n);
   const bool replay = b >= 0 && kind != StepKind::Mixed && !m.graphs[static_cast<size_t>(kind)][b].empty();
   const StepInputs& inputs = replay ? m.small_host : m.large_host;
+  m.n_step_rows = n;
+  m.flush_commits();
   m.step_begin.record(m.stream.view());
+  float* states = m.act.states;
+  for (const StateRows& piece : batch.states) {
+    gather_states(piece, states, m.stream.view());
+    states += static_cast<int64_t>(piece.n) * piece.width();
+  }
   if (replay)
     m.replay(batch, m.graphs[static_cast<size_t>(kind)][b], kBuckets[b]);
   else
@@ -233,34 +260,100 @@ void GpuModel::commit(int sequence, std::span<const int32_t> path) noexcept {
   Impl& m = *impl_;
   if (!m.fault.empty() || path.empty()) return;
   int& n_past = m.n_past[static_cast<size_t>(sequence)];
-  m.path_host[0] = static_cast<int32_t>(path.size());
-  std::copy(path.begin(), path.end(), m.path_host + 1);
-  copy_in_cuda(m.path, m.path_host, (path.size() + 1) * sizeof(int32_t), m.stream.view());
-  for (int il = 0; il < m.config.n_layer; ++il) {
-    if (m.config.recurrent(il))
-      delta_net_commit_cuda({.path = m.path + 1,
-                             .n_path = m.path,
-                             .tape = m.tape_of(il, sequence),
-                             .state = m.delta_state(il, sequence),
-                             .conv_state = m.conv_state(il, sequence),
-                             .n_head_k = m.config.ssm_n_head_k,
-                             .n_head_v = m.config.ssm_n_head_v,
-                             .dim = m.config.ssm_dim,
-                             .taps = m.config.ssm_taps,
-                             .n_channels = m.config.ssm_channels()},
-                            m.stream.view());
-    else
-      kv_move_cuda({.kv = m.kv_of(il, sequence),
-                    .path = m.path + 1,
-                    .n_path = m.path,
-                    .past = n_past,
-                    .n_head_kv = m.config.n_head_kv,
-                    .head_dim = m.config.head_dim},
-                   m.stream.view());
+  DevicePath& to = m.paths_host[m.n_paths++];
+  to.sequence = sequence;
+  to.past = n_past;
+  to.n = static_cast<int32_t>(path.size());
+  std::copy(path.begin(), path.end(), to.rows);
+  n_past += to.n;
+}
+
+// Queues what commit() was told. Whoever calls this waits for the stream before it is told more: the paths'
+// memory is used again.
+void GpuModel::Impl::flush_commits() noexcept {
+  if (n_paths == 0) return;
+  const DevicePaths all{paths, n_paths};
+  copy_in_cuda(paths, paths_host, static_cast<size_t>(n_paths) * sizeof(DevicePath), stream.view());
+  n_paths = 0;
+  if (layout.n_recurrent() > 0) {
+    const int il = layout.first_recurrent();
+    delta_net_commit_cuda(
+        {.paths = all,
+         .n_layers = layout.n_recurrent(),
+         .tape = tape_of(il, 0),
+         .tape_layer_stride = static_cast<int64_t>(layout.tape_layer_bytes() / sizeof(float)),
+         .state = delta_state(il, 0),
+         .conv_state = conv_state(il, 0),
+         .sequence_stride = recurrent_stride(),
+         .layer_stride = static_cast<int64_t>(layout.recurrent_layer_bytes() / sizeof(float)),
+         .n_head_k = config.ssm_n_head_k,
+         .n_head_v = config.ssm_n_head_v,
+         .dim = config.ssm_dim,
+         .taps = config.ssm_taps,
+         .n_channels = config.ssm_channels()},
+        stream.view());
   }
-  m.stream.synchronize();  // the path's memory is used again
-  if (!m.check("a commit")) return;
-  n_past += static_cast<int>(path.size());
+  if (layout.n_attention() > 0)
+    kv_move_cuda({.kv = kv_of(layout.first_attention(), 0),
+                  .layer_bytes = static_cast<int64_t>(layout.kv_layer_bytes()),
+                  .n_layers = layout.n_attention(),
+                  .paths = all,
+                  .n_head_kv = config.n_head_kv,
+                  .head_dim = config.head_dim},
+                 stream.view());
+}
+
+// The sequence becomes another one: what was committed to it does not matter.
+void GpuModel::Impl::drop_commits(int sequence) noexcept {
+  n_paths = static_cast<int>(std::remove_if(paths_host, paths_host + n_paths,
+                                            [&](const DevicePath& p) { return p.sequence == sequence; }) -
+                             paths_host);
+}
+
+StateRows GpuModel::states() const noexcept {
+  const Impl& m = *impl_;
+  const int64_t width = m.config.n_embd;
+  return {.data = m.act.taps,
+          .n_taps = m.config.network.n_taps,
+          .n_embd = m.config.n_embd,
+          .tap_stride = m.options.n_batch * width,
+          .row_stride = width,
+          .n = m.n_step_rows};
+}
+
+std::unique_ptr<StateBuffer> GpuModel::make_states(int n_rows, int n_taps) {
+  return std::make_unique<GpuStates>(impl_->stream_owner, n_rows, n_taps, impl_->config.n_embd);
+}
+
+// Nobody waits for it: what reads the keys and values is queued after it.
+void GpuModel::append_features(int sequence, const StateRows& features) noexcept {
+  Impl& m = *impl_;
+  const int n = features.n;
+  if (!m.fault.empty() || n == 0) return;
+  int& n_past = m.n_past[static_cast<size_t>(sequence)];
+  const int b = bucket_of(n);
+  const bool replay = b >= 0 && !m.feature_graphs[b].empty();
+  const int n_rows = replay ? kBuckets[b] : n;
+  m.features_end.synchronize();  // the rows of the last ones were read
+  const StepInputs& to = m.feature_host;
+  *to.n_valid = n;
+  *to.n_groups = 1;
+  to.group_sequence[0] = sequence;
+  to.group_begin[0] = 0;
+  to.group_rows[0] = n;
+  to.group_past[0] = n_past;
+  to.group_uncommitted[0] = 0;
+  for (int r = 0; r < n_rows; ++r) {
+    to.group[r] = r < n ? 0 : -1;
+    to.position[r] = r < n ? n_past + r : 0;
+  }
+  gather_states(features, m.act.states, m.stream.view());
+  if (replay)
+    m.feature_graphs[b].replay(m.stream.view());
+  else
+    m.enqueue_features(n_rows);
+  m.features_end.record(m.stream.view());
+  if (m.check("reading features")) n_past += n;
 }
 
 namespace {
@@ -278,6 +371,7 @@ class PinnedCheckpoint final : public Checkpoint {
 // Copies between the pieces of a sequence and a checkpoint.
 void GpuModel::Impl::copy_pieces(int sequence, int n_tokens, bool with_kv, std::byte* checkpoint,
                                  bool restore) noexcept {
+  flush_commits();
   layout.for_each_piece(sequence, n_tokens, with_kv, [&](auto region, size_t offset, size_t bytes) {
     std::byte* const piece = (region == SequenceLayout::Region::Kv ? kv : recurrent).data() + offset;
     cudaMemcpyAsync(restore ? piece : checkpoint, restore ? checkpoint : piece, bytes,
@@ -290,6 +384,7 @@ void GpuModel::Impl::copy_pieces(int sequence, int n_tokens, bool with_kv, std::
 
 void GpuModel::clear(int sequence) noexcept {
   Impl& m = *impl_;
+  m.drop_commits(sequence);
   const size_t bytes = m.layout.recurrent_bytes();
   if (bytes > 0)
     cudaMemsetAsync(m.recurrent.data() + static_cast<size_t>(sequence) * bytes, 0, bytes,
@@ -314,6 +409,7 @@ std::unique_ptr<Checkpoint> GpuModel::checkpoint(int sequence, bool with_kv) {
 }
 
 void GpuModel::restore(int sequence, const Checkpoint& point) noexcept {
+  impl_->drop_commits(sequence);
   impl_->copy_pieces(sequence, point.n_past(), point.has_kv(),
                      static_cast<const PinnedCheckpoint&>(point).memory.data(), true);
   impl_->n_past[static_cast<size_t>(sequence)] = point.n_past();

@@ -27,8 +27,11 @@ class GpuModel final : public Backend {
   // `weights` may be bound without repacking: panels are then packed while they are uploaded and no host copy
   // is kept. Nothing of it is needed afterwards, unless experts are split: then its file must outlive this.
   // Throws CudaError, MemoryError, and LoadError for a shape that has no kernel.
+  // `target`: nullptr, or the model that this one drafts for and that outlives it. Matrices that both have
+  // are there once, and both queue their work in one stream, so that hidden states go from one to the other
+  // without a wait.
   GpuModel(ModelConfig config, const Weights& weights, const ModelOptions& options, ThreadPool& pool,
-           const LoadProgressFn& progress);
+           const LoadProgressFn& progress, const GpuModel* target = nullptr);
   ~GpuModel() override;
   GpuModel(const GpuModel&) = delete;
   GpuModel& operator=(const GpuModel&) = delete;
@@ -37,13 +40,23 @@ class GpuModel final : public Backend {
   // of multiprocessors.
   static std::vector<GpuMemoryItem> plan(const ModelConfig& config, const Weights& weights,
                                          const ModelOptions& options, int n_multiprocessors);
+  // All of it for a model that drafts for `target`.
+  static uint64_t drafter_bytes(const ModelConfig& config, const Weights& weights,
+                                const ModelOptions& options, int n_multiprocessors, const ModelConfig& target,
+                                const Weights& target_weights);
+  // Uncommitted rows of a sequence that the device in use has the shared memory for.
+  static int max_draft_rows(const ModelConfig& config) noexcept;
 
   const ModelConfig& config() const override;
   bool is_gpu() const noexcept override { return true; }
   // When less than all logits of a row is needed they stay on the device, until they are fetched.
   StepOutput step(const StepBatch& batch) noexcept override;
   std::span<const float> fetch_logits(int i) noexcept override;
+  // Done when the sequence is needed: the paths of all sequences in one go.
   void commit(int sequence, std::span<const int32_t> path) noexcept override;
+  StateRows states() const noexcept override;
+  std::unique_ptr<StateBuffer> make_states(int n_rows, int n_taps) override;
+  void append_features(int sequence, const StateRows& features) noexcept override;
   std::string_view fault() const noexcept override;
   // Milliseconds the device spent on the last step.
   float last_step_ms() const noexcept;

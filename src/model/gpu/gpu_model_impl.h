@@ -2,6 +2,8 @@
 // sequences) and gpu_forward.cpp (what a step launches).
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -26,7 +28,8 @@ struct GpuModel::Impl {
   ModelConfig config;
   ModelOptions options;
   DeviceInfo device;
-  Stream stream;                        // destroyed last
+  std::shared_ptr<Stream> stream_owner;  // destroyed last; a drafter has its target's
+  Stream& stream;
   std::unique_ptr<GpuExperts> experts;  // nullptr: they are with the other weights
   GpuWeights weights;
   SequenceLayout layout;
@@ -36,8 +39,9 @@ struct GpuModel::Impl {
   PinnedBuffer input_pinned, logits_pinned, tops_pinned;
   HostBuffer logits_host;  // when more than kLogitRows rows are asked for
   GpuWorkspace act;
-  StepInputs small, small_host, large, large_host;
-  int32_t *path, *path_host;  // [0]: length, then rows
+  StepInputs small, small_host, large, large_host, feature, feature_host;
+  DevicePath *paths, *paths_host;  // of a commit
+  int n_paths = 0;                 // that wait in paths_host
   struct Rope {
     const float* inv_freq;
     int n_rot;
@@ -46,18 +50,24 @@ struct GpuModel::Impl {
   std::vector<Rope> ropes;
   std::vector<int> n_past;            // of each sequence
   std::vector<RowLogits> row_logits;  // of the last step
-  Event step_begin, step_end;
+  int n_step_rows = 0;                // of the last step
+  Event step_begin, step_end, features_end;
   // [kind][bucket]; steps with committed and uncommitted groups queue their kernels. Destroyed first.
   CapturedGraph graphs[2][std::size(kBuckets)];
+  CapturedGraph feature_graphs[std::size(kBuckets)];
   std::string fault;
   float step_ms = 0.0f;
   bool fused_decode = false;  // one row runs without launches for norms
 
   Impl(ModelConfig config, const Weights& weights, const ModelOptions& options, ThreadPool& pool,
-       const LoadProgressFn& progress);
+       const LoadProgressFn& progress, const Impl* target);
 
   void upload_rope();
   void record_graphs();
+  void record(CapturedGraph& graph, const std::function<void()>& work);
+  void record_features();
+  void flush_commits() noexcept;
+  void drop_commits(int sequence) noexcept;
   void lay_out(const StepBatch& batch, StepInputs& to, int n_rows) noexcept;
   void replay(const StepBatch& batch, CapturedGraph& graph, int n_rows) noexcept;
   void queue(const StepBatch& batch, StepKind kind) noexcept;
@@ -67,6 +77,10 @@ struct GpuModel::Impl {
   void fetch_taps(int n_rows, float* to) noexcept;
   void enqueue(int n_rows, StepKind kind, int n_logits, const StepInputs& from) noexcept;
   struct Pass;  // a step while it is queued
+  void enqueue_features(int n_rows) noexcept;
+  void nextn_input(Pass& pass, const GpuBlockWeights& w) noexcept;
+  DeviceAttentionArgs attention_args(const DeviceRows& rows, int n_rows, int il, const Block& block,
+                                     const GpuBlockWeights& w) noexcept;
   void run_block(Pass& pass, int il, size_t b, const Block& block, const GpuBlockWeights& w) noexcept;
   void begin_block(Pass& pass, const GpuBlockWeights& w) noexcept;
   void mix(Pass& pass, int il, const Block& block, const GpuBlockWeights& w) noexcept;

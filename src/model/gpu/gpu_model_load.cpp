@@ -21,8 +21,8 @@ void check_shapes(const ModelConfig& c) {
         fmt::format("{} is {}, the GPU engine has kernels for {}; use the processor", what, value, expected),
         Remedy::Processor);
   };
-  if (c.head_dim != 32 && c.head_dim != 64 && c.head_dim != 128 && c.head_dim != 256)
-    refuse("the head size", c.head_dim, "32, 64, 128 and 256");
+  if (c.head_dim != 16 && c.head_dim != 32 && c.head_dim != 64 && c.head_dim != 128 && c.head_dim != 256)
+    refuse("the head size", c.head_dim, "16, 32, 64, 128 and 256");
   if (c.n_recurrent_layers() > 0) {
     if (c.ssm_dim != 16 && c.ssm_dim != 32 && c.ssm_dim != 64 && c.ssm_dim != 128)
       refuse("the state size", c.ssm_dim, "16, 32, 64 and 128");
@@ -36,7 +36,7 @@ void check_shapes(const ModelConfig& c) {
 // Says no before anything is loaded.
 DeviceInfo device_for(const ModelConfig& c, const ModelOptions& o) {
   const DeviceInfo info = use_device(o.device);
-  const int most = c.ssm_dim > 0 ? max_uncommitted_delta_rows(c.ssm_dim) : kMaxDeltaRows;
+  const int most = GpuModel::max_draft_rows(c);
   if (o.sequence.max_draft_rows > most)
     throw ConfigError(
         fmt::format(
@@ -50,22 +50,29 @@ DeviceInfo device_for(const ModelConfig& c, const ModelOptions& o) {
 }  // namespace
 
 GpuModel::GpuModel(ModelConfig config, const Weights& weights, const ModelOptions& options, ThreadPool& pool,
-                   const LoadProgressFn& progress) {
+                   const LoadProgressFn& progress, const GpuModel* target) {
   check_shapes(config);
   use_device(options.device);
-  impl_ = std::make_unique<Impl>(std::move(config), weights, options, pool, progress);
+  impl_ = std::make_unique<Impl>(std::move(config), weights, options, pool, progress,
+                                 target == nullptr ? nullptr : target->impl_.get());
 }
 GpuModel::~GpuModel() = default;
 
+int GpuModel::max_draft_rows(const ModelConfig& config) noexcept {
+  return config.ssm_dim > 0 ? max_uncommitted_delta_rows(config.ssm_dim) : kMaxDeltaRows;
+}
+
 GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, ThreadPool& pool,
-                     const LoadProgressFn& progress)
+                     const LoadProgressFn& progress, const Impl* target)
     : config(std::move(c)),
       options(o),
       device(device_for(config, o)),
+      stream_owner(target == nullptr ? std::make_shared<Stream>() : target->stream_owner),
+      stream(*stream_owner),
       experts(o.experts.split && config.route.n_expert > 0
                   ? std::make_unique<GpuExperts>(config, w, o.experts, o.n_batch, o.isa, pool, progress)
                   : nullptr),
-      weights(config, w, experts.get(), pool, progress),
+      weights(config, w, experts.get(), target == nullptr ? nullptr : &target->weights, pool, progress),
       layout(SequenceLayout::on_gpu(config, o.sequence)) {
   const size_t n_sequences = static_cast<size_t>(o.n_sequences);
   kv = DeviceBuffer(n_sequences * layout.kv_bytes());
@@ -80,14 +87,20 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
 
   const size_t small_bytes = StepInputs(nullptr, kMaxBucket).bytes,
                large_bytes = StepInputs(nullptr, o.n_batch).bytes;
-  input_memory = DeviceBuffer(input_bytes(o.n_batch));
-  input_pinned = PinnedBuffer(input_bytes(o.n_batch));
+  input_memory = DeviceBuffer(input_bytes(config, o));
+  input_pinned = PinnedBuffer(input_bytes(config, o));
   small = StepInputs(input_memory.data(), kMaxBucket);
   small_host = StepInputs(input_pinned.data(), kMaxBucket);
   large = StepInputs(input_memory.data() + small_bytes, o.n_batch);
   large_host = StepInputs(input_pinned.data() + small_bytes, o.n_batch);
-  path = reinterpret_cast<int32_t*>(input_memory.data() + small_bytes + large_bytes);
-  path_host = reinterpret_cast<int32_t*>(input_pinned.data() + small_bytes + large_bytes);
+  size_t used = small_bytes + large_bytes;
+  if (!config.network.features.empty()) {
+    feature = StepInputs(input_memory.data() + used, o.n_batch);
+    feature_host = StepInputs(input_pinned.data() + used, o.n_batch);
+    used += large_bytes;
+  }
+  paths = reinterpret_cast<DevicePath*>(input_memory.data() + used);
+  paths_host = reinterpret_cast<DevicePath*>(input_pinned.data() + used);
   logits_pinned =
       PinnedBuffer(static_cast<size_t>(kLogitRows) * static_cast<size_t>(config.n_vocab) * sizeof(float));
   tops_pinned = PinnedBuffer(kLogitRows * sizeof(TopLogits));
@@ -99,6 +112,7 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
   n_past.resize(n_sequences);
   row_logits.reserve(static_cast<size_t>(o.n_batch));
   if (o.graphs) record_graphs();
+  if (o.graphs && !config.network.features.empty()) record_features();
   if (!stream.synchronize()) throw CudaError(ExitCode::Device, "the GPU failed while the model was prepared");
 }
 
@@ -115,14 +129,25 @@ void GpuModel::Impl::upload_rope() {
   }
 }
 
+// Once for real, so that kernels are loaded and allowed their shared memory; with no valid row it changes
+// nothing.
+void GpuModel::Impl::record(CapturedGraph& graph, const std::function<void()>& work) {
+  work();
+  if (!stream.synchronize())
+    throw CudaError(ExitCode::Device, fmt::format("the GPU failed in its first step: {}",
+                                                  cudaGetErrorString(cudaGetLastError())));
+  graph = CapturedGraph(stream.view(), work);
+  cuda_check(cudaGetLastError(), "recording a step");  // kernels take memory when they are first used
+}
+
 void GpuModel::Impl::record_graphs() {
   for (const StepKind kind : {StepKind::Committed, StepKind::Uncommitted}) {
     if (kind == StepKind::Uncommitted && options.sequence.max_draft_rows == 0) continue;
+    // A drafter with features computes blocks, and those are never committed.
+    if (kind == StepKind::Committed && !config.network.features.empty()) continue;
     for (size_t b = 0; b < std::size(kBuckets); ++b) {
       const int n = kBuckets[b];
       if (n > options.n_batch) continue;
-      // Once for real, so that kernels are loaded and allowed their shared memory; with no valid row it
-      // changes nothing.
       *small_host.n_valid = 0;
       *small_host.n_groups = 0;
       *small_host.n_logits = n;
@@ -130,29 +155,33 @@ void GpuModel::Impl::record_graphs() {
       std::fill_n(small_host.group, n, -1);
       std::fill_n(small_host.token, n, 0);
       std::fill_n(small_host.logit_row, n, 0);
-      const auto work = [&] {
+      record(graphs[static_cast<size_t>(kind)][b], [&] {
         copy_in_cuda(small.ancestors, small_host.ancestors, small.bytes, stream.view());
         enqueue(n, kind, n, small);
-      };
-      work();
-      if (!stream.synchronize())
-        throw CudaError(ExitCode::Device, fmt::format("the GPU failed in its first step: {}",
-                                                      cudaGetErrorString(cudaGetLastError())));
-      graphs[static_cast<size_t>(kind)][b] = CapturedGraph(stream.view(), work);
-      cuda_check(cudaGetLastError(), "recording a step");  // kernels take memory when they are first used
+      });
     }
   }
 }
 
-std::vector<GpuMemoryItem> GpuModel::plan(const ModelConfig& c, const Weights& w, const ModelOptions& o,
-                                          int n_multiprocessors) {
+void GpuModel::Impl::record_features() {
+  *feature_host.n_valid = 0;
+  *feature_host.n_groups = 0;
+  std::fill_n(feature_host.group, options.n_batch, -1);
+  for (size_t b = 0; b < std::size(kBuckets); ++b)
+    if (kBuckets[b] <= options.n_batch) record(feature_graphs[b], [&] { enqueue_features(kBuckets[b]); });
+}
+
+namespace {
+
+std::vector<GpuMemoryItem> plan_items(const ModelConfig& c, const Weights& w, const ModelOptions& o,
+                                      int n_multiprocessors, GpuWeights::MatrixSet shared) {
   const SequenceLayout layout = SequenceLayout::on_gpu(c, o.sequence);
   const uint64_t n = static_cast<uint64_t>(o.n_sequences);
   GpuCarver count(nullptr);
   GpuWorkspace().carve(count, c, o.n_batch, any_small_ffn(c, w), any_float_output(c, w), n_multiprocessors);
   const bool split = o.experts.split && c.route.n_expert > 0;
   std::vector<GpuMemoryItem> items = {
-      {split ? "core weights" : "weights", GpuWeights::planned_bytes(c, w, !split)}};
+      {split ? "core weights" : "weights", GpuWeights::planned_bytes(c, w, !split, std::move(shared))}};
   if (split)
     for (GpuMemoryItem& item : GpuExperts::plan(c, w, o.experts)) items.push_back(std::move(item));
   for (const GpuMemoryItem& item : std::initializer_list<GpuMemoryItem>{
@@ -161,9 +190,26 @@ std::vector<GpuMemoryItem> GpuModel::plan(const ModelConfig& c, const Weights& w
            {"draft tape", n * layout.tape_bytes()},
            {"activations", count.used()},
            {"norms and tables", GpuWeights::planned_small_bytes(c, w, !split) + rope_bytes(c)},
-           {"rows of a step", input_bytes(o.n_batch)}})
+           {"rows of a step", input_bytes(c, o)}})
     items.push_back(item);
   return items;
+}
+
+}  // namespace
+
+std::vector<GpuMemoryItem> GpuModel::plan(const ModelConfig& c, const Weights& w, const ModelOptions& o,
+                                          int n_multiprocessors) {
+  return plan_items(c, w, o, n_multiprocessors, {});
+}
+
+uint64_t GpuModel::drafter_bytes(const ModelConfig& c, const Weights& w, const ModelOptions& o,
+                                 int n_multiprocessors, const ModelConfig& target,
+                                 const Weights& target_weights) {
+  uint64_t bytes = 0;
+  for (const GpuMemoryItem& item :
+       plan_items(c, w, o, n_multiprocessors, GpuWeights::matrices_of(target, target_weights)))
+    bytes += item.bytes;
+  return bytes;
 }
 
 }  // namespace thermo

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
-#include <set>
 
 #include "base/units.h"
 #include "device/cuda_check.h"
@@ -27,6 +25,7 @@ void for_each_block(const ModelConfig& c, WeightsT& w, const Visit& visit) {
   for (size_t b = 0; b < c.network.input.size(); ++b) visit(c.network.input[b], w.input[b]);
   for_each_main_block(c, w, visit);
   for (size_t b = 0; b < c.network.output.size(); ++b) visit(c.network.output[b], w.output[b]);
+  for (size_t b = 0; b < c.network.features.size(); ++b) visit(c.network.features[b], w.features[b]);
 }
 
 bool is_matrix(const TensorSpec& spec) {
@@ -171,9 +170,18 @@ DeviceMatrix relative(DeviceMatrix m, const uint8_t* base) {
 
 }  // namespace
 
-uint64_t GpuWeights::planned_bytes(const ModelConfig& c, const Weights& w, bool with_experts) {
-  uint64_t bytes = 0;
-  std::set<const std::byte*> seen;  // the embedding may be the head too
+GpuWeights::MatrixSet GpuWeights::matrices_of(const ModelConfig& c, const Weights& w) {
+  MatrixSet all;
+  for_each_block(c, w, [&](const Block& block, const BlockWeights& from) {
+    for (const TensorSpec& spec : block.tensors)
+      if (is_matrix(spec)) all.insert(from[spec.role].rows);
+  });
+  return all;
+}
+
+uint64_t GpuWeights::planned_bytes(const ModelConfig& c, const Weights& w, bool with_experts,
+                                   MatrixSet seen) {
+  uint64_t bytes = 0;  // the embedding may be the head too
   for_each_block(c, w, [&](const Block& block, const BlockWeights& from) {
     for (const TensorSpec& spec : block.tensors)
       if (is_matrix(spec) && seen.insert(from[spec.role].rows).second) bytes += bytes_of(from[spec.role]);
@@ -184,13 +192,17 @@ uint64_t GpuWeights::planned_bytes(const ModelConfig& c, const Weights& w, bool 
   return bytes;
 }
 
-GpuWeights::GpuWeights(const ModelConfig& c, const Weights& w, const GpuExperts* experts, ThreadPool& pool,
-                       const LoadProgressFn& progress) {
-  const uint64_t total = planned_bytes(c, w, experts == nullptr);
+GpuWeights::GpuWeights(const ModelConfig& c, const Weights& w, const GpuExperts* experts,
+                       const GpuWeights* target, ThreadPool& pool, const LoadProgressFn& progress) {
+  MatrixSet shared;
+  if (target != nullptr) {
+    matrices_ = target->matrices_;
+    for (const auto& [rows, matrix] : matrices_) shared.insert(rows);
+  }
+  const uint64_t total = planned_bytes(c, w, experts == nullptr, std::move(shared));
   panels_ = DeviceBuffer(total);
   Uploader upload(panels_.data(), total, pool, progress);
   VectorPool vectors;
-  std::map<const std::byte*, DeviceMatrix> done;
   std::vector<const uint8_t*> expert_table;
 
   // An expert's matrices are neighbours; the shapes of the last one stand for all.
@@ -208,8 +220,9 @@ GpuWeights::GpuWeights(const ModelConfig& c, const Weights& w, const GpuExperts*
     for (const TensorSpec& spec : block.tensors) {
       if (is_matrix(spec)) {
         const Matrix& m = from[spec.role];
-        const auto at = done.find(m.rows);
-        to[spec.role] = at != done.end() ? at->second : done.emplace(m.rows, upload.add(m)).first->second;
+        const auto at = matrices_.find(m.rows);
+        to[spec.role] =
+            at != matrices_.end() ? at->second : matrices_.emplace(m.rows, upload.add(m)).first->second;
       } else if (spec.form == TensorForm::Vector) {
         vectors.add(from.vector(spec.role), &to.vectors[static_cast<size_t>(spec.role)]);
       }
@@ -220,6 +233,7 @@ GpuWeights::GpuWeights(const ModelConfig& c, const Weights& w, const GpuExperts*
   // All of it is made first: the vectors' addresses are filled in at the end.
   input.resize(w.input.size());
   output.resize(w.output.size());
+  features.resize(w.features.size());
   layers.resize(static_cast<size_t>(c.n_layer));
   for (size_t b = 0; b < input.size(); ++b) add_block(c.network.input[b], w.input[b], input[b]);
   for (size_t l = 0; l < layers.size(); ++l) {
@@ -237,6 +251,7 @@ GpuWeights::GpuWeights(const ModelConfig& c, const Weights& w, const GpuExperts*
     }
   }
   for (size_t b = 0; b < output.size(); ++b) add_block(c.network.output[b], w.output[b], output[b]);
+  for (size_t b = 0; b < features.size(); ++b) add_block(c.network.features[b], w.features[b], features[b]);
   upload.finish();
   vectors_ = vectors.send();
 

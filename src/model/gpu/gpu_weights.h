@@ -2,6 +2,8 @@
 #pragma once
 
 #include <array>
+#include <map>
+#include <set>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -35,21 +37,28 @@ struct GpuLayerWeights {
 class GpuWeights {
  public:
   // As the network has them; layers of the main stack.
-  std::vector<GpuBlockWeights> input, output;
+  std::vector<GpuBlockWeights> input, output, features;
   std::vector<GpuLayerWeights> layers;
 
   GpuWeights() = default;
   // Packs what is not packed on all threads, through page-locked staging memory. Throws MemoryError,
-  // CudaError. `experts`: nullptr, or where the routed experts are instead.
-  GpuWeights(const ModelConfig& config, const Weights& weights, const GpuExperts* experts, ThreadPool& pool,
-             const LoadProgressFn& progress);
+  // CudaError. `experts`: nullptr, or where the routed experts are instead. `target`: nullptr, or weights
+  // that outlive these; matrices that are there already are used, not copied.
+  GpuWeights(const ModelConfig& config, const Weights& weights, const GpuExperts* experts,
+             const GpuWeights* target, ThreadPool& pool, const LoadProgressFn& progress);
 
-  static uint64_t planned_bytes(const ModelConfig& config, const Weights& weights, bool with_experts);
+  // The matrices that such weights hold, by where they are in their file; experts are not among them.
+  using MatrixSet = std::set<const std::byte*>;
+  static MatrixSet matrices_of(const ModelConfig& config, const Weights& weights);
+  // `shared`: matrices that another model has.
+  static uint64_t planned_bytes(const ModelConfig& config, const Weights& weights, bool with_experts,
+                                MatrixSet shared = {});
   // The vectors, and the table of experts.
   static uint64_t planned_small_bytes(const ModelConfig& config, const Weights& weights, bool with_experts);
 
  private:
   DeviceBuffer panels_, vectors_, tables_;
+  std::map<const std::byte*, DeviceMatrix> matrices_;  // by where they are in their file
 };
 
 }  // namespace thermo

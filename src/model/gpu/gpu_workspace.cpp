@@ -19,9 +19,18 @@ StepInputs::StepInputs(std::byte* base, int max_rows) {
   bytes = carver.used();
 }
 
-size_t input_bytes(int n_batch) {
-  return StepInputs(nullptr, kMaxBucket).bytes + StepInputs(nullptr, n_batch).bytes +
-         (kMaxDeltaRows + 1) * sizeof(int32_t);
+size_t input_bytes(const ModelConfig& c, const ModelOptions& o) {
+  const size_t large = StepInputs(nullptr, o.n_batch).bytes;
+  return StepInputs(nullptr, kMaxBucket).bytes + large + (c.network.features.empty() ? 0 : large) +
+         static_cast<size_t>(o.n_sequences) * sizeof(DevicePath);
+}
+
+int states_width(const ModelConfig& c) {
+  int most = 0;
+  for (const auto* blocks : {&c.network.input, &c.network.features})
+    for (const Block& block : *blocks)
+      if (const TensorSpec* spec = block.find(Role::StateProjection)) most = std::max(most, spec->shape[0]);
+  return most;
 }
 
 size_t rope_bytes(const ModelConfig& c) {
@@ -132,6 +141,8 @@ void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, b
   routes.chosen = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
   routes.rank = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
   exchange = carver.take<std::byte>(decode_exchange_bytes(n_used, c.max_n_ff()));
+  states = floats(states_width(c));
+  joined = acts(rows, states_width(c), true, true, kHiddenScale);
   taps = floats(c.network.n_taps * c.n_embd);
   logits = carver.take<float>(static_cast<size_t>(kLogitRows) * static_cast<size_t>(c.n_vocab));
   top_scratch = carver.take<float>(static_cast<size_t>(kLogitRows) * top_logits_scratch_floats());

@@ -14,6 +14,7 @@
 #include "kernels/route_topk/route_topk_cuda.h"
 #include "kernels/row_ops/row_ops_cuda.h"
 #include "kernels/sample/sample_cuda.h"
+#include "model/backend.h"
 #include "model/model_config.h"
 #include "model/weights.h"
 
@@ -73,8 +74,8 @@ struct StepInputs {
   }
 };
 
-// Of recorded steps, of larger ones, and of a commit's path.
-size_t input_bytes(int n_batch);
+// Of recorded steps, of larger ones, of features, and the paths of a commit.
+size_t input_bytes(const ModelConfig& config, const ModelOptions& options);
 
 size_t rope_bytes(const ModelConfig& config);
 
@@ -91,6 +92,8 @@ struct GpuWorkspace {
   float *router_logits, *shared_logit;
   DeviceRoutes routes;
   std::byte *exchange, *attention_tagged;  // of a decoded row
+  float* states;                           // [rows][states_width()] of another network, as they came
+  DeviceActsOut joined;                    // [rows][those of StateProjection], for that product
   float* taps;                             // [taps of the network][n_batch][n_embd]
   float* logits;                           // [kLogitRows][n_vocab]
   float* top_scratch;                      // of each of these rows
@@ -98,6 +101,9 @@ struct GpuWorkspace {
   void carve(GpuCarver& carver, const ModelConfig& config, int n_batch, bool small_ffn, bool float_mixed,
              int n_multiprocessors);
 };
+
+// Columns of the widest projection of states of another network; 0: there is none.
+int states_width(const ModelConfig& config);
 
 // Whether a feed-forward block uses the experts' small form for any number of rows (expert_tiles_possible()),
 // and whether an output projection multiplies with float weights.
