@@ -232,8 +232,8 @@ void EngineThread::Impl::fill_slots(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-// What taking a slot costs: tokens to compute now, and tokens that would have to be computed again if their owner
-// came back. He comes back less likely the longer ago he was here.
+// What taking a slot costs: tokens to compute now, and tokens that would have to be computed again if their
+// owner came back. He comes back less likely the longer ago he was here.
 EngineThread::Impl::Slot* EngineThread::Impl::slot_for(const TokenRequest& request) {
   Slot* best = nullptr;
   double best_cost = 0.0;
@@ -254,7 +254,8 @@ EngineThread::Impl::Slot* EngineThread::Impl::slot_for(const TokenRequest& reque
 std::vector<int> EngineThread::Impl::marks_of(const TokenRequest& request) const {
   std::vector<int> marks = request.marks;
   const int n = static_cast<int>(request.prompt.size());
-  for (int at = options.checkpoint_every; options.checkpoint_every > 0 && at < n; at += options.checkpoint_every)
+  for (int at = options.checkpoint_every; options.checkpoint_every > 0 && at < n;
+       at += options.checkpoint_every)
     marks.push_back(at);
   std::erase_if(marks, [n](int at) { return at <= 0 || at > n; });
   std::sort(marks.begin(), marks.end());
@@ -275,9 +276,9 @@ void EngineThread::Impl::start(Slot& slot, WaitingRequest waiting) {
   slot.side = slot.request.side_request;
   const int n_kept = slot.session.keep(slot.request.prompt);
   slot.usage.n_cached = slot.n_done = n_kept;
-  const Result<RequestId> id =
-      loop.add(slot.session, std::span<const TokenId>(slot.request.prompt).subspan(static_cast<size_t>(n_kept)),
-               slot.request.options, marks_of(slot.request));
+  const Result<RequestId> id = loop.add(
+      slot.session, std::span<const TokenId>(slot.request.prompt).subspan(static_cast<size_t>(n_kept)),
+      slot.request.options, marks_of(slot.request));
   if (!id) {
     slot.busy = true;
     return end(slot, {}, id.error());
@@ -361,7 +362,8 @@ void EngineThread::Impl::end(Slot& slot, FinishReason reason, std::optional<Erro
   tell(TokensEnded{reason, std::move(error), usage});
 }
 
-void EngineThread::Impl::end_waiting(WaitingRequest waiting, FinishReason reason, std::optional<Error> error) {
+void EngineThread::Impl::end_waiting(WaitingRequest waiting, FinishReason reason,
+                                     std::optional<Error> error) {
   TokenUsage usage;
   usage.n_prompt = static_cast<int>(waiting.request.prompt.size());
   usage.queue_seconds = seconds(Clock::now() - waiting.since);

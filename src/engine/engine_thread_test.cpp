@@ -1,4 +1,5 @@
-// Requests from other threads: each writes what it writes alone, joins while others run, and leaves when told.
+// Requests from other threads: each writes what it writes alone, joins while others run, and leaves when
+// told.
 #include "engine/engine_thread.h"
 
 #include <gtest/gtest.h>
@@ -169,13 +170,13 @@ TEST(EngineThread, PausesAndGoesOn) {
 
 TEST(EngineThread, RefusesWhatDoesNotFitAndWhatNobodyWaitsFor) {
   Engine engine(plankton(), options_for(1));
-  EngineThread service(engine, {.max_waiting = 2});
   Listener unused, long_one;
+  std::vector<Listener> others(3);
+  EngineThread service(engine, {.max_waiting = 2});
   EXPECT_EQ(service.submit(request_of(unused, {}, 4)).error().code, ErrorCode::InvalidArgument);
   EXPECT_EQ(service.submit(request_of(unused, {5000}, 4)).error().code, ErrorCode::InvalidArgument);
   EXPECT_EQ(service.submit(request_of(unused, prompt_of(1, 256), 4)).error().code, ErrorCode::ContextFull);
   (void)service.submit(request_of(long_one, prompt_of(1, 10), 200));
-  std::vector<Listener> others(3);
   int n_refused = 0;
   for (Listener& other : others) {
     const Result<RequestHandle> handle = service.submit(request_of(other, prompt_of(2, 10), 2));

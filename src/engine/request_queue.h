@@ -62,8 +62,8 @@ class RequestQueue {
     return taken;
   }
 
-  std::list<WaitingRequest> waiting_;        // oldest first
-  std::map<std::string, uint64_t> served_;   // the last turn of a key, and of a key's session
+  std::list<WaitingRequest> waiting_;       // oldest first
+  std::map<std::string, uint64_t> served_;  // the last turn of a key, and of a key's session
   uint64_t turn_ = 0;
   int64_t n_tokens_ = 0;
 };

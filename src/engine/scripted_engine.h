@@ -1,5 +1,5 @@
-// A token service without a model: it answers every request with tokens that were given to it, at a given speed. For
-// tests of what stands above the engine.
+// A token service without a model: it answers every request with tokens that were given to it, at a given
+// speed. For tests of what stands above the engine.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ struct ScriptedEngineOptions {
   int n_slots = 4;
   int max_waiting = 64;
   // Performance; 0: as fast as it goes.
-  double tokens_per_second = 0.0;         // of each request
+  double tokens_per_second = 0.0;  // of each request
   double prompt_tokens_per_second = 0.0;
 };
 

@@ -1,7 +1,7 @@
 // Requests for tokens from any thread: what stands between a server and the engine. Token ids only, no text.
 //
-// Two classes implement it: EngineThread (engine_thread.h), and ScriptedEngine (scripted_engine.h), which plays
-// tokens that a test gives it.
+// Two classes implement it: EngineThread (engine_thread.h), and ScriptedEngine (scripted_engine.h), which
+// plays tokens that a test gives it.
 #pragma once
 
 #include <functional>
@@ -56,7 +56,8 @@ struct TokenRequest {
   std::string session_key;   // and so do the sessions of a key
   std::vector<int> marks;    // positions in the prompt at which another prompt may begin to differ, ascending
   bool side_request = false;  // pushes no conversation out of memory that is worth more
-  // Called on the engine's thread, from submit() on until TokensEnded. Must not block, must not call the service.
+  // Called on the engine's thread, from submit() on until TokensEnded. Must not block, must not call the
+  // service.
   std::function<void(TokenEvent)> on_event;
 };
 
@@ -76,8 +77,8 @@ struct TokenServiceState {
   int n_ctx = 0;
   uint64_t n_steps = 0, n_prompt_steps = 0;  // steps; of them, those with rows of prompts
   uint64_t n_prompt_computed = 0, n_prompt_cached = 0, n_written = 0;  // tokens
-  double prompt_rate = 0.0, decode_rate = 0.0;  // tokens per second, of late
-  std::string fault;                            // why no request can be served any more; empty: they can
+  double prompt_rate = 0.0, decode_rate = 0.0;                         // tokens per second, of late
+  std::string fault;  // why no request can be served any more; empty: they can
   DraftTelemetry draft;
 };
 
@@ -85,8 +86,8 @@ class TokenService {
  public:
   virtual ~TokenService() = default;
 
-  // Refused, with no event: a prompt that is empty or does not fit, a sampling value out of range, a queue that is
-  // full (ErrorCode::Busy), a device fault.
+  // Refused, with no event: a prompt that is empty or does not fit, a sampling value out of range, a queue
+  // that is full (ErrorCode::Busy), a device fault.
   virtual Result<RequestHandle> submit(TokenRequest request) = 0;
   // Ends the request after the step that runs. It still gets its last event. No effect on one that has ended.
   virtual void cancel(RequestHandle request) = 0;
