@@ -1,4 +1,4 @@
-#include "cli/bench/bench_sha256.h"
+#include "base/sha256.h"
 
 #include <fmt/format.h>
 

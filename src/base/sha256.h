@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), for the fingerprint of what a benchmark computed.
+// SHA-256 (FIPS 180-4): fingerprints of what a benchmark computed, hashes of keys.
 #pragma once
 
 #include <cstddef>
