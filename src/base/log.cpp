@@ -33,7 +33,7 @@ void set_sink(LogState& state, const LogOptions& options) {
   state.logger = std::make_shared<spdlog::logger>("thermocline", sink);
   state.logger->set_level(spdlog::level::trace);
   state.logger->flush_on(spdlog::level::trace);
-  state.logger->set_pattern(options.format == LogFormat::Json ? "%v" : "%H:%M:%S.%e %^%L%$ %v");
+  state.logger->set_pattern(options.format == LogFormat::JsonLines ? "%v" : "%H:%M:%S.%e %^%L%$ %v");
   state.format = options.format;
   state.level = options.level;
 }
@@ -101,7 +101,7 @@ void log_message(LogLevel level, std::string_view component, std::string_view me
   LogState& state = log_state();
   if (level > state.level.load(std::memory_order_relaxed)) return;
   try {
-    if (state.format == LogFormat::Json) {
+    if (state.format == LogFormat::JsonLines) {
       Json line = {
           {"ts", rfc3339_now()}, {"level", level_name(level)}, {"component", component}, {"msg", message}};
       state.logger->log(spdlog_level(level), line.dump(-1, ' ', false, Json::error_handler_t::replace));

@@ -12,7 +12,7 @@
 namespace thermo {
 
 enum class LogLevel : int { None = 0, Error = 1, Warning = 2, Info = 3, Trace = 4, Debug = 5 };
-enum class LogFormat { Text, Json };
+enum class LogFormat { Text, JsonLines };
 
 struct LogOptions {
   LogLevel level = LogLevel::Warning;

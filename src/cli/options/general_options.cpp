@@ -20,7 +20,7 @@ TerminalOptions GeneralOptions::terminal_options() const {
 LogOptions GeneralOptions::log_options(bool color_stderr) const {
   bool json = log_format == "json" || (log_format == "auto" && log_file.ends_with(".json"));
   return {.level = static_cast<LogLevel>(std::clamp(verbosity, 0, 5)),
-          .format = json ? LogFormat::Json : LogFormat::Text,
+          .format = json ? LogFormat::JsonLines : LogFormat::Text,
           .color = color_stderr && log_file.empty() && !json,
           .file = log_file};
 }
