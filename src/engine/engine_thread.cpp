@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "engine/request_queue.h"
+#include "experts/telemetry.h"
 #include "model/model_config.h"
 
 namespace thermo {
@@ -384,7 +385,16 @@ void EngineThread::Impl::show() {
                       .n_held = slot.session.n_past()});
   }
   const DraftTelemetry draft = engine.draft_telemetry();
+  const ExpertTelemetry experts = engine.expert_telemetry();
   const std::lock_guard lock(mutex);
+  shown.experts = {.hot_uses = experts.hot_pairs,
+                   .cpu_uses = experts.cpu_pairs,
+                   .fetched_uses = experts.fetched_pairs,
+                   .moved = experts.moved,
+                   .moved_bytes = experts.moved_bytes,
+                   .stall_ns = experts.stall_ns,
+                   .hot_bytes = experts.hot_expert_bytes,
+                   .total_bytes = experts.total_expert_bytes};
   shown.slots = std::move(states);
   shown.n_paused = n_paused;
   shown.n_ctx = engine.n_ctx();

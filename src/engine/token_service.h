@@ -69,6 +69,18 @@ struct SlotState {
   int n_held = 0;  // tokens whose state it has
 };
 
+// What routed experts did, where some are elsewhere than they are computed; see experts/telemetry.h.
+struct ExpertCounts {
+  uint64_t hot_uses = 0, cpu_uses = 0, fetched_uses = 0;
+  uint64_t moved = 0, moved_bytes = 0, stall_ns = 0;
+  uint64_t hot_bytes = 0, total_bytes = 0;
+
+  double hot_ratio() const {
+    const uint64_t all = hot_uses + cpu_uses + fetched_uses;
+    return all == 0 ? 1.0 : static_cast<double>(hot_uses) / static_cast<double>(all);
+  }
+};
+
 struct TokenServiceState {
   int n_running = 0, n_waiting = 0, n_paused = 0;
   double oldest_wait_seconds = 0.0;
@@ -80,6 +92,7 @@ struct TokenServiceState {
   double prompt_rate = 0.0, decode_rate = 0.0;                         // tokens per second, of late
   std::string fault;  // why no request can be served any more; empty: they can
   DraftTelemetry draft;
+  ExpertCounts experts;
 };
 
 class TokenService {

@@ -15,8 +15,8 @@ namespace {
 
 bool is_id(std::string_view text) {
   const auto good = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
-           c == '-';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+           c == '_' || c == '-';
   };
   return !text.empty() && text.size() <= 128 && std::all_of(text.begin(), text.end(), good);
 }
@@ -32,7 +32,8 @@ void check_body_type(const HttpRequest& request) {
   if (request.method != "POST") return;
   if (const std::string encoding = lower(request.header("content-encoding"));
       !encoding.empty() && encoding != "identity")
-    throw ApiError(415, "unsupported_media_type", "a body with the encoding '" + encoding + "' cannot be read");
+    throw ApiError(415, "unsupported_media_type",
+                   "a body with the encoding '" + encoding + "' cannot be read");
   const std::string type = lower(request.header("content-type"));
   const std::string kind = type.substr(0, type.find_first_of("; "));
   const size_t charset = type.find("charset=");
@@ -82,7 +83,8 @@ HttpReply ApiHandler::error_reply(const HttpRequest& request, const ApiError& er
   return reply;
 }
 
-HttpReply ApiHandler::refuse(HttpRequest& head, int status, const std::string& code, const std::string& message) {
+HttpReply ApiHandler::refuse(HttpRequest& head, int status, const std::string& code,
+                             const std::string& message) {
   give_id(head);
   server_.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", code));
   return error_reply(head, ApiError(status, code, message));
@@ -109,8 +111,9 @@ std::optional<Access::Caller> ApiHandler::caller_of(const HttpRequest& request) 
 // In this order: the host, the path, the key, whether it can be served now, the form of the body.
 void ApiHandler::check(const HttpRequest& request, const RouteMatch& match) const {
   if (request.loopback && !request.unix_socket && !server_.access.host_allowed(request.header("host")))
-    throw ApiError(403, "host_not_allowed",
-                   "this server is for programs on its own machine; the host of the request is not one of its names");
+    throw ApiError(
+        403, "host_not_allowed",
+        "this server is for programs on its own machine; the host of the request is not one of its names");
   if (match.route == nullptr && match.allowed.empty())
     throw ApiError(404, "not_found", fmt::format("there is nothing at {}", request.path.substr(0, 200)));
   if (match.route == nullptr)
@@ -120,10 +123,12 @@ void ApiHandler::check(const HttpRequest& request, const RouteMatch& match) cons
                    (route.endpoint == Endpoint::Props && !server_.options.serve_props) ||
                    (route.endpoint == Endpoint::Metrics && !server_.options.serve_metrics);
   if (off) throw ApiError(403, "feature_disabled", "this endpoint is switched off");
-  const bool needs_key = route.key == Route::Key::Metrics ? server_.options.metrics_need_key : route.key != Route::Key::None;
+  const bool needs_key =
+      route.key == Route::Key::Metrics ? server_.options.metrics_need_key : route.key != Route::Key::None;
   if (needs_key) {
     const std::optional<Access::Caller> caller = caller_of(request);
-    if (!caller) throw ApiError(401, "invalid_api_key", "a valid API key is needed: send it as a bearer token");
+    if (!caller)
+      throw ApiError(401, "invalid_api_key", "a valid API key is needed: send it as a bearer token");
     if (route.key == Route::Key::Admin && !caller->admin)
       throw ApiError(403, "feature_disabled", "this needs an administrator's key");
   }
@@ -140,15 +145,16 @@ std::optional<HttpReply> ApiHandler::admit(HttpRequest& head) {
   give_id(head);
   const RouteMatch match = find_route(head.method, path_of(head));
   try {
-    if (head.method == "OPTIONS" && !head.header("access-control-request-method").empty()) return preflight(head);
+    if (head.method == "OPTIONS" && !head.header("access-control-request-method").empty())
+      return preflight(head);
     check(head, match);
     return std::nullopt;
   } catch (const ApiError& error) {
     server_.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", error.code));
-    server_.metrics.count("thermocline_http_requests_total",
-                          fmt::format("method=\"{}\",route=\"{}\",code=\"{}\"",
-                                      match.route ? match.route->method : "other",
-                                      match.route ? match.route->path : "other", error.status));
+    server_.metrics.count(
+        "thermocline_http_requests_total",
+        fmt::format("method=\"{}\",route=\"{}\",code=\"{}\"", match.route ? match.route->method : "other",
+                    match.route ? match.route->path : "other", error.status));
     HttpReply reply = error_reply(head, error);
     if (error.status == 405) reply.headers.emplace_back("Allow", match.allowed);
     return reply;
@@ -164,7 +170,8 @@ asio::awaitable<void> ApiHandler::handle(HttpExchange& exchange) {
     failure = error;
   } catch (const std::exception& error) {
     log_error("server", "req={} failed: {}", exchange.request().id, error.what());
-    failure = ApiError(500, "internal_error", "request " + exchange.request().id + " failed inside the server");
+    failure =
+        ApiError(500, "internal_error", "request " + exchange.request().id + " failed inside the server");
   }
   if (failure) {
     server_.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", failure->code));
@@ -172,12 +179,13 @@ asio::awaitable<void> ApiHandler::handle(HttpExchange& exchange) {
       server_.metrics.count("thermocline_requests_total",
                             fmt::format("dialect=\"{}\",outcome=\"rejected\",finish_reason=\"\"",
                                         dialect_name(match.route->dialect)));
-    log_info("server", "req={} {} {} {}", exchange.request().id, match.route->path, failure->status, failure->code);
+    log_info("server", "req={} {} {} {}", exchange.request().id, match.route->path, failure->status,
+             failure->code);
     exchange.reply(error_reply(exchange.request(), *failure));
   }
   server_.metrics.count("thermocline_http_requests_total",
-                        fmt::format("method=\"{}\",route=\"{}\",code=\"{}\"", match.route->method, match.route->path,
-                                    failure ? failure->status : 200));
+                        fmt::format("method=\"{}\",route=\"{}\",code=\"{}\"", match.route->method,
+                                    match.route->path, failure ? failure->status : 200));
 }
 
 asio::awaitable<void> ApiHandler::dispatch(HttpExchange& exchange, const RouteMatch& match) {
@@ -234,7 +242,8 @@ HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) 
       return json_reply(props_json(server_, caller && caller->admin));
     case Endpoint::Slots: {
       const Json slots = slots_json(server_);
-      const bool all_busy = std::all_of(slots.begin(), slots.end(), [](const Json& s) { return s["is_processing"] == Json(true); });
+      const bool all_busy = std::all_of(slots.begin(), slots.end(),
+                                        [](const Json& s) { return s["is_processing"] == Json(true); });
       if (all_busy && request.query_value("fail_on_no_slot") == "1")
         throw ApiError(503, "server_is_overloaded", "no slot is free");
       return json_reply(slots);
@@ -254,14 +263,14 @@ HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) 
       require_model(server_);
       return json_reply(server_.model->plan);
     case Endpoint::Experts:
-      require_model(server_);
-      return json_reply(server_.model->experts ? server_.model->experts() : Json::object());
+      return json_reply(experts_json(server_));
     case Endpoint::Shutdown:
       on_shutdown_();
       return json_reply({{"status", "shutting down"}});
     default:
-      throw ApiError(501, "not_supported",
-                     "this server writes text; for embeddings, ranking, audio and images run a model made for them");
+      throw ApiError(
+          501, "not_supported",
+          "this server writes text; for embeddings, ranking, audio and images run a model made for them");
   }
 }
 

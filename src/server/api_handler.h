@@ -14,7 +14,8 @@ class ApiHandler : public HttpHandler {
       : server_(server), on_shutdown_(std::move(on_shutdown)) {}
 
   std::optional<HttpReply> admit(HttpRequest& head) override;
-  HttpReply refuse(HttpRequest& head, int status, const std::string& code, const std::string& message) override;
+  HttpReply refuse(HttpRequest& head, int status, const std::string& code,
+                   const std::string& message) override;
   asio::awaitable<void> handle(HttpExchange& exchange) override;
 
  private:

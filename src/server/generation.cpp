@@ -70,7 +70,9 @@ class Generation {
   void check_reader();
   void record(const char* outcome);
   ApiError engine_error(const Error& error) const;
-  std::string phase() const { return live_->state == "queued" || live_->state == "prefill" ? live_->state : "decode"; }
+  std::string phase() const {
+    return live_->state == "queued" || live_->state == "prefill" ? live_->state : "decode";
+  }
 
   ServerState& server_;
   const ServedModel& model_;
@@ -175,14 +177,17 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
     exchange_.begin_stream(std::move(head));
     send(writer_->begin(prepared_.n_prompt()));
   }
-  const double asked = request().ping_seconds.value_or(std::chrono::duration<double>(server_.options.ping_interval).count());
-  const auto ping = asked > 0.0 ? std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(asked))
-                                : Clock::duration(kForever);
+  const double asked =
+      request().ping_seconds.value_or(std::chrono::duration<double>(server_.options.ping_interval).count());
+  const auto ping = asked > 0.0
+                        ? std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(asked))
+                        : Clock::duration(kForever);
   const Clock::time_point begin = live_->since;
   const auto limit = [&](std::chrono::milliseconds time) {
     return time.count() > 0 ? begin + Clock::duration(time) : begin + kForever;
   };
-  const Clock::time_point must_end = limit(server_.options.request_timeout), must_start = limit(server_.options.queue_timeout);
+  const Clock::time_point must_end = limit(server_.options.request_timeout),
+                          must_start = limit(server_.options.queue_timeout);
   const auto open = [this] {
     return std::any_of(choices_.begin(), choices_.end(), [](const Choice& c) { return !c.ended; });
   };
@@ -194,7 +199,8 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
     for (auto& [index, event] : live_->take()) take(index, std::move(event));
     check_reader();
     const Clock::time_point now = Clock::now();
-    if (server_.cancelling && open()) failure_ = ApiError(503, "shutting_down", "the server is shutting down");
+    if (server_.cancelling && open())
+      failure_ = ApiError(503, "shutting_down", "the server is shutting down");
     if (server_.draining && live_->state == "queued" && open())
       failure_ = ApiError(503, "shutting_down", "the server is shutting down");
     if (now >= must_end && open()) failure_ = ApiError(504, "timeout", "the request took too long");
@@ -207,8 +213,10 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
   if (exchange_.gone() || live_->cancelled) {
     server_.metrics.count("thermocline_cancelled_total", fmt::format("phase=\"{}\"", phase()));
     record("cancelled");
-    if (live_->cancelled && !exchange_.gone()) failure_ = ApiError(503, "cancelled", "the request was cancelled");
-    else co_return;
+    if (live_->cancelled && !exchange_.gone())
+      failure_ = ApiError(503, "cancelled", "the request was cancelled");
+    else
+      co_return;
   }
   if (failure_) {
     if (!live_->cancelled) record("error");
@@ -354,10 +362,10 @@ void Generation::record(const char* outcome) {
     m.count("thermocline_generated_tokens_total", "kind=\"reasoning\"", choice.answer.n_reasoning_tokens);
     m.count("thermocline_generated_tokens_total", "kind=\"content\"",
             stats.n_completion - choice.answer.n_reasoning_tokens);
-    m.count("thermocline_prefix_cache_lookups_total",
-            stats.n_cached == 0                  ? "result=\"miss\""
-            : stats.n_cached + 1 < stats.n_prompt ? "result=\"partial\""
-                                                  : "result=\"hit\"");
+    m.count("thermocline_prefix_cache_lookups_total", stats.n_cached == 0 ? "result=\"miss\""
+                                                      : stats.n_cached + 1 < stats.n_prompt
+                                                          ? "result=\"partial\""
+                                                          : "result=\"hit\"");
     m.count("thermocline_prefill_seconds_total", "", stats.prompt_seconds);
     m.count("thermocline_decode_seconds_total", "", stats.predicted_seconds);
     m.observe("thermocline_prefill_duration_seconds", stats.prompt_seconds);
@@ -366,16 +374,18 @@ void Generation::record(const char* outcome) {
     m.observe("thermocline_request_prompt_tokens", stats.n_prompt);
     m.observe("thermocline_request_generated_tokens", stats.n_completion);
     if (stats.n_completion > 1)
-      m.observe("thermocline_time_per_output_token_seconds", stats.predicted_seconds / (stats.n_completion - 1));
+      m.observe("thermocline_time_per_output_token_seconds",
+                stats.predicted_seconds / (stats.n_completion - 1));
     for (const ToolCall& call : choice.answer.tool_calls)
       m.count("thermocline_tool_calls_total", call.complete ? "result=\"ok\"" : "result=\"truncated\"");
     if (choice.answer.n_reasoning_tokens > 0)
       m.count("thermocline_reasoning_closed_total",
               choice.parser.reasoning_ended_by_call() ? "how=\"tool_call\"" : "how=\"natural\"");
   }
-  log_info("server", "req={} {}{} {} prompt={} ({} cached) out={} ttft={:.2f}s {:.1f} tok/s {}", exchange_.request().id,
-           dialect_name(request().dialect), caller_.key_name.empty() ? "" : " key=" + caller_.key_name, outcome,
-           n_prompt, n_cached, n_out, ttft, rate, reason);
+  log_info("server", "req={} {}{} {} prompt={} ({} cached) out={} ttft={:.2f}s {:.1f} tok/s {}",
+           exchange_.request().id, dialect_name(request().dialect),
+           caller_.key_name.empty() ? "" : " key=" + caller_.key_name, outcome, n_prompt, n_cached, n_out,
+           ttft, rate, reason);
 }
 
 }  // namespace
@@ -394,15 +404,17 @@ GenerationRequest read_request(Dialect dialect, const Json& body, const ServerSt
                               : dialect == Dialect::Responses   ? read_responses_request(body, defaults)
                               : dialect == Dialect::Completions ? read_completions_request(body, defaults)
                                                                 : read_chat_request(body, defaults);
-  const bool known = request.model.empty() || request.model == model.id ||
-                     std::find(model.aliases.begin(), model.aliases.end(), request.model) != model.aliases.end();
+  const bool known =
+      request.model.empty() || request.model == model.id ||
+      std::find(model.aliases.begin(), model.aliases.end(), request.model) != model.aliases.end();
   if (server.options.strict_model && !known)
-    throw ApiError(404, "model_not_found", fmt::format("there is no model called '{}'", request.model), "model");
+    throw ApiError(404, "model_not_found", fmt::format("there is no model called '{}'", request.model),
+                   "model");
   return request;
 }
 
-asio::awaitable<void> generate(ServerState& server, HttpExchange& exchange, Dialect dialect, CallerInfo caller,
-                               std::vector<std::pair<std::string, std::string>> headers) {
+asio::awaitable<void> generate(ServerState& server, HttpExchange& exchange, Dialect dialect,
+                               CallerInfo caller, std::vector<std::pair<std::string, std::string>> headers) {
   std::optional<ApiError> overflow;
   GenerationRequest shell;  // what is known of the request when its prompt does not fit
   std::unique_ptr<PreparedRequest> prepared;

@@ -23,7 +23,7 @@ struct CallerInfo {
 GenerationRequest read_request(Dialect dialect, const Json& body, const ServerState& server);
 
 // Answers the exchange. `headers`: of every reply to it. Throws ApiError as long as nothing was sent.
-asio::awaitable<void> generate(ServerState& server, HttpExchange& exchange, Dialect dialect, CallerInfo caller,
-                               std::vector<std::pair<std::string, std::string>> headers);
+asio::awaitable<void> generate(ServerState& server, HttpExchange& exchange, Dialect dialect,
+                               CallerInfo caller, std::vector<std::pair<std::string, std::string>> headers);
 
 }  // namespace thermo

@@ -1,5 +1,5 @@
-// A request between the engine's thread and the one of the sockets. The engine pushes, the coroutine that answers takes;
-// neither waits for the other.
+// A request between the engine's thread and the one of the sockets. The engine pushes, the coroutine that
+// answers takes; neither waits for the other.
 #pragma once
 
 #include <atomic>

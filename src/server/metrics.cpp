@@ -14,7 +14,7 @@ constexpr double kFirstToken[] = {.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20
 constexpr double kPerToken[] = {.002, .004, .006, .008, .01, .015, .02, .03, .05, .075, .1, .2, .5, 1, 2.5};
 constexpr double kDuration[] = {.05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800};
 constexpr double kQueue[] = {.001, .01, .1, .5, 1, 5, 10, 30, 60, 300};
-constexpr double kTokens[] = {16,   32,   64,   128,   256,   512,   1024,  2048,
+constexpr double kTokens[] = {16,   32,   64,    128,   256,   512,    1024,  2048,
                               4096, 8192, 16384, 32768, 65536, 131072, 262144};
 constexpr double kAccepted[] = {0, 1, 2, 3, 4, 6, 8, 12, 16};
 constexpr double kCancel[] = {.001, .01, .05, .1, .25, .5, 1, 2};
@@ -62,7 +62,8 @@ std::string with(const std::string& labels, const std::string& more) {
 }
 
 std::string sample(std::string_view name, const std::string& labels, double value) {
-  return labels.empty() ? fmt::format("{} {}\n", name, value) : fmt::format("{}{{{}}} {}\n", name, labels, value);
+  return labels.empty() ? fmt::format("{} {}\n", name, value)
+                        : fmt::format("{}{{{}}} {}\n", name, labels, value);
 }
 
 void head(std::string& text, std::string_view name, std::string_view type, std::string_view help) {
@@ -97,7 +98,8 @@ void Metrics::observe(std::string_view name, double value, const std::string& la
   const std::lock_guard lock(mutex_);
   Histogram& histogram = histograms_[std::string(family.name)][labels];
   histogram.buckets.resize(family.buckets.size() + 1);
-  const auto place = std::lower_bound(family.buckets.begin(), family.buckets.end(), value) - family.buckets.begin();
+  const auto place =
+      std::lower_bound(family.buckets.begin(), family.buckets.end(), value) - family.buckets.begin();
   ++histogram.buckets[static_cast<size_t>(place)];
   histogram.sum += value;
 }
@@ -121,11 +123,12 @@ std::string Metrics::text() const {
       uint64_t below = 0;
       for (size_t i = 0; i < family.buckets.size(); ++i) {
         below += histogram.buckets[i];
-        out += sample(fmt::format("{}_bucket", family.name), with(labels, fmt::format("le=\"{}\"", family.buckets[i])),
-                      static_cast<double>(below));
+        out += sample(fmt::format("{}_bucket", family.name),
+                      with(labels, fmt::format("le=\"{}\"", family.buckets[i])), static_cast<double>(below));
       }
       below += histogram.buckets.back();
-      out += sample(fmt::format("{}_bucket", family.name), with(labels, "le=\"+Inf\""), static_cast<double>(below));
+      out += sample(fmt::format("{}_bucket", family.name), with(labels, "le=\"+Inf\""),
+                    static_cast<double>(below));
       out += sample(fmt::format("{}_sum", family.name), labels, histogram.sum);
       out += sample(fmt::format("{}_count", family.name), labels, static_cast<double>(below));
     }

@@ -1,6 +1,7 @@
 // Counters and histograms in the text format that Prometheus reads. Any thread.
 //
-// What others measure (the engine's state, the process) is asked when somebody reads; see server/operations.cpp.
+// What others measure (the engine's state, the process) is asked when somebody reads; see
+// server/operations.cpp.
 #pragma once
 
 #include <map>

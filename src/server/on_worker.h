@@ -10,8 +10,8 @@ namespace thermo {
 
 // What it throws is thrown here. `function` is kept until it has run.
 template <class Function>
-boost::asio::awaitable<std::unique_ptr<std::invoke_result_t<Function>>> on_worker(boost::asio::thread_pool& workers,
-                                                                                  Function function) {
+boost::asio::awaitable<std::unique_ptr<std::invoke_result_t<Function>>> on_worker(
+    boost::asio::thread_pool& workers, Function function) {
   using Value = std::invoke_result_t<Function>;
   const auto kept = std::make_shared<Function>(std::move(function));
   co_return co_await boost::asio::co_spawn(

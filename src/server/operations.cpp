@@ -24,8 +24,8 @@ std::string rfc3339(int64_t seconds) {
   const auto time = static_cast<std::time_t>(seconds);
   std::tm utc{};
   gmtime_r(&time, &utc);
-  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday, utc.tm_hour,
-                     utc.tm_min, utc.tm_sec);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
+                     utc.tm_hour, utc.tm_min, utc.tm_sec);
 }
 
 Json sampling_json(const SamplingParams& s) {
@@ -68,7 +68,8 @@ void process_metrics(std::string& out, const ServerState& server) {
   };
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
-  write_family(out, "process_open_fds", "gauge", "Open file descriptors.", {{"", entries("/proc/self/fd") - 1.0}});
+  write_family(out, "process_open_fds", "gauge", "Open file descriptors.",
+               {{"", entries("/proc/self/fd") - 1.0}});
   write_family(out, "process_max_fds", "gauge", "Descriptors that may be open.",
                {{"", static_cast<double>(limit.rlim_cur)}});
   write_family(out, "process_threads", "gauge", "Threads.", {{"", entries("/proc/self/task")}});
@@ -84,17 +85,21 @@ void engine_metrics(std::string& out, const ServedModel& model) {
   gauge("thermocline_requests_running", "Requests that have a slot.", state.n_running);
   gauge("thermocline_requests_waiting", "Requests that wait for a slot.", state.n_waiting);
   gauge("thermocline_requests_paused", "Requests whose client does not keep up.", state.n_paused);
-  gauge("thermocline_queue_oldest_seconds", "How long the oldest request has waited.", state.oldest_wait_seconds);
-  gauge("thermocline_slots", "Requests that are computed together at most.", static_cast<double>(state.slots.size()));
+  gauge("thermocline_queue_oldest_seconds", "How long the oldest request has waited.",
+        state.oldest_wait_seconds);
+  gauge("thermocline_slots", "Requests that are computed together at most.",
+        static_cast<double>(state.slots.size()));
   double held = 0.0;
   for (const SlotState& slot : state.slots) held += slot.n_held;
   const double capacity = static_cast<double>(state.slots.size()) * state.n_ctx;
   gauge("thermocline_kv_tokens_used", "Tokens whose keys and values are in memory.", held);
   gauge("thermocline_kv_tokens_capacity", "Tokens that memory holds.", capacity);
   // What a router of the Gateway API Inference Extension asks a model server for.
-  gauge("thermocline_kv_cache_usage_ratio", "Share of the KV cache in use.", capacity > 0.0 ? held / capacity : 0.0);
-  write_family(out, "thermocline_cache_config_info", "gauge", "Blocks of the KV cache: tokens of one, and how many.",
-               {{fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\"", state.n_ctx, state.slots.size()), 1.0}});
+  gauge("thermocline_kv_cache_usage_ratio", "Share of the KV cache in use.",
+        capacity > 0.0 ? held / capacity : 0.0);
+  write_family(
+      out, "thermocline_cache_config_info", "gauge", "Blocks of the KV cache: tokens of one, and how many.",
+      {{fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\"", state.n_ctx, state.slots.size()), 1.0}});
   write_family(out, "thermocline_decode_tokens_per_second", "gauge", "Tokens written per second.",
                {{"window=\"10s\"", state.decode_rate}});
   write_family(out, "thermocline_prefill_tokens_per_second", "gauge", "Prompt tokens computed per second.",
@@ -102,6 +107,18 @@ void engine_metrics(std::string& out, const ServedModel& model) {
   write_family(out, "thermocline_steps_total", "counter", "Steps of the model.",
                {{"kind=\"prefill\"", static_cast<double>(state.n_prompt_steps)},
                 {"kind=\"decode\"", static_cast<double>(state.n_steps - state.n_prompt_steps)}});
+  const ExpertCounts& experts = state.experts;
+  write_family(out, "thermocline_expert_uses_total", "counter", "Uses of routed experts, by where they were.",
+               {{"tier=\"device\"", static_cast<double>(experts.hot_uses)},
+                {"tier=\"host\"", static_cast<double>(experts.cpu_uses)},
+                {"tier=\"fetched\"", static_cast<double>(experts.fetched_uses)}});
+  write_family(out, "thermocline_expert_moves_total", "counter", "Experts that became hot.",
+               {{"direction=\"promote\"", static_cast<double>(experts.moved)}});
+  write_family(out, "thermocline_expert_move_bytes_total", "counter", "Bytes copied for that.",
+               {{"direction=\"promote\"", static_cast<double>(experts.moved_bytes)}});
+  write_family(out, "thermocline_moe_stall_seconds_total", "counter",
+               "Time the device waited for cold experts.",
+               {{"lane=\"cpu\"", static_cast<double>(experts.stall_ns) * 1e-9}});
   if (state.draft.drafter.empty()) return;
   const std::string drafter = fmt::format("drafter=\"{}\"", label_value(state.draft.drafter));
   const auto counter = [&](const char* name, const char* help, uint64_t value) {
@@ -204,9 +221,11 @@ Json models_json(const ServerState& server) {
 
 Json model_json(const ServerState& server, const std::string& id) {
   const ServedModel* model = server.model.get();
-  const bool known = model != nullptr && (id == model->id || std::find(model->aliases.begin(), model->aliases.end(),
-                                                                       id) != model->aliases.end());
-  if (!known) throw ApiError(404, "model_not_found", fmt::format("there is no model called '{}'", id), "model");
+  const bool known = model != nullptr &&
+                     (id == model->id ||
+                      std::find(model->aliases.begin(), model->aliases.end(), id) != model->aliases.end());
+  if (!known)
+    throw ApiError(404, "model_not_found", fmt::format("there is no model called '{}'", id), "model");
   const int n_ctx = model->service->n_ctx();
   Json meta = model->meta;
   meta["n_ctx"] = n_ctx;
@@ -230,7 +249,9 @@ Json props_json(const ServerState& server, bool admin) {
   require_model(server);
   const ServedModel& model = *server.model;
   const Vocab& vocab = model.tokenizer->vocab();
-  const auto text_of = [&](std::optional<int32_t> id) { return id ? std::string(vocab.token_text(*id)) : ""; };
+  const auto text_of = [&](std::optional<int32_t> id) {
+    return id ? std::string(vocab.token_text(*id)) : "";
+  };
   const TokenServiceState state = model.service->state();
   Json params = sampling_json(model.sampling);
   params["max_tokens"] = server.options.default_max_tokens;
@@ -246,8 +267,8 @@ Json props_json(const ServerState& server, bool admin) {
   props["eos_token"] = text_of(vocab.eos());
   props["api"] = {{"endpoints", endpoint_names()},
                   {"dialects", Json::array({"chat", "completions", "responses", "messages"})}};
-  props["server"] = {{"name", "thermocline"}, {"version", server.options.version.value("version", "")},
-                     {"props_schema", 1}};
+  props["server"] = {
+      {"name", "thermocline"}, {"version", server.options.version.value("version", "")}, {"props_schema", 1}};
   props["model"] = model.meta;
   props["model_card"] = nullptr;
   props["reasoning"] = {{"supported", vocab.find_special("<think>").has_value()},
@@ -260,8 +281,9 @@ Json props_json(const ServerState& server, bool admin) {
                           {"xhigh", 56832},
                           {"max", 81408}}}};
   props["cache"] = {{"hits", state.n_prompt_cached}, {"misses", state.n_prompt_computed}};
-  props["speculation"] = {{"drafters", state.draft.drafter.empty() ? Json::array() : Json::array({state.draft.drafter})},
-                          {"policy", state.draft.state}};
+  props["speculation"] = {
+      {"drafters", state.draft.drafter.empty() ? Json::array() : Json::array({state.draft.drafter})},
+      {"policy", state.draft.state}};
   props["limits"] = {{"body_bytes", server.options.http.max_body_bytes},
                      {"connections", server.options.http.max_connections}};
   return props;
@@ -284,6 +306,19 @@ Json slots_json(const ServerState& server) {
                     {"n_held", slot.n_held}});
   }
   return list;
+}
+
+Json experts_json(const ServerState& server) {
+  require_model(server);
+  const ExpertCounts experts = server.model->service->state().experts;
+  return {
+      {"uses", {{"device", experts.hot_uses}, {"host", experts.cpu_uses}, {"fetched", experts.fetched_uses}}},
+      {"hit_ratio", experts.hot_ratio()},
+      {"moved", experts.moved},
+      {"moved_bytes", experts.moved_bytes},
+      {"stall_seconds", static_cast<double>(experts.stall_ns) * 1e-9},
+      {"hot_bytes", experts.hot_bytes},
+      {"total_bytes", experts.total_bytes}};
 }
 
 Json requests_json(const ServerState& server) {
@@ -314,7 +349,8 @@ int retry_seconds(const ServerState& server) {
   constexpr double kAnswerTokens = 256.0;  // nobody knows how long answers get
   double seconds = 1.0;
   if (state.prompt_rate > 0.0) seconds += static_cast<double>(state.waiting_tokens) / state.prompt_rate;
-  if (state.decode_rate > 0.0) seconds += (state.n_waiting + state.n_running) * kAnswerTokens / state.decode_rate;
+  if (state.decode_rate > 0.0)
+    seconds += (state.n_waiting + state.n_running) * kAnswerTokens / state.decode_rate;
   return static_cast<int>(std::clamp(seconds, 1.0, 60.0));
 }
 
@@ -325,7 +361,8 @@ std::string metrics_text(const ServerState& server) {
                {{fmt::format("version=\"{}\",commit=\"{}\"", label_value(version.value("version", "")),
                              label_value(version.value("commit", ""))),
                  1.0}});
-  const bool failed = !server.failure.empty() || (server.model && !server.model->service->state().fault.empty());
+  const bool failed =
+      !server.failure.empty() || (server.model && !server.model->service->state().fault.empty());
   const bool ready = server.model != nullptr && !failed && !server.draining;
   write_family(out, "thermocline_up_state", "gauge", "1 for the state that the server is in.",
                {{"state=\"loading\"", server.model == nullptr && !failed ? 1.0 : 0.0},
@@ -339,11 +376,13 @@ std::string metrics_text(const ServerState& server) {
       const Json& value = server.model->meta.value(name, Json(""));
       return label_value(value.is_string() ? value.get<std::string>() : value.dump());
     };
-    write_family(out, "thermocline_model_info", "gauge", "What is served.",
-                 {{fmt::format("model=\"{}\",arch=\"{}\",quant=\"{}\",n_expert=\"{}\",n_expert_used=\"{}\",n_ctx=\"{}\"",
-                               label_value(server.model->id), meta("arch"), meta("quant"), meta("n_expert"),
-                               meta("n_expert_used"), server.model->service->n_ctx()),
-                   1.0}});
+    write_family(
+        out, "thermocline_model_info", "gauge", "What is served.",
+        {{fmt::format(
+              "model=\"{}\",arch=\"{}\",quant=\"{}\",n_expert=\"{}\",n_expert_used=\"{}\",n_ctx=\"{}\"",
+              label_value(server.model->id), meta("arch"), meta("quant"), meta("n_expert"),
+              meta("n_expert_used"), server.model->service->n_ctx()),
+          1.0}});
     engine_metrics(out, *server.model);
   }
   out += server.metrics.text();

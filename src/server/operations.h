@@ -1,4 +1,5 @@
-// Endpoints that look and do not generate: health, facts, slots, metrics. The thread of the sockets; none of them waits.
+// Endpoints that look and do not generate: health, facts, slots, metrics. The thread of the sockets; none of
+// them waits.
 #pragma once
 
 #include "server/http/http_message.h"
@@ -16,6 +17,7 @@ Json slots_json(const ServerState& server);
 Json models_json(const ServerState& server);
 // One element of the list. Throws ApiError 404.
 Json model_json(const ServerState& server, const std::string& id);
+Json experts_json(const ServerState& server);
 Json requests_json(const ServerState& server);
 std::string metrics_text(const ServerState& server);
 // How long a client that is turned away should wait.

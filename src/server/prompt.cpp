@@ -18,8 +18,8 @@ void open_last_turn(std::vector<TokenId>& ids, const Vocab& vocab) {
     }
 }
 
-// Where the next request of a conversation may begin to differ: after the system prompt, and where the answer begins.
-// Both are where a role's marker stands.
+// Where the next request of a conversation may begin to differ: after the system prompt, and where the answer
+// begins. Both are where a role's marker stands.
 std::vector<int> marks_of(const std::vector<TokenId>& ids, const Vocab& vocab) {
   const auto is_role = [&](TokenId id) {
     if (!vocab.contains(id) || !vocab.is_control(id) || vocab.is_end_of_generation(id)) return false;
@@ -51,18 +51,20 @@ int PreparedRequest::n_prompt() const {
 }
 
 ApiError context_exceeded(Dialect dialect, size_t n_prompt, int n_ctx) {
-  ApiError error(400, "context_length_exceeded",
-                 dialect == Dialect::Messages
-                     ? fmt::format("prompt is too long: {} tokens > {} maximum", n_prompt, n_ctx)
-                     : fmt::format("This model's maximum context length is {} tokens. However, your messages resulted "
-                                   "in {} tokens. Please reduce the length of the messages.",
-                                   n_ctx, n_prompt),
-                 dialect == Dialect::Completions ? "prompt" : "messages");
+  ApiError error(
+      400, "context_length_exceeded",
+      dialect == Dialect::Messages
+          ? fmt::format("prompt is too long: {} tokens > {} maximum", n_prompt, n_ctx)
+          : fmt::format("This model's maximum context length is {} tokens. However, your messages resulted "
+                        "in {} tokens. Please reduce the length of the messages.",
+                        n_ctx, n_prompt),
+      dialect == Dialect::Completions ? "prompt" : "messages");
   error.extra = {{"n_prompt_tokens", n_prompt}, {"n_ctx", n_ctx}};
   return error;
 }
 
-std::vector<TokenId> render_ids(const GenerationRequest& request, const ServedModel& model, bool* in_reasoning) {
+std::vector<TokenId> render_ids(const GenerationRequest& request, const ServedModel& model,
+                                bool* in_reasoning) {
   RenderOptions options;
   options.tools = request.tools;
   options.thinking = request.thinking;
@@ -73,9 +75,10 @@ std::vector<TokenId> render_ids(const GenerationRequest& request, const ServedMo
   };
   offer("preserve_thinking", true);
   if (!request.effort.empty()) offer("reasoning_effort", request.effort);
-  if (request.continue_last_turn && request.thinking.value_or(false) && request.turns.back().reasoning.empty())
-    throw invalid_value("messages",
-                        "messages: an answer without its reasoning cannot be continued while reasoning is on");
+  if (request.continue_last_turn && request.thinking.value_or(false) &&
+      request.turns.back().reasoning.empty())
+    throw invalid_value(
+        "messages", "messages: an answer without its reasoning cannot be continued while reasoning is on");
   try {
     RenderedPrompt rendered = model.renderer->render(request.turns, options);
     *in_reasoning = rendered.in_reasoning && !request.continue_last_turn;
@@ -92,8 +95,9 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
   const Vocab& vocab = tokenizer.vocab();
   const int n_ctx = model.service->n_ctx();
   if (request.format.kind != OutputFormat::Kind::Text)
-    throw unsupported(request.format.path,
-                      request.format.path + ": answers cannot be made to follow a format yet; ask for it in the prompt");
+    throw unsupported(
+        request.format.path,
+        request.format.path + ": answers cannot be made to follow a format yet; ask for it in the prompt");
   if (request.tool_choice.mode == ToolChoice::Mode::Required)
     throw unsupported("tool_choice", "tool_choice: a call cannot be enforced yet; use auto or none");
   if (request.dialect == Dialect::Completions) {
@@ -108,7 +112,8 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
         prepared.prompts.push_back(std::get<std::vector<int32_t>>(prompt));
         prepared.echoed_prompts.push_back(tokenizer.decode(prepared.prompts.back(), {.special = true}));
       }
-      if (prepared.prompts.back().empty()) throw invalid_value("prompt", "prompt: there is nothing to continue");
+      if (prepared.prompts.back().empty())
+        throw invalid_value("prompt", "prompt: there is nothing to continue");
     }
   } else {
     prepared.prompts.push_back(render_ids(request, model, &prepared.in_reasoning));

@@ -19,7 +19,8 @@ struct PreparedRequest {
 PreparedRequest prepare(GenerationRequest request, const ServedModel& model, const ServerOptions& options);
 
 // The ids of the prompt only; for counting.
-std::vector<TokenId> render_ids(const GenerationRequest& request, const ServedModel& model, bool* in_reasoning);
+std::vector<TokenId> render_ids(const GenerationRequest& request, const ServedModel& model,
+                                bool* in_reasoning);
 
 // The words that clients look for.
 ApiError context_exceeded(Dialect dialect, size_t n_prompt, int n_ctx);

@@ -24,8 +24,8 @@ class Server {
   void set_ready(ServedModel model);
   // The model could not be loaded.
   void set_failed(std::string why);
-  // Refuses new requests and lets running ones finish within the grace; the rest is cancelled. Returns when nobody is
-  // served any more. `hurry`: asked now and then; true ends the grace.
+  // Refuses new requests and lets running ones finish within the grace; the rest is cancelled. Returns when
+  // nobody is served any more. `hurry`: asked now and then; true ends the grace.
   void shut_down(const std::function<bool()>& hurry = {});
   // Closes every connection and ends the threads; what still runs is cancelled. The engine may go after this.
   void stop();

@@ -19,9 +19,9 @@ struct ServerOptions {
   // Behaviour.
   HttpOptions http;
   AccessOptions access;
-  std::string api_prefix;      // "/p": everything is below it
+  std::string api_prefix;  // "/p": everything is below it
   bool metrics_need_key = true;
-  bool strict_model = false;   // a request for another model is refused
+  bool strict_model = false;  // a request for another model is refused
   int default_max_tokens = 32768;
   bool keep_billing_header = false;
   bool anthropic_thinking = false;
@@ -45,12 +45,11 @@ struct ServedModel {
   const Tokenizer* tokenizer = nullptr;
   const PromptRenderer* renderer = nullptr;
   TokenService* service = nullptr;
-  SamplingParams sampling;  // where a request says nothing
-  Json meta = Json::object();      // arch, n_params, quant ...
-  Json plan = Json::object();      // memory
+  SamplingParams sampling;     // where a request says nothing
+  Json meta = Json::object();  // arch, n_params, quant ...
+  Json plan = Json::object();  // memory
   std::string chat_template;
   std::string file_name;
-  std::function<Json()> experts;  // telemetry, callable from any thread; may be empty
 };
 
 }  // namespace thermo

@@ -1,4 +1,5 @@
-// What the parts of a server share. All of it belongs to the thread of the sockets, but for what says otherwise.
+// What the parts of a server share. All of it belongs to the thread of the sockets, but for what says
+// otherwise.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -22,7 +23,7 @@ struct ServerState {
   Access access;
   asio::io_context io{1};
   asio::thread_pool workers;
-  Metrics metrics;  // any thread
+  Metrics metrics;                     // any thread
   std::unique_ptr<ServedModel> model;  // set once, when it is ready; then workers may read it, too
   std::string load_stage = "open";
   double load_progress = 0.0;

@@ -65,7 +65,8 @@ Json token_reply(Endpoint endpoint, const Json& body, const ServerState& server)
                           : endpoint == Endpoint::ResponsesTokens ? Dialect::Responses
                                                                   : Dialect::Chat;
   bool in_reasoning = false;
-  const std::vector<TokenId> ids = render_ids(read_request(dialect, body, server), *server.model, &in_reasoning);
+  const std::vector<TokenId> ids =
+      render_ids(read_request(dialect, body, server), *server.model, &in_reasoning);
   if (endpoint == Endpoint::CountTokens) return {{"input_tokens", ids.size()}};
   if (endpoint == Endpoint::ApplyTemplate)
     return {{"prompt", server.model->tokenizer->decode(ids, {.special = true})}, {"n_tokens", ids.size()}};

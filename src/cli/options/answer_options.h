@@ -18,6 +18,8 @@ struct TemplateFlags {
   std::string kwargs = {};              // a JSON object for the template
   std::string reasoning = "auto";       // on, off, auto
 };
+// Section "Template".
+void add_template_options(OptionSet& set, TemplateFlags& flags);
 // Reads the file. Throws ConfigError.
 TemplateOptions template_options(const TemplateFlags& flags);
 

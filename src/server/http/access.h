@@ -1,4 +1,5 @@
-// Who may come in: keys, the host check, origins. Pure but for the salt; keys are never kept, only their hashes.
+// Who may come in: keys, the host check, origins. Pure but for the salt; keys are never kept, only their
+// hashes.
 #pragma once
 
 #include <optional>

@@ -122,7 +122,8 @@ asio::awaitable<Connection::Next> Connection::read_request() {
   take_head(parser);
   if (error) {
     const bool silent = read_deadline_.fired() || error == http::error::end_of_stream ||
-                        error == http::error::partial_message || error.category() == asio::error::get_system_category();
+                        error == http::error::partial_message ||
+                        error.category() == asio::error::get_system_category();
     if (!silent) refuse_bad_head(error);
     co_return Next::Close;
   }
@@ -192,7 +193,8 @@ void Connection::refuse(int status, const char* code, const char* message) {
   reply(std::move(refusal));
 }
 
-// While a request is answered: notices that the client is gone without writing to it, and keeps what it sends ahead.
+// While a request is answered: notices that the client is gone without writing to it, and keeps what it sends
+// ahead.
 asio::awaitable<void> Connection::watch() {
   while (watching_ && !gone_ && buffer_.size() < kMaxPipelined) {
     error_code error;
@@ -248,8 +250,8 @@ void Connection::send(std::string bytes) {
   if (flushing_) return;
   flushing_ = true;
   asio::co_spawn(
-      socket_.get_executor(), [self = shared_from_this()]() -> asio::awaitable<void> { return self->flush(); },
-      asio::detached);
+      socket_.get_executor(),
+      [self = shared_from_this()]() -> asio::awaitable<void> { return self->flush(); }, asio::detached);
 }
 
 asio::awaitable<void> Connection::flush() {

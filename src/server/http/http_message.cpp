@@ -73,16 +73,18 @@ std::string http_date() {
   static constexpr const char* kDays[] = {"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"};
   static constexpr const char* kMonths[] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
                                             "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
-  return fmt::format("{}, {:02} {} {} {:02}:{:02}:{:02} GMT", kDays[utc.tm_wday], utc.tm_mday, kMonths[utc.tm_mon],
-                     utc.tm_year + 1900, utc.tm_hour, utc.tm_min, utc.tm_sec);
+  return fmt::format("{}, {:02} {} {} {:02}:{:02}:{:02} GMT", kDays[utc.tm_wday], utc.tm_mday,
+                     kMonths[utc.tm_mon], utc.tm_year + 1900, utc.tm_hour, utc.tm_min, utc.tm_sec);
 }
 
 std::string reply_head(const HttpReply& reply, const HttpRequest& request, bool chunked) {
-  std::string head = fmt::format("HTTP/1.1 {} {}\r\nDate: {}\r\n", reply.status, status_text(reply.status), http_date());
+  std::string head =
+      fmt::format("HTTP/1.1 {} {}\r\nDate: {}\r\n", reply.status, status_text(reply.status), http_date());
   if (!reply.content_type.empty()) head += "Content-Type: " + reply.content_type + "\r\n";
   for (const auto& [name, value] : reply.headers) {
     head += name + ": ";
-    for (const char c : value) head += c == '\r' || c == '\n' ? ' ' : c;  // a value never begins another header
+    for (const char c : value)
+      head += c == '\r' || c == '\n' ? ' ' : c;  // a value never begins another header
     head += "\r\n";
   }
   const bool close = reply.close || !request.keep_alive || (chunked && !request.http11);

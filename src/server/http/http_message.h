@@ -16,9 +16,9 @@ struct HttpRequest {
   std::string body;
   bool http11 = true;
   bool keep_alive = true;
-  bool loopback = true;     // it came to a listener that only this machine reaches
+  bool loopback = true;  // it came to a listener that only this machine reaches
   bool unix_socket = false;
-  std::string id;           // set by the handler
+  std::string id;  // set by the handler
 
   // The first of that name (lower case); empty: there is none.
   std::string_view header(std::string_view name) const;

@@ -32,13 +32,15 @@ struct ListenUrl {
 
 ListenUrl parse_url(const std::string& url) {
   const auto bad = [&](const char* why) {
-    return ConfigError(fmt::format("cannot listen on '{}': {}; write http://127.0.0.1:8080 or unix:/path", url, why));
+    return ConfigError(
+        fmt::format("cannot listen on '{}': {}; write http://127.0.0.1:8080 or unix:/path", url, why));
   };
   ListenUrl out;
   if (url.starts_with("unix:")) {
     out.unix_path = url.substr(5);
     if (out.unix_path.starts_with("//")) out.unix_path.erase(0, 2);
-    if (out.unix_path.empty() || out.unix_path.size() > 100) throw bad("the path has no or too many characters");
+    if (out.unix_path.empty() || out.unix_path.size() > 100)
+      throw bad("the path has no or too many characters");
     return out;
   }
   if (url.starts_with("https://")) throw bad("TLS is not built in, put a proxy in front");
@@ -47,7 +49,8 @@ ListenUrl parse_url(const std::string& url) {
   const size_t bracket = rest.find(']');
   const size_t colon = rest.find(':', bracket == std::string::npos ? 0 : bracket);
   out.host = rest.substr(0, colon);
-  if (out.host.starts_with('[') && out.host.ends_with(']')) out.host = out.host.substr(1, out.host.size() - 2);
+  if (out.host.starts_with('[') && out.host.ends_with(']'))
+    out.host = out.host.substr(1, out.host.size() - 2);
   if (out.host.empty()) throw bad("the host is missing");
   if (colon == std::string::npos) return out;
   const std::string port = rest.substr(colon + 1);

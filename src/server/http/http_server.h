@@ -56,8 +56,8 @@ class HttpExchange {
 class HttpHandler {
  public:
   virtual ~HttpHandler() = default;
-  // When the head of a request is there, before its body: gives it its id, and returns a reply that refuses it, or
-  // nullopt.
+  // When the head of a request is there, before its body: gives it its id, and returns a reply that refuses
+  // it, or nullopt.
   virtual std::optional<HttpReply> admit(HttpRequest& head) = 0;
   // A request that could not be read: 400, 408, 413, 431, 503.
   virtual HttpReply refuse(HttpRequest& head, int status, const std::string& code,
