@@ -67,6 +67,7 @@ Json timings_json(const AnswerStats& stats) {
   timings["queue_ms"] = stats.queue_seconds * 1e3;
   timings["ttft_ms"] = stats.first_token_seconds * 1e3;
   timings["seed"] = stats.seed;
+  if (!stats.reasoning_close.empty()) timings["reasoning_close"] = stats.reasoning_close;
   if (!stats.draft.drafter.empty()) {
     timings["draft_n"] = stats.draft.n_drafted;
     timings["draft_n_accepted"] = stats.draft.n_accepted;

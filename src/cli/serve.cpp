@@ -66,9 +66,10 @@ class ServeCommand : public Command {
         sampling_params(sampling_, model.file(), model.tokenizer().vocab().n_tokens());
     set_expert_options(engine_.experts, model.config(), options);
     set_draft_options(draft_, model_, drafter_, options);
-    protect(server_flags, terminal);
+    const std::string key = made_key(server_flags);
 
     Server server(std::move(server_flags));
+    if (!key.empty()) show_key(key, server.urls().front(), terminal);
     for (const std::string& url : server.urls()) log_info("server", "listening on {}", url);
     if (model_.empty())
       terminal.note(
@@ -84,6 +85,7 @@ class ServeCommand : public Command {
     note_unused_cache(engine_.experts, model.engine(), terminal);
 
     EngineThread service(model.engine(), engine_thread_options(serve_));
+    const StopAtEnd stop{server};  // before the service goes
     const InterruptScope interrupts;
     server.set_ready(served_model(model, renderer, service, sampling, options.n_sequences));
     log_info("server", "{} is ready: {} requests at a time, {} tokens each", model_id(model),
@@ -96,29 +98,36 @@ class ServeCommand : public Command {
     const std::string fault = server.fault();
     if (fault.empty()) log_info("server", "shutting down");
     server.shut_down();
-    server.stop();
     if (!fault.empty()) throw ThermoError(ExitCode::DeviceFault, fault);
     return ExitCode::Ok;
   }
 
  private:
-  // A server that others reach needs a key.
-  void protect(ServerOptions& options, const Terminal& terminal) const {
+  struct StopAtEnd {
+    Server& server;
+    ~StopAtEnd() { server.stop(); }
+  };
+
+  // A server that others reach needs a key: the one that was made for it, or empty.
+  std::string made_key(ServerOptions& options) const {
     bool local = true;
     for (const std::string& url : options.http.listen) local &= is_local_listener(url);
-    if (local || !options.access.keys.empty()) return;
+    if (local || !options.access.keys.empty()) return {};
     if (serve_.no_auth) {
       log_warning("server", "others can reach this server, and it needs no key");
-      return;
+      return {};
     }
-    const std::string key = generate_key();
-    options.access.keys = {key};
-    // Once, and not to the log.
+    options.access.keys = {generate_key()};
+    return options.access.keys.front();
+  }
+
+  // Once, and not to the log.
+  static void show_key(const std::string& key, const std::string& url, const Terminal& terminal) {
     const std::string line = fmt::format(
         "others can reach this server, so it needs a key. This one was made for this run:\n  {}\n"
-        "  curl -H \"Authorization: Bearer {}\" http://{}:{}/v1/models\n",
-        key, key, serve_.host == "0.0.0.0" ? "THIS_MACHINE" : serve_.host, serve_.port);
-    std::fputs(terminal.on_stderr(Style::Yellow, line).c_str(), stderr);
+        "  curl -H \"Authorization: Bearer {}\" {}/v1/models",
+        key, key, url);
+    std::fprintf(stderr, "%s\n", terminal.on_stderr(Style::Yellow, line).c_str());
   }
 
   // "auto": as many as fit, up to 4.
@@ -159,6 +168,7 @@ class ServeCommand : public Command {
     served.tokenizer = &model.tokenizer();
     served.renderer = &renderer;
     served.service = &service;
+    served.trie = std::make_shared<const TokenTrie>(model.tokenizer().vocab());
     served.sampling = sampling;
     const ModelConfig& config = model.config();
     served.meta = {{"arch", config.arch_name},

@@ -122,12 +122,13 @@ void Generation::submit() {
       answer.starts_in_reasoning = prepared_.in_reasoning;
       answer.split_reasoning = request().split_reasoning;
       answer.stops = request().stops;
-      if (request().tool_choice.mode != ToolChoice::Mode::None) answer.tools = request().tools;
+      if (request().tool_choice.mode != CallChoice::Mode::None) answer.tools = request().tools;
       choices_.push_back({.parser = AnswerParser(*model_.tokenizer, std::move(answer))});
       TokenRequest tokens;
       tokens.prompt = prepared_.prompts[p];
       tokens.options = prepared_.options;
       tokens.options.sampling.choice = static_cast<uint32_t>(c);
+      if (!prepared_.constraints.empty()) tokens.options.constraint = prepared_.constraints[static_cast<size_t>(index)];
       tokens.fairness_key = caller_.key_name;
       tokens.session_key = request().session_key.empty() ? caller_.session_hint : request().session_key;
       tokens.marks = prepared_.marks;
@@ -302,6 +303,9 @@ void Generation::take_end(int index, const TokensEnded& ended) {
     if (!failure_) failure_ = ApiError(503, "shutting_down", "the engine is shutting down");
     return;
   }
+  if (!prepared_.constraints.empty())
+    if (const char* how = prepared_.constraints[static_cast<size_t>(index)]->reasoning_close())
+      choice.answer.stats.reasoning_close = how;
   show(index, choice.parser.finish(ended.reason == FinishReason::Stop));
   Answer& answer = choice.answer;
   take_result(choice.parser, choice.stopping ? FinishReason::Stop : ended.reason, choice.tokens, answer);
@@ -380,7 +384,7 @@ void Generation::record(const char* outcome) {
       m.count("thermocline_tool_calls_total", call.complete ? "result=\"ok\"" : "result=\"truncated\"");
     if (choice.answer.n_reasoning_tokens > 0)
       m.count("thermocline_reasoning_closed_total",
-              choice.parser.reasoning_ended_by_call() ? "how=\"tool_call\"" : "how=\"natural\"");
+              fmt::format("how=\"{}\"", stats.reasoning_close.empty() ? "natural" : stats.reasoning_close));
   }
   log_info("server", "req={} {}{} {} prompt={} ({} cached) out={} ttft={:.2f}s {:.1f} tok/s {}",
            exchange_.request().id, dialect_name(request().dialect),

@@ -241,7 +241,7 @@ Json model_json(const ServerState& server, const std::string& id) {
           {"max_input_tokens", n_ctx},
           {"max_tokens", std::min(n_ctx, server.options.default_max_tokens)},
           {"aliases", model->aliases},
-          {"capabilities", Json::array({"chat", "tools", "reasoning"})},
+          {"capabilities", Json::array({"chat", "tools", "reasoning", "json_schema"})},
           {"meta", std::move(meta)}};
 }
 

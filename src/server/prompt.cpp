@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "server/constraint.h"
 
 namespace thermo {
 namespace {
@@ -94,12 +95,6 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
   const Tokenizer& tokenizer = *model.tokenizer;
   const Vocab& vocab = tokenizer.vocab();
   const int n_ctx = model.service->n_ctx();
-  if (request.format.kind != OutputFormat::Kind::Text)
-    throw unsupported(
-        request.format.path,
-        request.format.path + ": answers cannot be made to follow a format yet; ask for it in the prompt");
-  if (request.tool_choice.mode == ToolChoice::Mode::Required)
-    throw unsupported("tool_choice", "tool_choice: a call cannot be enforced yet; use auto or none");
   if (request.dialect == Dialect::Completions) {
     for (const auto& prompt : request.prompts) {
       if (const auto* text = std::get_if<std::string>(&prompt)) {
@@ -130,10 +125,13 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
   generate.max_tokens = wanted > room ? -1 : wanted;  // the end of the context ends it then
   generate.stop_tokens.assign(vocab.end_of_generation().begin(), vocab.end_of_generation().end());
   for (const int32_t id : request.stop_token_ids) generate.stop_tokens.push_back(id);
-  const bool may_call = !request.tools.empty() && request.tool_choice.mode != ToolChoice::Mode::None;
+  const bool may_call = !request.tools.empty() && request.tool_choice.mode != CallChoice::Mode::None;
   if (const std::optional<int32_t> call = vocab.find_special("<tool_call>");
       call && !may_call && request.dialect != Dialect::Completions)
     generate.sampling.logit_bias[*call] = kBanToken;
+  const size_t n_answers = prepared.prompts.size() * static_cast<size_t>(request.n);
+  prepared.constraints = make_constraints(request, model, prepared.in_reasoning, generate.max_tokens,
+                                          n_answers, request.ignored_fields);
   if (const Status status = validate(generate.sampling, vocab.n_tokens()); !status)
     throw ApiError(400, "invalid_value", status.error().message);
   prepared.request = std::move(request);

@@ -1,6 +1,7 @@
 // From a request to the ids that the engine gets: template, tokens, limits. On a worker's thread; pure.
 #pragma once
 
+#include "chat/answer_constraint.h"
 #include "server/server_options.h"
 
 namespace thermo {
@@ -11,8 +12,9 @@ struct PreparedRequest {
   std::vector<std::string> echoed_prompts;    // texts of the prompts, where they are repeated
   std::vector<int> marks;                     // see TokenRequest
   bool in_reasoning = false;                  // the answer begins there
-  GenerateOptions options;                    // but for the choice's number
-  int n_prompt() const;                       // tokens of all prompts
+  GenerateOptions options;                    // but for the choice's number and constraint
+  std::vector<std::shared_ptr<AnswerConstraint>> constraints;  // of each answer; empty: none
+  int n_prompt() const;                                        // tokens of all prompts
 };
 
 // Throws ApiError: a template that refuses, a prompt that does not fit.

@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "chat/prompt_renderer.h"
 #include "engine/token_service.h"
+#include "grammar/token_trie.h"
 #include "server/api/generation_request.h"
 #include "server/http/access.h"
 #include "server/http/http_server.h"
@@ -45,6 +46,7 @@ struct ServedModel {
   const Tokenizer* tokenizer = nullptr;
   const PromptRenderer* renderer = nullptr;
   TokenService* service = nullptr;
+  std::shared_ptr<const TokenTrie> trie;  // of the vocabulary
   SamplingParams sampling;     // where a request says nothing
   Json meta = Json::object();  // arch, n_params, quant ...
   Json plan = Json::object();  // memory

@@ -96,10 +96,10 @@ void read_tools(Fields& fields, GenerationRequest& request) {
   if (const auto parallel = fields.boolean("parallel_tool_calls")) request.parallel_tools = *parallel;
 }
 
-ToolChoice::Mode mode_of(const std::string& text, const std::string& path) {
-  if (text == "auto") return ToolChoice::Mode::Auto;
-  if (text == "none") return ToolChoice::Mode::None;
-  if (text == "required" || text == "any") return ToolChoice::Mode::Required;
+CallChoice::Mode mode_of(const std::string& text, const std::string& path) {
+  if (text == "auto") return CallChoice::Mode::Auto;
+  if (text == "none") return CallChoice::Mode::None;
+  if (text == "required" || text == "any") return CallChoice::Mode::Required;
   throw invalid_value(
       path, fmt::format("{}: '{}' is not known; auto, none, required or a tool was expected", path, text));
 }
@@ -110,7 +110,7 @@ ToolChoice::Mode mode_of(const std::string& text, const std::string& path) {
 void read_tool_choice(Fields& fields, GenerationRequest& request) {
   const Json* value = fields.find("tool_choice");
   if (value == nullptr) return;
-  ToolChoice& choice = request.tool_choice;
+  CallChoice& choice = request.tool_choice;
   if (value->is_string()) {
     choice.mode = mode_of(value->get<std::string>(), "tool_choice");
     return check_tool_choice(request);
@@ -127,7 +127,7 @@ void read_tool_choice(Fields& fields, GenerationRequest& request) {
     return name.get<std::string>();
   };
   if (type == "function" || type == "custom") {
-    choice.mode = ToolChoice::Mode::Required;
+    choice.mode = CallChoice::Mode::Required;
     choice.names = {name_in(*value, "tool_choice")};
   } else if (type == "allowed_tools") {
     const Json* nested = inner.object("allowed_tools");

@@ -146,7 +146,7 @@ class ChatWriter : public ChunkWriter {
     Json one;
     one["index"] = choice;
     one["delta"] = std::move(content);
-    one["logprobs"] = logprobs_json(tokens, *context_.tokenizer);
+    one["logprobs"] = tokens.empty() ? Json(nullptr) : logprobs_json(tokens, *context_.tokenizer);
     one["finish_reason"] = nullptr;
     return sse_data(chunk(Json::array({std::move(one)})));
   }

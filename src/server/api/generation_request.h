@@ -15,7 +15,7 @@
 
 namespace thermo {
 
-struct ToolChoice {
+struct CallChoice {
   enum class Mode { Auto, None, Required };
   Mode mode = Mode::Auto;
   std::vector<std::string> names = {};  // the tools it may call; empty: all
@@ -46,7 +46,7 @@ struct GenerationRequest {
   std::vector<Turn> turns;
   std::vector<Tool> tools;
   std::map<std::string, ToolOrigin> tool_origins;  // by the name that the model sees; only the special ones
-  ToolChoice tool_choice;
+  CallChoice tool_choice;
   bool parallel_tools = true;
   bool continue_last_turn = false;
   std::vector<std::variant<std::string, std::vector<int32_t>>> prompts;

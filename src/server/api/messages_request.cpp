@@ -125,9 +125,9 @@ void read_tools(Fields& fields, GenerationRequest& request) {
   const std::string type = inner.string("type").value_or("auto");
   if (inner.boolean("disable_parallel_tool_use").value_or(false)) request.parallel_tools = false;
   if (type == "any" || type == "tool")
-    request.tool_choice.mode = ToolChoice::Mode::Required;
+    request.tool_choice.mode = CallChoice::Mode::Required;
   else if (type == "none")
-    request.tool_choice.mode = ToolChoice::Mode::None;
+    request.tool_choice.mode = CallChoice::Mode::None;
   else if (type != "auto")
     throw invalid_value("tool_choice.type",
                         fmt::format("tool_choice.type: '{}' is not known; auto, any, tool or none "

@@ -229,6 +229,7 @@ Tool read_function(const Json& function, const std::string& path, const char* sc
     throw invalid_value(fields.path("name"), fields.path("name") + ": a string was expected");
   tool.name = name.get<std::string>();
   tool.description = fields.string("description").value_or("");
+  tool.strict = fields.boolean("strict").value_or(false);
   if (const Json* schema = fields.find(schema_name)) {
     if (!schema->is_object())
       throw ApiError(400, "invalid_tool_schema", fields.path(schema_name) + ": a schema is an object",
@@ -255,8 +256,8 @@ void add_tool(GenerationRequest& request, Tool tool, const std::string& path) {
 }
 
 void check_tool_choice(const GenerationRequest& request) {
-  const ToolChoice& choice = request.tool_choice;
-  if (choice.mode == ToolChoice::Mode::Required && request.tools.empty())
+  const CallChoice& choice = request.tool_choice;
+  if (choice.mode == CallChoice::Mode::Required && request.tools.empty())
     throw invalid_value("tool_choice", "tool_choice: a tool has to be called and none is offered");
   for (const std::string& name : choice.names)
     if (std::none_of(request.tools.begin(), request.tools.end(),
