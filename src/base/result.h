@@ -20,6 +20,7 @@ enum class ErrorCode {
   Unsupported,
   Cancelled,
   DeviceFault,
+  Busy,  // later it may work
   Internal
 };
 

@@ -54,6 +54,21 @@ void check_prompt_fits(size_t n_prompt, int n_ctx, int n_ctx_train) {
       can_grow ? Remedy::LargerContext : Remedy::None);
 }
 
+void take_result(const AnswerParser& parser, FinishReason reason, std::span<const GeneratedToken> tokens,
+                 Answer& answer) {
+  answer.context_full = reason == FinishReason::ContextFull;
+  answer.finish_reason = reason == FinishReason::Length || answer.context_full ? "length" : "stop";
+  answer.stop_text = parser.matched_stop();
+  if (parser.stopped()) answer.finish_reason = "stop";
+  answer.tool_calls = parser.calls();
+  if (answer.finish_reason == "stop" && !answer.tool_calls.empty()) answer.finish_reason = "tool_calls";
+  answer.reasoning = parser.reasoning();
+  answer.content = parser.content();
+  answer.n_reasoning_tokens = parser.n_reasoning_tokens();
+  if (!tokens.empty())
+    for (const size_t index : parser.content_tokens()) answer.content_logprobs.push_back(tokens[index]);
+}
+
 Answer generate_answer(Session& session, const Tokenizer& tokenizer, int n_ctx, const AnswerRequest& request,
                        const AnswerObserver& observer) {
   const auto cancelled = [&observer] { return observer.cancelled && observer.cancelled(); };
@@ -111,16 +126,7 @@ Answer generate_answer(Session& session, const Tokenizer& tokenizer, int n_ctx, 
   answer.stats.draft = result->draft;
   answer.stats.first_token_seconds = std::chrono::duration<double>(first_token - start).count();
   answer.stats.predicted_seconds = std::chrono::duration<double>(last_token - first_token).count();
-  answer.context_full = result->reason == FinishReason::ContextFull;
-  if (result->reason == FinishReason::Length || answer.context_full) answer.finish_reason = "length";
-  if (parser.stopped()) answer.finish_reason = "stop";
-  answer.tool_calls = parser.calls();
-  if (answer.finish_reason == "stop" && !answer.tool_calls.empty()) answer.finish_reason = "tool_calls";
-  answer.reasoning = parser.reasoning();
-  answer.content = parser.content();
-  answer.n_reasoning_tokens = parser.n_reasoning_tokens();
-  if (!tokens.empty())
-    for (size_t index : parser.content_tokens()) answer.content_logprobs.push_back(tokens[index]);
+  take_result(parser, result->reason, tokens, answer);
   return answer;
 }
 

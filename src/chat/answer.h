@@ -21,13 +21,15 @@ struct AnswerRequest {
 };
 
 struct AnswerStats {
-  int n_prompt = 0;      // all ids of the prompt
-  int n_cached = 0;      // of them, reused from the conversation before
-  int n_completion = 0;  // sampled ids, the end token included
+  int n_prompt = 0;            // all ids of the prompt
+  int n_cached = 0;            // of them, reused from the conversation before
+  int n_completion = 0;        // sampled ids, the end token included
+  double queue_seconds = 0.0;  // before anything was computed
   double prompt_seconds = 0.0;
   double predicted_seconds = 0.0;
   double first_token_seconds = 0.0;  // from the start of the request
   uint64_t seed = 0;
+  std::string reasoning_close;  // how reasoning ended, where something watched it: "natural", "budget", "tool_call"
   DraftTelemetry draft;  // of this answer
 
   double prompt_rate() const;     // tokens per second; 0 when there is nothing to divide
@@ -40,13 +42,19 @@ struct Answer {
   std::string reasoning;
   std::string content;
   std::vector<ToolCall> tool_calls;
-  std::string finish_reason;  // "stop", "length" or "tool_calls"
+  std::string finish_reason;   // "stop", "length" or "tool_calls"
+  std::string stop_text = {};  // the stop text that ended it; empty: none did
   bool interrupted = false;
   bool context_full = false;
   int n_reasoning_tokens = 0;
   std::vector<GeneratedToken> content_logprobs;  // of the visible tokens; empty unless asked for
   AnswerStats stats;
 };
+
+// What the parser has after finish(), and how the answer ended. `tokens`: all that were pushed, with their
+// log probabilities; empty when nobody asked for them.
+void take_result(const AnswerParser& parser, FinishReason reason, std::span<const GeneratedToken> tokens,
+                 Answer& answer);
 
 // Who follows an answer while it is made; each may be empty.
 struct AnswerObserver {

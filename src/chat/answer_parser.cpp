@@ -265,6 +265,13 @@ void AnswerParser::emit(AnswerEvent::Kind kind, std::string text, int call) {
   events_.push_back({kind, std::move(text), call});
 }
 
+std::vector<size_t> AnswerParser::take_content_tokens() {
+  std::vector<size_t> indices;
+  for (; n_taken_ < content_tokens_.size() && content_tokens_[n_taken_].begin < content_.size(); ++n_taken_)
+    indices.push_back(content_tokens_[n_taken_].index);
+  return indices;
+}
+
 std::vector<size_t> AnswerParser::content_tokens() const {
   std::vector<size_t> indices;
   for (const ContentToken& token : content_tokens_)

@@ -52,6 +52,7 @@ class AnswerParser {
 
   // A stop text was found: nothing more will come.
   bool stopped() const noexcept { return stops_.matched(); }
+  std::string_view matched_stop() const noexcept { return stops_.matched_stop(); }
   bool in_reasoning() const noexcept { return state_ == State::Reasoning; }
   // The model called a tool before it ended its reasoning, which was closed for it.
   bool reasoning_ended_by_call() const noexcept { return reasoning_ended_by_call_; }
@@ -63,6 +64,8 @@ class AnswerParser {
   const std::vector<ToolCall>& calls() const noexcept { return calls_; }
   // Indices, among the tokens pushed, of those whose text is (at least partly) in content().
   std::vector<size_t> content_tokens() const;
+  // Those of them that were not taken before.
+  std::vector<size_t> take_content_tokens();
 
  private:
   enum class State { Reasoning, Content, Call, NoCall, AfterCall };
@@ -110,6 +113,7 @@ class AnswerParser {
     size_t begin;  // of its text in the content, as if no stop text had cut it
   };
   std::vector<ContentToken> content_tokens_;
+  size_t n_taken_ = 0;  // of them
   size_t n_pushed_ = 0;
   size_t n_content_bytes_ = 0;  // bytes offered to the stop matcher
 };

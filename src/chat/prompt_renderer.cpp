@@ -105,6 +105,10 @@ PromptRenderer::PromptRenderer(const Tokenizer& tokenizer, const TemplateOptions
 
 PromptRenderer::~PromptRenderer() = default;
 
+const std::string& PromptRenderer::source() const {
+  return impl_->chat_template.source();
+}
+
 RenderedPrompt PromptRenderer::render(std::span<const Turn> turns, const RenderOptions& options) const {
   ChatTemplateInputs inputs;
   for (const Turn& turn : turns) inputs.messages.push_back(message_of(turn));

@@ -42,6 +42,7 @@ class PromptRenderer {
   // The prompt for the next answer. Throws ConfigError with the template's own message when it refuses the
   // turns.
   RenderedPrompt render(std::span<const Turn> turns, const RenderOptions& options = {}) const;
+  const std::string& source() const;  // Jinja
 
  private:
   struct Impl;

@@ -7,10 +7,7 @@
 #include <ctime>
 #include <random>
 
-#include "base/json.h"
-
 namespace thermo {
-namespace {
 
 Json logprob_entry(const TokenLogprob& logprob, const Tokenizer& tokenizer) {
   const std::string_view bytes = tokenizer.token_bytes(logprob.id);
@@ -26,10 +23,10 @@ Json logprob_entry(const TokenLogprob& logprob, const Tokenizer& tokenizer) {
   return entry;
 }
 
-Json logprobs_json(const Answer& answer, const Tokenizer& tokenizer) {
-  if (answer.content_logprobs.empty()) return nullptr;
+Json logprobs_json(std::span<const GeneratedToken> tokens, const Tokenizer& tokenizer) {
+  if (tokens.empty()) return nullptr;
   Json content = Json::array();
-  for (const GeneratedToken& token : answer.content_logprobs) {
+  for (const GeneratedToken& token : tokens) {
     Json entry = logprob_entry(token.logprobs.front(), tokenizer);
     entry["top_logprobs"] = Json::array();
     for (size_t i = 1; i < token.logprobs.size(); ++i)
@@ -39,15 +36,14 @@ Json logprobs_json(const Answer& answer, const Tokenizer& tokenizer) {
   return Json{{"content", std::move(content)}, {"refusal", nullptr}};
 }
 
-Json usage_json(const Answer& answer) {
-  const AnswerStats& stats = answer.stats;
+Json usage_json(const AnswerStats& stats, int n_reasoning) {
   Json usage;
   usage["prompt_tokens"] = stats.n_prompt;
   usage["completion_tokens"] = stats.n_completion;
   usage["total_tokens"] = stats.n_prompt + stats.n_completion;
   usage["prompt_tokens_details"] = {{"cached_tokens", stats.n_cached}, {"audio_tokens", 0}};
   usage["completion_tokens_details"] = {
-      {"reasoning_tokens", answer.n_reasoning_tokens},
+      {"reasoning_tokens", n_reasoning},
       {"audio_tokens", 0},
       {"accepted_prediction_tokens", stats.draft.n_accepted},
       {"rejected_prediction_tokens", stats.draft.n_drafted - stats.draft.n_accepted}};
@@ -68,8 +64,10 @@ Json timings_json(const AnswerStats& stats) {
   timings["predicted_per_token_ms"] =
       per_token_ms(stats.predicted_seconds, std::max(stats.n_completion - 1, 0));
   timings["predicted_per_second"] = stats.predicted_rate();
+  timings["queue_ms"] = stats.queue_seconds * 1e3;
   timings["ttft_ms"] = stats.first_token_seconds * 1e3;
   timings["seed"] = stats.seed;
+  if (!stats.reasoning_close.empty()) timings["reasoning_close"] = stats.reasoning_close;
   if (!stats.draft.drafter.empty()) {
     timings["draft_n"] = stats.draft.n_drafted;
     timings["draft_n_accepted"] = stats.draft.n_accepted;
@@ -79,7 +77,9 @@ Json timings_json(const AnswerStats& stats) {
   return timings;
 }
 
-std::string fresh_id(const char* prefix) {
+namespace {
+
+std::string random_id(const char* prefix) {
   std::random_device device;
   return fmt::format("{}-{:08x}{:08x}{:08x}", prefix, device(), device(), device());
 }
@@ -87,7 +87,7 @@ std::string fresh_id(const char* prefix) {
 Json tool_calls_json(const std::vector<ToolCall>& calls) {
   Json list = Json::array();
   for (const ToolCall& call : calls)
-    list.push_back({{"id", call.id.empty() ? fresh_id("call") : call.id},
+    list.push_back({{"id", call.id.empty() ? random_id("call") : call.id},
                     {"type", "function"},
                     {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
   return list;
@@ -95,40 +95,43 @@ Json tool_calls_json(const std::vector<ToolCall>& calls) {
 
 }  // namespace
 
+Json message_json(const Answer& answer) {
+  Json message;
+  message["role"] = "assistant";
+  message["content"] = answer.content;
+  if (!answer.reasoning.empty()) {
+    message["reasoning_content"] = answer.reasoning;
+    message["reasoning"] = answer.reasoning;
+  }
+  if (!answer.tool_calls.empty()) {
+    if (answer.content.empty()) message["content"] = nullptr;
+    message["tool_calls"] = tool_calls_json(answer.tool_calls);
+  }
+  message["refusal"] = nullptr;
+  message["annotations"] = Json::array();
+  return message;
+}
+
 std::string reply_json(const Answer& answer, const Tokenizer& tokenizer, const ReplyIdentity& identity,
                        bool raw) {
   Json choice;
   choice["index"] = 0;
-  if (raw) {
+  if (raw)
     choice["text"] = answer.content;
-  } else {
-    Json message;
-    message["role"] = "assistant";
-    message["content"] = answer.content;
-    if (!answer.reasoning.empty()) {
-      message["reasoning_content"] = answer.reasoning;
-      message["reasoning"] = answer.reasoning;
-    }
-    if (!answer.tool_calls.empty()) {
-      if (answer.content.empty()) message["content"] = nullptr;
-      message["tool_calls"] = tool_calls_json(answer.tool_calls);
-    }
-    message["refusal"] = nullptr;
-    message["annotations"] = Json::array();
-    choice["message"] = std::move(message);
-  }
-  choice["logprobs"] = logprobs_json(answer, tokenizer);
+  else
+    choice["message"] = message_json(answer);
+  choice["logprobs"] = logprobs_json(answer.content_logprobs, tokenizer);
   choice["finish_reason"] = answer.finish_reason;
 
   Json reply;
-  reply["id"] = fresh_id(raw ? "cmpl" : "chatcmpl");
+  reply["id"] = random_id(raw ? "cmpl" : "chatcmpl");
   reply["object"] = raw ? "text_completion" : "chat.completion";
   reply["created"] = static_cast<int64_t>(std::time(nullptr));
   reply["model"] = identity.model;
   reply["system_fingerprint"] = identity.fingerprint;
   reply["service_tier"] = "default";
   reply["choices"] = Json::array({std::move(choice)});
-  reply["usage"] = usage_json(answer);
+  reply["usage"] = usage_json(answer.stats, answer.n_reasoning_tokens);
   reply["timings"] = timings_json(answer.stats);
   return reply.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }

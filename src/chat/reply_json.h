@@ -1,8 +1,10 @@
-// The reply object of the OpenAI chat and completion APIs.
+// The reply objects of the OpenAI chat and completion APIs, and their parts.
 #pragma once
 
+#include <span>
 #include <string>
 
+#include "base/json.h"
 #include "chat/answer.h"
 
 namespace thermo {
@@ -16,5 +18,14 @@ struct ReplyIdentity {
 // One JSON object and a line end. `raw`: a text_completion object instead of a chat.completion.
 std::string reply_json(const Answer& answer, const Tokenizer& tokenizer, const ReplyIdentity& identity,
                        bool raw);
+
+Json usage_json(const AnswerStats& stats, int n_reasoning);
+Json timings_json(const AnswerStats& stats);
+// {"role", "content", ...}; the calls have their ids.
+Json message_json(const Answer& answer);
+// {"content": [entries], "refusal": null}; null without tokens.
+Json logprobs_json(std::span<const GeneratedToken> tokens, const Tokenizer& tokenizer);
+// One entry of it: {"token", "logprob", "bytes"}.
+Json logprob_entry(const TokenLogprob& logprob, const Tokenizer& tokenizer);
 
 }  // namespace thermo

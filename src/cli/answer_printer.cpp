@@ -105,7 +105,10 @@ void note_unusual(const TextModel& model, const EngineOptions& options, const Te
 void load_model(TextModel& model, EngineOptions options, const EngineFlags& flags, const Terminal& terminal) {
   note_unusual(model, options, terminal);
   ProgressLine progress(terminal);
-  options.progress = progress.callback();
+  options.progress = [line = progress.callback(), also = options.progress](const LoadProgress& loaded) {
+    if (line) line(loaded);
+    if (also) also(loaded);
+  };
   model.load(options);
   progress.clear();
   terminal.note_unless_empty(model.engine().plan().note);

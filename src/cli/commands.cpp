@@ -6,6 +6,7 @@ std::vector<std::unique_ptr<Command>> make_commands() {
   std::vector<std::unique_ptr<Command>> commands;
   commands.push_back(make_run_command());
   commands.push_back(make_chat_command());
+  commands.push_back(make_serve_command());
   commands.push_back(make_tokenize_command());
   commands.push_back(make_inspect_command());
   commands.push_back(make_plan_command());

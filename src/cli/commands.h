@@ -43,10 +43,12 @@ class Command {
   virtual CommandText text() const = 0;
   virtual void declare(OptionSet& set) = 0;
   virtual ExitCode run(const Terminal& terminal) = 0;
+  virtual int default_verbosity() const { return 2; }  // of logs: warnings
 };
 
 std::unique_ptr<Command> make_run_command();
 std::unique_ptr<Command> make_chat_command();
+std::unique_ptr<Command> make_serve_command();
 std::unique_ptr<Command> make_tokenize_command();
 std::unique_ptr<Command> make_inspect_command();
 std::unique_ptr<Command> make_plan_command();

@@ -7,6 +7,7 @@ std::vector<std::unique_ptr<DeclaredCommand>> declare_commands() {
   for (std::unique_ptr<Command>& command : make_commands()) {
     auto declared = std::make_unique<DeclaredCommand>();
     declared->command = std::move(command);
+    declared->general.verbosity = declared->command->default_verbosity();
     declared->command->declare(declared->set);
     add_general_options(declared->set, declared->general);
     all.push_back(std::move(declared));

@@ -56,18 +56,10 @@ size_t find_command_word(const Arguments& arguments, const std::vector<std::uniq
 }
 
 [[noreturn]] void refuse_word(const std::string& word, const std::vector<std::unique_ptr<Entry>>& entries) {
-  if (word == "serve" || word == "connect" || word == "server")
-    throw ConfigError(
-        fmt::format("{} is not in this release: use `thermocline run` for one answer or `thermocline "
-                    "chat` for a conversation",
-                    word));
+  if (word == "connect")
+    throw ConfigError("connect is not in this release: docs/server-api.md has the settings of clients");
   std::vector<std::string> names = {"help"};
   for (const std::unique_ptr<Entry>& entry : entries) names.push_back(entry->command->text().name);
-  if (looks_like_model(word))
-    throw ConfigError(
-        fmt::format("a model without a command would start the server, which is not in this release: "
-                    "use `thermocline run {} -p TEXT` or `thermocline chat {}`",
-                    word, word));
   std::string nearest = nearest_match(word, names);
   throw ConfigError(nearest.empty() ? fmt::format("unknown command '{}': `thermocline help` lists them", word)
                                     : fmt::format("unknown command '{}': did you mean {}?", word, nearest));
@@ -109,6 +101,12 @@ ExitCode run_command(Entry& entry, const Arguments& arguments,
   return entry.command->run(terminal);
 }
 
+Entry& find_entry(const std::string& word, const std::vector<std::unique_ptr<Entry>>& entries) {
+  for (const std::unique_ptr<Entry>& entry : entries)
+    if (entry->command->text().name == word) return *entry;
+  refuse_word(word, entries);
+}
+
 ExitCode run_program(Arguments arguments) {
   std::vector<std::unique_ptr<Entry>> entries = declare_commands();
   size_t at = find_command_word(arguments, entries);
@@ -121,11 +119,14 @@ ExitCode run_program(Arguments arguments) {
       write_stdout(program_help(make_commands(), detect_terminal({})));
       return ExitCode::Ok;
     }
-    if (contains(arguments, {"-m", "--model"})) refuse_word("serve", entries);
+    if (contains(arguments, {"-m", "--model"}))
+      return run_command(find_entry("serve", entries), arguments, entries);
     throw ConfigError(
         "no command was given: try `thermocline run -p \"What is 17 + 25?\"`, or `thermocline help`");
   }
   std::string word = arguments[at];
+  // A model alone is served.
+  if (looks_like_model(word)) return run_command(find_entry("serve", entries), arguments, entries);
   arguments.erase(arguments.begin() + static_cast<long>(at));
   if (word == "help") {
     if (arguments.empty()) {
@@ -135,24 +136,23 @@ ExitCode run_program(Arguments arguments) {
     word = arguments.front();
     arguments = {"--help"};
   }
-  for (std::unique_ptr<Entry>& entry : entries)
-    if (entry->command->text().name == word) return run_command(*entry, arguments, entries);
-  refuse_word(word, entries);
+  return run_command(find_entry(word, entries), arguments, entries);
 }
 
 // The options that stand for a remedy; errors below the command line do not know them.
 std::string options_that_help(Remedy remedy) {
   switch (remedy) {
     case Remedy::None:
-    case Remedy::MoreSequences:  // nobody can ask for more than one yet
       break;
+    case Remedy::MoreSequences:
+      return " (--parallel)";
     case Remedy::LargerContext:
     case Remedy::SmallerContext:
       return " (--ctx-size)";
     case Remedy::LargerBatch:
       return " (--ubatch-size)";
     case Remedy::LessMemory:
-      return " (--ctx-size, --no-repack)";
+      return " (--ctx-size, --no-repack; of the server also --parallel)";
     case Remedy::MoreExpertMemory:
       return " (--expert-ram)";
     case Remedy::Processor:

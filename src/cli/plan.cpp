@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/options/draft_options.h"
 #include "cli/options/model_options.h"
+#include "cli/plan_json.h"
 #include "engine/memory_plan.h"
 #include "model/model_config.h"
 
@@ -100,25 +101,7 @@ class PlanCommand : public Command {
     out["context_train"] = config.n_ctx_train;
     out["parallel"] = 1;
     out["fits"] = plan.fits();
-    Json host;
-    host["name"] = "host";
-    host["total"] = cpu_info().memory_bytes;
-    host["free_at_start"] = plan.available_bytes;
-    host["planned"] = plan.total_bytes;
-    host["mapped"] = plan.mapped_bytes;
-    host["items"] = Json::array();
-    for (const MemoryPlanItem& item : plan.items)
-      host["items"].push_back({{"name", item.name}, {"bytes", item.bytes}, {"detail", item.detail}});
-    out["tiers"] = Json::array({host});
-    if (!plan.device_items.empty()) {
-      Json device = {{"name", plan.device_name},
-                     {"free_at_start", plan.device_available_bytes},
-                     {"planned", plan.device_total_bytes},
-                     {"items", Json::array()}};
-      for (const MemoryPlanItem& item : plan.device_items)
-        device["items"].push_back({{"name", item.name}, {"bytes", item.bytes}, {"detail", item.detail}});
-      out["tiers"].push_back(std::move(device));
-    }
+    out["tiers"] = memory_tiers_json(plan);
     out["decisions"] = Json::array({context_reason(config, plan),
                                     fmt::format("kv {}/{}: {}", flags_.k_type, flags_.v_type,
                                                 flags_.k_type == "f16" ? "default" : "asked"),

@@ -35,13 +35,7 @@ class VersionCommand : public Command {
       write_stdout(version_line() + "\n");
       return ExitCode::Ok;
     }
-    Json out;
-    out["version"] = version_number();
-    out["commit"] = build_commit();
-    out["compiler"] = kCompiler;
-    out["processor"] = kProcessor;
-    out["backends"] = {"cpu"};
-    write_stdout(out.dump() + "\n");
+    write_stdout(version_facts().dump() + "\n");
     return ExitCode::Ok;
   }
 
@@ -60,6 +54,16 @@ const char* build_commit() {
 
 std::string build_fingerprint() {
   return fmt::format("thermocline-{}-{}", version_number(), build_commit());
+}
+
+Json version_facts() {
+  Json out;
+  out["version"] = version_number();
+  out["commit"] = build_commit();
+  out["compiler"] = kCompiler;
+  out["processor"] = kProcessor;
+  out["backends"] = {"cpu"};
+  return out;
 }
 
 std::string version_line() {

@@ -208,6 +208,11 @@ class Session {
   // back to, and appends the rest. Returns how many tokens were reused.
   Result<int> set_tokens(std::span<const TokenId> tokens, const PrefillProgressFn& progress = {});
 
+  // How many tokens of a prompt that begins so need not be computed again.
+  int reusable(std::span<const TokenId> tokens) const;
+  // Goes back to that many of them, forgetting the rest, and returns their number.
+  int keep(std::span<const TokenId> tokens);
+
   // Samples until a stop token, the limit, the end of the context, or until on_token returns false.
   // REQUIRES: logits() not empty.
   Result<GenerateResult> generate(const GenerateOptions& options,
@@ -249,16 +254,24 @@ class RequestLoop {
 
   // Appends the prompt to the session, then generates as Session::generate() does. The session must outlive
   // the request and be left alone until its last event. Refused: a prompt that does not fit, no prompt where
-  // the session has no logits, a sampling value out of range, a session that another request has.
-  Result<RequestId> add(Session& session, std::span<const TokenId> prompt, const GenerateOptions& options);
+  // the session has no logits, a sampling value out of range, a session that another request has. `marks`:
+  // lengths of the session, ascending, at which it makes a checkpoint while it reads the prompt.
+  Result<RequestId> add(Session& session, std::span<const TokenId> prompt, const GenerateOptions& options,
+                        std::span<const int> marks = {});
   // The request ends in the next step. A token that was reported is computed first, so that the session holds
   // it; the rest of a prompt is not. No effect on a request that has ended. `n_taken`: with a drafter a step
   // may report several tokens of a request; those after so many of the last step's are taken back.
   void cancel(RequestId request, int n_taken = INT_MAX);
   bool empty() const;
 
-  // Runs one step; its events are valid until the next one.
-  std::span<const RequestEvent> step();
+  // A paused request takes part in no step.
+  void pause(RequestId request, bool paused);
+  // Whether a step would do nothing: there is no request, or all are paused.
+  bool idle() const;
+
+  // Runs one step; its events are valid until the next one. `max_prompt_rows`: so many prompt tokens at most,
+  // so that those that write need not wait long for the next step.
+  std::span<const RequestEvent> step(int max_prompt_rows = INT_MAX);
 
  private:
   struct Impl;

@@ -25,7 +25,9 @@ struct RequestLoop::Impl {
     std::vector<TokenId> tokens;  // to compute
     size_t n_done = 0;            // of them
     size_t n_now = 0;             // of them, in the step that runs
+    std::vector<int> marks;       // lengths of the session that are ahead, ascending
     bool waits = false;           // for the next step
+    bool paused = false;
     bool cancelled = false;
     bool ended = false;
 
@@ -37,7 +39,7 @@ struct RequestLoop::Impl {
     int n_taken = INT_MAX;                    // when cancelled: of the tokens that the walk wrote
     DraftTelemetry draft_before = {};
 
-    bool may_run() const { return !ended && !waits; }
+    bool may_run() const { return !ended && !waits && !paused; }
     bool is_writing() const { return result.n_generated > 0; }
     size_t n_left() const { return tokens.size() - n_done; }
     // What is written where the sampler chose `token`.
@@ -88,7 +90,8 @@ struct RequestLoop::Impl {
   void add_group(Request& request, size_t n);
   void add_tree(Request& request);
   void draft();
-  void collect_rows();
+  void collect_rows(size_t max_prompt_rows);
+  size_t n_to_mark(Request& request) const;
   void run();
   Request& of_sequence(int sequence);
   void walk(Request& request, const StepOutput& output, size_t first, size_t n_rows);
@@ -108,7 +111,7 @@ bool RequestLoop::empty() const {
 }
 
 Result<RequestId> RequestLoop::add(Session& session, std::span<const TokenId> prompt,
-                                   const GenerateOptions& options) {
+                                   const GenerateOptions& options, std::span<const int> marks) {
   const auto invalid = [](std::string message) {
     return Error{ErrorCode::InvalidArgument, std::move(message)};
   };
@@ -134,6 +137,7 @@ Result<RequestId> RequestLoop::add(Session& session, std::span<const TokenId> pr
                                                     .options = options,
                                                     .result = result,
                                                     .tokens = {prompt.begin(), prompt.end()},
+                                                    .marks = {marks.begin(), marks.end()},
                                                     .draft_before = impl_->engine.draft_telemetry()}));
   return impl_->last_id;
 }
@@ -146,12 +150,23 @@ void RequestLoop::cancel(RequestId id, int n_taken) {
     }
 }
 
-std::span<const RequestEvent> RequestLoop::step() {
+void RequestLoop::pause(RequestId id, bool paused) {
+  for (const auto& request : impl_->requests)
+    if (request->id == id) request->paused = paused;
+}
+
+bool RequestLoop::idle() const {
+  return std::all_of(impl_->requests.begin(), impl_->requests.end(),
+                     [](const auto& request) { return request->paused && !request->cancelled; });
+}
+
+std::span<const RequestEvent> RequestLoop::step(int max_prompt_rows) {
   Impl& m = *impl_;
   m.events.clear();
   for (const auto& request : m.requests) {
     m.settle(*request);
-    if (request->ended) continue;
+    if (request->cancelled) request->paused = false;
+    if (request->ended || request->paused) continue;
     // Without a prompt the first token comes from what the session has; its row waits for the next step, so
     // that a caller can cancel after every token.
     request->waits = request->n_left() == 0;
@@ -160,7 +175,7 @@ std::span<const RequestEvent> RequestLoop::step() {
     else if (request->cancelled && !request->is_writing())
       m.end(*request, FinishReason::Cancelled);
   }
-  m.collect_rows();
+  m.collect_rows(static_cast<size_t>(max_prompt_rows));
   if (!m.groups.empty()) m.run();
   std::erase_if(m.requests, [](const auto& request) { return request->ended; });
   return m.events;
@@ -248,7 +263,7 @@ void RequestLoop::Impl::draft() {
 }
 
 // Those that write come first, so that no stream waits for another's prompt; then prompts, the oldest first.
-void RequestLoop::Impl::collect_rows() {
+void RequestLoop::Impl::collect_rows(size_t max_prompt_rows) {
   groups.clear();
   rows.clear();
   draft();
@@ -267,9 +282,20 @@ void RequestLoop::Impl::collect_rows() {
     next_turn = (turn + i + 1) % n;
   }
   turn = next_turn;
-  for (const auto& request : requests)
-    if (request->may_run() && !request->is_writing() && room() > 0)
-      add_group(*request, std::min(room(), request->n_left()));
+  size_t n_prompt = std::min(room(), std::max<size_t>(max_prompt_rows, 1));
+  for (const auto& request : requests) {
+    if (!request->may_run() || request->is_writing() || n_prompt == 0) continue;
+    const size_t count = std::min({n_prompt, request->n_left(), n_to_mark(*request)});
+    add_group(*request, count);
+    n_prompt -= count;
+  }
+}
+
+// Prompt tokens before the next mark.
+size_t RequestLoop::Impl::n_to_mark(Request& r) const {
+  const int n_past = r.session->n_past();
+  while (!r.marks.empty() && r.marks.front() <= n_past) r.marks.erase(r.marks.begin());
+  return r.marks.empty() ? SIZE_MAX : static_cast<size_t>(r.marks.front() - n_past);
 }
 
 RequestLoop::Impl::Request& RequestLoop::Impl::of_sequence(int sequence) {
@@ -299,6 +325,7 @@ void RequestLoop::Impl::run() {
     r.session->took_step(std::span(r.tokens).subspan(r.n_done, r.n_now), *output,
                          ends ? std::optional(n_logits++) : std::nullopt);
     r.n_done += r.n_now;
+    if (!r.marks.empty() && r.marks.front() == r.session->n_past()) r.session->checkpoint();
     if (!r.is_writing())
       tell(r, PromptProgress{static_cast<int>(r.n_done), static_cast<int>(r.tokens.size())});
     if (ends) choose(r);

@@ -106,15 +106,27 @@ Status Session::append(std::span<const TokenId> tokens, const PrefillProgressFn&
   return {};
 }
 
-Result<int> Session::set_tokens(std::span<const TokenId> tokens, const PrefillProgressFn& progress) {
-  Impl& s = *impl_;
-  const size_t limit = std::min(tokens.size(), s.tokens.size());
+size_t Session::Impl::common_with(std::span<const TokenId> prompt) const {
+  const size_t limit = std::min(prompt.size(), tokens.size());
   size_t common = 0;
-  while (common < limit && tokens[common] == s.tokens[common]) ++common;
-  // At least one token is evaluated, so that there are logits.
-  if (common == tokens.size() && common > 0 && (common < s.tokens.size() || !s.has_logits())) --common;
+  while (common < limit && prompt[common] == tokens[common]) ++common;
+  if (common == prompt.size() && common > 0 && (common < tokens.size() || !has_logits())) --common;
+  return common;
+}
+
+int Session::reusable(std::span<const TokenId> tokens) const {
+  return impl_->reachable(static_cast<int>(impl_->common_with(tokens)));
+}
+
+int Session::keep(std::span<const TokenId> tokens) {
+  Impl& s = *impl_;
+  const size_t common = s.common_with(tokens);
   if (common < s.tokens.size()) s.go_back_to(static_cast<int>(common));
-  const int reused = s.n_past();
+  return s.n_past();
+}
+
+Result<int> Session::set_tokens(std::span<const TokenId> tokens, const PrefillProgressFn& progress) {
+  const int reused = keep(tokens);
   if (Status status = append(tokens.subspan(static_cast<size_t>(reused)), progress); !status)
     return status.error();
   return reused;
@@ -182,16 +194,26 @@ void Session::Impl::go_back_to(int n) {
   drop_logits();
 }
 
+int Session::Impl::reachable(int n) const {
+  if (n >= n_past() || engine->config().n_recurrent_layers() == 0) return std::min(n, n_past());
+  for (size_t i = checkpoints.size(); i-- > 0;)
+    if (checkpoints[i].memory->n_past() <= n) return checkpoints[i].memory->n_past();
+  return 0;
+}
+
 void Session::checkpoint() {
-  Impl& s = *impl_;
-  if (s.engine->config().n_recurrent_layers() == 0) return;  // attention memory can be cut anywhere
-  if (!s.checkpoints.empty() && s.checkpoints.back().memory->n_past() == s.n_past()) return;
-  if (s.checkpoints.size() == kMaxCheckpoints)
-    s.checkpoints.erase(s.checkpoints.begin() + 1);  // keep the first: the system prompt
+  impl_->checkpoint();
+}
+
+void Session::Impl::checkpoint() {
+  if (engine->config().n_recurrent_layers() == 0) return;  // attention memory can be cut anywhere
+  if (!checkpoints.empty() && checkpoints.back().memory->n_past() == n_past()) return;
+  if (checkpoints.size() == kMaxCheckpoints)
+    checkpoints.erase(checkpoints.begin() + 1);  // keep the first: the system prompt
   // Keys and values stay where they are. Without memory there is one point less to come back to.
-  if (auto memory = s.backend->checkpoint(s.sequence, false))
-    s.checkpoints.push_back(
-        {std::move(memory), s.speculation ? s.speculation->snapshot(s.sequence) : std::vector<float>{}});
+  if (auto memory = backend->checkpoint(sequence, false))
+    checkpoints.push_back(
+        {std::move(memory), speculation ? speculation->snapshot(sequence) : std::vector<float>{}});
 }
 
 void Session::clear() {

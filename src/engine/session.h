@@ -54,6 +54,12 @@ struct Session::Impl {
   std::optional<TokenId> choose(ConstrainedSampler& sampler);
   // The newest point from which the first n tokens can be continued.
   void go_back_to(int n);
+  // Of the session and a prompt: the longest common beginning that leaves something to compute, so that there
+  // are logits.
+  size_t common_with(std::span<const TokenId> prompt) const;
+  // How many tokens go_back_to(n) would leave.
+  int reachable(int n) const;
+  void checkpoint();
 };
 
 }  // namespace thermo

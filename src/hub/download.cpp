@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "base/json.h"
+#include "base/sha256.h"
 #include "base/units.h"
-#include "hub/sha256.h"
 
 namespace thermo {
 
@@ -188,11 +188,7 @@ class ModelDownload {
 
   fs::path partial_of(const HubFile& file, const fs::path& blobs) const {
     std::string name = file.sha256;
-    if (name.empty()) {
-      Sha256 of_path;
-      of_path.update(std::as_bytes(std::span(file.path)));
-      name = "unnamed-" + of_path.finish().substr(0, 32);
-    }
+    if (name.empty()) name = "unnamed-" + sha256_hex(std::as_bytes(std::span(file.path))).substr(0, 32);
     return blobs / (name + ".incomplete");
   }
 

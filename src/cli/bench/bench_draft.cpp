@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "cli/bench/bench_sha256.h"
+#include "base/sha256.h"
 #include "cli/options/options.h"
 
 namespace thermo {

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "cli/bench/bench_report.h"
-#include "cli/bench/bench_sha256.h"
+#include "base/sha256.h"
 
 namespace thermo {
 namespace {

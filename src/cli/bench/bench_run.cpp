@@ -11,7 +11,7 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "cli/bench/bench_sha256.h"
+#include "base/sha256.h"
 
 namespace thermo {
 namespace {

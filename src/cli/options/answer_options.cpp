@@ -33,6 +33,8 @@ std::optional<std::string> template_source(const TemplateFlags& flags) {
   return flags.chat_template;
 }
 
+}  // namespace
+
 void add_template_options(OptionSet& set, TemplateFlags& flags) {
   set.section("Template");
   set.value("-rea,--reasoning", "WHEN", flags.reasoning,
@@ -56,8 +58,6 @@ void add_template_options(OptionSet& set, TemplateFlags& flags) {
          "accepted; templates are always rendered as Jinja")
       .advanced();
 }
-
-}  // namespace
 
 TemplateOptions template_options(const TemplateFlags& flags) {
   TemplateOptions options;

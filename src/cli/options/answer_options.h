@@ -20,6 +20,8 @@ struct TemplateFlags {
   std::string reasoning = "auto";       // on, off, auto
   int reasoning_budget = -1;            // tokens; -1: any number, 0: no reasoning
 };
+// Section "Template".
+void add_template_options(OptionSet& set, TemplateFlags& flags);
 // Reads the file. Throws ConfigError.
 TemplateOptions template_options(const TemplateFlags& flags);
 

@@ -34,7 +34,7 @@ void add_general_options(OptionSet& set, GeneralOptions& options) {
          "-v,--verbose", [&options](bool on) { options.verbosity = on ? 5 : 2; }, "log everything")
       .no_environment();
   set.value("-lv,--verbosity,--log-verbosity", "N", options.verbosity,
-            "log level: 0 none, 1 errors, 2 warnings, 3 info, 4 trace, 5 debug (default 2)")
+            "log level: 0 none, 1 errors, 2 warnings, 3 info, 4 trace, 5 debug (default 2; serve: 3)")
       .range(0, 5)
       .llama_env("LLAMA_LOG_VERBOSITY")
       .advanced();

@@ -52,11 +52,11 @@ constexpr Refusal kRefusals[] = {
     {"-mu --model-url -dr --docker-repo",
      "models come from Hugging Face: -hf owner/repo:Q4_K_M; or give a path with -m"},
     {"-np --parallel -cb --cont-batching --no-cont-batching -ns --sequences",
-     "one conversation runs at a time; leave it out"},
+     "one conversation runs at a time here; `thermocline serve` runs several"},
     {"--host --port --listen --api-key --api-key-file --api-prefix --ssl-* --cors-* --threads-http -to "
      "--timeout "
      "--metrics --slots --props --ui --no-ui --webui --no-webui --slot-* -cram --cache-ram --path",
-     "the server is not in this release; use `thermocline run` or `thermocline chat`"},
+     "an option of the server: use `thermocline serve`"},
     {"-cnv --conversation -i --interactive -if --interactive-first -mli --multiline-input",
      "use `thermocline chat` for a conversation"},
     {"-no-cnv --no-conversation", "use `thermocline run --raw` to continue a text without the chat template"},

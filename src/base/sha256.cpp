@@ -1,4 +1,4 @@
-#include "hub/sha256.h"
+#include "base/sha256.h"
 
 #include <fmt/format.h>
 
@@ -74,6 +74,12 @@ std::string Sha256::finish() noexcept {
   std::string hex;
   for (const uint32_t word : state_) hex += fmt::format("{:08x}", word);
   return hex;
+}
+
+std::string sha256_hex(std::span<const std::byte> bytes) {
+  Sha256 hash;
+  hash.update(bytes);
+  return hash.finish();
 }
 
 }  // namespace thermo

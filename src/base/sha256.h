@@ -1,4 +1,4 @@
-// SHA-256 of bytes as they come.
+// SHA-256 (FIPS 180-4): of downloads as they come, of keys, of what a benchmark computed.
 #pragma once
 
 #include <array>
@@ -24,5 +24,8 @@ class Sha256 {
   size_t n_pending_ = 0;
   uint64_t n_bytes_ = 0;
 };
+
+// All at once.
+std::string sha256_hex(std::span<const std::byte> bytes);
 
 }  // namespace thermo

@@ -1,0 +1,218 @@
+#include "cli/options/serve_options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <thread>
+
+#include "base/error.h"
+#include "cli/input.h"
+#include "cli/version.h"
+
+namespace thermo {
+namespace {
+
+void add_duration(OptionSet& set, const char* names, std::string& target, const char* help) {
+  set.custom(
+         names, "TIME",
+         [&target](std::string_view text) {
+           parse_duration(text);
+           target = text;
+         },
+         fmt::format("{} (default {})", help, target == "0" ? "none" : target))
+      .advanced();
+}
+
+std::vector<std::string> split_keys(std::string_view text, char separator) {
+  std::vector<std::string> keys;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(separator), text.size());
+    std::string_view key = text.substr(0, end);
+    while (!key.empty() && (key.back() == '\r' || key.back() == ' ')) key.remove_suffix(1);
+    while (key.starts_with(' ')) key.remove_prefix(1);
+    if (!key.empty() && !key.starts_with('#')) keys.emplace_back(key);
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return keys;
+}
+
+}  // namespace
+
+std::chrono::milliseconds parse_duration(std::string_view text) {
+  double value = 0.0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
+  const double scale = unit == "ms"                  ? 1.0
+                       : unit.empty() || unit == "s" ? 1e3
+                       : unit == "m"                 ? 60e3
+                       : unit == "h"                 ? 3600e3
+                                                     : 0.0;
+  if (error != std::errc() || scale == 0.0 || value < 0.0 || value * scale > 1e12)
+    throw ConfigError("a time was expected: 500ms, 30s, 5m");
+  return std::chrono::milliseconds(static_cast<int64_t>(value * scale));
+}
+
+void add_serve_options(OptionSet& set, ServeFlags& flags) {
+  set.section("Server");
+  set.value("--host", "ADDRESS", flags.host,
+            "where to listen; a path that ends in .sock is a unix socket (default 127.0.0.1)");
+  set.value("--port", "N", flags.port, "port; 0: a free one (default 8080)").range(0, 65535);
+  set.list("--listen", "URL", flags.listen, "instead of them: http://HOST:PORT or unix:PATH; repeatable")
+      .advanced();
+  set.value("--port-file", "FILE", flags.port_file, "write the URL here once the server listens").advanced();
+  set.value("--unix-socket-mode", "MODE", flags.unix_socket_mode,
+            "permissions of a unix socket (default 0660)")
+      .advanced();
+  set.value("--api-prefix", "PATH", flags.api_prefix, "serve everything below this path").advanced();
+  set.value("-a,--alias", "NAME", flags.alias,
+            "name of the model in replies; more with commas are accepted too");
+  set.flag("--metrics", flags.metrics, "/metrics for Prometheus (default on)")
+      .llama_env("LLAMA_ARG_ENDPOINT_METRICS")
+      .advanced();
+  set.flag("--slots", flags.slots, "/slots (default on)").llama_env("LLAMA_ARG_ENDPOINT_SLOTS").advanced();
+  set.flag("--props", flags.props, "/props (default on)").llama_env("LLAMA_ARG_ENDPOINT_PROPS").advanced();
+  set.flag("--strict-model", flags.strict_model, "refuse requests for another model's name (default off)")
+      .advanced();
+
+  set.section("Access");
+  set.custom_list(
+         "--api-key", "KEY",
+         [&flags](std::string_view text) {
+           for (std::string& key : split_keys(text, ',')) flags.api_keys.push_back(std::move(key));
+         },
+         "key that requests need; NAME:KEY names it, admin:KEY may also shut down; repeatable")
+      .llama_env("LLAMA_API_KEY");
+  set.value("--api-key-file", "FILE", flags.api_key_file, "file with keys, one to a line")
+      .llama_env("LLAMA_ARG_API_KEY_FILE");
+  set.flag("--no-auth", flags.no_auth, "need no key although others can reach the server").advanced();
+  set.list("--allowed-host", "NAME", flags.allowed_hosts,
+           "a further name of this machine that requests may use")
+      .advanced();
+  set.value("--cors-origins", "LIST", flags.cors_origins,
+            "origins whose pages may ask: localhost, * or a list (default localhost)")
+      .advanced();
+  set.value("--metrics-auth", "WHEN", flags.metrics_auth,
+            "whether /metrics needs a key: auto (when there are keys), off")
+      .choices({"auto", "off"})
+      .advanced();
+
+  set.section("Load");
+  set.value("-np,--parallel", "N", flags.parallel,
+            "requests computed together; auto: up to 4, as memory allows")
+      .llama_env("LLAMA_ARG_N_PARALLEL");
+  set.value("--max-queue", "N", flags.max_queue, "requests that may wait; more get 503 (default 64)")
+      .range(0, 1 << 20);
+  set.count("--max-queue-tokens", "N", flags.max_queue_tokens,
+            "tokens of their prompts together; 0: any number")
+      .advanced();
+  set.value("--key-concurrency", "N", flags.key_concurrency, "requests of one key at a time; 0: any number")
+      .range(0, 1 << 20)
+      .advanced();
+  set.value("--max-decode-stall-ms", "N", flags.max_decode_stall_ms,
+            "how long an answer may wait for another one's prompt (default 300)")
+      .range(1, 60000)
+      .advanced();
+  set.count("--checkpoint-every", "N", flags.checkpoint_every,
+            "tokens between points that a changed prompt can go back to (default 4096)")
+      .advanced();
+  set.size("--max-body-size", "SIZE", flags.max_body_size, "largest body of a request (default 64M)")
+      .advanced();
+  set.value("--max-connections", "N", flags.max_connections, "connections at a time (default 1024)")
+      .range(1, 1 << 20)
+      .advanced();
+  set.value("--threads-http", "N", flags.threads_http,
+            "threads that read requests; 0: by the number of cores")
+      .range(0, 256)
+      .advanced();
+  add_duration(set, "-to,--timeout", flags.timeout, "a request may take so long");
+  add_duration(set, "--queue-timeout", flags.queue_timeout, "it may wait so long");
+  add_duration(set, "--header-timeout", flags.header_timeout, "its head must arrive within");
+  add_duration(set, "--body-timeout", flags.body_timeout, "its body must go on within");
+  add_duration(set, "--keepalive-timeout", flags.keepalive_timeout, "an idle connection stays open for");
+  add_duration(set, "--write-stall-timeout", flags.write_stall_timeout,
+               "a client that does not read is given up after");
+  add_duration(set, "--sse-ping-interval", flags.ping_interval, "a stream gives a sign of life after");
+  add_duration(set, "--shutdown-grace", flags.shutdown_grace, "running requests may go on after SIGTERM for");
+
+  set.section("Answers");
+  set.count("-n,--predict,--n-predict,--default-max-tokens", "N", flags.default_max_tokens,
+            "tokens of an answer whose request names no limit (default 32768)")
+      .llama_env("LLAMA_ARG_N_PREDICT");
+  set.flag("--prefill-assistant", flags.prefill_assistant,
+           "continue a conversation that ends with an answer (default off)")
+      .advanced();
+  set.flag("--keep-billing-header", flags.keep_billing_header,
+           "leave Claude Code's billing header in the prompt (default off)")
+      .advanced();
+  set.value("--anthropic-thinking", "WHEN", flags.anthropic_thinking,
+            "reasoning of /v1/messages without a word about it: off, or auto (the template's default)")
+      .choices({"off", "auto"})
+      .advanced();
+}
+
+ServerOptions server_options(const ServeFlags& flags) {
+  ServerOptions options;
+  HttpOptions& http = options.http;
+  http.listen = flags.listen;
+  if (http.listen.empty()) {
+    const bool is_path = flags.host.ends_with(".sock") || flags.host.starts_with('/');
+    const bool v6 = flags.host.find(':') != std::string::npos && !flags.host.starts_with('[');
+    http.listen = {
+        is_path ? "unix:" + flags.host
+                : fmt::format("http://{}{}{}:{}", v6 ? "[" : "", flags.host, v6 ? "]" : "", flags.port)};
+  }
+  const auto [end, error] = std::from_chars(flags.unix_socket_mode.data(),
+                                            flags.unix_socket_mode.data() + flags.unix_socket_mode.size(),
+                                            http.unix_socket_mode, 8);
+  if (error != std::errc() || *end != '\0' || http.unix_socket_mode < 0 || http.unix_socket_mode > 0777)
+    throw ConfigError(
+        fmt::format("--unix-socket-mode: '{}' cannot be used, an octal number was expected (0660)",
+                    flags.unix_socket_mode));
+  http.max_body_bytes = flags.max_body_size;
+  http.max_connections = flags.max_connections;
+  http.header_timeout = parse_duration(flags.header_timeout);
+  http.body_timeout = parse_duration(flags.body_timeout);
+  http.keepalive_timeout = parse_duration(flags.keepalive_timeout);
+  http.write_stall_timeout = parse_duration(flags.write_stall_timeout);
+  options.request_timeout = parse_duration(flags.timeout);
+  options.queue_timeout = parse_duration(flags.queue_timeout);
+  options.ping_interval = parse_duration(flags.ping_interval);
+  options.shutdown_grace = parse_duration(flags.shutdown_grace);
+
+  options.access.keys = flags.api_keys;
+  if (!flags.api_key_file.empty())
+    for (std::string& key : split_keys(read_text_file(flags.api_key_file), '\n'))
+      options.access.keys.push_back(std::move(key));
+  if (flags.no_auth && !options.access.keys.empty())
+    throw ConfigError("--no-auth and --api-key contradict each other: give one of them");
+  options.access.allowed_hosts = flags.allowed_hosts;
+  options.access.origins = flags.cors_origins;
+  options.metrics_need_key = flags.metrics_auth != "off";
+  options.api_prefix = flags.api_prefix;
+  if (!options.api_prefix.empty() &&
+      (!options.api_prefix.starts_with('/') || options.api_prefix.ends_with('/')))
+    throw ConfigError(fmt::format("--api-prefix: '{}' cannot be used, write /path", options.api_prefix));
+  options.strict_model = flags.strict_model;
+  options.default_max_tokens = flags.default_max_tokens < 0 ? 1 << 30 : flags.default_max_tokens;
+  options.keep_billing_header = flags.keep_billing_header;
+  options.anthropic_thinking = flags.anthropic_thinking == "auto";
+  options.prefill_assistant = flags.prefill_assistant;
+  options.key_concurrency = flags.key_concurrency;
+  options.serve_metrics = flags.metrics;
+  options.serve_slots = flags.slots;
+  options.serve_props = flags.props;
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  options.n_workers = flags.threads_http > 0 ? flags.threads_http : std::clamp(cores / 4, 2, 4);
+  options.version = version_facts();
+  return options;
+}
+
+EngineThreadOptions engine_thread_options(const ServeFlags& flags) {
+  return {.max_waiting = flags.max_queue,
+          .max_waiting_tokens = flags.max_queue_tokens,
+          .checkpoint_every = flags.checkpoint_every,
+          .max_decode_stall_ms = flags.max_decode_stall_ms};
+}
+
+}  // namespace thermo

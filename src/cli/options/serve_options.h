@@ -1,0 +1,47 @@
+// Options of `serve`, and what they become.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/options/options.h"
+#include "engine/engine_thread.h"
+#include "server/server_options.h"
+
+namespace thermo {
+
+struct ServeFlags {
+  std::string host = "127.0.0.1";
+  int port = 8080;
+  std::vector<std::string> listen;
+  std::string port_file, unix_socket_mode = "0660";
+  std::string api_prefix;
+  std::string alias;
+  std::vector<std::string> api_keys;
+  std::string api_key_file;
+  bool no_auth = false;
+  std::vector<std::string> allowed_hosts;
+  std::string cors_origins = "localhost", metrics_auth = "auto";
+  bool metrics = true, slots = true, props = true;
+  std::string parallel = "auto";
+  int max_queue = 64, max_queue_tokens = 0, key_concurrency = 0, max_decode_stall_ms = 300,
+      checkpoint_every = 4096;
+  uint64_t max_body_size = 64 << 20;
+  int max_connections = 1024, threads_http = 0;
+  std::string header_timeout = "10s", body_timeout = "30s", keepalive_timeout = "75s",
+              write_stall_timeout = "60s", timeout = "0", queue_timeout = "0", ping_interval = "10s",
+              shutdown_grace = "30s";
+  int default_max_tokens = 32768;
+  bool strict_model = false, keep_billing_header = false, prefill_assistant = false;
+  std::string anthropic_thinking = "off";
+};
+
+void add_serve_options(OptionSet& set, ServeFlags& flags);
+
+// Throw ConfigError. The first reads the file of keys.
+ServerOptions server_options(const ServeFlags& flags);
+EngineThreadOptions engine_thread_options(const ServeFlags& flags);
+// "500ms", "30s", "5m", "2h"; a plain number is seconds.
+std::chrono::milliseconds parse_duration(std::string_view text);
+
+}  // namespace thermo

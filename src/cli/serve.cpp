@@ -1,0 +1,212 @@
+// `thermocline serve`: the APIs over HTTP.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <fstream>
+#include <thread>
+
+#include "base/log.h"
+#include "chat/text_model.h"
+#include "cli/answer_printer.h"
+#include "cli/commands.h"
+#include "cli/inspect_facts.h"
+#include "cli/interrupt.h"
+#include "cli/options/answer_options.h"
+#include "cli/options/draft_options.h"
+#include "cli/options/serve_options.h"
+#include "cli/plan_json.h"
+#include "cli/version.h"
+#include "engine/memory_plan.h"
+#include "server/server.h"
+
+namespace thermo {
+namespace {
+
+std::string lower_case(std::string text) {
+  for (char& c : text)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return text;
+}
+
+class ServeCommand : public Command {
+ public:
+  CommandText text() const override {
+    return {"serve", "serve [MODEL] [options]", "the OpenAI, Anthropic and Responses APIs over HTTP",
+            "Listens on this machine only, unless told otherwise. Others need a key: one that was given, or "
+            "one that is "
+            "made and shown at the start. Requests are computed together; a conversation that goes on reads "
+            "only what is "
+            "new.",
+            "thermocline serve\n"
+            "thermocline serve model.gguf -c 32K --parallel 4\n"
+            "thermocline serve model.gguf --host 0.0.0.0 --api-key SECRET\n"
+            "curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", "
+            "\"content\": "
+            "\"What is 17 + 25?\"}]}'"};
+  }
+
+  void declare(OptionSet& set) override {
+    set.section("Model");
+    add_model_option(set, model_);
+    add_serve_options(set, serve_);
+    add_sampling_options(set, sampling_);
+    add_template_options(set, template_);
+    add_engine_options(set, engine_);
+    add_draft_options(set, draft_);
+  }
+
+  int default_verbosity() const override { return 3; }
+
+  ExitCode run(const Terminal& terminal) override {
+    EngineOptions options = engine_options(engine_);
+    ServerOptions server_flags = server_options(serve_);
+    TextModel model(model_);
+    const PromptRenderer renderer(model.tokenizer(), template_options(template_));
+    const SamplingParams sampling =
+        sampling_params(sampling_, model.file(), model.tokenizer().vocab().n_tokens());
+    set_expert_options(engine_.experts, model.config(), options);
+    set_draft_options(draft_, model_, drafter_, options);
+    const std::string key = made_key(server_flags);
+
+    Server server(std::move(server_flags));
+    if (!key.empty()) show_key(key, server.urls().front(), terminal);
+    for (const std::string& url : server.urls()) log_info("server", "listening on {}", url);
+    if (model_.empty())
+      terminal.note(
+          "no model given: serving the embedded one (Plankton, 35M parameters); -m FILE names another");
+    options.progress = [&server](const LoadProgress& progress) {
+      server.set_progress(progress.stage, progress.total_bytes == 0
+                                              ? 0.0
+                                              : static_cast<double>(progress.done_bytes) /
+                                                    static_cast<double>(progress.total_bytes));
+    };
+    options.n_sequences = n_sequences(model, options);
+    load_model(model, options, engine_, terminal);
+    note_unused_cache(engine_.experts, model.engine(), terminal);
+
+    EngineThread service(model.engine(), engine_thread_options(serve_));
+    const StopAtEnd stop{server};  // before the service goes
+    const InterruptScope interrupts;
+    server.set_ready(served_model(model, renderer, service, sampling, options.n_sequences));
+    log_info("server", "{} is ready: {} requests at a time, {} tokens each", model_id(model),
+             options.n_sequences, service.n_ctx());
+    write_port_file(server);
+    terminal.note(fmt::format("ready: {}", server.urls().front()));
+
+    while (!InterruptScope::interrupted() && !server.shutdown_requested() && server.fault().empty())
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    const std::string fault = server.fault();
+    if (fault.empty()) log_info("server", "shutting down");
+    server.shut_down();
+    if (!fault.empty()) throw ThermoError(ExitCode::DeviceFault, fault);
+    return ExitCode::Ok;
+  }
+
+ private:
+  struct StopAtEnd {
+    Server& server;
+    ~StopAtEnd() { server.stop(); }
+  };
+
+  // A server that others reach needs a key: the one that was made for it, or empty.
+  std::string made_key(ServerOptions& options) const {
+    bool local = true;
+    for (const std::string& url : options.http.listen) local &= is_local_listener(url);
+    if (local || !options.access.keys.empty()) return {};
+    if (serve_.no_auth) {
+      log_warning("server", "others can reach this server, and it needs no key");
+      return {};
+    }
+    options.access.keys = {generate_key()};
+    return options.access.keys.front();
+  }
+
+  // Once, and not to the log.
+  static void show_key(const std::string& key, const std::string& url, const Terminal& terminal) {
+    const std::string line = fmt::format(
+        "others can reach this server, so it needs a key. This one was made for this run:\n  {}\n"
+        "  curl -H \"Authorization: Bearer {}\" {}/v1/models",
+        key, key, url);
+    std::fprintf(stderr, "%s\n", terminal.on_stderr(Style::Yellow, line).c_str());
+  }
+
+  // "auto": as many as fit, up to 4.
+  int n_sequences(const TextModel& model, EngineOptions options) const {
+    if (serve_.parallel != "auto") {
+      int n = 0;
+      parse_value(serve_.parallel, n);
+      if (n < 1 || n > 256)
+        throw ConfigError(
+            fmt::format("--parallel: {} cannot be used, 1 to 256 or auto was expected", serve_.parallel));
+      return n;
+    }
+    for (const int n : {4, 2}) {
+      options.n_sequences = n;
+      try {
+        if (Engine::plan_for(model.file(), options).fits()) return n;
+      } catch (const MemoryError&) {
+        continue;
+      }
+    }
+    return 1;
+  }
+
+  std::string model_id(const TextModel& model) const {
+    return serve_.alias.empty() ? lower_case(model.id()) : serve_.alias.substr(0, serve_.alias.find(','));
+  }
+
+  ServedModel served_model(TextModel& model, const PromptRenderer& renderer, TokenService& service,
+                           const SamplingParams& sampling, int n_parallel) const {
+    ServedModel served;
+    served.id = model_id(model);
+    for (size_t at = serve_.alias.find(','); at != std::string::npos;) {
+      const size_t next = serve_.alias.find(',', at + 1);
+      served.aliases.push_back(serve_.alias.substr(at + 1, next == std::string::npos ? next : next - at - 1));
+      at = next;
+    }
+    served.fingerprint = build_fingerprint();
+    served.tokenizer = &model.tokenizer();
+    served.renderer = &renderer;
+    served.service = &service;
+    served.trie = std::make_shared<const TokenTrie>(model.tokenizer().vocab());
+    served.sampling = sampling;
+    const ModelConfig& config = model.config();
+    served.meta = {{"arch", config.arch_name},
+                   {"n_params", model.engine().info().n_params},
+                   {"n_expert", config.route.n_expert},
+                   {"n_expert_used", config.route.n_expert_used},
+                   {"quant", quantisation_name(model.file())},
+                   {"size_bytes", model.engine().info().file_bytes},
+                   {"n_ctx_train", config.n_ctx_train},
+                   {"n_vocab", config.n_vocab}};
+    served.plan = {{"context", model.engine().n_ctx()},
+                   {"parallel", n_parallel},
+                   {"tiers", memory_tiers_json(model.engine().plan())}};
+    served.chat_template = renderer.source();
+    served.file_name = model.file().path();
+    return served;
+  }
+
+  void write_port_file(const Server& server) const {
+    if (serve_.port_file.empty()) return;
+    std::ofstream out(serve_.port_file);
+    for (const std::string& url : server.urls()) out << url << "\n";
+    if (!out.flush()) throw ConfigError(fmt::format("--port-file: '{}' cannot be written", serve_.port_file));
+  }
+
+  std::string model_;
+  ServeFlags serve_;
+  SamplingFlags sampling_;
+  TemplateFlags template_;
+  EngineFlags engine_;
+  DraftFlags draft_;
+  std::optional<GgufFile> drafter_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_serve_command() {
+  return std::make_unique<ServeCommand>();
+}
+
+}  // namespace thermo

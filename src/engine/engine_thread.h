@@ -1,0 +1,45 @@
+// The thread that owns an engine: it takes requests of any thread, gives each a slot (a session), and steps
+// as long as one has something to do.
+//
+//     submit() -> queue -> slot whose session shares most of the prompt -> RequestLoop -> on_event
+//
+// Requests that find no slot wait; keys take turns, then the sessions of a key, then the oldest comes first.
+// A slot keeps what it holds until another request needs it: the next turn of a conversation computes only
+// what is new.
+#pragma once
+
+#include <memory>
+
+#include "engine/token_service.h"
+
+namespace thermo {
+
+struct EngineThreadOptions {
+  // Behaviour.
+  int max_waiting = 64;            // requests without a slot; more are refused
+  int64_t max_waiting_tokens = 0;  // of their prompts together; 0: any number
+  int checkpoint_every = 4096;     // tokens of a long prompt between points to come back to
+  // Performance.
+  int max_decode_stall_ms = 300;  // between two tokens of an answer while another one's prompt is read
+};
+
+class EngineThread : public TokenService {
+ public:
+  // Takes every sequence of the engine, which must outlive it and which nobody else may call meanwhile.
+  EngineThread(Engine& engine, const EngineThreadOptions& options);
+  // Ends every request (Cancelled), then the thread.
+  ~EngineThread() override;
+
+  Result<RequestHandle> submit(TokenRequest request) override;
+  void cancel(RequestHandle request) override;
+  void pause(RequestHandle request, bool paused) override;
+  TokenServiceState state() const override;
+  int n_ctx() const override;
+  int n_slots() const override;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace thermo

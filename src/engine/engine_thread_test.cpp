@@ -1,0 +1,225 @@
+// Requests from other threads: each writes what it writes alone, joins while others run, and leaves when
+// told.
+#include "engine/engine_thread.h"
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <mutex>
+
+#include "engine/request_queue.h"
+#include "engine/scripted_engine.h"
+#include "gguf/gguf_file.h"
+
+namespace thermo {
+namespace {
+
+const GgufFile& plankton() {
+  static const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
+  return file;
+}
+
+EngineOptions options_for(int n_sequences) {
+  EngineOptions options;
+  options.n_ctx = 256;
+  options.n_threads = 2;
+  options.n_batch = 32;
+  options.n_sequences = n_sequences;
+  return options;
+}
+
+std::vector<TokenId> prompt_of(int i, int n) {
+  std::vector<TokenId> prompt;
+  for (int k = 0; k < n; ++k) prompt.push_back((331 * i + 17 * k * (k + 3)) % 4000);
+  return prompt;
+}
+
+// Gathers what a request says.
+class Listener {
+ public:
+  std::function<void(TokenEvent)> callback() {
+    return [this](TokenEvent event) {
+      const std::lock_guard lock(mutex_);
+      if (auto* written = std::get_if<TokensWritten>(&event))
+        for (const GeneratedToken& token : written->tokens) text_.push_back(token.id);
+      if (auto* ended = std::get_if<TokensEnded>(&event)) {
+        EXPECT_FALSE(ended_) << "an event after the last one";
+        ended_ = std::move(*ended);
+      }
+      changed_.notify_all();
+    };
+  }
+  TokensEnded wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return ended_.has_value(); });
+    return *ended_;
+  }
+  void wait_for_tokens(size_t n) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return text_.size() >= n || ended_; });
+  }
+  std::vector<TokenId> text() const {
+    const std::lock_guard lock(mutex_);
+    return text_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<TokenId> text_;
+  std::optional<TokensEnded> ended_;
+};
+
+TokenRequest request_of(Listener& listener, std::vector<TokenId> prompt, int max_tokens) {
+  TokenRequest request;
+  request.prompt = std::move(prompt);
+  request.options.max_tokens = max_tokens;
+  request.options.sampling.temperature = 0.0f;
+  request.on_event = listener.callback();
+  return request;
+}
+
+TEST(EngineThread, WritesTogetherWhatEachWritesAlone) {
+  std::vector<std::vector<TokenId>> want;
+  for (const bool together : {false, true}) {
+    Engine engine(plankton(), options_for(together ? 3 : 1));
+    EngineThread service(engine, {});
+    std::vector<Listener> listeners(7);
+    for (int i = 0; i < 7; ++i) {
+      ASSERT_TRUE(service.submit(request_of(listeners[i], prompt_of(i, 9 + 20 * i), 12 + i)));
+      if (!together) listeners[i].wait();
+    }
+    for (int i = 0; i < 7; ++i) {
+      const TokensEnded ended = listeners[i].wait();
+      EXPECT_EQ(ended.reason, FinishReason::Length);
+      EXPECT_EQ(ended.usage.n_completion, 12 + i);
+      EXPECT_EQ(ended.usage.n_prompt, 9 + 20 * i);
+      if (!together)
+        want.push_back(listeners[i].text());
+      else
+        EXPECT_EQ(listeners[i].text(), want[static_cast<size_t>(i)]) << i;
+    }
+    const TokenServiceState state = service.state();
+    EXPECT_EQ(state.n_running, 0);
+    EXPECT_EQ(state.n_waiting, 0);
+  }
+}
+
+TEST(EngineThread, ComputesOnlyWhatIsNewInTheNextTurn) {
+  Engine engine(plankton(), options_for(2));
+  EngineThread service(engine, {});
+  std::vector<TokenId> prompt = prompt_of(1, 80);
+  Listener first, other, second, edited;
+  (void)service.submit(request_of(first, prompt, 10));
+  EXPECT_EQ(first.wait().usage.n_cached, 0);
+  (void)service.submit(request_of(other, prompt_of(2, 40), 4));
+  EXPECT_EQ(other.wait().usage.n_cached, 0);
+
+  const std::vector<TokenId> answer = first.text();
+  prompt.insert(prompt.end(), answer.begin(), answer.end());
+  prompt.push_back(17);
+  (void)service.submit(request_of(second, prompt, 4));
+  EXPECT_GE(second.wait().usage.n_cached, 80 + 9);
+
+  // A change inside the answer: what comes before the mark is there still.
+  Listener marked;
+  TokenRequest request = request_of(marked, prompt_of(3, 60), 6);
+  request.marks = {50};
+  (void)service.submit(std::move(request));
+  marked.wait();
+  std::vector<TokenId> changed = prompt_of(3, 60);
+  changed[55] += 1;
+  (void)service.submit(request_of(edited, changed, 4));
+  EXPECT_EQ(edited.wait().usage.n_cached, 50);
+}
+
+TEST(EngineThread, EndsWhatIsCancelledAndNothingElse) {
+  Engine engine(plankton(), options_for(1));
+  EngineThread service(engine, {});
+  Listener running, waiting, next;
+  const RequestHandle a = *service.submit(request_of(running, prompt_of(1, 10), -1));
+  const RequestHandle b = *service.submit(request_of(waiting, prompt_of(2, 10), 5));
+  (void)service.submit(request_of(next, prompt_of(3, 10), 5));
+  running.wait_for_tokens(3);
+  service.cancel(b);
+  EXPECT_EQ(waiting.wait().reason, FinishReason::Cancelled);
+  service.cancel(a);
+  service.cancel(a);  // a late one meets nobody
+  EXPECT_EQ(running.wait().reason, FinishReason::Cancelled);
+  EXPECT_EQ(next.wait().reason, FinishReason::Length);
+  service.cancel(a);
+}
+
+TEST(EngineThread, PausesAndGoesOn) {
+  Engine engine(plankton(), options_for(2));
+  Listener alone, paused;
+  EngineThread service(engine, {});
+  (void)service.submit(request_of(alone, prompt_of(1, 10), 40));
+  alone.wait();
+  const RequestHandle handle = *service.submit(request_of(paused, prompt_of(1, 10), 40));
+  paused.wait_for_tokens(2);
+  service.pause(handle, true);
+  Listener other;
+  (void)service.submit(request_of(other, prompt_of(2, 10), 60));
+  other.wait();
+  EXPECT_LT(paused.text().size(), 40u);
+  service.pause(handle, false);
+  paused.wait();
+  EXPECT_EQ(paused.text(), alone.text());
+}
+
+TEST(EngineThread, RefusesWhatDoesNotFitAndWhatNobodyWaitsFor) {
+  Engine engine(plankton(), options_for(1));
+  Listener unused, long_one;
+  std::vector<Listener> others(3);
+  EngineThread service(engine, {.max_waiting = 2});
+  EXPECT_EQ(service.submit(request_of(unused, {}, 4)).error().code, ErrorCode::InvalidArgument);
+  EXPECT_EQ(service.submit(request_of(unused, {5000}, 4)).error().code, ErrorCode::InvalidArgument);
+  EXPECT_EQ(service.submit(request_of(unused, prompt_of(1, 256), 4)).error().code, ErrorCode::ContextFull);
+  (void)service.submit(request_of(long_one, prompt_of(1, 10), 200));
+  int n_refused = 0;
+  for (Listener& other : others) {
+    const Result<RequestHandle> handle = service.submit(request_of(other, prompt_of(2, 10), 2));
+    if (handle) continue;
+    EXPECT_EQ(handle.error().code, ErrorCode::Busy);
+    ++n_refused;
+  }
+  EXPECT_EQ(n_refused, 1);
+}
+
+TEST(EngineThread, LetsKeysTakeTurns) {
+  RequestQueue queue;
+  const auto push = [&](uint64_t epoch, const char* key, const char* session) {
+    TokenRequest request;
+    request.fairness_key = key;
+    request.session_key = session;
+    queue.push({{epoch}, std::move(request), {}});
+  };
+  push(1, "a", "x");
+  push(2, "a", "x");
+  push(3, "a", "y");
+  push(4, "b", "z");
+  std::vector<uint64_t> order;
+  while (!queue.empty()) order.push_back(queue.pop().handle.epoch);
+  EXPECT_EQ(order, (std::vector<uint64_t>{1, 4, 3, 2}));
+}
+
+TEST(ScriptedEngine, PlaysItsScriptsAndObeys) {
+  ScriptedEngine service({.scripts = {{1, 2, 3}, {4, 5, 6, 7}}, .n_slots = 1, .tokens_per_second = 200.0});
+  Listener first, second, third;
+  TokenRequest request = request_of(first, {9, 9}, -1);
+  (void)service.submit(std::move(request));
+  request = request_of(second, {9}, -1);
+  request.options.stop_tokens = {6};
+  (void)service.submit(std::move(request));
+  const RequestHandle handle = *service.submit(request_of(third, {9}, -1));
+  service.cancel(handle);
+  EXPECT_EQ(first.wait().reason, FinishReason::Stop);
+  EXPECT_EQ(first.text(), (std::vector<TokenId>{1, 2, 3}));
+  EXPECT_EQ(second.wait().reason, FinishReason::Stop);
+  EXPECT_EQ(second.text(), (std::vector<TokenId>{4, 5}));
+  EXPECT_EQ(third.wait().reason, FinishReason::Cancelled);
+}
+
+}  // namespace
+}  // namespace thermo

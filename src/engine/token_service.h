@@ -1,0 +1,114 @@
+// Requests for tokens from any thread: what stands between a server and the engine. Token ids only, no text.
+//
+// Two classes implement it: EngineThread (engine_thread.h), and ScriptedEngine (scripted_engine.h), which
+// plays tokens that a test gives it.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace thermo {
+
+// Names a request. An epoch is given once, so that a late cancel() never meets the next owner of a slot.
+struct RequestHandle {
+  uint64_t epoch = 0;
+  bool operator==(const RequestHandle&) const = default;
+};
+
+struct TokenUsage {
+  int n_prompt = 0;
+  int n_cached = 0;                  // of the prompt, found in memory
+  int n_completion = 0;              // chosen tokens, the end token included
+  double queue_seconds = 0.0;        // until it got a slot
+  double prompt_seconds = 0.0;       // from then to the first token
+  double first_token_seconds = 0.0;  // from submit()
+  double predicted_seconds = 0.0;    // from the first token to the last
+  uint64_t seed = 0;
+  DraftTelemetry draft = {};
+};
+
+// It has a slot, and so much of its prompt is computed.
+struct PromptRead {
+  int done = 0, total = 0;
+  int n_cached = 0;  // of `done`, found in memory
+};
+// What one step wrote.
+struct TokensWritten {
+  std::vector<GeneratedToken> tokens;
+};
+// The last event of a request.
+struct TokensEnded {
+  FinishReason reason{};
+  std::optional<Error> error;  // then `reason` means nothing
+  TokenUsage usage;
+};
+using TokenEvent = std::variant<PromptRead, TokensWritten, TokensEnded>;
+
+struct TokenRequest {
+  std::vector<TokenId> prompt;
+  GenerateOptions options;
+  std::string fairness_key;  // keys take turns when requests wait
+  std::string session_key;   // and so do the sessions of a key
+  std::vector<int> marks;    // positions in the prompt at which another prompt may begin to differ, ascending
+  bool side_request = false;  // pushes no conversation out of memory that is worth more
+  // Called on the engine's thread, from submit() on until TokensEnded. Must not block, must not call the
+  // service.
+  std::function<void(TokenEvent)> on_event;
+};
+
+// One slot as others may see it.
+struct SlotState {
+  bool busy = false;
+  uint64_t epoch = 0;  // of the request that has it, or had it last
+  int n_prompt = 0, n_cached = 0, n_prompt_done = 0, n_written = 0;
+  int n_held = 0;  // tokens whose state it has
+};
+
+// What routed experts did, where some are elsewhere than they are computed; see experts/telemetry.h.
+struct ExpertCounts {
+  uint64_t hot_uses = 0, cpu_uses = 0, fetched_uses = 0;
+  uint64_t moved = 0, moved_bytes = 0, stall_ns = 0;
+  uint64_t hot_bytes = 0, total_bytes = 0;
+
+  double hot_ratio() const {
+    const uint64_t all = hot_uses + cpu_uses + fetched_uses;
+    return all == 0 ? 1.0 : static_cast<double>(hot_uses) / static_cast<double>(all);
+  }
+};
+
+struct TokenServiceState {
+  int n_running = 0, n_waiting = 0, n_paused = 0;
+  double oldest_wait_seconds = 0.0;
+  int64_t waiting_tokens = 0;  // prompts of those that wait
+  std::vector<SlotState> slots;
+  int n_ctx = 0;
+  uint64_t n_steps = 0, n_prompt_steps = 0;  // steps; of them, those with rows of prompts
+  uint64_t n_prompt_computed = 0, n_prompt_cached = 0, n_written = 0;  // tokens
+  double prompt_rate = 0.0, decode_rate = 0.0;                         // tokens per second, of late
+  std::string fault;  // why no request can be served any more; empty: they can
+  DraftTelemetry draft;
+  ExpertCounts experts;
+};
+
+class TokenService {
+ public:
+  virtual ~TokenService() = default;
+
+  // Refused, with no event: a prompt that is empty or does not fit, a sampling value out of range, a queue
+  // that is full (ErrorCode::Busy), a device fault.
+  virtual Result<RequestHandle> submit(TokenRequest request) = 0;
+  // Ends the request after the step that runs. It still gets its last event. No effect on one that has ended.
+  virtual void cancel(RequestHandle request) = 0;
+  // A paused request keeps its slot and writes nothing. For readers that do not keep up.
+  virtual void pause(RequestHandle request, bool paused) = 0;
+  virtual TokenServiceState state() const = 0;
+  virtual int n_ctx() const = 0;
+  virtual int n_slots() const = 0;
+};
+
+}  // namespace thermo

@@ -1,0 +1,249 @@
+// Replies of /v1/chat/completions and /v1/completions.
+#include <cmath>
+
+#include "chat/reply_json.h"
+#include "server/api/reply_writer.h"
+#include "tokenizer/stream_decoder.h"
+
+namespace thermo {
+namespace {
+
+class ChunkWriter : public ReplyWriter {
+ public:
+  using ReplyWriter::ReplyWriter;
+
+  std::string end(std::span<const Answer> answers) override {
+    int n_reasoning = 0;
+    const AnswerStats stats = total(answers, &n_reasoning);
+    std::string out;
+    if (request().include_usage) {
+      Json last = chunk(Json::array());
+      last["usage"] = usage_json(stats, n_reasoning);
+      last["timings"] = timings_json(stats);
+      out = sse_data(last);
+    }
+    return out + "data: [DONE]\n\n";
+  }
+
+  std::string fail(const ApiError& error) override {
+    return sse_data(error_json(error, request().dialect, context_.request_id)) + "data: [DONE]\n\n";
+  }
+
+  std::string heartbeat() override { return ": ping\n\n"; }
+
+  std::string progress(int done, int total, int cached, double ms) override {
+    Json extra = chunk(Json::array());
+    extra["prompt_progress"] = {{"total", total}, {"cache", cached}, {"processed", done}, {"time_ms", ms}};
+    return sse_data(extra);
+  }
+
+ protected:
+  virtual const char* object_name() const = 0;
+
+  Json head(const char* object) const {
+    return {{"id", id_},
+            {"object", object},
+            {"created", created_},
+            {"model", context_.model},
+            {"system_fingerprint", context_.fingerprint}};
+  }
+  Json chunk(Json choices) const {
+    Json out = head(object_name());
+    out["choices"] = std::move(choices);
+    if (request().include_usage) out["usage"] = nullptr;
+    return out;
+  }
+  // Closes the last chunk of a choice; timings ride on it when no usage chunk follows.
+  std::string last_chunk(Json choice, const Answer& answer) const {
+    Json out = chunk(Json::array({std::move(choice)}));
+    if (!request().include_usage) out["timings"] = timings_json(answer.stats);
+    return sse_data(out);
+  }
+  Json whole_reply(const char* object, Json choices, std::span<const Answer> answers) const {
+    Json reply = head(object);
+    reply["service_tier"] = "default";
+    reply["choices"] = std::move(choices);
+    int n_reasoning = 0;
+    const AnswerStats stats = total(answers, &n_reasoning);
+    reply["usage"] = usage_json(stats, n_reasoning);
+    reply["timings"] = timings_json(stats);
+    return reply;
+  }
+};
+
+class ChatWriter : public ChunkWriter {
+ public:
+  using ChunkWriter::ChunkWriter;
+
+  std::string begin(int) override {
+    std::string out;
+    for (int i = 0; i < request().n; ++i) out += delta(i, {{"role", "assistant"}, {"content", ""}});
+    return out;
+  }
+
+  std::string pieces(int choice, const AnswerParser::Events& events,
+                     std::span<const GeneratedToken> tokens) override {
+    std::string out;
+    for (const AnswerEvent& event : events) {
+      switch (event.kind) {
+        case AnswerEvent::Kind::Reasoning:
+          out += delta(choice, {{"reasoning_content", event.text}, {"reasoning", event.text}});
+          break;
+        case AnswerEvent::Kind::Content:
+          out += delta(choice, {{"content", event.text}}, tokens);
+          tokens = {};
+          break;
+        case AnswerEvent::Kind::CallBegin:
+          out += call_delta(choice, {{"index", event.call},
+                                     {"id", call_id(choice, event.call)},
+                                     {"type", "function"},
+                                     {"function", {{"name", event.text}, {"arguments", ""}}}});
+          break;
+        case AnswerEvent::Kind::CallArguments:
+          out += call_delta(choice, {{"index", event.call}, {"function", {{"arguments", event.text}}}});
+          break;
+        case AnswerEvent::Kind::CallEnd:
+          break;
+      }
+    }
+    return out;
+  }
+
+  std::string finish(int choice, const Answer& answer) override {
+    return last_chunk({{"index", choice},
+                       {"delta", Json::object()},
+                       {"logprobs", nullptr},
+                       {"finish_reason", answer.finish_reason}},
+                      answer);
+  }
+
+  Json whole(std::span<const Answer> answers) override {
+    Json choices = Json::array();
+    for (size_t i = 0; i < answers.size(); ++i) {
+      Answer answer = answers[i];
+      const int index = static_cast<int>(i);
+      for (size_t k = 0; k < answer.tool_calls.size(); ++k)
+        answer.tool_calls[k].id = call_id(index, static_cast<int>(k));
+      Json choice;
+      choice["index"] = index;
+      choice["message"] = message_json(answer);
+      choice["logprobs"] = request().logprobs ? logprobs_or_empty(answer.content_logprobs) : Json(nullptr);
+      choice["finish_reason"] = answer.finish_reason;
+      choices.push_back(std::move(choice));
+    }
+    return whole_reply("chat.completion", std::move(choices), answers);
+  }
+
+ protected:
+  const char* object_name() const override { return "chat.completion.chunk"; }
+
+ private:
+  Json logprobs_or_empty(std::span<const GeneratedToken> tokens) const {
+    if (tokens.empty()) return {{"content", Json::array()}, {"refusal", nullptr}};
+    return logprobs_json(tokens, *context_.tokenizer);
+  }
+  std::string delta(int choice, Json content, std::span<const GeneratedToken> tokens = {}) const {
+    Json one;
+    one["index"] = choice;
+    one["delta"] = std::move(content);
+    one["logprobs"] = tokens.empty() ? Json(nullptr) : logprobs_json(tokens, *context_.tokenizer);
+    one["finish_reason"] = nullptr;
+    return sse_data(chunk(Json::array({std::move(one)})));
+  }
+  std::string call_delta(int choice, Json call) const {
+    return delta(choice, {{"tool_calls", Json::array({std::move(call)})}});
+  }
+};
+
+class CompletionsWriter : public ChunkWriter {
+ public:
+  explicit CompletionsWriter(ReplyContext context) : ChunkWriter(std::move(context)) {
+    offsets_.resize(context_.request->prompts.size() * static_cast<size_t>(context_.request->n));
+  }
+
+  std::string begin(int) override {
+    std::string out;
+    for (size_t i = 0; request().echo && i < offsets_.size(); ++i)
+      out += text_chunk(static_cast<int>(i), echoed(i), nullptr);
+    return out;
+  }
+
+  std::string pieces(int choice, const AnswerParser::Events& events,
+                     std::span<const GeneratedToken> tokens) override {
+    std::string out;
+    for (const AnswerEvent& event : events) {
+      if (event.kind != AnswerEvent::Kind::Content) continue;
+      out += text_chunk(choice, event.text, legacy_logprobs(tokens, offsets_[static_cast<size_t>(choice)]));
+      tokens = {};
+    }
+    return out;
+  }
+
+  std::string finish(int choice, const Answer& answer) override {
+    return last_chunk(
+        {{"text", ""}, {"index", choice}, {"logprobs", nullptr}, {"finish_reason", finish_reason(answer)}},
+        answer);
+  }
+
+  Json whole(std::span<const Answer> answers) override {
+    Json choices = Json::array();
+    for (size_t i = 0; i < answers.size(); ++i) {
+      size_t offset = 0;
+      choices.push_back({{"text", (request().echo ? echoed(i) : "") + answers[i].content},
+                         {"index", i},
+                         {"logprobs", legacy_logprobs(answers[i].content_logprobs, offset)},
+                         {"finish_reason", finish_reason(answers[i])}});
+    }
+    return whole_reply("text_completion", std::move(choices), answers);
+  }
+
+ protected:
+  const char* object_name() const override { return "text_completion"; }
+
+ private:
+  static std::string finish_reason(const Answer& answer) { return answer.finish_reason; }
+  std::string echoed(size_t choice) const {
+    const size_t prompt = choice / static_cast<size_t>(request().n);
+    return prompt < context_.echoed_prompts.size() ? context_.echoed_prompts[prompt] : "";
+  }
+  std::string text_chunk(int choice, const std::string& text, Json logprobs) const {
+    return sse_data(chunk(Json::array({{{"text", text},
+                                        {"index", choice},
+                                        {"logprobs", std::move(logprobs)},
+                                        {"finish_reason", nullptr}}})));
+  }
+  Json legacy_logprobs(std::span<const GeneratedToken> tokens, size_t& offset) const {
+    if (!request().logprobs) return nullptr;
+    Json names = Json::array(), values = Json::array(), tops = Json::array(), offsets = Json::array();
+    for (const GeneratedToken& token : tokens) {
+      const Json chosen = logprob_entry(token.logprobs.front(), *context_.tokenizer);
+      names.push_back(chosen["token"]);
+      values.push_back(chosen["logprob"]);
+      Json top = Json::object();
+      for (size_t k = 1; k < token.logprobs.size(); ++k) {
+        const Json entry = logprob_entry(token.logprobs[k], *context_.tokenizer);
+        top[entry["token"].get<std::string>()] = entry["logprob"];
+      }
+      tops.push_back(std::move(top));
+      offsets.push_back(offset);
+      offset += context_.tokenizer->token_bytes(token.id).size();
+    }
+    return {{"tokens", std::move(names)},
+            {"token_logprobs", std::move(values)},
+            {"top_logprobs", std::move(tops)},
+            {"text_offset", std::move(offsets)}};
+  }
+
+  std::vector<size_t> offsets_;  // of the next token, by choice
+};
+
+}  // namespace
+
+std::unique_ptr<ReplyWriter> make_chat_writer(ReplyContext context) {
+  return std::make_unique<ChatWriter>(std::move(context));
+}
+std::unique_ptr<ReplyWriter> make_completions_writer(ReplyContext context) {
+  return std::make_unique<CompletionsWriter>(std::move(context));
+}
+
+}  // namespace thermo

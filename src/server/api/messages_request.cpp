@@ -1,0 +1,216 @@
+// POST /v1/messages: the body.
+#include <fmt/format.h>
+
+#include "server/api/content.h"
+#include "server/api/shared_fields.h"
+#include "server/api/turns.h"
+
+namespace thermo {
+namespace {
+
+std::string string_of(const Json& block, const char* name, const std::string& path) {
+  const auto found = block.find(name);
+  if (found == block.end() || !found->is_string())
+    throw invalid_value(path + "." + name, fmt::format("{}.{}: a string was expected", path, name));
+  return found->get<std::string>();
+}
+
+bool is_hosted_result(const std::string& type) {
+  return type == "server_tool_use" || type == "mcp_tool_use" || type == "mcp_tool_result" ||
+         type == "container_upload" || (type.ends_with("_tool_result") && type != "tool_result");
+}
+
+// The blocks of one message become one or more turns, in their order.
+class MessageReader {
+ public:
+  MessageReader(GenerationRequest& request, std::string role, std::string path, bool is_last)
+      : request_(request), role_(std::move(role)), path_(std::move(path)), is_last_(is_last) {}
+
+  void read(const Json& content) {
+    if (content.is_string()) {
+      turn().content = content.get<std::string>();
+      return;
+    }
+    if (!content.is_array())
+      throw invalid_value(path_, path_ + ": a string or a list of blocks was expected");
+    for (size_t i = 0; i < content.size(); ++i) read_block(content[i], element_path(path_, i));
+    if (content.empty()) turn();
+  }
+
+ private:
+  // The turn that text goes to.
+  Turn& turn() {
+    if (!open_) request_.turns.push_back({role_, ""});
+    open_ = true;
+    return request_.turns.back();
+  }
+
+  void read_block(const Json& block, const std::string& path) {
+    Fields fields(block, path);
+    const std::string type = fields.string("type").value_or("text");
+    if (type == "text") {
+      turn().content += string_of(block, "text", path);
+    } else if (type == "image") {
+      if (role_ == "user" && is_last_)
+        throw unsupported(path + ".type", path + ".type: this model reads no images; send text only");
+      turn().content += describe_image(block);
+    } else if (type == "document") {
+      const Json* source = fields.object("source");
+      if (source == nullptr || !source->contains("data") || (*source)["type"] != Json("text"))
+        throw unsupported(path + ".source", path + ".source: only documents that are text can be read");
+      turn().content += string_of(*source, "data", path + ".source");
+    } else if (type == "search_result") {
+      turn().content += read_content(fields.find("content"), path + ".content", true).text;
+    } else if (type == "thinking") {
+      turn().reasoning += string_of(block, "thinking", path);
+    } else if (type == "redacted_thinking" || is_hosted_result(type)) {
+      return;
+    } else if (type == "tool_use") {
+      ToolCall call;
+      call.id = fields.string("id").value_or("");
+      call.name = string_of(block, "name", path);
+      const Json* input = fields.find("input");
+      call.arguments = input == nullptr ? "{}" : input->dump(-1, ' ', false, Json::error_handler_t::replace);
+      turn().tool_calls.push_back(std::move(call));
+    } else if (type == "tool_result") {
+      Turn result{"tool", read_content(fields.find("content"), path + ".content", true).text};
+      result.tool_call_id = fields.string("tool_use_id").value_or("");
+      if (fields.boolean("is_error").value_or(false) && !result.content.starts_with("Error: "))
+        result.content = "Error: " + result.content;
+      request_.turns.push_back(std::move(result));
+      open_ = false;
+    } else {
+      throw unsupported(path + ".type",
+                        fmt::format("{}.type: blocks of type '{}' cannot be read", path, type));
+    }
+  }
+
+  GenerationRequest& request_;
+  std::string role_, path_;
+  bool is_last_;
+  bool open_ = false;
+};
+
+void read_system(const Json& system, const RequestDefaults& defaults, GenerationRequest& request) {
+  if (system.is_string()) {
+    request.turns.push_back({"system", system.get<std::string>()});
+    return;
+  }
+  if (!system.is_array()) throw invalid_value("system", "system: a string or a list of blocks was expected");
+  std::string text;
+  for (size_t i = 0; i < system.size(); ++i) {
+    const std::string block = string_of(system[i], "text", element_path("system", i));
+    if (i == 0 && block.starts_with("x-anthropic-billing-header:") && !defaults.keep_billing_header) continue;
+    if (!text.empty()) text += "\n\n";
+    text += block;
+  }
+  request.turns.push_back({"system", text});
+}
+
+void read_tools(Fields& fields, GenerationRequest& request) {
+  const Json* tools = fields.array("tools");
+  for (size_t i = 0; tools != nullptr && i < tools->size(); ++i) {
+    const std::string path = element_path("tools", i);
+    Fields tool((*tools)[i], path);
+    const std::string type = tool.string("type").value_or("custom");
+    if (type != "custom" || !tool.has("input_schema")) {
+      request.ignored_tools.push_back(type != "custom" ? type : tool.string("name").value_or("?"));
+      continue;
+    }
+    add_tool(request, read_function((*tools)[i], path, "input_schema"), path);
+  }
+  const Json* choice = fields.object("tool_choice");
+  if (choice == nullptr) return;
+  Fields inner(*choice, "tool_choice");
+  const std::string type = inner.string("type").value_or("auto");
+  if (inner.boolean("disable_parallel_tool_use").value_or(false)) request.parallel_tools = false;
+  if (type == "any" || type == "tool")
+    request.tool_choice.mode = CallChoice::Mode::Required;
+  else if (type == "none")
+    request.tool_choice.mode = CallChoice::Mode::None;
+  else if (type != "auto")
+    throw invalid_value("tool_choice.type",
+                        fmt::format("tool_choice.type: '{}' is not known; auto, any, tool or none "
+                                    "was expected",
+                                    type));
+  if (type == "tool") request.tool_choice.names = {string_of(*choice, "name", "tool_choice")};
+  check_tool_choice(request);
+}
+
+void read_thinking(Fields& fields, const RequestDefaults& defaults, GenerationRequest& request) {
+  std::optional<std::string> effort;
+  if (const Json* output = fields.object("output_config")) {
+    Fields inner(*output, "output_config");
+    effort = inner.string("effort");
+    if (const Json* format = inner.object("format")) read_format(*format, "output_config.format", request);
+    note_unknown(inner, request);
+  }
+  if (!defaults.anthropic_thinking) request.thinking = false;
+  const Json* thinking = fields.object("thinking");
+  if (thinking == nullptr) return;
+  Fields inner(*thinking, "thinking");
+  const std::string type = inner.string("type").value_or("enabled");
+  inner.accept({"display"});
+  if (type == "disabled") {
+    request.thinking = false;
+  } else if (type == "adaptive" || type == "enabled") {
+    set_effort(effort.value_or("high"), request);
+    request.thinking = true;
+    if (const auto budget = inner.integer("budget_tokens", 0, 1 << 30)) {
+      request.thinking_budget = static_cast<int>(*budget);
+      request.thinking = *budget > 0;
+    }
+  } else {
+    throw invalid_value("thinking.type",
+                        fmt::format("thinking.type: '{}' is not known; enabled, adaptive or disabled "
+                                    "was expected",
+                                    type));
+  }
+}
+
+}  // namespace
+
+GenerationRequest read_messages_request(const Json& body, const RequestDefaults& defaults) {
+  GenerationRequest request;
+  request.dialect = Dialect::Messages;
+  Fields fields(body);
+  request.model = fields.string("model").value_or("");
+  if (const Json* system = fields.find("system")) read_system(*system, defaults, request);
+  const Json& messages = fields.require("messages");
+  if (!messages.is_array()) throw invalid_value("messages", "messages: a list was expected");
+  if (messages.empty()) throw invalid_value("messages", "messages: there are none; at least one is needed");
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const std::string path = element_path("messages", i);
+    Fields message(messages[i], path);
+    const std::string role = message.string("role").value_or("");
+    if (role != "user" && role != "assistant" && role != "system")
+      throw invalid_value(
+          path + ".role",
+          fmt::format("{}.role: '{}' is not known; user or assistant was expected", path, role));
+    MessageReader(request, role, path + ".content", i + 1 == messages.size())
+        .read(message.require("content"));
+  }
+  request.continue_last_turn = request.turns.back().role == "assistant";
+  normalise_turns(request.turns, defaults);
+
+  read_max_tokens(fields, {"max_tokens"}, request);
+  read_stream(fields, request);
+  read_stops(fields, "stop_sequences", request);
+  read_sampling(fields, defaults, request);
+  read_tools(fields, request);
+  read_thinking(fields, defaults, request);
+  read_reasoning(fields, request);
+  read_format_extensions(fields, request);
+  read_session(fields, request);
+  if (const Json* metadata = fields.object("metadata")) {
+    const auto user = metadata->find("user_id");
+    if (request.session_key.empty() && user != metadata->end() && user->is_string())
+      request.session_key = user->get<std::string>();
+  }
+  fields.accept(
+      {"service_tier", "container", "context_management", "inference_geo", "cache_control", "betas"});
+  note_unknown(fields, request);
+  return request;
+}
+
+}  // namespace thermo

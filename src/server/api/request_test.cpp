@@ -1,0 +1,205 @@
+// Bodies of clients to requests: shapes as clients send them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "server/api/generation_request.h"
+
+namespace thermo {
+namespace {
+
+using ::testing::ElementsAre;
+
+RequestDefaults defaults() {
+  RequestDefaults d;
+  d.n_vocab = 1000;
+  d.n_ctx = 4096;
+  return d;
+}
+GenerationRequest chat(const char* body) {
+  return read_chat_request(Json::parse(body), defaults());
+}
+GenerationRequest messages(const char* body) {
+  return read_messages_request(Json::parse(body), defaults());
+}
+GenerationRequest responses(const char* body) {
+  return read_responses_request(Json::parse(body), defaults());
+}
+
+std::vector<std::string> shown(const GenerationRequest& request) {
+  std::vector<std::string> out;
+  for (const Turn& turn : request.turns) {
+    std::string text = turn.role + ":" + turn.content;
+    if (!turn.reasoning.empty()) text += " (" + turn.reasoning + ")";
+    for (const ToolCall& call : turn.tool_calls) text += " " + call.name + call.arguments;
+    out.push_back(text);
+  }
+  return out;
+}
+
+template <class Read>
+std::string refusal(Read read) {
+  try {
+    read();
+  } catch (const ApiError& error) {
+    EXPECT_EQ(error.status, 400);
+    return error.code + " " + error.param;
+  }
+  return "accepted";
+}
+
+TEST(ChatRequest, JoinsPartsAndSystemTurns) {
+  const GenerationRequest r = chat(R"({"messages": [
+      {"role": "developer", "content": "a"}, {"role": "system", "content": [{"type": "text", "text": "b"}]},
+      {"role": "user", "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}]},
+      {"role": "system", "content": "late"}]})");
+  EXPECT_THAT(shown(r),
+              ElementsAre("system:a\n\nb", "user:cd", "user:<system-reminder>\nlate\n</system-reminder>"));
+}
+
+TEST(ChatRequest, SortsResultsByTheirCalls) {
+  const GenerationRequest r = chat(R"({"messages": [{"role": "user", "content": "q"},
+      {"role": "assistant", "content": null, "reasoning_content": "hm", "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"b\": 1, \"a\": 2}"}},
+        {"id": "2", "type": "function", "function": {"name": "g", "arguments": "no JSON"}}]},
+      {"role": "tool", "tool_call_id": "9", "content": "nine"}, {"role": "tool", "tool_call_id": "2", "content": "two"},
+      {"role": "tool", "tool_call_id": "1", "content": "one"}]})");
+  EXPECT_THAT(shown(r), ElementsAre("user:q", "assistant: (hm) f{\"b\": 1, \"a\": 2} gno JSON", "tool:one",
+                                    "tool:two", "tool:nine"));
+}
+
+TEST(ChatRequest, TakesReasoningFromWhereverItStands) {
+  for (const char* answer :
+       {R"("reasoning_content": "r", "content": "a")", R"("reasoning": "r", "content": "a")",
+        R"("reasoning_details": [{"text": "r"}], "content": "a")",
+        R"("content": "<think>\nr\n</think>\n\na")",
+        R"("content": [{"type": "thinking", "thinking": "r"}, {"type": "text", "text": "a"}])"}) {
+    const std::string body =
+        std::string(R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", )") + answer +
+        "}]}";
+    EXPECT_THAT(shown(chat(body.c_str())), ElementsAre("user:q", "assistant:a (r)")) << answer;
+  }
+}
+
+TEST(ChatRequest, TurnsAResultWithoutACallIntoAUserTurn) {
+  EXPECT_THAT(shown(chat(R"({"messages": [{"role": "tool", "tool_call_id": "1", "content": "x"}]})")),
+              ElementsAre("user:[tool result] x"));
+}
+
+TEST(ChatRequest, LeavesOlderImagesOutAndRefusesTheLast) {
+  const char* image = R"([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}])";
+  const std::string old = std::string(R"({"messages": [{"role": "user", "content": )") + image +
+                          R"(}, {"role": "user", "content": "q"}]})";
+  EXPECT_THAT(shown(chat(old.c_str())), ElementsAre("user:[image omitted: image/png, 3 bytes]", "user:q"));
+  const std::string last = std::string(R"({"messages": [{"role": "user", "content": )") + image + "}]}";
+  EXPECT_EQ(refusal([&] { chat(last.c_str()); }), "unsupported_parameter messages[0].content[0].type");
+}
+
+TEST(ChatRequest, NamesWhatItDoesNotKnow) {
+  const GenerationRequest r =
+      chat(R"({"messages": [{"role": "user", "content": "q"}], "store": true, "odd": 1,
+      "tools": [{"type": "web_search"}]})");
+  EXPECT_THAT(r.ignored_fields, ElementsAre("odd"));
+  EXPECT_THAT(r.ignored_tools, ElementsAre("web_search"));
+}
+
+TEST(ChatRequest, ReadsLimitsEffortsAndFormats) {
+  const GenerationRequest r =
+      chat(R"({"messages": [{"role": "user", "content": "q"}], "max_completion_tokens": 7,
+      "max_tokens": 9, "reasoning_effort": "low", "stop": "x", "seed": 18446744073709551615, "prompt_cache_key": "k",
+      "response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": {"type": "object"}}}})");
+  EXPECT_EQ(r.max_tokens, 7);
+  EXPECT_EQ(r.thinking, true);
+  EXPECT_EQ(r.thinking_budget, 4032);
+  EXPECT_EQ(r.sampling.seed, UINT64_MAX);
+  EXPECT_EQ(r.session_key, "k");
+  EXPECT_EQ(r.format.kind, OutputFormat::Kind::JsonSchema);
+  EXPECT_TRUE(r.format.strict);
+  EXPECT_EQ(chat(R"({"messages": [{"role": "user", "content": "q"}], "reasoning_effort": "none"})").thinking,
+            false);
+}
+
+TEST(ChatRequest, SaysWhereItIsWrong) {
+  const auto with = [](const std::string& more) {
+    return refusal(
+        [&] { chat((R"({"messages": [{"role": "user", "content": "q"}], )" + more + "}").c_str()); });
+  };
+  EXPECT_EQ(with(R"("temperature": 6)"), "invalid_value temperature");
+  EXPECT_EQ(with(R"("logit_bias": {"1000": 1})"), "invalid_value logit_bias.1000");
+  EXPECT_EQ(with(R"("tool_choice": {"type": "function", "function": {"name": "f"}})"),
+            "invalid_value tool_choice");
+  EXPECT_EQ(with(R"("stop": ["a", ""])"), "invalid_value stop");
+  EXPECT_EQ(with(R"("response_format": {"type": "json_object"}, "grammar": "root ::= \"a\"")"),
+            "invalid_value grammar");
+  EXPECT_EQ(refusal([] { chat("{}"); }), "missing_required_parameter messages");
+}
+
+TEST(MessagesRequest, ReadsWhatClaudeCodeSends) {
+  const GenerationRequest r = messages(R"({"model": "m", "max_tokens": 32000, "system": [
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2"},
+        {"type": "text", "text": "You are a tool.", "cache_control": {"type": "ephemeral"}}],
+      "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"role": "system", "content": "remember"},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "s"},
+          {"type": "text", "text": "ok"}, {"type": "tool_use", "id": "u1", "name": "Read", "input": {"b": 1, "a": 2}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "u1", "is_error": true,
+          "content": [{"type": "text", "text": "gone"}]}, {"type": "text", "text": "go on"}]}],
+      "tools": [{"name": "Read", "input_schema": {"type": "object"}}, {"type": "web_search_20250305", "name": "web_search"}],
+      "metadata": {"user_id": "me"}, "context_management": {}})");
+  EXPECT_THAT(
+      shown(r),
+      ElementsAre("system:You are a tool.", "user:hi", "user:<system-reminder>\nremember\n</system-reminder>",
+                  "assistant:ok (t) Read{\"b\":1,\"a\":2}", "tool:Error: gone", "user:go on"));
+  EXPECT_EQ(r.tools.size(), 1u);
+  EXPECT_THAT(r.ignored_tools, ElementsAre("web_search_20250305"));
+  EXPECT_TRUE(r.ignored_fields.empty());
+  EXPECT_EQ(r.session_key, "me");
+  EXPECT_EQ(r.thinking, false) << "this API thinks when it is told to";
+}
+
+TEST(MessagesRequest, ContinuesAnAnswerThatWasBegun) {
+  EXPECT_TRUE(
+      messages(R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "The"}]})")
+          .continue_last_turn);
+}
+
+TEST(ResponsesRequest, ReadsWhatCodexSends) {
+  const GenerationRequest r = responses(R"({"instructions": "i", "input": [
+      {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "d"}]},
+      {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "u"}]},
+      {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "r"}], "encrypted_content": null},
+      {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+      {"type": "function_call", "call_id": "c", "name": "run", "namespace": "shell", "arguments": "{}"},
+      {"type": "function_call_output", "call_id": "c", "output": "done"},
+      {"type": "custom_tool_call", "call_id": "p", "name": "patch", "input": "*** x"},
+      {"type": "custom_tool_call_output", "call_id": "p", "output": [{"type": "input_text", "text": "ok"}]},
+      {"type": "mystery"}],
+      "tools": [{"type": "function", "name": "f", "parameters": {}}, {"type": "web_search"},
+        {"type": "namespace", "name": "shell", "tools": [{"type": "function", "name": "run"}]},
+        {"type": "custom", "name": "patch", "format": {"type": "grammar"}}],
+      "store": false, "include": ["reasoning.encrypted_content"], "reasoning": {"effort": "medium", "summary": "auto"}})");
+  EXPECT_THAT(shown(r), ElementsAre("system:i\n\nd", "user:u", "assistant:a (r) shell__run{}", "tool:done",
+                                    "assistant: patch{\"input\":\"*** x\"}", "tool:ok"));
+  EXPECT_THAT(r.ignored_fields, ElementsAre("input[8]"));
+  EXPECT_EQ(r.tools.size(), 3u);
+  EXPECT_EQ(r.tool_origins.at("shell__run").space, "shell");
+  EXPECT_TRUE(r.tool_origins.at("patch").custom);
+  EXPECT_EQ(r.thinking_budget, 16128);
+}
+
+TEST(CompletionsRequest, ReadsTextsAndIds) {
+  const auto read = [](const char* body) { return read_completions_request(Json::parse(body), defaults()); };
+  EXPECT_EQ(read(R"({"prompt": "x"})").prompts.size(), 1u);
+  EXPECT_EQ(read(R"({"prompt": ["x", "y"]})").prompts.size(), 2u);
+  EXPECT_EQ(read(R"({"prompt": [1, 2]})").prompts.size(), 1u);
+  EXPECT_EQ(read(R"({"prompt": [[1, 2], [3]]})").prompts.size(), 2u);
+  EXPECT_EQ(read(R"({"prompt": "x"})").max_tokens, 16);
+}
+
+TEST(ParseBody, RefusesWhatIsNoSensibleJson) {
+  for (const std::string& text : {std::string("{"), std::string("[1]"), std::string(200, '['),
+                                  std::string("{\"a\": \"\xff\"}"), std::string("{\"a\": 1e999}")})
+    EXPECT_EQ(refusal([&] { parse_body(text); }), "invalid_json ") << text;
+  EXPECT_EQ(parse_body(R"({"a": "[[[[{{{\""})").size(), 1u);
+}
+
+}  // namespace
+}  // namespace thermo

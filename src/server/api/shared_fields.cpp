@@ -1,0 +1,272 @@
+#include "server/api/shared_fields.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+namespace thermo {
+namespace {
+
+constexpr size_t kMaxStops = 16, kMaxStopBytes = 256;
+constexpr int kMaxChoices = 16;
+
+struct Effort {
+  const char* name;
+  int tokens;
+};
+constexpr Effort kEfforts[] = {{"none", 0},     {"minimal", 1024}, {"low", 4032},     {"medium", 16128},
+                               {"high", 32256}, {"xhigh", 56832},  {"x-high", 56832}, {"max", 81408}};
+
+void set(std::optional<double> value, float& target) {
+  if (value) target = static_cast<float>(*value);
+}
+
+void read_logit_bias(Fields& fields, const RequestDefaults& defaults, SamplingParams& sampling) {
+  const Json* bias = fields.object("logit_bias");
+  if (bias == nullptr) return;
+  for (const auto& [key, value] : bias->items()) {
+    const std::string path = fields.path("logit_bias") + "." + key;
+    int32_t id = -1;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
+    if (error != std::errc() || end != key.data() + key.size() || id < 0 || id >= defaults.n_vocab)
+      throw invalid_value(path,
+                          fmt::format("{}: a token id of 0..{} was expected", path, defaults.n_vocab - 1));
+    if (value == Json(false)) {
+      sampling.logit_bias[id] = kBanToken;
+      continue;
+    }
+    if (!value.is_number() || value.get<double>() < -100.0 || value.get<double>() > 100.0)
+      throw invalid_value(path, path + ": a number of -100..100 or false was expected");
+    sampling.logit_bias[id] = value.get<float>();
+  }
+}
+
+}  // namespace
+
+void read_sampling(Fields& fields, const RequestDefaults& defaults, GenerationRequest& request) {
+  SamplingParams& s = request.sampling = defaults.sampling;
+  set(fields.number("temperature", 0.0, 5.0), s.temperature);
+  set(fields.number("top_p", 0.0, 1.0), s.top_p);
+  set(fields.number("min_p", 0.0, 1.0), s.min_p);
+  set(fields.number("typical_p", 0.0, 1.0), s.typical_p);
+  set(fields.number("top_n_sigma", -1.0, 100.0), s.top_n_sigma);
+  set(fields.number("presence_penalty", -2.0, 2.0), s.presence_penalty);
+  set(fields.number("frequency_penalty", -2.0, 2.0), s.frequency_penalty);
+  set(fields.number("repeat_penalty", 0.1, 10.0), s.repetition_penalty);
+  set(fields.number("repetition_penalty", 0.1, 10.0), s.repetition_penalty);
+  set(fields.number("dry_multiplier", 0.0, 100.0), s.dry_multiplier);
+  set(fields.number("dry_base", 1.0, 10.0), s.dry_base);
+  if (const auto value = fields.integer("top_k", -1, defaults.n_vocab)) s.top_k = static_cast<int>(*value);
+  if (const auto value = fields.integer("repeat_last_n", -1, defaults.n_ctx))
+    s.repeat_last_n = static_cast<int>(*value);
+  if (const auto value = fields.integer("dry_allowed_length", 1, 1 << 20))
+    s.dry_allowed_length = static_cast<int>(*value);
+  if (const auto value = fields.integer("dry_penalty_last_n", -1, defaults.n_ctx))
+    s.dry_penalty_last_n = static_cast<int>(*value);
+  if (const auto value = fields.integer("min_tokens", 0, 1 << 30)) s.min_tokens = static_cast<int>(*value);
+  if (const auto value = fields.boolean("ignore_eos")) s.ignore_eos = *value;
+  if (const Json* seed = fields.find("seed")) {
+    if (seed->is_number_unsigned())
+      s.seed = seed->get<uint64_t>();
+    else if (*seed != Json(-1))
+      throw invalid_value(fields.path("seed"), "seed: a whole number of 0..2^64-1, or -1 was expected");
+  }
+  read_logit_bias(fields, defaults, s);
+  for (const char* name : {"mirostat", "xtc_probability", "samplers", "dry_sequence_breakers"})
+    fields.refuse(name, "this sampler is not supported");
+  fields.accept({"mirostat_tau", "mirostat_eta", "xtc_threshold"});
+  if (const auto n = fields.integer("n", 1, kMaxChoices)) {
+    request.n = static_cast<int>(*n);
+    if (request.n > defaults.max_choices)
+      throw invalid_value(fields.path("n"),
+                          fmt::format("n: {} answers were asked for, at most {} are written at once",
+                                      request.n, defaults.max_choices));
+  }
+  if (const auto best_of = fields.integer("best_of", 1, kMaxChoices); best_of && *best_of > request.n)
+    throw unsupported(fields.path("best_of"), "best_of: more answers than n are not made");
+}
+
+void read_max_tokens(Fields& fields, std::initializer_list<const char*> names, GenerationRequest& request) {
+  for (const char* name : names) {
+    const auto value = fields.integer(name, -1, int64_t{1} << 40);
+    if (!value || request.max_tokens) continue;
+    if (*value >= 0) request.max_tokens = static_cast<int>(std::min<int64_t>(*value, 1 << 30));
+  }
+}
+
+void read_stops(Fields& fields, const std::string& name, GenerationRequest& request) {
+  const Json* value = fields.find(name);
+  const std::string path = fields.path(name);
+  const auto add = [&](const Json& stop) {
+    if (!stop.is_string()) throw invalid_value(path, path + ": a string or a list of strings was expected");
+    const auto& text = stop.get_ref<const std::string&>();
+    if (text.empty() || text.size() > kMaxStopBytes)
+      throw invalid_value(
+          path, fmt::format("{}: a text of {} bytes cannot end an answer, 1 to {} were expected", path,
+                            text.size(), kMaxStopBytes));
+    request.stops.push_back(text);
+  };
+  if (value != nullptr && value->is_array()) {
+    if (value->size() > kMaxStops)
+      throw invalid_value(path, fmt::format("{}: {} texts were given, at most {} can end an answer", path,
+                                            value->size(), kMaxStops));
+    for (const Json& stop : *value) add(stop);
+  } else if (value != nullptr) {
+    add(*value);
+  }
+  if (const Json* ids = fields.array("stop_token_ids"))
+    for (const Json& id : *ids) {
+      if (!id.is_number_integer())
+        throw invalid_value(fields.path("stop_token_ids"), "stop_token_ids: ids were expected");
+      request.stop_token_ids.push_back(id.get<int32_t>());
+    }
+  if (const auto scope = fields.string("stop_scope")) request.stop_everywhere = *scope == "all";
+}
+
+void read_stream(Fields& fields, GenerationRequest& request) {
+  request.stream = fields.boolean("stream").value_or(false);
+  if (const Json* options = fields.object("stream_options")) {
+    Fields inner(*options, "stream_options");
+    request.include_usage = inner.boolean("include_usage").value_or(false);
+    inner.accept({"include_obfuscation"});
+    note_unknown(inner, request);
+  }
+  request.return_progress = fields.boolean("return_progress").value_or(false);
+  request.timings_per_token = fields.boolean("timings_per_token").value_or(false);
+  request.ping_seconds = fields.number("sse_ping_interval", -1.0, 3600.0);
+}
+
+void set_effort(const std::string& effort, GenerationRequest& request) {
+  request.effort = effort;
+  int tokens = 32256;  // a name that nobody knows is taken for "high"
+  for (const Effort& one : kEfforts)
+    if (effort == one.name) tokens = one.tokens;
+  request.thinking = tokens > 0;
+  if (tokens > 0) request.thinking_budget = tokens;
+}
+
+void read_reasoning(Fields& fields, GenerationRequest& request) {
+  if (const Json* kwargs = fields.object("chat_template_kwargs")) {
+    request.template_kwargs = *kwargs;
+    if (const auto found = kwargs->find("enable_thinking"); found != kwargs->end()) {
+      if (!found->is_boolean())
+        throw invalid_value("chat_template_kwargs.enable_thinking",
+                            "enable_thinking: true or false was expected");
+      request.thinking = found->get<bool>();
+    }
+  }
+  for (const char* name : {"thinking_budget_tokens", "reasoning_budget_tokens"})
+    if (const auto tokens = fields.integer(name, -1, 1 << 30)) {
+      request.thinking_budget = *tokens < 0 ? std::nullopt : std::optional<int>(static_cast<int>(*tokens));
+      if (*tokens == 0) request.thinking = false;
+    }
+  if (const auto format = fields.string("reasoning_format")) request.split_reasoning = *format != "none";
+}
+
+void read_format(const Json& value, const std::string& path, GenerationRequest& request) {
+  Fields fields(value, path);
+  const std::string type = fields.string("type").value_or("text");
+  OutputFormat& format = request.format;
+  if (type == "text") return;
+  format.path = path;
+  if (type == "json_object") {
+    format.kind = OutputFormat::Kind::JsonObject;
+    if (const Json* schema = fields.object("schema")) format.schema = *schema;
+    return;
+  }
+  if (type != "json_schema")
+    throw invalid_value(
+        fields.path("type"),
+        fmt::format("{}.type: '{}' is not known; text, json_object or json_schema was expected", path, type));
+  format.kind = OutputFormat::Kind::JsonSchema;
+  const Json* nested = fields.object("json_schema");
+  Fields inner(nested != nullptr ? *nested : value, nested != nullptr ? fields.path("json_schema") : path);
+  format.schema = inner.require("schema");
+  if (!format.schema.is_object() && !format.schema.is_boolean())
+    throw ApiError(400, "invalid_json_schema", inner.path("schema") + ": a schema is an object",
+                   inner.path("schema"));
+  format.strict = inner.boolean("strict").value_or(false);
+  format.path = inner.path("schema");
+}
+
+void read_format_extensions(Fields& fields, GenerationRequest& request) {
+  OutputFormat& format = request.format;
+  const auto take = [&](const char* name) {
+    if (format.kind != OutputFormat::Kind::Text)
+      throw invalid_value(fields.path(name),
+                          fmt::format("{}: the answer has another format already, give one", name));
+    format.path = fields.path(name);
+  };
+  if (const Json* schema = fields.object("json_schema")) {
+    take("json_schema");
+    format.kind = OutputFormat::Kind::JsonSchema;
+    format.schema = *schema;
+  }
+  if (const auto grammar = fields.string("grammar"); grammar && !grammar->empty()) {
+    take("grammar");
+    format.kind = OutputFormat::Kind::Grammar;
+    format.grammar = *grammar;
+  }
+  for (const char* name : {"structured_outputs", "guided_json", "guided_regex", "guided_choice"})
+    fields.refuse(name, "not supported; use json_schema or grammar");
+}
+
+void read_session(Fields& fields, GenerationRequest& request) {
+  for (const char* name : {"prompt_cache_key", "session_id", "conversation", "user"}) {
+    const Json* value = fields.find(name);
+    if (value != nullptr && value->is_string() && request.session_key.empty())
+      request.session_key = value->get<std::string>();
+  }
+  request.side_request = fields.boolean("side_request").value_or(false);
+}
+
+Tool read_function(const Json& function, const std::string& path, const char* schema_name) {
+  Fields fields(function, path);
+  Tool tool;
+  const Json& name = fields.require("name");
+  if (!name.is_string())
+    throw invalid_value(fields.path("name"), fields.path("name") + ": a string was expected");
+  tool.name = name.get<std::string>();
+  tool.description = fields.string("description").value_or("");
+  tool.strict = fields.boolean("strict").value_or(false);
+  if (const Json* schema = fields.find(schema_name)) {
+    if (!schema->is_object())
+      throw ApiError(400, "invalid_tool_schema", fields.path(schema_name) + ": a schema is an object",
+                     fields.path(schema_name));
+    tool.parameters = *schema;
+  }
+  return tool;
+}
+
+void add_tool(GenerationRequest& request, Tool tool, const std::string& path) {
+  const auto allowed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '.' || c == '-';
+  };
+  if (tool.name.empty() || tool.name.size() > 128 ||
+      !std::all_of(tool.name.begin(), tool.name.end(), allowed))
+    throw invalid_value(path + ".name",
+                        path + ".name: 1 to 128 letters, digits, '_', '.' or '-' were expected");
+  for (const Tool& other : request.tools)
+    if (other.name == tool.name)
+      throw invalid_value(path + ".name",
+                          fmt::format("{}.name: there are two tools called '{}'", path, tool.name));
+  request.tools.push_back(std::move(tool));
+}
+
+void check_tool_choice(const GenerationRequest& request) {
+  const CallChoice& choice = request.tool_choice;
+  if (choice.mode == CallChoice::Mode::Required && request.tools.empty())
+    throw invalid_value("tool_choice", "tool_choice: a tool has to be called and none is offered");
+  for (const std::string& name : choice.names)
+    if (std::none_of(request.tools.begin(), request.tools.end(),
+                     [&](const Tool& t) { return t.name == name; }))
+      throw invalid_value("tool_choice", fmt::format("tool_choice: there is no tool called '{}'", name));
+}
+
+void note_unknown(const Fields& fields, GenerationRequest& request) {
+  for (std::string& name : fields.unknown()) request.ignored_fields.push_back(std::move(name));
+}
+
+}  // namespace thermo

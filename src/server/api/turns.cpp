@@ -1,0 +1,109 @@
+#include "server/api/turns.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace thermo {
+namespace {
+
+void remove_billing_header(std::string& text) {
+  constexpr std::string_view kHeader = "x-anthropic-billing-header:";
+  if (!text.starts_with(kHeader)) return;
+  const size_t line_end = text.find('\n');
+  const size_t rest = line_end == std::string::npos ? text.size() : text.find_first_not_of('\n', line_end);
+  text.erase(0, std::min(rest, text.size()));
+}
+
+void merge_system_turns(std::vector<Turn>& turns, const RequestDefaults& defaults) {
+  std::vector<Turn> merged;
+  bool leading = true;
+  for (Turn& turn : turns) {
+    if (turn.role == "developer") turn.role = "system";
+    if (turn.role != "system") {
+      leading = false;
+      merged.push_back(std::move(turn));
+      continue;
+    }
+    if (!leading) {
+      turn.role = "user";
+      turn.content = "<system-reminder>\n" + turn.content + "\n</system-reminder>";
+      merged.push_back(std::move(turn));
+      continue;
+    }
+    if (!defaults.keep_billing_header) remove_billing_header(turn.content);
+    if (turn.content.empty()) continue;
+    if (merged.empty())
+      merged.push_back(std::move(turn));
+    else
+      merged.front().content += "\n\n" + turn.content;
+  }
+  turns = std::move(merged);
+}
+
+void split_reasoning(Turn& turn) {
+  if (turn.role != "assistant" || !turn.reasoning.empty() || !turn.content.starts_with("<think>")) return;
+  const size_t end = turn.content.find("</think>");
+  if (end == std::string::npos) return;
+  std::string reasoning = turn.content.substr(7, end - 7);
+  const auto trim = [](std::string& text) {
+    text.erase(0, std::min(text.find_first_not_of('\n'), text.size()));
+    text.resize(text.find_last_not_of('\n') + 1);
+  };
+  trim(reasoning);
+  turn.content.erase(0, end + 8);
+  turn.content.erase(0, std::min(turn.content.find_first_not_of('\n'), turn.content.size()));
+  turn.reasoning = std::move(reasoning);
+}
+
+// The prompt shows no call ids, only an order: that of the calls.
+void sort_results(std::vector<Turn>& turns) {
+  const std::vector<ToolCall>* calls = nullptr;
+  std::vector<ToolCall> last_calls;
+  for (size_t i = 0; i < turns.size();) {
+    if (turns[i].role == "assistant") {
+      last_calls = turns[i].tool_calls;
+      calls = &last_calls;
+    }
+    if (turns[i].role != "tool") {
+      if (turns[i].role == "user") calls = nullptr;
+      ++i;
+      continue;
+    }
+    size_t end = i;
+    while (end < turns.size() && turns[end].role == "tool") ++end;
+    if (calls == nullptr || calls->empty()) {
+      for (; i < end; ++i) {
+        turns[i].role = "user";
+        turns[i].content = "[tool result] " + turns[i].content;
+        turns[i].tool_call_id.clear();
+      }
+      continue;
+    }
+    const auto place = [&](const Turn& turn) {
+      for (size_t k = 0; k < calls->size(); ++k)
+        if ((*calls)[k].id == turn.tool_call_id && !turn.tool_call_id.empty()) return k;
+      return calls->size();
+    };
+    std::stable_sort(turns.begin() + static_cast<long>(i), turns.begin() + static_cast<long>(end),
+                     [&](const Turn& a, const Turn& b) { return place(a) < place(b); });
+    i = end;
+  }
+}
+
+}  // namespace
+
+std::string image_placeholder(const std::string& media_type, size_t n_bytes) {
+  return fmt::format("[image omitted: {}, {} bytes]", media_type, n_bytes);
+}
+
+void normalise_turns(std::vector<Turn>& turns, const RequestDefaults& defaults) {
+  if (turns.empty()) throw ApiError(400, "invalid_value", "there are no messages", "messages");
+  merge_system_turns(turns, defaults);
+  for (Turn& turn : turns) split_reasoning(turn);
+  sort_results(turns);
+  if (std::none_of(turns.begin(), turns.end(), [](const Turn& t) { return t.role == "user"; }))
+    turns.push_back({"user", ""});
+}
+
+}  // namespace thermo

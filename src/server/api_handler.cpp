@@ -1,0 +1,277 @@
+#include "server/api_handler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "server/generation.h"
+#include "server/on_worker.h"
+#include "server/operations.h"
+#include "server/token_endpoints.h"
+
+namespace thermo {
+namespace {
+
+bool is_id(std::string_view text) {
+  const auto good = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+           c == '_' || c == '-';
+  };
+  return !text.empty() && text.size() <= 128 && std::all_of(text.begin(), text.end(), good);
+}
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  for (char& c : out)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return out;
+}
+
+void check_body_type(const HttpRequest& request) {
+  if (request.method != "POST") return;
+  if (const std::string encoding = lower(request.header("content-encoding"));
+      !encoding.empty() && encoding != "identity")
+    throw ApiError(415, "unsupported_media_type",
+                   "a body with the encoding '" + encoding + "' cannot be read");
+  const std::string type = lower(request.header("content-type"));
+  const std::string kind = type.substr(0, type.find_first_of("; "));
+  const size_t charset = type.find("charset=");
+  const bool utf8 = charset == std::string::npos || type.find("utf-8", charset) != std::string::npos ||
+                    type.find("utf8", charset) != std::string::npos;
+  if (!kind.empty() && (kind != "application/json" || !utf8))
+    throw ApiError(415, "unsupported_media_type", "the body has to be application/json in UTF-8");
+}
+
+}  // namespace
+
+std::string ApiHandler::path_of(const HttpRequest& request) const {
+  const std::string& prefix = server_.options.api_prefix;
+  if (prefix.empty()) return request.path;
+  if (!request.path.starts_with(prefix)) return {};
+  const std::string rest = request.path.substr(prefix.size());
+  return rest.empty() ? "/" : rest.starts_with('/') ? rest : std::string();
+}
+
+void ApiHandler::give_id(HttpRequest& request) const {
+  if (!request.id.empty()) return;
+  const std::string_view given = request.header("x-request-id");
+  request.id = is_id(given) ? std::string(given) : fresh_id("req_");
+}
+
+ApiHandler::Headers ApiHandler::headers_of(const HttpRequest& request) const {
+  Headers headers = {{"Server", server_.server_name()}, {"X-Request-Id", request.id}};
+  if (dialect_of(path_of(request)) == Dialect::Messages) headers.emplace_back("request-id", request.id);
+  if (const std::string origin = server_.access.allowed_origin(request.header("origin")); !origin.empty())
+    headers.emplace_back("Access-Control-Allow-Origin", origin);
+  if (!request.header("origin").empty()) headers.emplace_back("Vary", "Origin");
+  return headers;
+}
+
+HttpReply ApiHandler::error_reply(const HttpRequest& request, const ApiError& error) const {
+  const Dialect dialect = dialect_of(path_of(request));
+  HttpReply reply = json_reply(error_json(error, dialect, request.id), status_of(error, dialect));
+  reply.headers = headers_of(request);
+  reply.headers.emplace_back("Cache-Control", "no-store");
+  if (error.status == 401) reply.headers.emplace_back("WWW-Authenticate", "Bearer");
+  if (error.status == 429 || error.status == 503) {
+    const int seconds = std::clamp(error.retry_seconds, 1, 60);
+    reply.headers.emplace_back("Retry-After", std::to_string(seconds));
+    reply.headers.emplace_back("retry-after-ms", std::to_string(seconds * 1000));
+    reply.headers.emplace_back("x-should-retry", error.may_retry ? "true" : "false");
+  }
+  return reply;
+}
+
+HttpReply ApiHandler::refuse(HttpRequest& head, int status, const std::string& code,
+                             const std::string& message) {
+  give_id(head);
+  server_.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", code));
+  return error_reply(head, ApiError(status, code, message));
+}
+
+HttpReply ApiHandler::preflight(const HttpRequest& request) const {
+  HttpReply reply;
+  reply.status = 204;
+  reply.content_type.clear();
+  reply.headers = headers_of(request);
+  if (!server_.access.allowed_origin(request.header("origin")).empty()) {
+    reply.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
+    const std::string_view wanted = request.header("access-control-request-headers");
+    if (!wanted.empty()) reply.headers.emplace_back("Access-Control-Allow-Headers", std::string(wanted));
+    reply.headers.emplace_back("Access-Control-Max-Age", "600");
+  }
+  return reply;
+}
+
+std::optional<Access::Caller> ApiHandler::caller_of(const HttpRequest& request) const {
+  return server_.access.caller(request.header("authorization"), request.header("x-api-key"));
+}
+
+// In this order: the host, the path, the key, whether it can be served now, the form of the body.
+void ApiHandler::check(const HttpRequest& request, const RouteMatch& match) const {
+  if (request.loopback && !request.unix_socket && !server_.access.host_allowed(request.header("host")))
+    throw ApiError(
+        403, "host_not_allowed",
+        "this server is for programs on its own machine; the host of the request is not one of its names");
+  if (match.route == nullptr && match.allowed.empty())
+    throw ApiError(404, "not_found", fmt::format("there is nothing at {}", request.path.substr(0, 200)));
+  if (match.route == nullptr)
+    throw ApiError(405, "method_not_allowed", fmt::format("use {} here", match.allowed));
+  const Route& route = *match.route;
+  const bool off = (route.endpoint == Endpoint::Slots && !server_.options.serve_slots) ||
+                   (route.endpoint == Endpoint::Props && !server_.options.serve_props) ||
+                   (route.endpoint == Endpoint::Metrics && !server_.options.serve_metrics);
+  if (off) throw ApiError(403, "feature_disabled", "this endpoint is switched off");
+  const bool needs_key =
+      route.key == Route::Key::Metrics ? server_.options.metrics_need_key : route.key != Route::Key::None;
+  if (needs_key) {
+    const std::optional<Access::Caller> caller = caller_of(request);
+    if (!caller)
+      throw ApiError(401, "invalid_api_key", "a valid API key is needed: send it as a bearer token");
+    if (route.key == Route::Key::Admin && !caller->admin)
+      throw ApiError(403, "feature_disabled", "this needs an administrator's key");
+  }
+  if (server_.draining && route.generates) {
+    ApiError error(503, "shutting_down", "the server is shutting down");
+    error.retry_seconds = 5;
+    throw error;
+  }
+  if (route.needs_model) require_model(server_);
+  check_body_type(request);
+}
+
+std::optional<HttpReply> ApiHandler::admit(HttpRequest& head) {
+  give_id(head);
+  const RouteMatch match = find_route(head.method, path_of(head));
+  try {
+    if (head.method == "OPTIONS" && !head.header("access-control-request-method").empty())
+      return preflight(head);
+    check(head, match);
+    return std::nullopt;
+  } catch (const ApiError& error) {
+    server_.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", error.code));
+    server_.metrics.count(
+        "thermocline_http_requests_total",
+        fmt::format("method=\"{}\",route=\"{}\",code=\"{}\"", match.route ? match.route->method : "other",
+                    match.route ? match.route->path : "other", error.status));
+    HttpReply reply = error_reply(head, error);
+    if (error.status == 405) reply.headers.emplace_back("Allow", match.allowed);
+    return reply;
+  }
+}
+
+asio::awaitable<void> ApiHandler::handle(HttpExchange& exchange) {
+  const RouteMatch match = find_route(exchange.request().method, path_of(exchange.request()));
+  std::optional<ApiError> failure;
+  try {
+    co_await dispatch(exchange, match);
+  } catch (const ApiError& error) {
+    failure = error;
+  } catch (const std::exception& error) {
+    log_error("server", "req={} failed: {}", exchange.request().id, error.what());
+    failure =
+        ApiError(500, "internal_error", "request " + exchange.request().id + " failed inside the server");
+  }
+  if (failure) {
+    server_.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", failure->code));
+    if (match.route->generates && failure->status == 503)
+      server_.metrics.count("thermocline_requests_total",
+                            fmt::format("dialect=\"{}\",outcome=\"rejected\",finish_reason=\"\"",
+                                        dialect_name(match.route->dialect)));
+    log_info("server", "req={} {} {} {}", exchange.request().id, match.route->path, failure->status,
+             failure->code);
+    exchange.reply(error_reply(exchange.request(), *failure));
+  }
+  server_.metrics.count("thermocline_http_requests_total",
+                        fmt::format("method=\"{}\",route=\"{}\",code=\"{}\"", match.route->method,
+                                    match.route->path, failure ? failure->status : 200));
+}
+
+asio::awaitable<void> ApiHandler::dispatch(HttpExchange& exchange, const RouteMatch& match) {
+  const Route& route = *match.route;
+  const HttpRequest& request = exchange.request();
+  Headers headers = headers_of(request);
+  if (route.generates) {
+    CallerInfo caller;
+    if (const std::optional<Access::Caller> known = caller_of(request)) caller.key_name = known->name;
+    for (const char* name : {"x-session-id", "session-id", "x-claude-code-session-id", "x-session-affinity"})
+      if (caller.session_hint.empty()) caller.session_hint = request.header(name);
+    co_await generate(server_, exchange, route.dialect, std::move(caller), std::move(headers));
+    co_return;
+  }
+  HttpReply reply;
+  if (route.needs_model)
+    reply = json_reply(co_await token_endpoint(exchange, route));
+  else
+    reply = look(request, match);
+  reply.headers.insert(reply.headers.end(), headers.begin(), headers.end());
+  reply.headers.emplace_back("Cache-Control", "no-store");
+  exchange.reply(std::move(reply));
+}
+
+asio::awaitable<Json> ApiHandler::token_endpoint(HttpExchange& exchange, const Route& route) {
+  const std::unique_ptr<Json> reply = co_await on_worker(server_.workers, [this, &exchange, &route] {
+    return token_reply(route.endpoint, parse_body(exchange.request().body), server_);
+  });
+  co_return std::move(*reply);
+}
+
+HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) {
+  const std::optional<Access::Caller> caller = caller_of(request);
+  switch (match.route->endpoint) {
+    case Endpoint::Models:
+      return json_reply(models_json(server_));
+    case Endpoint::Model:
+      return json_reply(model_json(server_, match.rest));
+    case Endpoint::Health:
+      return health_reply(server_);
+    case Endpoint::Live:
+      return json_reply({{"status", "alive"}});
+    case Endpoint::Ready:
+      return ready_reply(server_);
+    case Endpoint::Version:
+      return json_reply(server_.options.version);
+    case Endpoint::Metrics: {
+      HttpReply reply;
+      reply.content_type = "text/plain; version=0.0.4; charset=utf-8";
+      reply.body = metrics_text(server_);
+      return reply;
+    }
+    case Endpoint::Props:
+      return json_reply(props_json(server_, caller && caller->admin));
+    case Endpoint::Slots: {
+      const Json slots = slots_json(server_);
+      const bool all_busy = std::all_of(slots.begin(), slots.end(),
+                                        [](const Json& s) { return s["is_processing"] == Json(true); });
+      if (all_busy && request.query_value("fail_on_no_slot") == "1")
+        throw ApiError(503, "server_is_overloaded", "no slot is free");
+      return json_reply(slots);
+    }
+    case Endpoint::Requests:
+      return json_reply(requests_json(server_));
+    case Endpoint::CancelRequest:
+      for (const auto& live : server_.live) {
+        const bool own = caller && (caller->admin || caller->name == live->key_name);
+        if (!own || (live->id != match.rest && live->reply_id != match.rest)) continue;
+        live->cancelled = true;
+        live->signal.raise();
+        return json_reply({{"id", match.rest}, {"cancelled", true}});
+      }
+      throw ApiError(404, "not_found", "there is no such request");
+    case Endpoint::Plan:
+      require_model(server_);
+      return json_reply(server_.model->plan);
+    case Endpoint::Experts:
+      return json_reply(experts_json(server_));
+    case Endpoint::Shutdown:
+      on_shutdown_();
+      return json_reply({{"status", "shutting down"}});
+    default:
+      throw ApiError(
+          501, "not_supported",
+          "this server writes text; for embeddings, ranking, audio and images run a model made for them");
+  }
+}
+
+}  // namespace thermo

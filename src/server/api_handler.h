@@ -1,0 +1,39 @@
+// The HTTP side of the APIs: who may, which endpoint, and errors in the words of each dialect.
+#pragma once
+
+#include "server/http/http_server.h"
+#include "server/routes.h"
+#include "server/server_state.h"
+
+namespace thermo {
+
+class ApiHandler : public HttpHandler {
+ public:
+  // `on_shutdown` is called when a caller with the right key asks for it.
+  ApiHandler(ServerState& server, std::function<void()> on_shutdown)
+      : server_(server), on_shutdown_(std::move(on_shutdown)) {}
+
+  std::optional<HttpReply> admit(HttpRequest& head) override;
+  HttpReply refuse(HttpRequest& head, int status, const std::string& code,
+                   const std::string& message) override;
+  asio::awaitable<void> handle(HttpExchange& exchange) override;
+
+ private:
+  using Headers = std::vector<std::pair<std::string, std::string>>;
+
+  std::string path_of(const HttpRequest& request) const;  // below the prefix; empty: it is not
+  void give_id(HttpRequest& request) const;
+  Headers headers_of(const HttpRequest& request) const;
+  HttpReply error_reply(const HttpRequest& request, const ApiError& error) const;
+  HttpReply preflight(const HttpRequest& request) const;
+  std::optional<Access::Caller> caller_of(const HttpRequest& request) const;
+  void check(const HttpRequest& request, const RouteMatch& match) const;
+  asio::awaitable<void> dispatch(HttpExchange& exchange, const RouteMatch& match);
+  asio::awaitable<Json> token_endpoint(HttpExchange& exchange, const Route& route);
+  HttpReply look(const HttpRequest& request, const RouteMatch& match);
+
+  ServerState& server_;
+  std::function<void()> on_shutdown_;
+};
+
+}  // namespace thermo

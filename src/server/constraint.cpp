@@ -1,0 +1,73 @@
+#include "server/constraint.h"
+
+#include <algorithm>
+
+#include "grammar/gbnf.h"
+#include "grammar/json_schema.h"
+
+namespace thermo {
+namespace {
+
+// So much of an answer is kept for what follows the reasoning.
+int reply_reserve(int max_tokens) {
+  return std::min(4096, max_tokens / 4);
+}
+
+std::shared_ptr<const Grammar> grammar_of(const OutputFormat& format, std::vector<std::string>& ignored) {
+  const auto schema = [&](bool strict) {
+    const Result<SchemaGrammar> compiled = compile_json_schema(format.schema, {.strict = strict});
+    if (!compiled) throw ApiError(400, "invalid_json_schema", compiled.error().message, format.path);
+    for (const std::string& path : compiled->ignored) ignored.push_back(format.path + path);
+    return compiled->grammar;
+  };
+  switch (format.kind) {
+    case OutputFormat::Kind::Text:
+      return nullptr;
+    case OutputFormat::Kind::JsonObject:
+      return format.schema.is_null() ? any_json_object() : schema(false);
+    case OutputFormat::Kind::JsonSchema:
+      return schema(format.strict);
+    case OutputFormat::Kind::Grammar:
+      break;
+  }
+  const Result<std::shared_ptr<const Grammar>> parsed = parse_gbnf(format.grammar);
+  if (!parsed) throw ApiError(400, "invalid_grammar", parsed.error().message, format.path);
+  return *parsed;
+}
+
+}  // namespace
+
+std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const GenerationRequest& request,
+                                                                const ServedModel& model, bool in_reasoning,
+                                                                int max_tokens, size_t n,
+                                                                std::vector<std::string>& ignored) {
+  ConstraintOptions options;
+  options.starts_in_reasoning = in_reasoning;
+  options.may_reason = request.dialect != Dialect::Completions && request.split_reasoning;
+  if (in_reasoning && request.thinking_budget) options.reasoning_budget = *request.thinking_budget;
+  if (in_reasoning && request.max_tokens && max_tokens >= 0) {
+    const int most = max_tokens - reply_reserve(max_tokens);
+    options.reasoning_budget = options.reasoning_budget < 0 ? most : std::min(options.reasoning_budget, most);
+  }
+  options.grammar = grammar_of(request.format, ignored);
+  const CallChoice& choice = request.tool_choice;
+  if (choice.mode != CallChoice::Mode::None)
+    for (const Tool& tool : request.tools)
+      if (choice.names.empty() ||
+          std::find(choice.names.begin(), choice.names.end(), tool.name) != choice.names.end())
+        options.tools.push_back(tool);
+  options.tool_choice = choice.mode == CallChoice::Mode::Required ? ToolChoice::Required : ToolChoice::Auto;
+  options.tool_dialect = tool_dialect(model.chat_template);
+  options.parallel_calls = request.parallel_tools;
+  if (options.reasoning_budget < 0 && options.grammar == nullptr && options.tools.empty()) return {};
+
+  const Result<std::shared_ptr<const AnswerRules>> rules =
+      AnswerRules::compile(*model.tokenizer, model.trie, options);
+  if (!rules) throw ApiError(400, "invalid_tool_schema", rules.error().message, "tools");
+  for (const std::string& path : (*rules)->ignored()) ignored.push_back(path);
+  std::vector<std::shared_ptr<AnswerConstraint>> constraints;
+  for (size_t i = 0; i < n; ++i) constraints.push_back(std::make_shared<AnswerConstraint>(*rules));
+  return constraints;
+}
+
+}  // namespace thermo

@@ -1,0 +1,16 @@
+// What a request holds its answer to: a format, the tools it may or must call, a budget of reasoning.
+#pragma once
+
+#include "chat/answer_constraint.h"
+#include "server/server_options.h"
+
+namespace thermo {
+
+// One for each of n answers; none where anything may be said. `max_tokens`: of the answer, negative for as
+// many as fit. `ignored` gets the parts of schemas that cannot be enforced. Throws ApiError.
+std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const GenerationRequest& request,
+                                                                const ServedModel& model, bool in_reasoning,
+                                                                int max_tokens, size_t n,
+                                                                std::vector<std::string>& ignored);
+
+}  // namespace thermo

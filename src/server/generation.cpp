@@ -1,0 +1,472 @@
+#include "server/generation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "server/on_worker.h"
+#include "server/operations.h"
+
+namespace thermo {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kPauseAbove = 1 << 20, kResumeBelow = 1 << 18;  // unsent bytes
+constexpr auto kForever = std::chrono::hours(24 * 365);
+
+// Neighbours of one kind become one event.
+AnswerParser::Events merged(AnswerParser::Events events) {
+  AnswerParser::Events out;
+  for (AnswerEvent& event : events) {
+    const bool text = event.kind != AnswerEvent::Kind::CallBegin && event.kind != AnswerEvent::Kind::CallEnd;
+    if (text && !out.empty() && out.back().kind == event.kind && out.back().call == event.call)
+      out.back().text += event.text;
+    else
+      out.push_back(std::move(event));
+  }
+  return out;
+}
+
+class Generation {
+ public:
+  Generation(ServerState& server, HttpExchange& exchange, PreparedRequest prepared, CallerInfo caller)
+      : server_(server),
+        model_(*server.model),
+        exchange_(exchange),
+        prepared_(std::move(prepared)),
+        caller_(std::move(caller)),
+        live_(std::make_shared<LiveRequest>(server.io)),
+        writer_(make_reply_writer({.request = &prepared_.request,
+                                   .tokenizer = model_.tokenizer,
+                                   .model = model_.id,
+                                   .fingerprint = model_.fingerprint,
+                                   .request_id = exchange.request().id,
+                                   .echoed_prompts = prepared_.echoed_prompts})) {}
+  ~Generation();
+
+  // Throws ApiError when it is refused.
+  void submit();
+  asio::awaitable<void> answer(std::vector<std::pair<std::string, std::string>> headers);
+
+ private:
+  struct Choice {
+    AnswerParser parser;
+    Answer answer = {};
+    std::vector<GeneratedToken> tokens = {};  // with log probabilities, when they are asked for
+    int n_tokens = 0;                         // up to a stop text
+    bool stopping = false, ended = false;
+  };
+
+  const GenerationRequest& request() const { return prepared_.request; }
+  void list();
+  void take(int index, TokenEvent event);
+  void take_tokens(int index, const std::vector<GeneratedToken>& tokens);
+  void take_end(int index, const TokensEnded& ended);
+  void show(int index, AnswerParser::Events events);
+  void send(const std::string& bytes);
+  void cancel_all();
+  void check_reader();
+  void record(const char* outcome);
+  ApiError engine_error(const Error& error) const;
+  std::string phase() const {
+    return live_->state == "queued" || live_->state == "prefill" ? live_->state : "decode";
+  }
+
+  ServerState& server_;
+  const ServedModel& model_;
+  HttpExchange& exchange_;
+  PreparedRequest prepared_;
+  CallerInfo caller_;
+  std::shared_ptr<LiveRequest> live_;
+  std::unique_ptr<ReplyWriter> writer_;
+  std::vector<Choice> choices_;
+  std::optional<ApiError> failure_;
+  std::list<std::shared_ptr<LiveRequest>>::iterator listed_ = {};
+  bool is_listed_ = false, streaming_ = false, paused_ = false, first_shown_ = false;
+  Clock::time_point last_sent_ = Clock::now();
+};
+
+Generation::~Generation() {
+  cancel_all();
+  if (!is_listed_) return;
+  server_.live.erase(listed_);
+  if (--server_.by_key[caller_.key_name] == 0) server_.by_key.erase(caller_.key_name);
+}
+
+void Generation::list() {
+  live_->id = exchange_.request().id;
+  live_->reply_id = writer_->id();
+  live_->key_name = caller_.key_name;
+  live_->dialect = dialect_name(request().dialect);
+  live_->session = request().session_key;
+  live_->n_prompt = prepared_.n_prompt();
+  listed_ = server_.live.insert(server_.live.end(), live_);
+  is_listed_ = true;
+  ++server_.by_key[caller_.key_name];
+}
+
+void Generation::submit() {
+  const int limit = server_.options.key_concurrency;
+  if (limit > 0 && server_.by_key[caller_.key_name] >= limit) {
+    ApiError error(429, "rate_limit_exceeded", fmt::format("this key has {} requests already", limit));
+    error.retry_seconds = retry_seconds(server_);
+    throw error;
+  }
+  list();
+  for (size_t p = 0; p < prepared_.prompts.size(); ++p)
+    for (int c = 0; c < request().n; ++c) {
+      const int index = static_cast<int>(choices_.size());
+      AnswerOptions answer;
+      answer.starts_in_reasoning = prepared_.in_reasoning;
+      answer.split_reasoning = request().split_reasoning;
+      answer.stops = request().stops;
+      if (request().tool_choice.mode != CallChoice::Mode::None) answer.tools = request().tools;
+      choices_.push_back({.parser = AnswerParser(*model_.tokenizer, std::move(answer))});
+      TokenRequest tokens;
+      tokens.prompt = prepared_.prompts[p];
+      tokens.options = prepared_.options;
+      tokens.options.sampling.choice = static_cast<uint32_t>(c);
+      if (!prepared_.constraints.empty()) tokens.options.constraint = prepared_.constraints[static_cast<size_t>(index)];
+      tokens.fairness_key = caller_.key_name;
+      tokens.session_key = request().session_key.empty() ? caller_.session_hint : request().session_key;
+      tokens.marks = prepared_.marks;
+      tokens.side_request = request().side_request || c > 0;
+      tokens.on_event = [live = live_, index](TokenEvent event) { live->push(index, std::move(event)); };
+      const Result<RequestHandle> handle = model_.service->submit(std::move(tokens));
+      if (!handle) throw engine_error(handle.error());
+      live_->handles.push_back(*handle);
+    }
+}
+
+ApiError Generation::engine_error(const Error& error) const {
+  switch (error.code) {
+    case ErrorCode::Busy: {
+      ApiError busy(503, "server_is_overloaded", error.message + "; try again later");
+      busy.retry_seconds = retry_seconds(server_);
+      return busy;
+    }
+    case ErrorCode::ContextFull:
+      return context_exceeded(request().dialect, prepared_.prompts.front().size(), model_.service->n_ctx());
+    case ErrorCode::InvalidArgument:
+      return {400, "invalid_value", error.message};
+    case ErrorCode::DeviceFault: {
+      ApiError failed(503, "engine_failed", error.message);
+      failed.may_retry = false;
+      return failed;
+    }
+    default:
+      return {500, "internal_error", fmt::format("request {} failed", exchange_.request().id)};
+  }
+}
+
+void Generation::cancel_all() {
+  for (size_t i = 0; i < live_->handles.size(); ++i)
+    if (!choices_[i].ended) model_.service->cancel(live_->handles[i]);
+}
+
+asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std::string>> headers) {
+  exchange_.notify([live = live_] { live->signal.raise(); });
+  streaming_ = request().stream;
+  if (streaming_) {
+    HttpReply head;
+    head.content_type = "text/event-stream; charset=utf-8";
+    head.headers = headers;
+    head.headers.emplace_back("Cache-Control", "no-cache");
+    head.headers.emplace_back("X-Accel-Buffering", "no");
+    exchange_.begin_stream(std::move(head));
+    send(writer_->begin(prepared_.n_prompt()));
+  }
+  const double asked =
+      request().ping_seconds.value_or(std::chrono::duration<double>(server_.options.ping_interval).count());
+  const auto ping = asked > 0.0
+                        ? std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(asked))
+                        : Clock::duration(kForever);
+  const Clock::time_point begin = live_->since;
+  const auto limit = [&](std::chrono::milliseconds time) {
+    return time.count() > 0 ? begin + Clock::duration(time) : begin + kForever;
+  };
+  const Clock::time_point must_end = limit(server_.options.request_timeout),
+                          must_start = limit(server_.options.queue_timeout);
+  const auto open = [this] {
+    return std::any_of(choices_.begin(), choices_.end(), [](const Choice& c) { return !c.ended; });
+  };
+  while (open() && !failure_) {
+    const bool queued = live_->state == "queued";
+    const Clock::time_point when = std::min({last_sent_ + ping, must_end, queued ? must_start : must_end});
+    co_await live_->signal.wait_until(when);
+    if (exchange_.gone() || live_->cancelled) break;
+    for (auto& [index, event] : live_->take()) take(index, std::move(event));
+    check_reader();
+    const Clock::time_point now = Clock::now();
+    if (server_.cancelling && open())
+      failure_ = ApiError(503, "shutting_down", "the server is shutting down");
+    if (server_.draining && live_->state == "queued" && open())
+      failure_ = ApiError(503, "shutting_down", "the server is shutting down");
+    if (now >= must_end && open()) failure_ = ApiError(504, "timeout", "the request took too long");
+    if (now >= must_start && live_->state == "queued" && open()) {
+      failure_ = ApiError(503, "queue_timeout", "no slot became free in time; try again later");
+      failure_->retry_seconds = retry_seconds(server_);
+    }
+    if (streaming_ && open() && !failure_ && now >= last_sent_ + ping) send(writer_->heartbeat());
+  }
+  if (exchange_.gone() || live_->cancelled) {
+    server_.metrics.count("thermocline_cancelled_total", fmt::format("phase=\"{}\"", phase()));
+    record("cancelled");
+    if (live_->cancelled && !exchange_.gone())
+      failure_ = ApiError(503, "cancelled", "the request was cancelled");
+    else
+      co_return;
+  }
+  if (failure_) {
+    if (!live_->cancelled) record("error");
+    server_.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", failure_->code));
+    if (!streaming_) throw *failure_;
+    send(writer_->fail(*failure_));
+    exchange_.end_stream();
+    co_return;
+  }
+  std::vector<Answer> answers;
+  for (Choice& choice : choices_) answers.push_back(std::move(choice.answer));
+  if (streaming_) {
+    send(writer_->end(answers));
+    exchange_.end_stream();
+  } else {
+    HttpReply reply = json_reply(writer_->whole(answers));
+    reply.headers = headers;
+    const double ms = std::chrono::duration<double>(Clock::now() - begin).count() * 1e3;
+    reply.headers.emplace_back("openai-processing-ms", fmt::format("{:.0f}", ms));
+    exchange_.reply(std::move(reply));
+  }
+  for (size_t i = 0; i < choices_.size(); ++i) choices_[i].answer = std::move(answers[i]);
+  record("ok");
+}
+
+void Generation::take(int index, TokenEvent event) {
+  Choice& choice = choices_[static_cast<size_t>(index)];
+  if (auto* read = std::get_if<PromptRead>(&event)) {
+    if (live_->state == "queued") live_->state = "prefill";
+    live_->n_cached = read->n_cached;
+    live_->n_prompt_done = read->done;
+    const double ms = std::chrono::duration<double>(Clock::now() - live_->since).count() * 1e3;
+    if (streaming_ && request().return_progress)
+      send(writer_->progress(read->done, read->total, read->n_cached, ms));
+  } else if (auto* written = std::get_if<TokensWritten>(&event)) {
+    if (!choice.stopping) take_tokens(index, written->tokens);
+  } else {
+    take_end(index, std::get<TokensEnded>(event));
+  }
+}
+
+void Generation::take_tokens(int index, const std::vector<GeneratedToken>& tokens) {
+  Choice& choice = choices_[static_cast<size_t>(index)];
+  AnswerParser::Events events;
+  for (const GeneratedToken& token : tokens) {
+    ++choice.n_tokens;
+    ++live_->n_written;
+    if (!token.logprobs.empty()) choice.tokens.push_back(token);
+    AnswerParser::Events more = choice.parser.push(token.id);
+    if (request().logprobs) {
+      show(index, std::move(more));  // each piece with its own tokens
+    } else {
+      events.insert(events.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+    }
+    if (choice.parser.stopped()) {
+      choice.stopping = true;
+      model_.service->cancel(live_->handles[static_cast<size_t>(index)]);
+      break;
+    }
+  }
+  live_->state = choice.parser.in_reasoning() ? "reasoning" : "content";
+  if (!choice.parser.calls().empty()) live_->state = "tool_call";
+  show(index, std::move(events));
+}
+
+void Generation::show(int index, AnswerParser::Events events) {
+  if (!streaming_ || events.empty()) return;
+  Choice& choice = choices_[static_cast<size_t>(index)];
+  std::vector<GeneratedToken> tokens;
+  if (!choice.tokens.empty())
+    for (const size_t i : choice.parser.take_content_tokens()) tokens.push_back(choice.tokens[i]);
+  send(writer_->pieces(index, merged(std::move(events)), tokens));
+}
+
+void Generation::take_end(int index, const TokensEnded& ended) {
+  Choice& choice = choices_[static_cast<size_t>(index)];
+  choice.ended = true;
+  if (ended.error) {
+    if (!failure_) failure_ = engine_error(*ended.error);
+    return;
+  }
+  if (ended.reason == FinishReason::Cancelled && !choice.stopping) {
+    if (!failure_) failure_ = ApiError(503, "shutting_down", "the engine is shutting down");
+    return;
+  }
+  if (!prepared_.constraints.empty())
+    if (const char* how = prepared_.constraints[static_cast<size_t>(index)]->reasoning_close())
+      choice.answer.stats.reasoning_close = how;
+  show(index, choice.parser.finish(ended.reason == FinishReason::Stop));
+  Answer& answer = choice.answer;
+  take_result(choice.parser, choice.stopping ? FinishReason::Stop : ended.reason, choice.tokens, answer);
+  const TokenUsage& usage = ended.usage;
+  AnswerStats& stats = answer.stats;
+  stats.n_prompt = usage.n_prompt;
+  stats.n_cached = usage.n_cached;
+  stats.n_completion = choice.stopping ? choice.n_tokens : usage.n_completion;
+  stats.queue_seconds = usage.queue_seconds;
+  stats.prompt_seconds = usage.prompt_seconds;
+  stats.predicted_seconds = usage.predicted_seconds;
+  stats.first_token_seconds = usage.first_token_seconds;
+  stats.seed = usage.seed;
+  stats.draft = usage.draft;
+  if (streaming_) send(writer_->finish(index, answer));
+}
+
+void Generation::send(const std::string& bytes) {
+  if (bytes.empty()) return;
+  const Clock::time_point now = Clock::now();
+  if (first_shown_)
+    server_.metrics.observe("thermocline_inter_token_seconds",
+                            std::chrono::duration<double>(now - last_sent_).count());
+  first_shown_ = live_->n_written > 0;
+  last_sent_ = now;
+  exchange_.write(bytes);
+}
+
+// A client that does not read must not fill our memory: its answers wait.
+void Generation::check_reader() {
+  const size_t unsent = exchange_.unsent_bytes();
+  const bool pause = paused_ ? unsent > kResumeBelow : unsent > kPauseAbove;
+  if (pause == paused_) return;
+  paused_ = pause;
+  for (const RequestHandle handle : live_->handles) model_.service->pause(handle, pause);
+}
+
+void Generation::record(const char* outcome) {
+  Metrics& m = server_.metrics;
+  const std::string dialect = fmt::format("dialect=\"{}\"", dialect_name(request().dialect));
+  const double duration = std::chrono::duration<double>(Clock::now() - live_->since).count();
+  const std::string reason = choices_.empty() ? "" : choices_.front().answer.finish_reason;
+  m.count("thermocline_requests_total",
+          fmt::format("{},outcome=\"{}\",finish_reason=\"{}\"", dialect, outcome, reason));
+  m.observe("thermocline_request_duration_seconds", duration, dialect);
+  int n_prompt = 0, n_cached = 0, n_out = 0;
+  double ttft = 0.0, rate = 0.0;
+  for (const Choice& choice : choices_) {
+    if (choice.answer.finish_reason.empty()) continue;
+    const AnswerStats& stats = choice.answer.stats;
+    n_prompt += stats.n_prompt;
+    n_cached += stats.n_cached;
+    n_out += stats.n_completion;
+    ttft = stats.first_token_seconds;
+    rate = stats.predicted_rate();
+    m.count("thermocline_prompt_tokens_total", "source=\"computed\"", stats.n_prompt - stats.n_cached);
+    m.count("thermocline_prompt_tokens_total", "source=\"cached\"", stats.n_cached);
+    m.count("thermocline_generated_tokens_total", "kind=\"reasoning\"", choice.answer.n_reasoning_tokens);
+    m.count("thermocline_generated_tokens_total", "kind=\"content\"",
+            stats.n_completion - choice.answer.n_reasoning_tokens);
+    m.count("thermocline_prefix_cache_lookups_total", stats.n_cached == 0 ? "result=\"miss\""
+                                                      : stats.n_cached + 1 < stats.n_prompt
+                                                          ? "result=\"partial\""
+                                                          : "result=\"hit\"");
+    m.count("thermocline_prefill_seconds_total", "", stats.prompt_seconds);
+    m.count("thermocline_decode_seconds_total", "", stats.predicted_seconds);
+    m.observe("thermocline_prefill_duration_seconds", stats.prompt_seconds);
+    m.observe("thermocline_queue_wait_seconds", stats.queue_seconds);
+    m.observe("thermocline_time_to_first_token_seconds", stats.first_token_seconds, dialect);
+    m.observe("thermocline_request_prompt_tokens", stats.n_prompt);
+    m.observe("thermocline_request_generated_tokens", stats.n_completion);
+    if (stats.n_completion > 1)
+      m.observe("thermocline_time_per_output_token_seconds",
+                stats.predicted_seconds / (stats.n_completion - 1));
+    for (const ToolCall& call : choice.answer.tool_calls)
+      m.count("thermocline_tool_calls_total", call.complete ? "result=\"ok\"" : "result=\"truncated\"");
+    if (choice.answer.n_reasoning_tokens > 0)
+      m.count("thermocline_reasoning_closed_total",
+              fmt::format("how=\"{}\"", stats.reasoning_close.empty() ? "natural" : stats.reasoning_close));
+  }
+  log_info("server", "req={} {}{} {} prompt={} ({} cached) out={} ttft={:.2f}s {:.1f} tok/s {}",
+           exchange_.request().id, dialect_name(request().dialect),
+           caller_.key_name.empty() ? "" : " key=" + caller_.key_name, outcome, n_prompt, n_cached, n_out,
+           ttft, rate, reason);
+}
+
+}  // namespace
+
+GenerationRequest read_request(Dialect dialect, const Json& body, const ServerState& server) {
+  const ServedModel& model = *server.model;
+  RequestDefaults defaults;
+  defaults.sampling = model.sampling;
+  defaults.n_vocab = model.tokenizer->vocab().n_tokens();
+  defaults.n_ctx = model.service->n_ctx();
+  defaults.max_choices = std::min(16, model.service->n_slots());
+  defaults.keep_billing_header = server.options.keep_billing_header;
+  defaults.anthropic_thinking = server.options.anthropic_thinking;
+  defaults.prefill_assistant = server.options.prefill_assistant;
+  GenerationRequest request = dialect == Dialect::Messages      ? read_messages_request(body, defaults)
+                              : dialect == Dialect::Responses   ? read_responses_request(body, defaults)
+                              : dialect == Dialect::Completions ? read_completions_request(body, defaults)
+                                                                : read_chat_request(body, defaults);
+  const bool known =
+      request.model.empty() || request.model == model.id ||
+      std::find(model.aliases.begin(), model.aliases.end(), request.model) != model.aliases.end();
+  if (server.options.strict_model && !known)
+    throw ApiError(404, "model_not_found", fmt::format("there is no model called '{}'", request.model),
+                   "model");
+  return request;
+}
+
+asio::awaitable<void> generate(ServerState& server, HttpExchange& exchange, Dialect dialect,
+                               CallerInfo caller, std::vector<std::pair<std::string, std::string>> headers) {
+  std::optional<ApiError> overflow;
+  GenerationRequest shell;  // what is known of the request when its prompt does not fit
+  std::unique_ptr<PreparedRequest> prepared;
+  try {
+    prepared = co_await on_worker(server.workers, [&server, &exchange, &shell, dialect] {
+      GenerationRequest request = read_request(dialect, parse_body(exchange.request().body), server);
+      shell = request;
+      return prepare(std::move(request), *server.model, server.options);
+    });
+  } catch (const ApiError& error) {
+    // Codex recognises a full context only in this form.
+    if (error.code != "context_length_exceeded" || dialect != Dialect::Responses || !shell.stream) throw;
+    overflow = error;
+  }
+  if (exchange.gone()) co_return;
+  if (overflow) {
+    const auto writer = make_reply_writer({.request = &shell,
+                                           .tokenizer = server.model->tokenizer,
+                                           .model = server.model->id,
+                                           .fingerprint = server.model->fingerprint,
+                                           .request_id = exchange.request().id});
+    HttpReply head;
+    head.content_type = "text/event-stream; charset=utf-8";
+    head.headers = headers;
+    exchange.begin_stream(std::move(head));
+    exchange.write(writer->begin(0) + writer->fail(*overflow));
+    exchange.end_stream();
+    co_return;
+  }
+  const auto names = [](const std::vector<std::string>& list) {
+    std::string text;
+    for (const std::string& name : list) {
+      if (text.size() + name.size() > 1000) break;
+      text += (text.empty() ? "" : ", ");
+      for (const char c : name) text += c > ' ' && c <= '~' && c != ',' ? c : '_';
+    }
+    return text;
+  };
+  if (!prepared->request.ignored_fields.empty())
+    headers.emplace_back("X-Ignored-Fields", names(prepared->request.ignored_fields));
+  if (!prepared->request.ignored_tools.empty())
+    headers.emplace_back("X-Ignored-Tools", names(prepared->request.ignored_tools));
+  const TokenServiceState state = server.model->service->state();
+  const int n_free = static_cast<int>(state.slots.size()) - state.n_running;
+  headers.emplace_back("X-Queue-Position", fmt::format("{}", n_free > 0 ? 0 : state.n_waiting + 1));
+  Generation generation(server, exchange, std::move(*prepared), std::move(caller));
+  generation.submit();
+  co_await generation.answer(std::move(headers));
+}
+
+}  // namespace thermo

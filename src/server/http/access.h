@@ -1,0 +1,54 @@
+// Who may come in: keys, the host check, origins. Pure but for the salt; keys are never kept, only their
+// hashes.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace thermo {
+
+struct AccessOptions {
+  std::vector<std::string> keys = {};           // "name:key", "admin:key" or "key"
+  std::vector<std::string> allowed_hosts = {};  // beside localhost, for listeners of this machine
+  std::string origins = "localhost";            // "localhost", "*", or origins with commas
+};
+
+class Access {
+ public:
+  explicit Access(const AccessOptions& options);
+
+  struct Caller {
+    std::string name;  // of the key; for logs and fairness
+    bool admin = false;
+  };
+  bool needs_key() const { return !keys_.empty(); }
+  // nullopt: no key, or a wrong one. Takes the same time for every key.
+  std::optional<Caller> caller(std::string_view authorization, std::string_view api_key) const;
+
+  // Whether a Host header is one of this machine's names.
+  bool host_allowed(std::string_view host) const;
+  // What Access-Control-Allow-Origin says; empty: nothing, the origin is a stranger.
+  std::string allowed_origin(std::string_view origin) const;
+
+ private:
+  struct Key {
+    std::string hash, name;
+    bool admin;
+  };
+  std::string hash_of(std::string_view key) const;
+
+  std::string salt_;
+  std::vector<Key> keys_;
+  std::vector<std::string> hosts_, origins_;
+  bool any_origin_ = false, local_origins_ = false;
+};
+
+// 32 random bytes as text.
+std::string generate_key();
+// "[::1]:8080" to "::1".
+std::string host_name(std::string_view host);
+bool is_loopback_name(std::string_view name);
+
+}  // namespace thermo

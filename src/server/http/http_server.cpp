@@ -1,0 +1,220 @@
+#include "server/http/http_server.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <list>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "server/http/access.h"
+#include "server/http/connection.h"
+
+namespace thermo {
+namespace {
+
+using asio::ip::tcp;
+using Local = asio::local::stream_protocol;
+using boost::system::error_code;
+
+constexpr int kBacklog = 4096;
+
+struct ListenUrl {
+  std::string unix_path;  // empty: TCP
+  std::string host;
+  uint16_t port = 8080;
+};
+
+ListenUrl parse_url(const std::string& url) {
+  const auto bad = [&](const char* why) {
+    return ConfigError(
+        fmt::format("cannot listen on '{}': {}; write http://127.0.0.1:8080 or unix:/path", url, why));
+  };
+  ListenUrl out;
+  if (url.starts_with("unix:")) {
+    out.unix_path = url.substr(5);
+    if (out.unix_path.starts_with("//")) out.unix_path.erase(0, 2);
+    if (out.unix_path.empty() || out.unix_path.size() > 100)
+      throw bad("the path has no or too many characters");
+    return out;
+  }
+  if (url.starts_with("https://")) throw bad("TLS is not built in, put a proxy in front");
+  std::string rest = url.starts_with("http://") ? url.substr(7) : url;
+  if (rest.ends_with('/')) rest.pop_back();
+  const size_t bracket = rest.find(']');
+  const size_t colon = rest.find(':', bracket == std::string::npos ? 0 : bracket);
+  out.host = rest.substr(0, colon);
+  if (out.host.starts_with('[') && out.host.ends_with(']'))
+    out.host = out.host.substr(1, out.host.size() - 2);
+  if (out.host.empty()) throw bad("the host is missing");
+  if (colon == std::string::npos) return out;
+  const std::string port = rest.substr(colon + 1);
+  if (port.empty() || port.size() > 5 || port.find_first_not_of("0123456789") != std::string::npos ||
+      std::stoi(port) > 65535)
+    throw bad("the port is no number of 0 to 65535");
+  out.port = static_cast<uint16_t>(std::stoi(port));
+  return out;
+}
+
+[[noreturn]] void throw_listen(const std::string& url, const std::string& why) {
+  throw ThermoError(ExitCode::Listen,
+                    fmt::format("cannot listen on {}: {}; choose another address or port", url, why));
+}
+
+}  // namespace
+
+bool is_local_listener(const std::string& url) {
+  const ListenUrl parsed = parse_url(url);
+  return !parsed.unix_path.empty() || is_loopback_name(parsed.host);
+}
+
+struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
+  asio::io_context& io;
+  const HttpOptions options;
+  HttpHandler& handler;
+  std::list<tcp::acceptor> tcp_acceptors;
+  std::list<Local::acceptor> unix_acceptors;
+  std::vector<std::string> unix_paths, urls;
+  std::list<std::weak_ptr<Connection>> connections;
+  int n_open = 0;
+  bool exposed = false;
+
+  Impl(asio::io_context& context, HttpOptions o, HttpHandler& h)
+      : io(context), options(std::move(o)), handler(h) {}
+
+  void listen_tcp(const std::string& url, const ListenUrl& parsed);
+  void listen_unix(const std::string& url, const ListenUrl& parsed);
+  template <class Acceptor>
+  asio::awaitable<void> accept(Acceptor& acceptor, Connection::Listener listener);
+  void start(Socket socket, Connection::Listener listener);
+};
+
+void HttpServer::Impl::listen_tcp(const std::string& url, const ListenUrl& parsed) {
+  error_code error;
+  tcp::resolver resolver(io);
+  const auto found = resolver.resolve(parsed.host, std::to_string(parsed.port),
+                                      tcp::resolver::passive | tcp::resolver::address_configured, error);
+  if (error || found.empty()) throw_listen(url, "the host is not known");
+  const tcp::endpoint endpoint = found.begin()->endpoint();
+  tcp::acceptor& acceptor = tcp_acceptors.emplace_back(io);
+  acceptor.open(endpoint.protocol(), error);
+  if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
+  if (!error) acceptor.bind(endpoint, error);
+  if (!error) acceptor.listen(kBacklog, error);
+  if (error) throw_listen(url, error.message());
+  const bool loopback = endpoint.address().is_loopback();
+  exposed |= !loopback;
+  const bool v6 = endpoint.address().is_v6();
+  urls.push_back(fmt::format("http://{}{}{}:{}", v6 ? "[" : "", endpoint.address().to_string(), v6 ? "]" : "",
+                             acceptor.local_endpoint().port()));
+  asio::co_spawn(io, accept(acceptor, {loopback, false}), asio::detached);
+}
+
+void HttpServer::Impl::listen_unix(const std::string& url, const ListenUrl& parsed) {
+  error_code error;
+  struct stat info {};
+  if (::stat(parsed.unix_path.c_str(), &info) == 0) {
+    if (!S_ISSOCK(info.st_mode)) throw_listen(url, "there is a file that is no socket");
+    Local::socket probe(io);
+    probe.connect(Local::endpoint(parsed.unix_path), error);
+    if (!error) throw_listen(url, "another server listens there");
+    ::unlink(parsed.unix_path.c_str());
+  }
+  Local::acceptor& acceptor = unix_acceptors.emplace_back(io);
+  acceptor.open(Local(), error);
+  if (!error) acceptor.bind(Local::endpoint(parsed.unix_path), error);
+  if (!error) acceptor.listen(kBacklog, error);
+  if (error) throw_listen(url, error.message());
+  ::chmod(parsed.unix_path.c_str(), static_cast<mode_t>(options.unix_socket_mode));
+  unix_paths.push_back(parsed.unix_path);
+  urls.push_back("unix:" + parsed.unix_path);
+  asio::co_spawn(io, accept(acceptor, {true, true}), asio::detached);
+}
+
+template <class Acceptor>
+asio::awaitable<void> HttpServer::Impl::accept(Acceptor& acceptor, Connection::Listener listener) {
+  const auto self = shared_from_this();
+  for (;;) {
+    error_code error;
+    auto socket = co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error));
+    if (error == asio::error::operation_aborted || error == asio::error::bad_descriptor) co_return;
+    if (error) {  // no descriptors left, or the client is gone again
+      asio::steady_timer pause(io, std::chrono::milliseconds(20));
+      co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
+      continue;
+    }
+    if constexpr (std::is_same_v<Acceptor, tcp::acceptor>) {
+      socket.set_option(tcp::no_delay(true), error);
+      socket.set_option(asio::socket_base::keep_alive(true), error);
+    }
+    start(Socket(std::move(socket)), listener);
+  }
+}
+
+void HttpServer::Impl::start(Socket socket, Connection::Listener listener) {
+  auto connection = std::make_shared<Connection>(std::move(socket), listener, options, handler);
+  const bool too_many = n_open >= options.max_connections;
+  ++n_open;
+  const auto place = connections.insert(connections.end(), connection);
+  asio::co_spawn(
+      io,
+      [connection, too_many]() -> asio::awaitable<void> {
+        return too_many ? connection->turn_away() : connection->run();
+      },
+      [self = shared_from_this(), place](std::exception_ptr failure) {
+        self->connections.erase(place);
+        --self->n_open;
+        if (!failure) return;
+        try {
+          std::rethrow_exception(failure);
+        } catch (const std::exception& error) {
+          log_error("server", "a connection failed: {}", error.what());
+        }
+      });
+}
+
+HttpServer::HttpServer(asio::io_context& io, HttpOptions options, HttpHandler& handler)
+    : impl_(std::make_shared<Impl>(io, std::move(options), handler)) {
+  for (const std::string& url : impl_->options.listen) {
+    const ListenUrl parsed = parse_url(url);
+    if (parsed.unix_path.empty())
+      impl_->listen_tcp(url, parsed);
+    else
+      impl_->listen_unix(url, parsed);
+  }
+}
+
+HttpServer::~HttpServer() {
+  stop_listening();
+}
+
+std::vector<std::string> HttpServer::urls() const {
+  return impl_->urls;
+}
+bool HttpServer::exposed() const {
+  return impl_->exposed;
+}
+int HttpServer::n_connections() const {
+  return impl_->n_open;
+}
+
+void HttpServer::stop_listening() {
+  error_code ignored;
+  for (auto& acceptor : impl_->tcp_acceptors) acceptor.close(ignored);
+  for (auto& acceptor : impl_->unix_acceptors) acceptor.close(ignored);
+  for (const std::string& path : std::exchange(impl_->unix_paths, {})) ::unlink(path.c_str());
+  for (const auto& weak : impl_->connections)
+    if (const auto connection = weak.lock()) connection->finish();
+}
+
+void HttpServer::close_all() {
+  for (const auto& weak : impl_->connections)
+    if (const auto connection = weak.lock()) connection->close();
+}
+
+}  // namespace thermo

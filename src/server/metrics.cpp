@@ -1,0 +1,139 @@
+#include "server/metrics.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+
+#include "base/check.h"
+
+namespace thermo {
+namespace {
+
+constexpr double kFirstToken[] = {.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640};
+constexpr double kPerToken[] = {.002, .004, .006, .008, .01, .015, .02, .03, .05, .075, .1, .2, .5, 1, 2.5};
+constexpr double kDuration[] = {.05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800};
+constexpr double kQueue[] = {.001, .01, .1, .5, 1, 5, 10, 30, 60, 300};
+constexpr double kTokens[] = {16,   32,   64,    128,   256,   512,    1024,  2048,
+                              4096, 8192, 16384, 32768, 65536, 131072, 262144};
+constexpr double kAccepted[] = {0, 1, 2, 3, 4, 6, 8, 12, 16};
+constexpr double kCancel[] = {.001, .01, .05, .1, .25, .5, 1, 2};
+
+struct Family {
+  std::string_view name;
+  std::string_view help;
+  std::span<const double> buckets = {};  // empty: a counter
+  bool labelled = true;                  // false: shown as 0 before anything was counted
+};
+
+const Family kFamilies[] = {
+    {"thermocline_http_requests_total", "HTTP requests answered."},
+    {"thermocline_requests_total", "Generation requests that ended."},
+    {"thermocline_request_errors_total", "Requests refused or failed, by error code."},
+    {"thermocline_cancelled_total", "Requests whose client went away or that were cancelled."},
+    {"thermocline_prompt_tokens_total", "Prompt tokens, computed or found in the cache."},
+    {"thermocline_generated_tokens_total", "Tokens written."},
+    {"thermocline_prefill_seconds_total", "Time requests spent reading prompts.", {}, false},
+    {"thermocline_decode_seconds_total", "Time requests spent writing.", {}, false},
+    {"thermocline_reasoning_closed_total", "How reasoning ended."},
+    {"thermocline_tool_calls_total", "Tool calls written."},
+    {"thermocline_prefix_cache_lookups_total", "Prompts by how much of them was in the cache."},
+    {"thermocline_time_to_first_token_seconds", "From the request to its first token.", kFirstToken},
+    {"thermocline_time_per_output_token_seconds", "Mean time between tokens of an answer.", kPerToken, false},
+    {"thermocline_inter_token_seconds", "Time between events of a stream.", kPerToken, false},
+    {"thermocline_request_duration_seconds", "From the request to its last byte.", kDuration},
+    {"thermocline_queue_wait_seconds", "Time until a request got a slot.", kQueue, false},
+    {"thermocline_prefill_duration_seconds", "Time to read a prompt.", kFirstToken, false},
+    {"thermocline_request_prompt_tokens", "Tokens of a prompt.", kTokens, false},
+    {"thermocline_request_generated_tokens", "Tokens of an answer.", kTokens, false},
+    {"thermocline_spec_accepted_length", "Tokens committed for a draft.", kAccepted},
+    {"thermocline_cancel_latency_seconds", "From a cancellation to the end of the work.", kCancel},
+};
+
+const Family& family_of(std::string_view name) {
+  const auto* found = std::find_if(std::begin(kFamilies), std::end(kFamilies),
+                                   [&](const Family& family) { return family.name == name; });
+  THERMO_CHECK(found != std::end(kFamilies), "a metric that is not in the table");
+  return *found;
+}
+
+std::string with(const std::string& labels, const std::string& more) {
+  return labels.empty() ? more : labels + "," + more;
+}
+
+std::string sample(std::string_view name, const std::string& labels, double value) {
+  return labels.empty() ? fmt::format("{} {}\n", name, value)
+                        : fmt::format("{}{{{}}} {}\n", name, labels, value);
+}
+
+void head(std::string& text, std::string_view name, std::string_view type, std::string_view help) {
+  text += fmt::format("# HELP {} {}\n# TYPE {} {}\n", name, help, name, type);
+}
+
+}  // namespace
+
+std::string label_value(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c == '\n' ? std::string("\\n") : std::string(1, c);
+  }
+  return out;
+}
+
+void write_family(std::string& text, std::string_view name, std::string_view type, std::string_view help,
+                  const std::vector<Sample>& samples) {
+  head(text, name, type, help);
+  for (const Sample& one : samples) text += sample(name, one.labels, one.value);
+}
+
+void Metrics::count(std::string_view name, const std::string& labels, double amount) {
+  const Family& family = family_of(name);
+  const std::lock_guard lock(mutex_);
+  counters_[std::string(family.name)][labels] += amount;
+}
+
+void Metrics::observe(std::string_view name, double value, const std::string& labels) {
+  const Family& family = family_of(name);
+  const std::lock_guard lock(mutex_);
+  Histogram& histogram = histograms_[std::string(family.name)][labels];
+  histogram.buckets.resize(family.buckets.size() + 1);
+  const auto place =
+      std::lower_bound(family.buckets.begin(), family.buckets.end(), value) - family.buckets.begin();
+  ++histogram.buckets[static_cast<size_t>(place)];
+  histogram.sum += value;
+}
+
+std::string Metrics::text() const {
+  const std::lock_guard lock(mutex_);
+  std::string out;
+  for (const Family& family : kFamilies) {
+    head(out, family.name, family.buckets.empty() ? "counter" : "histogram", family.help);
+    if (family.buckets.empty()) {
+      const auto found = counters_.find(family.name);
+      if (found != counters_.end())
+        for (const auto& [labels, value] : found->second) out += sample(family.name, labels, value);
+      else if (!family.labelled)
+        out += sample(family.name, "", 0.0);
+      continue;
+    }
+    const auto found = histograms_.find(family.name);
+    if (found == histograms_.end()) continue;
+    for (const auto& [labels, histogram] : found->second) {
+      uint64_t below = 0;
+      for (size_t i = 0; i < family.buckets.size(); ++i) {
+        below += histogram.buckets[i];
+        out += sample(fmt::format("{}_bucket", family.name),
+                      with(labels, fmt::format("le=\"{}\"", family.buckets[i])), static_cast<double>(below));
+      }
+      below += histogram.buckets.back();
+      out += sample(fmt::format("{}_bucket", family.name), with(labels, "le=\"+Inf\""),
+                    static_cast<double>(below));
+      out += sample(fmt::format("{}_sum", family.name), labels, histogram.sum);
+      out += sample(fmt::format("{}_count", family.name), labels, static_cast<double>(below));
+    }
+  }
+  return out;
+}
+
+}  // namespace thermo

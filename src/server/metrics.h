@@ -1,0 +1,44 @@
+// Counters and histograms in the text format that Prometheus reads. Any thread.
+//
+// What others measure (the engine's state, the process) is asked when somebody reads; see
+// server/operations.cpp.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace thermo {
+
+class Metrics {
+ public:
+  // `labels`: `dialect="chat",outcome="ok"`, or empty. `name` must be in the table of families (metrics.cpp).
+  void count(std::string_view name, const std::string& labels = {}, double amount = 1.0);
+  void observe(std::string_view name, double value, const std::string& labels = {});
+
+  // HELP, TYPE and all samples of what was counted so far.
+  std::string text() const;
+
+ private:
+  struct Histogram {
+    std::vector<uint64_t> buckets;  // not cumulative; the last one has no upper bound
+    double sum = 0.0;
+  };
+  mutable std::mutex mutex_;
+  std::map<std::string, std::map<std::string, double>, std::less<>> counters_;
+  std::map<std::string, std::map<std::string, Histogram>, std::less<>> histograms_;
+};
+
+// One family whose value is known at the moment: `text` gets HELP, TYPE and the samples (labels, value).
+struct Sample {
+  std::string labels;
+  double value;
+};
+void write_family(std::string& text, std::string_view name, std::string_view type, std::string_view help,
+                  const std::vector<Sample>& samples);
+// A label's value, with quotes and line ends escaped.
+std::string label_value(std::string_view text);
+
+}  // namespace thermo

@@ -1,0 +1,393 @@
+#include "server/operations.h"
+
+#include <dirent.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <fstream>
+
+#include "base/sha256.h"
+#include "server/routes.h"
+
+namespace thermo {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::string rfc3339(int64_t seconds) {
+  const auto time = static_cast<std::time_t>(seconds);
+  std::tm utc{};
+  gmtime_r(&time, &utc);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
+                     utc.tm_hour, utc.tm_min, utc.tm_sec);
+}
+
+Json sampling_json(const SamplingParams& s) {
+  return {{"temperature", s.temperature},
+          {"top_k", s.top_k},
+          {"top_p", s.top_p},
+          {"min_p", s.min_p},
+          {"typical_p", s.typical_p},
+          {"top_n_sigma", s.top_n_sigma},
+          {"presence_penalty", s.presence_penalty},
+          {"frequency_penalty", s.frequency_penalty},
+          {"repeat_penalty", s.repetition_penalty},
+          {"repeat_last_n", s.repeat_last_n},
+          {"dry_multiplier", s.dry_multiplier},
+          {"seed", s.seed ? Json(*s.seed) : Json(-1)}};
+}
+
+void process_metrics(std::string& out, const ServerState& server) {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  write_family(out, "process_cpu_seconds_total", "counter", "Processor time of the process.",
+               {{"", seconds(usage.ru_utime) + seconds(usage.ru_stime)}});
+  uint64_t pages = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> pages >> resident;
+  const auto page = static_cast<double>(sysconf(_SC_PAGESIZE));
+  write_family(out, "process_virtual_memory_bytes", "gauge", "Address space in use.",
+               {{"", static_cast<double>(pages) * page}});
+  write_family(out, "process_resident_memory_bytes", "gauge", "Memory in use.",
+               {{"", static_cast<double>(resident) * page}});
+  const auto entries = [](const char* folder) {
+    double n = -2.0;  // . and ..
+    DIR* const open = opendir(folder);
+    if (open == nullptr) return 0.0;
+    while (readdir(open) != nullptr) n += 1.0;
+    closedir(open);
+    return n;
+  };
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  write_family(out, "process_open_fds", "gauge", "Open file descriptors.",
+               {{"", entries("/proc/self/fd") - 1.0}});
+  write_family(out, "process_max_fds", "gauge", "Descriptors that may be open.",
+               {{"", static_cast<double>(limit.rlim_cur)}});
+  write_family(out, "process_threads", "gauge", "Threads.", {{"", entries("/proc/self/task")}});
+  write_family(out, "process_start_time_seconds", "gauge", "When the process began, since 1970.",
+               {{"", static_cast<double>(server.started_at)}});
+}
+
+void engine_metrics(std::string& out, const ServedModel& model) {
+  const TokenServiceState state = model.service->state();
+  const auto gauge = [&](const char* name, const char* help, double value) {
+    write_family(out, name, "gauge", help, {{"", value}});
+  };
+  gauge("thermocline_requests_running", "Requests that have a slot.", state.n_running);
+  gauge("thermocline_requests_waiting", "Requests that wait for a slot.", state.n_waiting);
+  gauge("thermocline_requests_paused", "Requests whose client does not keep up.", state.n_paused);
+  gauge("thermocline_queue_oldest_seconds", "How long the oldest request has waited.",
+        state.oldest_wait_seconds);
+  gauge("thermocline_slots", "Requests that are computed together at most.",
+        static_cast<double>(state.slots.size()));
+  double held = 0.0;
+  for (const SlotState& slot : state.slots) held += slot.n_held;
+  const double capacity = static_cast<double>(state.slots.size()) * state.n_ctx;
+  gauge("thermocline_kv_tokens_used", "Tokens whose keys and values are in memory.", held);
+  gauge("thermocline_kv_tokens_capacity", "Tokens that memory holds.", capacity);
+  // What a router of the Gateway API Inference Extension asks a model server for.
+  gauge("thermocline_kv_cache_usage_ratio", "Share of the KV cache in use.",
+        capacity > 0.0 ? held / capacity : 0.0);
+  write_family(
+      out, "thermocline_cache_config_info", "gauge", "Blocks of the KV cache: tokens of one, and how many.",
+      {{fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\"", state.n_ctx, state.slots.size()), 1.0}});
+  write_family(out, "thermocline_decode_tokens_per_second", "gauge", "Tokens written per second.",
+               {{"window=\"10s\"", state.decode_rate}});
+  write_family(out, "thermocline_prefill_tokens_per_second", "gauge", "Prompt tokens computed per second.",
+               {{"window=\"10s\"", state.prompt_rate}});
+  write_family(out, "thermocline_steps_total", "counter", "Steps of the model.",
+               {{"kind=\"prefill\"", static_cast<double>(state.n_prompt_steps)},
+                {"kind=\"decode\"", static_cast<double>(state.n_steps - state.n_prompt_steps)}});
+  const ExpertCounts& experts = state.experts;
+  write_family(out, "thermocline_expert_uses_total", "counter", "Uses of routed experts, by where they were.",
+               {{"tier=\"device\"", static_cast<double>(experts.hot_uses)},
+                {"tier=\"host\"", static_cast<double>(experts.cpu_uses)},
+                {"tier=\"fetched\"", static_cast<double>(experts.fetched_uses)}});
+  write_family(out, "thermocline_expert_moves_total", "counter", "Experts that became hot.",
+               {{"direction=\"promote\"", static_cast<double>(experts.moved)}});
+  write_family(out, "thermocline_expert_move_bytes_total", "counter", "Bytes copied for that.",
+               {{"direction=\"promote\"", static_cast<double>(experts.moved_bytes)}});
+  write_family(out, "thermocline_moe_stall_seconds_total", "counter",
+               "Time the device waited for cold experts.",
+               {{"lane=\"cpu\"", static_cast<double>(experts.stall_ns) * 1e-9}});
+  if (state.draft.drafter.empty()) return;
+  const std::string drafter = fmt::format("drafter=\"{}\"", label_value(state.draft.drafter));
+  const auto counter = [&](const char* name, const char* help, uint64_t value) {
+    write_family(out, name, "counter", help, {{drafter, static_cast<double>(value)}});
+  };
+  counter("thermocline_spec_rounds_total", "Steps that verified drafts.", state.draft.n_rounds);
+  counter("thermocline_spec_drafted_tokens_total", "Tokens drafted.", state.draft.n_drafted);
+  counter("thermocline_spec_accepted_tokens_total", "Of them, accepted.", state.draft.n_accepted);
+}
+
+}  // namespace
+
+const char* dialect_name(Dialect dialect) {
+  switch (dialect) {
+    case Dialect::Chat:
+      return "chat";
+    case Dialect::Completions:
+      return "completions";
+    case Dialect::Responses:
+      return "responses";
+    case Dialect::Messages:
+      return "messages";
+    case Dialect::Native:
+      break;
+  }
+  return "native";
+}
+
+HttpReply json_reply(const Json& body, int status) {
+  HttpReply reply;
+  reply.status = status;
+  reply.body = body.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return reply;
+}
+
+void require_model(const ServerState& server) {
+  if (!server.failure.empty()) {
+    ApiError error(503, "engine_failed", "the model cannot be used: " + server.failure);
+    error.may_retry = false;
+    throw error;
+  }
+  if (server.model == nullptr) {
+    ApiError error(503, "model_loading", "the model is being loaded");
+    error.extra = {{"progress", server.load_progress}};
+    error.retry_seconds = 1;
+    throw error;
+  }
+  if (const std::string fault = server.model->service->state().fault; !fault.empty()) {
+    ApiError error(503, "engine_failed", fault);
+    error.may_retry = false;
+    throw error;
+  }
+}
+
+HttpReply health_reply(const ServerState& server) {
+  try {
+    require_model(server);
+    return json_reply({{"status", "ok"}});
+  } catch (const ApiError& error) {
+    const bool loading = error.code == "model_loading";
+    Json body = {{"status", loading ? "loading" : "failed"}};
+    if (loading) {
+      body["progress"] = server.load_progress;
+      body["stage"] = server.load_stage;
+    }
+    body["error"] = {{"code", error.code},
+                     {"message", loading ? "Loading model" : error.what()},
+                     {"type", "service_unavailable"}};
+    return json_reply(body, 503);
+  }
+}
+
+HttpReply ready_reply(const ServerState& server) {
+  std::string reason;
+  if (server.draining) {
+    reason = "shutting_down";
+  } else {
+    try {
+      require_model(server);
+    } catch (const ApiError& error) {
+      reason = error.code;
+    }
+  }
+  if (reason.empty()) return json_reply({{"status", "ready"}});
+  return json_reply({{"status", "not ready"}, {"reason", reason}}, 503);
+}
+
+Json models_json(const ServerState& server) {
+  Json data = Json::array();
+  if (server.model != nullptr) {
+    data.push_back(model_json(server, server.model->id));
+  }
+  Json list = {{"object", "list"}, {"has_more", false}};
+  list["first_id"] = data.empty() ? Json(nullptr) : data.front()["id"];
+  list["last_id"] = data.empty() ? Json(nullptr) : data.back()["id"];
+  list["data"] = std::move(data);
+  if (server.model == nullptr) list["status"] = "loading";
+  return list;
+}
+
+Json model_json(const ServerState& server, const std::string& id) {
+  const ServedModel* model = server.model.get();
+  const bool known = model != nullptr &&
+                     (id == model->id ||
+                      std::find(model->aliases.begin(), model->aliases.end(), id) != model->aliases.end());
+  if (!known)
+    throw ApiError(404, "model_not_found", fmt::format("there is no model called '{}'", id), "model");
+  const int n_ctx = model->service->n_ctx();
+  Json meta = model->meta;
+  meta["n_ctx"] = n_ctx;
+  return {{"id", model->id},
+          {"object", "model"},
+          {"created", server.started_at},
+          {"owned_by", "thermocline"},
+          {"type", "model"},
+          {"display_name", model->id},
+          {"created_at", rfc3339(server.started_at)},
+          {"max_model_len", n_ctx},
+          {"context_length", n_ctx},
+          {"max_input_tokens", n_ctx},
+          {"max_tokens", std::min(n_ctx, server.options.default_max_tokens)},
+          {"aliases", model->aliases},
+          {"capabilities", Json::array({"chat", "tools", "reasoning", "json_schema"})},
+          {"meta", std::move(meta)}};
+}
+
+Json props_json(const ServerState& server, bool admin) {
+  require_model(server);
+  const ServedModel& model = *server.model;
+  const Vocab& vocab = model.tokenizer->vocab();
+  const auto text_of = [&](std::optional<int32_t> id) {
+    return id ? std::string(vocab.token_text(*id)) : "";
+  };
+  const TokenServiceState state = model.service->state();
+  Json params = sampling_json(model.sampling);
+  params["max_tokens"] = server.options.default_max_tokens;
+  Json props;
+  props["default_generation_settings"] = {{"n_ctx", model.service->n_ctx()}, {"params", std::move(params)}};
+  props["total_slots"] = model.service->n_slots();
+  props["model_alias"] = model.id;
+  props["model_path"] = admin ? model.file_name : model.file_name.substr(model.file_name.rfind('/') + 1);
+  props["chat_template"] = model.chat_template;
+  props["modalities"] = {{"vision", false}, {"audio", false}};
+  props["build_info"] = server.server_name();
+  props["bos_token"] = text_of(vocab.bos());
+  props["eos_token"] = text_of(vocab.eos());
+  props["api"] = {{"endpoints", endpoint_names()},
+                  {"dialects", Json::array({"chat", "completions", "responses", "messages"})}};
+  props["server"] = {
+      {"name", "thermocline"}, {"version", server.options.version.value("version", "")}, {"props_schema", 1}};
+  props["model"] = model.meta;
+  props["model_card"] = nullptr;
+  props["reasoning"] = {{"supported", vocab.find_special("<think>").has_value()},
+                        {"efforts",
+                         {{"none", 0},
+                          {"minimal", 1024},
+                          {"low", 4032},
+                          {"medium", 16128},
+                          {"high", 32256},
+                          {"xhigh", 56832},
+                          {"max", 81408}}}};
+  props["cache"] = {{"hits", state.n_prompt_cached}, {"misses", state.n_prompt_computed}};
+  props["speculation"] = {
+      {"drafters", state.draft.drafter.empty() ? Json::array() : Json::array({state.draft.drafter})},
+      {"policy", state.draft.state}};
+  props["limits"] = {{"body_bytes", server.options.http.max_body_bytes},
+                     {"connections", server.options.http.max_connections}};
+  return props;
+}
+
+Json slots_json(const ServerState& server) {
+  require_model(server);
+  Json list = Json::array();
+  const TokenServiceState state = server.model->service->state();
+  for (size_t i = 0; i < state.slots.size(); ++i) {
+    const SlotState& slot = state.slots[i];
+    list.push_back({{"id", i},
+                    {"id_task", slot.epoch},
+                    {"n_ctx", state.n_ctx},
+                    {"is_processing", slot.busy},
+                    {"speculative", !state.draft.drafter.empty()},
+                    {"next_token", {{"n_decoded", slot.n_written}, {"has_next_token", slot.busy}}},
+                    {"prompt_n", slot.n_prompt},
+                    {"cache_n", slot.n_cached},
+                    {"n_held", slot.n_held}});
+  }
+  return list;
+}
+
+Json experts_json(const ServerState& server) {
+  require_model(server);
+  const ExpertCounts experts = server.model->service->state().experts;
+  return {
+      {"uses", {{"device", experts.hot_uses}, {"host", experts.cpu_uses}, {"fetched", experts.fetched_uses}}},
+      {"hit_ratio", experts.hot_ratio()},
+      {"moved", experts.moved},
+      {"moved_bytes", experts.moved_bytes},
+      {"stall_seconds", static_cast<double>(experts.stall_ns) * 1e-9},
+      {"hot_bytes", experts.hot_bytes},
+      {"total_bytes", experts.total_bytes}};
+}
+
+Json requests_json(const ServerState& server) {
+  Json list = Json::array();
+  for (const auto& live : server.live) {
+    const std::string hashed =
+        live->session.empty()
+            ? ""
+            : sha256_hex(std::as_bytes(std::span(live->session.data(), live->session.size()))).substr(0, 12);
+    list.push_back({{"id", live->id},
+                    {"reply_id", live->reply_id},
+                    {"key_name", live->key_name},
+                    {"dialect", live->dialect},
+                    {"session", hashed},
+                    {"state", live->state},
+                    {"age_ms", std::lround(seconds_since(live->since) * 1e3)},
+                    {"prompt_tokens", live->n_prompt},
+                    {"cached_tokens", live->n_cached},
+                    {"prefill_done", live->n_prompt_done},
+                    {"generated", live->n_written}});
+  }
+  return list;
+}
+
+int retry_seconds(const ServerState& server) {
+  if (server.model == nullptr) return 1;
+  const TokenServiceState state = server.model->service->state();
+  constexpr double kAnswerTokens = 256.0;  // nobody knows how long answers get
+  double seconds = 1.0;
+  if (state.prompt_rate > 0.0) seconds += static_cast<double>(state.waiting_tokens) / state.prompt_rate;
+  if (state.decode_rate > 0.0)
+    seconds += (state.n_waiting + state.n_running) * kAnswerTokens / state.decode_rate;
+  return static_cast<int>(std::clamp(seconds, 1.0, 60.0));
+}
+
+std::string metrics_text(const ServerState& server) {
+  std::string out;
+  const Json& version = server.options.version;
+  write_family(out, "thermocline_build_info", "gauge", "Which build this is.",
+               {{fmt::format("version=\"{}\",commit=\"{}\"", label_value(version.value("version", "")),
+                             label_value(version.value("commit", ""))),
+                 1.0}});
+  const bool failed =
+      !server.failure.empty() || (server.model && !server.model->service->state().fault.empty());
+  const bool ready = server.model != nullptr && !failed && !server.draining;
+  write_family(out, "thermocline_up_state", "gauge", "1 for the state that the server is in.",
+               {{"state=\"loading\"", server.model == nullptr && !failed ? 1.0 : 0.0},
+                {"state=\"ready\"", ready ? 1.0 : 0.0},
+                {"state=\"draining\"", server.draining ? 1.0 : 0.0},
+                {"state=\"failed\"", failed ? 1.0 : 0.0}});
+  write_family(out, "thermocline_load_progress_ratio", "gauge", "How much of the model is loaded.",
+               {{"", server.model != nullptr ? 1.0 : server.load_progress}});
+  if (server.model != nullptr) {
+    const auto meta = [&](const char* name) {
+      const Json& value = server.model->meta.value(name, Json(""));
+      return label_value(value.is_string() ? value.get<std::string>() : value.dump());
+    };
+    write_family(
+        out, "thermocline_model_info", "gauge", "What is served.",
+        {{fmt::format(
+              "model=\"{}\",arch=\"{}\",quant=\"{}\",n_expert=\"{}\",n_expert_used=\"{}\",n_ctx=\"{}\"",
+              label_value(server.model->id), meta("arch"), meta("quant"), meta("n_expert"),
+              meta("n_expert_used"), server.model->service->n_ctx()),
+          1.0}});
+    engine_metrics(out, *server.model);
+  }
+  out += server.metrics.text();
+  process_metrics(out, server);
+  return out;
+}
+
+}  // namespace thermo

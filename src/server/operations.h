@@ -1,0 +1,28 @@
+// Endpoints that look and do not generate: health, facts, slots, metrics. The thread of the sockets; none of
+// them waits.
+#pragma once
+
+#include "server/http/http_message.h"
+#include "server/server_state.h"
+
+namespace thermo {
+
+// Whether requests can be served; throws the ApiError that says why not.
+void require_model(const ServerState& server);
+
+HttpReply health_reply(const ServerState& server);
+HttpReply ready_reply(const ServerState& server);
+Json props_json(const ServerState& server, bool admin);
+Json slots_json(const ServerState& server);
+Json models_json(const ServerState& server);
+// One element of the list. Throws ApiError 404.
+Json model_json(const ServerState& server, const std::string& id);
+Json experts_json(const ServerState& server);
+Json requests_json(const ServerState& server);
+std::string metrics_text(const ServerState& server);
+// How long a client that is turned away should wait.
+int retry_seconds(const ServerState& server);
+
+HttpReply json_reply(const Json& body, int status = 200);
+
+}  // namespace thermo

@@ -1,0 +1,141 @@
+#include "server/prompt.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "server/constraint.h"
+
+namespace thermo {
+namespace {
+
+// What follows the last turn cannot be part of what is continued: its end is cut off.
+void open_last_turn(std::vector<TokenId>& ids, const Vocab& vocab) {
+  for (size_t i = ids.size(); i-- > 0;)
+    if (vocab.is_end_of_generation(ids[i])) {
+      ids.resize(i);
+      return;
+    }
+}
+
+// Where the next request of a conversation may begin to differ: after the system prompt, and where the answer
+// begins. Both are where a role's marker stands.
+std::vector<int> marks_of(const std::vector<TokenId>& ids, const Vocab& vocab) {
+  const auto is_role = [&](TokenId id) {
+    if (!vocab.contains(id) || !vocab.is_control(id) || vocab.is_end_of_generation(id)) return false;
+    const std::string_view text = vocab.token_text(id);
+    return text != "<think>" && text != "</think>";
+  };
+  std::vector<int> places;
+  for (size_t i = 1; i < ids.size(); ++i)
+    if (is_role(ids[i]) && ids[i] == ids[0]) places.push_back(static_cast<int>(i));
+  if (places.empty()) {
+    for (size_t i = ids.size(); i-- > 1;)
+      if (is_role(ids[i])) return {static_cast<int>(i)};
+    return {static_cast<int>(ids.size())};
+  }
+  if (places.size() == 1) return places;
+  return {places.front(), places.back()};
+}
+
+bool knows(const ServedModel& model, const char* name) {
+  return model.chat_template.find(name) != std::string::npos;
+}
+
+}  // namespace
+
+int PreparedRequest::n_prompt() const {
+  size_t n = 0;
+  for (const auto& prompt : prompts) n += prompt.size();
+  return static_cast<int>(n);
+}
+
+ApiError context_exceeded(Dialect dialect, size_t n_prompt, int n_ctx) {
+  ApiError error(
+      400, "context_length_exceeded",
+      dialect == Dialect::Messages
+          ? fmt::format("prompt is too long: {} tokens > {} maximum", n_prompt, n_ctx)
+          : fmt::format("This model's maximum context length is {} tokens. However, your messages resulted "
+                        "in {} tokens. Please reduce the length of the messages.",
+                        n_ctx, n_prompt),
+      dialect == Dialect::Completions ? "prompt" : "messages");
+  error.extra = {{"n_prompt_tokens", n_prompt}, {"n_ctx", n_ctx}};
+  return error;
+}
+
+std::vector<TokenId> render_ids(const GenerationRequest& request, const ServedModel& model,
+                                bool* in_reasoning) {
+  RenderOptions options;
+  options.tools = request.tools;
+  options.thinking = request.thinking;
+  options.kwargs = request.template_kwargs;
+  options.add_generation_prompt = !request.continue_last_turn;
+  const auto offer = [&](const char* name, Json value) {
+    if (knows(model, name) && !options.kwargs.contains(name)) options.kwargs[name] = std::move(value);
+  };
+  offer("preserve_thinking", true);
+  if (!request.effort.empty()) offer("reasoning_effort", request.effort);
+  if (request.continue_last_turn && request.thinking.value_or(false) &&
+      request.turns.back().reasoning.empty())
+    throw invalid_value(
+        "messages", "messages: an answer without its reasoning cannot be continued while reasoning is on");
+  try {
+    RenderedPrompt rendered = model.renderer->render(request.turns, options);
+    *in_reasoning = rendered.in_reasoning && !request.continue_last_turn;
+    if (request.continue_last_turn) open_last_turn(rendered.ids, model.tokenizer->vocab());
+    return std::move(rendered.ids);
+  } catch (const ConfigError& error) {
+    throw ApiError(400, "invalid_value", error.what(), "messages");
+  }
+}
+
+PreparedRequest prepare(GenerationRequest request, const ServedModel& model, const ServerOptions& options) {
+  PreparedRequest prepared;
+  const Tokenizer& tokenizer = *model.tokenizer;
+  const Vocab& vocab = tokenizer.vocab();
+  const int n_ctx = model.service->n_ctx();
+  if (request.dialect == Dialect::Completions) {
+    for (const auto& prompt : request.prompts) {
+      if (const auto* text = std::get_if<std::string>(&prompt)) {
+        std::vector<TokenId> ids = tokenizer.encode(*text, {.parse_special = true, .add_bos_eos = true});
+        // An end token at the end would be answered by nothing.
+        if (vocab.add_eos() && ids.size() > 1 && vocab.eos() && ids.back() == *vocab.eos()) ids.pop_back();
+        prepared.prompts.push_back(std::move(ids));
+        prepared.echoed_prompts.push_back(*text);
+      } else {
+        prepared.prompts.push_back(std::get<std::vector<int32_t>>(prompt));
+        prepared.echoed_prompts.push_back(tokenizer.decode(prepared.prompts.back(), {.special = true}));
+      }
+      if (prepared.prompts.back().empty())
+        throw invalid_value("prompt", "prompt: there is nothing to continue");
+    }
+  } else {
+    prepared.prompts.push_back(render_ids(request, model, &prepared.in_reasoning));
+    prepared.marks = marks_of(prepared.prompts.front(), vocab);
+  }
+  size_t n_longest = 0;
+  for (const auto& prompt : prepared.prompts) n_longest = std::max(n_longest, prompt.size());
+  if (n_longest >= static_cast<size_t>(n_ctx)) throw context_exceeded(request.dialect, n_longest, n_ctx);
+
+  GenerateOptions& generate = prepared.options;
+  generate.sampling = request.sampling;
+  const int room = n_ctx - static_cast<int>(n_longest) + 1;
+  const int wanted = request.max_tokens.value_or(options.default_max_tokens);
+  generate.max_tokens = wanted > room ? -1 : wanted;  // the end of the context ends it then
+  generate.stop_tokens.assign(vocab.end_of_generation().begin(), vocab.end_of_generation().end());
+  for (const int32_t id : request.stop_token_ids) generate.stop_tokens.push_back(id);
+  const bool may_call = !request.tools.empty() && request.tool_choice.mode != CallChoice::Mode::None;
+  if (const std::optional<int32_t> call = vocab.find_special("<tool_call>");
+      call && !may_call && request.dialect != Dialect::Completions)
+    generate.sampling.logit_bias[*call] = kBanToken;
+  const size_t n_answers = prepared.prompts.size() * static_cast<size_t>(request.n);
+  prepared.constraints = make_constraints(request, model, prepared.in_reasoning, generate.max_tokens,
+                                          n_answers, request.ignored_fields);
+  if (const Status status = validate(generate.sampling, vocab.n_tokens()); !status)
+    throw ApiError(400, "invalid_value", status.error().message);
+  prepared.request = std::move(request);
+  return prepared;
+}
+
+}  // namespace thermo

@@ -1,0 +1,30 @@
+// From a request to the ids that the engine gets: template, tokens, limits. On a worker's thread; pure.
+#pragma once
+
+#include "chat/answer_constraint.h"
+#include "server/server_options.h"
+
+namespace thermo {
+
+struct PreparedRequest {
+  GenerationRequest request;
+  std::vector<std::vector<TokenId>> prompts;  // one, or as many as a completion has
+  std::vector<std::string> echoed_prompts;    // texts of the prompts, where they are repeated
+  std::vector<int> marks;                     // see TokenRequest
+  bool in_reasoning = false;                  // the answer begins there
+  GenerateOptions options;                    // but for the choice's number and constraint
+  std::vector<std::shared_ptr<AnswerConstraint>> constraints;  // of each answer; empty: none
+  int n_prompt() const;                                        // tokens of all prompts
+};
+
+// Throws ApiError: a template that refuses, a prompt that does not fit.
+PreparedRequest prepare(GenerationRequest request, const ServedModel& model, const ServerOptions& options);
+
+// The ids of the prompt only; for counting.
+std::vector<TokenId> render_ids(const GenerationRequest& request, const ServedModel& model,
+                                bool* in_reasoning);
+
+// The words that clients look for.
+ApiError context_exceeded(Dialect dialect, size_t n_prompt, int n_ctx);
+
+}  // namespace thermo

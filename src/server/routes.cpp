@@ -1,0 +1,89 @@
+#include "server/routes.h"
+
+#include <set>
+
+namespace thermo {
+namespace {
+
+using Key = Route::Key;
+
+constexpr Route kRoutes[] = {
+    {"POST", "/v1/chat/completions", Endpoint::Chat, Key::User, Dialect::Chat, true, true},
+    {"POST", "/v1/completions", Endpoint::Completions, Key::User, Dialect::Completions, true, true},
+    {"POST", "/v1/messages", Endpoint::Messages, Key::User, Dialect::Messages, true, true},
+    {"POST", "/v1/responses", Endpoint::Responses, Key::User, Dialect::Responses, true, true},
+    {"POST", "/v1/messages/count_tokens", Endpoint::CountTokens, Key::User, Dialect::Messages, false, true},
+    {"POST", "/v1/chat/completions/input_tokens", Endpoint::ChatTokens, Key::User, Dialect::Chat, false,
+     true},
+    {"POST", "/v1/responses/input_tokens", Endpoint::ResponsesTokens, Key::User, Dialect::Responses, false,
+     true},
+    {"POST", "/tokenize", Endpoint::Tokenize, Key::User, Dialect::Native, false, true},
+    {"POST", "/detokenize", Endpoint::Detokenize, Key::User, Dialect::Native, false, true},
+    {"POST", "/apply-template", Endpoint::ApplyTemplate, Key::User, Dialect::Native, false, true},
+    {"GET", "/v1/models", Endpoint::Models},
+    {"GET", "/v1/models/*", Endpoint::Model},
+    {"GET", "/health", Endpoint::Health, Key::None},
+    {"GET", "/v1/health", Endpoint::Health, Key::None},
+    {"GET", "/live", Endpoint::Live, Key::None},
+    {"GET", "/ready", Endpoint::Ready, Key::None},
+    {"GET", "/version", Endpoint::Version, Key::None},
+    {"GET", "/metrics", Endpoint::Metrics, Key::Metrics},
+    {"GET", "/props", Endpoint::Props},
+    {"GET", "/slots", Endpoint::Slots},
+    {"GET", "/thermo/requests", Endpoint::Requests},
+    {"DELETE", "/thermo/requests/*", Endpoint::CancelRequest},
+    {"GET", "/thermo/plan", Endpoint::Plan},
+    {"GET", "/thermo/experts", Endpoint::Experts},
+    {"POST", "/thermo/shutdown", Endpoint::Shutdown, Key::Admin},
+    {"POST", "/v1/embeddings", Endpoint::NotSupported},
+    {"POST", "/embeddings", Endpoint::NotSupported},
+    {"POST", "/v1/rerank", Endpoint::NotSupported},
+    {"POST", "/v1/audio/*", Endpoint::NotSupported},
+    {"POST", "/v1/images/*", Endpoint::NotSupported},
+};
+
+bool matches(std::string_view pattern, std::string_view path, std::string& rest) {
+  if (!pattern.ends_with("/*")) return pattern == path;
+  const std::string_view folder = pattern.substr(0, pattern.size() - 1);
+  if (!path.starts_with(folder) || path.size() == folder.size()) return false;
+  rest = path.substr(folder.size());
+  return true;
+}
+
+}  // namespace
+
+RouteMatch find_route(std::string_view method, std::string_view path) {
+  RouteMatch match;
+  if (method == "HEAD") method = "GET";
+  for (const Route& route : kRoutes) {
+    std::string rest;
+    // What generates is also there without /v1.
+    const bool found = matches(route.path, path, rest) ||
+                       (route.path.starts_with("/v1/") && matches(route.path.substr(3), path, rest));
+    if (!found) continue;
+    if (route.method == method) return {&route, {}, std::move(rest)};
+    match.allowed += (match.allowed.empty() ? "" : ", ") + std::string(route.method);
+    if (route.method == "GET") match.allowed += ", HEAD";
+  }
+  return match;
+}
+
+Dialect dialect_of(std::string_view path) {
+  std::string rest;
+  for (const Route& route : kRoutes)
+    if (route.dialect != Dialect::Native &&
+        (matches(route.path, path, rest) ||
+         (route.path.starts_with("/v1/") && matches(route.path.substr(3), path, rest))))
+      return route.dialect;
+  return Dialect::Native;
+}
+
+Json endpoint_names() {
+  std::set<std::string> names;
+  for (const Route& route : kRoutes)
+    if (route.endpoint != Endpoint::NotSupported)
+      names.insert(std::string(route.method) + " " + std::string(route.path));
+  return Json(names);
+}
+
+}  // namespace thermo

@@ -1,0 +1,130 @@
+#include "server/server.h"
+
+#include <atomic>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/post.hpp>
+#include <ctime>
+#include <future>
+#include <thread>
+
+#include "base/log.h"
+#include "server/api_handler.h"
+
+namespace thermo {
+
+struct Server::Impl {
+  ServerState state;
+  std::atomic<bool> shutdown_requested{false};
+  ApiHandler handler;
+  std::optional<HttpServer> http;
+  asio::executor_work_guard<asio::io_context::executor_type> work;
+  std::atomic<TokenService*> service{nullptr};
+  std::thread thread;
+
+  explicit Impl(ServerOptions options)
+      : state(std::move(options)),
+        handler(state, [this] { shutdown_requested = true; }),
+        work(state.io.get_executor()) {}
+
+  // Runs it on the thread of the sockets and waits.
+  template <class Function>
+  void on_io(Function function) {
+    std::promise<void> done;
+    asio::post(state.io, [&] {
+      function();
+      done.set_value();
+    });
+    done.get_future().wait();
+  }
+};
+
+Server::Server(ServerOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
+  impl_->state.started_at = static_cast<int64_t>(std::time(nullptr));
+  impl_->http.emplace(impl_->state.io, impl_->state.options.http, impl_->handler);
+  impl_->thread = std::thread([this] { impl_->state.io.run(); });
+}
+
+Server::~Server() {
+  stop();
+}
+
+void Server::stop() {
+  Impl& m = *impl_;
+  if (!m.thread.joinable()) return;
+  m.on_io([&] {
+    m.state.draining = m.state.cancelling = true;
+    m.http->stop_listening();
+    m.http->close_all();
+    for (const auto& live : m.state.live) live->signal.raise();
+  });
+  // What still runs notices that its client is gone; connections end one by one.
+  for (int i = 0; i < 500; ++i) {
+    bool empty = false;
+    m.on_io([&] { empty = m.http->n_connections() == 0; });
+    if (empty) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  m.state.workers.join();
+  m.work.reset();
+  m.state.io.stop();
+  m.thread.join();
+}
+
+std::vector<std::string> Server::urls() const {
+  return impl_->http->urls();
+}
+
+void Server::set_progress(std::string stage, double ratio) {
+  asio::post(impl_->state.io, [m = impl_.get(), stage = std::move(stage), ratio]() mutable {
+    m->state.load_stage = std::move(stage);
+    m->state.load_progress = ratio;
+  });
+}
+
+void Server::set_ready(ServedModel model) {
+  impl_->service = model.service;
+  impl_->on_io([&] { impl_->state.model = std::make_unique<ServedModel>(std::move(model)); });
+}
+
+void Server::set_failed(std::string why) {
+  impl_->on_io([&] { impl_->state.failure = std::move(why); });
+}
+
+void Server::shut_down(const std::function<bool()>& hurry) {
+  Impl& m = *impl_;
+  const auto end = std::chrono::steady_clock::now() + m.state.options.shutdown_grace;
+  m.on_io([&] {
+    m.state.draining = true;
+    m.http->stop_listening();
+    for (const auto& live : m.state.live) live->signal.raise();
+  });
+  const auto quiet = [&m] {
+    bool empty = false;
+    m.on_io([&] { empty = m.state.live.empty(); });
+    return empty;
+  };
+  while (!quiet() && std::chrono::steady_clock::now() < end && !(hurry && hurry()))
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  m.on_io([&] {
+    m.state.cancelling = true;
+    for (const auto& live : m.state.live) live->signal.raise();
+  });
+  // Errors of streams that were cut reach their clients.
+  for (int i = 0; i < 100; ++i) {
+    bool empty = false;
+    m.on_io([&] { empty = m.http->n_connections() == 0; });
+    if (empty) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+bool Server::shutdown_requested() const {
+  return impl_->shutdown_requested;
+}
+
+std::string Server::fault() const {
+  TokenService* const service = impl_->service;
+  return service == nullptr ? std::string() : service->state().fault;
+}
+
+}  // namespace thermo

@@ -1,0 +1,42 @@
+// The server as its owner sees it: it listens, is told when the model is ready, and ends in good order.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/server_options.h"
+
+namespace thermo {
+
+class Server {
+ public:
+  // Listens, and answers from then on (503 until there is a model). Throws ConfigError, and ThermoError with
+  // ExitCode::Listen.
+  explicit Server(ServerOptions options);
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  // These may be called from any thread.
+  std::vector<std::string> urls() const;
+  void set_progress(std::string stage, double ratio);
+  void set_ready(ServedModel model);
+  // The model could not be loaded.
+  void set_failed(std::string why);
+  // Refuses new requests and lets running ones finish within the grace; the rest is cancelled. Returns when
+  // nobody is served any more. `hurry`: asked now and then; true ends the grace.
+  void shut_down(const std::function<bool()>& hurry = {});
+  // Closes every connection and ends the threads; what still runs is cancelled. The engine may go after this.
+  void stop();
+  // Somebody asked for the end over HTTP.
+  bool shutdown_requested() const;
+  // The engine cannot go on: why; empty while it can.
+  std::string fault() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace thermo

@@ -1,0 +1,57 @@
+// What a server is told when it starts, and what it serves once the model is loaded.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "chat/prompt_renderer.h"
+#include "engine/token_service.h"
+#include "grammar/token_trie.h"
+#include "server/api/generation_request.h"
+#include "server/http/access.h"
+#include "server/http/http_server.h"
+
+namespace thermo {
+
+struct ServerOptions {
+  // Behaviour.
+  HttpOptions http;
+  AccessOptions access;
+  std::string api_prefix;  // "/p": everything is below it
+  bool metrics_need_key = true;
+  bool strict_model = false;  // a request for another model is refused
+  int default_max_tokens = 32768;
+  bool keep_billing_header = false;
+  bool anthropic_thinking = false;
+  bool prefill_assistant = false;
+  int key_concurrency = 0;  // requests of one key at a time; 0: any number
+  bool serve_slots = true, serve_props = true, serve_metrics = true;
+  Json version = Json::object();  // what /version says
+  // Times; zero: none.
+  std::chrono::milliseconds request_timeout{0}, queue_timeout{0};
+  std::chrono::milliseconds ping_interval{10'000};
+  std::chrono::milliseconds shutdown_grace{30'000};
+  // Performance.
+  int n_workers = 2;  // threads that read bodies and render prompts
+};
+
+// The facts of a model that is ready. Everything it points to outlives the server.
+struct ServedModel {
+  std::string id;
+  std::vector<std::string> aliases;
+  std::string fingerprint;
+  const Tokenizer* tokenizer = nullptr;
+  const PromptRenderer* renderer = nullptr;
+  TokenService* service = nullptr;
+  std::shared_ptr<const TokenTrie> trie;  // of the vocabulary
+  SamplingParams sampling;     // where a request says nothing
+  Json meta = Json::object();  // arch, n_params, quant ...
+  Json plan = Json::object();  // memory
+  std::string chat_template;
+  std::string file_name;
+};
+
+}  // namespace thermo

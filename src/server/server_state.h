@@ -1,0 +1,43 @@
+// What the parts of a server share. All of it belongs to the thread of the sockets, but for what says
+// otherwise.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "server/live_request.h"
+#include "server/metrics.h"
+#include "server/server_options.h"
+
+namespace thermo {
+
+struct ServerState {
+  explicit ServerState(ServerOptions o)
+      : options(std::move(o)), access(options.access), workers(static_cast<size_t>(options.n_workers)) {}
+
+  const ServerOptions options;
+  Access access;
+  asio::io_context io{1};
+  asio::thread_pool workers;
+  Metrics metrics;                     // any thread
+  std::unique_ptr<ServedModel> model;  // set once, when it is ready; then workers may read it, too
+  std::string load_stage = "open";
+  double load_progress = 0.0;
+  bool draining = false;
+  bool cancelling = false;  // the grace is over
+  std::string failure;      // the model could not be loaded
+  std::list<std::shared_ptr<LiveRequest>> live;
+  std::map<std::string, int> by_key;  // live requests of a key
+  int64_t started_at = 0;             // seconds since 1970
+
+  // "thermocline/0.1.0".
+  std::string server_name() const { return "thermocline/" + options.version.value("version", "?"); }
+};
+
+const char* dialect_name(Dialect dialect);
+
+}  // namespace thermo

@@ -1,0 +1,76 @@
+#include "server/token_endpoints.h"
+
+#include <fmt/format.h>
+
+#include "base/utf8.h"
+#include "server/generation.h"
+
+namespace thermo {
+namespace {
+
+Json pieces_of(const std::vector<TokenId>& ids, const Tokenizer& tokenizer) {
+  Json list = Json::array();
+  for (const TokenId id : ids) {
+    const std::string bytes(tokenizer.token_bytes(id));
+    std::string storage;
+    const bool text = replace_invalid_utf8(bytes, storage).data() == bytes.data();
+    Json piece = bytes;
+    if (!text) {
+      piece = Json::array();
+      for (const char c : bytes) piece.push_back(static_cast<unsigned char>(c));
+    }
+    list.push_back({{"id", id}, {"piece", std::move(piece)}});
+  }
+  return list;
+}
+
+Json tokenize(const Json& body, const ServerState& server) {
+  Fields fields(body);
+  const Tokenizer& tokenizer = *server.model->tokenizer;
+  std::vector<TokenId> ids;
+  if (fields.has("messages")) {
+    bool in_reasoning = false;
+    ids = render_ids(read_request(Dialect::Chat, body, server), *server.model, &in_reasoning);
+  } else {
+    const Json& content = fields.require("content");
+    if (!content.is_string()) throw invalid_value("content", "content: a string was expected");
+    EncodeOptions options;
+    options.add_bos_eos = fields.boolean("add_special").value_or(false);
+    options.parse_special = fields.boolean("parse_special").value_or(true);
+    ids = tokenizer.encode(content.get_ref<const std::string&>(), options);
+  }
+  if (fields.boolean("with_pieces").value_or(false)) return {{"tokens", pieces_of(ids, tokenizer)}};
+  return {{"tokens", ids}};
+}
+
+Json detokenize(const Json& body, const ServerState& server) {
+  Fields fields(body);
+  const Json* tokens = fields.array("tokens");
+  if (tokens == nullptr) fields.require("tokens");
+  std::vector<TokenId> ids;
+  for (const Json& id : *tokens) {
+    if (!id.is_number_integer() || !server.model->tokenizer->vocab().contains(id.get<int32_t>()))
+      throw invalid_value("tokens", fmt::format("tokens: {} is no token of the vocabulary", id.dump()));
+    ids.push_back(id.get<int32_t>());
+  }
+  return {{"content", server.model->tokenizer->decode(ids, {.special = true})}};
+}
+
+}  // namespace
+
+Json token_reply(Endpoint endpoint, const Json& body, const ServerState& server) {
+  if (endpoint == Endpoint::Tokenize) return tokenize(body, server);
+  if (endpoint == Endpoint::Detokenize) return detokenize(body, server);
+  const Dialect dialect = endpoint == Endpoint::CountTokens       ? Dialect::Messages
+                          : endpoint == Endpoint::ResponsesTokens ? Dialect::Responses
+                                                                  : Dialect::Chat;
+  bool in_reasoning = false;
+  const std::vector<TokenId> ids =
+      render_ids(read_request(dialect, body, server), *server.model, &in_reasoning);
+  if (endpoint == Endpoint::CountTokens) return {{"input_tokens", ids.size()}};
+  if (endpoint == Endpoint::ApplyTemplate)
+    return {{"prompt", server.model->tokenizer->decode(ids, {.special = true})}, {"n_tokens", ids.size()}};
+  return {{"object", "response.input_tokens"}, {"input_tokens", ids.size()}};
+}
+
+}  // namespace thermo
