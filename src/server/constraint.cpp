@@ -42,7 +42,6 @@ std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const Generation
                                                                 int max_tokens, size_t n,
                                                                 std::vector<std::string>& ignored) {
   ConstraintOptions options;
-  options.starts_in_reasoning = in_reasoning;
   options.may_reason = request.dialect != Dialect::Completions && request.split_reasoning;
   if (in_reasoning && request.thinking_budget) options.reasoning_budget = *request.thinking_budget;
   if (in_reasoning && request.max_tokens && max_tokens >= 0) {
@@ -66,7 +65,8 @@ std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const Generation
   if (!rules) throw ApiError(400, "invalid_tool_schema", rules.error().message, "tools");
   for (const std::string& path : (*rules)->ignored()) ignored.push_back(path);
   std::vector<std::shared_ptr<AnswerConstraint>> constraints;
-  for (size_t i = 0; i < n; ++i) constraints.push_back(std::make_shared<AnswerConstraint>(*rules));
+  for (size_t i = 0; i < n; ++i)
+    constraints.push_back(std::make_shared<AnswerConstraint>(*rules, in_reasoning));
   return constraints;
 }
 
