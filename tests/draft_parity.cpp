@@ -1,11 +1,14 @@
-// Texts with drafts against texts without, over 200 prompts: code, chat, arithmetic, tool calls and free text.
+// Texts with drafts against texts without, over 200 prompts: code, chat, arithmetic, tool calls and free
+// text.
 //
-// Every drafter and budget, greedy and with a seed. On the processor all texts must be equal. Also prints what
-// drafting did to each kind of text: tokens a step, how often the first guess was right, and with --speed the
-// time of each text with drafts over that without, written in turn.
+// Every drafter and budget, greedy and with a seed. On the processor all texts must be equal. Also prints
+// what drafting did to each kind of text: tokens a step, how often the first guess was right, and with
+// --speed the time of each text with drafts over that without, written in turn.
 //
-//   draft_parity [--prompts 200] [-n 96] [--who lookup,mtp,DRAFTER.gguf] [--budgets 1,7,16,63] [--temps 0,0.8]
+//   draft_parity [--prompts 200] [-n 96] [--who lookup,mtp,DRAFTER.gguf] [--budgets 1,7,16,63] [--temps
+//   0,0.8]
 //                [--sequences 1] [--model FILE] [--device cpu|sim|gpu] [--threads N] [--speed REPETITIONS]
+//                [--candidates 1: chains]
 //
 // A model without a vocabulary gets random prompts.
 #include <fmt/format.h>
@@ -34,7 +37,7 @@ struct Prompt {
 };
 
 struct Options {
-  int n_prompts = 200, n_tokens = 96, n_sequences = 1, n_threads = 0, n_speed = 0;
+  int n_prompts = 200, n_tokens = 96, n_sequences = 1, n_threads = 0, n_speed = 0, n_candidates = 0;
   std::vector<std::string> who = {"lookup", "mtp", "embedded"}, budgets = {"1", "7", "16", "63"};
   std::vector<float> temperatures = {0.0f, 0.8f};
   std::string model, device = "cpu";
@@ -64,6 +67,8 @@ Options read_options(int argc, char** argv) {
       o.n_threads = std::stoi(value);
     } else if (name == "--speed") {
       o.n_speed = std::stoi(value);
+    } else if (name == "--candidates") {
+      o.n_candidates = std::stoi(value);
     } else if (name == "--who") {
       o.who = split(value);
     } else if (name == "--budgets") {
@@ -84,7 +89,8 @@ Options read_options(int argc, char** argv) {
 
 // One of each kind in turn, so that a short run sees all of them.
 std::vector<std::pair<std::string, std::string>> questions() {
-  const char* nouns[] = {"list", "string", "number", "file", "tree", "word", "date", "matrix", "queue", "name"};
+  const char* nouns[] = {"list", "string", "number", "file",  "tree",
+                         "word", "date",   "matrix", "queue", "name"};
   const char* verbs[] = {"sorts", "reverses", "counts", "prints"};
   const char* topics[] = {"the sea", "a lighthouse", "winter",   "a small town", "the moon",
                           "bread",   "a river",      "old maps", "bees",         "rain"};
@@ -94,7 +100,8 @@ std::vector<std::pair<std::string, std::string>> questions() {
   const char* frees[] = {"Tell me a story about", "Write a poem about", "Write a letter about", "Describe"};
   std::vector<std::pair<std::string, std::string>> all;
   for (int i = 0; i < 40; ++i) {
-    all.emplace_back("code", fmt::format("Write a Python function that {} a {}.", verbs[i / 10], nouns[i % 10]));
+    all.emplace_back("code",
+                     fmt::format("Write a Python function that {} a {}.", verbs[i / 10], nouns[i % 10]));
     all.emplace_back("chat", fmt::format("{} {}?", chats[i % 4], topics[i / 4]));
     all.emplace_back("sums", fmt::format("What is {} {} {}?", 7 * i + 3, "+-*"[i % 3], 5 * i + 2));
     all.emplace_back("tools", fmt::format("{} {}.", tools[i % 4], topics[i / 4]));
@@ -175,8 +182,7 @@ std::vector<Text> write(Engine& engine, std::span<const Prompt> prompts, size_t 
       if (const auto* error = std::get_if<Error>(&event.what))
         throw ThermoError(ExitCode::Internal, error->message);
     }
-  texts.front().seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  texts.front().seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   texts.front().draft = engine.draft_telemetry() - before;
   return texts;
 }
@@ -223,6 +229,7 @@ class Parity {
                                                : DeviceChoice::Kind::Cpu;
     using Kind = DraftOptions::Kind;
     options.draft.budget = budget == "auto" ? 0 : std::stoi(budget);
+    options.draft.max_candidates = o_.n_candidates;
     options.draft.kind = who == "none"     ? Kind::None
                          : who == "lookup" ? Kind::Lookup
                          : who == "mtp"    ? Kind::Mtp
@@ -245,8 +252,8 @@ class Parity {
         ++n_texts_;
         if (texts[i].tokens == plain_[first + i].tokens) continue;
         ++n_different_;
-        fmt::print("differs: prompt {} ({}), {} budget {}, temperature {}\n", first + i, now[i].kind, who, budget,
-                   temperature);
+        fmt::print("differs: prompt {} ({}), {} budget {}, temperature {}\n", first + i, now[i].kind, who,
+                   budget, temperature);
       }
       DraftTelemetry& sum = kinds[n == 1 ? now.front().kind : "all"];
       sum = sum + texts.front().draft;
@@ -254,7 +261,8 @@ class Parity {
     std::string line = fmt::format("{} budget {} temperature {}:", who, budget, temperature);
     for (const auto& [kind, t] : kinds) {
       const auto first_guess =
-          t.tried[1] == 0 ? 0.0 : 100.0 * static_cast<double>(t.accepted[1]) / static_cast<double>(t.tried[1]);
+          t.tried[1] == 0 ? 0.0
+                          : 100.0 * static_cast<double>(t.accepted[1]) / static_cast<double>(t.tried[1]);
       line += fmt::format(" {} {:.3f} ({:.1f} %)", kind, t.tokens_per_step(), first_guess);
     }
     fmt::print("{}\n", line);
@@ -262,7 +270,8 @@ class Parity {
   }
 
   // Each text without and with drafts, in turn; of several repetitions the median.
-  void speed(Engine& plain, Engine& engine, float temperature, const std::string& who, const std::string& budget) {
+  void speed(Engine& plain, Engine& engine, float temperature, const std::string& who,
+             const std::string& budget) {
     std::map<std::string, std::vector<double>> ratios;
     std::map<std::string, DraftTelemetry> kinds;
     for (int repetition = 0; repetition < o_.n_speed; ++repetition) {
@@ -282,8 +291,9 @@ class Parity {
     std::string line = fmt::format("{} budget {} temperature {}, times none:", who, budget, temperature);
     for (auto& [kind, values] : ratios) {
       std::sort(values.begin(), values.end());
-      line += fmt::format(" {} {:.3f} ({:.3f}..{:.3f}; {:.2f} tokens a step)", kind, values[values.size() / 2],
-                          values.front(), values.back(), kinds[kind].tokens_per_step());
+      line +=
+          fmt::format(" {} {:.3f} ({:.3f}..{:.3f}; {:.2f} tokens a step)", kind, values[values.size() / 2],
+                      values.front(), values.back(), kinds[kind].tokens_per_step());
     }
     fmt::print("{}\n", line);
     std::fflush(stdout);

@@ -64,6 +64,7 @@ struct DraftOptions {
   int max_depth = 0;               // of them, one after the other; 0: what the drafter can do
   int min_depth = 0;               // shorter guesses are not verified
   float min_probability = 0.0f;    // less likely ones are not drafted
+  int max_candidates = 0;          // of a position; 1: chains, 0: as many as are of use
   std::optional<KvType> k_type;    // of the drafter's own cache; nullopt: f16
   std::optional<KvType> v_type;
   std::optional<OracleOptions> oracle;  // for measurements: how often the drafter is right

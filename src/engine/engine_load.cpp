@@ -107,6 +107,8 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
                            .max_depth = options.draft.max_depth,
                            .min_depth = options.draft.min_depth,
                            .min_probability = options.draft.min_probability,
+                           .max_candidates = options.draft.max_candidates,
+                           .trace = e.trace.get(),
                            .n_sequences = model.n_sequences,
                            .max_rows = plan.draft.max_rows});
   };

@@ -319,8 +319,9 @@ void RequestLoop::Impl::run() {
     }
     if (r.session->speculation && r.is_writing()) {
       constexpr int32_t kRoot = 0;
-      r.session->speculation->finish_round(group.sequence, {&kRoot, 1});
+      r.session->speculation->finish_round(group.sequence, {&kRoot, 1}, -1);
     }
+    const bool wrote = r.is_writing();
     const bool ends = r.n_now == r.n_left();
     r.session->took_step(std::span(r.tokens).subspan(r.n_done, r.n_now), *output,
                          ends ? std::optional(n_logits++) : std::nullopt);
@@ -329,6 +330,8 @@ void RequestLoop::Impl::run() {
     if (!r.is_writing())
       tell(r, PromptProgress{static_cast<int>(r.n_done), static_cast<int>(r.tokens.size())});
     if (ends) choose(r);
+    if (wrote && !r.ended && r.session->speculation)
+      r.session->speculation->saw(group.sequence, r.tokens.front());
   }
 }
 
@@ -374,7 +377,7 @@ void RequestLoop::Impl::walk(Request& r, const StepOutput& output, size_t first,
     r.path.push_back(static_cast<int32_t>(child));
     r.path_tokens.push_back(*token);
   }
-  s.speculation->finish_round(s.sequence, r.path);
+  s.speculation->finish_round(s.sequence, r.path, r.tokens.empty() ? -1 : r.tokens.front());
   // As without a draft: an answer that ends before anything is written ends in this step.
   if (r.reason && r.path.size() == 1 && *r.reason != FinishReason::ContextFull) settle(r);
 }

@@ -10,7 +10,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kRanks = 8;  // candidates of a position: more lose nothing measurable
+constexpr int kRanks = 8;    // candidates of a position: more lose nothing measurable
+constexpr int kTrusted = 4;  // tokens after which it is known how often a drafter is right
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -41,7 +42,10 @@ void Speculation::before_step() {
 void Speculation::took_step(const StepBatch& batch, double seconds) {
   step_seconds_ = seconds;
   const auto decodes = [](const SequenceRows& group) { return group.uncommitted || group.rows.size() == 1; };
-  if (std::all_of(batch.groups.begin(), batch.groups.end(), decodes)) times_.add(batch.n_rows(), seconds);
+  if (std::all_of(batch.groups.begin(), batch.groups.end(), decodes))
+    times_.add(batch.n_rows(), seconds);
+  else if (batch.groups.size() == 1)
+    times_.add_prompt(batch.n_rows(), seconds);
   int first = 0;
   std::vector<TokenId> tokens;
   for (const SequenceRows& group : batch.groups) {
@@ -80,8 +84,23 @@ void Speculation::restore(int sequence, int n, std::span<const float> snapshot) 
   drafter_->restore(sequence, n, snapshot);
 }
 
+// The text that it was compared with does not go on.
+void Speculation::drop_guess(Sequence& s) {
+  if (s.n_guessed >= 0) s.planner.finish_guess(0, costs(s));
+  s.n_guessed = -1;
+}
+
 void Speculation::begin_request(int sequence) {
-  at(sequence).planner.begin_request();
+  drop_guess(at(sequence));
+}
+
+RoundCosts Speculation::costs(const Sequence& s) const {
+  return {.times = times_, .draft_seconds = draft_time_.seconds() / s.n_asks, .n_other = s.n_asks - 1};
+}
+
+// A fixed budget drafts in every round anyway.
+bool Speculation::is_trusted() const {
+  return calibration_.n_observed() >= kTrusted;
 }
 
 void Speculation::draft(std::span<const DraftAsk> asks) {
@@ -92,45 +111,61 @@ void Speculation::draft(std::span<const DraftAsk> asks) {
   for (const DraftAsk& ask : asks) {
     Sequence& s = at(ask.sequence);
     s.tree.clear();
+    s.n_asks = static_cast<int>(asks.size());
     s.planned = planned && may_plan && ask.max_nodes > 0;
     int n = std::min(ask.max_nodes, options_.max_rows - 1);
     if (!planned) n = std::min(n, options_.budget);
-    if (n <= 0 || (planned && !(s.planned && s.planner.wants_draft()))) continue;
+    if (n <= 0 || (planned && !(s.planned && s.planner.wants_draft(costs(s))))) continue;
     int depths = std::min(n, drafter_->max_depth());
     if (options_.max_depth > 0) depths = std::min(depths, options_.max_depth);
+    const int ranks = options_.max_candidates > 0 ? std::min(kRanks, options_.max_candidates) : kRanks;
     requests_.push_back(
-        {.sequence = ask.sequence, .root = ask.root, .n_depths = depths, .n_ranks = std::min(n, kRanks)});
+        {.sequence = ask.sequence, .root = ask.root, .n_depths = depths, .n_ranks = std::min(n, ranks)});
   }
   if (requests_.empty()) return;
   const Clock::time_point start = Clock::now();
+  const int64_t begin_ns = now_ns();
   drafts_.resize(std::max(drafts_.size(), requests_.size()));
   drafter_->draft(requests_, std::span(drafts_).first(requests_.size()));
   const double seconds = seconds_since(start);
   draft_time_.add(seconds, times_.at(static_cast<int>(asks.size())));
   telemetry_.draft_seconds += seconds;
+  int64_t n_nodes = 0;
   for (size_t i = 0; i < requests_.size(); ++i) {
     const auto ask = std::find_if(asks.begin(), asks.end(),
                                   [&](const DraftAsk& a) { return a.sequence == requests_[i].sequence; });
     Sequence& s = at(requests_[i].sequence);
     std::swap(s.draft, drafts_[i]);
     if (s.draft.n_ranks > 1) couple(s.draft, ask->choice);
-    make_tree(s, ask->max_nodes, static_cast<int>(asks.size()) - 1);
+    make_tree(s, ask->max_nodes);
+    n_nodes += static_cast<int64_t>(s.tree.size());
   }
+  if (options_.trace)
+    options_.trace->add(
+        {.lane = TraceLane::Step,
+         .name = "draft",
+         .category = "draft",
+         .begin_ns = begin_ns,
+         .duration_ns = now_ns() - begin_ns,
+         .args = {{{"sequences", static_cast<int64_t>(requests_.size())}, {"nodes", n_nodes}}}});
 }
 
-void Speculation::make_tree(Sequence& s, int max_nodes, int n_other) {
+void Speculation::make_tree(Sequence& s, int max_nodes) {
   adjusted_ = s.draft;
   const float least = options_.min_probability > 0.0f ? std::log(options_.min_probability)
                                                       : -std::numeric_limits<float>::infinity();
-  for (int depth = 1; depth <= adjusted_.n_depths; ++depth)
-    for (float& logprob : adjusted_.logprobs_at(depth)) {
-      logprob =
-          logprob < least ? -std::numeric_limits<float>::infinity() : calibration_.adjusted(depth, logprob);
-    }
+  for (int depth = 1; depth <= adjusted_.n_depths; ++depth) {
+    for (float& logprob : adjusted_.logprobs_at(depth))
+      if (logprob < least) logprob = -std::numeric_limits<float>::infinity();
+    calibration_.adjust(depth, adjusted_.logprobs_at(depth));
+  }
   const int budget = options_.budget > 0 ? options_.budget : kMaxDraftNodes;
-  builder_.build(adjusted_.candidates(), std::min({max_nodes, options_.max_rows - 1, budget}), s.tree);
-  if (options_.budget == 0)
-    s.tree.resize(static_cast<size_t>(s.planner.choose(s.tree, times_, draft_time_.seconds(), n_other)));
+  builder_.build(adjusted_.candidates(), std::min({max_nodes, options_.max_rows - 1, budget}), s.tree,
+                 drafter_->repeat_weight());
+  if (s.planned) {
+    s.tree.resize(static_cast<size_t>(s.planner.choose(s.tree, costs(s), is_trusted())));
+    s.n_guessed = s.tree.empty() && s.draft.n_depths > 0 ? 0 : -1;
+  }
   int deepest = 0;
   for (const DraftNode& node : s.tree) deepest = std::max(deepest, node.depth);
   if (deepest < options_.min_depth) s.tree.clear();
@@ -140,7 +175,30 @@ std::span<const DraftNode> Speculation::tree(int sequence) const {
   return sequences_[static_cast<size_t>(sequence)].tree;
 }
 
-void Speculation::finish_round(int sequence, std::span<const int32_t> path) {
+int Speculation::observe(const Sequence& s, int depth, TokenId token) {
+  const DraftCandidates candidates = s.draft.candidates();
+  if (depth > candidates.n_depths || !std::isfinite(candidates.logprob(depth, 0))) return -1;
+  int rank = candidates.n_ranks - 1;
+  while (rank >= 0 &&
+         (candidates.token(depth, rank) != token || !std::isfinite(candidates.logprob(depth, rank))))
+    --rank;
+  const auto n = static_cast<size_t>(candidates.n_ranks);
+  calibration_.observe(depth, candidates.logprobs.subspan(static_cast<size_t>(depth - 1) * n, n), rank);
+  return rank;
+}
+
+void Speculation::saw(int sequence, TokenId token) {
+  Sequence& s = at(sequence);
+  if (s.n_guessed < 0) return;
+  const bool right = observe(s, s.n_guessed + 1, token) == 0;
+  if (right) ++s.n_guessed;
+  if (right && s.n_guessed < s.draft.n_depths && (is_trusted() || s.n_guessed < kTrusted)) return;
+  s.planner.finish_guess(s.n_guessed, costs(s));
+  telemetry_.state = s.planner.reason();
+  s.n_guessed = -1;
+}
+
+void Speculation::finish_round(int sequence, std::span<const int32_t> path, TokenId next) {
   Sequence& s = at(sequence);
   const int n_accepted = static_cast<int>(path.size()) - 1;
   if (s.tree.empty()) {
@@ -151,21 +209,29 @@ void Speculation::finish_round(int sequence, std::span<const int32_t> path) {
     telemetry_.n_drafted += s.tree.size();
     telemetry_.n_accepted += static_cast<uint64_t>(n_accepted);
     telemetry_.verify_seconds += step_seconds_;
+    if (options_.trace)
+      options_.trace->add({.lane = TraceLane::Step,
+                           .name = "accepted",
+                           .category = "draft",
+                           .begin_ns = now_ns(),
+                           .args = {{{"sequence", sequence},
+                                     {"nodes", static_cast<int64_t>(s.tree.size())},
+                                     {"accepted", n_accepted}}}});
   }
   for (int depth = 1; depth <= n_accepted + 1; ++depth) {
-    double predicted = 0.0;
     const int32_t parent = path[static_cast<size_t>(depth) - 1];
-    for (const DraftNode& node : s.tree)
-      if (node.parent == parent)
-        predicted += std::exp(static_cast<double>(s.draft.candidates().logprob(depth, node.rank)));
-    if (predicted == 0.0) break;  // nothing was drafted there
+    const auto is_child = [&](const DraftNode& node) { return node.parent == parent; };
+    if (std::none_of(s.tree.begin(), s.tree.end(), is_child)) break;  // nothing was drafted there
     const bool accepted = depth <= n_accepted;
-    calibration_.observe(depth, predicted, accepted);
+    if (accepted)
+      observe(s, depth, s.tree[static_cast<size_t>(path[static_cast<size_t>(depth)]) - 1].token);
+    else if (next >= 0)
+      observe(s, depth, next);
     ++telemetry_.tried[static_cast<size_t>(depth)];
     if (accepted) ++telemetry_.accepted[static_cast<size_t>(depth)];
   }
   if (s.planned) {
-    s.planner.finish_round(static_cast<int>(s.tree.size()), n_accepted);
+    s.planner.finish_round(static_cast<int>(s.tree.size()), n_accepted, costs(s));
     telemetry_.state = s.planner.reason();
   }
   s.tree.clear();

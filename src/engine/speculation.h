@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "experts/trace.h"
 #include "speculative/drafter.h"
 #include "speculative/planner.h"
 #include "speculative/telemetry.h"
@@ -20,6 +21,8 @@ struct SpeculationOptions {
   int max_depth = 0;             // 0: as deep as the drafter goes
   int min_depth = 0;             // a tree that is less deep is not verified
   float min_probability = 0.0f;  // candidates below it are left out
+  int max_candidates = 0;        // of a position; 0: as many as are of use
+  TraceWriter* trace = nullptr;  // nullptr: none
   int n_sequences = 1;
   int max_rows = 0;  // of an uncommitted step
 };
@@ -56,8 +59,11 @@ class Speculation {
   // asked for.
   void draft(std::span<const DraftAsk> asks);
   std::span<const DraftNode> tree(int sequence) const;
-  // Of a round of this sequence: `path` of its rows was accepted, the root first.
-  void finish_round(int sequence, std::span<const int32_t> path);
+  // Of a round of this sequence: `path` of its rows was accepted, the root first, and then `next` was chosen;
+  // -1: nothing.
+  void finish_round(int sequence, std::span<const int32_t> path, TokenId next);
+  // What followed a plain step of this sequence.
+  void saw(int sequence, TokenId token);
 
   const DraftTelemetry& telemetry() const { return telemetry_; }
 
@@ -65,7 +71,9 @@ class Speculation {
   struct Sequence {
     DraftPlanner planner;
     bool planned = false;  // it decided about this round
+    int n_asks = 1;        // sequences of this round
     Draft draft;
+    int n_guessed = -1;  // tokens of a draft that was not verified and came true so far; -1: there is none
     std::vector<DraftNode> tree;
     // Its uncommitted rows.
     std::vector<TokenId> tokens;
@@ -73,7 +81,12 @@ class Speculation {
     std::unique_ptr<StateBuffer> aside;
   };
   Sequence& at(int sequence) { return sequences_[static_cast<size_t>(sequence)]; }
-  void make_tree(Sequence& s, int max_nodes, int n_other);
+  void drop_guess(Sequence& s);
+  RoundCosts costs(const Sequence& s) const;
+  bool is_trusted() const;
+  // The text had `token` after `depth - 1` tokens that were drafted.
+  int observe(const Sequence& s, int depth, TokenId token);
+  void make_tree(Sequence& s, int max_nodes);
 
   std::unique_ptr<Drafter> drafter_;
   Backend& target_;

@@ -3,9 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <limits>
 #include <map>
 
+#include "base/cpu_info.h"
+#include "base/error.h"
+#include "base/mapped_file.h"
 #include "engine/engine.h"
+#include "engine/memory_plan.h"
 #include "gguf/gguf_file.h"
 #include "model/model_config.h"
 
@@ -136,6 +142,45 @@ TEST(Speculation, EndsWherePlainDecodingEnds) {
   const Text full = text_of(plain_small, 0, sampling(0, -1));
   EXPECT_EQ(full.result.reason, FinishReason::ContextFull);
   expect_equal(text_of(engine_small, 0, sampling(0, -1)), full);
+}
+
+TEST(Speculation, GoesOnWithPlainStepsWhereADrafterGivesNoNumbers) {
+  const MappedFile mapped(std::string(THERMO_MODELS) + "/plankton-draft-q8_0.gguf");
+  std::vector<std::byte> bytes(mapped.bytes().begin(), mapped.bytes().end());
+  const GgufTensor norm = plankton_drafter().require_tensor("output_norm.weight");
+  ASSERT_EQ(norm.dtype, DType::F32);
+  const std::vector<float> nan(norm.n_elements(), std::numeric_limits<float>::quiet_NaN());
+  std::memcpy(bytes.data() + norm.file_offset, nan.data(), norm.n_bytes);
+  const GgufFile broken(std::span<const std::byte>(bytes), "broken");
+  DraftOptions draft;
+  draft.kind = Kind::File;
+  draft.file = &broken;
+  Engine plain(plankton(), options_for({}));
+  for (const int budget : {0, 7}) {
+    draft.budget = budget;
+    Engine engine(plankton(), options_for(draft));
+    for (int i = 0; i < 2; ++i) expect_equal(text_of(engine, i, sampling(i)), text_of(plain, i, sampling(i)));
+    EXPECT_EQ(engine.draft_telemetry().n_rounds, 0u);
+    EXPECT_GT(engine.draft_telemetry().n_plain, 0u);
+  }
+}
+
+TEST(Speculation, NeedsMemoryForItsDrafter) {
+  EngineOptions options = options_for({}, 256);
+  const auto total = [&](int n_ctx) {
+    options.n_ctx = n_ctx;
+    return Engine::plan_for(plankton(), options).total_bytes;
+  };
+  const uint64_t token = (total(2048) - total(1024)) / 1024;
+  const auto n_ctx = static_cast<int>(7 * (available_memory_bytes() / 10) / token);
+  options.n_ctx = n_ctx;
+  EXPECT_NO_THROW(Engine::plan_for(plankton(), options));
+  options.draft.kind = Kind::File;
+  options.draft.file = &plankton_drafter();
+  options.draft.k_type = options.draft.v_type = KvType::F32;
+  EXPECT_THROW(Engine::plan_for(plankton(), options), MemoryError);
+  options.draft.kind = Kind::Auto;  // goes on without
+  EXPECT_NO_THROW(Engine::plan_for(plankton(), options));
 }
 
 TEST(Speculation, GoesOnAfterComingBackToACheckpoint) {

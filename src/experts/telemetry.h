@@ -7,6 +7,9 @@
 namespace thermo {
 
 struct ExpertTelemetry {
+  // Of every model with experts on the processor, split or not: routed layers run, and the experts that each
+  // of them used, however many rows did.
+  uint64_t routed_layers = 0, distinct_experts = 0;
   uint64_t steps = 0, tokens = 0;
   uint64_t layer_steps = 0;  // routed layers run
   uint64_t all_hot = 0;      // of them, those where nothing was cold

@@ -446,6 +446,10 @@ void Forward::feed_forward(int il, const Block& block, const BlockWeights& w) no
                            .n_embd = config_.n_embd};
   // Only the main stack's experts are counted and may lie elsewhere.
   const bool main_stack = block.routed() && il < config_.n_layer;
+  if (main_stack) {
+    ++n_routed_layers_;
+    n_distinct_experts_ += static_cast<uint64_t>(n_routed);
+  }
   if (main_stack && heat_) count_uses(il, block, w, n_routed);
   if (main_stack && runner_)
     runner_->run({.layer = il,

@@ -109,6 +109,10 @@ class Forward {
     runner_ = runner;
   }
 
+  // Routed layers run so far, and the distinct experts that they used.
+  uint64_t n_routed_layers() const noexcept { return n_routed_layers_; }
+  uint64_t n_distinct_experts() const noexcept { return n_distinct_experts_; }
+
   // The whole network: from the embedding to logits.
   void run() noexcept;
   // Instead of run(): keys and values of the rows, of every layer, from hidden states of another network.
@@ -156,6 +160,7 @@ class Forward {
   int max_n_rot_ = 0;
   HeatMap* heat_ = nullptr;
   ExpertRunner* runner_ = nullptr;
+  uint64_t n_routed_layers_ = 0, n_distinct_experts_ = 0;
 
   std::span<const RowGroup> groups_;
   std::span<const TokenId> tokens_;

@@ -256,7 +256,10 @@ bool Model::reset_experts() {
   return impl_->experts != nullptr && impl_->experts->reset();
 }
 ExpertTelemetry Model::expert_telemetry() const noexcept {
-  return impl_->experts ? impl_->experts->telemetry() : ExpertTelemetry{};
+  ExpertTelemetry telemetry = impl_->experts ? impl_->experts->telemetry() : ExpertTelemetry{};
+  telemetry.routed_layers = impl_->pass.n_routed_layers();
+  telemetry.distinct_experts = impl_->pass.n_distinct_experts();
+  return telemetry;
 }
 std::string_view Model::fault() const noexcept {
   return impl_->experts ? impl_->experts->fault() : std::string_view{};

@@ -44,9 +44,14 @@ struct DraftNode {
 // At most `budget` nodes, heaviest first, so that parents precede their children. Of equal weights the lower
 // depth comes first, then the lower rank, then the lower parent. NaN and -inf candidates end their list.
 // REQUIRES: 0 <= budget <= kMaxDraftNodes. `nodes` is overwritten; it allocates nothing after the first call.
+//
+// `repeat`: log-weight of a node that has its parent's token. A drafter that guesses positions independently
+// often knows a token and not whether it comes now or next; its trees then hold the token twice in a row,
+// which is what the text almost never has. 0: positions are taken as they are.
 class DraftTreeBuilder {
  public:
-  void build(const DraftCandidates& candidates, int budget, std::vector<DraftNode>& nodes);
+  void build(const DraftCandidates& candidates, int budget, std::vector<DraftNode>& nodes,
+             float repeat = 0.0f);
 
  private:
   std::vector<DraftNode> heap_;

@@ -108,6 +108,36 @@ TEST(DdTree, TakesTheHeaviestNodesOfAll) {
   }
 }
 
+TEST(DdTree, DoesNotRepeatATokenThatComesNowOrNext) {
+  const std::vector<int32_t> tokens = {1, 2, 2, 1, 3, 4};
+  const auto logs = [](std::initializer_list<float> p) {
+    std::vector<float> out;
+    for (const float value : p) out.push_back(std::log(value));
+    return out;
+  };
+  const std::vector<float> logprobs = logs({0.6f, 0.3f, 0.5f, 0.4f, 0.9f, 0.1f});
+  DraftTreeBuilder builder;
+  std::vector<DraftNode> nodes;
+  const auto tokens_of = [&](float repeat) {
+    builder.build({3, 2, tokens, logprobs}, 6, nodes, repeat);
+    std::vector<int32_t> out;
+    for (const DraftNode& node : nodes) {
+      EXPECT_LT(node.parent, static_cast<int>(out.size()) + 1);
+      out.push_back(node.token);
+    }
+    return out;
+  };
+  // 1 2 3 and 1 1 3; without repetitions 1 2 3 and 2 1 3.
+  EXPECT_EQ(tokens_of(0.0f), (std::vector<int32_t>{1, 2, 2, 3, 1, 3}));
+  EXPECT_EQ(tokens_of(-3.0f), (std::vector<int32_t>{1, 2, 2, 3, 1, 3}));
+  EXPECT_EQ(nodes[static_cast<size_t>(nodes[4].parent) - 1].token, 2) << "the 1 after a 2, not after a 1";
+  // What both positions have for sure may be repeated.
+  const std::vector<int32_t> same = {7, 7};
+  const std::vector<float> sure = logs({0.95f, 0.95f});
+  builder.build({2, 1, same, sure}, 2, nodes, -3.0f);
+  EXPECT_NEAR(std::exp(nodes[1].score), 0.9, 0.01);
+}
+
 TEST(DdTree, IsAChainWithOneCandidateAPosition) {
   std::mt19937 random(1);
   const Candidates c = random_candidates(7, 1, random);

@@ -16,6 +16,7 @@ class DflashDrafter final : public Drafter {
 
   std::string_view name() const override { return "dflash"; }
   int max_depth() const override { return config_.block - 1; }
+  float repeat_weight() const override { return -3.0f; }
   std::span<const int> states() const override { return config_.states; }
   void commit(int sequence, std::span<const TokenId> tokens, const StateRows& states) override;
   void draft(std::span<const DraftRequest> requests, std::span<Draft> drafts) override;

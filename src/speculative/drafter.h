@@ -49,6 +49,8 @@ class Drafter {
   // Hidden states of the target that it reads, as insert_taps() counts them, increasing; the taps of the rows
   // that it is told of.
   virtual std::span<const int> states() const { return {}; }
+  // For DraftTreeBuilder::build().
+  virtual float repeat_weight() const { return 0.0f; }
   // Bytes of its own, beyond the target's weights.
   virtual uint64_t bytes() const { return 0; }
 

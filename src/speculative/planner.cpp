@@ -1,5 +1,7 @@
 #include "speculative/planner.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -20,8 +22,22 @@ void StepTimes::add(int n_rows, double seconds) {
   times_[static_cast<size_t>(n_rows)].add(seconds, 2.0 * at(n_rows));
 }
 
+void StepTimes::add_prompt(int n_rows, double seconds) {
+  const double row = seconds / n_rows;
+  if (prompt_row_ == 0.0 || row < prompt_row_) prompt_row_ = row;
+}
+
 bool StepTimes::is_known(int n_rows) const {
   return n_rows <= kMaxRows && times_[static_cast<size_t>(n_rows)].n_added() > 1;
+}
+
+double StepTimes::beyond(int last) const {
+  const auto known = [&](int rows) { return times_[static_cast<size_t>(rows)].seconds(); };
+  int before = last - 1;
+  while (before > 0 && known(before) == 0.0) --before;
+  if (before > 0) return std::max(0.0, known(last) - known(before)) / (last - before);
+  if (prompt_row_ > 0.0) return std::min(prompt_row_, known(last) / last);
+  return kUnknownRow * known(last) / last;
 }
 
 double StepTimes::at(int n_rows) const {
@@ -36,86 +52,114 @@ double StepTimes::at(int n_rows) const {
     const double share = static_cast<double>(n - below) / (above - below);
     return known(below) + share * (known(above) - known(below));
   }
-  return known(below) * (1.0 + kUnknownRow * (n - below) / below);
+  return known(below) + (n - below) * beyond(below);
 }
 
-float Calibration::adjusted(int depth, float logprob) const {
-  constexpr double kPrior = 1.0, kMost = 0.98;
-  const Depth& d = depths_[static_cast<size_t>(std::min(depth, kMaxDraftNodes))];
-  const double factor = (d.accepted + kPrior) / (d.predicted + kPrior);
-  return static_cast<float>(std::min(static_cast<double>(logprob) + std::log(factor), std::log(kMost)));
+namespace {
+
+// What a drafter does not name, together.
+double rest_of(std::span<const float> logprobs) {
+  double sum = 0.0;
+  for (const float value : logprobs) sum += std::exp(static_cast<double>(value));
+  return std::log(std::clamp(1.0 - sum, 1e-4, 1.0));
 }
 
-void Calibration::observe(int depth, double predicted, bool accepted) {
-  constexpr double kFade = 0.97;
+}  // namespace
+
+void Calibration::adjust(int depth, std::span<float> logprobs) const {
+  constexpr double kPrior = 2.0;
+  const double kMost = std::log(0.98);
+  double sum = std::exp(sharpness_ * rest_of(logprobs));
+  for (const float value : logprobs) sum += std::exp(sharpness_ * static_cast<double>(value));
+  const Depth& d = depth_at(depth);
+  const double more = std::log((d.right + kPrior) / (d.predicted + kPrior)) - std::log(sum);
+  for (float& value : logprobs)
+    value = static_cast<float>(std::min(sharpness_ * static_cast<double>(value) + more, kMost));
+}
+
+void Calibration::observe(int depth, std::span<const float> logprobs, int rank) {
+  constexpr double kFade = 0.97, kRate = 0.03;
+  ++n_observed_;
+  // One step of Newton's method towards the exponent that makes what happened most likely.
+  const double rest = rest_of(logprobs);
+  double sum = 0.0, mean = 0.0, square = 0.0, best = 0.0;
+  const auto add = [&](double value) {
+    const double weight = std::exp(sharpness_ * value);
+    sum += weight;
+    mean += weight * value;
+    square += weight * value * value;
+  };
+  add(rest);
+  for (const float value : logprobs)
+    if (std::isfinite(value)) add(static_cast<double>(value));
+  mean /= sum;
+  const double happened = rank < 0 ? rest : static_cast<double>(logprobs[static_cast<size_t>(rank)]);
+  best = std::exp(sharpness_ * static_cast<double>(logprobs[0])) / sum;
+  sharpness_ += kRate * (happened - mean) / (square / sum - mean * mean + 1.0);
+  sharpness_ = std::clamp(sharpness_, 0.3, 1.3);
   Depth& d = depths_[static_cast<size_t>(std::min(depth, kMaxDraftNodes))];
-  d.predicted = kFade * d.predicted + std::min(predicted, 1.0);
-  d.accepted = kFade * d.accepted + (accepted ? 1.0 : 0.0);
+  d.predicted = kFade * d.predicted + best;
+  d.right = kFade * d.right + (rank == 0 ? 1.0 : 0.0);
 }
 
-void DraftPlanner::begin_request() {
-  // What the text before had is little said of this one: ask again soon.
-  pause_ = kShortPause;
-  left_ = std::min(left_, kShortPause);
-  misses_ = 0;
+bool DraftPlanner::wants_draft(const RoundCosts& costs) const {
+  if (state_ == State::Guessing || n_since_plain_ >= kRoundsBetweenPlain) return false;
+  return !asked_ || account_ >= costs.draft_seconds;
 }
 
-int DraftPlanner::choose(std::span<const DraftNode> nodes, const StepTimes& times, double draft_seconds,
-                         int n_other) {
-  const int rows = 1 + n_other;
-  const double plain_seconds = times.at(rows);
-  const int n_nodes = std::min(static_cast<int>(nodes.size()), most_);
-  if (plain_seconds == 0.0) return n_nodes;  // nothing is measured yet
-  double best = rows / plain_seconds * (1.0 + kMargin), expected = 0.0;
+int DraftPlanner::choose(std::span<const DraftNode> nodes, const RoundCosts& costs, bool trusted) {
+  asked_ = true;
+  disappointed_ = false;
+  account_ -= costs.draft_seconds;
+  const int rows = 1 + costs.n_other, n_nodes = std::min(static_cast<int>(nodes.size()), most_);
+  const double token = costs.plain_token();
+  double best = 0.0, expected = 0.0;
   int n = 0;
+  n_looked_at_ = n_nodes;
   for (int i = 0; i < n_nodes; ++i) {
     expected += std::exp(static_cast<double>(nodes[static_cast<size_t>(i)].score));
-    const double rate = (rows + expected) / (draft_seconds + times.at(rows + i + 1));
-    if (rate <= best) continue;
+    const double more = costs.more_rows(i + 1);
+    const double rate = (rows + expected) / (costs.draft_seconds + costs.times.at(rows) + more);
+    if (expected * token <= more * (1.0 + kMargin) || rate <= best) continue;
     best = rate;
     n = i + 1;
   }
-  return n;
+  expected_ = expected;
+  cost_ = token > 0.0 ? costs.more_rows(n_nodes) / token : 0.0;
+  state_ = n == 0 ? State::Off : State::On;
+  if (trusted || n_nodes == 0) return n;
+  state_ = State::Guessing;
+  return 0;
 }
 
-void DraftPlanner::finish_round(int n_nodes, int n_accepted) {
-  const bool due = n_since_plain_ >= kRoundsBetweenPlain;
+void DraftPlanner::finish_round(int n_nodes, int n_accepted, const RoundCosts& costs) {
+  // What was gained before pays for little: a text may change.
+  const double most = 3.0 * (costs.draft_seconds + costs.plain_token());
   n_since_plain_ = n_nodes == 0 ? 0 : n_since_plain_ + 1;
-  if (due) return;
-  if (state_ == State::Off) {
-    if (--left_ <= 0) state_ = State::Probing;
+  if (n_nodes == 0) {
+    account_ = std::min(most, account_ + kShare * costs.plain_token());
     return;
   }
-  if (n_accepted > 0) {
-    state_ = State::On;
-    misses_ = 0;
-    pause_ = kShortPause;
-    most_ = std::min(kMaxDraftNodes, 2 * std::max(most_, n_nodes));
-    return;
-  }
-  if (n_nodes > 0) most_ = std::max(kFirstNodes, most_ / 2);
-  ++misses_;
-  // A drafter that is often right has its bad rounds; a probe has one.
-  if (state_ == State::Probing || misses_ >= 4) pause();
+  account_ = std::min(most, account_ + n_accepted * costs.plain_token() - costs.more_rows(n_nodes));
+  most_ = n_accepted > 0 ? std::min(kMaxDraftNodes, 2 * std::max(most_, n_nodes))
+                         : std::max(kFirstNodes, most_ / 2);
+  disappointed_ = account_ < costs.draft_seconds;
+  if (disappointed_) state_ = State::Off;
 }
 
-void DraftPlanner::pause() {
+void DraftPlanner::finish_guess(int n_right, const RoundCosts& costs) {
   state_ = State::Off;
-  left_ = pause_;
-  pause_ = std::min(kLongPause, 2 * pause_);
-  misses_ = 0;
+  if (n_right >= kConvincing) account_ = std::max(account_, costs.draft_seconds);
 }
 
-std::string_view DraftPlanner::reason() const {
-  switch (state_) {
-    case State::On:
-      return "on";
-    case State::Probing:
-      return "probing";
-    case State::Off:
-      return "off: drafting would not be faster";
-  }
-  return "";
+std::string DraftPlanner::reason() const {
+  if (state_ == State::On) return "on";
+  if (state_ == State::Guessing || !asked_) return "waiting: the drafter was not right yet";
+  if (disappointed_) return "off: too few guesses were right";
+  if (n_looked_at_ == 0) return "off: the drafter has no guess";
+  return fmt::format(
+      "off: of {} guesses {:.1f} would be right, verifying them takes as long as {:.1f} tokens", n_looked_at_,
+      expected_, cost_);
 }
 
 }  // namespace thermo

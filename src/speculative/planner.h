@@ -1,17 +1,21 @@
 // Whether drafting pays, and how much of it: measured step times by rows, acceptance by depth. Pure but for
 // what it was told; it knows no clock.
 //
-//   rate(n) = (rows that are written anyway + A(n)) / (draft time + step time of those rows and n nodes)
+//   gain(n) = A(n) * time of a plain token - (step time with n nodes - step time without them)
 //
 // A(n) is the sum of the n largest weights of a round, corrected by what was accepted before (calibration).
-// The best n is taken where its rate beats plain decoding by a margin. Where it does not, drafting is off for
-// some tokens; then one round probes.
+// Of the n that gain by a margin the one with the best rate is taken, the time of the draft included.
+//
+// What drafting loses is bounded by an account of each sequence: drafts cost their time, rounds add what they
+// gained or lost, and every plain token adds one percent of its time. Where it does not cover a draft,
+// nothing is asked. A drafter that was never seen to be right only guesses at first: its draft is compared
+// with what plain steps write, which costs no more than the draft.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <span>
-#include <string_view>
+#include <string>
 
 #include "speculative/ddtree.h"
 
@@ -34,8 +38,10 @@ class SteadyTime {
 class StepTimes {
  public:
   void add(int n_rows, double seconds);
-  // Measured, or between two measured ones, or with kUnknownRow of a row's time for each row beyond. 0:
-  // nothing is known.
+  // Of a prompt: what a row took in a step of many.
+  void add_prompt(int n_rows, double seconds);
+  // Measured, or between two measured ones. Beyond them each row takes what the last ones took, or a row of a
+  // prompt, or kUnknownRow of a step of one. 0: nothing is known.
   double at(int n_rows) const;
   // Whether a step of so many rows was measured itself, and not only once.
   bool is_known(int n_rows) const;
@@ -44,56 +50,78 @@ class StepTimes {
 
  private:
   static constexpr double kUnknownRow = 0.15;
+  double beyond(int last) const;  // of a row
+
   std::array<SteadyTime, kMaxRows + 1> times_{};
+  double prompt_row_ = 0.0;
 };
 
-// Makes a drafter's probabilities those of acceptance, depth by depth.
+// Makes a drafter's probabilities those of acceptance: how sure it is in general, and a factor of each depth.
 class Calibration {
  public:
-  float adjusted(int depth, float logprob) const;
-  // A node's children at `depth` had this probability together, by the drafter; one of them was accepted or
-  // none.
-  void observe(int depth, double predicted, bool accepted);
+  // The candidates of a position, best first, in place.
+  void adjust(int depth, std::span<float> logprobs) const;
+  // The text had candidate `rank` of this position, -1: none. `logprobs` as they were drafted.
+  void observe(int depth, std::span<const float> logprobs, int rank);
+  int n_observed() const { return n_observed_; }
 
  private:
   struct Depth {
-    double predicted = 0.0, accepted = 0.0;  // sums that fade
+    double predicted = 0.0, right = 0.0;  // of the best candidate; sums that fade
   };
+  const Depth& depth_at(int depth) const {
+    return depths_[static_cast<size_t>(std::min(depth, kMaxDraftNodes))];
+  }
+
+  double sharpness_ = 0.8;  // exponent of probabilities: below 1 it is less sure than it says
+  int n_observed_ = 0;
   std::array<Depth, kMaxDraftNodes + 1> depths_{};
+};
+
+// What a round of a sequence takes, as it was measured.
+struct RoundCosts {
+  const StepTimes& times;
+  double draft_seconds = 0.0;  // of its draft
+  int n_other = 0;             // rows of other sequences in the step
+
+  double plain_token() const { return times.at(1 + n_other) / (1 + n_other); }
+  double more_rows(int n_nodes) const { return times.at(1 + n_other + n_nodes) - times.at(1 + n_other); }
 };
 
 // Of one sequence.
 class DraftPlanner {
  public:
-  enum class State : uint8_t { On, Probing, Off };
-
-  void begin_request();
   // Whether to ask the drafter in this round.
-  bool wants_draft() const { return state_ != State::Off && n_since_plain_ < kRoundsBetweenPlain; }
-  // How many of a tree's nodes are worth verifying; 0: none. `n_other`: rows of other sequences in the step.
-  // Remembers the answer.
-  int choose(std::span<const DraftNode> nodes, const StepTimes& times, double draft_seconds, int n_other);
+  bool wants_draft(const RoundCosts& costs) const;
+  // After it was asked: how many of a tree's nodes are worth verifying; 0: none. `trusted`: it is known how
+  // often the drafter is right.
+  int choose(std::span<const DraftNode> nodes, const RoundCosts& costs, bool trusted);
   // After a round of `n_nodes` of which `n_accepted` were; 0 nodes: a plain one.
-  void finish_round(int n_nodes, int n_accepted);
+  void finish_round(int n_nodes, int n_accepted, const RoundCosts& costs);
+  // A draft that was not verified came true for so many tokens, and then did not or ended.
+  void finish_guess(int n_right, const RoundCosts& costs);
 
+  enum class State : uint8_t { On, Guessing, Off };
   State state() const { return state_; }
-  // For people: "on", "off: drafting would not be faster".
-  std::string_view reason() const;
+  // For people: "on", "off: ...".
+  std::string reason() const;
 
  private:
-  static constexpr double kMargin = 0.04;                   // that drafting must gain
-  static constexpr int kShortPause = 32, kLongPause = 512;  // tokens
-  static constexpr int kFirstNodes = 4;
+  static constexpr double kMargin = 0.04;  // that a round must gain, in plain tokens for each node's cost
+  static constexpr double kShare = 0.01;   // of the time of plain tokens, for drafts that may be in vain
+  static constexpr int kFirstNodes = 8;
   static constexpr int kRoundsBetweenPlain = 100;  // the time of a plain step is measured now and then
+  static constexpr int kConvincing = 3;            // tokens in a row that a guess was right for
 
-  void pause();
-
-  State state_ = State::On;
-  int pause_ = kShortPause;  // the next one
-  int left_ = 0;             // tokens until a probe
-  int misses_ = 0;           // rounds in a row without gain
-  int n_since_plain_ = 0;    // rounds since a plain one
-  int most_ = kFirstNodes;   // nodes of the next round; grows with success
+  State state_ = State::Off;
+  double account_ = 0.0;       // seconds
+  bool asked_ = false;         // ever
+  bool disappointed_ = false;  // by the last round
+  int n_since_plain_ = 0;
+  int most_ = kFirstNodes;  // nodes of the next round; grows with success
+  // Of the last choice, for people.
+  double expected_ = 0.0, cost_ = 0.0;
+  int n_looked_at_ = 0;
 };
 
 }  // namespace thermo

@@ -33,56 +33,128 @@ TEST(StepTimes, LiesBetweenWhatWasMeasured) {
   EXPECT_LT(times.at(9), 8.0) << "one disturbed step";
 }
 
+TEST(StepTimes, ExpectsOfUnknownRowsWhatPromptsTook) {
+  StepTimes times;
+  times.add(1, 1.0);
+  times.add_prompt(10, 6.0);
+  EXPECT_DOUBLE_EQ(times.at(5), 1.0 + 4 * 0.6);
+  times.add(5, 2.0);
+  EXPECT_DOUBLE_EQ(times.at(9), 3.0) << "as the last rows that were measured";
+}
+
+StepTimes staircase(std::mt19937& random) {
+  StepTimes times;
+  double t = 1.0;
+  for (int rows = 1; rows <= 12; ++rows) {
+    times.add(rows, t);
+    if (random() % 3 == 0) t += static_cast<double>(random() % 100) / 60.0;
+  }
+  return times;
+}
+
 TEST(DraftPlanner, TakesTheBestRateOfAll) {
   std::mt19937 random(3);
   for (int round = 0; round < 200; ++round) {
-    StepTimes times;
-    double t = 1.0;
-    for (int rows = 1; rows <= 12; ++rows) {
-      times.add(rows, t);
-      if (random() % 3 == 0) t += static_cast<double>(random() % 100) / 60.0;  // a staircase
-    }
+    const StepTimes times = staircase(random);
     DraftPlanner planner;
-    planner.finish_round(8, 1);  // so that eight nodes are allowed
     const std::vector<DraftNode> nodes = chain({0.95, 0.9, 0.9, 0.8, 0.8, 0.7, 0.6, 0.5});
     const double draft = static_cast<double>(random() % 100) / 100.0;
+    const RoundCosts costs{.times = times, .draft_seconds = draft, .n_other = 0};
     int want = 0;
-    double best = 1.0 / times.at(1) * 1.04, expected = 0.0;
+    double best = 0.0, expected = 0.0;
     for (int n = 1; n <= 8; ++n) {
       expected += std::exp(static_cast<double>(nodes[static_cast<size_t>(n) - 1].score));
-      if ((1.0 + expected) / (draft + times.at(n + 1)) > best) {
-        best = (1.0 + expected) / (draft + times.at(n + 1));
-        want = n;
-      }
+      const double rate = (1.0 + expected) / (draft + times.at(n + 1));
+      if (expected * times.at(1) <= 1.04 * (times.at(n + 1) - times.at(1)) || rate <= best) continue;
+      best = rate;
+      want = n;
     }
-    EXPECT_EQ(planner.choose(nodes, times, draft, 0), want);
+    EXPECT_EQ(planner.choose(nodes, costs, true), want);
   }
 }
 
-TEST(DraftPlanner, StopsAskingADrafterThatIsAlwaysWrong) {
+// A drafter whose chains are right for `right` tokens, and which says 0.9 of each; what it costs, in plain
+// tokens, beyond those that were written.
+double lost_tokens(int right, double draft, double row, int n_tokens, bool trusted, DraftPlanner& planner) {
+  StepTimes times;
+  for (int rows = 1; rows <= 16; ++rows) times.add(rows, 1.0 + (rows - 1) * row);
+  const RoundCosts costs{.times = times, .draft_seconds = draft, .n_other = 0};
+  const std::vector<DraftNode> nodes = chain({0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9});
+  double time = 0.0;
+  int written = 0, guess = -1;
+  while (written < n_tokens) {
+    int n = 0;
+    if (planner.wants_draft(costs)) {
+      time += draft;
+      n = planner.choose(nodes, costs, trusted);
+      guess = n == 0 ? 0 : -1;
+    }
+    const int accepted = std::min(n, right);
+    time += times.at(1 + n);
+    written += 1 + accepted;
+    planner.finish_round(n, accepted, costs);
+    if (guess < 0) continue;
+    if (guess < right && guess < 4) {
+      ++guess;
+    } else {
+      planner.finish_guess(guess, costs);
+      trusted = trusted || guess >= 4;
+      guess = -1;
+    }
+  }
+  return time - written;
+}
+
+TEST(DraftPlanner, LosesAlmostNothingToADrafterThatIsAlwaysWrong) {
+  for (const double draft : {0.0, 0.3, 0.8, 2.0})
+    for (const double row : {0.05, 0.3, 0.8})
+      for (const bool trusted : {false, true}) {
+        DraftPlanner planner;
+        EXPECT_LE(lost_tokens(0, draft, row, 1000, trusted, planner), 0.02 * 1000 + draft + 8 * row)
+            << draft << " " << row << " " << trusted;
+      }
+}
+
+TEST(DraftPlanner, DraftsWhereItPays) {
   DraftPlanner planner;
-  int asked = 0;
-  for (int token = 0; token < 1000; ++token) {
-    const bool asks = planner.wants_draft();
-    asked += asks;
-    planner.finish_round(asks ? 4 : 0, 0);
-  }
-  EXPECT_LE(asked, 10);
-  // And comes back when it is right again.
-  while (!planner.wants_draft()) planner.finish_round(0, 0);
-  planner.finish_round(4, 3);
+  EXPECT_LT(lost_tokens(7, 0.5, 0.2, 200, false, planner), -120.0);
   EXPECT_EQ(planner.state(), DraftPlanner::State::On);
+  EXPECT_EQ(planner.reason(), "on");
+  // A text that it knows nothing of, and one that it knows again.
+  EXPECT_LT(lost_tokens(0, 0.5, 0.2, 300, true, planner), 10.0);
+  EXPECT_EQ(planner.state(), DraftPlanner::State::Off);
+  EXPECT_LT(lost_tokens(7, 0.5, 0.2, 400, true, planner), -100.0);
 }
 
-TEST(Calibration, LearnsHowOftenADepthIsAccepted) {
+TEST(Calibration, LearnsHowSureADrafterIs) {
   Calibration calibration;
-  EXPECT_NEAR(calibration.adjusted(1, -0.5f), -0.5f, 1e-6);
-  for (int i = 0; i < 300; ++i) {
-    calibration.observe(1, 0.9, i % 2 == 0);
-    calibration.observe(2, 0.5, true);
+  std::mt19937 random(1);
+  const std::vector<float> said = {std::log(0.9f), std::log(0.05f), std::log(0.02f)};
+  for (int i = 0; i < 2000; ++i) {
+    const auto draw = random() % 10;
+    calibration.observe(1, said, draw < 6 ? 0 : draw < 8 ? 1 : -1);
   }
-  EXPECT_NEAR(std::exp(calibration.adjusted(1, std::log(0.9f))), 0.5, 0.05);
-  EXPECT_GT(std::exp(calibration.adjusted(2, std::log(0.5f))), 0.9);
+  std::vector<float> adjusted = said;
+  calibration.adjust(1, adjusted);
+  EXPECT_NEAR(std::exp(adjusted[0]), 0.6, 0.1);
+  EXPECT_GT(std::exp(adjusted[1]), 0.08);
+  EXPECT_GT(adjusted[0], adjusted[1]);
+  EXPECT_GT(adjusted[1], adjusted[2]);
+  EXPECT_EQ(calibration.n_observed(), 2000);
+}
+
+TEST(Calibration, LearnsHowOftenADepthIsRight) {
+  Calibration calibration;
+  const std::vector<float> said = {std::log(0.8f)};
+  for (int i = 0; i < 300; ++i) {
+    calibration.observe(1, said, 0);
+    calibration.observe(2, said, i % 2 == 0 ? 0 : -1);
+  }
+  std::vector<float> first = said, second = said;
+  calibration.adjust(1, first);
+  calibration.adjust(2, second);
+  EXPECT_GT(std::exp(first[0]), 0.9);
+  EXPECT_NEAR(std::exp(second[0]), 0.5, 0.08);
 }
 
 }  // namespace

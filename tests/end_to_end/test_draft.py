@@ -5,7 +5,7 @@ import struct
 import tempfile
 import unittest
 
-from harness import DATA, MODEL, MODEL_ERROR, ROOT, USAGE, Gguf, ProgramTest, run
+from harness import DATA, MODEL, MODEL_ERROR, ROOT, USAGE, Gguf, ProgramTest, run, temporary_folder
 
 DRAFTER = ROOT / "models/plankton-draft-q8_0.gguf"
 PROMPTS = ["Write a Python function that sorts a list with merge sort.", "What is 17 + 25?", "Tell me about the sea."]
@@ -41,6 +41,14 @@ class Text(ProgramTest):
         self.assertGreater(timings["draft_n_accepted"], 0)
         self.assertGreaterEqual(timings["draft_n"], timings["draft_n_accepted"])
         self.assertIn("draft dflash", result.stderr)
+
+    def test_shows_drafts_in_a_trace(self):
+        trace = temporary_folder(self) / "trace.json"
+        self.answer("run", "--device", "cpu", "-p", PROMPTS[0], "-n", "24", "--temp", "0", "--draft", "auto",
+                    "--draft-budget", "7", "--trace", trace)
+        events = [event for event in json.loads(trace.read_text()) if event.get("cat") == "draft"]
+        self.assertTrue(any(event["name"] == "draft" and event["args"]["nodes"] == 7 for event in events))
+        self.assertTrue(any(event["name"] == "accepted" and event["args"]["accepted"] > 0 for event in events))
 
     def test_knows_the_names_of_llama_cpp(self):
         arguments = ["run", "--device", "cpu", "-p", PROMPTS[1], "-n", "8", "--temp", "0"]
@@ -198,6 +206,35 @@ class Refusals(ProgramTest):
         for name in ("dflash-qwen35-f32.gguf", "qwen35-f32.gguf", "missing.gguf"):
             with self.subTest(name=name):
                 self.refusal(MODEL_ERROR, "run", "--device", "cpu", "-p", "x", "--draft", DATA / name)
+
+    def test_of_mtp_without_the_block(self):
+        self.refusal(USAGE, "bench", "-m", DATA / "laguna-f32.gguf", "--device", "cpu", "-n", "4", "--draft", "mtp")
+
+    def test_of_other_kinds_and_shapes(self):
+        def eagle(gguf):
+            gguf.put_string("general.architecture", b"eagle3")
+
+        def dspark(gguf):
+            gguf.put_string("general.architecture", b"dspark")
+
+        def layers(gguf):
+            gguf.put(gguf.values["dflash.target_layers"] + 12 + 8, "<i", 99)
+
+        def width(gguf):
+            gguf.put(gguf.values["dflash.embedding_length"], "<I", 512)
+
+        def mask(gguf):
+            gguf.put(gguf.values["tokenizer.ggml.mask_token_id"], "<I", 1 << 20)
+
+        def shape(gguf):
+            gguf.put(gguf.values["dflash.feed_forward_length"], "<I", 777)
+
+        for change in (eagle, dspark, layers, width, mask, shape):
+            with self.subTest(change=change.__name__):
+                gguf = Gguf(DRAFTER)
+                change(gguf)
+                path = gguf.save(temporary_folder(self), "drafter.gguf")
+                self.refusal(MODEL_ERROR, "run", "--device", "cpu", "-p", "x", "--draft", path)
 
     def test_of_a_damaged_drafter(self):
         damaged = Gguf(DRAFTER).data[:200000]

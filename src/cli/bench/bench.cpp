@@ -483,6 +483,7 @@ class BenchCommand : public Command {
     add(!lists_.repack.empty(), "repack");
     add(!lists_.n_rows.empty(), "ms a step");
     add(!lists_.n_rows.empty(), "x one row");
+    add(!lists_.n_rows.empty() || draft_.draft != "none", "experts");
     add(!lists_.n_cpu_moe.empty(), "n_cpu_moe");
     add(!lists_.expert_cache.empty() || !lists_.expert_sweep.empty(), "expert_cache");
     if (draft_.draft != "none")

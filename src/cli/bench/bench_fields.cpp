@@ -150,6 +150,12 @@ Json bench_fields(const BenchContext& context, const BenchResult& result) {
   f["repack"] = context.engine.repacked;
   f["load_seconds"] = context.engine.load_seconds;
 
+  f["distinct_experts"] =
+      experts.routed_layers == 0
+          ? Json(nullptr)
+          : Json(static_cast<double>(experts.distinct_experts) / static_cast<double>(experts.routed_layers));
+  f["cold_experts"] = if_split(static_cast<double>(experts.cold_experts) /
+                               static_cast<double>(std::max<uint64_t>(1, experts.layer_steps)));
   f["expert_cache"] = context.setup.expert_cache;
   f["expert_total_bytes"] = experts.total_expert_bytes;
   f["expert_resident_bytes"] = experts.hot_expert_bytes;

@@ -243,6 +243,9 @@ class MarkdownPrinter : public BenchPrinter {
                  : fmt::format("{:.0f}", 100.0 * f["bandwidth_share"].get<double>());
     if (column == "ms a step")
       return f["n_rows"] == 0 ? "" : fmt::format("{:.3f}", f["avg_ns"].get<double>() * 1e-6);
+    if (column == "experts")
+      return f["distinct_experts"].is_null() ? ""
+                                             : fmt::format("{:.1f}", f["distinct_experts"].get<double>());
     if (column == "x one row")
       return f["cost_of_one"].is_null() ? "" : fmt::format("{:.2f}", f["cost_of_one"].get<double>());
     if (const std::optional<std::string> value = expert_value(column, f)) return *value;

@@ -82,7 +82,7 @@ void add_difference(const ExpertTelemetry& before, const ExpertTelemetry& after,
       &ExpertTelemetry::cpu_ns,       &ExpertTelemetry::stall_ns,      &ExpertTelemetry::disk_wait_ns,
       &ExpertTelemetry::cold_experts, &ExpertTelemetry::foreseen,      &ExpertTelemetry::ahead_bytes,
       &ExpertTelemetry::parcels,      &ExpertTelemetry::carried_pairs, &ExpertTelemetry::parcels_came,
-      &ExpertTelemetry::parcels_kept};
+      &ExpertTelemetry::parcels_kept, &ExpertTelemetry::routed_layers, &ExpertTelemetry::distinct_experts};
   for (const auto counter : kCounters) sum.*counter += after.*counter - before.*counter;
   sum.max_stall_ns = after.max_stall_ns;
   sum.budget_bytes = after.budget_bytes;
