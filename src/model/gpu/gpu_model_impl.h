@@ -52,8 +52,7 @@ struct GpuModel::Impl {
   std::vector<RowLogits> row_logits;  // of the last step
   int n_step_rows = 0;                // of the last step
   Event step_begin, step_end, features_end;
-  // [kind][bucket]; steps with committed and uncommitted groups queue their kernels. Destroyed first.
-  CapturedGraph graphs[2][std::size(kBuckets)];
+  CapturedGraph graphs[kStepKinds][std::size(kBuckets)];  // destroyed first
   CapturedGraph feature_graphs[std::size(kBuckets)];
   std::string fault;
   float step_ms = 0.0f;

@@ -141,13 +141,14 @@ void GpuModel::Impl::record(CapturedGraph& graph, const std::function<void()>& w
 }
 
 void GpuModel::Impl::record_graphs() {
-  for (const StepKind kind : {StepKind::Committed, StepKind::Uncommitted}) {
-    if (kind == StepKind::Uncommitted && options.sequence.max_draft_rows == 0) continue;
+  for (const StepKind kind : {StepKind::Committed, StepKind::Uncommitted, StepKind::Mixed}) {
+    if (kind != StepKind::Committed && options.sequence.max_draft_rows == 0) continue;
     // A drafter with features computes blocks, and those are never committed.
-    if (kind == StepKind::Committed && !config.network.features.empty()) continue;
+    if (kind != StepKind::Uncommitted && !config.network.features.empty()) continue;
+    if (kind == StepKind::Mixed && options.n_sequences == 1) continue;
     for (size_t b = 0; b < std::size(kBuckets); ++b) {
       const int n = kBuckets[b];
-      if (n > options.n_batch) continue;
+      if (n > options.n_batch || (kind == StepKind::Mixed && n == 1)) continue;
       *small_host.n_valid = 0;
       *small_host.n_groups = 0;
       *small_host.n_logits = n;
