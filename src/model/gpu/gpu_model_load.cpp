@@ -109,6 +109,7 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
   upload_rope();
 
   fused_decode = can_fuse_decode();
+  find_block_forms();
   n_past.resize(n_sequences);
   row_logits.reserve(static_cast<size_t>(o.n_batch));
   if (o.graphs) record_graphs();
