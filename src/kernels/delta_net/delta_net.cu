@@ -60,6 +60,7 @@ __global__ void __launch_bounds__(kScanThreads<kDim>)
   const int head = blockIdx.y, group = blockIdx.z, key_head = head % a.n_head_k;
   if (group >= *a.rows.n_groups || a.rows.is_uncommitted(group)) return;
   const int begin = a.rows.group_begin[group], n = a.rows.group_rows[group];
+  if (n <= a.short_rows) return;
   const int thread = blockIdx.x * kScanThreads<kDim> + threadIdx.x;
   const int j = thread / Tile::kLanes, part = thread % Tile::kLanes;
   float* const state = a.state + a.rows.group_sequence[group] * a.sequence_stride +
@@ -108,9 +109,9 @@ __global__ void __launch_bounds__(128)
   wait_for_inputs();
   const int row = blockIdx.y, head = blockIdx.x * 4 + threadIdx.x / 32;
   if (head >= a.n_head_v) return;
-  if (a.rows.any_uncommitted) {  // those have their result
+  if (a.rows.any_uncommitted || a.short_rows > 0) {  // those have their result
     const int group = a.rows.group[row];
-    if (group >= 0 && a.rows.is_uncommitted(group)) return;
+    if (group >= 0 && (a.rows.is_uncommitted(group) || a.rows.group_rows[group] <= a.short_rows)) return;
   }
   const int lane = threadIdx.x % 32;
   HeadSlice<kDim> slice;
@@ -211,33 +212,6 @@ void launch_prepare(const DeviceDeltaNetArgs& a, StreamView stream) {
       128, 0, stream, a);
 }
 
-template <int kDim>
-void launch_large(const DeviceDeltaNetArgs& a, StreamView stream) {
-  const unsigned rows = static_cast<unsigned>(a.n_rows), heads = static_cast<unsigned>(a.n_head_v);
-  launch_prepare<kDim>(a, stream);
-  // Chunks leave their result where v was.
-  const float* o = a.mixed + 2 * a.n_head_k * kDim;
-  int64_t o_step = a.n_channels();
-  const auto fits = [&](int n_stages) {
-    return device_in_use().compute_capability >= 80 && n_stages <= a.max_stages &&
-           ChunkShape<kDim>::scan_bytes(n_stages) <= device_in_use().max_shared_bytes;
-  };
-  if (fits(2)) {
-    launch_chunks<kDim, 2>(a, stream);
-  } else if (fits(1)) {
-    launch_chunks<kDim, 1>(a, stream);
-  } else {
-    launch(delta_net_scan_kernel<kDim>,
-           dim3(static_cast<unsigned>(kRuleThreads<kDim> / kScanThreads<kDim>), heads,
-                static_cast<unsigned>(a.max_groups)),
-           kScanThreads<kDim>, 0, stream, a);
-    o = a.rule_out;
-    o_step = static_cast<int64_t>(a.n_head_v) * kDim;
-  }
-  launch(delta_net_norm_kernel<kDim>, dim3(static_cast<unsigned>(ceil_div(a.n_head_v, 4)), rows), 128, 0,
-         stream, a, o, o_step);
-}
-
 // Uncommitted rows are split over a cluster where there are any.
 template <int kDim>
 size_t uncommitted_bytes(int n_rows) {
@@ -280,6 +254,41 @@ void launch_fused(const DeviceDeltaNetArgs& a, StreamView stream) {
   }
   launch(delta_net_fused_kernel<kDim, kUncommitted, 1>, dim3(heads, groups), kFusedThreads<kDim>,
          FusedShape<kDim, kUncommitted, 1>::floats(max_rows) * sizeof(float), stream, a, max_rows, prepared);
+}
+
+// Groups of a row or a few, the decoded rows of many sequences, run as in small steps: a chunk for each would
+// be mostly empty.
+template <int kDim>
+void launch_large(DeviceDeltaNetArgs a, StreamView stream) {
+  if (a.max_groups > 1) {
+    DeviceDeltaNetArgs few = a;
+    few.max_group_rows = kMaxSplitRows;
+    launch_fused<kDim, false>(few, stream);
+    a.short_rows = kMaxSplitRows;
+  }
+  const unsigned rows = static_cast<unsigned>(a.n_rows), heads = static_cast<unsigned>(a.n_head_v);
+  launch_prepare<kDim>(a, stream);
+  // Chunks leave their result where v was.
+  const float* o = a.mixed + 2 * a.n_head_k * kDim;
+  int64_t o_step = a.n_channels();
+  const auto fits = [&](int n_stages) {
+    return device_in_use().compute_capability >= 80 && n_stages <= a.max_stages &&
+           ChunkShape<kDim>::scan_bytes(n_stages) <= device_in_use().max_shared_bytes;
+  };
+  if (fits(2)) {
+    launch_chunks<kDim, 2>(a, stream);
+  } else if (fits(1)) {
+    launch_chunks<kDim, 1>(a, stream);
+  } else {
+    launch(delta_net_scan_kernel<kDim>,
+           dim3(static_cast<unsigned>(kRuleThreads<kDim> / kScanThreads<kDim>), heads,
+                static_cast<unsigned>(a.max_groups)),
+           kScanThreads<kDim>, 0, stream, a);
+    o = a.rule_out;
+    o_step = static_cast<int64_t>(a.n_head_v) * kDim;
+  }
+  launch(delta_net_norm_kernel<kDim>, dim3(static_cast<unsigned>(ceil_div(a.n_head_v, 4)), rows), 128, 0,
+         stream, a, o, o_step);
 }
 
 template <int kDim>

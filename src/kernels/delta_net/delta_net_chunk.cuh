@@ -65,11 +65,11 @@ struct ChunkPlace {
   int n;      // rows; 0: there is no such chunk
 };
 
-// Chunk number `index` when the chunks of all committed groups are counted through.
-__device__ __forceinline__ ChunkPlace find_chunk(const DeviceRows& rows, int index) {
+// Chunk number `index` when the chunks of all committed groups of more than short_rows are counted through.
+__device__ __forceinline__ ChunkPlace find_chunk(const DeviceRows& rows, int short_rows, int index) {
   const int n_groups = *rows.n_groups;
   for (int g = 0; g < n_groups; ++g) {
-    if (rows.is_uncommitted(g)) continue;
+    if (rows.is_uncommitted(g) || rows.group_rows[g] <= short_rows) continue;
     const int n = rows.group_rows[g], chunks = (n + kC - 1) / kC;
     if (index < chunks) return {rows.group_begin[g] + index * kC, min(kC, n - index * kC)};
     index -= chunks;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(ChunkShape<kDim>::kSolveThreads, 4)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   allow_next();
   wait_for_inputs();
-  const ChunkPlace chunk = find_chunk(a.rows, blockIdx.x);
+  const ChunkPlace chunk = find_chunk(a.rows, a.short_rows, blockIdx.x);
   if (chunk.n == 0) return;
   const int64_t step = a.n_channels();
   float* const rows = a.mixed + chunk.begin * step;
@@ -266,6 +266,7 @@ __global__ void __launch_bounds__(ChunkShape<kDim>::kScanThreads)
   const int key_head = head % a.n_head_k;
   if (group >= *a.rows.n_groups || a.rows.is_uncommitted(group)) return;
   const int begin = a.rows.group_begin[group], n_rows = a.rows.group_rows[group];
+  if (n_rows <= a.short_rows) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int64_t step = a.n_channels(), value_step = static_cast<int64_t>(a.n_head_v) * kDim;
   float* const rows = a.mixed + begin * step;

@@ -200,8 +200,8 @@ __global__ void __launch_bounds__(kFusedThreads<kDim, kSplit>)
   const int value_j = kSlice ? j - first_j : j;  // place of state row j among the values
   const bool has_state = threadIdx.x < kRuleThreads<kDim> / kSplit;
   // The rows of the step and the state were there before the kernels in front of this one started.
-  const bool used = group < *a.rows.n_groups && a.rows.is_uncommitted(group) == kUncommitted;
   const int begin = a.rows.group_begin[group], n = a.rows.group_rows[group];
+  const bool used = group < *a.rows.n_groups && a.rows.is_uncommitted(group) == kUncommitted && n <= max_rows;
   const int sequence = used ? a.rows.group_sequence[group] : 0;
   const int key_head = head % a.n_head_k;
   float* const state =

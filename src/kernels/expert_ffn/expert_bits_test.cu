@@ -6,7 +6,6 @@
 #include <cstring>
 #include <random>
 
-#include "base/host_buffer.h"
 #include "device/testing/skip_without_gpu.h"
 #include "kernels/expert_ffn/decode_ffn_cuda.h"
 #include "kernels/expert_ffn/expert_ffn_cuda.h"
@@ -16,86 +15,10 @@
 #include "kernels/row_ops/row_ops_cuda.h"
 #include "kernels/row_ops/warp_ops.cuh"
 #include "kernels/testing/device_case.h"
+#include "kernels/testing/exact_case.h"
 
 namespace thermo {
 namespace {
-
-constexpr DType kQuantised[] = {DType::Q4_K,   DType::Q5_K, DType::Q6_K, DType::Q8_0, DType::IQ4_XS,
-                                DType::MXFP4,  DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1,
-                                DType::IQ4_NL, DType::Q2_K, DType::Q3_K};
-
-std::vector<Isa> vector_isas() {
-  std::vector<Isa> isas;
-  for (const Isa isa : {Isa::Avx2, Isa::Avx512, Isa::Amx})
-    if (isa_available(isa)) isas.push_back(isa);
-  return isas;
-}
-
-// Values with a few that stand out, so that most codes of a group are small.
-std::vector<float> spiky(size_t n, std::mt19937& random) {
-  std::normal_distribution<float> normal(0.0f, 1.0f);
-  std::vector<float> x(n);
-  for (size_t i = 0; i < n; ++i) x[i] = normal(random) * (random() % 61 == 0 ? 9.0f : 1.0f);
-  return x;
-}
-
-// Rows in the form that a type multiplies with.
-struct ActRows {
-  ActFormat format;
-  int n_cols;
-  size_t stride;
-  HostBuffer memory;
-
-  ActRows(DType weight, const float* x, int n_rows, int cols, float scale, const QuantMatmulKernels& kernels)
-      : format(act_format(weight)),
-        n_cols(cols),
-        stride(act_row_bytes(format, cols)),
-        memory(stride * static_cast<size_t>(n_rows)) {
-    for (int r = 0; r < n_rows; ++r) {
-      kernels.quantize_row(format, x + static_cast<size_t>(r) * cols, cols, row(r));
-      scale_act_row(format, cols, scale, row(r));
-    }
-  }
-  std::byte* row(int r) const { return memory.data() + static_cast<size_t>(r) * stride; }
-
-  // As the GPU has them.
-  void to_blocks(int r, BlockActs* out) const {
-    const int pad = format == ActFormat::Q8x256 ? 256 : 64;
-    const int8_t* const codes = reinterpret_cast<const int8_t*>(row(r));
-    const std::byte* const meta = row(r) + (n_cols + pad - 1) / pad * pad;
-    for (int s = 0; s < n_cols / 32; ++s) {
-      BlockActs& chunk = out[s / 8];
-      BlockActs::Meta& to = chunk.meta[s % 8];
-      to = {format == ActFormat::Q8x256 ? reinterpret_cast<const ActMeta256*>(meta)[s / 8].d
-                                        : reinterpret_cast<const ActMeta32*>(meta)[s].d,
-            0, 0, 0};
-      for (int c = 0; c < 32; ++c) {
-        const int8_t code = codes[s * 32 + c];
-        (c < 16 ? to.sum0 : to.sum1) += code;
-        reinterpret_cast<int8_t*>(&chunk.codes[s % 8][c % 16 / 4][c / 16])[c % 4] = code;
-      }
-    }
-  }
-};
-
-std::vector<float> multiply(const HostMatrix& w, const ActRows& acts, int n_rows,
-                            const QuantMatmulKernels& kernels) {
-  HostBuffer panels(w.panels.size());
-  std::memcpy(panels.data(), w.panels.data(), w.panels.size());
-  std::vector<float> y(static_cast<size_t>(n_rows) * static_cast<size_t>(w.n_rows));
-  kernels.matmul({.dtype = w.dtype,
-                  .n_cols = w.n_cols,
-                  .panels = panels.data(),
-                  .n_panels = n_panels(w.n_rows),
-                  .n_rows = w.n_rows,
-                  .acts = acts.memory.data(),
-                  .act_stride = acts.stride,
-                  .act_index = nullptr,
-                  .n_act = n_rows,
-                  .y = y.data(),
-                  .y_stride = w.n_rows});
-  return y;
-}
 
 struct Expert {
   HostMatrix gate, up, down;
@@ -139,14 +62,6 @@ struct DeviceExperts {
     return reinterpret_cast<const uint8_t*>(memory.data()) + e * bytes_each;
   }
 };
-
-void expect_bits(const float* got, const float* want, size_t n, const std::string& what) {
-  size_t wrong = 0, first = 0;
-  for (size_t i = 0; i < n; ++i)
-    if (std::memcmp(got + i, want + i, sizeof(float)) != 0 && wrong++ == 0) first = i;
-  EXPECT_EQ(wrong, 0u) << what << ": of " << n << ", the first at " << first << ": " << got[first] << " and "
-                       << want[first];
-}
 
 void run_steps(DType in, DType out, int n_embd, int n_ff) {
   std::mt19937 random(static_cast<unsigned>(in) * 100 + static_cast<unsigned>(out));
@@ -379,6 +294,7 @@ TEST(ExpertBitsCuda, TheNormRoundsAsTheProcessor) {
               ASSERT_EQ(block.meta[s].step, want[i].meta[s].step);
               ASSERT_EQ(block.meta[s].sum0, want[i].meta[s].sum0);
               ASSERT_EQ(block.meta[s].sum1, want[i].meta[s].sum1);
+              ASSERT_EQ(block.meta[s].sum_bytes, want[i].meta[s].sum_bytes);
             }
           }
         }

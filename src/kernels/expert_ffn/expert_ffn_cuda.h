@@ -38,8 +38,8 @@ struct DeviceExpertArgs {
   bool with_shared = true;
   int value_bytes = 0;  // set by expert_ffn_cuda, and `few`
   bool few = false;
-  bool large = false;   // slots of `tile` pairs for the tensor-core tiles; else of 8
-  int tile = 0;         // expert_tile()
+  bool large = false;  // slots of `tile` pairs for the tensor-core tiles; else of 8
+  int tile = 0;        // expert_tile()
 };
 
 // Whether the large form can run these matrices: quantised, gate and up of one type.
@@ -53,8 +53,8 @@ inline constexpr int kExpertSmallTile = 8;
 // Up to here the small form is used where the processor may take part, so that experts have the bits of its
 // kernels. Beyond, the large form is used by everyone.
 inline constexpr int kExpertSmallRows = 255;
-// A dense layer is the GPU's alone. It keeps the small form for the rows of a draft and of a batch, no further: with 128
-// rows of a 27B model the large form takes 62 ms, the small one 95.
+// A dense layer is the GPU's alone, and up to here quantised ones are plain products (linear_few.cuh). No
+// further: with 128 rows of a 27B model the large form takes 62 ms, slots of 8 rows 95.
 inline constexpr int kDenseSmallRows = 64;
 inline bool expert_form_is_large(const DeviceExpertArgs& args, int n_rows) noexcept {
   const bool dense = args.gate.n_rows == 0;

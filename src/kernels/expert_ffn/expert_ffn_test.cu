@@ -11,6 +11,7 @@
 #include "kernels/expert_ffn/expert_ffn_cuda.h"
 #include "kernels/quant_matmul/panel_exact.cuh"
 #include "kernels/testing/device_case.h"
+#include "kernels/testing/exact_case.h"
 
 namespace thermo {
 namespace {
@@ -94,6 +95,7 @@ void put_row(const float* x, int n_cols, half* f16, BlockActs* groups256, BlockA
       (c % 32 < 16 ? meta.sum0 : meta.sum1) += code;
       reinterpret_cast<int8_t*>(&chunk.codes[c / 32 % 8][c % 16 / 4][c % 32 / 16])[c % 4] =
           static_cast<int8_t>(code);
+      if (c % 256 == 255 || c + 1 == n_cols) put_sum_bytes(chunk);
     }
 }
 

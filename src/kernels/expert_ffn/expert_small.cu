@@ -1,5 +1,6 @@
-// Up to 255 rows, in slots of up to 8 pairs: integer products with the bits of the processor's kernels
-// (panel_exact.cuh).
+// Up to 255 rows, in slots of up to 8 pairs, for what expert_few.cu does not take: float weights, gate and up
+// that read their rows in different forms, cards with little shared memory. Quantised types have the bits of
+// the processor's kernels (panel_exact.cuh).
 //
 // One and two rows: a block takes 16 rows of gate and the same 16 of up of one slot, a warp per 512 columns
 // of each, so that all bytes of the chosen experts are in flight at once; then the same for down. More rows:
@@ -47,64 +48,33 @@ struct SmallTile {
   }
 };
 
-// Which weights a launch of the small form knows.
-enum class SmallForm {
-  FewDots,  // types with integer dot products, slots of at most kFewRows rows
-  Dots,     // these types, slots of up to 8
-  Any,      // every type
-};
-
 // The warp's share of a slot: to `values` where the panel is shared, else to sums[act * 16 + row].
 // `acts_of.operator()<T>(chunk, a)`: of 8 rows.
-template <SmallForm kForm, class RowOf, class ActsOf, class Stage>
+template <class RowOf, class ActsOf, class Stage>
 __device__ __forceinline__ void slot_product(const DeviceMatrix& w, const SmallTile& tile, bool few,
                                              const DeviceActs& x, const RowOf& row_of, int n_acts,
                                              int stage_chunks, const ActsOf& acts_of, const Stage& stage,
                                              const PanelValues& values, float* sums) {
-  if constexpr (kForm == SmallForm::Any) {
-    if (is_float_type(w.dtype)) {
-      stage.template operator()<0>(0, 0);
-      if (tile.bytes == nullptr) return;
-      float_product(w, tile.bytes, tile.chunk, tile.step, x, row_of, n_acts, tile.lane,
-                    few ? values.values + tile.chunk * n_acts * 16 : sums);
-      if (few && tile.lane < n_acts) values.steps[tile.chunk * n_acts + tile.lane] = 1.0f;
-      return;
-    }
+  if (is_float_type(w.dtype)) {
+    stage.template operator()<0>(0, 0);
+    if (tile.bytes == nullptr) return;
+    float_product(w, tile.bytes, tile.chunk, tile.step, x, row_of, n_acts, tile.lane,
+                  few ? values.values + tile.chunk * n_acts * 16 : sums);
+    if (few && tile.lane < n_acts) values.steps[tile.chunk * n_acts + tile.lane] = 1.0f;
+    return;
   }
-  const auto run = [&]<DType T>() {
+  for_quant_type(w.dtype, [&]<DType T>() {
     const auto acts = [&](int chunk, int a) -> const BlockActs& {
       return acts_of.template operator()<kPanelFormat<T>.block_cols>(chunk, min(a, n_acts - 1));
     };
     const auto prepare = [&](int begin, int end) {
       stage.template operator()<kPanelFormat<T>.block_cols>(begin, end);
     };
-    const auto dots = [&]<int kActs>() {
-      dot_slot<T, kActs>(w, tile.bytes, tile.chunk, tile.step, stage_chunks, acts, prepare, tile.lane,
-                         values);
-    };
-    if constexpr (kForm == SmallForm::FewDots) {
-      if (n_acts == 1)
-        dots.template operator()<1>();
-      else
-        dots.template operator()<2>();
-    } else {
-      if constexpr (kForm == SmallForm::Dots && kPanelFormat<T>.block_cols == 256) {
-        const auto sum = [&]<int kActs>() {
-          dot_sum_slot<T, kActs>(w, tile.bytes, stage_chunks, acts, prepare, tile.lane, sums);
-        };
-        if (n_acts == 1) return sum.template operator()<1>();
-        if (n_acts == 2) return sum.template operator()<2>();
-      }
-      if (kForm == SmallForm::Any && few)
-        value_slot<T>(w, tile.bytes, tile.chunk, tile.step, stage_chunks, acts, prepare, tile.lane, values);
-      else
-        sum_slot<T>(w, tile.bytes, stage_chunks, acts, prepare, tile.lane, sums);
-    }
-  };
-  if constexpr (kForm == SmallForm::Any)
-    for_quant_type(w.dtype, run);
-  else
-    for_dot_type(w.dtype, run);
+    if (few)
+      value_slot<T>(w, tile.bytes, tile.chunk, tile.step, stage_chunks, acts, prepare, tile.lane, values);
+    else
+      sum_slot<T>(w, tile.bytes, stage_chunks, acts, prepare, tile.lane, sums);
+  });
 }
 
 // Rows that need no staging.
@@ -113,8 +83,7 @@ struct NoStage {
   __device__ __forceinline__ void operator()(int, int) const {}
 };
 
-template <SmallForm kForm>
-constexpr int kSmallBlocks = kForm == SmallForm::FewDots ? 3 : 2;  // to a multiprocessor
+constexpr int kSmallBlocks = 2;  // to a multiprocessor
 
 // The values of the warp's panel, in the part of shared memory that belongs to its matrix.
 __device__ __forceinline__ PanelValues panel_values(const DeviceMatrix& w, const SmallTile& tile, int n_acts,
@@ -125,10 +94,9 @@ __device__ __forceinline__ PanelValues panel_values(const DeviceMatrix& w, const
   return {values, values + n_blocks * n_acts * 16, n_blocks, n_acts};
 }
 
-template <SmallForm kForm>
-__global__ void __launch_bounds__(64 * kInWarps, kSmallBlocks<kForm>)
+__global__ void __launch_bounds__(64 * kInWarps, kSmallBlocks)
     expert_in_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
-  __shared__ __align__(16) float part[kForm == SmallForm::FewDots ? 1 : 2 * kInWarps][kPartFloats];
+  __shared__ __align__(16) float part[2 * kInWarps][kPartFloats];
   extern __shared__ __align__(16) std::byte shared_values[];
   wait_for_inputs();
   allow_next();  // after the wait: the next kernel reads the slots before its own
@@ -139,7 +107,7 @@ __global__ void __launch_bounds__(64 * kInWarps, kSmallBlocks<kForm>)
   const int first = slot.first, n_acts = slot.count;
   const uint8_t* base;
   if (!resolve(a, slot, base)) return;
-  const bool few = kForm == SmallForm::FewDots || (kForm == SmallForm::Any && a.few);
+  const bool few = a.few;
   const int warp = threadIdx.x / 32;
   const DeviceMatrix& gate = base == nullptr ? a.shared_gate : a.gate;
   const DeviceMatrix& up = base == nullptr ? a.shared_up : a.up;
@@ -151,8 +119,8 @@ __global__ void __launch_bounds__(64 * kInWarps, kSmallBlocks<kForm>)
     return static_cast<const BlockActs*>(
         kCols == 256 ? a.x.blocks256 : a.x.blocks32)[slot.rows[act] * a.x.blocks_stride + chunk];
   };
-  slot_product<kForm>(w, tile, few, a.x, row_of, n_acts, 1 << 24, acts_of, NoStage{},
-                      panel_values(w, tile, n_acts, memory), part[kForm == SmallForm::FewDots ? 0 : warp]);
+  slot_product(w, tile, few, a.x, row_of, n_acts, 1 << 24, acts_of, NoStage{},
+               panel_values(w, tile, n_acts, memory), part[warp]);
   __syncthreads();
   const ActsOut hidden = acts_out(a.hidden);
   for (int i = threadIdx.x; i < tile.panels_here * 16 * n_acts; i += 64 * kInWarps) {
@@ -169,11 +137,10 @@ __global__ void __launch_bounds__(64 * kInWarps, kSmallBlocks<kForm>)
   }
 }
 
-template <SmallForm kForm>
-__global__ void __launch_bounds__(32 * kOutWarps, kSmallBlocks<kForm>)
+__global__ void __launch_bounds__(32 * kOutWarps, kSmallBlocks)
     expert_out_small_kernel(const __grid_constant__ DeviceExpertArgs a) {
-  constexpr int kStageActs = kForm == SmallForm::FewDots ? kFewRows : kExpertSmallTile, kStageChunks = 8;
-  __shared__ __align__(16) float part[kForm == SmallForm::FewDots ? 1 : kOutWarps][kPartFloats];
+  constexpr int kStageActs = kExpertSmallTile, kStageChunks = 8;
+  __shared__ __align__(16) float part[kOutWarps][kPartFloats];
   // Neighbours lie 8 banks apart: a tensor-core lane reads one of eight rows.
   struct Staged {
     BlockActs acts;
@@ -194,7 +161,7 @@ __global__ void __launch_bounds__(32 * kOutWarps, kSmallBlocks<kForm>)
     wait_for_inputs();
     return;
   }
-  const bool few = kForm == SmallForm::FewDots || (kForm == SmallForm::Any && a.few);
+  const bool few = a.few;
   const int warp = threadIdx.x / 32;
   const DeviceMatrix& w = base == nullptr ? a.shared_down : a.down;
   const SmallTile tile(w, base, warp, kOutWarps, few);
@@ -221,9 +188,8 @@ __global__ void __launch_bounds__(32 * kOutWarps, kSmallBlocks<kForm>)
   const auto acts_of = [&]<int kCols>(int chunk, int act) -> const BlockActs& {
     return staged[(chunk - stage_begin) * kStageActs + act].acts;
   };
-  slot_product<kForm>(w, tile, few, x, row_of, n_acts, kStageChunks, acts_of, stage,
-                      panel_values(w, tile, n_acts, shared_values),
-                      part[kForm == SmallForm::FewDots ? 0 : warp]);
+  slot_product(w, tile, few, x, row_of, n_acts, kStageChunks, acts_of, stage,
+               panel_values(w, tile, n_acts, shared_values), part[warp]);
   __syncthreads();
   for (int i = threadIdx.x; i < tile.panels_here * 16 * n_acts; i += 32 * kOutWarps) {
     const int r = i & 15, p = (i >> 4) & (tile.panels_here - 1), act = (i >> 4) / tile.panels_here;
@@ -251,10 +217,8 @@ unsigned small_blocks(const DeviceMatrix& a, const DeviceMatrix& b, int n_warps,
 void expert_ffn_small_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept {
   static const bool ready = [] {
     const size_t most = device_in_use().max_shared_bytes;
-    allow_shared(expert_in_small_kernel<SmallForm::FewDots>, most);
-    allow_shared(expert_in_small_kernel<SmallForm::Any>, most);
-    allow_shared(expert_out_small_kernel<SmallForm::FewDots>, most);
-    allow_shared(expert_out_small_kernel<SmallForm::Any>, most);
+    allow_shared(expert_in_small_kernel, most);
+    allow_shared(expert_out_small_kernel, most);
     return true;
   }();
   static_cast<void>(ready);
@@ -278,28 +242,16 @@ void expert_ffn_small_cuda(const DeviceExpertArgs& args, StreamView stream) noex
   const bool few =
       args.max_slot_rows <= kFewRows && (2 * in_bytes > out_bytes ? 2 * in_bytes : out_bytes) + kOwn <=
                                             static_cast<int>(device_in_use().max_shared_bytes);
-  const auto form_of = [&](Matrices matrices) {
-    for (const DeviceMatrix* m : matrices)
-      if (m->n_rows > 0 && !has_dot(m->dtype)) return SmallForm::Any;
-    return few ? SmallForm::FewDots : SmallForm::Dots;
-  };
   DeviceExpertArgs in = args;
   in.few = few;
   in.hidden.f16 = nullptr;
   DeviceExpertArgs out = in;
   in.value_bytes = few ? in_bytes : 0;
   out.value_bytes = few ? out_bytes : 0;
-  const SmallForm in_form = form_of(in_matrices), out_form = form_of(out_matrices);
-  launch(in_form == SmallForm::Any       ? expert_in_small_kernel<SmallForm::Any>
-         : in_form == SmallForm::FewDots ? expert_in_small_kernel<SmallForm::FewDots>
-                                         : expert_in_small_kernel<SmallForm::Dots>,
-         dim3(small_blocks(args.gate, args.shared_gate, kInWarps, few), slots), 64 * kInWarps,
-         2 * static_cast<size_t>(in.value_bytes), stream, in);
-  launch(out_form == SmallForm::Any       ? expert_out_small_kernel<SmallForm::Any>
-         : out_form == SmallForm::FewDots ? expert_out_small_kernel<SmallForm::FewDots>
-                                          : expert_out_small_kernel<SmallForm::Dots>,
-         dim3(small_blocks(args.down, args.shared_down, kOutWarps, few), slots), 32 * kOutWarps,
-         static_cast<size_t>(out.value_bytes), stream, out);
+  launch(expert_in_small_kernel, dim3(small_blocks(args.gate, args.shared_gate, kInWarps, few), slots),
+         64 * kInWarps, 2 * static_cast<size_t>(in.value_bytes), stream, in);
+  launch(expert_out_small_kernel, dim3(small_blocks(args.down, args.shared_down, kOutWarps, few), slots),
+         32 * kOutWarps, static_cast<size_t>(out.value_bytes), stream, out);
 }
 
 }  // namespace thermo

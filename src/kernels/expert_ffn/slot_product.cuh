@@ -36,39 +36,7 @@ __host__ __device__ constexpr int value_bytes(int n_blocks, int n_acts) {
 
 // `acts_of(chunk, a)` is valid from stage(begin, end) on, for those chunks; all warps of the block call
 // stage() equally often, also those without a panel (nullptr). The first chunk's weights are asked for
-// before.
-template <DType T, int kActs, class ActsOf, class Stage>
-__device__ __forceinline__ void dot_slot(const DeviceMatrix& w, const uint8_t* panel, int first_chunk,
-                                         int chunk_step, int stage_chunks, const ActsOf& acts_of,
-                                         const Stage& stage, int lane, const PanelValues& out) {
-  constexpr int kBlocks = kChunkBlocks<T>;
-  const int n_chunks = dot_chunks(w.n_cols), s = lane >> 2;
-  const auto subs_of = [&](int chunk) { return min(8, (w.n_cols - chunk * 256) / 32); };
-  DotChunk<T> data;
-  if (panel != nullptr && first_chunk < n_chunks) {
-    data.load(panel, first_chunk, subs_of(first_chunk), lane);
-    if (first_chunk + chunk_step < n_chunks) prefetch_chunk(w, panel, first_chunk + chunk_step, lane);
-  }
-  int chunk = first_chunk;
-#pragma unroll 1
-  for (int begin = 0; begin < n_chunks; begin += stage_chunks) {
-    const int end = min(n_chunks, begin + stage_chunks);
-    stage(begin, end);
-    if (panel == nullptr) continue;
-#pragma unroll 1
-    for (; chunk < end; chunk += chunk_step) {
-      if (chunk != first_chunk) data.load(panel, chunk, subs_of(chunk), lane);
-      SubCodes x[kActs];
-#pragma unroll
-      for (int a = 0; a < kActs; ++a) x[a].load(acts_of(chunk, a), s);
-      dot_values<T, kActs>(data, x, subs_of(chunk), lane, out.values + chunk * kBlocks * kActs * 16);
-      if (lane < min(kBlocks, subs_of(chunk)) * kActs)
-        out.steps[chunk * kBlocks * kActs + lane] = acts_of(chunk, lane % kActs).meta[lane / kActs].step;
-    }
-  }
-}
-
-// emit(block, value, step of act 2t, of act 2t + 1), blocks in the order of columns: see MmaBlocks.
+// before. emit(block, value, step of act 2t, of act 2t + 1), blocks in the order of columns: see MmaBlocks.
 template <DType T, class ActsOf, class Stage, class Emit>
 __device__ __forceinline__ void mma_slot(const DeviceMatrix& w, const uint8_t* panel, int first_chunk,
                                          int chunk_step, int stage_chunks, const ActsOf& acts_of,
@@ -120,51 +88,7 @@ __device__ __forceinline__ void sum_slot(const DeviceMatrix& w, const uint8_t* p
   *reinterpret_cast<float2*>(out + 16) = {y[1], y[3]};
 }
 
-// The same for one or two rows with integer dot products. Types with blocks of 256 columns: lanes walk the
-// chain of the value that comes to them. Two chunks are in registers, so that one is on its way while the
-// other is multiplied.
-template <DType T, int kActs, class ActsOf, class Stage>
-__device__ __forceinline__ void dot_sum_slot(const DeviceMatrix& w, const uint8_t* panel, int stage_chunks,
-                                             const ActsOf& acts_of, const Stage& stage, int lane,
-                                             float* sums) {
-  const int n_chunks = dot_chunks(w.n_cols), s = lane >> 2;
-  DotChunk<T> first, second;
-  const auto load = [&](DotChunk<T>& to, int chunk) {
-    if (panel != nullptr && chunk < n_chunks) to.load(panel, chunk, 8, lane);
-  };
-  load(first, 0);
-  load(second, 1);
-  float y = 0.0f;
-  int place = -1;
-  const auto multiply = [&](const DotChunk<T>& data, int chunk) {
-    SubCodes x[kActs];
-#pragma unroll
-    for (int a = 0; a < kActs; ++a) x[a].load(acts_of(chunk, a), s);
-    int parts[kDotSums<T, kActs>];
-    dot_sums<T, kActs>(data, x, s, parts);
-    const LaneValue v = lane_value<T, kActs>(data, parts, lane);
-    y = __fmaf_rn(v.value, acts_of(chunk, v.act).meta[0].step, y);
-    place = v.here ? v.act * 16 + v.row : -1;
-  };
-  int chunk = 0;
-#pragma unroll 1
-  for (int begin = 0; begin < n_chunks; begin += stage_chunks) {
-    const int end = min(n_chunks, begin + stage_chunks);
-    stage(begin, end);
-    if (panel == nullptr) continue;
-#pragma unroll 1
-    for (; chunk < end; chunk += 2) {
-      multiply(first, chunk);
-      load(first, chunk + 2);
-      if (chunk + 1 >= end) break;  // only where nothing follows: a stage holds whole pairs
-      multiply(second, chunk + 1);
-      load(second, chunk + 3);
-    }
-  }
-  if (place >= 0) sums[place] = y;
-}
-
-// A share of a panel, of at most kFewRows rows, for types without dot products.
+// A share of a panel, of at most kFewRows rows.
 template <DType T, class ActsOf, class Stage>
 __device__ __forceinline__ void value_slot(const DeviceMatrix& w, const uint8_t* panel, int first_chunk,
                                            int chunk_step, int stage_chunks, const ActsOf& acts_of,

@@ -112,49 +112,6 @@ __device__ __forceinline__ void dot_product(const DeviceMatrix& w, const uint8_t
   });
 }
 
-// The same for up to 8 activation rows on integer tensor cores; acts.get(chunk, n) must know 8 rows.
-template <DType T, class Acts, class Ready>
-__device__ __forceinline__ void mma_product_of(const DeviceMatrix& w, const uint8_t* panel, int first_chunk,
-                                               int chunk_step, const Acts& acts, int lane, float* part,
-                                               const Ready& ready) {
-  if (panel == nullptr) {
-    ready();
-    return;
-  }
-  using Batch = SubBatch<T>;
-  const int n_chunks = dot_chunks(w.n_cols), g = lane >> 2, t = lane & 3;
-  float acc[4] = {};
-  Batch batch;
-  const auto subs_of = [&](int chunk) { return min(8, (w.n_cols - chunk * 256) / 32); };
-  if (first_chunk < n_chunks) batch.load(panel, first_chunk, 0, subs_of(first_chunk), lane);
-  if (first_chunk + chunk_step < n_chunks) prefetch_chunk(w, panel, first_chunk + chunk_step, lane);
-  ready();
-#pragma unroll 1
-  for (int chunk = first_chunk; chunk < n_chunks; chunk += chunk_step) {
-    acts.prepare(chunk, w.n_cols, lane);
-    if (chunk + chunk_step < n_chunks) prefetch_chunk(w, panel, chunk + chunk_step, lane);
-#pragma unroll
-    for (int first = 0; first < 8; first += Batch::kSubs) {
-      if (first > 0 || chunk != first_chunk) batch.load(panel, chunk, first, subs_of(chunk), lane);
-      multiply_int8<T>(
-          batch, first, subs_of(chunk), lane, [&](int n) -> const DotActs& { return acts.get(chunk, n); },
-          acc);
-    }
-  }
-  float* const out = part + 2 * t * 16 + 2 * g;
-  *reinterpret_cast<float2*>(out) = {acc[0], acc[2]};
-  *reinterpret_cast<float2*>(out + 16) = {acc[1], acc[3]};
-}
-
-template <class Acts, class Ready>
-__device__ __forceinline__ void mma_product(const DeviceMatrix& w, const uint8_t* panel, int first_chunk,
-                                            int chunk_step, const Acts& acts, int lane, float* part,
-                                            const Ready& ready) {
-  for_dot_type(w.dtype, [&]<DType T>() {
-    mma_product_of<T>(w, panel, first_chunk, chunk_step, acts, lane, part, ready);
-  });
-}
-
 // The norm that a product of one row reads through: the row is x * weight / sqrt(mean(x^2) + eps).
 // x * weight is rounded and published before the mean is known: it is a factor of the result.
 //

@@ -1,14 +1,15 @@
 // y = W x for the rows of a step.
 //
-// Few rows (decode): bound by the bytes of W. One launch for all matrices that read the same input; the warps
+// One row (decode): bound by the bytes of W. One launch for all matrices that read the same input; the warps
 // of a block share a panel, each with one or two chunks of 256 columns, so that the whole matrix is in flight
-// at once and a warp waits for memory once. One and two rows: integer dot products, up to 8: integer tensor
-// cores (dot_product.cuh). More: f16 tensor cores with activations in shared memory (linear_tiles.cu), from 9
-// rows on where the type and the card allow, else from 33 on with warp_product.cuh in between.
+// at once and a warp waits for memory once: integer dot products (dot_product.cuh). Up to 64 rows that come
+// rounded: integer tensor cores (linear_few.cuh). Other rows, and float weights: warp_product.cuh for few,
+// f16 tensor cores with activations in shared memory for more (linear_tiles.cu).
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/linear/dot_product.cuh"
 #include "kernels/linear/linear_cuda.h"
+#include "kernels/linear/linear_few_cuda.h"
 #include "kernels/linear/linear_tiles_cuda.h"
 #include "kernels/linear/warp_product.cuh"
 
@@ -33,43 +34,35 @@ struct SmallPlan {
 
 enum class DotSource { F16, I8, Norm };
 
-// `plan.split_log2` may reach kWarpsLog2.
-template <int kActs, DotSource kSource, int kWarpsLog2>
-__global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 || kActs > 1 ? 2 : 3)
+// One row. `plan.split_log2` may reach kWarpsLog2.
+template <DotSource kSource, int kWarpsLog2>
+__global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 ? 2 : 3)
     linear_dot_kernel(const __grid_constant__ SmallPlan plan) {
   constexpr int kWarps = 1 << kWarpsLog2;
-  __shared__ __align__(16) float part[kWarps][kActs * 16];
+  __shared__ __align__(16) float part[kWarps][16];
   __shared__ float squares[kWarps];
   extern __shared__ __align__(16) std::byte stages[];
   DotActs* const stage = reinterpret_cast<DotActs*>(stages);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if constexpr (kActs == 1) touch_params(plan);
-  // Blocks that share weights are neighbours: the second finds them in L2.
-  const int n_batches = (plan.args.n_acts + kActs - 1) / kActs;
-  const int block_of_all = static_cast<int>(blockIdx.x) / n_batches;
+  touch_params(plan);
   int j = 0;
-  while (j + 1 < plan.args.n_jobs && block_of_all >= plan.first_block[j + 1]) ++j;
+  while (j + 1 < plan.args.n_jobs && static_cast<int>(blockIdx.x) >= plan.first_block[j + 1]) ++j;
   const DeviceLinearJob& job = plan.args.jobs[j];
   const DeviceMatrix& w = job.w;
   const int split = plan.split_log2[j], panels_here = kWarps >> split;
-  const int block = block_of_all - plan.first_block[j];
+  const int block = static_cast<int>(blockIdx.x) - plan.first_block[j];
   const int k_part = job.k_parts == 2 ? block & 1 : 0;
   const int first_panel = (job.k_parts == 2 ? block >> 1 : block) * panels_here;
   const int panel = first_panel + (warp >> split);
-  const int first_act = static_cast<int>(blockIdx.x) % n_batches * kActs;
-  const int n_acts = min(kActs, plan.args.n_acts - first_act);
   const int32_t* const row_index = plan.args.row_index;
   const uint8_t* const bytes = panel * 16 < w.n_rows ? w.panels + panel * w.panel_bytes : nullptr;
   const int first_chunk = (k_part << split) + (warp & ((1 << split) - 1)), step = job.k_parts << split;
-  const auto row_of = [&](int a) {
-    const int row = first_act + min(a, n_acts - 1);
-    return row_index == nullptr ? row : row_index[row];
-  };
+  const auto row_of = [&](int) { return row_index == nullptr ? 0 : row_index[0]; };
   if constexpr (kSource == DotSource::Norm) {
     const DeviceNormIn& norm = plan.args.norm;
     NormWeights norm_weights;
     norm_weights.load(norm.weight, w.n_cols, warp, lane);
-    dot_product<kActs>(w, bytes, first_chunk, step, SharedActs{stage}, lane, part[warp], [&] {
+    dot_product<1>(w, bytes, first_chunk, step, SharedActs{stage}, lane, part[warp], [&] {
       allow_next();
       wait_for_inputs();
       make_norm_acts(
@@ -82,53 +75,34 @@ __global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 || kActs > 1
       allow_next();
       wait_for_inputs();
     };
-    if constexpr (kSource == DotSource::I8 && kActs == 8)
-      mma_product(w, bytes, first_chunk, step, StoredActs{plan.args.x, row_of}, lane, part[warp], ready);
-    else if constexpr (kActs == 8)
-      mma_product(w, bytes, first_chunk, step,
-                  RoundedActs<kActs, decltype(row_of)>{plan.args.x, row_of, stage + warp * kActs}, lane,
-                  part[warp], ready);
-    else if constexpr (kSource == DotSource::I8)
-      dot_product<kActs>(w, bytes, first_chunk, step, StoredActs{plan.args.x, row_of}, lane, part[warp],
-                         ready);
+    if constexpr (kSource == DotSource::I8)
+      dot_product<1>(w, bytes, first_chunk, step, StoredActs{plan.args.x, row_of}, lane, part[warp], ready);
     else
-      dot_product<kActs>(w, bytes, first_chunk, step,
-                         RoundedActs<kActs, decltype(row_of)>{plan.args.x, row_of, stage + warp * kActs},
-                         lane, part[warp], ready);
+      dot_product<1>(w, bytes, first_chunk, step,
+                     RoundedActs<1, decltype(row_of)>{plan.args.x, row_of, stage + warp}, lane, part[warp],
+                     ready);
   }
   // The sums are short, so their latency counts: what is added to is on its way before the barrier, and the
   // reads of a sum run together.
-  if constexpr (kActs == 1) {
-    const int r = threadIdx.x & 15, p = threadIdx.x >> 4, row = (first_panel + p) * 16 + r;
-    const bool has = p < panels_here && row < w.n_rows;
-    float* const y = job.y + k_part * job.part_stride + first_act * job.y_stride + row;
-    float sum = has && job.add ? *y : 0.0f;
-    __syncthreads();
-    if (!has) return;
-    if constexpr (kSource == DotSource::Norm) {
-      const float scale = norm_scale(squares, kWarps, w.n_cols, plan.args.norm.eps);
-      float all = 0.0f;
-#pragma unroll
-      for (int s = 0; s < kWarps; ++s)
-        if (s < 1 << split) all += part[(p << split) + s][r];
-      sum += all * scale;
-    } else {
-#pragma unroll
-      for (int s = 0; s < kWarps; ++s)
-        if (s < 1 << split) sum += part[(p << split) + s][r];
-    }
-    *y = sum;
-    return;
-  }
+  const int r = threadIdx.x & 15, p = threadIdx.x >> 4, row = (first_panel + p) * 16 + r;
+  const bool has = p < panels_here && row < w.n_rows;
+  float* const y = job.y + k_part * job.part_stride + row;
+  float sum = has && job.add ? *y : 0.0f;
   __syncthreads();
-  for (int i = threadIdx.x; i < n_acts * 16 * panels_here; i += 32 * kWarps) {
-    const int r = i & 15, p = (i >> 4) & (panels_here - 1), a = i >> (4 + kWarpsLog2 - split);
-    const int row = (first_panel + p) * 16 + r;
-    if (row >= w.n_rows) continue;
-    float sum = 0.0f;
-    for (int s = 0; s < 1 << split; ++s) sum += part[(p << split) + s][a * 16 + r];
-    job.y[k_part * job.part_stride + (first_act + a) * job.y_stride + row] = sum;
+  if (!has) return;
+  if constexpr (kSource == DotSource::Norm) {
+    const float scale = norm_scale(squares, kWarps, w.n_cols, plan.args.norm.eps);
+    float all = 0.0f;
+#pragma unroll
+    for (int s = 0; s < kWarps; ++s)
+      if (s < 1 << split) all += part[(p << split) + s][r];
+    sum += all * scale;
+  } else {
+#pragma unroll
+    for (int s = 0; s < kWarps; ++s)
+      if (s < 1 << split) sum += part[(p << split) + s][r];
   }
+  *y = sum;
 }
 
 template <int NT8>
@@ -192,22 +166,15 @@ SmallPlan make_plan(const DeviceLinearArgs& args, int n_warps_log2, bool dot) {
   return plan;
 }
 
-template <int kActs, DotSource kSource, int kWarpsLog2>
+template <DotSource kSource, int kWarpsLog2>
 void launch_dot(const DeviceLinearArgs& args, StreamView stream) {
   const SmallPlan plan = make_plan(args, kWarpsLog2, true);
   size_t stage = 0;
-  if (kSource == DotSource::F16) stage = sizeof(DotActs) * (static_cast<size_t>(kActs) << kWarpsLog2);
+  if (kSource == DotSource::F16) stage = sizeof(DotActs) << kWarpsLog2;
   if (kSource == DotSource::Norm)
     stage = sizeof(DotActs) * static_cast<size_t>(dot_chunks(args.jobs[0].w.n_cols));
-  const unsigned grid = static_cast<unsigned>(plan.first_block[args.n_jobs] * ceil_div(args.n_acts, kActs));
-  launch(linear_dot_kernel<kActs, kSource, kWarpsLog2>, grid, 32 << kWarpsLog2, stage, stream, plan);
-}
-
-template <DotSource kSource>
-void launch_dot_acts(const DeviceLinearArgs& args, StreamView stream) {
-  if (args.n_acts == 1) return launch_dot<1, kSource, 3>(args, stream);
-  if (args.n_acts == 2) return launch_dot<2, kSource, 3>(args, stream);
-  launch_dot<8, kSource, 3>(args, stream);
+  launch(linear_dot_kernel<kSource, kWarpsLog2>, static_cast<unsigned>(plan.first_block[args.n_jobs]),
+         32 << kWarpsLog2, stage, stream, plan);
 }
 
 template <int NT8>
@@ -256,14 +223,17 @@ bool linear_reads_norm(const DeviceMatrix& w) noexcept {
   return w.n_rows == 0 || has_dot(w.dtype);
 }
 
-void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
+namespace {
+
+// Rows in the f16 form, in the int8 form of one row, or through a norm.
+void linear_plain(const DeviceLinearArgs& args, StreamView stream) {
   if (args.n_acts <= kMaxSmallActs && !linear_prefers_tiles(args)) {
-    bool dot = args.n_acts <= kMaxDotActs;
+    bool dot = args.n_acts == 1;
     for (int j = 0; j < args.n_jobs; ++j) dot = dot && has_dot(args.jobs[j].w.dtype);
-    if (args.norm.x != nullptr) return launch_dot<1, DotSource::Norm, 3>(args, stream);
-    if (args.jobs[0].add) return launch_dot<1, DotSource::F16, 4>(args, stream);
-    if (dot && args.x.i8 != nullptr) return launch_dot_acts<DotSource::I8>(args, stream);
-    if (dot) return launch_dot_acts<DotSource::F16>(args, stream);
+    if (args.norm.x != nullptr) return launch_dot<DotSource::Norm, 3>(args, stream);
+    if (args.jobs[0].add) return launch_dot<DotSource::F16, 4>(args, stream);
+    if (dot && args.x.i8 != nullptr) return launch_dot<DotSource::I8, 3>(args, stream);
+    if (dot) return launch_dot<DotSource::F16, 3>(args, stream);
     if (args.n_acts <= 8) return launch_small<1>(args, stream);
     if (args.n_acts <= 16) return launch_small<2>(args, stream);
     return launch_small<4>(args, stream);
@@ -274,6 +244,19 @@ void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
     if (!has_tiles(args, j)) rest.jobs[rest.n_jobs++] = args.jobs[j];
   if (rest.n_jobs > 0) launch_small<1>(rest, stream);
   linear_tiles_cuda(args, stream);
+}
+
+}  // namespace
+
+void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
+  DeviceLinearArgs few = args, others = args;
+  few.n_jobs = others.n_jobs = 0;
+  for (int j = 0; j < args.n_jobs; ++j) {
+    DeviceLinearArgs& to = linear_few_possible(args, j) ? few : others;
+    to.jobs[to.n_jobs++] = args.jobs[j];
+  }
+  if (few.n_jobs > 0) linear_few_cuda(few, stream);
+  if (others.n_jobs > 0) linear_plain(others, stream);
 }
 
 }  // namespace thermo

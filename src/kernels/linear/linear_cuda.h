@@ -38,7 +38,11 @@ struct DeviceLinearArgs {
   int n_acts = 0;
 };
 
-inline constexpr int kMaxDotActs = 16;    // up to here types that have them use integer dot products
+// From 2 rows up to here quantised weights multiply x.blocks256 and x.blocks32, where these are there.
+inline constexpr int kMaxFewActs = 64;
+// Into how many parts their sum is cut where the reader adds them up (DeviceLinearJob::k_parts): by the shape
+// alone, so that a row's sum does not depend on the number of rows.
+int linear_few_parts(const DeviceMatrix& w) noexcept;
 inline constexpr int kMaxPanelActs = 8;   // beyond, types that have them use tiles
 inline constexpr int kMaxSmallActs = 32;  // up to here one launch serves all jobs and reads each weight once
 

@@ -141,8 +141,8 @@ void run_case(DType dtype, int n_rows, int n_cols, int n_acts, Source source = S
         const double p = static_cast<double>(weights[static_cast<size_t>(r) * n_cols + c]) *
                          x[static_cast<size_t>(a) * n_cols + c];
         norm += p * p;
-        // Few rows are rounded to int8 per 16 columns.
-        if (n_acts <= kMaxDotActs && has_dot(dtype) && !linear_prefers_tiles(args)) {
+        // One row is rounded to int8 per 16 columns.
+        if (n_acts == 1 && has_dot(dtype)) {
           float top = 0.0f;
           for (int k = c / 16 * 16; k < c / 16 * 16 + 16; ++k)
             top = std::max(top, std::fabs(x[static_cast<size_t>(a) * n_cols + k]));

@@ -26,10 +26,17 @@ struct alignas(16) BlockActs {
   struct alignas(16) Meta {
     float step;
     int32_t sum0, sum1;  // of the codes of the first and the other 16 columns
-    int32_t unused;
+    uint32_t sum_bytes;
   } meta[8];  // [sub-block]
+  // The same 16 sums as operands of a tensor core, a byte each: sum = low + 64 * high, with the low parts of
+  // sums 4j.. in meta[j].sum_bytes and the high ones in meta[4 + j].sum_bytes, j = 0..3.
 };
 static_assert(sizeof(BlockActs) == kDotChunkBytes);
+
+// The parts of a sum of 16 codes: in the low and the second byte.
+__host__ __device__ __forceinline__ uint32_t sum_parts(int sum) {
+  return static_cast<uint32_t>(sum & 63) | (static_cast<uint32_t>(sum >> 6) & 255u) << 8;
+}
 
 // Columns that share a step.
 __host__ __device__ constexpr int act_group_cols(DType weight) {
@@ -90,6 +97,7 @@ __device__ __forceinline__ void put_block_acts(float4 low, float4 high, int lane
                  codes1 = round_codes(high.x, high.y, high.z, high.w, rounding.inverse);
   *reinterpret_cast<uint2*>(out.codes[sub][t]) = {codes0, codes1};
   int sum0 = 0, sum1 = 0;
+  uint32_t sum_bytes = 0;
   if constexpr (kSums) {
     sum0 = __dp4a(static_cast<int>(codes0), 0x01010101, 0);
     sum1 = __dp4a(static_cast<int>(codes1), 0x01010101, 0);
@@ -98,8 +106,14 @@ __device__ __forceinline__ void put_block_acts(float4 low, float4 high, int lane
       sum0 += __shfl_xor_sync(0xffffffffu, sum0, mask);
       sum1 += __shfl_xor_sync(0xffffffffu, sum1, mask);
     }
+    // Low parts of both sums, then the high ones; of two sub-blocks for the word that this lane stores.
+    const uint32_t parts = __byte_perm(sum_parts(sum0), sum_parts(sum1), 0x5140);
+    const int from = 8 * (sub & 3);
+    const uint32_t even = __shfl_sync(0xffffffffu, parts, from),
+                   odd = __shfl_sync(0xffffffffu, parts, from + 4);
+    sum_bytes = __byte_perm(even, odd, sub < 4 ? 0x5410 : 0x7632);
   }
-  if (t == 0) out.meta[sub] = {rounding.step, sum0, sum1, 0};
+  if (t == 0) out.meta[sub] = {rounding.step, sum0, sum1, sum_bytes};
 }
 
 // The lane's columns of a chunk of a row, zeros from n_cols on.
@@ -114,6 +128,16 @@ struct ActPiece {
     if (at >= n_cols) return;
     low = *reinterpret_cast<const float4*>(row + at);
     high = *reinterpret_cast<const float4*>(row + at + 16);
+  }
+  // From the f16 form; `scale`: of it.
+  __device__ __forceinline__ void load_halves(const half* row, int chunk, int n_cols, float scale, int lane) {
+    if (column(chunk, lane) >= n_cols) return;
+    const uint4 v = *reinterpret_cast<const uint4*>(row + chunk * 256 + lane * 8);
+    // Stored as 0 2 1 3 (act_place).
+    const float2 a = __half22float2(as_half2(v.x)), b = __half22float2(as_half2(v.y)),
+                 c = __half22float2(as_half2(v.z)), d = __half22float2(as_half2(v.w));
+    low = {a.x * scale, b.x * scale, a.y * scale, b.y * scale};
+    high = {c.x * scale, d.x * scale, c.y * scale, d.y * scale};
   }
 };
 

@@ -16,7 +16,7 @@
 
 namespace thermo {
 
-inline constexpr int kMaxMailRows = 32;
+inline constexpr int kMaxMailRows = 64;
 inline constexpr int kMaxFetchTable = 64;
 inline constexpr int kMaxParcels = 4;  // of a layer of a step
 
@@ -94,7 +94,7 @@ struct DeviceCold {
   const uint8_t* const* places = nullptr;  // where the places are
   int layer = 0;
 
-  float* x = nullptr;  // [kMaxMailRows][n_embd] in page-locked memory: what the experts read
+  float* x = nullptr;             // [kMaxMailRows][n_embd] in page-locked memory: what the experts read
   const StampedSum* y = nullptr;  // [kMaxMailRows][n_embd] the answer, in page-locked memory
 };
 

@@ -1,9 +1,11 @@
-// Up to 8 rows and a float router: one launch. The router's 2 MB (35B-A3B) are spread over 64 blocks, asked
-// for before the wait for the norm and multiplied from registers; the last block to finish chooses. More
-// rows: the product on tensor cores, its sum cut into parts so that there are tiles for the card; one kernel
-// chooses, a warp for a row; up to 64 rows one block lists slots and pairs, beyond that one block lays out
-// the slots and one kernel places the pairs. (One launch for 32 rows took 52 us: the last block alone chooses
-// for all.)
+// Up to 64 rows: the router's product, then one launch in which a block chooses for each row and the last of
+// them to finish lists slots and pairs. With up to 8 rows and a float router the 2 MB of the product
+// (35B-A3B) are spread over 64 blocks, asked for before the wait for the norm and multiplied from registers;
+// more rows: on tensor cores, its sum cut into parts so that there are tiles for the card. Beyond 64 rows a
+// warp chooses for a row, one block lays out the slots and one kernel places the pairs.
+//
+// The last block of the product as the one that chooses for all rows took 11, 15 and 17 us in all for 2, 4
+// and 8 rows, and 52 for 32.
 //
 // Beyond 64 rows the order of pairs inside an expert depends on timing; results do not, because a slot
 // computes each pair alone, with the same operations whatever else it holds.
@@ -21,7 +23,6 @@ namespace thermo {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlockRows = 4;     // chosen by the whole block
 constexpr int kMaxListRows = 64;  // whose pairs one block lists
 
 // Asked for early: it is needed when time is short.
@@ -169,19 +170,14 @@ __device__ void place_shared(const DeviceRouteArgs& a, int row, int first, int s
 
 // Slots and pairs of rows that have chosen, by one block of kThreads. users[e]: rows of expert e, as bits:
 // the same whoever comes first, so pairs are in the order of the rows. `base`: expert_base().
-template <class Bits, class IdOf, class WeightOf, class SharedOf>
-__device__ void list_rows(const DeviceRouteArgs& a, const Bits* users, int n_valid, const uint8_t* base,
-                          const IdOf& id_of, const WeightOf& weight_of, const SharedOf& shared_of) {
+template <class IdOf, class WeightOf, class SharedOf>
+__device__ void list_rows(const DeviceRouteArgs& a, const unsigned long long* users, int n_valid,
+                          const uint8_t* base, const IdOf& id_of, const WeightOf& weight_of,
+                          const SharedOf& shared_of) {
   __shared__ int32_t count[kMaxDeviceExperts];
   __shared__ int32_t first[kMaxDeviceExperts + 1], slot[kMaxDeviceExperts + 1];
   const int n_expert = a.config.n_expert, n_used = a.config.n_expert_used;
-  const auto bits = [](Bits x) {
-    if constexpr (sizeof(Bits) == 8)
-      return __popcll(x);
-    else
-      return __popc(x);
-  };
-  for (int e = threadIdx.x; e < n_expert; e += kThreads) count[e] = bits(users[e]);
+  for (int e = threadIdx.x; e < n_expert; e += kThreads) count[e] = __popcll(users[e]);
   __syncthreads();
   lay_out_slots(a, count, first, slot, n_valid, base);
   __syncthreads();
@@ -194,7 +190,7 @@ __device__ void list_rows(const DeviceRouteArgs& a, const Bits* users, int n_val
       place_shared(a, row, first[n_expert], slot[n_expert], valid, valid ? shared_of(row) : 0.0f);
     } else {
       const int id = valid ? id_of(row, k) : 0;
-      const int rank = valid ? bits(users[id] & ((Bits{1} << row) - 1)) : 0;
+      const int rank = valid ? __popcll(users[id] & ((1ull << row) - 1)) : 0;
       place_pair(a, row, k, id, valid, first[id], slot[id], rank, valid ? weight_of(row, k) : 0.0f);
     }
   }
@@ -204,83 +200,11 @@ __device__ void list_rows(const DeviceRouteArgs& a, const Bits* users, int n_val
   }
 }
 
-// Everything after the router product, by one block of kThreads. Logits are sums of kParts. What is known
-// before the product is asked for before it: the last block is alone, and every trip to L2 counts. `base`:
-// expert_base(), `weight`: shared_weight() of row threadIdx.x.
-template <int kParts>
-__device__ void route_rows(const DeviceRouteArgs& a, const float* logits, int64_t part_stride, int n_valid,
-                           const uint8_t* base, float weight) {
-  __shared__ float shared_weights[kMaxFusedRouteRows];
-  static_assert(kMaxFusedRouteRows <= 32);
-  __shared__ uint32_t users[kMaxDeviceExperts];  // rows of each expert, as bits: the same whoever comes first
-  __shared__ int16_t ids[kMaxFusedRouteRows][32];
-  __shared__ float weights[kMaxFusedRouteRows][32];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int n_expert = a.config.n_expert, n_used = a.config.n_expert_used;
-  if (threadIdx.x < kMaxFusedRouteRows) shared_weights[threadIdx.x] = weight;
-  for (int e = threadIdx.x; e < n_expert; e += kThreads) users[e] = 0;
-  __syncthreads();
-  // Few rows: the whole block for one after the other. Many: a warp for each.
-  const bool few = n_valid <= kBlockRows && n_expert <= kBlockExperts;
-  if (few && n_expert > 0) {
-    __shared__ BlockChoice choice;
-    float x[kBlockRows];
-#pragma unroll
-    for (int row = 0; row < kBlockRows; ++row) {
-      x[row] = 0.0f;
-      if (row >= n_valid || static_cast<int>(threadIdx.x) >= n_expert) continue;
-#pragma unroll
-      for (int p = 0; p < kParts; ++p)
-        x[row] += __ldcg(logits + p * part_stride + row * n_expert + threadIdx.x);
-    }
-#pragma unroll 1
-    for (int row = 0; row < n_valid; ++row) {
-      offer_candidate(a.config, x[0], a.bias, nullptr, choice);
-#pragma unroll
-      for (int i = 0; i + 1 < kBlockRows; ++i) x[i] = x[i + 1];
-      __syncthreads();
-      rank_candidates(a.config, choice);
-      __syncthreads();
-      if (warp != 0) continue;
-      const float mine = weight_of_choice(a.config, a.bias, choice, lane);
-      if (lane >= n_used) continue;
-      const int id = choice.chosen[lane];
-      ids[row][lane] = static_cast<int16_t>(id);
-      weights[row][lane] = mine;
-      users[id] |= 1u << row;
-    }
-  }
-#pragma unroll 1
-  for (int row = warp; row < n_valid && n_expert > 0 && !few; row += kThreads / 32) {
-    int id;
-    float mine;
-    choose_any(
-        a.config,
-        [&](int e) {
-          float x = 0.0f;
-#pragma unroll
-          for (int p = 0; p < kParts; ++p) x += __ldcg(logits + p * part_stride + row * n_expert + e);
-          return x;
-        },
-        a.bias, lane, id, mine);
-    if (lane < n_used) {
-      ids[row][lane] = static_cast<int16_t>(id);
-      weights[row][lane] = mine;
-      atomicOr(&users[id], 1u << row);
-    }
-  }
-  __syncthreads();
-  list_rows<uint32_t>(
-      a, users, n_valid, base, [&](int row, int k) { return ids[row][k]; },
-      [&](int row, int k) { return weights[row][k]; }, [&](int row) { return shared_weights[row]; });
-}
-
 template <DType T>
 __global__ void __launch_bounds__(kThreads) router_small_kernel(const __grid_constant__ DeviceRouteArgs a) {
   constexpr int kLoads = 8;
   constexpr int kMaxRows = 8;  // at a time
   __shared__ __align__(16) float part[kThreads / 32][kMaxRows][16];
-  __shared__ bool is_last;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q = lane & 3;
   const int panel = blockIdx.x, k_part = blockIdx.y;
   // Columns of this warp.
@@ -298,10 +222,8 @@ __global__ void __launch_bounds__(kThreads) router_small_kernel(const __grid_con
   };
   load(begin);
   const int n_valid = *a.n_valid;  // there since the step began
-  const uint8_t* const base = expert_base(a);
   allow_next();
   wait_for_inputs();
-  const float weight = static_cast<int>(threadIdx.x) < a.n_rows ? shared_weight(a, threadIdx.x) : 0.0f;
   const auto multiply = [&]<int kRows>() {
     for (int row = 0; row < n_valid; row += kRows) {
       float acc[kRows][4] = {};
@@ -343,19 +265,9 @@ __global__ void __launch_bounds__(kThreads) router_small_kernel(const __grid_con
     multiply.template operator()<4>();
   else
     multiply.template operator()<kMaxRows>();
-  // Release of this block's sums, acquire of the others': through thread 0, ordered with the rest of the
-  // block by the barriers.
-  __syncthreads();
-  if (threadIdx.x == 0) is_last = count_up(a.out.counter) == gridDim.x * gridDim.y - 1;
-  __syncthreads();
-  if (!is_last) return;
-  if (threadIdx.x == 0) *a.out.counter = 0;
-  route_rows<kRouterParts>(a, a.out.partial, static_cast<int64_t>(kMaxFusedRouteRows) * a.config.n_expert,
-                           n_valid, base, weight);
 }
 
-// kRanked: places among the pairs of an expert, too, as they come.
-template <bool kRanked>
+// Choice of rows, a warp for each, and places among the pairs of an expert as they come.
 __global__ void __launch_bounds__(256)
     route_choose_kernel(const __grid_constant__ DeviceRouteArgs a, int n_parts) {
   allow_next();
@@ -387,34 +299,81 @@ __global__ void __launch_bounds__(256)
   if (lane >= a.config.n_expert_used) return;
   const int at = row * a.config.n_expert_used + lane;
   a.out.chosen[at] = id;
-  if (kRanked) a.out.rank[at] = atomicAdd(a.out.expert_count + id, 1);
+  a.out.rank[at] = atomicAdd(a.out.expert_count + id, 1);
   a.out.pair_weight[row * (a.config.n_expert_used + 1) + lane] = weight;
 }
 
-__global__ void __launch_bounds__(kThreads) route_list_kernel(const __grid_constant__ DeviceRouteArgs a) {
+// The choice of one row by a block of kThreads. Logits are sums of n_parts.
+__device__ __forceinline__ void choose_row(const DeviceRouteArgs& a, const float* logits, int64_t part_stride,
+                                           int n_parts, int row) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int n_expert = a.config.n_expert, n_used = a.config.n_expert_used;
+  const auto logit = [&](int e) {
+    float x = 0.0f;
+#pragma unroll 4
+    for (int p = 0; p < n_parts; ++p) x += logits[p * part_stride + static_cast<int64_t>(row) * n_expert + e];
+    return x;
+  };
+  int id = 0;
+  float weight = 0.0f;
+  if (n_expert <= kBlockExperts) {
+    __shared__ BlockChoice choice;
+    const int e = static_cast<int>(threadIdx.x);
+    offer_candidate(a.config, e < n_expert ? logit(e) : 0.0f, a.bias, nullptr, choice);
+    __syncthreads();
+    rank_candidates(a.config, choice);
+    __syncthreads();
+    if (warp != 0) return;
+    weight = weight_of_choice(a.config, a.bias, choice, lane);
+    if (lane < n_used) id = choice.chosen[lane];
+  } else {
+    __shared__ float sums[kMaxDeviceExperts];
+    for (int e = threadIdx.x; e < n_expert; e += kThreads) sums[e] = logit(e);
+    __syncthreads();
+    if (warp != 0) return;
+    choose_any(
+        a.config, [&](int e) { return sums[e]; }, a.bias, lane, id, weight);
+  }
+  if (lane >= n_used) return;
+  a.out.chosen[row * n_used + lane] = id;
+  a.out.pair_weight[row * (n_used + 1) + lane] = weight;
+}
+
+// A block for a row; the last one lists all of them.
+__global__ void __launch_bounds__(kThreads)
+    route_rows_kernel(const __grid_constant__ DeviceRouteArgs a, const float* logits, int64_t part_stride,
+                      int n_parts) {
   __shared__ unsigned long long users[kMaxDeviceExperts];
   __shared__ float weights[kMaxListRows * 31], shared_weights[kMaxListRows];
   __shared__ int16_t ids[kMaxListRows * 31];
+  __shared__ bool is_last;
   static_assert(kMaxListRows <= 64);
   const int n_valid = *a.n_valid, n_used = a.config.n_expert_used;  // there since the step began
   const uint8_t* const base = expert_base(a);
   for (int e = threadIdx.x; e < a.config.n_expert; e += kThreads) users[e] = 0;
   allow_next();
   wait_for_inputs();
+  const int row = static_cast<int>(blockIdx.x);
+  if (row < n_valid && a.config.n_expert > 0) choose_row(a, logits, part_stride, n_parts, row);
+  // Release of this block's choice, acquire of the others': through thread 0, ordered with the rest of the
+  // block by the barriers.
   __syncthreads();
-  if (threadIdx.x < n_valid) shared_weights[threadIdx.x] = shared_weight(a, threadIdx.x);
+  if (threadIdx.x == 0) is_last = count_up(a.out.counter) == gridDim.x - 1;
+  __syncthreads();
+  if (!is_last) return;
+  if (threadIdx.x == 0) *a.out.counter = 0;
+  if (static_cast<int>(threadIdx.x) < n_valid) shared_weights[threadIdx.x] = shared_weight(a, threadIdx.x);
 #pragma unroll 2
   for (int i = threadIdx.x; i < n_valid * n_used; i += kThreads) {
-    const int row = i / n_used, id = a.out.chosen[i];
-    weights[i] = a.out.pair_weight[row * (n_used + 1) + i % n_used];
+    const int r = i / n_used, id = __ldcg(a.out.chosen + i);
+    weights[i] = __ldcg(a.out.pair_weight + r * (n_used + 1) + i % n_used);
     ids[i] = static_cast<int16_t>(id);
-    atomicOr(&users[id], 1ull << row);
+    atomicOr(&users[id], 1ull << r);
   }
   __syncthreads();
-  list_rows<unsigned long long>(
-      a, users, n_valid, base, [&](int row, int k) { return ids[row * n_used + k]; },
-      [&](int row, int k) { return weights[row * n_used + k]; },
-      [&](int row) { return shared_weights[row]; });
+  list_rows(
+      a, users, n_valid, base, [&](int r, int k) { return ids[r * n_used + k]; },
+      [&](int r, int k) { return weights[r * n_used + k]; }, [&](int r) { return shared_weights[r]; });
 }
 
 __global__ void __launch_bounds__(kThreads) route_slots_kernel(const __grid_constant__ DeviceRouteArgs a) {
@@ -477,27 +436,27 @@ size_t router_logit_rows(int max_rows) noexcept {
 
 void route_topk_cuda(const DeviceRouteArgs& args, StreamView stream) noexcept {
   const int n_expert = args.config.n_expert;
-  const bool fused = n_expert > 0 && is_float_type(args.router.dtype) && args.config.n_expert_used < 32 &&
-                     args.n_rows <= kMaxFusedRouteRows;
-  if (fused) {
-    const dim3 grid(static_cast<unsigned>(ceil_div(n_expert, 16)), kRouterParts);
-    switch (args.router.dtype) {
-      case DType::F32:
-        return launch(router_small_kernel<DType::F32>, grid, kThreads, 0, stream, args);
-      case DType::F16:
-        return launch(router_small_kernel<DType::F16>, grid, kThreads, 0, stream, args);
-      default:
-        return launch(router_small_kernel<DType::BF16>, grid, kThreads, 0, stream, args);
-    }
-  }
-  const int n_parts = multiply_router(args, stream);
-  const unsigned choose_blocks = static_cast<unsigned>(ceil_div(args.n_rows, 8));
   if (args.n_rows <= kMaxListRows && args.config.n_expert_used < 32) {
-    if (n_expert > 0) launch(route_choose_kernel<false>, choose_blocks, 256, 0, stream, args, n_parts);
-    launch(route_list_kernel, 1, kThreads, 0, stream, args);
+    const float* logits = args.logits;
+    int64_t part_stride = static_cast<int64_t>(args.n_rows) * n_expert;
+    int n_parts = kRouterParts;
+    if (n_expert > 0 && is_float_type(args.router.dtype) && args.n_rows <= kMaxFusedRouteRows) {
+      const dim3 grid(static_cast<unsigned>(ceil_div(n_expert, 16)), kRouterParts);
+      launch(args.router.dtype == DType::F32   ? router_small_kernel<DType::F32>
+             : args.router.dtype == DType::F16 ? router_small_kernel<DType::F16>
+                                               : router_small_kernel<DType::BF16>,
+             grid, kThreads, 0, stream, args);
+      logits = args.out.partial;
+      part_stride = static_cast<int64_t>(kMaxFusedRouteRows) * n_expert;
+    } else {
+      n_parts = multiply_router(args, stream);
+    }
+    launch(route_rows_kernel, static_cast<unsigned>(n_expert > 0 ? args.n_rows : 1), kThreads, 0, stream,
+           args, logits, part_stride, n_parts);
     return;
   }
-  launch(route_choose_kernel<true>, choose_blocks, 256, 0, stream, args, n_parts);
+  const int n_parts = multiply_router(args, stream);
+  launch(route_choose_kernel, static_cast<unsigned>(ceil_div(args.n_rows, 8)), 256, 0, stream, args, n_parts);
   launch(route_slots_kernel, 1, kThreads, 0, stream, args);
   const int place_blocks =
       args.cold.mail != nullptr ? 1 : ceil_div(args.n_rows * (args.config.n_expert_used + 1), 256);

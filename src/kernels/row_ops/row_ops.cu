@@ -27,8 +27,6 @@ __global__ void embed_kernel(DeviceMatrix table, const int32_t* tokens, float* x
   for_quant_type(table.dtype, decode);
 }
 
-constexpr int kNormThreads = 512;
-
 // Four floats of a row that is being rounded for experts, by the thread of column 4c; the four threads of 16
 // columns are neighbours and all take part. `top`: of the group, as bits. `out`: the row's chunks.
 __device__ __forceinline__ void store_block_acts(BlockActs* out, int c, const float (&y)[4], uint32_t top) {
@@ -43,6 +41,11 @@ __device__ __forceinline__ void store_block_acts(BlockActs* out, int c, const fl
   chunk.codes[sub][c % 4][half] = codes;
   if (c % 4 != 0) return;
   (half == 0 ? chunk.meta[sub].sum0 : chunk.meta[sub].sum1) = sum;
+  const uint32_t parts = sum_parts(sum);
+  const int group = 2 * sub + half;
+  reinterpret_cast<uint8_t*>(&chunk.meta[group / 4].sum_bytes)[group % 4] = static_cast<uint8_t>(parts);
+  reinterpret_cast<uint8_t*>(&chunk.meta[4 + group / 4].sum_bytes)[group % 4] =
+      static_cast<uint8_t>(parts >> 8);
   if (half == 0) chunk.meta[sub].step = rounding.step;
 }
 
@@ -55,16 +58,23 @@ __device__ __forceinline__ uint32_t neighbours_max(uint32_t x) {
   return x;
 }
 
-// kNormFloat4: pieces of a thread.
-template <int kNormFloat4>
-__global__ void __launch_bounds__(kNormThreads)
-    residual_norm_kernel(const __grid_constant__ ResidualNormArgs a) {
+// Parts of a row and the weights they are added with.
+constexpr int kMaxNormParts = 33;
+
+// kPieces: float4s of a thread. What counts are trips to L2 that wait for each other: the row, its parts'
+// places and the parts, of which kTogether are read at once.
+template <int kPieces, int kThreads, int kTogether>
+__global__ void __launch_bounds__(kThreads) residual_norm_kernel(const __grid_constant__ ResidualNormArgs a) {
   __shared__ float2 scratch[32];
-  float4 norm_weight[kNormFloat4], gate_weight[kNormFloat4];
+  __shared__ int64_t pairs[kMaxNormParts];
+  __shared__ float weights[kMaxNormParts];
+  const int n_threads = static_cast<int>(blockDim.x), n4 = a.n_embd / 4;
+  const auto column = [&](int i) { return static_cast<int>(threadIdx.x) + i * n_threads; };
+  float4 norm_weight[kPieces], gate_weight[kPieces];
 #pragma unroll
-  for (int i = 0; i < kNormFloat4; ++i) {
-    const int c = threadIdx.x + i * kNormThreads;
-    if (c >= a.n_embd / 4) break;
+  for (int i = 0; i < kPieces; ++i) {
+    const int c = column(i);
+    if (c >= n4) break;
     norm_weight[i] = __ldg(reinterpret_cast<const float4*>(a.norm) + c);
     if (a.shared_gate != nullptr) gate_weight[i] = __ldg(reinterpret_cast<const float4*>(a.shared_gate) + c);
   }
@@ -75,48 +85,68 @@ __global__ void __launch_bounds__(kNormThreads)
     shift_conv(a.conv, row - a.n_rows);
     return;
   }
-  const int n4 = a.n_embd / 4;
+  const int n_parts = a.parts == nullptr ? 0 : a.n_parts;
+  if (static_cast<int>(threadIdx.x) < n_parts) {
+    const int k = static_cast<int>(threadIdx.x), at = row * n_parts + k;
+    pairs[k] = a.pair_of == nullptr ? row + static_cast<int64_t>(k) * a.n_rows : a.pair_of[at];
+    weights[k] = a.pair_of == nullptr ? 1.0f : a.pair_weight[at];
+  }
   float4* const x = reinterpret_cast<float4*>(a.x + static_cast<int64_t>(row) * a.n_embd);
-  float4 v[kNormFloat4];
+  float4 v[kPieces];
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i)
+    if (column(i) < n4) v[i] = x[column(i)];
   const bool answered = a.cold_in.mail != nullptr && *a.cold_in.n_pairs > 0;
-  if (answered) wait_until_near(a.cold_in, row == 0);
   const bool mail_out = a.cold_out.mail != nullptr && *a.cold_out.n_cold > 0;
+  __syncthreads();
+  if (answered) wait_until_near(a.cold_in, row == 0);
+  GridSum sum[kPieces][4];
+  const auto add_parts = [&](const auto& add) {
+#pragma unroll 1
+    for (int first = 0; first < n_parts; first += kTogether) {
+      // A part that is none counts as zeros.
+      float4 part[kTogether][kPieces];
+      float weight[kTogether];
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        const bool has = first + k < n_parts && pairs[min(first + k, kMaxNormParts - 1)] >= 0;
+        weight[k] = has ? weights[first + k] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i)
+          part[k][i] = has && column(i) < n4
+                           ? reinterpret_cast<const float4*>(a.parts + pairs[first + k] * a.n_embd)[column(i)]
+                           : float4{0.0f, 0.0f, 0.0f, 0.0f};
+      }
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k)
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) add(i, weight[k], part[k][i]);
+    }
+  };
+  if (a.on_grid)
+    add_parts([&](int i, float weight, const float4& p) {
+      sum[i][0].add(weight, p.x), sum[i][1].add(weight, p.y);
+      sum[i][2].add(weight, p.z), sum[i][3].add(weight, p.w);
+    });
+  else
+    add_parts(
+        [&](int i, float, const float4& p) { v[i].x += p.x, v[i].y += p.y, v[i].z += p.z, v[i].w += p.w; });
   float square = 0.0f, dot = 0.0f;  // dot: with the shared expert's gate, before the scale
 #pragma unroll
-  for (int i = 0; i < kNormFloat4; ++i) {
-    const int c = threadIdx.x + i * kNormThreads;
+  for (int i = 0; i < kPieces; ++i) {
+    const int c = column(i);
     if (c >= n4) break;
-    v[i] = x[c];
-    if (a.parts != nullptr) {
-      const auto part_of_pair = [&](int64_t pair) {
-        return reinterpret_cast<const float4*>(a.parts + pair * a.n_embd)[c];
-      };
-      if (a.pair_of == nullptr) {
-        for (int k = 0; k < a.n_parts; ++k) {
-          const float4 p = part_of_pair(row + k * a.n_rows);
-          v[i].x += p.x, v[i].y += p.y, v[i].z += p.z, v[i].w += p.w;
-        }
-      } else {
-        GridSum sum[4];
-#pragma unroll 4
-        for (int k = 0; k < a.n_parts; ++k) {
-          const int pair = a.pair_of[row * a.n_parts + k];
-          if (pair < 0) continue;
-          const float weight = a.pair_weight[row * a.n_parts + k];
-          const float4 p = part_of_pair(pair);
-          sum[0].add(weight, p.x), sum[1].add(weight, p.y), sum[2].add(weight, p.z), sum[3].add(weight, p.w);
-        }
-        if (answered) {
-          const int64_t at = static_cast<int64_t>(row) * a.n_embd + 4 * c;
-          const uint32_t expected = ticket_of(a.cold_in);
+    if (answered) {
+      const int64_t at = static_cast<int64_t>(row) * a.n_embd + 4 * c;
+      const uint32_t expected = ticket_of(a.cold_in);
 #pragma unroll
-          for (int j = 0; j < 4; ++j) sum[j].add_part(take_answer(a.cold_in, at + j, expected));
-        }
-        v[i].x += sum[0].value(), v[i].y += sum[1].value();
-        v[i].z += sum[2].value(), v[i].w += sum[3].value();
-      }
-      x[c] = v[i];
+      for (int j = 0; j < 4; ++j) sum[i][j].add_part(take_answer(a.cold_in, at + j, expected));
     }
+    if (a.on_grid) {
+      v[i].x += sum[i][0].value(), v[i].y += sum[i][1].value();
+      v[i].z += sum[i][2].value(), v[i].w += sum[i][3].value();
+    }
+    if (n_parts > 0) x[c] = v[i];
     square += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
     if (a.shared_gate != nullptr) {
       const float4 w = norm_weight[i], s = gate_weight[i];
@@ -128,8 +158,8 @@ __global__ void __launch_bounds__(kNormThreads)
   const float scale = rsqrtf(square / static_cast<float>(a.n_embd) + a.eps);
   const ActsOut h{static_cast<half*>(a.h.f16), a.h.f32, a.h.f16_stride, a.h.f32_stride, a.h.scale};
 #pragma unroll
-  for (int i = 0; i < kNormFloat4; ++i) {
-    const int c = threadIdx.x + i * kNormThreads;
+  for (int i = 0; i < kPieces; ++i) {
+    const int c = column(i);
     if (c >= n4) break;
     const float4 w = norm_weight[i];
     const float y[4] = {v[i].x * scale * w.x, v[i].y * scale * w.y, v[i].z * scale * w.z,
@@ -154,18 +184,18 @@ __global__ void __launch_bounds__(kNormThreads)
   }
   if (a.h.blocks256 != nullptr) {
     // 256 columns belong to two warps.
-    __shared__ uint32_t tops[kNormFloat4][kNormThreads / 32];
+    __shared__ uint32_t tops[kPieces][kThreads / 32];
     const int warp = threadIdx.x / 32;
 #pragma unroll
-    for (int i = 0; i < kNormFloat4; ++i) {
-      const bool here = threadIdx.x + i * kNormThreads < n4;
+    for (int i = 0; i < kPieces; ++i) {
+      const bool here = column(i) < n4;
       const uint32_t top = warp_max(here ? max_bits(v[i].x, v[i].y, v[i].z, v[i].w) : 0u);
       if (threadIdx.x % 32 == 0) tops[i][warp] = top;
     }
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < kNormFloat4; ++i) {
-      const int c = threadIdx.x + i * kNormThreads;
+    for (int i = 0; i < kPieces; ++i) {
+      const int c = column(i);
       if (c >= n4) break;
       const float y[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
       store_block_acts(static_cast<BlockActs*>(a.h.blocks256) + row * a.h.blocks_stride, c, y,
@@ -198,12 +228,16 @@ void embed_cuda(const DeviceMatrix& table, const int32_t* tokens, int n_rows, fl
 }
 
 void residual_norm_cuda(const ResidualNormArgs& args, StreamView stream) noexcept {
-  const unsigned blocks = static_cast<unsigned>(args.n_rows + shift_conv_blocks(args.conv, kNormThreads));
-  const int pieces = ceil_div(args.n_embd, 4 * kNormThreads);
-  launch(pieces <= 1   ? residual_norm_kernel<1>
-         : pieces <= 2 ? residual_norm_kernel<2>
-                       : residual_norm_kernel<4>,
-         blocks, kNormThreads, 0, stream, args);
+  const auto start = [&](auto* kernel, int n_threads) {
+    launch(kernel, static_cast<unsigned>(args.n_rows + shift_conv_blocks(args.conv, n_threads)),
+           static_cast<unsigned>(n_threads), 0, stream, args);
+  };
+  // 64 threads have the 256 columns that share a step.
+  const int n4 = args.n_embd / 4, half = 64 * ceil_div(n4, 128);
+  if (n4 <= 512) return start(residual_norm_kernel<1, 512, 5>, 512);
+  if (half <= 640) return start(residual_norm_kernel<2, 640, 4>, half);
+  if (half <= 1024) return start(residual_norm_kernel<2, 1024, 2>, half);
+  start(residual_norm_kernel<4, 1024, 1>, 1024);
 }
 
 }  // namespace thermo

@@ -31,6 +31,13 @@ struct DeviceActsOut {
 void embed_cuda(const DeviceMatrix& table, const int32_t* tokens, int n_rows, float* x, int n_embd,
                 StreamView stream) noexcept;
 
+// Rows (f16 if there, else f32) rounded into to.blocks256 and to.blocks32, whichever is there.
+void round_rows_cuda(const DeviceActs& from, int n_rows, int n_cols, const DeviceActsOut& to,
+                     StreamView stream) noexcept;
+// The same of silu(gate) * up, rows n_cols floats apart, with the bits of experts.
+void swiglu_rows_cuda(const float* gate, const float* up, int n_rows, int n_cols, const DeviceActsOut& to,
+                      StreamView stream) noexcept;
+
 // to = from, n floats (a multiple of 4): a hidden state set aside inside a step.
 void copy_floats_cuda(const float* from, float* to, size_t n, StreamView stream) noexcept;
 
@@ -56,6 +63,7 @@ struct ResidualNormArgs {
   const float* parts = nullptr;      // [pairs][n_embd]; nullptr: nothing to add
   const int32_t* pair_of = nullptr;  // [rows][n_parts], -1: none; nullptr: r + k * n_rows, weight 1
   const float* pair_weight = nullptr;
+  bool on_grid = false;  // parts are added as experts are (GridSum), else as floats
   int n_parts = 0;
   const float* norm;  // [n_embd]
   float eps;

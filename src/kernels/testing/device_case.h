@@ -31,12 +31,32 @@ struct HostMatrix {
       for (float& w : row) w = normal(random);
       quantize_row(dtype, row.data(), n_cols, rows.data() + bytes * static_cast<size_t>(r));
     }
+    pack();
+  }
+  void pack() {
     const size_t panel = panel_bytes(dtype, n_cols);
     std::vector<std::byte> packed(packed_matrix_bytes(dtype, n_rows, n_cols) + 64);
     std::byte* const aligned = packed.data() + (64 - reinterpret_cast<size_t>(packed.data()) % 64) % 64;
     for (int p = 0; p < thermo::n_panels(n_rows); ++p)
       pack_panel(dtype, rows.data(), n_rows, n_cols, p, aligned + static_cast<size_t>(p) * panel);
     panels.assign(aligned, aligned + packed_matrix_bytes(dtype, n_rows, n_cols));
+  }
+
+  // Columns begin .. end, at the bounds of blocks.
+  HostMatrix columns(int begin, int end) const {
+    HostMatrix part;
+    part.dtype = dtype;
+    part.n_rows = n_rows;
+    part.n_cols = end - begin;
+    const size_t bytes = row_bytes(dtype, static_cast<uint64_t>(n_cols)),
+                 at = row_bytes(dtype, static_cast<uint64_t>(begin)),
+                 taken = row_bytes(dtype, static_cast<uint64_t>(end - begin));
+    for (int r = 0; r < n_rows; ++r) {
+      const auto from = rows.begin() + static_cast<std::ptrdiff_t>(bytes * static_cast<size_t>(r) + at);
+      part.rows.insert(part.rows.end(), from, from + static_cast<std::ptrdiff_t>(taken));
+    }
+    part.pack();
+    return part;
   }
 
   // With its panels at `address` (or at that offset).

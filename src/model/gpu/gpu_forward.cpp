@@ -48,18 +48,24 @@ void GpuModel::Impl::project_in(std::initializer_list<DeviceLinearJob> jobs, con
 }
 
 // Output projections have few panels and many columns: their sums are cut into parts, added up by the norm
-// that follows.
-
-void GpuModel::Impl::project_out(const DeviceMatrix& w, const DeviceActs& x, const DeviceNormIn& norm,
+// that follows. Few rows are rounded first.
+void GpuModel::Impl::project_out(const DeviceMatrix& w, const DeviceActsOut& out, const DeviceNormIn& norm,
                                  int n_rows) noexcept {
+  DeviceActs x = out.read();
+  x.blocks256 = x.blocks32 = nullptr;
   if (norm.x != nullptr) {
     linear({{.w = w, .y = act.x, .y_stride = config.n_embd, .add = true}}, x, n_rows);
     return;
   }
+  if (rounds(w, n_rows)) {
+    const DeviceActsOut rounded = rounded_for(w, out);
+    round_rows_cuda(x, n_rows, w.n_cols, rounded, stream.view());
+    x = rounded.read();
+  }
   linear({{.w = w,
            .y = act.parts,
            .y_stride = config.n_embd,
-           .k_parts = linear_parts(w, n_rows),
+           .k_parts = out_parts(w, n_rows),
            .part_stride = static_cast<int64_t>(n_rows) * config.n_embd}},
          x, n_rows);
 }
@@ -113,7 +119,7 @@ void GpuModel::Impl::attention(Pass& pass, int il, const Block& block, const Gpu
   args.tagged = norm.x != nullptr ? act.attention_tagged : nullptr;
   args.launch = decode_launch_number(act.exchange);
   attention_cuda(args, stream.view());
-  project_out(w[Role::Output], out.read(), norm, n_rows);
+  project_out(w[Role::Output], out, norm, n_rows);
 }
 
 void GpuModel::Impl::delta_net(Pass& pass, int il, const GpuBlockWeights& w,
@@ -159,7 +165,7 @@ void GpuModel::Impl::delta_net(Pass& pass, int il, const GpuBlockWeights& w,
                   .scores = act.chunk_scores,
                   .out = out},
                  stream.view());
-  project_out(w[Role::Output], out.read(), norm, n_rows);
+  project_out(w[Role::Output], out, norm, n_rows);
 }
 
 namespace {
@@ -322,7 +328,8 @@ void GpuModel::Impl::mix(Pass& pass, int il, const Block& block, const GpuBlockW
   if (pass.fused) return;
   pass.norm.parts = act.parts;
   pass.norm.pair_of = nullptr;
-  pass.norm.n_parts = linear_parts(w[Role::Output], pass.n_rows);
+  pass.norm.on_grid = false;
+  pass.norm.n_parts = out_parts(w[Role::Output], pass.n_rows);
 }
 
 // The input projections of the next block: asked into L2 while the router keeps the memory idle.
@@ -365,11 +372,53 @@ void GpuModel::Impl::feed_forward(Pass& pass, int il, size_t b, const Block& blo
     decode_ffn_cuda(ffn, stream.view());
     return;
   }
+  norm.parts = act.parts;
+  norm.on_grid = true;
+  if (dense_is_few(block, w, pass.n_rows)) return dense_ffn(pass, w);
   run_experts(pass, il, block, w, cold);
   norm.cold_in = cold;
   norm.pair_of = act.routes.pair_of;
   norm.pair_weight = act.routes.pair_weight;
   norm.n_parts = block.route.n_expert_used + 1;
+}
+
+// The FFN that every row takes, of few rows.
+bool GpuModel::Impl::dense_is_few(const Block& block, const GpuBlockWeights& w, int n_rows) const noexcept {
+  return !block.routed() && w.floats(Role::SharedWeight) == nullptr && rounds(w[Role::FfnGate], n_rows) &&
+         rounds(w[Role::FfnUp], n_rows) && rounds(w[Role::FfnDown], n_rows);
+}
+
+void GpuModel::Impl::dense_ffn(Pass& pass, const GpuBlockWeights& w) noexcept {
+  const int n_rows = pass.n_rows, n_ff = w[Role::FfnGate].n_rows;
+  float* const gate = act.hidden.f32;
+  float* const up = gate + static_cast<size_t>(n_rows) * static_cast<size_t>(n_ff);
+  linear({{w[Role::FfnGate], gate, n_ff}, {w[Role::FfnUp], up, n_ff}}, expert_input(w, n_rows).read(),
+         n_rows);
+  const DeviceActsOut hidden = rounded_for(w[Role::FfnDown], act.hidden);
+  swiglu_rows_cuda(gate, up, n_rows, n_ff, hidden, stream.view());
+  const int n_parts = linear_few_parts(w[Role::FfnDown]);
+  linear({{.w = w[Role::FfnDown],
+           .y = act.parts,
+           .y_stride = config.n_embd,
+           .k_parts = n_parts,
+           .part_stride = static_cast<int64_t>(n_rows) * config.n_embd}},
+         hidden.read(), n_rows);
+  pass.norm.pair_of = nullptr;
+  pass.norm.n_parts = n_parts;
+}
+
+// Which forms of rounded rows the projections and the head read.
+void GpuModel::Impl::find_block_forms() noexcept {
+  const auto see = [&](const DeviceMatrix& m) {
+    if (m.n_rows == 0 || is_float_type(m.dtype)) return;
+    (act_format(m.dtype) == ActFormat::Q8x256 ? reads_blocks256 : reads_blocks32) = true;
+  };
+  for_each_main_block(config, weights, [&](const Block& block, const GpuBlockWeights& w) {
+    if (block.kind == BlockKind::FeedForward) return;
+    for (const TensorSpec& spec : block.tensors)
+      if (spec.form == TensorForm::Matrix) see(w[spec.role]);
+  });
+  see(weights.output.front()[Role::Output]);
 }
 
 void GpuModel::Impl::head_block(Pass& pass, const GpuBlockWeights& w) noexcept {

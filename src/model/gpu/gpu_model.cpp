@@ -110,6 +110,16 @@ int bucket_of(int n_rows) {
   return -1;
 }
 
+// A recorded step computes logits for every row. With many rows of which few want them, as in a prompt, that
+// takes longer than queuing the kernels.
+bool worth_replaying(const StepBatch& batch, int n_rows) {
+  if (n_rows <= 32) return true;
+  int n_logits = 0;
+  for (const SequenceRows& group : batch.groups)
+    for (const Row& row : group.rows) n_logits += row.want_logits;
+  return 2 * n_logits >= n_rows;
+}
+
 StepKind kind_of(const StepBatch& batch) {
   bool any[2] = {false, false};
   for (const SequenceRows& group : batch.groups) any[group.uncommitted] = true;
@@ -152,7 +162,7 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   const int n = batch.n_rows();
   const StepKind kind = kind_of(batch);
   const int b = bucket_of(n);
-  const bool replay = b >= 0 && kind != StepKind::Mixed && !m.graphs[static_cast<size_t>(kind)][b].empty();
+  const bool replay = b >= 0 && !m.graphs[static_cast<size_t>(kind)][b].empty() && worth_replaying(batch, n);
   const StepInputs& inputs = replay ? m.small_host : m.large_host;
   m.n_step_rows = n;
   m.flush_commits();

@@ -52,12 +52,12 @@ struct GpuModel::Impl {
   std::vector<RowLogits> row_logits;  // of the last step
   int n_step_rows = 0;                // of the last step
   Event step_begin, step_end, features_end;
-  // [kind][bucket]; steps with committed and uncommitted groups queue their kernels. Destroyed first.
-  CapturedGraph graphs[2][std::size(kBuckets)];
+  CapturedGraph graphs[kStepKinds][std::size(kBuckets)];  // destroyed first
   CapturedGraph feature_graphs[std::size(kBuckets)];
   std::string fault;
   float step_ms = 0.0f;
-  bool fused_decode = false;  // one row runs without launches for norms
+  bool fused_decode = false;                             // one row runs without launches for norms
+  bool reads_blocks256 = false, reads_blocks32 = false;  // projections of few rows
 
   Impl(ModelConfig config, const Weights& weights, const ModelOptions& options, ThreadPool& pool,
        const LoadProgressFn& progress, const Impl* target);
@@ -97,18 +97,36 @@ struct GpuModel::Impl {
   void prefetch_next(int il, size_t b, DecodeFfnArgs& ffn) noexcept;
   bool can_fuse_decode() noexcept;
   void project_in(std::initializer_list<DeviceLinearJob> jobs, const DeviceNormIn& norm, int n_rows) noexcept;
-  void project_out(const DeviceMatrix& w, const DeviceActs& x, const DeviceNormIn& norm, int n_rows) noexcept;
+  void project_out(const DeviceMatrix& w, const DeviceActsOut& x, const DeviceNormIn& norm,
+                   int n_rows) noexcept;
   void head(int n_logits, const int32_t* rows, int n_rows) noexcept;
   void top_of_head(int n_logits, const StepInputs& from) noexcept;
   void linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_acts,
               const int32_t* row_index = nullptr, const DeviceNormIn& norm = {}) noexcept;
-  // Normed rows as a step of n_rows has them.
+  // Normed rows as the projections of a step of n_rows read them.
   DeviceActsOut normed(int n_rows) const {
     DeviceActsOut h = act.h;
-    if (n_rows > kMaxSmallActs) h.i8 = nullptr;
-    h.blocks256 = h.blocks32 = nullptr;
+    if (n_rows > 1) h.i8 = nullptr;
+    if (!is_few(n_rows) || !reads_blocks256) h.blocks256 = nullptr;
+    if (!is_few(n_rows) || !reads_blocks32) h.blocks32 = nullptr;
     return h;
   }
+  static bool is_few(int n_rows) { return n_rows > 1 && n_rows <= kMaxFewActs; }
+  // The same rows rounded for `w`, where few of them and quantised weights ask for it.
+  static bool rounds(const DeviceMatrix& w, int n_rows) { return is_few(n_rows) && !is_float_type(w.dtype); }
+  static DeviceActsOut rounded_for(const DeviceMatrix& w, DeviceActsOut out) {
+    if (act_format(w.dtype) == ActFormat::Q8x256)
+      out.blocks32 = nullptr;
+    else
+      out.blocks256 = nullptr;
+    return out;
+  }
+  int out_parts(const DeviceMatrix& w, int n_rows) const {
+    return rounds(w, n_rows) ? linear_few_parts(w) : linear_parts(w, n_rows);
+  }
+  void find_block_forms() noexcept;
+  bool dense_is_few(const Block& block, const GpuBlockWeights& w, int n_rows) const noexcept;
+  void dense_ffn(Pass& pass, const GpuBlockWeights& w) noexcept;
   bool check(const char* what) noexcept;
   void begin_split(int n_rows, StepInputs& inputs) noexcept {
     experts->begin(n_rows, *inputs.ticket, {inputs.fetch_of, kMaxFetchTable + 1}, stream.view());

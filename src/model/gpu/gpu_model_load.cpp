@@ -109,6 +109,7 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
   upload_rope();
 
   fused_decode = can_fuse_decode();
+  find_block_forms();
   n_past.resize(n_sequences);
   row_logits.reserve(static_cast<size_t>(o.n_batch));
   if (o.graphs) record_graphs();
@@ -141,13 +142,14 @@ void GpuModel::Impl::record(CapturedGraph& graph, const std::function<void()>& w
 }
 
 void GpuModel::Impl::record_graphs() {
-  for (const StepKind kind : {StepKind::Committed, StepKind::Uncommitted}) {
-    if (kind == StepKind::Uncommitted && options.sequence.max_draft_rows == 0) continue;
+  for (const StepKind kind : {StepKind::Committed, StepKind::Uncommitted, StepKind::Mixed}) {
+    if (kind != StepKind::Committed && options.sequence.max_draft_rows == 0) continue;
     // A drafter with features computes blocks, and those are never committed.
-    if (kind == StepKind::Committed && !config.network.features.empty()) continue;
+    if (kind != StepKind::Uncommitted && !config.network.features.empty()) continue;
+    if (kind == StepKind::Mixed && options.n_sequences == 1) continue;
     for (size_t b = 0; b < std::size(kBuckets); ++b) {
       const int n = kBuckets[b];
-      if (n > options.n_batch) continue;
+      if (n > options.n_batch || (kind == StepKind::Mixed && n == 1)) continue;
       *small_host.n_valid = 0;
       *small_host.n_groups = 0;
       *small_host.n_logits = n;

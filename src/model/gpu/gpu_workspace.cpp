@@ -62,14 +62,13 @@ void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, b
     if (f32) out.f32 = carver.take<float>(n * static_cast<size_t>(columns));
     return out;
   };
-  // The int8 form, of small steps only.
-  const int small_rows = std::min(n_batch, kMaxSmallActs);
-  const auto int8 = [&](DeviceActsOut& out, int n, int columns) {
-    if (columns % 32 != 0) return;
-    out.i8_stride = ceil_div(columns, 256);
-    out.i8 =
-        carver.take<std::byte>(static_cast<size_t>(n) * static_cast<size_t>(out.i8_stride) * kDotChunkBytes);
+  // Rows rounded in groups of 256 or of 32 columns, whichever the product after it reads.
+  const auto blocks = [&](DeviceActsOut& out, int n, int columns) {
+    out.blocks_stride = ceil_div(columns, 256);
+    out.blocks256 = out.blocks32 = carver.take<std::byte>(
+        static_cast<size_t>(n) * static_cast<size_t>(out.blocks_stride) * kDotChunkBytes);
   };
+  const int few_rows = std::min(n_batch, kMaxFewActs);
   const int q_dim = c.max_n_head() * c.head_dim;
   const int n_expert = c.route.n_expert, n_used = c.route.n_expert_used;
   const size_t pairs = static_cast<size_t>(max_pairs_of(c, n_batch));
@@ -78,7 +77,11 @@ void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, b
   parts = carver.take<float>(pairs * static_cast<size_t>(c.n_embd));
   h = acts(rows, c.n_embd, true, true, 1.0f);
   mixed = acts(rows, std::max(q_dim, c.ssm_inner()), true, float_mixed, 1.0f);
-  int8(h, small_rows, c.n_embd);
+  blocks(mixed, few_rows, std::max(q_dim, c.ssm_inner()));
+  if (c.n_embd % 32 == 0) {  // of one row
+    h.i8_stride = ceil_div(c.n_embd, 256);
+    h.i8 = carver.take<std::byte>(static_cast<size_t>(h.i8_stride) * kDotChunkBytes);
+  }
   // What experts read in the small form: rows rounded in groups of 256 and of 32, and hidden rows.
   const int expert_rows = small_ffn ? n_batch : std::min(n_batch, kExpertSmallRows);
   h.blocks_stride = ceil_div(c.n_embd, 256);
@@ -89,6 +92,7 @@ void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, b
   hidden = acts(pairs, c.max_n_ff(), true, false, kHiddenScale);
   hidden.f32 = carver.take<float>(static_cast<size_t>(max_pairs_of(c, expert_rows)) *
                                   static_cast<size_t>(c.max_n_ff()));
+  blocks(hidden, few_rows, c.max_n_ff());
   q_full = floats(c.network.widest(Role::Q));
   q = floats(q_dim);
   k = floats(c.n_kv_dim());

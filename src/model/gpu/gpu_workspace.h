@@ -20,12 +20,13 @@
 
 namespace thermo {
 
-inline constexpr int kBuckets[] = {1, 2, 4, 8, 16, 32};
-inline constexpr int kMaxBucket = 32;
+inline constexpr int kBuckets[] = {1, 2, 4, 8, 16, 32, 64};
+inline constexpr int kMaxBucket = 64;
 inline constexpr int kLogitRows = 64;  // computed and copied at a time; as many as a draft has
 
 // What groups a step has, which decides what it launches.
 enum class StepKind : uint8_t { Committed, Uncommitted, Mixed };
+inline constexpr int kStepKinds = 3;
 
 // Hands out aligned pieces of one buffer; with a null base it only counts.
 class GpuCarver {

@@ -23,11 +23,12 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-std::vector<Row> chain(int n, int seed, int n_vocab) {
+std::vector<Row> chain(int n, int seed, int n_vocab, bool all_logits = false) {
   std::vector<Row> rows;
   for (int i = 0; i < n; ++i)
-    rows.push_back(
-        {.token = (seed * 7919 + i * 104729) % n_vocab, .parent = i - 1, .want_logits = i + 1 == n});
+    rows.push_back({.token = (seed * 7919 + i * 104729) % n_vocab,
+                    .parent = i - 1,
+                    .want_logits = all_logits || i + 1 == n});
   return rows;
 }
 
@@ -144,7 +145,7 @@ int main(int argc, char** argv) {
   const auto time_steps = [&](int n_rows, int count, bool uncommitted, LogitsNeed need = LogitsNeed::Row) {
     std::vector<double> wall, device;
     for (int i = 0; i < count + 5; ++i) {
-      const std::vector<Row> rows = chain(n_rows, i, n_vocab);
+      const std::vector<Row> rows = chain(n_rows, i, n_vocab, uncommitted);
       const double t = now();
       step(model, rows, uncommitted, need);
       if (i >= 5) {
@@ -183,7 +184,7 @@ int main(int argc, char** argv) {
   if (wants("rows")) {
     double one = 0;
     for (const int n : {1, 2, 4, 8, 16, 32, 64}) {
-      const auto [wall, device] = time_steps(n, 15, true);
+      const auto [wall, device] = time_steps(n, 15, true, LogitsNeed::Best);  // a draft to verify
       if (n == 1) one = device;
       fmt::print("rows {:3}: {:.3f} ms wall, {:.3f} ms device, {:.2f} of one\n", n, wall, device,
                  device / one);
@@ -226,8 +227,8 @@ int main(int argc, char** argv) {
       step(model, chain(std::min(prefill, deep - done), done, n_vocab));
     fmt::print("prefill of {} in chunks of {}: {:.0f} tok/s\n", deep, prefill, deep / (now() - t));
     const auto [wall, device] = time_steps(1, 50, false);
-    fmt::print("decode at {}: {:.3f} ms wall ({:.0f} tok/s), {:.3f} ms device\n", model.n_past(0),
-               wall, 1e3 / wall, device);
+    fmt::print("decode at {}: {:.3f} ms wall ({:.0f} tok/s), {:.3f} ms device\n", model.n_past(0), wall,
+               1e3 / wall, device);
   }
   if (!model.fault().empty()) fmt::print("FAULT {}\n", model.fault());
   return model.fault().empty() ? 0 : 7;

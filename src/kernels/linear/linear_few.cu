@@ -1,0 +1,61 @@
+// Products of up to 64 rows: the types that has_dot() knows, and how a sum is cut.
+#include "kernels/linear/linear_few.cuh"
+
+#include "kernels/linear/linear_few_cuda.h"
+
+namespace thermo {
+namespace {
+
+bool is_big(DType dtype) {
+  return act_group_cols(dtype) == 256;
+}
+
+}  // namespace
+
+int linear_few_parts(const DeviceMatrix& w) noexcept {
+  constexpr int kPanels = 600, kParts = 4, kLeastChunks = 2;
+  return ceil_div(w.n_rows, 16) < kPanels && dot_chunks(w.n_cols) >= kParts * kLeastChunks ? kParts : 1;
+}
+
+// Until there are warps for a large card: 1400 are 10 for each of 132 multiprocessors. What comes in parts is
+// not cut again.
+int linear_few_cuts(const DeviceLinearArgs& args) noexcept {
+  int n_panels = 0;
+  bool parts = false;
+  for (int j = 0; j < args.n_jobs; ++j) {
+    n_panels += ceil_div(args.jobs[j].w.n_rows, 16);
+    parts = parts || args.jobs[j].k_parts > 1;
+  }
+  const int n_chunks = dot_chunks(args.jobs[0].w.n_cols);
+  if (parts || n_panels >= 1400 || n_chunks < 4) return 1;
+  return n_panels >= 300 || n_chunks < 8 ? 2 : 4;
+}
+
+bool linear_few_possible(const DeviceLinearArgs& args, int job) noexcept {
+  const DeviceMatrix& w = args.jobs[job].w;
+  return args.n_acts <= kMaxFewActs && !is_float_type(w.dtype) &&
+         (is_big(w.dtype) ? args.x.blocks256 : args.x.blocks32) != nullptr;
+}
+
+void linear_few_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
+  FewPlan plan{.args = args,
+               .first_block = {},
+               .row_tiles = 1,
+               .cuts_log2 = 0,
+               .split_log2 = 0,
+               .n_stages = 2,
+               .chunk_bytes = 0};
+  bool dot = true;
+  for (int j = 0; j < args.n_jobs; ++j) {
+    const DeviceMatrix& w = args.jobs[j].w;
+    dot = dot && has_dot(w.dtype);
+    if (64 + w.body_bytes > plan.chunk_bytes) plan.chunk_bytes = 64 + w.body_bytes;
+  }
+  while (1 << plan.cuts_log2 < linear_few_cuts(args)) ++plan.cuts_log2;
+  if (dot)
+    launch_few_rows<false>(plan, stream);
+  else
+    launch_few_any(plan, stream);
+}
+
+}  // namespace thermo

@@ -1,0 +1,17 @@
+// Products of 2 to 64 rows (linear_few.cuh), by the sets of weight types that are compiled apart.
+#pragma once
+
+#include "kernels/linear/linear_cuda.h"
+
+namespace thermo {
+
+struct FewPlan;
+void launch_few_any(FewPlan& plan, StreamView stream) noexcept;
+
+// In how many cuts the columns of a call are added up: by the shapes alone.
+int linear_few_cuts(const DeviceLinearArgs& args) noexcept;
+// Whether a job can run there: quantised weights, and rows in the form that they read.
+bool linear_few_possible(const DeviceLinearArgs& args, int job) noexcept;
+void linear_few_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept;
+
+}  // namespace thermo
