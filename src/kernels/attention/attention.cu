@@ -13,6 +13,7 @@
 #include "device/launch.cuh"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/attention_few.cuh"
+#include "kernels/attention/attention_heads.cuh"
 #include "kernels/attention/attention_many.cuh"
 #include "kernels/attention/attention_row.cuh"
 
@@ -24,23 +25,6 @@ constexpr int kWarps = 4;                     // of a block in f32
 constexpr int kSlots = 4;                     // slots in flight of a warp
 
 // ---- prepare ----
-
-__device__ void store_head(KvType type, std::byte* at, const float* x, int dim, int lane) {
-  if (type == KvType::F32) {
-    for (int d = lane; d < dim; d += 32) reinterpret_cast<float*>(at)[d] = x[d];
-  } else if (type == KvType::F16) {
-    for (int d = lane; d < dim; d += 32) reinterpret_cast<half*>(at)[d] = __float2half_rn(x[d]);
-  } else {
-    for (int b = 0; b < dim / 32; ++b) {
-      float top = fabsf(x[b * 32 + lane]);
-      for (int mask = 16; mask > 0; mask /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
-      const float d = top / 127.0f;
-      const int q = d > 0.0f ? __float2int_rn(x[b * 32 + lane] / d) : 0;
-      if (lane == 0) *reinterpret_cast<half*>(at + b * 34) = __float2half_rn(d);
-      *reinterpret_cast<int8_t*>(at + b * 34 + 2 + lane) = static_cast<int8_t>(q);
-    }
-  }
-}
 
 // One warp per head: queries, then keys, then values.
 __global__ void __launch_bounds__(128) prepare_heads_kernel(const __grid_constant__ DeviceAttentionArgs a) {
@@ -57,27 +41,11 @@ __global__ void __launch_bounds__(128) prepare_heads_kernel(const __grid_constan
       is_q ? a.q_full + (static_cast<int64_t>(row) * a.n_head + head) * q_step
            : (is_v ? a.v : a.k) + (static_cast<int64_t>(row) * a.n_head_kv + kv_head) * dim;
   float* const x = shared[warp];
-  float square = 0.0f;
-  for (int d = lane; d < dim; d += 32) {
-    x[d] = from[d];
-    square += x[d] * x[d];
-  }
-  if (!is_v) {
-    const float scale = rsqrtf(warp_sum(square) / static_cast<float>(dim) + a.eps);
-    const float* const weight = is_q ? a.q_norm : a.k_norm;
-    for (int d = lane; d < dim; d += 32) x[d] *= scale * weight[d];
-    __syncwarp();
-    const int half_rot = a.n_rot / 2;
-    for (int i = lane; i < half_rot; i += 32) {
-      float s, c;
-      sincosf(static_cast<float>(a.rows.position[row]) * a.inv_freq[i], &s, &c);
-      s *= a.rope_magnitude;
-      c *= a.rope_magnitude;
-      const float u = x[i], v = x[half_rot + i];
-      x[i] = u * c - v * s;
-      x[half_rot + i] = u * s + v * c;
-    }
-  }
+  if (is_v)
+    load_head(x, from, dim, lane);
+  else
+    turn_head(x, from, is_q ? a.q_norm : a.k_norm, dim, a.eps,
+              {a.inv_freq, a.n_rot, a.rope_magnitude, a.rows.position[row]}, lane);
   __syncwarp();
   if (is_q) {
     for (int d = lane; d < dim; d += 32) a.q[(static_cast<int64_t>(row) * a.n_head + head) * dim + d] = x[d];
@@ -390,45 +358,6 @@ __global__ void __launch_bounds__(kFinishThreads)
   put_gated(a, row, head, 4 * lane, {x.x * scale, x.y * scale, x.z * scale, x.w * scale}, gate);
 }
 
-// rows[d] >= d and rising, so a thread that moves its own bytes of some rows in turn, reading all of these
-// before it writes, overwrites nothing that is still needed.
-__global__ void __launch_bounds__(256) kv_move_kernel(const __grid_constant__ DeviceKvMoveArgs a) {
-  allow_next();
-  wait_for_inputs();
-  const int64_t k_bytes = a.n_head_kv * head_bytes(a.kv.k_type, a.head_dim),
-                v_bytes = a.n_head_kv * head_bytes(a.kv.v_type, a.head_dim);
-  const int64_t i = 2 * (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x);
-  if (i >= k_bytes + v_bytes) return;
-  const DevicePath& path = a.paths.paths[blockIdx.z];
-  const bool is_v = i >= k_bytes;
-  const int64_t step = is_v ? v_bytes : k_bytes;
-  std::byte* const base = (is_v ? a.kv.v + (i - k_bytes) : a.kv.k + i) + blockIdx.y * a.layer_bytes +
-                          path.sequence * a.kv.sequence_bytes + path.past * step;
-  constexpr int kAhead = 8;
-  for (int first = 0; first < path.n; first += kAhead) {
-    uint16_t x[kAhead];
-#pragma unroll
-    for (int d = 0; d < kAhead; ++d)
-      if (first + d < path.n) x[d] = *reinterpret_cast<const uint16_t*>(base + path.rows[first + d] * step);
-#pragma unroll
-    for (int d = 0; d < kAhead; ++d)
-      if (first + d < path.n) *reinterpret_cast<uint16_t*>(base + (first + d) * step) = x[d];
-  }
-}
-
-}  // namespace
-
-void kv_move_cuda(const DeviceKvMoveArgs& a, StreamView stream) noexcept {
-  const int64_t bytes =
-      a.n_head_kv * (head_bytes(a.kv.k_type, a.head_dim) + head_bytes(a.kv.v_type, a.head_dim));
-  launch(kv_move_kernel,
-         dim3(static_cast<unsigned>(ceil_div<int64_t>(bytes, 512)), static_cast<unsigned>(a.n_layers),
-              static_cast<unsigned>(a.paths.n)),
-         256, 0, stream, a);
-}
-
-namespace {
-
 // How a step is attended.
 enum class Way { Floats, Few, Many };
 struct Plan {
@@ -552,15 +481,13 @@ void prepare_heads(const DeviceAttentionArgs& a, StreamView stream) {
 
 }  // namespace
 
-void kv_append_cuda(DeviceAttentionArgs a, StreamView stream) noexcept {
-  a.n_head = 0;
-  prepare_heads(a, stream);
-}
-
 void attention_cuda(const DeviceAttentionArgs& a, StreamView stream) noexcept {
   if (a.head_dim == 128 && launch_row<128>(a, stream)) return;
   if (a.head_dim == 256 && launch_row<256>(a, stream)) return;
-  prepare_heads(a, stream);
+  launch(
+      prepare_heads_kernel,
+      dim3(static_cast<unsigned>(ceil_div(a.n_head + 2 * a.n_head_kv, 4)), static_cast<unsigned>(a.n_rows)),
+      128, 0, stream, a);
   switch (a.head_dim) {
     case 16:
       return launch(attend_small_heads_kernel<16>,

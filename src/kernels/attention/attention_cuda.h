@@ -79,9 +79,24 @@ inline constexpr int kMaxAttentionSplits = 64;
 // head_dim 16 (f32 and f16), 32, 64, 128 or 256.
 void attention_cuda(const DeviceAttentionArgs& args, StreamView stream) noexcept;
 
-// Only the keys and values of the rows, of which every head is prepared and appended. Nothing of queries is
-// read.
-void kv_append_cuda(DeviceAttentionArgs args, StreamView stream) noexcept;
+// Only keys and values, of several layers that are alike: normed, rotated and appended. `kv`, `k` and `v` are
+// of the first layer, the next one lies layer_bytes and layer_stride floats further.
+inline constexpr int kMaxAppendLayers = 64;
+struct DeviceKvAppendArgs {
+  DeviceRows rows;
+  DeviceKv kv;
+  int64_t layer_bytes;
+  int n_layers, n_rows, n_head_kv, head_dim;
+  float eps;
+  const float* k;  // [layer][rows][n_head_kv][head_dim] as projected
+  const float* v;
+  int64_t layer_stride;
+  const float* k_norm[kMaxAppendLayers];
+  const float* inv_freq;  // [n_rot / 2]
+  int n_rot;
+  float rope_magnitude;
+};
+void kv_append_cuda(const DeviceKvAppendArgs& args, StreamView stream) noexcept;
 
 // What a commit makes part of some sequences, in device memory: of each its number, its committed length, the
 // length of the path, and the path, which is uncommitted rows.

@@ -388,6 +388,91 @@ TEST(AttentionCuda, AttendsWithSmallHeads) {
             }
 }
 
+// Features of a drafter: keys and values of several layers.
+TEST(AttentionCuda, AppendsTheRowsOfAllLayers) {
+  SKIP_WITHOUT_GPU();
+  const int n_head_kv = 3, n_layers = 2, n_slots = 60;
+  uint64_t seed = 6900;
+  for (const KvType type : kTypes)
+    for (const int head_dim : {16, 32, 128}) {
+      if (type == KvType::Q8_0 && head_dim % 32 != 0) continue;
+      Inputs in(seed);
+      const DeviceStep step({{7, 5}, {0, 20}}, 3, false, seed++);
+      const size_t dim = as_size(head_dim), kv_dim = as_size(n_head_kv) * dim, rows = as_size(step.n_rows);
+      const std::vector<float> projected = in.spiky(as_size(n_layers) * 2 * rows * kv_dim);
+      std::vector<std::vector<float>> norms;
+      std::vector<DeviceArray<float>> device_norms;
+      for (int l = 0; l < n_layers; ++l) {
+        norms.push_back(in.uniform(dim, 0.5f, 1.5f));
+        device_norms.emplace_back(norms.back());
+      }
+      std::vector<float> inv_freq;
+      for (size_t i = 0; i < dim / 2; ++i) inv_freq.push_back(std::pow(10000.0f, -2.0f * i / dim));
+      const size_t slot = as_size(n_head_kv) * kv_head_bytes(type, head_dim), part = as_size(n_slots) * slot,
+                   layer = 2 * part, sequence = as_size(n_layers) * layer;
+      std::vector<std::byte> want(2 * sequence, std::byte{0xff});
+      for (size_t g = 0; g < step.groups.size(); ++g)
+        for (size_t l = 0; l < as_size(n_layers); ++l)
+          for (size_t r = 0; r < as_size(step.groups[g].n_rows); ++r) {
+            const size_t row = as_size(step.group_begin[g]) + r;
+            std::vector<float> k(&projected[(2 * l * rows + row) * kv_dim],
+                                 &projected[(2 * l * rows + row) * kv_dim] + kv_dim);
+            for (size_t h = 0; h < as_size(n_head_kv); ++h)
+              prepare_ref(&k[h * dim], norms[l], inv_freq, step.position[row], 1e-6f, 1.25f);
+            std::byte* const base = &want[as_size(step.sequence(g)) * sequence + l * layer];
+            KvAppendArgs append;
+            append.k = k.data();
+            append.v = &projected[((2 * l + 1) * rows + row) * kv_dim];
+            append.kv = {type, type, base, base + part};
+            append.first_slot = step.groups[g].past + static_cast<int>(r);
+            append.n_rows = 1;
+            append.n_head_kv = n_head_kv;
+            append.head_dim = head_dim;
+            attention_kernels(Isa::Portable).kv_append(append);
+          }
+      const DeviceArray<float> device_projected(projected), device_freq(inv_freq);
+      const DeviceArray<std::byte> cache(want.size());
+      DeviceKvAppendArgs args{
+          .rows = step.rows(),
+          .kv = {type, type, cache.data(), cache.data() + part, static_cast<int64_t>(sequence)},
+          .layer_bytes = static_cast<int64_t>(layer),
+          .n_layers = n_layers,
+          .n_rows = step.n_rows,
+          .n_head_kv = n_head_kv,
+          .head_dim = head_dim,
+          .eps = 1e-6f,
+          .k = device_projected.data(),
+          .v = device_projected.data() + rows * kv_dim,
+          .layer_stride = static_cast<int64_t>(2 * rows * kv_dim),
+          .k_norm = {},
+          .inv_freq = device_freq.data(),
+          .n_rot = head_dim,
+          .rope_magnitude = 1.25f};
+      for (size_t l = 0; l < as_size(n_layers); ++l) args.k_norm[l] = device_norms[l].data();
+      kv_append_cuda(args, {});
+      ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      ASSERT_TRUE(cache.intact());
+      const std::vector<std::byte> got = cache.read();
+      if (type != KvType::F32) {
+        // Rounded from values that differ in the last digit: a few to the other side.
+        size_t n_different = 0;
+        for (size_t i = 0; i < want.size(); ++i) n_different += got[i] != want[i] ? 1 : 0;
+        EXPECT_LE(n_different, want.size() / 100) << kv_type_name(type) << " " << head_dim;
+        continue;
+      }
+      for (size_t i = 0; i < want.size(); i += sizeof(float)) {
+        float x, y;
+        std::memcpy(&x, &got[i], sizeof(x));
+        std::memcpy(&y, &want[i], sizeof(y));
+        ASSERT_EQ(std::isnan(x), std::isnan(y)) << i;
+        if (!std::isnan(y)) {
+          ASSERT_NEAR(x, y, 1e-4) << i;
+        }
+      }
+    }
+}
+
 // What commits do: rows of paths down to the end of their sequences, in every layer.
 TEST(AttentionCuda, MovesTheRowsOfPaths) {
   SKIP_WITHOUT_GPU();

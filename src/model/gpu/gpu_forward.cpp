@@ -496,17 +496,41 @@ void GpuModel::Impl::enqueue_features(int n_rows) noexcept {
                       .cold_in = {},
                       .cold_out = {}},
                      stream.view());
-  const DeviceRows rows = feature.device_rows(StepKind::Committed);
-  for (int il = 0; il < config.n_layer; ++il) {
-    const std::vector<Block>& blocks = config.network.layers[static_cast<size_t>(il)].blocks;
-    for (size_t b = 0; b < blocks.size(); ++b) {
-      if (blocks[b].kind != BlockKind::Attention) continue;
-      const GpuBlockWeights& layer = weights.layers[static_cast<size_t>(il)].blocks[b];
-      linear({{layer[Role::K], act.k, config.n_kv_dim()}, {layer[Role::V], act.v, config.n_kv_dim()}},
-             normed(n_rows).read(), n_rows);
-      kv_append_cuda(attention_args(rows, n_rows, il, blocks[b], layer), stream.view());
+  // All layers' keys and values first, as many products in a launch as it takes.
+  const int64_t size = static_cast<int64_t>(options.n_batch) * config.n_kv_dim();
+  const Rope& rope = ropes.front();
+  DeviceKvAppendArgs append{.rows = feature.device_rows(StepKind::Committed),
+                            .kv = kv_of(0, 0),
+                            .layer_bytes = static_cast<int64_t>(layout.kv_layer_bytes()),
+                            .n_layers = 0,
+                            .n_rows = n_rows,
+                            .n_head_kv = config.n_head_kv,
+                            .head_dim = config.head_dim,
+                            .eps = config.norm_eps,
+                            .k = act.feature_kv,
+                            .v = act.feature_kv + size,
+                            .layer_stride = 2 * size,
+                            .k_norm = {},
+                            .inv_freq = rope.inv_freq,
+                            .n_rot = rope.n_rot,
+                            .rope_magnitude = rope.magnitude};
+  DeviceLinearArgs products;
+  products.x = normed(n_rows).read();
+  products.n_acts = n_rows;
+  float* to = act.feature_kv;
+  for_each_main_block(config, weights, [&](const Block& block, const GpuBlockWeights& layer) {
+    if (block.kind != BlockKind::Attention) return;
+    append.k_norm[append.n_layers++] = layer.floats(Role::KNorm);
+    for (const Role role : {Role::K, Role::V}) {
+      products.jobs[products.n_jobs++] = {layer[role], to, config.n_kv_dim()};
+      to += size;
     }
-  }
+    if (products.n_jobs < kMaxLinearJobs) return;
+    linear_cuda(products, stream.view());
+    products.n_jobs = 0;
+  });
+  if (products.n_jobs > 0) linear_cuda(products, stream.view());
+  kv_append_cuda(append, stream.view());
 }
 
 // Queues a whole step of n_rows rows; what the host put into `from` may make the last of them padding.

@@ -30,6 +30,8 @@ void check_shapes(const ModelConfig& c) {
   }
   if (c.route.n_expert > kMaxDeviceExperts) refuse("the number of experts", c.route.n_expert, "up to 512");
   if (c.route.n_expert_used > 32) refuse("the number of used experts", c.route.n_expert_used, "up to 32");
+  if (!c.network.features.empty() && c.n_layer > kMaxAppendLayers)
+    refuse("the number of a drafter's layers", c.n_layer, "up to 64");
   if (c.n_embd % 4 != 0 || c.n_embd > 8192) refuse("the hidden size", c.n_embd, "multiples of 4 up to 8192");
 }
 

@@ -95,6 +95,7 @@ struct GpuWorkspace {
   std::byte *exchange, *attention_tagged;  // of a decoded row
   float* states;                           // [rows][states_width()] of another network, as they came
   DeviceActsOut joined;                    // [rows][those of StateProjection], for that product
+  float* feature_kv;                       // [layer][K, V][rows][n_kv_dim] as projected
   float* taps;                             // [taps of the network][n_batch][n_embd]
   float* logits;                           // [kLogitRows][n_vocab]
   float* top_scratch;                      // of each of these rows

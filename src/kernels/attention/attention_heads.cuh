@@ -1,0 +1,63 @@
+// A head on its way from its projection to the cache: norm, rotation, and how the cache stores it. A warp
+// does one head.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "kernels/attention/attention_cuda.h"
+#include "kernels/row_ops/warp_ops.cuh"
+
+namespace thermo {
+
+__device__ __forceinline__ void load_head(float* x, const float* from, int dim, int lane) {
+  for (int d = lane; d < dim; d += 32) x[d] = from[d];
+}
+
+struct HeadTurn {
+  const float* inv_freq;
+  int n_rot;
+  float magnitude;
+  int position;
+};
+
+// x = the head normed and rotated. `x`: shared memory of the warp.
+__device__ __forceinline__ void turn_head(float* x, const float* from, const float* norm, int dim, float eps,
+                                          const HeadTurn& turn, int lane) {
+  float square = 0.0f;
+  for (int d = lane; d < dim; d += 32) {
+    x[d] = from[d];
+    square += x[d] * x[d];
+  }
+  const float scale = rsqrtf(warp_sum(square) / static_cast<float>(dim) + eps);
+  for (int d = lane; d < dim; d += 32) x[d] *= scale * norm[d];
+  __syncwarp();
+  const int half_rot = turn.n_rot / 2;
+  for (int i = lane; i < half_rot; i += 32) {
+    float s, c;
+    sincosf(static_cast<float>(turn.position) * turn.inv_freq[i], &s, &c);
+    s *= turn.magnitude;
+    c *= turn.magnitude;
+    const float u = x[i], v = x[half_rot + i];
+    x[i] = u * c - v * s;
+    x[half_rot + i] = u * s + v * c;
+  }
+}
+
+inline __device__ void store_head(KvType type, std::byte* at, const float* x, int dim, int lane) {
+  if (type == KvType::F32) {
+    for (int d = lane; d < dim; d += 32) reinterpret_cast<float*>(at)[d] = x[d];
+  } else if (type == KvType::F16) {
+    for (int d = lane; d < dim; d += 32) reinterpret_cast<half*>(at)[d] = __float2half_rn(x[d]);
+  } else {
+    for (int b = 0; b < dim / 32; ++b) {
+      float top = fabsf(x[b * 32 + lane]);
+      for (int mask = 16; mask > 0; mask /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
+      const float d = top / 127.0f;
+      const int q = d > 0.0f ? __float2int_rn(x[b * 32 + lane] / d) : 0;
+      if (lane == 0) *reinterpret_cast<half*>(at + b * 34) = __float2half_rn(d);
+      *reinterpret_cast<int8_t*>(at + b * 34 + 2 + lane) = static_cast<int8_t>(q);
+    }
+  }
+}
+
+}  // namespace thermo
