@@ -47,20 +47,24 @@ void GpuModel::Impl::project_in(std::initializer_list<DeviceLinearJob> jobs, con
   linear(jobs, normed(n_rows).read(), n_rows, nullptr, norm);
 }
 
+// Rows as a product with `w` reads them: few are rounded first.
+DeviceActs GpuModel::Impl::round_few(const DeviceMatrix& w, const DeviceActsOut& rows, int n_rows) noexcept {
+  DeviceActs x = rows.read();
+  x.blocks256 = x.blocks32 = nullptr;
+  if (!rounds(w, n_rows)) return x;
+  const DeviceActsOut rounded = rounded_for(w, rows);
+  round_rows_cuda(x, n_rows, w.n_cols, rounded, stream.view());
+  return rounded.read();
+}
+
 // Output projections have few panels and many columns: their sums are cut into parts, added up by the norm
-// that follows. Few rows are rounded first.
+// that follows.
 void GpuModel::Impl::project_out(const DeviceMatrix& w, const DeviceActsOut& out, const DeviceNormIn& norm,
                                  int n_rows) noexcept {
-  DeviceActs x = out.read();
-  x.blocks256 = x.blocks32 = nullptr;
+  const DeviceActs x = round_few(w, out, n_rows);
   if (norm.x != nullptr) {
     linear({{.w = w, .y = act.x, .y_stride = config.n_embd, .add = true}}, x, n_rows);
     return;
-  }
-  if (rounds(w, n_rows)) {
-    const DeviceActsOut rounded = rounded_for(w, out);
-    round_rows_cuda(x, n_rows, w.n_cols, rounded, stream.view());
-    x = rounded.read();
   }
   linear({{.w = w,
            .y = act.parts,
@@ -459,6 +463,11 @@ void GpuModel::Impl::run_block(Pass& pass, int il, size_t b, const Block& block,
   }
 }
 
+// x = act.joined projected.
+void GpuModel::Impl::project_states(const DeviceMatrix& w, int n_rows) noexcept {
+  linear({{w, act.x, config.n_embd}}, round_few(w, act.joined, n_rows), n_rows);
+}
+
 // x = projection of [norm(embedding); norm(state)].
 void GpuModel::Impl::nextn_input(Pass& pass, const GpuBlockWeights& w) noexcept {
   embed_cuda(w[Role::Embedding], pass.rows.token, pass.n_rows, act.x, config.n_embd, stream.view());
@@ -469,7 +478,7 @@ void GpuModel::Impl::nextn_input(Pass& pass, const GpuBlockWeights& w) noexcept 
                   .eps = config.norm_eps,
                   .out = act.joined},
                  stream.view());
-  linear({{w[Role::StateProjection], act.x, config.n_embd}}, act.joined.read(), pass.n_rows);
+  project_states(w[Role::StateProjection], pass.n_rows);
 }
 
 // Queues what makes keys and values of every layer from act.states. What the host put into `feature` may make
@@ -485,7 +494,7 @@ void GpuModel::Impl::enqueue_features(int n_rows) noexcept {
                   .eps = config.norm_eps,
                   .out = act.joined},
                  stream.view());
-  linear({{projection, act.x, config.n_embd}}, act.joined.read(), n_rows);
+  project_states(projection, n_rows);
   residual_norm_cuda({.x = act.x,
                       .norm = w.floats(Role::Norm),
                       .eps = config.norm_eps,

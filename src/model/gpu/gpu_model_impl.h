@@ -78,6 +78,8 @@ struct GpuModel::Impl {
   void enqueue(int n_rows, StepKind kind, int n_logits, const StepInputs& from) noexcept;
   struct Pass;  // a step while it is queued
   void enqueue_features(int n_rows) noexcept;
+  DeviceActs round_few(const DeviceMatrix& w, const DeviceActsOut& rows, int n_rows) noexcept;
+  void project_states(const DeviceMatrix& w, int n_rows) noexcept;
   void nextn_input(Pass& pass, const GpuBlockWeights& w) noexcept;
   DeviceAttentionArgs attention_args(const DeviceRows& rows, int n_rows, int il, const Block& block,
                                      const GpuBlockWeights& w) noexcept;

@@ -147,6 +147,7 @@ void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, b
   exchange = carver.take<std::byte>(decode_exchange_bytes(n_used, c.max_n_ff()));
   states = floats(states_width(c));
   joined = acts(rows, states_width(c), true, true, kHiddenScale);
+  blocks(joined, few_rows, states_width(c));
   feature_kv = floats(c.network.features.empty() ? 0 : 2 * c.n_layer * c.n_kv_dim());
   taps = floats(c.network.n_taps * c.n_embd);
   logits = carver.take<float>(static_cast<size_t>(kLogitRows) * static_cast<size_t>(c.n_vocab));
