@@ -435,7 +435,8 @@ class Lifecycle(unittest.TestCase):
             connection = http.client.HTTPConnection(server.host, server.port)
             connection.request("POST", "/v1/chat/completions", json.dumps(ask("Write a long story.", max_tokens=150, ignore_eos=True)),
                                {"Content-Type": "application/json"})
-            time.sleep(0.3)
+            while not any(slot["is_processing"] for slot in server.get("/slots")):
+                time.sleep(0.01)
             server.process.send_signal(signal.SIGTERM)
             reply = connection.getresponse()
             self.assertEqual(reply.status, 200)

@@ -21,7 +21,9 @@ class ResponsesWriter : public ReplyWriter {
   using ReplyWriter::ReplyWriter;
 
   std::string begin(int) override {
-    return event("response.created", {{"response", response("in_progress", nullptr)}}) + heartbeat();
+    // One after the other: they are numbered.
+    std::string out = event("response.created", {{"response", response("in_progress", nullptr)}});
+    return out += heartbeat();
   }
 
   std::string pieces(int, const AnswerParser::Events& events,
