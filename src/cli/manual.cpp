@@ -22,6 +22,7 @@ constexpr CodeMeaning kExitCodes[] = {
      "answered"},
     {ExitCode::Model, "the model is missing, unreadable, unsupported or damaged"},
     {ExitCode::Memory, "it does not fit into memory, or the address space is used up"},
+    {ExitCode::Listen, "the server cannot listen: the address is in use or not allowed"},
     {ExitCode::Device, "the device that was asked for is missing"},
     {ExitCode::DeviceFault, "a device or a file failed while it was used; a model file became shorter"},
     {ExitCode::Download, "a download failed; the same command goes on where it stopped"},

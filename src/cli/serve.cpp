@@ -40,7 +40,8 @@ class ServeCommand : public Command {
             "thermocline serve\n"
             "thermocline serve model.gguf -c 32K --parallel 4\n"
             "thermocline serve model.gguf --host 0.0.0.0 --api-key SECRET\n"
-            "curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", "
+            "curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' -d "
+            "'{\"messages\": [{\"role\": \"user\", "
             "\"content\": "
             "\"What is 17 + 25?\"}]}'"};
   }

@@ -201,10 +201,12 @@ asio::awaitable<void> ApiHandler::dispatch(HttpExchange& exchange, const RouteMa
     co_return;
   }
   HttpReply reply;
-  if (route.needs_model)
-    reply = json_reply(co_await token_endpoint(exchange, route));
-  else
+  if (route.needs_model) {
+    const Json answer = co_await token_endpoint(exchange, route);
+    reply = json_reply(answer);
+  } else {
     reply = look(request, match);
+  }
   reply.headers.insert(reply.headers.end(), headers.begin(), headers.end());
   reply.headers.emplace_back("Cache-Control", "no-store");
   exchange.reply(std::move(reply));

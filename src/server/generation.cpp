@@ -444,7 +444,8 @@ asio::awaitable<void> generate(ServerState& server, HttpExchange& exchange, Dial
     head.content_type = "text/event-stream; charset=utf-8";
     head.headers = headers;
     exchange.begin_stream(std::move(head));
-    exchange.write(writer->begin(0) + writer->fail(*overflow));
+    exchange.write(writer->begin(0));
+    exchange.write(writer->fail(*overflow));
     exchange.end_stream();
     co_return;
   }

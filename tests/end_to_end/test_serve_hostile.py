@@ -208,7 +208,7 @@ class Overload(unittest.TestCase):
     def test_a_full_queue_says_when_to_come_back(self):
         with Server("--parallel", "1", "--max-queue", "2") as server:
             def send(path):
-                body = ask("Write a long story.", max_tokens=60, ignore_eos=True)
+                body = ask("Write a long story.", max_tokens=800, ignore_eos=True)
                 return server.request("POST", path, body)
             with concurrent.futures.ThreadPoolExecutor(12) as pool:
                 replies = list(pool.map(send, ["/v1/chat/completions"] * 6 + ["/v1/messages"] * 6))

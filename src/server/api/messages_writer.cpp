@@ -74,8 +74,9 @@ class MessagesWriter : public ReplyWriter {
 
   std::string finish(int, const Answer&) override {
     std::string out = close();
-    if (index_ == 0) out += open(Block::Text, {{"type", "text"}, {"text", ""}}) + close();
-    return out;
+    if (index_ > 0) return out;
+    out += open(Block::Text, {{"type", "text"}, {"text", ""}});
+    return out += close();
   }
 
   std::string end(std::span<const Answer> answers) override {

@@ -21,7 +21,9 @@ class ResponsesWriter : public ReplyWriter {
   using ReplyWriter::ReplyWriter;
 
   std::string begin(int) override {
-    return event("response.created", {{"response", response("in_progress", nullptr)}}) + heartbeat();
+    // One after the other: they are numbered.
+    std::string out = event("response.created", {{"response", response("in_progress", nullptr)}});
+    return out += heartbeat();
   }
 
   std::string pieces(int, const AnswerParser::Events& events,
@@ -105,7 +107,6 @@ class ResponsesWriter : public ReplyWriter {
     pieces(0, events, answer.content_logprobs);
     finish(0, answer);
     Json reply = finished(answer);
-    reply["output_text"] = answer.content;
     reply["timings"] = timings_json(answer.stats);
     return reply;
   }
@@ -236,6 +237,7 @@ class ResponsesWriter : public ReplyWriter {
   Json finished(const Answer& answer) const {
     const bool cut = answer.finish_reason == "length";
     Json out = response(cut ? "incomplete" : "completed", usage_of(answer.stats, answer.n_reasoning_tokens));
+    out["output_text"] = answer.content;
     if (cut) out["incomplete_details"] = {{"reason", "max_output_tokens"}};
     out["completed_at"] = static_cast<int64_t>(std::time(nullptr));
     return out;

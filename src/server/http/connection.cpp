@@ -51,7 +51,8 @@ Connection::Connection(Socket socket, Listener listener, const HttpOptions& opti
 asio::awaitable<void> Connection::run() {
   const auto self = shared_from_this();
   for (bool first = true;; first = false) {
-    if (!co_await wait_for_request(first)) break;
+    const bool asked = co_await wait_for_request(first);
+    if (!asked) break;
     must_close_ = finishing_;
     const Next next = co_await read_request();
     if (next == Next::Close) break;
@@ -138,7 +139,8 @@ asio::awaitable<Connection::Next> Connection::read_request() {
     co_return must_close_ ? Next::Close : Next::NextRequest;
   }
   if (!parser.is_done() && request_.header("expect") == "100-continue") send("HTTP/1.1 100 Continue\r\n\r\n");
-  if (!co_await read_body(parser)) co_return Next::Close;
+  const bool whole = co_await read_body(parser);
+  if (!whole) co_return Next::Close;
   request_.body = std::move(parser.get().body());
   co_return Next::Answer;
 }
@@ -260,8 +262,9 @@ asio::awaitable<void> Connection::flush() {
     for (n_sent_ = 0; n_sent_ < sending_.size() && !gone_;) {
       error_code error;
       write_deadline_.arm(options_.write_stall_timeout);
-      n_sent_ += co_await socket_.async_write_some(
+      const size_t n = co_await socket_.async_write_some(
           asio::buffer(sending_.data() + n_sent_, sending_.size() - n_sent_), into(error));
+      n_sent_ += n;
       write_deadline_.disarm();
       if (error) set_gone();
     }

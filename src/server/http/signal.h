@@ -29,7 +29,9 @@ class Signal {
     co_return std::exchange(raised_, false);
   }
   asio::awaitable<void> wait() {
-    while (!co_await wait_until(std::chrono::steady_clock::now() + std::chrono::hours(1))) {
+    for (;;) {  // GCC 12 miscompiles co_await in the condition of a loop
+      const bool raised = co_await wait_until(std::chrono::steady_clock::now() + std::chrono::hours(1));
+      if (raised) co_return;
     }
   }
 

@@ -1,0 +1,228 @@
+// The server over real sockets, with an engine that plays tokens: what depends on time and on who goes first.
+#include "server/server.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+#include "chat/text_model.h"
+#include "engine/scripted_engine.h"
+
+namespace thermo {
+namespace {
+
+using namespace std::chrono_literals;
+
+const TextModel& plankton() {
+  static const TextModel model("");
+  return model;
+}
+const PromptRenderer& renderer() {
+  static const PromptRenderer one(plankton().tokenizer(), {});
+  return one;
+}
+
+std::vector<TokenId> tokens_of(const std::string& text) {
+  return plankton().tokenizer().encode(text);
+}
+
+class Client {
+ public:
+  explicit Client(const std::string& url) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(std::stoi(url.substr(url.rfind(':') + 1))));
+    inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
+    EXPECT_EQ(::connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    timeval limit{.tv_sec = 10, .tv_usec = 0};
+    setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  }
+  ~Client() { close(); }
+  Client(const Client&) = delete;
+
+  void close() {
+    if (socket_ >= 0) ::close(socket_);
+    socket_ = -1;
+  }
+  void send(const std::string& bytes) {
+    EXPECT_EQ(::send(socket_, bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+  }
+  void post(const std::string& path, const std::string& body) {
+    send("POST " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: " +
+         std::to_string(body.size()) + "\r\n\r\n" + body);
+  }
+  // Until `text` came, or (empty) until the server closed.
+  std::string read_until(const std::string& text) {
+    char piece[4096];
+    while (text.empty() || seen_.find(text) == std::string::npos) {
+      const ssize_t n = ::recv(socket_, piece, sizeof(piece), 0);
+      if (n <= 0) break;
+      seen_.append(piece, static_cast<size_t>(n));
+    }
+    return seen_;
+  }
+
+ private:
+  int socket_;
+  std::string seen_;
+};
+
+struct Running {
+  explicit Running(ScriptedEngineOptions engine, ServerOptions options = {})
+      : service(std::move(engine)), server(with_free_port(std::move(options))) {
+    ServedModel model;
+    model.id = "m";
+    model.tokenizer = &plankton().tokenizer();
+    model.renderer = &renderer();
+    model.service = &service;
+    model.trie = std::make_shared<const TokenTrie>(plankton().tokenizer().vocab());
+    model.chat_template = renderer().source();
+    server.set_ready(std::move(model));
+  }
+  ~Running() { server.stop(); }
+  static ServerOptions with_free_port(ServerOptions options) {
+    options.http.listen = {"http://127.0.0.1:0"};
+    return options;
+  }
+  std::string url() const { return server.urls().front(); }
+  bool idle() const {
+    const TokenServiceState state = service.state();
+    return state.n_running == 0 && state.n_waiting == 0;
+  }
+  void expect_idle_within(std::chrono::milliseconds time) const {
+    const auto end = std::chrono::steady_clock::now() + time;
+    while (!idle() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
+    EXPECT_TRUE(idle());
+  }
+
+  ScriptedEngine service;
+  Server server;
+};
+
+const std::string kAsk =
+    R"({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"enable_thinking": false}})";
+const std::string kStream =
+    R"({"stream": true, "messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"enable_thinking": false}})";
+
+TEST(Server, AnswersWithWhatTheEngineSays) {
+  Running running({.scripts = {tokens_of("Hello there")}});
+  Client client(running.url());
+  client.post("/v1/chat/completions", kAsk);
+  EXPECT_NE(client.read_until("").find(R"("content":"Hello there")"), std::string::npos);
+}
+
+TEST(Server, SaysThatTheModelIsLoading) {
+  Server server(Running::with_free_port({}));
+  server.set_progress("experts", 0.25);
+  Client client(server.urls().front());
+  client.post("/v1/chat/completions", kAsk);
+  const std::string reply = client.read_until("");
+  EXPECT_NE(reply.find("503"), std::string::npos);
+  EXPECT_NE(reply.find("model_loading"), std::string::npos);
+  EXPECT_NE(reply.find("Retry-After: 1"), std::string::npos);
+}
+
+TEST(Server, StopsWorkWhenTheClientGoesAway) {
+  std::vector<TokenId> endless(4000, tokens_of("a").front());
+  Running running({.scripts = {endless}, .n_slots = 1, .tokens_per_second = 100.0});
+  Client first(running.url()), waiting(running.url());
+  first.post("/v1/chat/completions", kStream);
+  first.read_until("\"content\":\"a");
+  waiting.post("/v1/messages", kAsk);
+  while (running.service.state().n_waiting == 0) std::this_thread::sleep_for(1ms);
+  waiting.close();  // in the queue
+  const auto end = std::chrono::steady_clock::now() + 2s;
+  while (running.service.state().n_waiting > 0 && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(running.service.state().n_waiting, 0);
+  EXPECT_EQ(running.service.state().n_running, 1);
+  first.close();  // while it is written
+  running.expect_idle_within(2s);
+}
+
+TEST(Server, GivesSignsOfLife) {
+  ServerOptions options;
+  options.ping_interval = 30ms;
+  Running running({.scripts = {tokens_of("a")}, .tokens_per_second = 0.0, .prompt_tokens_per_second = 40.0},
+                  options);
+  Client chat(running.url()), messages(running.url()), responses(running.url());
+  chat.post("/v1/chat/completions", kStream);
+  messages.post("/v1/messages", kStream);
+  responses.post("/v1/responses", R"({"stream": true, "input": "x"})");
+  EXPECT_NE(chat.read_until("[DONE]").find(": ping\n\n"), std::string::npos);
+  EXPECT_NE(messages.read_until("message_stop").find("event: ping\ndata: {\"type\":\"ping\"}\n\n"),
+            std::string::npos);
+  const std::string text = responses.read_until("response.completed");
+  EXPECT_NE(text.find("response.in_progress", text.find("response.in_progress") + 60), std::string::npos);
+}
+
+TEST(Server, PausesAReaderThatDoesNotRead) {
+  // Long pieces, so that a megabyte is soon written.
+  std::vector<TokenId> endless;
+  const std::vector<TokenId> words = tokens_of("a longer text of many words, again and again, ");
+  while (endless.size() < 200000) endless.insert(endless.end(), words.begin(), words.end());
+  Running running({.scripts = {endless}, .n_ctx = 1 << 20, .n_slots = 2});
+  Client lazy(running.url());
+  lazy.post(
+      "/v1/chat/completions",
+      R"({"stream": true, "messages": [{"role": "user", "content": "x"}], "max_tokens": 200000, "chat_template_kwargs": {"enable_thinking": false}})");
+  const auto end = std::chrono::steady_clock::now() + 20s;
+  while (running.service.state().n_paused == 0 && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(5ms);
+  EXPECT_EQ(running.service.state().n_paused, 1);
+  Client other(running.url());  // nobody else feels it
+  other.post("/v1/chat/completions", R"({"messages": [{"role": "user", "content": "x"}], "max_tokens": 3})");
+  EXPECT_NE(other.read_until("").find("200 OK"), std::string::npos);
+  EXPECT_NE(lazy.read_until("[DONE]").find("[DONE]"), std::string::npos) << "it goes on when it is read";
+}
+
+TEST(Server, TellsEveryoneThatTheEngineFailed) {
+  std::vector<TokenId> endless(4000, tokens_of("a").front());
+  Running running({.scripts = {endless}, .tokens_per_second = 100.0});
+  Client stream(running.url()), whole(running.url());
+  stream.post("/v1/chat/completions", kStream);
+  whole.post("/v1/messages", kAsk);
+  stream.read_until("\"content\":\"a");
+  running.service.break_down("the device is gone");
+  EXPECT_NE(stream.read_until("[DONE]").find("engine_failed"), std::string::npos);
+  const std::string reply = whole.read_until("");
+  EXPECT_NE(reply.find("503"), std::string::npos);
+  EXPECT_NE(reply.find("x-should-retry: false"), std::string::npos);
+  EXPECT_EQ(running.server.fault(), "the device is gone");
+  Client health(running.url());
+  health.send("GET /health HTTP/1.0\r\n\r\n");
+  EXPECT_NE(health.read_until("").find("\"failed\""), std::string::npos);
+}
+
+TEST(Server, ServesManyAtOnce) {
+  Running running({.scripts = {tokens_of("one two three four five six")},
+                   .n_slots = 64,
+                   .max_waiting = 200,
+                   .tokens_per_second = 200.0});
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int i = 0; i < 128; ++i) {
+    clients.push_back(std::make_unique<Client>(running.url()));
+    clients.back()->post("/v1/chat/completions", i % 2 == 0 ? kStream : kAsk);
+  }
+  for (const auto& client : clients) EXPECT_NE(client->read_until("").find("six"), std::string::npos);
+  running.expect_idle_within(1s);
+}
+
+TEST(Server, LetsRunningRequestsFinishAndRefusesOthers) {
+  Running running(
+      {.scripts = {tokens_of("one two three four five six seven eight")}, .tokens_per_second = 20.0});
+  Client client(running.url());
+  client.post("/v1/chat/completions", kStream);
+  client.read_until("one");
+  std::thread end([&] { running.server.shut_down(); });
+  EXPECT_NE(client.read_until("[DONE]").find("eight"), std::string::npos);
+  end.join();
+  running.expect_idle_within(1s);
+}
+
+}  // namespace
+}  // namespace thermo
