@@ -230,7 +230,7 @@ class ModelDownload {
     double pause = options_.retry_seconds;
     for (int tries = 1; partial->size() < file.bytes; ++tries) {
       const uint64_t before = partial->size();
-      const HttpReply reply = transfer(url, file, *partial);
+      const GetReply reply = transfer(url, file, *partial);
       if (observer_.cancelled && observer_.cancelled()) return std::nullopt;
       if (partial->size() == file.bytes) break;
       if (partial->size() > before) {
@@ -261,9 +261,9 @@ class ModelDownload {
     return blobs / hash;
   }
 
-  HttpReply transfer(const std::string& url, const HubFile& file, PartialFile& partial) {
+  GetReply transfer(const std::string& url, const HubFile& file, PartialFile& partial) {
     std::string lie;
-    HttpRequest request{.url = url, .token = options_.token, .offset = partial.size()};
+    GetRequest request{.url = url, .token = options_.token, .offset = partial.size()};
     request.cancelled = observer_.cancelled;
     request.on_begin = [&](uint64_t begin, int64_t n_bytes) {
       if (begin != partial.size()) {
@@ -283,7 +283,7 @@ class ModelDownload {
       report(file, partial.size());
       return true;
     };
-    const HttpReply reply = http_.get(request);
+    const GetReply reply = http_.get(request);
     if (!lie.empty()) {
       partial.remove();
       throw DownloadError(
@@ -305,14 +305,14 @@ class ModelDownload {
 
 HubListing list_repository(const HubReference& reference, const HubOptions& options, HttpClient& http) {
   std::string body;
-  HttpRequest request{.url = fmt::format("{}/api/models/{}/revision/main?blobs=true", options.endpoint,
-                                         reference.repository()),
-                      .token = options.token};
+  GetRequest request{.url = fmt::format("{}/api/models/{}/revision/main?blobs=true", options.endpoint,
+                                        reference.repository()),
+                     .token = options.token};
   request.on_body = [&](std::span<const std::byte> bytes) {
     body.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     return body.size() <= kMaxListing;
   };
-  const HttpReply reply = http.get(request);
+  const GetReply reply = http.get(request);
   if (reply.status == 0)
     throw DownloadError(
         fmt::format("{}: {} cannot be reached ({}); check the connection, or use a model that is here",

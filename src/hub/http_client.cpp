@@ -15,7 +15,7 @@ constexpr long kMaxRedirects = 10;
 
 struct Transfer {
   CURL* curl;
-  const HttpRequest* request;
+  const GetRequest* request;
   bool begun = false;
   bool stopped = false;
   uint64_t begin = 0;  // where the body stands in the file
@@ -37,7 +37,7 @@ size_t on_body(char* data, size_t size, size_t n, void* user) {
   long status = 0;
   curl_easy_getinfo(transfer.curl, CURLINFO_RESPONSE_CODE, &status);
   if (status != 200 && status != 206) return size * n;  // an error page: nobody reads it
-  const HttpRequest& request = *transfer.request;
+  const GetRequest& request = *transfer.request;
   if (!transfer.begun) {
     transfer.begun = true;
     curl_off_t length = -1;
@@ -73,8 +73,8 @@ HttpClient::~HttpClient() {
   delete impl_;
 }
 
-HttpReply HttpClient::get(const HttpRequest& request) {
-  HttpReply reply;
+GetReply HttpClient::get(const GetRequest& request) {
+  GetReply reply;
   CURL* const curl = impl_->curl;
   if (curl == nullptr) {
     reply.error = "the transfer library could not start";

@@ -18,7 +18,7 @@ class DownloadError : public ThermoError {
   explicit DownloadError(const std::string& message) : ThermoError(ExitCode::Download, message) {}
 };
 
-struct HttpRequest {
+struct GetRequest {
   std::string url;
   std::string token = {};  // empty: none
   uint64_t offset = 0;     // of the first byte wanted
@@ -30,7 +30,7 @@ struct HttpRequest {
   std::function<bool()> cancelled = {};  // asked several times a second
 };
 
-struct HttpReply {
+struct GetReply {
   int status = 0;        // 0: no answer came
   std::string error;     // what broke, empty when the transfer was complete
   bool stopped = false;  // by on_body, on_begin or cancelled
@@ -45,7 +45,7 @@ class HttpClient {
   HttpClient(const HttpClient&) = delete;
   HttpClient& operator=(const HttpClient&) = delete;
 
-  HttpReply get(const HttpRequest& request);
+  GetReply get(const GetRequest& request);
 
  private:
   struct Impl;
