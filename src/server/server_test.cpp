@@ -164,8 +164,8 @@ TEST(Server, GivesSignsOfLife) {
 
 TEST(Server, PausesAReaderThatDoesNotRead) {
   // Log probabilities make long events, so that a megabyte is soon written.
-  std::vector<TokenId> endless(20000, tokens_of("a").front());
-  Running running({.scripts = {endless}, .n_ctx = 1 << 20, .n_slots = 2, .tokens_per_second = 20000.0});
+  std::vector<TokenId> endless(16000, tokens_of("a").front());
+  Running running({.scripts = {endless}, .n_ctx = 1 << 20, .n_slots = 2, .tokens_per_second = 4000.0});
   Client lazy(running.url());
   lazy.post(
       "/v1/chat/completions",
