@@ -2,9 +2,10 @@
 // answers takes; neither waits for the other.
 #pragma once
 
-#include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
+#include <deque>
+#include <iterator>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -28,11 +29,21 @@ class LiveRequest : public std::enable_shared_from_this<LiveRequest> {
     if (std::exchange(posted_, true)) return;
     asio::post(io_, [self = shared_from_this()] { self->signal.raise(); });
   }
-  // The thread of the sockets.
+  // The thread of the sockets. Not more than a few at a time, so that other requests get their turn.
   std::vector<Event> take() {
     const std::lock_guard lock(mutex_);
-    posted_ = false;
-    return std::exchange(events_, {});
+    if (events_.size() <= kMaxTaken) {
+      posted_ = false;
+      std::vector<Event> all(std::make_move_iterator(events_.begin()),
+                             std::make_move_iterator(events_.end()));
+      events_.clear();
+      return all;
+    }
+    const auto end = events_.begin() + kMaxTaken;
+    std::vector<Event> taken(std::make_move_iterator(events_.begin()), std::make_move_iterator(end));
+    events_.erase(events_.begin(), end);
+    asio::post(io_, [self = shared_from_this()] { self->signal.raise(); });
+    return taken;
   }
 
   Signal signal;
@@ -46,9 +57,11 @@ class LiveRequest : public std::enable_shared_from_this<LiveRequest> {
   bool cancelled = false;  // by somebody else than its client
 
  private:
+  static constexpr int kMaxTaken = 64;
+
   asio::io_context& io_;
   std::mutex mutex_;
-  std::vector<Event> events_;
+  std::deque<Event> events_;
   bool posted_ = false;
 };
 

@@ -150,7 +150,8 @@ TEST(ResponsesWriter, NumbersItsEventsAndRepeatsItsItems) {
     for (const Event& event : w.events) {
       EXPECT_EQ(event.data["sequence_number"], number++);
       EXPECT_EQ(event.name, event.data["type"]);
-      if (event.name.starts_with("response.output_text") || event.name.starts_with("response.reasoning_text")) {
+      if (event.name.starts_with("response.output_text") ||
+          event.name.starts_with("response.reasoning_text")) {
         EXPECT_TRUE(event.data.contains("content_index") && event.data.contains("item_id") &&
                     event.data.contains("output_index"));
       }

@@ -23,6 +23,7 @@ using Local = asio::local::stream_protocol;
 using boost::system::error_code;
 
 constexpr int kBacklog = 4096;
+constexpr int kSendBuffer = 128 * 1024;
 
 struct ListenUrl {
   std::string unix_path;  // empty: TCP
@@ -152,6 +153,8 @@ asio::awaitable<void> HttpServer::Impl::accept(Acceptor& acceptor, Connection::L
       socket.set_option(tcp::no_delay(true), error);
       socket.set_option(asio::socket_base::keep_alive(true), error);
     }
+    // What a slow client has not read stays with us, where it is counted.
+    socket.set_option(asio::socket_base::send_buffer_size(kSendBuffer), error);
     start(Socket(std::move(socket)), listener);
   }
 }
