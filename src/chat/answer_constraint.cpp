@@ -93,6 +93,23 @@ bool AnswerConstraint::allows(int32_t token) {
   return advance(next, rules_->trie_->bytes(token));
 }
 
+std::span<const uint64_t> AnswerConstraint::mask() {
+  // Elsewhere nearly everything is allowed, or line ends come before the text.
+  if (at_.phase != Phase::Follow || at_.newlines_left > 0 || !forced_.empty()) return {};
+  mask_.assign(rules_->trie_->n_mask_words(), 0);
+  const auto add = [this](int32_t token) {
+    mask_[static_cast<size_t>(token) / 64] |= uint64_t{1} << (token % 64);
+  };
+  for (GrammarMatcher& reading : at_.readings) {
+    const TokenMachine::Mask& own = *reading.mask();
+    for (size_t i = 0; i < mask_.size(); ++i) mask_[i] |= own[i];
+    if (reading.can_end())
+      for (const int32_t token : rules_->trie_->ends()) add(token);
+  }
+  if (at_.may_open_thought && rules_->think_) add(*rules_->think_);
+  return mask_;
+}
+
 std::optional<int32_t> AnswerConstraint::forced() const {
   if (at_.phase == Phase::Broken) return std::nullopt;
   if (!forced_.empty()) return forced_.front();

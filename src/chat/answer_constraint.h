@@ -15,6 +15,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -88,6 +89,7 @@ class AnswerConstraint : public TokenConstraint {
 
   bool constrains() const override;
   bool allows(int32_t token) override;
+  std::span<const uint64_t> mask() override;
   std::optional<int32_t> forced() const override;
   int32_t instead_of(int32_t chosen) override;
   // A token that was not allowed ends the constraint: everything is allowed after it.
@@ -121,6 +123,7 @@ class AnswerConstraint : public TokenConstraint {
   std::shared_ptr<const AnswerRules> rules_;
   Position at_;
   int n_thought_ = 0;
+  std::vector<uint64_t> mask_;  // scratch of mask()
   std::deque<int32_t> forced_;
   const char* reasoning_close_ = nullptr;
 };

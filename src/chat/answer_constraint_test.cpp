@@ -102,8 +102,15 @@ class Writer {
     for (int i = 0; i < 40; ++i)
       if (const auto token = static_cast<int32_t>(random_() % n); constraint.allows(token)) return token;
     std::vector<int32_t> allowed;
-    for (int32_t token = 0; token < static_cast<int32_t>(n); ++token)
+    const std::span<const uint64_t> mask = constraint.mask();
+    for (int32_t token = 0; token < static_cast<int32_t>(n); ++token) {
       if (constraint.allows(token)) allowed.push_back(token);
+      if (!mask.empty()) {
+        EXPECT_EQ(mask[static_cast<size_t>(token) / 64] >> (token % 64) & 1,
+                  constraint.allows(token) ? 1u : 0u)
+            << token;
+      }
+    }
     EXPECT_FALSE(allowed.empty());
     return allowed.empty() ? 0 : allowed[random_() % allowed.size()];
   }

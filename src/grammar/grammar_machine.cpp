@@ -112,18 +112,16 @@ GrammarMachine::State GrammarMachine::close() {
 }
 
 GrammarMachine::State GrammarMachine::find_step(State state, uint8_t byte) {
-  if (!nodes_[state].expanded) expand(state);
+  if (!nodes_[state].next) {
+    expand(state);
+    if ((*nodes_[state].next)[byte] == kDead) return kDead;
+  }
   found_.clear();
   for (const Place& item : nodes_[state].items)
     for (const Grammar::ByteEdge& edge : grammar_->byte_edges(item.at))
       if (byte >= edge.first && byte <= edge.last) add_place({edge.target, item.callers});
   const State next = close();
-  Node& node = nodes_[state];  // after close(), which may add nodes
-  if (!node.next) {
-    node.next = std::make_unique<std::array<State, 256>>();
-    node.next->fill(kUnknown);
-  }
-  return (*node.next)[byte] = next;
+  return (*nodes_[state].next)[byte] = next;  // after close(), which may add nodes
 }
 
 // Callers of a rule that is entered at this point of the text.
@@ -134,6 +132,7 @@ struct GrammarMachine::Entry {
 };
 
 // The places where a byte can be read: the bases, and the starts of all rules that are called from there.
+// Which bytes lead nowhere is known then.
 void GrammarMachine::expand(State state) {
   std::vector<Place> items;
   std::unordered_map<uint32_t, Entry> entries;
@@ -181,8 +180,13 @@ void GrammarMachine::expand(State state) {
     const uint32_t number = numbers[rule] = callers_.intern(e.callers);
     if (reads(grammar_->start(rule))) items.push_back({grammar_->start(rule), number});
   }
+  auto next = std::make_unique<std::array<State, 256>>();
+  next->fill(kDead);
+  for (const Place& item : items)
+    for (const Grammar::ByteEdge& edge : grammar_->byte_edges(item.at))
+      std::fill(next->begin() + edge.first, next->begin() + edge.last + 1, kUnknown);
   nodes_[state].items = std::move(items);
-  nodes_[state].expanded = true;
+  nodes_[state].next = std::move(next);
 }
 
 GrammarMachine::State GrammarMachine::copy_to(GrammarMachine& other, State state) const {

@@ -88,7 +88,8 @@ class GrammarMachine {
     std::vector<uint32_t> table_;  // open addressing; 0: free, else number + 1
   };
   struct Node {
-    bool can_end = false, has_left = false, expanded = false;
+    bool can_end = false, has_left = false;
+    // After expand():
     std::vector<Place> items = {};  // places from which a byte can be read
     std::unique_ptr<std::array<State, 256>> next = {};
   };

@@ -68,6 +68,30 @@ void TokenMachine::walk(std::span<const TokenTrie::Node> nodes, GrammarMachine::
   }
 }
 
+// The tokens of a state, as long as they are found soon; false: they are not.
+bool TokenMachine::walk_few(std::span<const TokenTrie::Node> nodes, GrammarMachine::State start, Mask& mask) {
+  constexpr int kMaxVisits = 3000;
+  int n_visits = 0;
+  for (uint32_t i = 0; i < nodes.size();) {
+    const TokenTrie::Node& node = nodes[i];
+    const size_t depth = node.depth;
+    const GrammarMachine::State now = machine_.step(depth == 0 ? start : path_[depth - 1], node.byte);
+    if (now == GrammarMachine::kDead) {
+      i = node.end;
+      continue;
+    }
+    if (++n_visits > kMaxVisits) return false;
+    if (path_.size() <= depth) {
+      path_.resize(depth + 1);
+      left_.resize(depth + 1);
+    }
+    path_[depth] = now;
+    for (const int32_t token : trie_->tokens(node)) set_bit(mask, token);
+    ++i;
+  }
+  return true;
+}
+
 const TokenMachine::PlaceMask& TokenMachine::place_mask(uint32_t at) {
   if (const auto found = place_masks_.find(at); found != place_masks_.end()) return found->second;
   if (place_masks_.size() >= kMaxMasks) place_masks_.clear();
@@ -86,6 +110,8 @@ std::shared_ptr<const TokenMachine::Mask> TokenMachine::mask(GrammarMachine::Sta
   if (const auto found = masks_.find(state); found != masks_.end()) return found->second;
   if (masks_.size() >= kMaxMasks) masks_.clear();
   auto mask = std::make_shared<Mask>(trie_->n_mask_words(), 0);
+  if (walk_few(trie_->others(), state, *mask) && walk_few(trie_->plain(), state, *mask))
+    return masks_[state] = mask;
   // By value: masks of places add states to the machine.
   const std::span<const GrammarMachine::Place> bases = machine_.bases(state);
   const std::vector<GrammarMachine::Place> places(bases.begin(), bases.end());
@@ -105,10 +131,7 @@ bool GrammarMatcher::allows(int32_t token) {
   const TokenTrie& trie = *machine_->trie();
   if (mask_ && !trie.is_end(token)) return has_bit(*mask_, token);
   if (trie.is_end(token)) return can_end();
-  if (++n_asked_ > kAsksBeforeMask) {
-    mask_ = machine_->mask(state_);
-    return has_bit(*mask_, token);
-  }
+  if (++n_asked_ > kAsksBeforeMask) return has_bit(*mask(), token);
   const std::string_view bytes = trie.bytes(token);
   return !bytes.empty() && machine_->machine().walk(state_, bytes) != GrammarMachine::kDead;
 }

@@ -1,8 +1,9 @@
 // Which tokens may follow a text, by a grammar.
 //
 // One token is a walk over its bytes: a fraction of a microsecond where the machine knows the way. All tokens
-// at once are a mask, of which most is known for each place in the grammar whatever called it: the tokens
-// that stay inside the rule. Only those that leave it are asked one by one.
+// at once are a mask. Where few bytes can come next, a walk over the trie of tokens is short. Elsewhere most
+// of the mask is known for each place in the grammar whatever called it: the tokens that stay inside the
+// rule. Only those that leave it are asked one by one.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +38,7 @@ class TokenMachine {
     Mask allowed;
     std::vector<int32_t> undecided;  // leave the rule and go on
   };
+  bool walk_few(std::span<const TokenTrie::Node> nodes, GrammarMachine::State start, Mask& mask);
   const PlaceMask& place_mask(uint32_t at);
   void walk(std::span<const TokenTrie::Node> nodes, GrammarMachine::State start, PlaceMask& out);
   bool takes_any_text(GrammarMachine::State state);
@@ -63,6 +65,12 @@ class GrammarMatcher {
   bool accept(int32_t token) { return accept_text(machine_->trie()->bytes(token)); }
   // The same for bytes; none are refused.
   bool accept_text(std::string_view bytes);
+
+  // All of them at once, end tokens left out.
+  const std::shared_ptr<const TokenMachine::Mask>& mask() {
+    if (!mask_) mask_ = machine_->mask(state_);
+    return mask_;
+  }
 
   bool can_end() const { return machine_->machine().can_end(state_); }
   bool must_end() const { return machine_->machine().must_end(state_); }

@@ -52,7 +52,8 @@ class TokenTrie {
     const std::string_view code = bytes(token);
     return !code.empty() && static_cast<uint8_t>(code[0]) != 0xFF;
   }
-  // Ends a generation: allowed where the text is complete.
+  // Those that end a generation: allowed where the text is complete.
+  std::span<const int32_t> ends() const { return ends_; }
   bool is_end(int32_t token) const { return std::find(ends_.begin(), ends_.end(), token) != ends_.end(); }
   int32_t n_tokens() const { return static_cast<int32_t>(begins_.size()) - 1; }
   size_t n_mask_words() const { return plain_mask_.size(); }

@@ -4,7 +4,9 @@ namespace thermo {
 
 TokenFilter ConstrainedSampler::filter() const {
   if (!constraint_ || !constraint_->constrains()) return {};
-  return [constraint = constraint_.get()](int32_t token) { return constraint->allows(token); };
+  TokenFilter filter([constraint = constraint_.get()](int32_t token) { return constraint->allows(token); });
+  filter.mask = [constraint = constraint_.get()] { return constraint->mask(); };
+  return filter;
 }
 
 int32_t ConstrainedSampler::settle(int32_t chosen) {

@@ -10,6 +10,7 @@
 #include "sampling/sampler.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -122,9 +123,16 @@ std::span<const float> Sampler::edit(std::span<const float> logits, const TokenF
   edited_.assign(logits.begin(), logits.end());
   const auto logit = [&](int32_t token) { return &edited_[static_cast<size_t>(token)]; };
   const auto filter = [&] {
-    if (eager_filter)
-      for (int32_t token = 0; token < n_vocab_; ++token)
-        if (*logit(token) > -INFINITY && !eager_filter(token)) *logit(token) = -INFINITY;
+    if (!eager_filter) return;
+    const std::span<const uint64_t> mask =
+        eager_filter.mask ? eager_filter.mask() : std::span<const uint64_t>{};
+    const auto allows = [&](int32_t token) {
+      if (mask.empty()) return eager_filter(token);
+      const auto i = static_cast<size_t>(token);
+      return i / 64 < mask.size() && (mask[i / 64] >> (i % 64) & 1) != 0;
+    };
+    for (int32_t token = 0; token < n_vocab_; ++token)
+      if (*logit(token) > -INFINITY && !allows(token)) *logit(token) = -INFINITY;
   };
   edit_tokens(logit, filter, runs);
   return edited_;
@@ -138,7 +146,7 @@ int32_t Sampler::last_resort(const TokenFilter& filter) const {
   return 0;
 }
 
-void Sampler::take_allowed(int64_t n, const TokenFilter& filter) {
+void Sampler::take_allowed(int64_t n, std::span<const float> row, const TokenFilter& filter) {
   if (!filter) return top_.take(n, candidates_);
   for (int64_t tried = std::max<int64_t>(16, 2 * n);; tried *= 8) {
     top_.take(tried, candidates_);
@@ -146,6 +154,21 @@ void Sampler::take_allowed(int64_t n, const TokenFilter& filter) {
     std::erase_if(candidates_, [&](const Candidate& c) { return !filter(c.id); });
     if (static_cast<int64_t>(candidates_.size()) >= n) candidates_.resize(static_cast<size_t>(n));
     if (row_exhausted || static_cast<int64_t>(candidates_.size()) >= n) return;
+    // Few of the likely ones are allowed: look at those that are.
+    const std::span<const uint64_t> mask = filter.mask ? filter.mask() : std::span<const uint64_t>{};
+    if (mask.empty()) continue;
+    candidates_.clear();
+    for (size_t word = 0; word < mask.size(); ++word)
+      for (uint64_t bits = mask[word]; bits != 0; bits &= bits - 1) {
+        const size_t token = 64 * word + static_cast<size_t>(std::countr_zero(bits));
+        if (token < row.size() && row[token] > -INFINITY)
+          candidates_.push_back({row[token], static_cast<int32_t>(token)});
+      }
+    const auto kept = std::min(candidates_.size(), static_cast<size_t>(n));
+    std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<ptrdiff_t>(kept),
+                      candidates_.end(), comes_first);
+    candidates_.resize(kept);
+    return;
   }
 }
 
@@ -161,7 +184,7 @@ int32_t Sampler::sample(std::span<const float> logits, int64_t position, const T
   top_.start(row);
   if (greedy || top_.max() == INFINITY) {  // an infinite logit gives no distribution
     if (!lazy_filter && top_.argmax() >= 0) return top_.argmax();
-    take_allowed(1, lazy_filter);
+    take_allowed(1, row, lazy_filter);
     return candidates_.empty() ? last_resort(filter) : candidates_[0].id;
   }
 
@@ -179,7 +202,7 @@ void Sampler::gather(std::span<const float> row, const TokenFilter& filter) {
     threshold = static_cast<float>(top_.max() - static_cast<double>(params_.top_n_sigma) * deviation(row));
 
   if (params_.top_k > 0) {
-    take_allowed(params_.top_k, filter);
+    take_allowed(params_.top_k, row, filter);
     std::erase_if(candidates_, [&](const Candidate& c) { return c.logit < threshold; });
   } else if (nucleus && !typical && threshold == -INFINITY && top_.max() > -INFINITY) {
     // The nucleus is nearly always small: look for it among a few tokens before sorting many.

@@ -8,6 +8,7 @@
 // One thread at a time. Copying a sampler copies its history, which is how n replies share a prompt.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -22,9 +23,21 @@
 
 namespace thermo {
 
-// Whether a grammar allows this token next. Must give the same answer throughout one sample(). Where the
-// parameters permit, it is asked only for the most likely tokens, so it may be slow.
-using TokenFilter = std::function<bool(int32_t)>;
+// Which tokens a grammar allows next. Must give the same answers throughout one sample().
+struct TokenFilter {
+  TokenFilter() = default;  // allows everything
+  template <std::predicate<int32_t> Allows>
+  TokenFilter(Allows f) : allows(std::move(f)) {}
+
+  explicit operator bool() const { return static_cast<bool>(allows); }
+  bool operator()(int32_t token) const { return allows(token); }
+
+  // Where the parameters permit, it is asked only for the most likely tokens, so it may be slow.
+  std::function<bool(int32_t)> allows;
+  // All answers at once, for when many tokens are asked for: a bit for each, the lowest of the first word for
+  // token 0; what is beyond is not allowed. Empty: not known.
+  std::function<std::span<const uint64_t>()> mask;
+};
 
 class Sampler {
  public:
@@ -67,8 +80,8 @@ class Sampler {
   // The logits after bias, penalties, filter and DRY: `logits` itself when none applies, else edited_.
   std::span<const float> edit(std::span<const float> logits, const TokenFilter& eager_filter);
   int32_t last_resort(const TokenFilter& filter) const;
-  // Fills candidates_ with the first n tokens of top_ that the filter allows.
-  void take_allowed(int64_t n, const TokenFilter& filter);
+  // Fills candidates_ with the first n tokens of the row that the filter allows. REQUIRES: top_ is the row's.
+  void take_allowed(int64_t n, std::span<const float> row, const TokenFilter& filter);
   void gather(std::span<const float> row, const TokenFilter& filter);
   bool edit_top(const TopLogits& top);
   bool gather_top(const TopLogits& top, double unlisted);

@@ -81,7 +81,13 @@ TEST(SamplerTop, ChoosesWhatTheRowGivesOrNothing) {
     const uint64_t one_of = pick(uint64_t{1}, uint64_t{2}, uint64_t{50}, uint64_t{5000});
     for (size_t i = 0; i < allowed.size(); ++i) allowed[i] = random() % one_of == 0;
     if (random() % 3 == 0) allowed[static_cast<size_t>(likely())] = true;
-    const TokenFilter some = [&](int32_t id) { return allowed[static_cast<size_t>(id)]; };
+    const TokenFilter some([&](int32_t id) { return allowed[static_cast<size_t>(id)]; });
+    std::vector<uint64_t> bits((allowed.size() + 63) / 64);
+    for (size_t i = 0; i < allowed.size(); ++i) bits[i / 64] |= uint64_t{allowed[i]} << (i % 64);
+    TokenFilter masked = some;
+    masked.mask = [&] { return std::span<const uint64_t>(bits); };
+    // A mask only makes it quicker.
+    ASSERT_EQ(sampler.sample(row, 77, masked), sampler.sample(row, 77, some)) << "round " << round;
 
     for (const int n_wanted : {kTopTokens, 20, 1}) {
       const auto top = top_of(row, n_wanted, random());

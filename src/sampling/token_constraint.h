@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 namespace thermo {
 
@@ -17,6 +18,9 @@ class TokenConstraint {
   virtual bool constrains() const = 0;
   // Whether this token may come next. The same answer until the next accept().
   virtual bool allows(int32_t token) = 0;
+  // All answers of allows() at once: a bit for each token, the lowest of the first word for token 0; what is
+  // beyond is not allowed. Empty: ask for each. Valid until the next accept().
+  virtual std::span<const uint64_t> mask() { return {}; }
   // The token that must come next, whatever the logits say; it does not count for penalties.
   virtual std::optional<int32_t> forced() const { return std::nullopt; }
   // What is written instead of a token that was chosen: mostly the token itself. Another one is forced.
