@@ -26,10 +26,10 @@ FloatEvaluation evaluate_in_floats(const GgufFile& file, const ModelConfig& conf
 // mean square of the error over the spread.
 //
 // A block of activations is rounded in steps of amax / 127, which is off by amax / 127 / sqrt(12). Rows have
-// amax up to 8 times their own deviation, so a product is off by 0.018 of its deviation. A layer has four
-// such products one after the other (into and out of the mixer, into and out of the FFN), whose errors are
-// independent and add up as squares. What norms and near ties of a router make of it is covered by the
-// factor of two.
+// amax of a few times their own deviation; 8 is taken here, which allows Plankton about twice what it does.
+// So a product is off by 0.018 of its deviation. A layer has four such products one after the other (into and
+// out of the mixer, into and out of the FFN), whose errors are independent and add up as squares. What norms
+// and near ties of a router make of it is covered by the factor of two.
 double rounding_bound(int k);
 
 }  // namespace thermo
