@@ -69,13 +69,14 @@ bool many_groups(int n_groups, int n_threads) noexcept {
 
 // What a thread takes of the n tiles of a group. Of few groups the same part of each, whichever they are, so
 // that what was read ahead lies in the right core's cache; experts of few tiles begin at another thread each.
-// Of many groups whole ones: longer runs of memory (a prefill of 128 tokens on two cores: +8 %).
+// Of many groups whole ones: longer runs of memory (a prefill of 128 tokens on two cores: +8 %). But not of
+// the last group: where there is a shared expert, all rows take it, and one thread would come late with it.
 struct TileShare {
   int begin, end;
 };
 TileShare tile_share(int n, int group, int n_groups, int thread, int n_threads) noexcept {
-  if (many_groups(n_groups, n_threads)) {
-    const bool own = group * n_threads / n_groups == thread;
+  if (many_groups(n_groups, n_threads) && group < n_groups - 1) {
+    const bool own = group * n_threads / (n_groups - 1) == thread;
     return {0, own ? n : 0};
   }
   const int place = n >= n_threads ? thread : (thread + group) % n_threads;
@@ -158,7 +159,11 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
   int max_ff = 0;
   for (int i = 0; i < n_groups; ++i) {
     const Ffn& ffn = *args.groups[static_cast<size_t>(i)].ffn;
-    const int tile = tile_a(ffn, widest_a);
+    // The last of many groups is for all threads.
+    const int widest = many_groups(n_groups, n_threads) && i == n_groups - 1
+                           ? std::clamp(n_panels(ffn.gate.n_rows) / n_threads, 1, widest_a)
+                           : widest_a;
+    const int tile = tile_a(ffn, widest);
     tiles_a[i] = {tile, ceil_div(n_panels(ffn.gate.n_rows), tile)};
     ExpertFfnScratch::Group& state = scratch.groups_[static_cast<size_t>(i)];
     state.tiles_left.store(tiles_a[i].n, std::memory_order_relaxed);
@@ -202,10 +207,13 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
   };
 
   // Threads go through the groups from different ones on: where some were read ahead and others were not,
-  // main memory is then never idle while everybody computes from the caches.
+  // main memory is then never idle while everybody computes from the caches. Of many groups the last one
+  // comes first: a shared expert's is the longest, and its outputs start the sums of all rows.
   const auto nth_group = [&](int i, int thread) {
-    const int g = i + n_groups * thread / n_threads;
-    return g < n_groups ? g : g - n_groups;
+    const bool many = many_groups(n_groups, n_threads);
+    if (many && i == 0) return n_groups - 1;
+    const int n = many ? n_groups - 1 : n_groups, g = (many ? i - 1 : i) + n * thread / n_threads;
+    return g < n ? g : g - n;
   };
 
   // `task`: of the owner's share, group by group. A thread takes them in increasing order.
@@ -254,12 +262,8 @@ void expert_ffn_cpu(const ExpertFfnArgs& args, ExpertFfnScratch& scratch, const 
     float* const tile = context.scratch.tile(thread, 0);
     ExpertSums& sums = *args.sums;
     const FfnGroup* const groups = args.groups.data();
-    // Groups in the thread's own order: it may load some of them while it waits for another. Of many groups
-    // the last one first, which all rows take where there is a shared expert.
-    const auto group_at = [&](int i) {
-      if (many_groups(n_groups, n_threads)) return i == 0 ? n_groups - 1 : i - 1;
-      return nth_group(i, thread);
-    };
+    // Groups in the thread's own order: it may load some of them while it waits for another.
+    const auto group_at = [&](int i) { return nth_group(i, thread); };
     const bool starts = args.fresh && groups[group_at(0)].n_pairs == args.n_rows;
     if (args.fresh && !starts && args.outputs == nullptr)
       for (int r = 0; r < args.n_rows; ++r) std::fill_n(sums.row(r) + row, tile_rows, 0.0);
