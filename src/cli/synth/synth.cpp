@@ -15,6 +15,7 @@
 #include "cli/synth/synth_file.h"
 #include "cli/synth/synth_fill.h"
 #include "cli/synth/synth_shape.h"
+#include "cli/synth/synth_text.h"
 #include "gguf/gguf_writer.h"
 
 namespace thermo {
@@ -68,7 +69,8 @@ class SynthCommand : public Command {
             "write a model of real shape with random weights",
             "The file has the tensors, types and sizes of the real model, so it loads and runs at the real "
             "speed; its "
-            "answers are noise. It has no vocabulary. The dflash shapes are drafters for the models they are "
+            "answers are noise. Without --text it has no vocabulary. The dflash shapes are drafters for the "
+            "models they are "
             "named after.",
             "thermocline synth /dev/shm/35b.gguf --shape qwen35moe-35b-a3b\n"
             "thermocline synth /tmp/8-layers.gguf --shape qwen35moe-35b-a3b --layers 8 --vocab 32768\n"
@@ -85,6 +87,7 @@ class SynthCommand : public Command {
               "only the first N layers (0: all); a drafter: for a model of so many")
         .range(0, 4096);
     set.count("--vocab", "N", options_.n_vocab, "tokens (0: as the model)");
+    set.flag("--text", text_, "add the embedded model's vocabulary and template, for run and serve");
     set.count("-c,--context", "N", options_.n_ctx, "training length in the file (0: as the model)");
     set.flag("--nextn", options_.nextn, "add the next-token (MTP) block");
     set.value(
@@ -116,6 +119,9 @@ class SynthCommand : public Command {
     ProgressLine progress(terminal);
     GgufWriter metadata;
     set_synth_metadata(options_, metadata);
+    if (text_)
+      set_synth_vocabulary(options_.n_vocab > 0 ? options_.n_vocab : options_.shape->config.n_vocab,
+                           metadata);
     const InterruptScope interrupts;
     SynthFile file(path_, metadata, tensors);
     write_tensors(filler, tensors, threads, file, [&](uint64_t done) {
@@ -163,6 +169,8 @@ class SynthCommand : public Command {
     if (options_.n_vocab < 0 || options_.n_vocab > kMaxVocab || options_.n_ctx < 0)
       throw ConfigError(fmt::format("--vocab is 0 to {}, --context is not negative", kMaxVocab));
     options_.shape = &find_named(synth_shapes(), shape_);
+    if (text_ && options_.shape->drafter)
+      throw ConfigError("--text is for models: a drafter has the vocabulary of the model it drafts for");
     const SynthShape& shape = *options_.shape;
     if (quant_.empty()) quant_ = shape.drafter ? "Q8_0" : "Q4_K_M";
     options_.quant = &find_named(synth_quants(), quant_);
@@ -185,7 +193,7 @@ class SynthCommand : public Command {
   std::string path_, shape_, quant_;
   SynthOptions options_;
   int n_threads_ = 0;
-  bool json_ = false;
+  bool text_ = false, json_ = false;
 };
 
 }  // namespace
