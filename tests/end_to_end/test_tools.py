@@ -309,6 +309,15 @@ class BenchTest(ToolsTest):
         first, second = (json.loads(self.bench("-o", "json")) for _ in range(2))
         self.assertEqual([r["output_sha256"] for r in first], [r["output_sha256"] for r in second])
 
+    def test_several_sequences_in_a_step(self):
+        for shape in SHAPES:
+            rows = json.loads(self.bench("--parallel", "1,3", "-d", "0,8", "-o", "json", shape=shape))
+            rows = [row for row in rows if row["n_gen"] > 0]
+            self.assertEqual([(r["n_parallel"], r["n_gen"], r["n_depth"]) for r in rows], [(1, 4, 0), (3, 4, 0), (1, 4, 8), (3, 4, 8)])
+            for row in rows:
+                self.assertAlmostEqual(row["samples_ts"][0] * row["samples_ns"][0] * 1e-9, 4 * row["n_parallel"], places=3)
+        self.assertIn("tg4 x 3", self.bench("--parallel", "3"))
+
     def test_csv_sql_and_json_lines_parse(self):
         rows = list(csv.reader(io.StringIO(self.bench("-o", "csv"))))
         self.assertEqual(rows[0][:len(LLAMA_FIELDS)], LLAMA_FIELDS)
@@ -370,7 +379,7 @@ class BenchTest(ToolsTest):
     def test_refuses_what_it_cannot_do(self):
         model = self.models["qwen35-tiny"]
         for arguments in [["-p", "x"], ["-p", "0", "-n", "0"], ["-p", "4-1"], ["-pg", "5"], ["-o", "xml"], ["-ctk", "q3"],
-                          ["-np", "4"], ["--spec-type", "dflash"], ["-ncmoe", "x"], ["--expert-cache", "150%"],
+                          ["-np", "0"], ["--concurrency", "4"], ["--spec-type", "dflash"], ["-ncmoe", "x"], ["--expert-cache", "150%"],
                           ["--fail-below", "0.9"], ["--isa", "sse9"]]:
             with self.subTest(arguments=arguments):
                 failure("bench", "-m", model, *arguments, code=2)

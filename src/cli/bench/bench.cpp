@@ -16,6 +16,7 @@
 #include "cli/bench/bench_report.h"
 #include "cli/bench/bench_run.h"
 #include "cli/bench/bench_text.h"
+#include "cli/bench/bench_url.h"
 #include "cli/commands.h"
 #include "cli/inspect_facts.h"
 #include "cli/interrupt.h"
@@ -59,10 +60,13 @@ class BenchCommand : public Command {
             "the decode speed; the last column is its share of what this machine (on a GPU: the card) reads "
             "from memory. --rows measures what verifying n drafted tokens costs against one, --draft what "
             "drafting "
-            "gains.",
+            "gains, --parallel steps of several sequences. --url measures a server instead, with so many "
+            "clients at once.",
             "thermocline bench -m model.gguf -p 512,2048 -n 128 -d 0,4096\n"
             "thermocline bench -m model.gguf --rows 1-64*2\n"
+            "thermocline bench -m model.gguf --parallel 1,4,16,64\n"
             "thermocline bench -m model.gguf --draft drafter.gguf --oracle 0.8 -n 512\n"
+            "thermocline bench --url http://127.0.0.1:8080 --concurrency 1,4,16 -p 512 -n 256\n"
             "thermocline bench -m model.gguf -o json > before.json\n"
             "thermocline bench -m model.gguf --compare before.json --fail-below 0.97\n"
             "thermocline bench -m model.gguf --sweep-expert-cache 0,40,60,100 -o csv\n"};
@@ -92,6 +96,9 @@ class BenchCommand : public Command {
     list("--rows", "LIST", lists_.n_rows,
          "rows of a step that verifies a draft, up to 64; without -p and -n only these");
     list("-d,--n-depth", "LIST", lists_.n_depth, "tokens already in the context (default 0)");
+    list("-np,--parallel", "LIST", lists_.n_parallel,
+         "sequences that are generated at once, one row of each in every step (default 1); without -p only "
+         "generation");
     set.value("-r,--repetitions", "N", run_.n_repetitions, "times each test is run")
         .range(1, 1000)
         .no_environment();
@@ -117,6 +124,16 @@ class BenchCommand : public Command {
            "the drafter does its work, but each guess is the text's own token with probability P; P,Q: and "
            "the second candidate with Q")
         .no_environment();
+    set.section("Server");
+    set.value("--url", "URL", url_.url,
+              "measure a server over its streams: tokens per second, first token, gaps between tokens")
+        .no_environment();
+    list("--concurrency", "LIST", concurrency_,
+         "clients at once (default 1); each sends -r requests, one after the other");
+    set.value("--dialect", "NAME", url_.dialect, "API: chat, completions, responses or messages")
+        .choices({"chat", "completions", "responses", "messages"})
+        .no_environment();
+    set.value("--api-key", "KEY", url_.key, "key that the server asks for");
     set.section("Setup");
     list("-t,--threads", "LIST", lists_.n_threads, "threads (default: one for each core)");
     list("-b,--batch-size", "LIST", lists_.n_batch, "logical batch (default 2048)");
@@ -188,10 +205,12 @@ class BenchCommand : public Command {
         .no_environment();
     set.section("Accepted for llama-bench scripts");
     add_cpu_only(set, "-fa,--flash-attn", {"1", "on", "auto"}, "attention is always computed in one pass: 1");
-    add_cpu_only(set, "-np,--parallel", {"1"}, "sequences at once: 1");
   }
 
   ExitCode run(const Terminal& terminal) override {
+    if (fail_below_ > 0.0 && compare_.empty()) throw ConfigError("--fail-below needs --compare FILE");
+    if (!url_.url.empty()) return run_url(terminal);
+    if (!concurrency_.empty()) throw ConfigError("--concurrency needs --url: whose clients?");
     const bool drafts = draft_.draft != "none";
     if (!drafts && !oracle_.empty()) throw ConfigError("--oracle needs --draft: who is to be right?");
     if (!oracle_.empty()) parse_oracle(oracle_);  // a bad one is refused at once
@@ -199,8 +218,10 @@ class BenchCommand : public Command {
     const BenchPlan plan = make_bench_plan(lists_);
     if (drafts)
       for (const BenchTest& test : plan.tests)
-        if (test.n_prompt > 0 || test.n_rows > 0)
-          throw ConfigError("--draft measures generation: give -n and -d, and no -p, -pg or --rows");
+        if (test.n_prompt > 0 || test.n_rows > 0 || test.n_parallel > 1)
+          throw ConfigError(
+              "--draft measures generation of one sequence: give -n and -d, and no -p, -pg, --rows or "
+              "--parallel");
     const bool own = text_ == "own" || (text_.empty() && drafts && oracle_.empty());
     if (own && (!drafts || !oracle_.empty()))
       throw ConfigError("--text own needs --draft, and no --oracle: it is the text that is written");
@@ -211,38 +232,47 @@ class BenchCommand : public Command {
       throw ConfigError(
           fmt::format("--trace writes one run and these options make {}; give one setup, or leave it out",
                       plan.setups.size()));
-    if (fail_below_ > 0.0 && compare_.empty()) throw ConfigError("--fail-below needs --compare FILE");
-    std::optional<BenchBaseline> baseline;
-    if (!compare_.empty()) baseline.emplace(compare_);
     if (models_.empty()) models_.emplace_back();
     for (const std::string& model : models_)
       read_model_config(open_model(model));  // a bad one is refused at once
     terminal.note(drafts ? "with --draft sampling is part of the time, as in `run`"
                          : "tokenising and sampling are not timed, as in llama-bench");
 
-    const std::vector<std::string> columns = extra_columns();
+    const auto table = [columns = extra_columns()](BenchPrinter::Sink sink) {
+      return make_model_table(columns, std::move(sink));
+    };
+    return print(terminal, table, [&](const std::function<void(Json)>& emit) {
+      for (const std::string& model : models_) run_model(terminal, model, plan, emit);
+    });
+  }
+
+ private:
+  // Runs the tests and prints each row as it comes.
+  ExitCode print(const Terminal& terminal, const MakeTable& table,
+                 const std::function<void(const std::function<void(Json)>&)>& tests) {
+    std::optional<BenchBaseline> baseline;
+    if (!compare_.empty()) baseline.emplace(compare_);
     std::vector<std::unique_ptr<BenchPrinter>> printers;
-    printers.push_back(
-        make_bench_printer(format_, columns, [](std::string_view text) { write_stdout(text); }));
+    printers.push_back(make_bench_printer(format_, table, [](std::string_view text) { write_stdout(text); }));
     if (error_format_ != "none")
-      printers.push_back(make_bench_printer(error_format_, columns, [](std::string_view text) {
+      printers.push_back(make_bench_printer(error_format_, table, [](std::string_view text) {
         std::fwrite(text.data(), 1, text.size(), stderr);
       }));
-
+    const auto finish = [&] {
+      for (const auto& printer : printers) printer->finish();
+    };
     const InterruptScope scope;
     for (const auto& printer : printers) printer->begin();
     try {
-      for (const std::string& model : models_)
-        run_model(terminal, model, plan, [&](Json fields) {
-          if (baseline) add_ratio(*baseline, fields);
-          for (const auto& printer : printers) printer->row(fields);
-        });
+      tests([&](Json fields) {
+        if (baseline) add_ratio(*baseline, fields);
+        for (const auto& printer : printers) printer->row(fields);
+      });
     } catch (...) {
-      // A JSON array is closed whatever happens: what was measured stays readable.
-      for (const auto& printer : printers) printer->finish();
+      finish();  // a JSON array is closed whatever happens: what was measured stays readable
       throw;
     }
-    for (const auto& printer : printers) printer->finish();
+    finish();
     if (InterruptScope::interrupted()) {
       terminal.note("interrupted: the test that was running is left out");
       return InterruptScope::exit_code();
@@ -250,14 +280,40 @@ class BenchCommand : public Command {
     return judge(terminal);
   }
 
- private:
+  ExitCode run_url(const Terminal& terminal) {
+    if (!models_.empty()) throw ConfigError("--url measures what a server serves: leave the model out");
+    const auto numbers = [](const char* option, const std::vector<std::string>& texts, int standard) {
+      std::vector<int> values = texts.empty() ? std::vector<int>{standard} : parse_int_lists(option, texts);
+      for (const int value : values)
+        if (value < 1 || value > 1 << 20)
+          throw ConfigError(fmt::format("{}: {} cannot be used with --url", option, value));
+      return values;
+    };
+    std::vector<UrlTest> tests;
+    for (const int n_prompt : numbers("-p", lists_.n_prompt, 512))
+      for (const int n_gen : numbers("-n", lists_.n_gen, 128))
+        for (const int n : numbers("--concurrency", concurrency_, 1))
+          tests.push_back({.n_clients = n, .n_prompt = n_prompt, .n_gen = n_gen});
+    while (url_.url.ends_with('/')) url_.url.pop_back();
+    if (url_.url.ends_with("/v1")) url_.url.resize(url_.url.size() - 3);
+    url_.text_source = text_.empty() ? "builtin" : text_;
+    url_.text = bench_text_of(url_.text_source);
+    url_.n_rounds = run_.n_repetitions;
+    url_.warm_up = warm_up_;
+    url_.stop = [] { return InterruptScope::interrupted(); };
+    return print(terminal, make_url_table,
+                 [&](const std::function<void(Json)>& emit) { run_url_bench(url_, tests, emit); });
+  }
+
   void run_model(const Terminal& terminal, const std::string& model, const BenchPlan& plan,
                  const std::function<void(Json)>& emit) {
     if (InterruptScope::interrupted()) return;
     model_ = model;
     const GgufFile file = open_model(model);
     text_ids_ = make_bench_text(text_, file, read_model_config(file).n_vocab,
-                                static_cast<size_t>(std::max(plan.max_tokens() + 1, kCheckPrompt)), seed_);
+                                static_cast<size_t>(std::max(plan.max_tokens() + 1, kCheckPrompt)) *
+                                    static_cast<size_t>(plan.max_parallel()),
+                                seed_);
     if (own_text_) text_ids_.source = "own";
     for (const BenchSetup& setup : plan.setups) {
       if (InterruptScope::interrupted()) return;
@@ -277,6 +333,7 @@ class BenchCommand : public Command {
     set_expert_options(expert_flags(setup), read_model_config(file), options);
     options.progress = progress.callback();
     options.max_draft_rows = plan.max_rows();
+    options.n_sequences = plan.max_parallel();
     const bool drafts = draft_.draft != "none";
     std::optional<GgufFile> drafter;
     if (drafts) {
@@ -319,8 +376,12 @@ class BenchCommand : public Command {
         if (!run_drafts(terminal, engine, test, context, emit)) return;
       return;
     }
-    Result<Session> session = engine.open_session();
-    if (!session) throw ThermoError(ExitCode::Internal, "bench: " + session.error().message);
+    std::vector<Session> sessions;
+    for (int i = 0; i < plan.max_parallel(); ++i) {
+      Result<Session> session = engine.open_session();
+      if (!session) throw ThermoError(ExitCode::Internal, "bench: " + session.error().message);
+      sessions.push_back(std::move(*session));
+    }
     std::map<int, double> one_row_ns;  // by depth
     for (size_t i = 0; i < plan.tests.size(); ++i) {
       const BenchTest& test = plan.tests[i];
@@ -330,7 +391,7 @@ class BenchCommand : public Command {
         context.heat_state = heat;
         const bool cold = can_reset && heat == kCold, warm = can_reset && heat == kWarm;
         if ((warm_up_ || warm) && test.n_rows == 0)
-          warm_up(*session, test, engine.n_batch(), text_ids_.ids, warm);
+          warm_up(sessions.front(), test, engine.n_batch(), text_ids_.ids, warm);
         BenchRunOptions run = run_;
         run.stop = [] { return InterruptScope::interrupted(); };
         run.on_repetition = [&](int repetition) {
@@ -341,8 +402,11 @@ class BenchCommand : public Command {
         };
         const std::optional<BenchResult> result =
             test.n_rows > 0
-                ? run_rows_test(engine, *session, test, text_ids_.ids, run, one_row_ns[test.n_depth])
-                : run_bench_test(engine, *session, test, text_ids_.ids, run);
+                ? run_rows_test(engine, sessions.front(), test, text_ids_.ids, run, one_row_ns[test.n_depth])
+            : test.n_parallel > 1
+                ? run_parallel_test(engine, std::span(sessions).first(static_cast<size_t>(test.n_parallel)),
+                                    test, text_ids_.ids, run)
+                : run_bench_test(engine, sessions.front(), test, text_ids_.ids, run);
         if (!result) return;
         if (test.n_rows == 1) one_row_ns[test.n_depth] = result->avg_ns();
         emit(bench_fields(context, *result));
@@ -481,7 +545,7 @@ class BenchCommand : public Command {
     add(!lists_.v_type.empty(), "type_v");
     add(!lists_.isa.empty(), "isa");
     add(!lists_.repack.empty(), "repack");
-    add(!lists_.n_rows.empty(), "ms a step");
+    add(!lists_.n_rows.empty() || !lists_.n_parallel.empty(), "ms a step");
     add(!lists_.n_rows.empty(), "x one row");
     add(!lists_.n_rows.empty() || draft_.draft != "none", "experts");
     add(!lists_.n_cpu_moe.empty(), "n_cpu_moe");
@@ -498,6 +562,8 @@ class BenchCommand : public Command {
   std::string model_;  // the one that is measured
   std::string text_, format_ = "md", error_format_ = "none", compare_;
   BenchLists lists_;
+  UrlBenchOptions url_;
+  std::vector<std::string> concurrency_;
   DraftFlags draft_;
   std::string oracle_;
   bool own_text_ = false;  // what the model writes itself

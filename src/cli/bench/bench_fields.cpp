@@ -93,7 +93,7 @@ bool runs_on_processor(const EngineInfo& engine) {
 Json bench_fields(const BenchContext& context, const BenchResult& result) {
   Json f;
   add_llama_fields(context, result, f);
-  f["n_parallel"] = 1;
+  f["n_parallel"] = result.test.n_parallel;
   f["text_source"] = context.text_source;
   const ExpertTelemetry& experts = result.experts;
   const bool split = experts.pairs > 0;  // otherwise every expert was where it is computed
@@ -120,12 +120,12 @@ Json bench_fields(const BenchContext& context, const BenchResult& result) {
   f["p99_ns"] = optional_json(result.percentile_ns(0.99));
   f["output_sha256"] = result.output_sha256;
 
-  // The bound of decoding: every token reads its weights once. A prompt reads them once for many tokens, so
-  // only pure generation has these.
+  // The bound of decoding: every token reads its weights once. A prompt and a step of several sequences read
+  // them once for many tokens, so only generation of one sequence has these.
   f["bytes_per_token"] = context.engine.bytes_per_token;
   std::optional<double> read, bandwidth, share;
   if (context.read_bytes_per_s > 0.0) bandwidth = context.read_bytes_per_s * 1e-9;
-  if (result.test.n_prompt == 0 && result.test.n_gen > 0)
+  if (result.test.n_prompt == 0 && result.test.n_gen > 0 && result.test.n_parallel == 1)
     read = static_cast<double>(context.engine.bytes_per_token) * result.avg_ts() * 1e-9;
   if (read && bandwidth) share = *read / *bandwidth;
   f["read_gb_s"] = optional_json(read);

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kMaxValue = 1 << 24;
 constexpr int kMaxRows = kDeltaChunk;  // of a step that is not kept
+constexpr int kMaxParallel = 1024;     // sequences; each has its memory
 constexpr size_t kMaxValues = 1000;    // a list longer than this is a slip of the keyboard
 
 std::vector<std::string_view> split(std::string_view text, char separator) {
@@ -134,11 +135,17 @@ std::vector<BenchTest> make_tests(const BenchLists& lists) {
     test.n_depth = depth;
     if (test.n_tokens() > 0) tests.push_back(test);
   };
-  // Who asks for rows wants these alone.
-  const bool defaults = lists.n_rows.empty();
+  const std::vector<int> parallel = ints_or("--parallel", lists.n_parallel, 1);
+  for (const int n : parallel)
+    if (n < 1 || n > kMaxParallel)
+      throw ConfigError(fmt::format("--parallel: {} cannot be used, 1 to {} sequences", n, kMaxParallel));
+  // Who asks for rows wants these alone, who asks for several sequences their generation.
+  const bool defaults = lists.n_rows.empty(), alone = parallel == std::vector<int>{1};
   for (const int depth : ints_or("-d", lists.n_depth, 0)) {
-    for (const int n : ints_or("-p", lists.n_prompt, defaults ? 512 : 0)) add({.n_prompt = n}, depth);
-    for (const int n : ints_or("-n", lists.n_gen, defaults ? 128 : 0)) add({.n_gen = n}, depth);
+    for (const int n : ints_or("-p", lists.n_prompt, defaults && alone ? 512 : 0))
+      add({.n_prompt = n}, depth);
+    for (const int n : ints_or("-n", lists.n_gen, defaults ? 128 : 0))
+      for (const int n_parallel : parallel) add({.n_gen = n, .n_parallel = n_parallel}, depth);
     for (const BenchTest& pair : pairs) add(pair, depth);
     for (const int n : parse_int_lists("--rows", lists.n_rows)) {
       if (n > kMaxRows) throw ConfigError(fmt::format("--rows: {} is too many, at most {}", n, kMaxRows));
@@ -170,19 +177,26 @@ std::string BenchTest::name() const {
   if (n_prompt > 0 && n_gen > 0) name += '+';
   if (n_gen > 0) name += fmt::format("tg{}", n_gen);
   if (n_rows > 0) name += fmt::format("rows{}", n_rows);
+  if (n_parallel > 1) name += fmt::format(" x {}", n_parallel);
   if (n_depth > 0) name += fmt::format(" @ d{}", n_depth);
   return name;
 }
 
 int BenchPlan::max_tokens() const {
   int most = 1;
-  for (const BenchTest& test : tests) most = std::max(most, test.n_depth + test.n_tokens());
+  for (const BenchTest& test : tests) most = std::max(most, test.n_positions());
   return most;
 }
 
 int BenchPlan::max_rows() const {
   int most = 0;
   for (const BenchTest& test : tests) most = std::max(most, test.n_rows);
+  return most;
+}
+
+int BenchPlan::max_parallel() const {
+  int most = 1;
+  for (const BenchTest& test : tests) most = std::max(most, test.n_parallel);
   return most;
 }
 

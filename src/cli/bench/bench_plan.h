@@ -18,15 +18,19 @@ std::vector<int> parse_int_lists(std::string_view option, const std::vector<std:
 std::vector<std::string> parse_word_lists(const std::vector<std::string>& texts);
 
 // A prompt of n_prompt tokens, then n_gen tokens one by one, after n_depth tokens that are not timed; or
-// steps of n_rows tokens that are looked at and dropped again, as drafts are verified.
+// steps of n_rows tokens that are looked at and dropped again, as drafts are verified. Generation may be of
+// several sequences, one row of each in every step.
 struct BenchTest {
   int n_prompt = 0;
   int n_gen = 0;
   int n_depth = 0;
   int n_rows = 0;
+  int n_parallel = 1;
 
-  int n_tokens() const { return n_prompt + n_gen + n_rows; }
-  // "pp512", "tg128 @ d4096", "pp512+tg128", "rows8".
+  int n_tokens() const { return (n_prompt + n_gen + n_rows) * n_parallel; }
+  // Of one sequence, what is not timed included.
+  int n_positions() const { return n_depth + n_prompt + n_gen + n_rows; }
+  // "pp512", "tg128 @ d4096", "pp512+tg128", "rows8", "tg128 x 16".
   std::string name() const;
 };
 
@@ -47,13 +51,14 @@ struct BenchPlan {
   std::vector<BenchSetup> setups;
   std::vector<BenchTest> tests;  // run for each setup
 
-  int max_tokens() const;  // of one test, depth included
-  int max_rows() const;    // of a step that is dropped again
+  int max_tokens() const;    // of one sequence, depth included
+  int max_rows() const;      // of a step that is dropped again
+  int max_parallel() const;  // sequences
 };
 
 // The texts as given; empty: the default.
 struct BenchLists {
-  std::vector<std::string> n_prompt, n_gen, prompt_gen, n_depth, n_rows;
+  std::vector<std::string> n_prompt, n_gen, prompt_gen, n_depth, n_rows, n_parallel;
   std::vector<std::string> n_batch, n_ubatch, n_threads, k_type, v_type, isa, repack;
   std::vector<std::string> expert_cache, expert_sweep, n_cpu_moe;
 };

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "cli/bench/bench_report.h"
 #include "base/sha256.h"
+#include "cli/bench/bench_report.h"
 
 namespace thermo {
 namespace {
@@ -106,12 +106,31 @@ TEST(BenchSha256, AgreesWithTheStandard) {
   EXPECT_EQ(of(std::string(1000, 'a')), "41edece42d63e8d9bf515a9ba6932e1c20cbc9f5a5d134645adb5db1b9737ea3");
 }
 
+TEST(BenchPlan, SeveralSequencesAreGenerationAlone) {
+  BenchLists lists;
+  lists.n_parallel = {"1,4", "16"};
+  const BenchPlan plan = make_bench_plan(lists);
+  ASSERT_EQ(plan.tests.size(), 3u);
+  EXPECT_EQ(plan.tests[0].name(), "tg128");
+  EXPECT_EQ(plan.tests[2].name(), "tg128 x 16");
+  EXPECT_EQ(plan.tests[2].n_tokens(), 16 * 128);
+  EXPECT_EQ(plan.max_tokens(), 128);
+  EXPECT_EQ(plan.max_parallel(), 16);
+  lists.n_prompt = {"32"};
+  EXPECT_EQ(make_bench_plan(lists).tests.size(), 4u);
+  for (const char* text : {"0", "x", "5000"}) {
+    lists.n_parallel = {text};
+    EXPECT_THROW(make_bench_plan(lists), ConfigError) << text;
+  }
+}
+
 TEST(BenchReport, WritesRowsThatParse) {
+  const auto model_table = [](BenchPrinter::Sink sink) { return make_model_table({}, std::move(sink)); };
   const Json row = {
       {"n", 1}, {"quoted", "a \"b\" 'c'"}, {"none", nullptr}, {"x", 0.5}, {"samples_ns", {1, 2}}};
   const auto print = [&](const char* format) {
     std::string out;
-    const auto printer = make_bench_printer(format, {}, [&](std::string_view text) { out += text; });
+    const auto printer = make_bench_printer(format, model_table, [&](std::string_view text) { out += text; });
     printer->begin();
     printer->row(row);
     printer->row(row);

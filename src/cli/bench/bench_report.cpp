@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
-#include "cli/version.h"
+#include "cli/bench/bench_table.h"
 
 namespace thermo {
 namespace {
@@ -36,8 +36,11 @@ std::string quote(const std::string& text, char mark) {
 }
 
 std::string test_name(const Json& f) {
-  return BenchTest{
-      .n_prompt = f["n_prompt"], .n_gen = f["n_gen"], .n_depth = f["n_depth"], .n_rows = f["n_rows"]}
+  return BenchTest{.n_prompt = f["n_prompt"],
+                   .n_gen = f["n_gen"],
+                   .n_depth = f["n_depth"],
+                   .n_rows = f["n_rows"],
+                   .n_parallel = f["n_parallel"]}
       .name();
 }
 
@@ -119,64 +122,28 @@ class SqlPrinter : public BenchPrinter {
   bool headed_ = false;
 };
 
-class MarkdownPrinter : public BenchPrinter {
+class ModelTable : public MarkdownTable {
  public:
-  MarkdownPrinter(std::vector<std::string> extra, Sink sink) : sink_(std::move(sink)) {
-    columns_ = {"model", "size", "params", "backend", "ngl"};
+  ModelTable(const std::vector<std::string>& extra, Sink sink)
+      : MarkdownTable({"model", "size", "params", "backend", "ngl"}, std::move(sink)) {
     columns_.insert(columns_.end(), extra.begin(), extra.end());
     for (const char* name : {"test", "t/s", "GB/s", "% of read bw"}) columns_.emplace_back(name);
   }
 
-  void row(const Json& fields) override {
-    if (widths_.empty() && !fields["expert_hit_ratio"].is_null()) {
-      // Behind the speed, before the share of the bandwidth, which says little when lanes share the work.
-      columns_.resize(columns_.size() - 2);
-      columns_.insert(columns_.end() - 2, "heat");
-      for (const char* name : {"hot %", "moved", "cpu MiB/t", "link MiB/t", "disk MiB/t", "stall us/t"})
-        columns_.emplace_back(name);
-    }
-    std::vector<std::string> values;
-    for (const std::string& column : columns_) values.push_back(value_of(column, fields));
-    if (widths_.empty()) {
-      for (size_t i = 0; i < columns_.size(); ++i)
-        widths_.push_back(
-            std::max({display_width(columns_[i]), display_width(values[i]), min_width(columns_[i])}));
-      sink_(line(columns_));
-      std::vector<std::string> rule;
-      for (size_t i = 0; i < columns_.size(); ++i)
-        rule.push_back(is_text(columns_[i]) ? std::string(widths_[i], '-')
-                                            : std::string(widths_[i] - 1, '-') + ":");
-      sink_(line(rule));
-    }
-    sink_(line(values));
-  }
-
-  void finish() override {
-    if (!widths_.empty()) sink_(fmt::format("\nbuild: {} ({})\n", build_commit(), version_number()));
-  }
-
  private:
-  static bool is_text(const std::string& column) {
+  void choose_columns(const Json& first) override {
+    if (first["expert_hit_ratio"].is_null()) return;
+    // After the speed, instead of the share of the bandwidth, which says little when lanes share the work.
+    columns_.resize(columns_.size() - 2);
+    columns_.insert(columns_.end() - 2, "heat");
+    for (const char* name : {"hot %", "moved", "cpu MiB/t", "link MiB/t", "disk MiB/t", "stall us/t"})
+      columns_.emplace_back(name);
+  }
+  bool is_text(const std::string& column) const override {
     return column == "model" || column == "backend" || column == "draft";
   }
-  static size_t min_width(const std::string& column) {
+  size_t min_width(const std::string& column) const override {
     return column == "t/s" ? 16 : column == "test" ? 12 : column == "draft" ? 6 : 0;
-  }
-  // In characters: `±` is two bytes.
-  static size_t display_width(std::string_view text) {
-    return static_cast<size_t>(
-        std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
-  }
-
-  std::string line(const std::vector<std::string>& values) const {
-    std::string out = "|";
-    for (size_t i = 0; i < values.size(); ++i) {
-      const size_t width = display_width(values[i]);
-      const std::string space(width < widths_[i] ? widths_[i] - width : 0, ' ');
-      out += is_text(columns_[i]) ? fmt::format(" {}{} |", values[i], space)
-                                  : fmt::format(" {}{} |", space, values[i]);
-    }
-    return out + "\n";
   }
 
   // What the expert machinery did; empty cells where it did nothing.
@@ -223,7 +190,7 @@ class MarkdownPrinter : public BenchPrinter {
     return std::nullopt;
   }
 
-  static std::string value_of(const std::string& column, const Json& f) {
+  std::string value_of(const std::string& column, const Json& f) const override {
     if (column == "model") return f["model_type"];
     if (column == "size") return format_bytes(f["model_size"]);
     if (column == "params") {
@@ -242,7 +209,9 @@ class MarkdownPrinter : public BenchPrinter {
                  ? ""
                  : fmt::format("{:.0f}", 100.0 * f["bandwidth_share"].get<double>());
     if (column == "ms a step")
-      return f["n_rows"] == 0 ? "" : fmt::format("{:.3f}", f["avg_ns"].get<double>() * 1e-6);
+      return f["n_prompt"] > 0 ? ""
+                               : fmt::format("{:.3f}", f["avg_ns"].get<double>() * 1e-6 /
+                                                           std::max(1, f["n_gen"].get<int>()));
     if (column == "experts")
       return f["distinct_experts"].is_null() ? ""
                                              : fmt::format("{:.1f}", f["distinct_experts"].get<double>());
@@ -255,21 +224,22 @@ class MarkdownPrinter : public BenchPrinter {
     if (column == "ratio") return f["ratio"].is_null() ? "" : fmt::format("{:.3f}", f["ratio"].get<double>());
     return plain_text(f[column]);
   }
-
-  Sink sink_;
-  std::vector<std::string> columns_;
-  std::vector<size_t> widths_;
 };
 
 }  // namespace
 
-std::unique_ptr<BenchPrinter> make_bench_printer(const std::string& format, std::vector<std::string> columns,
+std::unique_ptr<BenchPrinter> make_model_table(const std::vector<std::string>& columns,
+                                               BenchPrinter::Sink sink) {
+  return std::make_unique<ModelTable>(columns, std::move(sink));
+}
+
+std::unique_ptr<BenchPrinter> make_bench_printer(const std::string& format, const MakeTable& make_table,
                                                  BenchPrinter::Sink sink) {
   if (format == "csv") return std::make_unique<CsvPrinter>(std::move(sink));
   if (format == "json") return std::make_unique<JsonPrinter>(std::move(sink));
   if (format == "jsonl") return std::make_unique<JsonLinesPrinter>(std::move(sink));
   if (format == "sql") return std::make_unique<SqlPrinter>(std::move(sink));
-  return std::make_unique<MarkdownPrinter>(std::move(columns), std::move(sink));
+  return make_table(std::move(sink));
 }
 
 BenchBaseline::BenchBaseline(const std::string& path) {
@@ -303,13 +273,14 @@ BenchBaseline::BenchBaseline(const std::string& path) {
 }
 
 std::optional<double> BenchBaseline::ratio(const Json& fields) const {
-  constexpr const char* kKeys[] = {"model_type",   "n_prompt",    "n_gen",        "n_depth",    "n_rows",
-                                   "n_ubatch",     "n_threads",   "type_k",       "type_v",     "isa",
-                                   "repack",       "text_source", "expert_cache", "heat_state", "drafter",
-                                   "draft_budget", "oracle"};
+  constexpr const char* kKeys[] = {"model_type", "n_prompt",     "n_gen",       "n_depth",      "n_rows",
+                                   "n_parallel", "n_ubatch",     "n_threads",   "type_k",       "type_v",
+                                   "isa",        "repack",       "text_source", "expert_cache", "heat_state",
+                                   "drafter",    "draft_budget", "oracle",      "concurrency",  "dialect"};
   for (const Json& row : rows_) {
     const bool same = std::all_of(std::begin(kKeys), std::end(kKeys), [&](const char* key) {
-      return !row.contains(key) || row[key] == fields[key];  // other programs' files lack our fields
+      // Other programs' files lack our fields.
+      return !row.contains(key) || !fields.contains(key) || row[key] == fields[key];
     });
     const double before = row["avg_ts"].get<double>();
     if (same && before > 0.0) return fields["avg_ts"].get<double>() / before;

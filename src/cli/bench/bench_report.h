@@ -41,9 +41,13 @@ class BenchPrinter {
   virtual void finish() {}
 };
 
-// `format`: md, csv, json, jsonl or sql. `columns`: fields shown in the Markdown table beside the fixed ones.
-std::unique_ptr<BenchPrinter> make_bench_printer(const std::string& format, std::vector<std::string> columns,
+// `format`: md, csv, json, jsonl or sql. `make_table` is asked for md.
+using MakeTable = std::function<std::unique_ptr<BenchPrinter>(BenchPrinter::Sink)>;
+std::unique_ptr<BenchPrinter> make_bench_printer(const std::string& format, const MakeTable& make_table,
                                                  BenchPrinter::Sink sink);
+// The table of what was measured in this process. `columns`: shown beside the fixed ones.
+std::unique_ptr<BenchPrinter> make_model_table(const std::vector<std::string>& columns,
+                                               BenchPrinter::Sink sink);
 
 // Results of an earlier run, JSON or JSON lines.
 class BenchBaseline {

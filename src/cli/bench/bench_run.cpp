@@ -241,6 +241,65 @@ std::optional<BenchResult> run_rows_test(Engine& engine, Session& session, const
   return result;
 }
 
+std::optional<BenchResult> run_parallel_test(Engine& engine, std::span<Session> sessions,
+                                             const BenchTest& test, std::span<const TokenId> ids,
+                                             const BenchRunOptions& options) {
+  const auto go_on = [&](int, int) { return !options.stop || !options.stop(); };
+  const auto n_depth = static_cast<size_t>(test.n_depth), n_gen = static_cast<size_t>(test.n_gen);
+  BenchResult result;
+  result.test = test;
+  result.test_time = time_now();
+  std::vector<int32_t> chosen;  // the script is written, so the last choice of each stands for all
+  const auto start = Clock::now();
+  const auto enough = [&](int n) {
+    return n >= options.n_repetitions &&
+           std::chrono::duration<double>(Clock::now() - start).count() >= options.min_seconds;
+  };
+  for (int repetition = 0; !enough(repetition); ++repetition) {
+    if (options.on_repetition) options.on_repetition(repetition);
+    RequestLoop loop(engine);
+    size_t n_written = 0;
+    chosen.clear();
+    for (size_t i = 0; i < sessions.size(); ++i) {
+      // The depth, the token that is computed first, and what is written after it.
+      const auto text = ids.subspan(i * (n_depth + n_gen + 1), n_depth + 1 + n_gen);
+      const Result<int> reused = sessions[i].set_tokens(text.first(n_depth), go_on);
+      if (!reused && !require(Status(reused.error()))) return std::nullopt;
+      if (repetition == 0 && n_depth > 0) sessions[i].checkpoint();
+      GenerateOptions generate;
+      generate.sampling.temperature = 0.0f;
+      generate.max_tokens = test.n_gen;
+      generate.script.assign(text.begin() + static_cast<std::ptrdiff_t>(n_depth) + 1, text.end());
+      if (const auto id = loop.add(sessions[i], text.subspan(n_depth, 1), generate); !id) fail(id.error());
+    }
+    uint64_t sample_ns = 0;
+    const double busy_before = processor_seconds();
+    const ExpertTelemetry experts_before = engine.expert_telemetry();
+    for (size_t i = 0; i < n_gen; ++i) {
+      if (!go_on(0, 0)) return std::nullopt;
+      const auto before = Clock::now();
+      const std::span<const RequestEvent> events = loop.step();
+      const uint64_t ns = ns_since(before);
+      sample_ns += ns;
+      result.token_ns.push_back(ns);
+      for (const RequestEvent& event : events) {
+        if (const auto* error = std::get_if<Error>(&event.what)) fail(*error);
+        n_written += std::holds_alternative<GeneratedToken>(event.what) ? 1 : 0;
+      }
+    }
+    result.busy_seconds += processor_seconds() - busy_before;
+    add_difference(experts_before, engine.expert_telemetry(), result.experts);
+    result.samples_ns.push_back(sample_ns);
+    for (const Session& session : sessions) chosen.push_back(session.best());
+    if (n_written != n_gen * sessions.size())
+      throw ThermoError(ExitCode::Internal, "bench: a sequence wrote less than it was told to");
+  }
+  for (Session& session : sessions) session.clear();
+  result.set_busy_ratio(engine.info().n_threads);
+  result.output_sha256 = sha256_hex(std::as_bytes(std::span(chosen)));
+  return result;
+}
+
 void warm_up(Session& session, const BenchTest& test, int n_batch, std::span<const TokenId> ids, bool whole) {
   session.clear();
   if (test.n_prompt > 0)

@@ -62,6 +62,12 @@ std::optional<BenchResult> run_rows_test(Engine& engine, Session& session, const
                                          std::span<const TokenId> ids, const BenchRunOptions& options,
                                          double one_row_ns);
 
+// Generation of test.n_parallel sequences at once: every step has one row of each. The sequences read
+// different parts of `ids`, which has at least n_positions() + 1 tokens for each. `sessions`: one for each.
+std::optional<BenchResult> run_parallel_test(Engine& engine, std::span<Session> sessions,
+                                             const BenchTest& test, std::span<const TokenId> ids,
+                                             const BenchRunOptions& options);
+
 // Feeds a little of everything once, so that pages are touched and clocks are up; with `whole` all that the
 // test generates, so that its experts are hot.
 void warm_up(Session& session, const BenchTest& test, int n_batch, std::span<const TokenId> ids, bool whole);

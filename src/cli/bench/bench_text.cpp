@@ -126,6 +126,10 @@ std::vector<TokenId> encode_or_hash(const std::string& text, const GgufFile& fil
   return Tokenizer(std::move(*vocab)).encode(text, {.parse_special = false});
 }
 
+std::string bench_text_of(const std::string& text) {
+  return text == "builtin" ? std::string(kBuiltinText) : read_text(text);
+}
+
 BenchText make_bench_text(const std::string& text, const GgufFile& file, int n_vocab, size_t n_ids,
                           uint64_t seed) {
   BenchText out{.source = text, .ids = {}};
@@ -135,8 +139,7 @@ BenchText make_bench_text(const std::string& text, const GgufFile& file, int n_v
       out.ids.push_back(static_cast<TokenId>(random() % static_cast<uint64_t>(n_vocab)));
     return out;
   }
-  const std::string content = text == "builtin" ? std::string(kBuiltinText) : read_text(text);
-  const std::vector<TokenId> once = encode_or_hash(content, file, n_vocab);
+  const std::vector<TokenId> once = encode_or_hash(bench_text_of(text), file, n_vocab);
   const auto tokenizer = file.find_string("tokenizer.ggml.model");
   if (!tokenizer || *tokenizer == "none") out.source += " (words)";
   out.ids.reserve(n_ids);

@@ -24,6 +24,9 @@ inline constexpr const char* kTopicTokensKey = "synth.topic_tokens";
 // the file has topics, the words of as many tokens as a topic has are of one, and then of another.
 std::vector<TokenId> encode_or_hash(const std::string& text, const GgufFile& file, int n_vocab);
 
+// `text` is builtin or the path of a text file. Throws LoadError: file not readable or empty.
+std::string bench_text_of(const std::string& text);
+
 // `text` is builtin, random or the path of a text file. A model without a vocabulary gets an id for each
 // word, the same for the same word, which keeps how often words come back. Throws LoadError: file not
 // readable or empty.
