@@ -1,6 +1,8 @@
 // `thermocline serve`: the APIs over HTTP.
 #include <fmt/format.h>
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <fstream>
 #include <thread>
@@ -39,6 +41,7 @@ class ServeCommand : public Command {
             "new.",
             "thermocline serve\n"
             "thermocline serve model.gguf -c 32K --parallel 4\n"
+            "thermocline serve model.gguf --stdio\n"
             "thermocline serve model.gguf --host 0.0.0.0 --api-key SECRET\n"
             "curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' -d "
             "'{\"messages\": [{\"role\": \"user\", "
@@ -92,9 +95,12 @@ class ServeCommand : public Command {
     log_info("server", "{} is ready: {} requests at a time, {} tokens each", model_id(model),
              options.n_sequences, service.n_ctx());
     write_port_file(server);
-    terminal.note(fmt::format("ready: {}", server.urls().front()));
+    if (serve_.stdio) server.serve_pipe(STDIN_FILENO, STDOUT_FILENO);
+    terminal.note(serve_.stdio ? "ready: one request to a line"
+                               : fmt::format("ready: {}", server.urls().front()));
 
-    while (!InterruptScope::interrupted() && !server.shutdown_requested() && server.fault().empty())
+    while (!InterruptScope::interrupted() && !server.shutdown_requested() && server.fault().empty() &&
+           !server.pipe_ended())
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     const std::string fault = server.fault();
     if (fault.empty()) log_info("server", "shutting down");

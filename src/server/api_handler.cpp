@@ -132,13 +132,18 @@ void ApiHandler::check(const HttpRequest& request, const RouteMatch& match) cons
     if (route.key == Route::Key::Admin && !caller->admin)
       throw ApiError(403, "feature_disabled", "this needs an administrator's key");
   }
+  check_state(route);
+  check_body_type(request);
+}
+
+// Whether it can be served now.
+void ApiHandler::check_state(const Route& route) const {
   if (server_.draining && route.generates) {
     ApiError error(503, "shutting_down", "the server is shutting down");
     error.retry_seconds = 5;
     throw error;
   }
   if (route.needs_model) require_model(server_);
-  check_body_type(request);
 }
 
 std::optional<HttpReply> ApiHandler::admit(HttpRequest& head) {
@@ -163,9 +168,20 @@ std::optional<HttpReply> ApiHandler::admit(HttpRequest& head) {
 
 asio::awaitable<void> ApiHandler::handle(HttpExchange& exchange) {
   const RouteMatch match = find_route(exchange.request().method, path_of(exchange.request()));
+  co_await answer(exchange, match, nullptr);
+}
+
+asio::awaitable<void> ApiHandler::handle_owner(HttpExchange& exchange, Continuation& continuation) {
+  const RouteMatch match = find_route(exchange.request().method, path_of(exchange.request()));
+  co_await answer(exchange, match, &continuation);
+}
+
+asio::awaitable<void> ApiHandler::answer(HttpExchange& exchange, const RouteMatch& match,
+                                         Continuation* continuation) {
   std::optional<ApiError> failure;
   try {
-    co_await dispatch(exchange, match);
+    if (continuation != nullptr) check_state(*match.route);
+    co_await dispatch(exchange, match, continuation);
   } catch (const ApiError& error) {
     failure = error;
   } catch (const std::exception& error) {
@@ -188,7 +204,8 @@ asio::awaitable<void> ApiHandler::handle(HttpExchange& exchange) {
                                     match.route->path, failure ? failure->status : 200));
 }
 
-asio::awaitable<void> ApiHandler::dispatch(HttpExchange& exchange, const RouteMatch& match) {
+asio::awaitable<void> ApiHandler::dispatch(HttpExchange& exchange, const RouteMatch& match,
+                                           Continuation* continuation) {
   const Route& route = *match.route;
   const HttpRequest& request = exchange.request();
   Headers headers = headers_of(request);
@@ -197,7 +214,7 @@ asio::awaitable<void> ApiHandler::dispatch(HttpExchange& exchange, const RouteMa
     if (const std::optional<Access::Caller> known = caller_of(request)) caller.key_name = known->name;
     for (const char* name : {"x-session-id", "session-id", "x-claude-code-session-id", "x-session-affinity"})
       if (caller.session_hint.empty()) caller.session_hint = request.header(name);
-    co_await generate(server_, exchange, route.dialect, std::move(caller), std::move(headers));
+    co_await generate(server_, exchange, route.dialect, std::move(caller), std::move(headers), continuation);
     co_return;
   }
   HttpReply reply;

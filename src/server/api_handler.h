@@ -1,6 +1,7 @@
 // The HTTP side of the APIs: who may, which endpoint, and errors in the words of each dialect.
 #pragma once
 
+#include "server/generation.h"
 #include "server/http/http_server.h"
 #include "server/routes.h"
 #include "server/server_state.h"
@@ -17,6 +18,8 @@ class ApiHandler : public HttpHandler {
   HttpReply refuse(HttpRequest& head, int status, const std::string& code,
                    const std::string& message) override;
   asio::awaitable<void> handle(HttpExchange& exchange) override;
+  // The same for a request of the program's owner, which needs no admission, and which may go on later.
+  asio::awaitable<void> handle_owner(HttpExchange& exchange, Continuation& continuation);
 
  private:
   using Headers = std::vector<std::pair<std::string, std::string>>;
@@ -28,7 +31,9 @@ class ApiHandler : public HttpHandler {
   HttpReply preflight(const HttpRequest& request) const;
   std::optional<Access::Caller> caller_of(const HttpRequest& request) const;
   void check(const HttpRequest& request, const RouteMatch& match) const;
-  asio::awaitable<void> dispatch(HttpExchange& exchange, const RouteMatch& match);
+  void check_state(const Route& route) const;
+  asio::awaitable<void> answer(HttpExchange& exchange, const RouteMatch& match, Continuation* continuation);
+  asio::awaitable<void> dispatch(HttpExchange& exchange, const RouteMatch& match, Continuation* continuation);
   asio::awaitable<Json> token_endpoint(HttpExchange& exchange, const Route& route);
   HttpReply look(const HttpRequest& request, const RouteMatch& match);
 

@@ -31,12 +31,14 @@ AnswerParser::Events merged(AnswerParser::Events events) {
 
 class Generation {
  public:
-  Generation(ServerState& server, HttpExchange& exchange, PreparedRequest prepared, CallerInfo caller)
+  Generation(ServerState& server, HttpExchange& exchange, PreparedRequest prepared, CallerInfo caller,
+             Continuation* continuation)
       : server_(server),
         model_(*server.model),
         exchange_(exchange),
         prepared_(std::move(prepared)),
         caller_(std::move(caller)),
+        continuation_(continuation),
         live_(std::make_shared<LiveRequest>(server.io)),
         writer_(make_reply_writer({.request = &prepared_.request,
                                    .tokenizer = model_.tokenizer,
@@ -64,6 +66,8 @@ class Generation {
   void take(int index, TokenEvent event);
   void take_tokens(int index, const std::vector<GeneratedToken>& tokens);
   void take_end(int index, const TokensEnded& ended);
+  void go_on(Choice& choice, TokenRequest& tokens);
+  void keep_new(AnswerParser::Events& events);
   void show(int index, AnswerParser::Events events);
   void send(const std::string& bytes);
   void cancel_all();
@@ -79,6 +83,8 @@ class Generation {
   HttpExchange& exchange_;
   PreparedRequest prepared_;
   CallerInfo caller_;
+  Continuation* const continuation_;
+  size_t n_to_skip_ = 0;  // bytes of text that an earlier run has shown
   std::shared_ptr<LiveRequest> live_;
   std::unique_ptr<ReplyWriter> writer_;
   std::vector<Choice> choices_;
@@ -128,16 +134,52 @@ void Generation::submit() {
       tokens.prompt = prepared_.prompts[p];
       tokens.options = prepared_.options;
       tokens.options.sampling.choice = static_cast<uint32_t>(c);
-      if (!prepared_.constraints.empty()) tokens.options.constraint = prepared_.constraints[static_cast<size_t>(index)];
+      if (!prepared_.constraints.empty())
+        tokens.options.constraint = prepared_.constraints[static_cast<size_t>(index)];
       tokens.fairness_key = caller_.key_name;
       tokens.session_key = request().session_key.empty() ? caller_.session_hint : request().session_key;
       tokens.marks = prepared_.marks;
       tokens.side_request = request().side_request || c > 0;
+      if (continuation_ != nullptr) go_on(choices_.back(), tokens);
       tokens.on_event = [live = live_, index](TokenEvent event) { live->push(index, std::move(event)); };
       const Result<RequestHandle> handle = model_.service->submit(std::move(tokens));
       if (!handle) throw engine_error(handle.error());
       live_->handles.push_back(*handle);
     }
+}
+
+// The answer begins after what earlier runs wrote; parser and constraint are brought there.
+void Generation::go_on(Choice& choice, TokenRequest& tokens) {
+  Continuation& so_far = *continuation_;
+  so_far.finish_reason.clear();
+  so_far.single = request().n == 1 && prepared_.prompts.size() == 1;
+  if (so_far.written.empty()) return;
+  size_t n_held = so_far.n_shown;
+  for (const TokenId token : so_far.written) {
+    for (const AnswerEvent& event : choice.parser.push(token)) n_held -= std::min(n_held, event.text.size());
+    if (tokens.options.constraint != nullptr) tokens.options.constraint->accept(token);
+  }
+  n_to_skip_ = n_held;  // the end of a run shows what was held back
+  choice.parser.take_content_tokens();
+  tokens.prompt.insert(tokens.prompt.end(), so_far.written.begin(), so_far.written.end());
+  tokens.options.sampling.seed = so_far.seed;
+  const int room = model_.service->n_ctx() - static_cast<int>(tokens.prompt.size()) + 1;
+  if (tokens.options.max_tokens > room) tokens.options.max_tokens = -1;
+}
+
+// Drops what an earlier run has shown, and counts what is shown now.
+void Generation::keep_new(AnswerParser::Events& events) {
+  for (AnswerEvent& event : events) {
+    size_t n = std::min(n_to_skip_, event.text.size());
+    n_to_skip_ -= n;
+    while (n > 0 && n < event.text.size() && (event.text[n] & 0xC0) == 0x80) ++n;
+    event.text.erase(0, n);
+    continuation_->n_shown += event.text.size();
+  }
+  std::erase_if(events, [](const AnswerEvent& event) {
+    const bool text = event.kind == AnswerEvent::Kind::Reasoning || event.kind == AnswerEvent::Kind::Content;
+    return text && event.text.empty();
+  });
 }
 
 ApiError Generation::engine_error(const Error& error) const {
@@ -214,6 +256,7 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
   if (exchange_.gone() || live_->cancelled) {
     server_.metrics.count("thermocline_cancelled_total", fmt::format("phase=\"{}\"", phase()));
     record("cancelled");
+    if (continuation_ != nullptr) continuation_->finish_reason = "cancelled";
     if (live_->cancelled && !exchange_.gone())
       failure_ = ApiError(503, "cancelled", "the request was cancelled");
     else
@@ -221,6 +264,7 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
   }
   if (failure_) {
     if (!live_->cancelled) record("error");
+    if (continuation_ != nullptr) continuation_->finish_reason = "error";
     server_.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", failure_->code));
     if (!streaming_) throw *failure_;
     send(writer_->fail(*failure_));
@@ -265,6 +309,7 @@ void Generation::take_tokens(int index, const std::vector<GeneratedToken>& token
   for (const GeneratedToken& token : tokens) {
     ++choice.n_tokens;
     ++live_->n_written;
+    if (continuation_ != nullptr) continuation_->written.push_back(token.id);
     if (!token.logprobs.empty()) choice.tokens.push_back(token);
     AnswerParser::Events more = choice.parser.push(token.id);
     if (request().logprobs) {
@@ -284,6 +329,7 @@ void Generation::take_tokens(int index, const std::vector<GeneratedToken>& token
 }
 
 void Generation::show(int index, AnswerParser::Events events) {
+  if (continuation_ != nullptr) keep_new(events);
   if (!streaming_ || events.empty()) return;
   Choice& choice = choices_[static_cast<size_t>(index)];
   std::vector<GeneratedToken> tokens;
@@ -310,6 +356,11 @@ void Generation::take_end(int index, const TokensEnded& ended) {
   Answer& answer = choice.answer;
   take_result(choice.parser, choice.stopping ? FinishReason::Stop : ended.reason, choice.tokens, answer);
   const TokenUsage& usage = ended.usage;
+  if (continuation_ != nullptr) {
+    continuation_->finish_reason = answer.finish_reason;
+    continuation_->single = continuation_->single && answer.tool_calls.empty();
+    if (!continuation_->seed) continuation_->seed = usage.seed;
+  }
   AnswerStats& stats = answer.stats;
   stats.n_prompt = usage.n_prompt;
   stats.n_cached = usage.n_cached;
@@ -418,13 +469,15 @@ GenerationRequest read_request(Dialect dialect, const Json& body, const ServerSt
 }
 
 asio::awaitable<void> generate(ServerState& server, HttpExchange& exchange, Dialect dialect,
-                               CallerInfo caller, std::vector<std::pair<std::string, std::string>> headers) {
+                               CallerInfo caller, std::vector<std::pair<std::string, std::string>> headers,
+                               Continuation* continuation) {
   std::optional<ApiError> overflow;
   GenerationRequest shell;  // what is known of the request when its prompt does not fit
   std::unique_ptr<PreparedRequest> prepared;
   try {
-    prepared = co_await on_worker(server.workers, [&server, &exchange, &shell, dialect] {
+    prepared = co_await on_worker(server.workers, [&server, &exchange, &shell, dialect, continuation] {
       GenerationRequest request = read_request(dialect, parse_body(exchange.request().body), server);
+      if (continuation != nullptr && continuation->max_tokens) request.max_tokens = continuation->max_tokens;
       shell = request;
       return prepare(std::move(request), *server.model, server.options);
     });
@@ -465,7 +518,7 @@ asio::awaitable<void> generate(ServerState& server, HttpExchange& exchange, Dial
   const TokenServiceState state = server.model->service->state();
   const int n_free = static_cast<int>(state.slots.size()) - state.n_running;
   headers.emplace_back("X-Queue-Position", fmt::format("{}", n_free > 0 ? 0 : state.n_waiting + 1));
-  Generation generation(server, exchange, std::move(*prepared), std::move(caller));
+  Generation generation(server, exchange, std::move(*prepared), std::move(caller), continuation);
   generation.submit();
   co_await generation.answer(std::move(headers));
 }

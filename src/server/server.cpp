@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "server/api_handler.h"
+#include "server/stdio/pipe_server.h"
 
 namespace thermo {
 
@@ -18,6 +19,7 @@ struct Server::Impl {
   ApiHandler handler;
   std::optional<HttpServer> http;
   asio::executor_work_guard<asio::io_context::executor_type> work;
+  std::unique_ptr<PipeServer> pipe;  // set once, by the owner
   std::atomic<TokenService*> service{nullptr};
   std::thread thread;
 
@@ -55,15 +57,17 @@ void Server::stop() {
     m.state.draining = m.state.cancelling = true;
     m.http->stop_listening();
     m.http->close_all();
+    if (m.pipe) m.pipe->close_all();
     for (const auto& live : m.state.live) live->signal.raise();
   });
   // What still runs notices that its client is gone; connections end one by one.
   for (int i = 0; i < 500; ++i) {
     bool empty = false;
-    m.on_io([&] { empty = m.http->n_connections() == 0; });
+    m.on_io([&] { empty = m.http->n_connections() == 0 && (!m.pipe || m.pipe->n_running() == 0); });
     if (empty) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
+  m.pipe.reset();
   m.state.workers.join();
   m.work.reset();
   m.state.io.stop();
@@ -88,6 +92,14 @@ void Server::set_ready(ServedModel model) {
 
 void Server::set_failed(std::string why) {
   impl_->on_io([&] { impl_->state.failure = std::move(why); });
+}
+
+void Server::serve_pipe(int in, int out) {
+  impl_->pipe = std::make_unique<PipeServer>(impl_->state, impl_->handler, in, out);
+}
+
+bool Server::pipe_ended() const {
+  return impl_->pipe && impl_->pipe->ended();
 }
 
 void Server::shut_down(const std::function<bool()>& hurry) {

@@ -24,6 +24,11 @@ class Server {
   void set_ready(ServedModel model);
   // The model could not be loaded.
   void set_failed(std::string why);
+  // Also serves the lines of this descriptor, and answers on the other one; see stdio/pipe_server.h. Once,
+  // after set_ready().
+  void serve_pipe(int in, int out);
+  // Everything that came through the pipe was answered and nothing more will come.
+  bool pipe_ended() const;
   // Refuses new requests and lets running ones finish within the grace; the rest is cancelled. Returns when
   // nobody is served any more. `hurry`: asked now and then; true ends the grace.
   void shut_down(const std::function<bool()>& hurry = {});

@@ -47,9 +47,9 @@ struct ServedModel {
   const PromptRenderer* renderer = nullptr;
   TokenService* service = nullptr;
   std::shared_ptr<const TokenTrie> trie;  // of the vocabulary
-  SamplingParams sampling;     // where a request says nothing
-  Json meta = Json::object();  // arch, n_params, quant ...
-  Json plan = Json::object();  // memory
+  SamplingParams sampling;                // where a request says nothing
+  Json meta = Json::object();             // arch, n_params, quant ...
+  Json plan = Json::object();             // memory
   std::string chat_template;
   std::string file_name;
 };

@@ -60,6 +60,8 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
   set.value("--port", "N", flags.port, "port; 0: a free one (default 8080)").range(0, 65535);
   set.list("--listen", "URL", flags.listen, "instead of them: http://HOST:PORT or unix:PATH; repeatable")
       .advanced();
+  set.flag("--stdio", flags.stdio,
+           "answer the lines on stdin instead of listening: many requests over one pipe");
   set.value("--port-file", "FILE", flags.port_file, "write the URL here once the server listens").advanced();
   set.value("--unix-socket-mode", "MODE", flags.unix_socket_mode,
             "permissions of a unix socket (default 0660)")
@@ -155,7 +157,9 @@ ServerOptions server_options(const ServeFlags& flags) {
   ServerOptions options;
   HttpOptions& http = options.http;
   http.listen = flags.listen;
-  if (http.listen.empty()) {
+  if (flags.stdio && !http.listen.empty())
+    throw ConfigError("--stdio and --listen contradict each other: give one of them");
+  if (http.listen.empty() && !flags.stdio) {
     const bool is_path = flags.host.ends_with(".sock") || flags.host.starts_with('/');
     const bool v6 = flags.host.find(':') != std::string::npos && !flags.host.starts_with('[');
     http.listen = {

@@ -11,6 +11,7 @@
 namespace thermo {
 
 struct ServeFlags {
+  bool stdio = false;  // instead of listening
   std::string host = "127.0.0.1";
   int port = 8080;
   std::vector<std::string> listen;
