@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""tools/eval_code.py: what it makes of answers, and that the number of clients does not matter."""
+import contextlib
+import http.server
+import io
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/end_to_end")]
+import eval_code  # noqa: E402
+from server_harness import Server  # noqa: E402
+
+MEAN = {"task_id": "t/mean", "prompt": "def mean(values):\n    \"\"\"The mean.\"\"\"\n", "entry_point": "mean",
+        "test": "def check(candidate):\n    assert candidate([1, 2, 3]) == 2\n"}
+RIGHT = "def mean(values):\n    return sum(values) / len(values)\n"
+SECONDS, MEMORY = 2, 256 << 20
+
+
+def judge(code):
+    return eval_code.execute(MEAN, code, SECONDS, MEMORY)
+
+
+def n_processes():
+    """Processes that run answers."""
+    n = 0
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            n += b"run_answer.py" in path.read_bytes()
+    return n
+
+
+class Judge(unittest.TestCase):
+    def test_a_right_and_a_wrong_answer(self):
+        self.assertEqual(judge(RIGHT), "passed")
+        self.assertEqual(judge("def mean(values):\n    return 0\n"), "failed")
+        self.assertEqual(judge("def mean(values:\n"), "failed")
+        self.assertEqual(judge(""), "failed")
+
+    def test_an_endless_answer(self):
+        start = time.monotonic()
+        self.assertEqual(judge("def mean(values):\n    while True:\n        pass\n"), "timeout")
+        self.assertEqual(judge("import time\ntime.sleep(1000)\n"), "timeout")
+        self.assertLess(time.monotonic() - start, 4 * SECONDS + 6)
+        self.assertEqual(n_processes(), 0)
+
+    def test_a_forking_answer(self):
+        for how in ("os.fork()", "assert os.system('sleep 100') == 0", "__import__('subprocess').Popen(['sleep', '100'])",
+                    "__import__('multiprocessing').Process(target=print).start()", "os.execv('/bin/sleep', ['sleep', '100'])"):
+            self.assertEqual(judge(f"import os\n{how}\n{RIGHT}"), "failed", how)
+        bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
+        self.assertEqual(judge(bomb), "timeout")
+        self.assertEqual(n_processes(), 0)
+
+    def test_a_memory_hungry_answer(self):
+        self.assertEqual(judge("def mean(values):\n    return len(bytearray(1 << 32))\n"), "memory")
+        self.assertEqual(judge("x = []\nwhile True:\n    x.append(bytearray(1 << 20))\n"), "memory")
+
+    def test_an_answer_that_reaches_out(self):
+        for code in ("import socket\nsocket.socket()\n", "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:1', timeout=1)\n",
+                     "open('file', 'w')\n", "open('/tmp/thermocline-eval', 'a')\n", "import os\nos.unlink('/tmp')\n", "import os\nos.kill(os.getppid(), 9)\n",
+                     "import os\nos.mkdir('x')\n", "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))\n"):
+            self.assertEqual(judge(code + RIGHT), "failed", code)
+
+    def test_an_answer_that_pretends(self):
+        for code in ("import sys\nsys.exit(0)\n", "import os\nos._exit(0)\n", "print('passed')\nraise SystemExit\n"):
+            self.assertEqual(judge(code + RIGHT), "failed", code)
+
+    def test_threads_and_output_are_fine(self):
+        threads = "import threading\nt = threading.Thread(target=print, args=('x' * 1000,))\nt.start()\nt.join()\nprint('some output')\n"
+        self.assertEqual(judge(threads + RIGHT), "passed")
+
+    def test_the_problems_of_our_own(self):
+        problems = [json.loads(line) for line in eval_code.OWN_PROBLEMS.read_text().splitlines()]
+        self.assertEqual(len(problems), 20)
+        for problem in problems:
+            with self.subTest(problem["task_id"]):
+                self.assertEqual(eval_code.execute(problem, problem["prompt"] + problem["canonical_solution"], 5, MEMORY), "passed")
+                self.assertEqual(eval_code.execute(problem, problem["prompt"] + "    return 'nothing'\n", 5, MEMORY), "failed")
+
+    def test_finds_the_function_in_an_answer(self):
+        problem = {**MEAN, "prompt": "import math\n\n" + MEAN["prompt"]}
+        body = "    return sum(values) / len(values)\n"
+        for text in (f"Here:\n```python\n{RIGHT}```\nDone.", RIGHT, f"```\n{RIGHT}", f"```python\n{body}```", body, f"```py\nx = 1\n```\n```python\n{RIGHT}```"):
+            code = eval_code.code_of(problem, text, "chat")
+            self.assertIn("import math", code)
+            self.assertEqual(judge(code), "passed", code)
+        self.assertEqual(judge(eval_code.code_of(MEAN, body, "completion")), "passed")
+
+
+class Fake(http.server.BaseHTTPRequestHandler):
+    """Answers a question with what `answers` has for its first word."""
+    answers = {}
+
+    def do_GET(self):
+        body = json.dumps({"uses": {"device": 3, "host": 1}}).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = next(answer for name, answer in self.answers.items() if name in body["messages"][0]["content"])
+        self.send_response(200 if text else 503)
+        self.end_headers()
+        for event in ({"choices": [{"delta": {"content": text}}]}, {"choices": [], "usage": {"completion_tokens": 7}, "timings": {"draft_n": 10, "draft_n_accepted": 4}}):
+            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, *_):
+        pass
+
+
+class Report(unittest.TestCase):
+    def run_tool(self, *arguments):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+            code = eval_code.main(list(map(str, arguments)))
+        return code, out.getvalue()
+
+    def test_prints_what_happened(self):
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Fake)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        Fake.answers = {"f_right": "def f_right():\n    return 1\n", "f_wrong": "def f_wrong():\n    return 2\n",
+                        "f_endless": "def f_endless():\n    while 1: pass\n", "f_fork": "import os\ndef f_fork():\n    return os.fork()\n",
+                        "f_hungry": "def f_hungry():\n    return 'x' * (1 << 33)\n", "f_none": ""}
+        with tempfile.TemporaryDirectory() as folder:
+            problems = pathlib.Path(folder) / "problems.jsonl"
+            problems.write_text("".join(json.dumps({"task_id": n, "prompt": f"def {n}():\n", "entry_point": n,
+                                                    "test": "def check(f):\n    assert f() == 1\n"}) + "\n" for n in Fake.answers))
+            answers = pathlib.Path(folder) / "answers.jsonl"
+            url = f"http://127.0.0.1:{server.server_port}/v1"
+            code, out = self.run_tool(problems, "--url", url, "--execute", "--time", SECONDS, "--memory", 256, "--clients", 3, "--json", "--answers", answers)
+            self.assertEqual(code, 0)
+            report = json.loads(out)
+            self.assertEqual(report["tasks"], {"f_right": "passed", "f_wrong": "failed", "f_endless": "timeout", "f_fork": "failed",
+                                               "f_hungry": "memory", "f_none": "no answer"})
+            self.assertAlmostEqual(report["pass_at_1"], 1 / 6)
+            self.assertAlmostEqual(report["acceptance"], 0.4)
+            self.assertEqual(len(answers.read_text().splitlines()), 6)
+            _, out = self.run_tool(problems, "--url", url)
+            self.assertIn("pass@1       n/a", out)
+            for word in ("tokens/s", "first token", "acceptance", "hot share"):
+                self.assertIn(word, out)
+        self.assertEqual(self.run_tool("--url", "http://127.0.0.1:1", "--limit", 1)[0], 1)
+
+    def test_as_many_pass_with_one_client_as_with_eight(self):
+        with Server("--parallel", "8", "-c", "1024") as server, tempfile.TemporaryDirectory() as folder:
+            runs = []
+            for clients in (1, 8):
+                answers = pathlib.Path(folder) / f"{clients}.jsonl"
+                code, out = self.run_tool("--url", server.url, "--execute", "--clients", clients, "--max-tokens", 200, "--json", "--answers", answers,
+                                          "--temperature", 0.8, "--time", 5)
+                self.assertEqual(code, 0)
+                report = json.loads(out)
+                self.assertEqual((report["problems"], report["errors"]), (20, 0))
+                self.assertIsNotNone(report["pass_at_1"])
+                runs.append((report["pass_at_1"], report["tasks"], [json.loads(line)["text"] for line in answers.read_text().splitlines()]))
+            self.assertEqual(runs[0], runs[1])
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
+    unittest.main()
