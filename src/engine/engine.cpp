@@ -55,6 +55,9 @@ ExpertTelemetry Engine::expert_telemetry() const {
 const HeatMap* Engine::heat() const {
   return impl_->backend->heat();
 }
+KvPoolState Engine::kv_pool() const {
+  return impl_->backend->kv_pool();
+}
 DraftTelemetry Engine::draft_telemetry() const {
   return impl_->speculation ? impl_->speculation->telemetry() : DraftTelemetry{};
 }
@@ -112,6 +115,10 @@ Status Engine::Impl::check_group(const SequenceRows& group) const {
 Result<StepOutput> Engine::step(const StepBatch& batch) {
   Impl& e = *impl_;
   if (Status status = e.check(batch); !status) return status.error();
+  for (const SequenceRows& group : batch.groups) {
+    const int n = static_cast<int>(group.rows.size());
+    if (e.backend->reserve(group.sequence, n) < n) return no_pages(*e.backend);
+  }
   e.save_unread_logits(batch);
   for (const SequenceRows& group : batch.groups)
     if (group.uncommitted)
@@ -147,6 +154,13 @@ void Engine::Impl::save_unread_logits(const StepBatch& batch) {
     else
       session.fetch_logits();
   }
+}
+
+Error no_pages(const Backend& backend) {
+  const KvPoolState pool = backend.kv_pool();
+  return {ErrorCode::Busy,
+          fmt::format("the memory for keys and values is full: other sequences have the {} tokens it holds",
+                      static_cast<int64_t>(pool.n_pages) * pool.page_tokens)};
 }
 
 Error device_fault(const Backend& backend) {

@@ -31,6 +31,7 @@ class TokenConstraint;
 enum class Isa;
 enum class KvType : uint8_t;
 struct ExpertTelemetry;
+struct KvPoolState;
 struct MemoryPlan;
 struct ModelConfig;
 
@@ -74,6 +75,7 @@ struct EngineOptions {
   // Behaviour.
   int n_ctx = 0;                 // tokens per sequence; 0: the training length, or what fits
   int n_sequences = 1;           // sequences held at once
+  int n_pages = 0;               // of keys and values for all of them, 256 tokens each; 0: what fits
   int max_draft_rows = 0;        // rows of an uncommitted step (speculation), at most 64
   std::optional<KvType> k_type;  // nullopt: f16
   std::optional<KvType> v_type;
@@ -138,12 +140,16 @@ class Engine {
   // For measurements: whether sessions that are opened from here on draft. REQUIRES: none is open.
   void set_drafting(bool on);
 
+  // The pages of keys and values that sequences share.
+  KvPoolState kv_pool() const;
+
   // A free sequence, or an error when all n_sequences are taken.
   Result<Session> open_session();
 
   // The step itself, for speculation, batches and verification. Sequences are 0..n_sequences-1.
   // Refused: a sequence out of range, named twice or with uncommitted rows, more rows than n_batch, a full
-  // context, a parent that is no earlier row.
+  // context, a parent that is no earlier row; and for now (ErrorCode::Busy) more rows than there are pages
+  // for.
   Result<StepOutput> step(const StepBatch& batch);
   // All logits of rows[i] of the last step's output, also those that stayed on a GPU; empty after a device
   // fault. Valid until the next step.
@@ -192,6 +198,7 @@ class Session {
 
   int sequence() const;
   int n_past() const;
+  int n_pages() const;  // of keys and values; those that it shares count
   std::span<const TokenId> tokens() const;
 
   // Called between prefill chunks with (done, total); returning false stops there, with ErrorCode::Cancelled.
@@ -267,6 +274,11 @@ class RequestLoop {
 
   // A paused request takes part in no step.
   void pause(RequestId request, bool paused);
+  // Called when a request needs a page of keys and values and there is none: gives some back that no request
+  // needs, and says whether it did. Without one, or where it cannot, requests wait for each other: the
+  // newest gives its pages back and is computed again later. What waits for nobody ends with
+  // ErrorCode::Busy.
+  void on_shortage(std::function<bool()> give_back);
   // Whether a step would do nothing: there is no request, or all are paused.
   bool idle() const;
 

@@ -55,15 +55,17 @@ void plan_on_gpu(EnginePlan& plan, const ModelConfig& config, const Weights& wei
   const ExpertCatalog catalog = expert_catalog(config, weights);
   const uint64_t total = catalog.total_bytes();
   const ExpertBudget &cache = o.expert_cache, &ram = o.expert_ram;
-  const auto items = [&](int n_ctx) {
+  const auto items = [&](int n_ctx, int n_pages) {
     plan.model.sequence.n_ctx = n_ctx;
+    plan.model.sequence.n_pages = n_pages;
     std::vector<MemoryPlanItem> all = plan_gpu_memory(config, weights, *plan.gpu, plan.model);
     if (const uint64_t bytes = gpu_draft_bytes(plan.draft, o.draft, config, weights, plan.model, *plan.gpu))
       all.push_back({"drafter", bytes, "weights of its own, cache and activations"});
     return all;
   };
   const auto plan_device = [&] {
-    plan.memory = plan_device_memory(config, inputs, plan.gpu->name, plan.gpu->free_bytes, items);
+    plan.memory = plan_device_memory(config, inputs, plan.gpu->name, plan.gpu->free_bytes, items,
+                                     plan.model.experts.split);
   };
   const bool asked = !cache.is_auto();
   if (total == 0 || !asked || cache.resolve(total, total) >= total) {
@@ -78,7 +80,10 @@ void plan_on_gpu(EnginePlan& plan, const ModelConfig& config, const Weights& wei
   if (!asked && plan.memory.fits()) {
     plan.model.experts.budget_bytes =
         std::min(total, plan.memory.device_available_bytes - plan.memory.device_total_bytes);
-    plan_device();
+    MemoryPlanInputs same = inputs;
+    same.n_ctx = plan.memory.n_ctx;
+    same.n_pages = plan.memory.n_pages;
+    plan.memory = plan_device_memory(config, same, plan.gpu->name, plan.gpu->free_bytes, items, true);
   }
   // In main memory: all of them, or what there is room for.
   const uint64_t room = inputs.available_bytes - std::min(inputs.available_bytes, plan.memory.total_bytes);
@@ -98,12 +103,13 @@ void plan_on_gpu(EnginePlan& plan, const ModelConfig& config, const Weights& wei
 
 // With the drafter that is asked for. One that was not asked for by name is left out where there is no room.
 void plan_gpu_and_drafter(EnginePlan& plan, const ModelConfig& config, const GgufFile& file,
-                          const MemoryPlanInputs& inputs, const EngineOptions& o) {
+                          MemoryPlanInputs& inputs, const EngineOptions& o) {
   const auto plan_with = [&](const DraftOptions& draft) {
     plan.model.experts = {};
     plan.draft = plan_draft(draft, config, inputs.n_threads);
     if (draft.budget == 0) plan.draft.max_rows = std::min(plan.draft.max_rows, max_gpu_draft_rows(config));
-    plan.model.sequence.max_draft_rows = std::max(o.max_draft_rows, plan.draft.max_rows);
+    plan.model.sequence.max_draft_rows = inputs.max_draft_rows =
+        std::max(o.max_draft_rows, plan.draft.max_rows);
     const ModelConfig tapped = with_taps(config, plan.draft);
     plan_on_gpu(plan, tapped, Weights::bind(tapped, file), inputs, o);
   };
@@ -158,6 +164,7 @@ void check_options(const EngineOptions& o) {
   };
   range("the context", o.n_ctx, 0, 1 << 24);
   range("the number of sequences", o.n_sequences, 1, 256);
+  range("the number of pages", o.n_pages, 0, 1 << 24);
   range("the number of threads", o.n_threads, 0, 1024);
   range("the number of rows of a step", o.n_batch, 0, 16384);
   range("the number of draft rows", o.max_draft_rows, 0, kDeltaChunk);
@@ -185,6 +192,7 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
   MemoryPlanInputs inputs;
   inputs.n_ctx = o.n_ctx;
   inputs.n_sequences = o.n_sequences;
+  inputs.n_pages = o.n_pages;
   inputs.max_draft_rows = o.max_draft_rows;
   inputs.n_threads = o.n_threads > 0 ? o.n_threads : cpu_info().n_cores;
   inputs.repack = o.repack;
@@ -201,7 +209,7 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
   if (!plan.model.stand_in) plan.gpu = choose_gpu(o.device, note);
   if (plan.gpu) {
     plan.model.device = plan.gpu->index;
-    plan.model.n_batch = o.n_batch > 0 ? o.n_batch : kBatchGpu;
+    plan.model.n_batch = inputs.n_batch = o.n_batch > 0 ? o.n_batch : kBatchGpu;
     plan_gpu_and_drafter(plan, config, file, inputs, o);
     if (!plan.memory.fits()) {
       const std::string shortage =
@@ -236,6 +244,7 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
   append_note(note, plan.memory.note);
   plan.memory.note = note;
   plan.model.sequence.n_ctx = plan.memory.n_ctx;
+  plan.model.sequence.n_pages = plan.memory.n_pages;
   return plan;
 }
 

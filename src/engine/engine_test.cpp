@@ -247,7 +247,7 @@ TEST(Engine, SaysWhatIsWrongWithItsOptions) {
   EXPECT_THROW(Engine(plankton(), options), ThermoError);
   options = small();
   options.n_ctx = 1 << 24;
-  options.n_sequences = 64;
+  options.k_type = options.v_type = KvType::F32;
   EXPECT_THROW(Engine(plankton(), options), MemoryError);
 }
 
@@ -291,7 +291,7 @@ TEST(MemoryPlan, ChoosesAContextForADevice) {
   const ModelConfig config = read_model_config(plankton());
   MemoryPlanInputs inputs;
   inputs.available_bytes = 8 * GiB;
-  const auto items = [](int n_ctx) {
+  const auto items = [](int n_ctx, int) {
     return std::vector<MemoryPlanItem>{{"kv cache", static_cast<uint64_t>(n_ctx) * MiB, ""}};
   };
   EXPECT_EQ(plan_device_memory(config, inputs, "card", 16 * GiB, items).n_ctx, 4096);

@@ -44,6 +44,11 @@ std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig& config, const Wei
   std::vector<MemoryPlanItem> items;
   for (const GpuMemoryItem& item : GpuModel::plan(config, weights, options, gpu.n_multiprocessors))
     items.push_back({item.name, item.bytes, ""});
+  for (const KvKind kind : kEachKvKind)
+    for (MemoryPlanItem& item : items)
+      if (item.name == kv_pool_name(kind))
+        item.detail = kv_item_detail(kind, options.sequence, options.n_sequences);
+  std::erase_if(items, [](const MemoryPlanItem& item) { return item.bytes == 0; });
   return items;
 }
 

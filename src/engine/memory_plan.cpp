@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <climits>
 
 #include "base/error.h"
 #include "base/units.h"
@@ -48,16 +49,61 @@ WeightSizes weight_sizes(const ModelConfig& config, const GgufFile& file, bool r
   return sizes;
 }
 
+SequenceConfig sequence_at(const MemoryPlanInputs& in, int n_ctx, int n_pages) {
+  return {.n_ctx = n_ctx,
+          .max_draft_rows = in.max_draft_rows,
+          .k_type = in.k_type,
+          .v_type = in.v_type,
+          .n_pages = n_pages};
+}
+
+// How many pages the sequences share.
+struct PageRange {
+  int fewest, most;
+};
+PageRange page_range(const ModelConfig& config, const MemoryPlanInputs& in, int n_ctx) {
+  const SequenceLayout layout = SequenceLayout::on_cpu(config, sequence_at(in, n_ctx, 0));
+  const int one = layout.table_pages(), all = in.n_sequences * one;
+  if (layout.n_layers(KvKind::Full) == 0) return {0, 0};
+  if (in.n_pages > 0) return {std::clamp(in.n_pages, one, all), std::clamp(in.n_pages, one, all)};
+  if (in.n_ctx > 0) return {one, all};
+  return {one + (in.n_sequences - 1) * std::min(one, ceil_div(kRoomyContext, kKvPage)), all};
+}
+
+// Where memory is better used for experts: more than the fewest only where that is little of it.
+PageRange few_pages_of(PageRange range, size_t page_bytes, uint64_t available) {
+  if (page_bytes == 0) return range;
+  const uint64_t little = std::min<uint64_t>(available / 8 / page_bytes, INT_MAX);
+  range.most = std::clamp(static_cast<int>(little), range.fewest, range.most);
+  return range;
+}
+
+// The most pages within a range that fit, given what a plan with some number of them takes and has. nullopt:
+// not even the fewest do. Some of what is left over stays free: checkpoints come out of it.
+template <class Plan>
+std::optional<MemoryPlan> fit_pages(PageRange range, size_t page_bytes, const Plan& plan_with) {
+  MemoryPlan plan = plan_with(range.most);
+  if (plan.fits()) return plan;
+  plan = plan_with(range.fewest);
+  if (!plan.fits() || range.fewest == range.most) return std::nullopt;
+  const bool device = !plan.device_items.empty();
+  const uint64_t room = device ? plan.device_available_bytes - plan.device_total_bytes
+                               : plan.available_bytes - plan.total_bytes;
+  const uint64_t more = (room - room / 4) / page_bytes;
+  return plan_with(range.fewest + static_cast<int>(std::min<uint64_t>(
+                                      more, static_cast<uint64_t>(range.most - range.fewest))));
+}
+
 MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const MemoryPlanInputs& in,
-                   const WeightSizes& sizes, uint64_t host_experts, int n_ctx) {
-  const SequenceConfig sequence{
-      .n_ctx = n_ctx, .max_draft_rows = in.max_draft_rows, .k_type = in.k_type, .v_type = in.v_type};
+                   const WeightSizes& sizes, uint64_t host_experts, int n_ctx, int n_pages) {
+  const SequenceConfig sequence = sequence_at(in, n_ctx, n_pages);
   const uint64_t n_seq = static_cast<uint64_t>(in.n_sequences);
   ModelOptions options;
   options.n_batch = in.n_batch;
 
   MemoryPlan plan;
   plan.n_ctx = n_ctx;
+  plan.n_pages = n_pages;
   plan.available_bytes = in.available_bytes;
   plan.expert_bytes = sizes.experts;
   plan.host_expert_bytes = host_experts;
@@ -72,13 +118,15 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
       plan.experts_in_file() ? fmt::format("of {}, the rest in the file", format_bytes(sizes.experts))
                              : fmt::format("all {}, repacked for the processor", sizes.n_experts));
   const SequenceLayout layout = SequenceLayout::on_cpu(config, sequence);
-  add("kv cache", n_seq * layout.kv_bytes(),
-      fmt::format("{} tokens x {}, k {}, v {}", n_ctx, in.n_sequences, kv_type_name(in.k_type),
-                  kv_type_name(in.v_type)));
+  for (const KvKind kind : kEachKvKind)
+    add(kv_pool_name(kind), layout.pool_bytes(kind, in.n_sequences, in.n_batch),
+        kv_item_detail(kind, sequence, in.n_sequences));
   add("recurrent state", n_seq * layout.recurrent_bytes(),
       fmt::format("{} DeltaNet layers", config.n_recurrent_layers()));
   add("draft tape", n_seq * layout.tape_bytes(), fmt::format("{} rows", in.max_draft_rows));
-  add("drafter", in.drafter_bytes + n_seq * static_cast<uint64_t>(n_ctx) * in.drafter_token_bytes,
+  // Its own uncommitted rows may take a page more.
+  const auto drafter_tokens = static_cast<uint64_t>(align_up(n_ctx + kKvPage, kKvPage));
+  add("drafter", in.drafter_bytes + n_seq * drafter_tokens * in.drafter_token_bytes,
       "its weights, cache and scratch");
   add("activations",
       Model::workspace_bytes(config, options, in.n_threads, in.repack ? 0 : largest_panel(file)),
@@ -97,14 +145,25 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
   return plan;
 }
 
+// With as many pages as fit beside so many bytes of experts.
+std::optional<MemoryPlan> plan_pages(const ModelConfig& config, const GgufFile& file,
+                                     const MemoryPlanInputs& in, const WeightSizes& sizes,
+                                     uint64_t host_experts, int n_ctx) {
+  const size_t page_bytes =
+      SequenceLayout::on_cpu(config, sequence_at(in, n_ctx, 0)).page_bytes(KvKind::Full);
+  PageRange range = page_range(config, in, n_ctx);
+  if (host_experts < sizes.experts) range = few_pages_of(range, page_bytes, in.available_bytes);
+  return fit_pages(range, page_bytes, [&](int n_pages) {
+    return plan_at(config, file, in, sizes, host_experts, n_ctx, n_pages);
+  });
+}
+
 // The largest context that fits with all experts in memory, nullopt: none from `lowest` on.
 std::optional<MemoryPlan> plan_with_all(const ModelConfig& config, const GgufFile& file,
                                         const MemoryPlanInputs& in, const WeightSizes& sizes, int lowest) {
   const int largest = in.n_ctx > 0 ? in.n_ctx : std::min(config.n_ctx_train, kAutoContext);
-  for (int n_ctx = largest; n_ctx >= (in.n_ctx > 0 ? in.n_ctx : lowest); n_ctx /= 2) {
-    MemoryPlan plan = plan_at(config, file, in, sizes, sizes.experts, n_ctx);
-    if (plan.fits()) return plan;
-  }
+  for (int n_ctx = largest; n_ctx >= (in.n_ctx > 0 ? in.n_ctx : lowest); n_ctx /= 2)
+    if (auto plan = plan_pages(config, file, in, sizes, sizes.experts, n_ctx)) return plan;
   return std::nullopt;
 }
 
@@ -117,10 +176,10 @@ std::optional<MemoryPlan> plan_with_file(const ModelConfig& config, const GgufFi
   int n_ctx = in.n_ctx > 0 ? in.n_ctx : std::min(config.n_ctx_train, kAutoContext);
   if (in.n_ctx == 0 && !in.expert_ram) n_ctx = std::min(n_ctx, kRoomyContext);  // experts need the room more
   for (; n_ctx >= lowest; n_ctx /= 2) {
-    const uint64_t rest = plan_at(config, file, in, sizes, sizes.min_experts, n_ctx).total_bytes;
-    if (rest > in.available_bytes) continue;
-    const uint64_t most = sizes.min_experts + (in.available_bytes - rest);
-    MemoryPlan plan = plan_at(config, file, in, sizes, std::min(wanted, most), n_ctx);
+    const auto least = plan_pages(config, file, in, sizes, sizes.min_experts, n_ctx);
+    if (!least) continue;
+    const uint64_t most = sizes.min_experts + (in.available_bytes - least->total_bytes);
+    MemoryPlan plan = plan_at(config, file, in, sizes, std::min(wanted, most), n_ctx, least->n_pages);
     if (in.expert_ram && *in.expert_ram < sizes.min_experts)
       plan.note = fmt::format("{} of main memory for experts are too few for one layer; {} are used",
                               format_bytes(*in.expert_ram), format_bytes(plan.host_expert_bytes));
@@ -165,12 +224,14 @@ MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const Me
 
   const int shown_ctx = in.n_ctx > 0 ? in.n_ctx : kMinContext;
   const uint64_t least = std::min(sizes.min_experts, sizes.experts);
-  const MemoryPlan plan = plan_at(config, file, in, sizes, least, shown_ctx);
+  const auto fewest = [&](int n_ctx) { return page_range(config, in, n_ctx).fewest; };
+  const MemoryPlan plan = plan_at(config, file, in, sizes, least, shown_ctx, fewest(shown_ctx));
   MemoryPlanInputs mapped = in;
   mapped.repack = false;
-  const uint64_t mapped_total = plan_at(config, file, mapped, {}, 0, shown_ctx).total_bytes;
+  const uint64_t mapped_total =
+      plan_at(config, file, mapped, {}, 0, shown_ctx, fewest(shown_ctx)).total_bytes;
   const int largest = largest_context(shown_ctx, [&](int n_ctx) {
-    return plan_at(config, file, in, sizes, least, n_ctx).total_bytes <= in.available_bytes;
+    return plan_at(config, file, in, sizes, least, n_ctx, fewest(n_ctx)).total_bytes <= in.available_bytes;
   });
   std::string advice = "close other programs or use a smaller quantisation";
   Remedy remedy = Remedy::None;
@@ -188,27 +249,48 @@ MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const Me
       remedy);
 }
 
+std::string kv_item_detail(KvKind kind, const SequenceConfig& sequence, int n_sequences) {
+  const std::string types =
+      fmt::format("k {}, v {}", kv_type_name(sequence.k_type), kv_type_name(sequence.v_type));
+  if (kind == KvKind::Sliding)
+    return fmt::format("windows and the rows of a step x {}, {}", n_sequences, types);
+  const int n_all = n_sequences * ceil_div(sequence.n_ctx + sequence.max_draft_rows, kKvPage);
+  if (sequence.n_pages == 0 || sequence.n_pages >= n_all)
+    return fmt::format("{} tokens x {}, {}", sequence.n_ctx, n_sequences, types);
+  return fmt::format("{} tokens, shared by {} sequences of up to {}, {}", sequence.n_pages * kKvPage,
+                     n_sequences, sequence.n_ctx, types);
+}
+
 MemoryPlan plan_device_memory(const ModelConfig& config, const MemoryPlanInputs& in,
-                              const std::string& device_name, uint64_t free_bytes,
-                              const DeviceItemsFn& items) {
-  const auto plan_with = [&](int n_ctx) {
+                              const std::string& device_name, uint64_t free_bytes, const DeviceItemsFn& items,
+                              bool few_pages) {
+  const auto plan_with = [&](int n_ctx, int n_pages) {
     MemoryPlan plan;
     plan.n_ctx = n_ctx;
+    plan.n_pages = n_pages;
     plan.available_bytes = in.available_bytes;
     plan.items = {{"program", kProgramBytes, "code, vocabulary, staging"}};
     plan.total_bytes = kProgramBytes;
     plan.device_name = device_name;
     plan.device_available_bytes = free_bytes;
-    plan.device_items = items(n_ctx);
+    plan.device_items = items(n_ctx, n_pages);
     plan.device_items.push_back({"reserve", kDeviceReserve, "driver and other programs"});
     for (const MemoryPlanItem& item : plan.device_items) plan.device_total_bytes += item.bytes;
     return plan;
   };
-  if (in.n_ctx > 0) return plan_with(in.n_ctx);
+  const auto fit = [&](int n_ctx) {
+    PageRange range = page_range(config, in, n_ctx);
+    const size_t page_bytes =
+        SequenceLayout::on_gpu(config, sequence_at(in, n_ctx, 0)).page_bytes(KvKind::Full);
+    if (few_pages) range = few_pages_of(range, page_bytes, free_bytes);
+    const auto plan = fit_pages(range, page_bytes, [&](int n_pages) { return plan_with(n_ctx, n_pages); });
+    return plan ? *plan : plan_with(n_ctx, range.fewest);
+  };
+  if (in.n_ctx > 0) return fit(in.n_ctx);
   const int smallest = std::min(kMinContext, config.n_ctx_train);
   int n_ctx = std::min(config.n_ctx_train, kAutoContext);
-  MemoryPlan plan = plan_with(n_ctx);
-  while (!plan.fits() && n_ctx / 2 >= smallest) plan = plan_with(n_ctx /= 2);
+  MemoryPlan plan = fit(n_ctx);
+  while (!plan.fits() && n_ctx / 2 >= smallest) plan = fit(n_ctx /= 2);
   return plan;
 }
 

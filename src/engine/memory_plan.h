@@ -19,6 +19,7 @@ struct MemoryPlanInputs {
   int n_sequences = 1;
   int max_draft_rows = 0;
   int n_batch = 512;
+  int n_pages = 0;  // of keys and values, for all sequences together; 0: choose
   int n_threads = 1;
   bool repack = true;
   KvType k_type = KvType::F16;
@@ -41,6 +42,7 @@ struct MemoryPlanItem {
 
 struct MemoryPlan {
   int n_ctx = 0;
+  int n_pages = 0;                    // of keys and values (kKvPage tokens each), for all sequences together
   std::vector<MemoryPlanItem> items;  // taken from main memory
   uint64_t mapped_bytes = 0;          // read through the file mapping; the system may drop and re-read it
   uint64_t total_bytes = 0;           // of the items
@@ -59,17 +61,23 @@ struct MemoryPlan {
   bool fits() const { return total_bytes <= available_bytes && device_total_bytes <= device_available_bytes; }
 };
 
+// What to say of a pool of keys and values, on either side.
+std::string kv_item_detail(KvKind kind, const SequenceConfig& sequence, int n_sequences);
+
 // In main memory: everything where it fits, else the core weights and as many experts as there is room for.
 // An automatic context is halved until it fits, but not below kRoomyContext to keep all experts in memory.
+// Sequences share their pages of keys and values. Where all contexts together do not fit, there are fewer
+// pages: enough for one whole context, and with an automatic context for kRoomyContext tokens of the others.
 // Throws MemoryError when even the smallest context and the fewest experts do not fit, naming what would.
 inline constexpr int kRoomyContext = 4096;
 MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const MemoryPlanInputs& inputs);
 
-// With everything on a GPU that has `free_bytes`. Given the device's items for a context, halves an automatic
-// context until they fit; the result does not fit() when none does.
-using DeviceItemsFn = std::function<std::vector<MemoryPlanItem>(int n_ctx)>;
+// With everything on a GPU that has `free_bytes`. Given the device's items for a context and a number of
+// pages, halves an automatic context until they fit, with fewer pages where it must be; the result does not
+// fit() when none does. `few_pages`: more than the fewest only where that is little of the memory.
+using DeviceItemsFn = std::function<std::vector<MemoryPlanItem>(int n_ctx, int n_pages)>;
 MemoryPlan plan_device_memory(const ModelConfig& config, const MemoryPlanInputs& inputs,
-                              const std::string& device_name, uint64_t free_bytes,
-                              const DeviceItemsFn& items);
+                              const std::string& device_name, uint64_t free_bytes, const DeviceItemsFn& items,
+                              bool few_pages = false);
 
 }  // namespace thermo

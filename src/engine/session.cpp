@@ -29,6 +29,9 @@ int Session::sequence() const {
 int Session::n_past() const {
   return impl_->n_past();
 }
+int Session::n_pages() const {
+  return impl_->backend->n_pages(impl_->sequence);
+}
 std::span<const TokenId> Session::tokens() const {
   return impl_->tokens;
 }
@@ -176,26 +179,21 @@ void Session::Impl::drop_logits() {
 
 void Session::Impl::go_back_to(int n) {
   uncommitted->clear();
-  if (engine->config().n_recurrent_layers() == 0) {
+  while (!checkpoints.empty() && checkpoints.back().memory->n_past() > n) checkpoints.pop_back();
+  if (backend->can_truncate(sequence, n)) {
     backend->truncate(sequence, n);
     if (speculation) speculation->truncate(sequence, n);
-  } else {
-    while (!checkpoints.empty() && checkpoints.back().memory->n_past() > n) checkpoints.pop_back();
-    if (checkpoints.empty()) {
-      backend->clear(sequence);
-      if (speculation) speculation->truncate(sequence, 0);
-    } else {
-      const Point& point = checkpoints.back();
-      backend->restore(sequence, *point.memory);
-      if (speculation) speculation->restore(sequence, point.memory->n_past(), point.drafter);
-    }
+  } else if (checkpoints.empty() || !backend->restore(sequence, *checkpoints.back().memory)) {
+    clear();
+  } else if (speculation) {
+    speculation->restore(sequence, n_past(), checkpoints.back().drafter);
   }
   tokens.resize(static_cast<size_t>(n_past()));
   drop_logits();
 }
 
 int Session::Impl::reachable(int n) const {
-  if (n >= n_past() || engine->config().n_recurrent_layers() == 0) return std::min(n, n_past());
+  if (n >= n_past() || backend->can_truncate(sequence, n)) return std::min(n, n_past());
   for (size_t i = checkpoints.size(); i-- > 0;)
     if (checkpoints[i].memory->n_past() <= n) return checkpoints[i].memory->n_past();
   return 0;
@@ -206,7 +204,7 @@ void Session::checkpoint() {
 }
 
 void Session::Impl::checkpoint() {
-  if (engine->config().n_recurrent_layers() == 0) return;  // attention memory can be cut anywhere
+  if (backend->can_cut()) return;
   if (!checkpoints.empty() && checkpoints.back().memory->n_past() == n_past()) return;
   if (checkpoints.size() == kMaxCheckpoints)
     checkpoints.erase(checkpoints.begin() + 1);  // keep the first: the system prompt
@@ -217,12 +215,16 @@ void Session::Impl::checkpoint() {
 }
 
 void Session::clear() {
-  impl_->backend->clear(impl_->sequence);
-  if (impl_->speculation) impl_->speculation->truncate(impl_->sequence, 0);
-  impl_->uncommitted->clear();
-  impl_->tokens.clear();
-  impl_->drop_logits();
-  impl_->checkpoints.clear();
+  impl_->clear();
+}
+
+void Session::Impl::clear() {
+  backend->clear(sequence);
+  if (speculation) speculation->truncate(sequence, 0);
+  uncommitted->clear();
+  tokens.clear();
+  drop_logits();
+  checkpoints.clear();
 }
 
 }  // namespace thermo

@@ -14,6 +14,8 @@ namespace thermo {
 
 // What a caller is told when the device cannot go on.
 Error device_fault(const Backend& backend);
+// And when there are no pages of keys and values for its rows.
+Error no_pages(const Backend& backend);
 
 struct Session::Impl {
   Engine* engine = nullptr;
@@ -60,6 +62,7 @@ struct Session::Impl {
   // How many tokens go_back_to(n) would leave.
   int reachable(int n) const;
   void checkpoint();
+  void clear();
 };
 
 }  // namespace thermo

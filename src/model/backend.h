@@ -22,7 +22,7 @@ class HeatMap;
 struct ModelOptions {
   int n_batch = 512;  // most rows of a step
   int n_sequences = 1;
-  SequenceConfig sequence;
+  SequenceConfig sequence;  // of each; n_pages is of all together
   SplitOptions experts;     // where the routed experts are
   Isa isa = Isa::Portable;  // of what the processor computes
   bool stand_in = false;    // on the processor: with a stand-in for a GPU
@@ -36,7 +36,7 @@ class Checkpoint {
   virtual ~Checkpoint() = default;
   int n_past() const noexcept { return n_past_; }
   // Without keys and values it can only be restored where these are: in the sequence it was taken of, while
-  // its first n_past() tokens are the same.
+  // its first n_past() tokens are the same, and in one that shares them. Sliding layers' are always there.
   bool has_kv() const noexcept { return has_kv_; }
 
  protected:
@@ -45,6 +45,13 @@ class Checkpoint {
  private:
   int n_past_;
   bool has_kv_;
+};
+
+// Keys and values of layers that see the whole context lie in pages of one pool.
+struct KvPoolState {
+  int page_tokens = 0;
+  int n_pages = 0;
+  int n_free = 0;
 };
 
 class Backend {
@@ -56,7 +63,8 @@ class Backend {
 
   // REQUIRES (checked by Engine::step, which refuses instead): groups of different sequences without
   // uncommitted rows, parents before children, a chain unless uncommitted, rows <= n_batch, tokens in the
-  // vocabulary, positions inside the context. After a fault there are no logits.
+  // vocabulary, positions inside the context, room for all rows (reserve()). After a fault there are no
+  // logits.
   virtual StepOutput step(const StepBatch& batch) noexcept = 0;
   // All logits of rows[i] of the last step's output, wherever they are; empty after a fault. Valid until the
   // next step.
@@ -69,20 +77,33 @@ class Backend {
   // Throws MemoryError.
   virtual std::unique_ptr<StateBuffer> make_states(int n_rows, int n_taps) = 0;
   // A drafter's: makes keys and values of hidden states of its target the new end of the sequence. REQUIRES:
-  // a network with features, no uncommitted rows, at most n_batch rows.
+  // a network with features, no uncommitted rows, at most n_batch rows, room for them.
   virtual void append_features(int sequence, const StateRows& features) noexcept = 0;
   // Why steps can no longer be trusted; empty while they can.
   virtual std::string_view fault() const noexcept = 0;
 
   // The memory of one sequence.
   virtual int n_past(int sequence) const noexcept = 0;
+  // Makes room for rows at the end of a sequence. Returns for how many, at most n: with too few pages in the
+  // pool it is less. A sequence gives its pages back when it is cleared, cut or replaced.
+  virtual int reserve(int sequence, int n) noexcept = 0;
+  virtual KvPoolState kv_pool() const noexcept = 0;
+  virtual int n_pages(int sequence) const noexcept = 0;  // of the pool; shared ones count for each
   virtual void clear(int sequence) noexcept = 0;
   // nullptr: there is no memory for it.
   virtual std::unique_ptr<Checkpoint> checkpoint(int sequence, bool with_kv) = 0;
-  // REQUIRES: see Checkpoint::has_kv().
-  virtual void restore(int sequence, const Checkpoint& checkpoint) noexcept = 0;
-  // Cuts attention memory. REQUIRES: no recurrent layers, n <= n_past().
-  virtual void truncate(int sequence, int n) noexcept = 0;
+  // False: the pool has too few pages, and the sequence is empty. REQUIRES: see Checkpoint::has_kv().
+  virtual bool restore(int sequence, const Checkpoint& checkpoint) noexcept = 0;
+  // Whether a sequence can be cut anywhere. Otherwise going back needs a checkpoint.
+  virtual bool can_cut() const noexcept = 0;
+  // Whether it can be cut to n <= n_past() tokens: there is no recurrent state, and what sliding layers see
+  // of them is still there.
+  virtual bool can_truncate(int sequence, int n) const noexcept = 0;
+  virtual void truncate(int sequence, int n) noexcept = 0;  // REQUIRES: can_truncate()
+  // `to`, another sequence, becomes the first n <= n_past(from) tokens of `from`, whose keys and values both
+  // have then. Recurrent state and what sliding layers see do not come along: where there are any, a
+  // checkpoint of `from` must be restored in `to` next, of the same length.
+  virtual void share(int from, int to, int n) noexcept = 0;
 
   // How experts were used; nullptr: nobody counts.
   virtual const HeatMap* heat() const noexcept = 0;

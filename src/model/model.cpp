@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/check.h"
 #include "model/forward.h"
 #include "model/sequence_state.h"
 
@@ -47,7 +48,7 @@ struct Model::Impl {
         pool(p),
         kernels(o.isa),
         act(config, o.n_batch, p.size(), weights.max_unpacked_panel_bytes(config)),
-        memory(config, o.sequence, o.n_sequences),
+        memory(config, o.sequence, o.n_sequences, o.n_batch),
         pass(config, weights, act, kernels, p),
         experts(std::move(runner)),
         words_per_row((o.sequence.max_draft_rows + 63) / 64) {
@@ -99,6 +100,7 @@ void Model::Impl::lay_out_rows(const StepBatch& batch) noexcept {
 RowGroup Model::Impl::lay_out_group(const SequenceRows& group, int begin) noexcept {
   SequenceState& state = sequence(group.sequence);
   const int n = static_cast<int>(group.rows.size());
+  THERMO_CHECK(state.reserve(n) == n, "a step without room for its rows");
   const size_t words = group.uncommitted ? static_cast<size_t>(words_per_row) : 0;
   // Of the sequence's rows.
   int32_t* const position = positions.data() + begin;
@@ -170,11 +172,30 @@ void Model::clear(int sequence) noexcept {
 std::unique_ptr<Checkpoint> Model::checkpoint(int sequence, bool with_kv) {
   return impl_->sequence(sequence).checkpoint(with_kv);
 }
-void Model::restore(int sequence, const Checkpoint& point) noexcept {
-  impl_->sequence(sequence).restore(point);
+bool Model::restore(int sequence, const Checkpoint& point) noexcept {
+  return impl_->sequence(sequence).restore(point);
+}
+bool Model::can_cut() const noexcept {
+  return impl_->memory.layout.can_cut();
+}
+bool Model::can_truncate(int sequence, int n) const noexcept {
+  return impl_->sequence(sequence).can_truncate(n);
 }
 void Model::truncate(int sequence, int n) noexcept {
   impl_->sequence(sequence).truncate(n);
+}
+void Model::share(int from, int to, int n) noexcept {
+  impl_->sequence(to).share(impl_->sequence(from), n);
+}
+int Model::reserve(int sequence, int n) noexcept {
+  return impl_->sequence(sequence).reserve(n);
+}
+int Model::n_pages(int sequence) const noexcept {
+  return impl_->memory.pages.n_pages(sequence);
+}
+KvPoolState Model::kv_pool() const noexcept {
+  const PagePool& pool = impl_->memory.pages.pool(KvKind::Full);
+  return {.page_tokens = kKvPage, .n_pages = pool.size(), .n_free = pool.n_free()};
 }
 
 StepOutput Model::step(const StepBatch& batch) noexcept {
@@ -227,6 +248,7 @@ void Model::append_features(int sequence, const StateRows& features) noexcept {
   SequenceState& state = m.sequence(sequence);
   const int n = features.n;
   const auto rows = static_cast<size_t>(n);
+  THERMO_CHECK(state.reserve(n) == n, "features without room for their rows");
   for (size_t r = 0; r < rows; ++r) m.positions[r] = state.n_past() + static_cast<int>(r);
   const RowGroup group{.sequence = &state,
                        .row_begin = 0,

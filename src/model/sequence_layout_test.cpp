@@ -42,13 +42,15 @@ TEST_P(SequenceLayoutTest, GivesEveryPartItsOwnBytes) {
     const SequenceLayout layout =
         gpu ? SequenceLayout::on_gpu(config, options) : SequenceLayout::on_cpu(config, options);
     const int stride = gpu ? config.ssm_channels() : config.ssm_channel_stride();
-    std::vector<Piece> kv, recurrent, tape;
+    std::map<KvKind, std::vector<Piece>> kv;
+    std::vector<Piece> recurrent, tape;
     for (int s = 0; s < kSequences; ++s)
       for (int il = 0; il < config.n_layer; ++il) {
         if (!layout.is_recurrent(il)) {
-          const auto at = layout.kv(s, il), end = layout.kv(s, il, options.n_ctx + options.max_draft_rows);
-          kv.push_back({at.k, end.k});
-          kv.push_back({at.v, end.v});
+          const auto at = layout.kv(il, s), end = layout.kv(il, s, kKvPage);  // pages 0, 1, 2
+          std::vector<Piece>& pieces = kv[layout.kv_kind(il)];
+          pieces.push_back({at.k, end.k});
+          pieces.push_back({at.v, end.v});
           continue;
         }
         const auto memory = layout.recurrent(s, il);
@@ -62,7 +64,7 @@ TEST_P(SequenceLayoutTest, GivesEveryPartItsOwnBytes) {
         tape.push_back({rows.g, rows.g + floats(n, config.ssm_n_head_v)});
         tape.push_back({rows.delta, rows.delta + floats(n, config.ssm_inner())});
       }
-    expect_apart(kv, kSequences * layout.kv_bytes());
+    for (const KvKind kind : kEachKvKind) expect_apart(kv[kind], kSequences * layout.page_bytes(kind));
     expect_apart(recurrent, kSequences * layout.recurrent_bytes());
     expect_apart(tape, kSequences * layout.tape_bytes());
     EXPECT_EQ(recurrent.empty(), layout.recurrent_bytes() == 0);
@@ -76,31 +78,43 @@ TEST_P(SequenceLayoutTest, StepsFromSlotToSlot) {
   EXPECT_EQ(layout.v_slot_bytes(), kv_dim * 4);
   for (int il = 0; il < config.n_layer; ++il) {
     if (layout.is_recurrent(il)) continue;
-    EXPECT_EQ(layout.kv(1, il, 9).k - layout.kv(1, il).k, 9 * layout.k_slot_bytes());
-    EXPECT_EQ(layout.kv(1, il, 9).v - layout.kv(1, il).v, 9 * layout.v_slot_bytes());
+    EXPECT_EQ(layout.kv(il, 1, 9).k - layout.kv(il, 1).k, 9 * layout.k_slot_bytes());
+    EXPECT_EQ(layout.kv(il, 1, 9).v - layout.kv(il, 1).v, 9 * layout.v_slot_bytes());
+    EXPECT_EQ(layout.kv(il, 5).k - layout.kv(il, 4).k, layout.page_bytes(layout.kv_kind(il)));
   }
 }
 
-// What a checkpoint copies.
+// What a checkpoint copies: the state, what sliding layers see, and the rest on request.
 TEST_P(SequenceLayoutTest, ListsAllThatASequenceConsistsOf) {
   const SequenceLayout layout = SequenceLayout::on_gpu(config, options);
-  for (const bool with_kv : {false, true}) {
-    std::map<SequenceLayout::Region, size_t> bytes;
-    layout.for_each_piece(2, 10, with_kv, [&](SequenceLayout::Region region, size_t offset, size_t n) {
-      const size_t sequence_bytes =
-          region == SequenceLayout::Region::Kv ? layout.kv_bytes() : layout.recurrent_bytes();
-      EXPECT_GE(offset, 2 * sequence_bytes);
-      EXPECT_LE(offset + n, 3 * sequence_bytes);
-      bytes[region] += n;
-    });
-    EXPECT_EQ(bytes[SequenceLayout::Region::Recurrent], layout.recurrent_bytes());
-    EXPECT_EQ(bytes[SequenceLayout::Region::Kv], !with_kv
-                                                     ? 0u
-                                                     : 10 * static_cast<size_t>(config.n_attention_layers()) *
-                                                           (layout.k_slot_bytes() + layout.v_slot_bytes()));
-    EXPECT_EQ(layout.piece_bytes(10, with_kv),
-              bytes[SequenceLayout::Region::Recurrent] + bytes[SequenceLayout::Region::Kv]);
-  }
+  const std::vector<int32_t> full = {3, 1, 4}, sliding = {2, 0, 5};
+  const PageTables tables = {full.data(), sliding.data()};
+  const size_t slot = layout.k_slot_bytes() + layout.v_slot_bytes();
+  for (const int n_past : {0, 1, 10, 256, 300, 600})
+    for (const bool with_kv : {false, true}) {
+      std::map<SequenceLayout::Region, size_t> bytes;
+      std::map<SequenceLayout::Region, std::vector<Piece>> pieces;
+      layout.for_each_piece(2, tables, n_past, with_kv,
+                            [&](SequenceLayout::Region region, size_t offset, size_t n) {
+                              bytes[region] += n;
+                              pieces[region].push_back({offset, offset + n});
+                            });
+      EXPECT_EQ(bytes[SequenceLayout::Region::Recurrent], layout.recurrent_bytes());
+      const int seen = n_past - layout.sliding_begin(n_past);
+      EXPECT_EQ(bytes[SequenceLayout::Region::Sliding],
+                layout.n_layers(KvKind::Sliding) == 0
+                    ? 0u
+                    : static_cast<size_t>(layout.n_layers(KvKind::Sliding) * seen) * slot);
+      EXPECT_EQ(bytes[SequenceLayout::Region::Full],
+                !with_kv ? 0u : static_cast<size_t>(layout.n_layers(KvKind::Full) * n_past) * slot);
+      size_t sum = 0;
+      for (auto& [region, n] : bytes) sum += n;
+      EXPECT_EQ(layout.piece_bytes(n_past, with_kv), sum);
+      for (auto& [region, list] : pieces) {
+        std::sort(list.begin(), list.end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+        for (size_t i = 1; i < list.size(); ++i) EXPECT_LE(list[i - 1].end, list[i].begin);
+      }
+    }
 }
 
 }  // namespace

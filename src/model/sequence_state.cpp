@@ -19,13 +19,33 @@ class HostCheckpoint final : public Checkpoint {
 
 }  // namespace
 
-SequenceMemory::SequenceMemory(const ModelConfig& config, const SequenceConfig& options, int n_sequences)
-    : layout(SequenceLayout::on_cpu(config, options)) {
+SequenceMemory::SequenceMemory(const ModelConfig& config, const SequenceConfig& options, int n_sequences,
+                               int max_rows)
+    : layout(SequenceLayout::on_cpu(config, options)),
+      tables(KvPages::table_ints(layout, n_sequences)),
+      pages(layout, n_sequences, max_rows, tables, [this](KvKind kind, int from, int to) {
+        const size_t bytes = layout.page_bytes(kind);
+        std::byte* const base = pool(kind).data();
+        std::memcpy(base + static_cast<size_t>(to) * bytes, base + static_cast<size_t>(from) * bytes, bytes);
+      }) {
   THERMO_CHECK(options.max_draft_rows <= kDeltaChunk, "more draft rows than the delta rule takes at once");
   const auto n = static_cast<size_t>(n_sequences);
-  kv = HostBuffer(n * layout.kv_bytes());
+  for (const KvKind kind : kEachKvKind)
+    kv[static_cast<size_t>(kind)] = HostBuffer(layout.pool_bytes(kind, n_sequences, max_rows));
   recurrent = HostBuffer(n * layout.recurrent_bytes());
   tape = HostBuffer(n * layout.tape_bytes());
+}
+
+std::byte* SequenceMemory::at(SequenceLayout::Region region, size_t offset) const {
+  switch (region) {
+    case SequenceLayout::Region::Recurrent:
+      return recurrent.data() + offset;
+    case SequenceLayout::Region::Sliding:
+      return pool(KvKind::Sliding).data() + offset;
+    case SequenceLayout::Region::Full:
+      break;
+  }
+  return pool(KvKind::Full).data() + offset;
 }
 
 SequenceState::SequenceState(const ModelConfig& config, SequenceMemory& memory, const SequenceConfig& options,
@@ -36,6 +56,7 @@ void SequenceState::clear() noexcept {
   const size_t bytes = memory_->layout.recurrent_bytes();
   if (n_past_ > 0 && bytes > 0)
     std::memset(memory_->recurrent.data() + static_cast<size_t>(index_) * bytes, 0, bytes);
+  memory_->pages.cut(index_, 0);
   n_past_ = 0;
 }
 
@@ -44,38 +65,65 @@ std::unique_ptr<Checkpoint> SequenceState::checkpoint(bool with_kv) const {
     const SequenceLayout& layout = memory_->layout;
     auto point = std::make_unique<HostCheckpoint>(n_past_, with_kv, layout.piece_bytes(n_past_, with_kv));
     std::byte* to = point->memory.data();
-    layout.for_each_piece(index_, n_past_, with_kv, [&](auto region, size_t offset, size_t bytes) {
-      const HostBuffer& from = region == SequenceLayout::Region::Kv ? memory_->kv : memory_->recurrent;
-      std::memcpy(to, from.data() + offset, bytes);
-      to += bytes;
-    });
+    layout.for_each_piece(index_, memory_->pages.tables(index_), n_past_, with_kv,
+                          [&](auto region, size_t offset, size_t bytes) {
+                            std::memcpy(to, memory_->at(region, offset), bytes);
+                            to += bytes;
+                          });
     return point;
   } catch (const MemoryError&) {
     return nullptr;
   }
 }
 
-void SequenceState::restore(const Checkpoint& point) noexcept {
+bool SequenceState::restore(const Checkpoint& point) noexcept {
   THERMO_CHECK(point.has_kv() || point.n_past() <= n_past_, "a checkpoint of a longer past");
+  if (!memory_->pages.replace(index_, point.n_past(), point.has_kv())) {
+    clear();
+    return false;
+  }
   const std::byte* from = static_cast<const HostCheckpoint&>(point).memory.data();
-  memory_->layout.for_each_piece(
-      index_, point.n_past(), point.has_kv(), [&](auto region, size_t offset, size_t bytes) {
-        const HostBuffer& to = region == SequenceLayout::Region::Kv ? memory_->kv : memory_->recurrent;
-        std::memcpy(to.data() + offset, from, bytes);
-        from += bytes;
-      });
+  memory_->layout.for_each_piece(index_, memory_->pages.tables(index_), point.n_past(), point.has_kv(),
+                                 [&](auto region, size_t offset, size_t bytes) {
+                                   std::memcpy(memory_->at(region, offset), from, bytes);
+                                   from += bytes;
+                                 });
   n_past_ = point.n_past();
+  return true;
+}
+
+bool SequenceState::can_truncate(int n) const noexcept {
+  return n == n_past_ || n == 0 || (memory_->layout.n_recurrent() == 0 && memory_->pages.can_cut(index_, n));
 }
 
 void SequenceState::truncate(int n) noexcept {
-  THERMO_CHECK(memory_->layout.recurrent_bytes() == 0 && n <= n_past_, "recurrent memory cannot be cut");
+  THERMO_CHECK(n <= n_past_ && can_truncate(n), "memory that cannot be cut there");
+  if (n == 0) return clear();
+  memory_->pages.cut(index_, n);
   n_past_ = n;
 }
 
+void SequenceState::share(const SequenceState& from, int n) noexcept {
+  clear();
+  memory_->pages.share(from.index_, index_, n);
+  n_past_ = n;
+}
+
+void SequenceState::advance(int n) noexcept {
+  n_past_ += n;
+  memory_->pages.advance(index_, n_past_);
+}
+
 KvView SequenceState::kv(int layer) noexcept {
-  const SequenceLayout::Kv at = memory_->layout.kv(index_, layer);
-  return {
-      .k_type = k_type_, .v_type = v_type_, .k = memory_->kv.data() + at.k, .v = memory_->kv.data() + at.v};
+  const KvKind kind = memory_->layout.kv_kind(layer);
+  const SequenceLayout::Kv at = memory_->layout.kv(layer, 0);
+  std::byte* const pool = memory_->pool(kind).data();
+  return {.k_type = k_type_,
+          .v_type = v_type_,
+          .k = pool + at.k,
+          .v = pool + at.v,
+          .pages = memory_->pages.table(kind, index_),
+          .page_bytes = static_cast<int64_t>(memory_->layout.page_bytes(kind))};
 }
 
 float* SequenceState::delta_state(int layer) noexcept {
@@ -100,12 +148,14 @@ void SequenceState::commit_path(std::span<const int32_t> path, const DeltaNetKer
       // Accepted rows move down to the end of the committed ones. path[d] >= d, so nothing is overwritten
       // before it moved.
       const KvView view = kv(layer);
+      const auto slot = [&](std::byte* base, int i, size_t bytes) {
+        return base + view.pages[i / kKvPage] * view.page_bytes + static_cast<size_t>(i % kKvPage) * bytes;
+      };
       for (int d = 0; d < n; ++d) {
-        if (path[static_cast<size_t>(d)] == d) continue;
-        const size_t from = static_cast<size_t>(n_past_ + path[static_cast<size_t>(d)]);
-        const size_t to = static_cast<size_t>(n_past_ + d);
-        std::memcpy(view.k + to * k_bytes, view.k + from * k_bytes, k_bytes);
-        std::memcpy(view.v + to * v_bytes, view.v + from * v_bytes, v_bytes);
+        const int row = path[static_cast<size_t>(d)];
+        if (row == d) continue;
+        std::memcpy(slot(view.k, n_past_ + d, k_bytes), slot(view.k, n_past_ + row, k_bytes), k_bytes);
+        std::memcpy(slot(view.v, n_past_ + d, v_bytes), slot(view.v, n_past_ + row, v_bytes), v_bytes);
       }
       continue;
     }
@@ -123,7 +173,7 @@ void SequenceState::commit_path(std::span<const int32_t> path, const DeltaNetKer
     shift_conv_state(conv_state(layer), rows.conv_input, path, config_->ssm_taps,
                      config_->ssm_channel_stride(), 0, config_->ssm_channels());
   }
-  n_past_ += n;
+  advance(n);
 }
 
 void shift_conv_state(float* state, const float* inputs, std::span<const int32_t> path, int taps, int stride,

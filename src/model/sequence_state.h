@@ -1,17 +1,20 @@
 // What a model on the processor remembers of one sequence: keys and values of its attention layers, matrices
 // and convolution columns of its DeltaNet layers, and the tape of its uncommitted rows.
 //
-// Attention memory can be cut back to any length. Recurrent memory cannot: going back needs a Checkpoint.
+// Attention memory can be cut back to any length, that of sliding layers by a few tokens. Recurrent memory
+// cannot: going back needs a Checkpoint.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "base/host_buffer.h"
 #include "kernels/attention/attention.h"
 #include "kernels/delta_net/delta_net.h"
 #include "model/backend.h"
+#include "model/kv_pages.h"
 #include "model/model_config.h"
 #include "model/sequence_layout.h"
 
@@ -25,9 +28,17 @@ void shift_conv_state(float* state, const float* inputs, std::span<const int32_t
 // The memory of all sequences of a model.
 struct SequenceMemory {
   SequenceLayout layout;
-  HostBuffer kv, recurrent, tape;
+  std::array<HostBuffer, kKvKinds> kv;  // the pool of each kind
+  HostBuffer recurrent, tape;
+  std::vector<int32_t> tables;
+  KvPages pages;
 
-  SequenceMemory(const ModelConfig& config, const SequenceConfig& options, int n_sequences);
+  SequenceMemory(const ModelConfig& config, const SequenceConfig& options, int n_sequences, int max_rows);
+  SequenceMemory(const SequenceMemory&) = delete;
+  SequenceMemory& operator=(const SequenceMemory&) = delete;
+
+  const HostBuffer& pool(KvKind kind) const { return kv[static_cast<size_t>(kind)]; }
+  std::byte* at(SequenceLayout::Region region, size_t offset) const;
 };
 
 class SequenceState {
@@ -37,11 +48,14 @@ class SequenceState {
 
   int n_past() const noexcept { return n_past_; }
 
-  // Forgets everything.
+  // See Backend.
+  int reserve(int n) noexcept { return memory_->pages.reserve(index_, n_past_, n); }
   void clear() noexcept;
   std::unique_ptr<Checkpoint> checkpoint(bool with_kv) const;
-  void restore(const Checkpoint& checkpoint) noexcept;
+  bool restore(const Checkpoint& checkpoint) noexcept;
+  bool can_truncate(int n) const noexcept;
   void truncate(int n) noexcept;
+  void share(const SequenceState& from, int n) noexcept;
 
   // For the forward pass.
   KvView kv(int layer) noexcept;
@@ -58,7 +72,7 @@ class SequenceState {
   Tape tape(int layer) noexcept;
 
   // After a step that committed its n rows: DeltaNet layers were updated in place.
-  void advance(int n) noexcept { n_past_ += n; }
+  void advance(int n) noexcept;
   // Makes `path` of the uncommitted rows (increasing, each the parent of the next) the new end of the
   // sequence.
   void commit_path(std::span<const int32_t> path, const DeltaNetKernels& kernels) noexcept;

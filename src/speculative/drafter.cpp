@@ -143,7 +143,9 @@ ModelOptions drafter_model_options(const DrafterOptions& options, int max_draft_
   o.sequence = {.n_ctx = options.n_ctx,
                 .max_draft_rows = max_draft_rows,
                 .k_type = options.k_type,
-                .v_type = options.v_type};
+                .v_type = options.v_type,
+                .n_pages = 0,  // all that it can need: a drafter never waits
+                .keep_windows = true};
   o.isa = options.isa;
   return o;
 }

@@ -53,10 +53,9 @@ __global__ void __launch_bounds__(128) prepare_heads_kernel(const __grid_constan
   }
   const int group = a.rows.group[row];
   if (group < 0) return;
-  const int64_t slot = a.rows.group_past[group] + row - a.rows.group_begin[group];
-  const KvType type = is_v ? a.kv.v_type : a.kv.k_type;
-  std::byte* const base = (is_v ? a.kv.v : a.kv.k) + a.rows.group_sequence[group] * a.kv.sequence_bytes;
-  store_head(type, base + (slot * a.n_head_kv + kv_head) * head_bytes(type, dim), x, dim, lane);
+  const int slot = a.rows.group_past[group] + row - a.rows.group_begin[group];
+  const PagedHead to = paged_head(a.kv, is_v, a.rows.group_sequence[group], a.n_head_kv, kv_head, dim);
+  store_head(is_v ? a.kv.v_type : a.kv.k_type, to.at(slot), x, dim, lane);
 }
 
 // ---- attend in f32 ----
@@ -162,10 +161,9 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
 
   const int begin = segment.begin + part * segment.part, end = min(segment.end, begin + segment.part);
-  const int64_t sequence = a.rows.group_sequence[group] * a.kv.sequence_bytes;
-  const int64_t k_step = head_bytes(a.kv.k_type, kDim), v_step = head_bytes(a.kv.v_type, kDim);
-  const std::byte* const keys = a.kv.k + sequence + kv_head * k_step;
-  const std::byte* const values = a.kv.v + sequence + kv_head * v_step;
+  const int sequence = a.rows.group_sequence[group];
+  const PagedHead keys = paged_head(a.kv, false, sequence, a.n_head_kv, kv_head, kDim),
+                  values = paged_head(a.kv, true, sequence, a.n_head_kv, kv_head, kDim);
   QueryReach reach = reach_of(a, segment, row);
   reach.hi = min(reach.hi, end);
 
@@ -175,9 +173,9 @@ __global__ void __launch_bounds__(32 * kWarps)
     float k[kSlots][kPer], v[kSlots][kPer];
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
-      const int64_t at = static_cast<int64_t>(min(slot + s, end - 1)) * a.n_head_kv;
-      load_elements<kPer>(a.kv.k_type, keys + at * k_step, lane, k[s]);
-      load_elements<kPer>(a.kv.v_type, values + at * v_step, lane, v[s]);
+      const int at = min(slot + s, end - 1);
+      load_elements<kPer>(a.kv.k_type, keys.at(at), lane, k[s]);
+      load_elements<kPer>(a.kv.v_type, values.at(at), lane, v[s]);
     }
     float score[kSlots], new_top = top;
 #pragma unroll
@@ -275,11 +273,10 @@ __global__ void __launch_bounds__(128)
   if (group < 0 || head >= a.n_head) return;
   const Segment s = segment_of(a, tiling, row);
   const QueryReach reach = reach_of(a, s, row);
-  const int64_t sequence = a.rows.group_sequence[group] * a.kv.sequence_bytes;
-  const int kv_head = head / (a.n_head / a.n_head_kv);
-  const auto element = [&](KvType type, const std::byte* base, int slot, int d) {
-    const std::byte* const at =
-        base + sequence + (static_cast<int64_t>(slot) * a.n_head_kv + kv_head) * head_bytes(type, kDim);
+  const int sequence = a.rows.group_sequence[group], kv_head = head / (a.n_head / a.n_head_kv);
+  const PagedHead keys = paged_head(a.kv, false, sequence, a.n_head_kv, kv_head, kDim),
+                  values = paged_head(a.kv, true, sequence, a.n_head_kv, kv_head, kDim);
+  const auto element = [](KvType type, const std::byte* at, int d) {
     return type == KvType::F32 ? reinterpret_cast<const float*>(at)[d]
                                : __half2float(reinterpret_cast<const half*>(at)[d]);
   };
@@ -287,16 +284,15 @@ __global__ void __launch_bounds__(128)
   float sums[kDim] = {}, top = -INFINITY, total = 0.0f;
   for (int slot = s.begin + lane; slot < s.end; slot += 32) {
     if (!sees(a, s, reach, row, slot)) continue;
+    const std::byte *const k = keys.at(slot), *const v = values.at(slot);
     float score = 0.0f;
 #pragma unroll
-    for (int d = 0; d < kDim; ++d)
-      score = fmaf(q[d] * a.scale * kLog2E, element(a.kv.k_type, a.kv.k, slot, d), score);
+    for (int d = 0; d < kDim; ++d) score = fmaf(q[d] * a.scale * kLog2E, element(a.kv.k_type, k, d), score);
     const float now = fmaxf(top, score), shrink = exp2_fast(top - now), weight = exp2_fast(score - now);
     top = now;
     total = total * shrink + weight;
 #pragma unroll
-    for (int d = 0; d < kDim; ++d)
-      sums[d] = fmaf(weight, element(a.kv.v_type, a.kv.v, slot, d), sums[d] * shrink);
+    for (int d = 0; d < kDim; ++d) sums[d] = fmaf(weight, element(a.kv.v_type, v, d), sums[d] * shrink);
   }
   float all_top = top;
 #pragma unroll
@@ -468,10 +464,6 @@ bool launch_row(const DeviceAttentionArgs& a, StreamView stream) {
   return true;
 }
 
-}  // namespace
-
-namespace {
-
 void prepare_heads(const DeviceAttentionArgs& a, StreamView stream) {
   launch(
       prepare_heads_kernel,
@@ -484,10 +476,7 @@ void prepare_heads(const DeviceAttentionArgs& a, StreamView stream) {
 void attention_cuda(const DeviceAttentionArgs& a, StreamView stream) noexcept {
   if (a.head_dim == 128 && launch_row<128>(a, stream)) return;
   if (a.head_dim == 256 && launch_row<256>(a, stream)) return;
-  launch(
-      prepare_heads_kernel,
-      dim3(static_cast<unsigned>(ceil_div(a.n_head + 2 * a.n_head_kv, 4)), static_cast<unsigned>(a.n_rows)),
-      128, 0, stream, a);
+  prepare_heads(a, stream);
   switch (a.head_dim) {
     case 16:
       return launch(attend_small_heads_kernel<16>,

@@ -3,7 +3,8 @@
 //   out[i, h] = sum_j softmax_j(scale * q[i, h] . k[j, g]) * v[j, g],   g = h / (n_head / n_head_kv)
 //
 // Cache slots 0..n_past-1 hold committed keys, slot = position. The step's own rows follow in slots
-// n_past + i, written by kv_append before attention runs. Row i sees:
+// n_past + i, written by kv_append before attention runs. Slots lie in pages of kKvPage, wherever these are;
+// pages that no row sees need not exist. Row i sees:
 //   - committed slot c   iff c > position[i] - window (always, when window is 0);
 //   - its own step's row j iff j is i or an ancestor of i, and position[j] > position[i] - window.
 // Without `ancestors` the rows are a chain, j <= i, and row i is at position n_past + i; with `both_ways` the
@@ -28,12 +29,22 @@ const char* kv_type_name(KvType type);
 // Bytes of head_dim elements; Q8_0 needs head_dim % 32 == 0 (blocks of 32: f16 scale, 32 int8).
 size_t kv_head_bytes(KvType type, int head_dim);
 
-// The K and V of one layer of one sequence: [capacity][n_head_kv][head_dim], heads packed back to back.
+// Slots of a page, and the slots that are read together, from multiples of kKvTile on: a tile never crosses
+// the border of a page.
+inline constexpr int kKvPage = 256;
+inline constexpr int kKvTile = 64;
+static_assert(kKvPage % kKvTile == 0);
+
+// The K and V of one layer of one sequence. Slot s is number s % kKvPage of page pages[s / kKvPage], which
+// lies that many times page_bytes after `k` and `v`: [kKvPage][n_head_kv][head_dim], heads packed back to
+// back.
 struct KvView {
   KvType k_type;
   KvType v_type;
   std::byte* k;
   std::byte* v;
+  const int32_t* pages;
+  int64_t page_bytes;
 };
 
 // Rows that form a tree. Bit j of row i's words: row j is row i itself or an ancestor of it.

@@ -26,23 +26,24 @@ void attend_bench(benchmark::State& state, Isa isa, const Shape& s, KvType type,
   testing::Inputs in(1);
   std::vector<float> q = in.normal(static_cast<size_t>(n_rows * s.n_head * s.head_dim));
   std::vector<float> out(q.size());
-  HostBuffer k(n_slots * static_cast<size_t>(s.n_head_kv) * head),
-      v(k.size());  // large pages, as in the engine
+  // As in the engine: large pages of the system, pages of the cache from K and V in turn.
+  const size_t part = kKvPage * static_cast<size_t>(s.n_head_kv) * head,
+               n_pages = (n_slots + kKvPage - 1) / kKvPage;
+  HostBuffer cache(n_pages * 2 * part);
+  std::vector<int32_t> pages(n_pages);
+  for (size_t i = 0; i < n_pages; ++i) pages[i] = static_cast<int32_t>(n_pages - 1 - i);
+  const KvView kv = {
+      type, type, cache.data(), cache.data() + part, pages.data(), static_cast<int64_t>(2 * part)};
   const AttentionKernels& kernels = attention_kernels(isa);
   const std::vector<float> row = in.normal(static_cast<size_t>(s.n_head_kv * s.head_dim));
   for (int i = 0; i < n_past + n_rows; ++i)
-    kernels.kv_append(
-        {row.data(), row.data(), {type, type, k.data(), v.data()}, i, 1, s.n_head_kv, s.head_dim});
+    kernels.kv_append({row.data(), row.data(), kv, i, 1, s.n_head_kv, s.head_dim});
   std::vector<int32_t> positions(static_cast<size_t>(n_rows));
   std::iota(positions.begin(), positions.end(), n_past);
   std::vector<float> scratch(attention_scratch_floats(s.n_head, s.n_head_kv, s.head_dim) + 16);
   float* aligned = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64 / 4;
-  const AttentionArgs args = {q.data(),   {type, type, k.data(), v.data()},
-                              out.data(), positions.data(),
-                              n_rows,     n_past,
-                              s.n_head,   s.n_head_kv,
-                              s.head_dim, 0.06f,
-                              s.window,   {}};
+  const AttentionArgs args = {q.data(),    kv,         out.data(), positions.data(), n_rows, n_past, s.n_head,
+                              s.n_head_kv, s.head_dim, 0.06f,      s.window,         {}};
   const int tile = std::max(1, 64 / (s.n_head / s.n_head_kv));
   for (auto _ : state) {
     for (int r = 0; r < n_rows; r += tile)

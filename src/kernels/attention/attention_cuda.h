@@ -31,13 +31,25 @@ struct DeviceRows {
   constexpr bool is_uncommitted(int g) const { return any_uncommitted && group_uncommitted[g] != 0; }
 };
 
-// The cache of one layer: sequence s lies at k + s * sequence_bytes.
+// The cache of one layer in pages, see KvView. The table of sequence s lies at pages + s * table_pages, in
+// device memory: a recorded graph follows whatever page the table names.
 struct DeviceKv {
   KvType k_type, v_type;
   std::byte* k;
   std::byte* v;
-  int64_t sequence_bytes;
+  const int32_t* pages;
+  int64_t page_bytes;
+  int table_pages;
 };
+
+// Writes entries of a table. Their numbers travel with the launch.
+inline constexpr int kMaxPageEntries = 64;
+struct DevicePageEntries {
+  int32_t* to;
+  int n;
+  int32_t pages[kMaxPageEntries];
+};
+void put_pages_cuda(const DevicePageEntries& entries, StreamView stream) noexcept;
 
 struct DeviceAttentionArgs {
   DeviceRows rows;

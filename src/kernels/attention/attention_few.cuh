@@ -41,8 +41,6 @@ __global__ void __launch_bounds__(32 * kMaxFewWarps, 1)
   std::byte* const keys = shared + warp * kFewWarpBytes<kDim, kTiles>;
   std::byte* const values = keys + kFewSlots * kDim * 2;
   const MatrixLane<kDim> key_lane(keys, 0, false, lane), value_lane(values, 0, true, lane);
-  const int64_t k_step = a.n_head_kv * head_bytes(a.kv.k_type, kDim),
-                v_step = a.n_head_kv * head_bytes(a.kv.v_type, kDim);
 
   uint32_t q[kTiles][kSteps][2];
   float sums[kSteps][kTiles][4] = {};
@@ -63,15 +61,15 @@ __global__ void __launch_bounds__(32 * kMaxFewWarps, 1)
     row = s.row_end;
     if (part >= s.n_parts) continue;
     const int end = min(s.end, s.begin + (part + 1) * s.part), stride = n_warps * kFewSlots;
-    const int64_t sequence = a.rows.group_sequence[s.group] * a.kv.sequence_bytes;
-    const std::byte* const k_heads = a.kv.k + sequence + queries.kv_head * head_bytes(a.kv.k_type, kDim);
-    const std::byte* const v_heads = a.kv.v + sequence + queries.kv_head * head_bytes(a.kv.v_type, kDim);
+    const int sequence = a.rows.group_sequence[s.group];
+    const PagedHead k_head = paged_head(a.kv, false, sequence, a.n_head_kv, queries.kv_head, kDim),
+                    v_head = paged_head(a.kv, true, sequence, a.n_head_kv, queries.kv_head, kDim);
     const auto stage_keys = [&](int slot) {
-      if (slot < end) stage_slots<kDim, kFewSlots, 32>(a.kv.k_type, keys, k_heads, k_step, slot, end, lane);
+      if (slot < end) stage_slots<kDim, kFewSlots, 32>(a.kv.k_type, keys, k_head, slot, end, lane);
       copy_commit();
     };
     const auto stage_values = [&](int slot) {
-      if (slot < end) stage_slots<kDim, kFewSlots, 32>(a.kv.v_type, values, v_heads, v_step, slot, end, lane);
+      if (slot < end) stage_slots<kDim, kFewSlots, 32>(a.kv.v_type, values, v_head, slot, end, lane);
       copy_commit();
     };
     int slot = s.begin + part * s.part + warp * kFewSlots;

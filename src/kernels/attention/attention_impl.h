@@ -42,7 +42,7 @@ constexpr float kUnseen = -__builtin_inff();
 constexpr float kLowestScore = -1e30f;
 constexpr int kFewQueries = Vf::kWidth < 8 ? Vf::kWidth : 8;
 constexpr int kSumParts = 4;  // sums over positions that are equal modulo this
-static_assert(kAttentionSpan % kAttentionKeys == 0);
+static_assert(kAttentionSpan % kAttentionKeys == 0 && kKvPage % kAttentionKeys == 0);
 
 // Positions [begin, end).
 struct Positions {
@@ -390,18 +390,18 @@ inline void walk_block(const Tile& tile, const KeyBlock& block) {
     walk_many(tile, block, open);
 }
 
-// n slots from `slot` on, whose positions begin at `position`.
+// n slots of one page from `slot` on, whose positions begin at `position`.
 inline KeyBlock block_at(const Tile& tile, int slot, int position, int n) {
   const AttentionArgs& args = *tile.args;
   const int64_t k_head = head_bytes(args.kv.k_type, args.head_dim);
   const int64_t v_head = head_bytes(args.kv.v_type, args.head_dim);
-  const int64_t head = int64_t{slot} * args.n_head_kv + tile.head_kv;
+  const int64_t k_step = k_head * args.n_head_kv, v_step = v_head * args.n_head_kv;
   return {.position = position,
           .n = n,
-          .k = args.kv.k + head * k_head,
-          .v = args.kv.v + head * v_head,
-          .k_step = k_head * args.n_head_kv,
-          .v_step = v_head * args.n_head_kv};
+          .k = slot_at(args.kv, args.kv.k, slot, k_step) + tile.head_kv * k_head,
+          .v = slot_at(args.kv, args.kv.v, slot, v_step) + tile.head_kv * v_head,
+          .k_step = k_step,
+          .v_step = v_step};
 }
 
 // n positions of the path of a tree row: committed slots, then the row's ancestors.
@@ -417,7 +417,7 @@ inline KeyBlock block_of_path(const Tile& tile, int row, int position, int n, fl
       if (found < n && at == position + found) slots[found++] = args.n_past + 64 * w + __builtin_ctzll(bits);
 
   KeyBlock block = block_at(tile, slots[0], position, n);
-  bool consecutive = true;
+  bool consecutive = slots[0] / kKvPage == slots[n - 1] / kKvPage;
   for (int i = 1; i < n; ++i) consecutive = consecutive && slots[i] == slots[0] + i;
   if (consecutive) return block;
   const AttentionScratch layout(args.head_dim);

@@ -57,6 +57,11 @@ inline void with_reader(KvType type, Body body) {
   }
 }
 
+// Slot `slot`, whose slots are `slot_bytes` long, in the pages after `base`.
+inline std::byte* slot_at(const KvView& kv, std::byte* base, int slot, int64_t slot_bytes) {
+  return base + kv.pages[slot / kKvPage] * kv.page_bytes + slot % kKvPage * slot_bytes;
+}
+
 struct FloatRows {
   const float* data;
   int64_t stride;
@@ -116,12 +121,14 @@ inline void store_head(KvType type, const float* x, int dim, std::byte* out) {
 void append_rows(const KvAppendArgs& args) noexcept {
   const int64_t k_head = head_bytes(args.kv.k_type, args.head_dim);
   const int64_t v_head = head_bytes(args.kv.v_type, args.head_dim);
-  const int n = args.n_rows * args.n_head_kv;
-  std::byte* k = args.kv.k + int64_t{args.first_slot} * args.n_head_kv * k_head;
-  std::byte* v = args.kv.v + int64_t{args.first_slot} * args.n_head_kv * v_head;
-  for (int i = 0; i < n; ++i) {
-    store_head(args.kv.k_type, args.k + int64_t{i} * args.head_dim, args.head_dim, k + i * k_head);
-    store_head(args.kv.v_type, args.v + int64_t{i} * args.head_dim, args.head_dim, v + i * v_head);
+  for (int r = 0; r < args.n_rows; ++r) {
+    std::byte* const k = slot_at(args.kv, args.kv.k, args.first_slot + r, args.n_head_kv * k_head);
+    std::byte* const v = slot_at(args.kv, args.kv.v, args.first_slot + r, args.n_head_kv * v_head);
+    for (int h = 0; h < args.n_head_kv; ++h) {
+      const int64_t from = (int64_t{r} * args.n_head_kv + h) * args.head_dim;
+      store_head(args.kv.k_type, args.k + from, args.head_dim, k + h * k_head);
+      store_head(args.kv.v_type, args.v + from, args.head_dim, v + h * v_head);
+    }
   }
 }
 

@@ -30,8 +30,6 @@ __global__ void __launch_bounds__(kManyThreads, 2)
   const TileQueries queries(a, tiling, n_tiles - 1 - blockIdx.x / a.n_head_kv, blockIdx.x % a.n_head_kv);
   const MatrixLane<kDim> query_lane(shared, 16 * warp, false, lane), key_lane(keys, 0, true, lane),
       value_lane(values, 0, false, lane);
-  const int64_t k_step = a.n_head_kv * head_bytes(a.kv.k_type, kDim),
-                v_step = a.n_head_kv * head_bytes(a.kv.v_type, kDim);
 
   allow_next();
   wait_for_inputs();
@@ -71,9 +69,9 @@ __global__ void __launch_bounds__(kManyThreads, 2)
     if (part >= s.n_parts) continue;
     any = true;
     const int begin = s.begin + part * s.part, end = min(s.end, begin + s.part);
-    const int64_t sequence = a.rows.group_sequence[s.group] * a.kv.sequence_bytes;
-    const std::byte* const k_heads = a.kv.k + sequence + queries.kv_head * head_bytes(a.kv.k_type, kDim);
-    const std::byte* const v_heads = a.kv.v + sequence + queries.kv_head * head_bytes(a.kv.v_type, kDim);
+    const int sequence = a.rows.group_sequence[s.group];
+    const PagedHead k_head = paged_head(a.kv, false, sequence, a.n_head_kv, queries.kv_head, kDim),
+                    v_head = paged_head(a.kv, true, sequence, a.n_head_kv, queries.kv_head, kDim);
     QueryReach reach[2] = {reach_of(a, s, rows[0]), reach_of(a, s, rows[1])};
     reach[0].hi = min(reach[0].hi, end);
     reach[1].hi = min(reach[1].hi, end);
@@ -86,13 +84,12 @@ __global__ void __launch_bounds__(kManyThreads, 2)
       open_hi = min(open_hi, __shfl_xor_sync(0xffffffffu, open_hi, mask));
     }
 
-    stage_slots<kDim, kManySlots, kManyThreads>(a.kv.k_type, keys, k_heads, k_step, begin, end, threadIdx.x);
+    stage_slots<kDim, kManySlots, kManyThreads>(a.kv.k_type, keys, k_head, begin, end, threadIdx.x);
     copy_commit();
     for (int slot = begin; slot < end; slot += kManySlots) {
       copy_wait<0>();
       __syncthreads();  // the keys are there, and all warps are through with the values
-      stage_slots<kDim, kManySlots, kManyThreads>(a.kv.v_type, values, v_heads, v_step, slot, end,
-                                                  threadIdx.x);
+      stage_slots<kDim, kManySlots, kManyThreads>(a.kv.v_type, values, v_head, slot, end, threadIdx.x);
       copy_commit();
       float score[kTiles][4] = {};
 #pragma unroll
@@ -151,8 +148,8 @@ __global__ void __launch_bounds__(kManyThreads, 2)
       copy_wait<0>();
       __syncthreads();  // the values are there, and all warps are through with the keys
       if (slot + kManySlots < end)
-        stage_slots<kDim, kManySlots, kManyThreads>(a.kv.k_type, keys, k_heads, k_step, slot + kManySlots,
-                                                    end, threadIdx.x);
+        stage_slots<kDim, kManySlots, kManyThreads>(a.kv.k_type, keys, k_head, slot + kManySlots, end,
+                                                    threadIdx.x);
       copy_commit();
 #pragma unroll
       for (int n = 0; n < kTiles / 2; ++n)

@@ -24,6 +24,44 @@ __host__ __device__ constexpr int64_t head_bytes(KvType type, int dim) {
   return type == KvType::F32 ? 4 * dim : type == KvType::F16 ? 2 * dim : dim / 32 * 34;
 }
 
+// One kv head of one sequence: keys or values of all its slots.
+struct PagedHead {
+  std::byte* base;       // of slot 0 of page 0
+  const int32_t* pages;  // the sequence's table
+  int64_t page_bytes, step;
+
+  __device__ __forceinline__ std::byte* at(int slot) const {
+    const unsigned i = static_cast<unsigned>(slot);
+    return base + pages[i / kKvPage] * page_bytes + i % kKvPage * step;
+  }
+};
+
+// Slots from `first` on, as many as lie in two pages: where they are without a look at the table for each.
+struct PagedRun {
+  const std::byte *low, *high;
+  int64_t step;
+  int border;  // first slot of the second page
+
+  // Slots from `end` on are not asked for.
+  __device__ __forceinline__ PagedRun(const PagedHead& head, int first, int n, int end) : step(head.step) {
+    const unsigned page = static_cast<unsigned>(first) / kKvPage;
+    border = static_cast<int>((page + 1) * kKvPage);
+    low = high = head.base + head.pages[page] * head.page_bytes - (border - kKvPage) * step;
+    if (border < min(first + n, end))
+      high = head.base + head.pages[page + 1] * head.page_bytes - border * step;
+  }
+  __device__ __forceinline__ const std::byte* at(int slot) const {
+    return (slot < border ? low : high) + slot * step;
+  }
+};
+
+__device__ __forceinline__ PagedHead paged_head(const DeviceKv& kv, bool is_v, int sequence, int n_head_kv,
+                                                int head, int dim) {
+  const int64_t bytes = head_bytes(is_v ? kv.v_type : kv.k_type, dim);
+  return {(is_v ? kv.v : kv.k) + head * bytes, kv.pages + static_cast<int64_t>(sequence) * kv.table_pages,
+          kv.page_bytes, n_head_kv * bytes};
+}
+
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -33,15 +33,23 @@ double element(KvType type, const std::byte* head, int i) {
   return 0.0;
 }
 
-// Every slot, [n_slots][n_head_kv][head_dim].
+// Every slot that a row may see, [n_slots][n_head_kv][head_dim].
 std::vector<double> decode(KvType type, const std::byte* cache, const AttentionArgs& args) {
-  const size_t dim = static_cast<size_t>(args.head_dim);
-  const size_t n_heads = static_cast<size_t>(args.n_past + args.n_rows) * static_cast<size_t>(args.n_head_kv);
-  std::vector<double> out(n_heads * dim);
-  for (size_t h = 0; h < n_heads; ++h)
-    for (int d = 0; d < args.head_dim; ++d)
-      out[h * dim + static_cast<size_t>(d)] =
-          element(type, cache + h * kv_head_bytes(type, args.head_dim), d);
+  const size_t dim = static_cast<size_t>(args.head_dim), n_heads = static_cast<size_t>(args.n_head_kv);
+  const size_t head_bytes = kv_head_bytes(type, args.head_dim);
+  const int n_slots = args.n_past + args.n_rows;
+  int first = 0;
+  if (args.window > 0 && args.n_rows > 0)
+    first = std::max(0, *std::min_element(args.positions, args.positions + args.n_rows) - args.window + 1);
+  std::vector<double> out(static_cast<size_t>(n_slots) * n_heads * dim);
+  for (int slot = first; slot < n_slots; ++slot) {
+    const std::byte* const heads = cache + args.kv.pages[slot / kKvPage] * args.kv.page_bytes +
+                                   static_cast<size_t>(slot % kKvPage) * n_heads * head_bytes;
+    for (size_t h = 0; h < n_heads; ++h)
+      for (int d = 0; d < args.head_dim; ++d)
+        out[(static_cast<size_t>(slot) * n_heads + h) * dim + static_cast<size_t>(d)] =
+            element(type, heads + h * head_bytes, d);
+  }
   return out;
 }
 

@@ -109,27 +109,22 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
   // The step's rows and the stored slots were there before the kernels in front of this one started.
   const int group = a.rows.group[0];
   const int past = group < 0 ? 0 : a.rows.group_past[group], position = a.rows.position[0];
-  const int64_t sequence = group < 0 ? 0 : a.rows.group_sequence[group] * a.kv.sequence_bytes;
+  const int sequence = group < 0 ? 0 : a.rows.group_sequence[group];
   const int begin = a.window > 0 ? max(0, position - a.window + 1) : 0, n_slots = past + 1 - begin;
   const int slots = (max(kRowPart, (n_slots + a.n_splits - 1) / a.n_splits) + kFewSlots - 1) / kFewSlots *
                     kFewSlots,
             n_parts = (n_slots + slots - 1) / slots;
   const bool active = group >= 0 && part < n_parts, last = active && part == n_parts - 1;
   const int part_begin = begin + part * slots, end = min(past + 1, part_begin + slots);
-  const int64_t k_head = head_bytes(a.kv.k_type, kDim), v_head = head_bytes(a.kv.v_type, kDim);
-  std::byte* const k_heads = a.kv.k + sequence + kv_head * k_head;
-  std::byte* const v_heads = a.kv.v + sequence + kv_head * v_head;
+  const PagedHead k_head = paged_head(a.kv, false, sequence, a.n_head_kv, kv_head, kDim),
+                  v_head = paged_head(a.kv, true, sequence, a.n_head_kv, kv_head, kDim);
   // The row's own slot is left out: `fresh` has it.
   const auto stage_keys = [&](int slot) {
-    if (slot < end)
-      stage_slots<kDim, kFewSlots, 32>(a.kv.k_type, keys, k_heads, a.n_head_kv * k_head, slot, min(end, past),
-                                       lane);
+    if (slot < end) stage_slots<kDim, kFewSlots, 32>(a.kv.k_type, keys, k_head, slot, min(end, past), lane);
     copy_commit();
   };
   const auto stage_values = [&](int slot) {
-    if (slot < end)
-      stage_slots<kDim, kFewSlots, 32>(a.kv.v_type, values, v_heads, a.n_head_kv * v_head, slot,
-                                       min(end, past), lane);
+    if (slot < end) stage_slots<kDim, kFewSlots, 32>(a.kv.v_type, values, v_head, slot, min(end, past), lane);
     copy_commit();
   };
   int slot = part_begin + warp * kFewSlots;
@@ -209,9 +204,9 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
           *reinterpret_cast<half2*>(shared.q[item] + first + j) =
               __floats2half2_rn(x[j] * scale, x[j + 1] * scale);
       } else if (item == per_kv) {
-        store_fresh(a.kv.k_type, k_heads + past * a.n_head_kv * k_head, x, lane, shared.fresh[0]);
+        store_fresh(a.kv.k_type, k_head.at(past), x, lane, shared.fresh[0]);
       } else {
-        store_fresh(a.kv.v_type, v_heads + past * a.n_head_kv * v_head, x, lane, shared.fresh[1]);
+        store_fresh(a.kv.v_type, v_head.at(past), x, lane, shared.fresh[1]);
       }
     }
     // Queries that are not there.

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <set>
 #include <span>
 
 #include "base/thread_pool.h"
@@ -27,6 +28,28 @@ struct Step {
   int window = 0;
 };
 
+// Pages of a cache in an order of their own, with one that nobody has between any two; NaN where nothing was
+// written.
+struct TestPages {
+  std::vector<int32_t> table;
+  size_t slot = 0, page_bytes = 0;
+  std::vector<std::byte> bytes;
+
+  TestPages() = default;
+  TestPages(int n_slots, size_t slot_bytes, size_t longest_slot)
+      : slot(slot_bytes), page_bytes(kKvPage * longest_slot) {
+    const int n = (n_slots + kKvPage - 1) / kKvPage;
+    for (int i = 0; i < n; ++i) table.push_back(2 * ((i * 7 + 3) % n));
+    while (std::set<int32_t>(table.begin(), table.end()).size() < table.size())  // 7 divides n
+      for (int i = 0; i < n; ++i) table[static_cast<size_t>(i)] = 2 * (n - 1 - i);
+    bytes.resize(static_cast<size_t>(2 * n) * page_bytes, std::byte{0xff});
+  }
+  std::byte* at(int i) {
+    return bytes.data() + static_cast<size_t>(table[static_cast<size_t>(i / kKvPage)]) * page_bytes +
+           static_cast<size_t>(i % kKvPage) * slot;
+  }
+};
+
 // One layer of one sequence: a cache with n_past + n_rows slots, the last n_rows of them the step's own.
 struct Problem {
   Shape shape;
@@ -37,7 +60,7 @@ struct Problem {
   std::vector<int32_t> parents;  // empty: a chain
   std::vector<uint64_t> words;
   bool both_ways = false;
-  std::vector<std::byte> k_cache, v_cache;
+  TestPages k_cache, v_cache;
 
   Problem(const Shape& s, const Step& t, KvType kt, KvType vt, uint64_t seed, bool tree = false)
       : shape(s), step(t), k_type(kt), v_type(vt) {
@@ -55,8 +78,10 @@ struct Problem {
         positions[i] = parents[i] < 0 ? t.n_past : positions[static_cast<size_t>(parents[i])] + 1;
       words = ancestor_words(parents, words_per_row());
     }
-    k_cache.resize(n_slots * n_head_kv * kv_head_bytes(kt, s.head_dim));
-    v_cache.resize(n_slots * n_head_kv * kv_head_bytes(vt, s.head_dim));
+    const size_t k_slot = n_head_kv * kv_head_bytes(kt, s.head_dim),
+                 v_slot = n_head_kv * kv_head_bytes(vt, s.head_dim), longest = std::max(k_slot, v_slot);
+    k_cache = TestPages(t.n_past + t.n_rows, k_slot, longest);
+    v_cache = TestPages(t.n_past + t.n_rows, v_slot, longest);
     fill_cache();
   }
 
@@ -69,10 +94,27 @@ struct Problem {
                     .n_rows = step.n_past + step.n_rows,
                     .n_head_kv = shape.n_head_kv,
                     .head_dim = shape.head_dim});
+    forget_unseen();
+  }
+
+  // Pages before the first one that a row sees are somebody else's by now.
+  void forget_unseen() {
+    if (step.window == 0 || step.n_rows == 0) return;
+    const int first = std::max(0, *std::min_element(positions.begin(), positions.end()) - step.window + 1);
+    for (int page = 0; page < first / kKvPage; ++page)
+      for (TestPages* cache : {&k_cache, &v_cache})
+        std::memset(cache->at(page * kKvPage), 0xff, cache->page_bytes);
   }
 
   int words_per_row() const { return (step.n_rows + 63) / 64; }
-  KvView kv() { return {.k_type = k_type, .v_type = v_type, .k = k_cache.data(), .v = v_cache.data()}; }
+  KvView kv() {
+    return {.k_type = k_type,
+            .v_type = v_type,
+            .k = k_cache.bytes.data(),
+            .v = v_cache.bytes.data(),
+            .pages = k_cache.table.data(),
+            .page_bytes = static_cast<int64_t>(k_cache.page_bytes)};
+  }
   size_t out_size() const { return q.size(); }
   AttentionArgs args(float* out) {
     return {.q = q.data(),
@@ -165,7 +207,7 @@ TEST_P(Attention, DecodesOneRowForEveryGroupAndType) {
   for (int group : {1, 2, 3, 4, 6, 8, 12, 16})
     for (KvType kt : kTypes)
       for (KvType vt : kTypes)
-        for (int n_past : {0, 1, 62, 63, 64, 65, 131}) {
+        for (int n_past : {0, 1, 62, 63, 64, 65, 131, 255, 256, 513}) {
           Problem problem({2 * group, 2, 64}, {n_past, 1}, kt, vt, seed++);
           expect_same(problem, 1);
         }
@@ -274,19 +316,17 @@ std::vector<float> decode(const AttentionKernels& kernels, Problem& chain) {
 // The branch of a tree that ends in `leaf`, as the chain it would be.
 Problem branch(const Problem& tree, int leaf) {
   const auto path = path_to(tree.parents, leaf);
-  const size_t n_past = static_cast<size_t>(tree.step.n_past);
   Problem chain(tree.shape, {tree.step.n_past, static_cast<int>(path.size()), tree.step.window}, tree.k_type,
                 tree.v_type, 0);
   const size_t row_floats = tree.q.size() / tree.parents.size();
   for (size_t i = 0; i < path.size(); ++i)
     std::copy_n(tree.q.begin() + static_cast<ptrdiff_t>(static_cast<size_t>(path[i]) * row_floats),
                 row_floats, chain.q.begin() + static_cast<ptrdiff_t>(i * row_floats));
-  const auto copy_slots = [&](const std::vector<std::byte>& from, std::vector<std::byte>& to) {
-    const size_t slot = from.size() / (n_past + tree.parents.size());
-    std::copy_n(from.begin(), n_past * slot, to.begin());
+  const auto copy_slots = [&](TestPages from, TestPages& to) {
+    for (int i = 0; i < tree.step.n_past; ++i) std::copy_n(from.at(i), from.slot, to.at(i));
     for (size_t i = 0; i < path.size(); ++i)
-      std::copy_n(from.begin() + static_cast<ptrdiff_t>((n_past + static_cast<size_t>(path[i])) * slot), slot,
-                  to.begin() + static_cast<ptrdiff_t>((n_past + i) * slot));
+      std::copy_n(from.at(tree.step.n_past + path[i]), from.slot,
+                  to.at(tree.step.n_past + static_cast<int>(i)));
   };
   copy_slots(tree.k_cache, chain.k_cache);
   copy_slots(tree.v_cache, chain.v_cache);
@@ -333,7 +373,8 @@ TEST_P(Attention, EveryTypeHasTheSameBitsAloneAndTogether) {
 
 TEST_P(Attention, TreeRowsHaveTheBitsOfTheirBranch) {
   for (int n_rows : {1, 2, 6, 16, 33, 64, 70})
-    for (const auto& [n_past, window] : {std::pair{45, 0}, {45, 3}, {250, 20}, {0, 0}, {256, 0}, {640, 130}})
+    for (const auto& [n_past, window] :
+         {std::pair{45, 0}, {45, 3}, {250, 20}, {0, 0}, {256, 0}, {640, 130}, {230, 0}, {1010, 100}})
       for (const Shape& shape : {Shape{8, 2, 64}, {9, 1, 40}, {4, 4, 32}}) {
         const KvType v_type = shape.head_dim % 32 == 0 ? KvType::Q8_0 : KvType::F32;
         Problem tree(shape, {n_past, n_rows, window}, KvType::F16, v_type, static_cast<uint64_t>(n_rows),
@@ -360,11 +401,10 @@ TEST_P(Attention, DoesNotReadWhatNobodySees) {
   tree.positions = {70, 70, 71, 71, 72, 72, 73, 73};
   tree.words = ancestor_words(tree.parents, 1);
   const std::vector<float> want = attend_all(kernels, tree.args(nullptr), 1);
-  const size_t slot = tree.v_cache.size() / 78, row_floats = 8 * 64;
-  for (size_t odd = 1; odd < 8; odd += 2) {
-    std::memset(tree.k_cache.data() + (70 + odd) * slot, 0xff, slot);  // NaN
-    std::memset(tree.v_cache.data() + (70 + odd) * slot, 0xff, slot);
-  }
+  const size_t row_floats = 8 * 64;
+  for (int odd = 1; odd < 8; odd += 2)
+    for (TestPages* cache : {&tree.k_cache, &tree.v_cache})
+      std::memset(cache->at(70 + odd), 0xff, cache->slot);  // NaN
   const std::vector<float> got = attend_all(kernels, tree.args(nullptr), 8);
   for (size_t even = 0; even < 8; even += 2)
     EXPECT_TRUE(same_bits(std::span(got).subspan(even * row_floats, row_floats),
@@ -432,9 +472,10 @@ TEST_P(Attention, AppendsInPlaceAndNowhereElse) {
       std::fill_n(k.begin(), std::min(dim, 32), 0.0f);  // a block of zeros has no scale
       const size_t head = kv_head_bytes(type, dim);
       GuardedBuffer<std::byte> k_cache(6 * n_head_kv * head, 2), v_cache(6 * n_head_kv * head, 2);
+      const int32_t page = 0;
       kernels.kv_append({.k = k.data(),
                          .v = v.data(),
-                         .kv = {type, type, k_cache.data(), v_cache.data()},
+                         .kv = {type, type, k_cache.data(), v_cache.data(), &page, 0},
                          .first_slot = first,
                          .n_rows = n_rows,
                          .n_head_kv = n_head_kv,
@@ -481,10 +522,11 @@ TEST_P(Attention, RoundsHalvesLikeTheFormat) {
                           -70000.0f,      6e-8f,          2.98e-8f, 2.99e-8f, -6.1e-5f, 6.0e-5f,
                           1.00048828125f, 1.00146484375f, 3.14159f, 1e-10f};
   std::vector<uint16_t> stored(16), other(16);
+  const int32_t page = 0;
   kernels.kv_append({.k = x.data(),
                      .v = x.data(),
                      .kv = {KvType::F16, KvType::F16, reinterpret_cast<std::byte*>(stored.data()),
-                            reinterpret_cast<std::byte*>(other.data())},
+                            reinterpret_cast<std::byte*>(other.data()), &page, 0},
                      .first_slot = 0,
                      .n_rows = 1,
                      .n_head_kv = 1,

@@ -4,11 +4,13 @@
 
 #include <cstddef>
 
+#include "kernels/attention/attention.h"
+
 namespace thermo {
 namespace {
 
-constexpr int kAttentionQueries = 64;  // query vectors (row, head of the group) of one tile
-constexpr int kAttentionKeys = 64;     // positions of one block
+constexpr int kAttentionQueries = 64;    // query vectors (row, head of the group) of one tile
+constexpr int kAttentionKeys = kKvTile;  // positions of one block
 // Positions that are summed from scratch before they are merged with those before: what a thread takes when
 // one row's context is split. 28 us of one core at 8 heads of 256, so that 4096 positions of two such groups
 // keep 32 cores busy; merging takes about 1 % of that.

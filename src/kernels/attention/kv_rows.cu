@@ -1,4 +1,5 @@
-// Rows of a cache, in all layers at once: appended from projections, and moved by a commit.
+// Rows of a cache, in all layers at once: appended from projections, and moved by a commit. Entries of page
+// tables.
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/attention/attention_heads.cuh"
@@ -27,11 +28,9 @@ __global__ void __launch_bounds__(128) kv_append_kernel(const __grid_constant__ 
     turn_head(x, from, a.k_norm[layer], dim, a.eps,
               {a.inv_freq, a.n_rot, a.rope_magnitude, a.rows.position[row]}, lane);
   __syncwarp();
-  const int64_t slot = a.rows.group_past[group] + row - a.rows.group_begin[group];
-  const KvType type = is_v ? a.kv.v_type : a.kv.k_type;
-  std::byte* const base =
-      (is_v ? a.kv.v : a.kv.k) + layer * a.layer_bytes + a.rows.group_sequence[group] * a.kv.sequence_bytes;
-  store_head(type, base + (slot * a.n_head_kv + kv_head) * head_bytes(type, dim), x, dim, lane);
+  const int slot = a.rows.group_past[group] + row - a.rows.group_begin[group];
+  const PagedHead to = paged_head(a.kv, is_v, a.rows.group_sequence[group], a.n_head_kv, kv_head, dim);
+  store_head(is_v ? a.kv.v_type : a.kv.k_type, to.at(slot) + layer * a.layer_bytes, x, dim, lane);
 }
 
 // rows[d] >= d and rising, so a thread that moves its own bytes of some rows in turn, reading all of these
@@ -45,22 +44,33 @@ __global__ void __launch_bounds__(256) kv_move_kernel(const __grid_constant__ De
   if (i >= k_bytes + v_bytes) return;
   const DevicePath& path = a.paths.paths[blockIdx.z];
   const bool is_v = i >= k_bytes;
-  const int64_t step = is_v ? v_bytes : k_bytes;
-  std::byte* const base = (is_v ? a.kv.v + (i - k_bytes) : a.kv.k + i) + blockIdx.y * a.layer_bytes +
-                          path.sequence * a.kv.sequence_bytes + path.past * step;
+  PagedHead bytes = paged_head(a.kv, is_v, path.sequence, a.n_head_kv, 0, a.head_dim);
+  bytes.base += (is_v ? i - k_bytes : i) + blockIdx.y * a.layer_bytes;
   constexpr int kAhead = 8;
   for (int first = 0; first < path.n; first += kAhead) {
     uint16_t x[kAhead];
 #pragma unroll
     for (int d = 0; d < kAhead; ++d)
-      if (first + d < path.n) x[d] = *reinterpret_cast<const uint16_t*>(base + path.rows[first + d] * step);
+      if (first + d < path.n)
+        x[d] = *reinterpret_cast<const uint16_t*>(bytes.at(path.past + path.rows[first + d]));
 #pragma unroll
     for (int d = 0; d < kAhead; ++d)
-      if (first + d < path.n) *reinterpret_cast<uint16_t*>(base + (first + d) * step) = x[d];
+      if (first + d < path.n) *reinterpret_cast<uint16_t*>(bytes.at(path.past + first + d)) = x[d];
   }
 }
 
+__global__ void __launch_bounds__(kMaxPageEntries)
+    put_pages_kernel(const __grid_constant__ DevicePageEntries entries) {
+  wait_for_inputs();
+  if (threadIdx.x < entries.n) entries.to[threadIdx.x] = entries.pages[threadIdx.x];
+  __threadfence();  // later kernels read tables before they wait
+}
+
 }  // namespace
+
+void put_pages_cuda(const DevicePageEntries& entries, StreamView stream) noexcept {
+  launch(put_pages_kernel, 1, kMaxPageEntries, 0, stream, entries);
+}
 
 void kv_append_cuda(const DeviceKvAppendArgs& a, StreamView stream) noexcept {
   launch(kv_append_kernel,

@@ -79,7 +79,7 @@ DeviceAttentionArgs GpuModel::Impl::attention_args(const DeviceRows& rows, int n
                                                    const Block& block, const GpuBlockWeights& w) noexcept {
   const Rope& rope = ropes[static_cast<size_t>(block.rope)];
   return {.rows = rows,
-          .kv = kv_of(il, 0),
+          .kv = kv_of(il),
           .n_rows = n_rows,
           .n_head = block.n_head,
           .n_head_kv = config.n_head_kv,
@@ -509,7 +509,7 @@ void GpuModel::Impl::enqueue_features(int n_rows) noexcept {
   const int64_t size = static_cast<int64_t>(options.n_batch) * config.n_kv_dim();
   const Rope& rope = ropes.front();
   DeviceKvAppendArgs append{.rows = feature.device_rows(StepKind::Committed),
-                            .kv = kv_of(0, 0),
+                            .kv = kv_of(0),
                             .layer_bytes = static_cast<int64_t>(layout.kv_layer_bytes()),
                             .n_layers = 0,
                             .n_rows = n_rows,

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "device/copy_in.h"
@@ -165,6 +166,9 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   const bool replay = b >= 0 && !m.graphs[static_cast<size_t>(kind)][b].empty() && worth_replaying(batch, n);
   const StepInputs& inputs = replay ? m.small_host : m.large_host;
   m.n_step_rows = n;
+  for (const SequenceRows& group : batch.groups)
+    m.reserve(group.sequence, static_cast<int>(group.rows.size()));
+  m.flush_tables();
   m.flush_commits();
   m.step_begin.record(m.stream.view());
   float* states = m.act.states;
@@ -184,7 +188,7 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   m.step_ms = Event::elapsed_ms(m.step_begin, m.step_end);
   for (const SequenceRows& group : batch.groups)
     if (!group.uncommitted)
-      m.n_past[static_cast<size_t>(group.sequence)] += static_cast<int>(group.rows.size());
+      m.set_past(group.sequence, n_past(group.sequence) + static_cast<int>(group.rows.size()));
   const size_t n_vocab = static_cast<size_t>(m.config.n_vocab), n_logits = m.row_logits.size();
   const float* const logits =
       n_logits > static_cast<size_t>(kLogitRows) ? m.logits_host.as<float>() : m.logits_pinned.as<float>();
@@ -269,13 +273,42 @@ std::span<const float> GpuModel::fetch_logits(int i) noexcept {
 void GpuModel::commit(int sequence, std::span<const int32_t> path) noexcept {
   Impl& m = *impl_;
   if (!m.fault.empty() || path.empty()) return;
-  int& n_past = m.n_past[static_cast<size_t>(sequence)];
   DevicePath& to = m.paths_host[m.n_paths++];
   to.sequence = sequence;
-  to.past = n_past;
+  to.past = n_past(sequence);
   to.n = static_cast<int32_t>(path.size());
   std::copy(path.begin(), path.end(), to.rows);
-  n_past += to.n;
+  m.set_past(sequence, to.past + to.n);
+}
+
+void GpuModel::Impl::set_past(int sequence, int n) noexcept {
+  n_past[static_cast<size_t>(sequence)] = n;
+  pages->advance(sequence, n);
+}
+
+void GpuModel::Impl::reserve(int sequence, int n) noexcept {
+  THERMO_CHECK(pages->reserve(sequence, n_past[static_cast<size_t>(sequence)], n) == n,
+               "rows without room for their keys and values");
+}
+
+// Once in so many tokens. The entries travel with the launches, so nobody waits for what is queued.
+void GpuModel::Impl::flush_tables() noexcept {
+  pages->for_each_change([&](size_t first, size_t n) {
+    for (size_t done = 0; done < n; done += kMaxPageEntries) {
+      DevicePageEntries entries{tables.as<int32_t>() + first + done,
+                                static_cast<int>(std::min<size_t>(n - done, kMaxPageEntries)),
+                                {}};
+      std::copy_n(table_entries.data() + first + done, entries.n, entries.pages);
+      put_pages_cuda(entries, stream.view());
+    }
+  });
+}
+
+void GpuModel::Impl::finish_commits() noexcept {
+  if (n_paths == 0) return;
+  flush_tables();
+  flush_commits();
+  stream.synchronize();
 }
 
 // Queues what commit() was told. Whoever calls this waits for the stream before it is told more: the paths'
@@ -303,14 +336,15 @@ void GpuModel::Impl::flush_commits() noexcept {
          .n_channels = config.ssm_channels()},
         stream.view());
   }
-  if (layout.n_attention() > 0)
-    kv_move_cuda({.kv = kv_of(layout.first_attention(), 0),
-                  .layer_bytes = static_cast<int64_t>(layout.kv_layer_bytes()),
-                  .n_layers = layout.n_attention(),
-                  .paths = all,
-                  .n_head_kv = config.n_head_kv,
-                  .head_dim = config.head_dim},
-                 stream.view());
+  for (const KvKind kind : kEachKvKind)
+    if (layout.n_layers(kind) > 0)
+      kv_move_cuda({.kv = kv_of(layout.first_layer(kind)),
+                    .layer_bytes = static_cast<int64_t>(layout.kv_layer_bytes()),
+                    .n_layers = layout.n_layers(kind),
+                    .paths = all,
+                    .n_head_kv = config.n_head_kv,
+                    .head_dim = config.head_dim},
+                   stream.view());
 }
 
 // The sequence becomes another one: what was committed to it does not matter.
@@ -340,22 +374,23 @@ void GpuModel::append_features(int sequence, const StateRows& features) noexcept
   Impl& m = *impl_;
   const int n = features.n;
   if (!m.fault.empty() || n == 0) return;
-  int& n_past = m.n_past[static_cast<size_t>(sequence)];
-  const int b = bucket_of(n);
+  const int past = n_past(sequence), b = bucket_of(n);
   const bool replay = b >= 0 && !m.feature_graphs[b].empty();
   const int n_rows = replay ? kBuckets[b] : n;
   m.features_end.synchronize();  // the rows of the last ones were read
+  m.reserve(sequence, n);
+  m.flush_tables();
   const StepInputs& to = m.feature_host;
   *to.n_valid = n;
   *to.n_groups = 1;
   to.group_sequence[0] = sequence;
   to.group_begin[0] = 0;
   to.group_rows[0] = n;
-  to.group_past[0] = n_past;
+  to.group_past[0] = past;
   to.group_uncommitted[0] = 0;
   for (int r = 0; r < n_rows; ++r) {
     to.group[r] = r < n ? 0 : -1;
-    to.position[r] = r < n ? n_past + r : 0;
+    to.position[r] = r < n ? past + r : 0;
   }
   gather_states(features, m.act.states, m.stream.view());
   if (replay)
@@ -363,7 +398,7 @@ void GpuModel::append_features(int sequence, const StateRows& features) noexcept
   else
     m.enqueue_features(n_rows);
   m.features_end.record(m.stream.view());
-  if (m.check("reading features")) n_past += n;
+  if (m.check("reading features")) m.set_past(sequence, past + n);
 }
 
 namespace {
@@ -381,13 +416,19 @@ class PinnedCheckpoint final : public Checkpoint {
 // Copies between the pieces of a sequence and a checkpoint.
 void GpuModel::Impl::copy_pieces(int sequence, int n_tokens, bool with_kv, std::byte* checkpoint,
                                  bool restore) noexcept {
+  flush_tables();
   flush_commits();
-  layout.for_each_piece(sequence, n_tokens, with_kv, [&](auto region, size_t offset, size_t bytes) {
-    std::byte* const piece = (region == SequenceLayout::Region::Kv ? kv : recurrent).data() + offset;
-    cudaMemcpyAsync(restore ? piece : checkpoint, restore ? checkpoint : piece, bytes,
-                    restore ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream.view().handle);
-    checkpoint += bytes;
-  });
+  const auto base_of = [&](SequenceLayout::Region region) {
+    if (region == SequenceLayout::Region::Recurrent) return recurrent.data();
+    return pool_of(region == SequenceLayout::Region::Sliding ? KvKind::Sliding : KvKind::Full);
+  };
+  layout.for_each_piece(
+      sequence, pages->tables(sequence), n_tokens, with_kv, [&](auto region, size_t offset, size_t bytes) {
+        std::byte* const piece = base_of(region) + offset;
+        cudaMemcpyAsync(restore ? piece : checkpoint, restore ? checkpoint : piece, bytes,
+                        restore ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream.view().handle);
+        checkpoint += bytes;
+      });
   stream.synchronize();
   check(restore ? "restoring a checkpoint" : "a checkpoint");
 }
@@ -400,6 +441,7 @@ void GpuModel::clear(int sequence) noexcept {
     cudaMemsetAsync(m.recurrent.data() + static_cast<size_t>(sequence) * bytes, 0, bytes,
                     m.stream.view().handle);
   m.stream.synchronize();
+  m.pages->cut(sequence, 0);
   m.n_past[static_cast<size_t>(sequence)] = 0;
 }
 
@@ -418,15 +460,54 @@ std::unique_ptr<Checkpoint> GpuModel::checkpoint(int sequence, bool with_kv) {
   }
 }
 
-void GpuModel::restore(int sequence, const Checkpoint& point) noexcept {
-  impl_->drop_commits(sequence);
-  impl_->copy_pieces(sequence, point.n_past(), point.has_kv(),
-                     static_cast<const PinnedCheckpoint&>(point).memory.data(), true);
-  impl_->n_past[static_cast<size_t>(sequence)] = point.n_past();
+bool GpuModel::restore(int sequence, const Checkpoint& point) noexcept {
+  Impl& m = *impl_;
+  m.drop_commits(sequence);
+  if (!m.pages->replace(sequence, point.n_past(), point.has_kv())) {
+    clear(sequence);
+    return false;
+  }
+  m.copy_pieces(sequence, point.n_past(), point.has_kv(),
+                static_cast<const PinnedCheckpoint&>(point).memory.data(), true);
+  m.n_past[static_cast<size_t>(sequence)] = point.n_past();
+  return true;
+}
+
+bool GpuModel::can_cut() const noexcept {
+  return impl_->layout.can_cut();
+}
+
+bool GpuModel::can_truncate(int sequence, int n) const noexcept {
+  return n == n_past(sequence) || n == 0 ||
+         (impl_->layout.n_recurrent() == 0 && impl_->pages->can_cut(sequence, n));
 }
 
 void GpuModel::truncate(int sequence, int n) noexcept {
+  THERMO_CHECK(n <= n_past(sequence) && can_truncate(sequence, n), "memory that cannot be cut there");
+  if (n == 0) return clear(sequence);
+  impl_->finish_commits();
+  impl_->pages->cut(sequence, n);
   impl_->n_past[static_cast<size_t>(sequence)] = n;
+}
+
+void GpuModel::share(int from, int to, int n) noexcept {
+  clear(to);
+  impl_->finish_commits();
+  impl_->pages->share(from, to, n);
+  impl_->n_past[static_cast<size_t>(to)] = n;
+}
+
+int GpuModel::reserve(int sequence, int n) noexcept {
+  return impl_->pages->reserve(sequence, n_past(sequence), n);
+}
+
+KvPoolState GpuModel::kv_pool() const noexcept {
+  const PagePool& pool = impl_->pages->pool(KvKind::Full);
+  return {.page_tokens = kKvPage, .n_pages = pool.size(), .n_free = pool.n_free()};
+}
+
+int GpuModel::n_pages(int sequence) const noexcept {
+  return impl_->pages->n_pages(sequence);
 }
 
 }  // namespace thermo

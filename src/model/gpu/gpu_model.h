@@ -62,10 +62,16 @@ class GpuModel final : public Backend {
   float last_step_ms() const noexcept;
 
   int n_past(int sequence) const noexcept override;
+  int reserve(int sequence, int n) noexcept override;
+  KvPoolState kv_pool() const noexcept override;
+  int n_pages(int sequence) const noexcept override;
   void clear(int sequence) noexcept override;
-  std::unique_ptr<Checkpoint> checkpoint(int sequence, bool with_kv) override;  // in page-locked memory
-  void restore(int sequence, const Checkpoint& checkpoint) noexcept override;
+  std::unique_ptr<Checkpoint> checkpoint(int sequence, bool with_kv) override;
+  bool restore(int sequence, const Checkpoint& checkpoint) noexcept override;
+  bool can_cut() const noexcept override;
+  bool can_truncate(int sequence, int n) const noexcept override;
   void truncate(int sequence, int n) noexcept override;
+  void share(int from, int to, int n) noexcept override;
 
   // All zero and nullptr unless experts are split.
   const HeatMap* heat() const noexcept override;

@@ -2,6 +2,7 @@
 // sequences) and gpu_forward.cpp (what a step launches).
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <string>
@@ -21,6 +22,7 @@
 #include "model/gpu/gpu_model.h"
 #include "model/gpu/gpu_weights.h"
 #include "model/gpu/gpu_workspace.h"
+#include "model/kv_pages.h"
 
 namespace thermo {
 
@@ -33,8 +35,12 @@ struct GpuModel::Impl {
   std::unique_ptr<GpuExperts> experts;  // nullptr: they are with the other weights
   GpuWeights weights;
   SequenceLayout layout;
-  DeviceBuffer kv, recurrent, tape;  // all sequences
-  DeviceBuffer workspace_memory;     // graphs hold addresses in all of these
+  std::array<DeviceBuffer, kKvKinds> kv;  // the pool of each kind
+  DeviceBuffer recurrent, tape;           // all sequences
+  DeviceBuffer tables;                    // [kind][sequence][page], as `table_entries` has them after a step
+  std::vector<int32_t> table_entries;
+  std::unique_ptr<KvPages> pages;
+  DeviceBuffer workspace_memory;  // graphs hold addresses in all of these
   DeviceBuffer input_memory, rope_memory;
   PinnedBuffer input_pinned, logits_pinned, tops_pinned;
   HostBuffer logits_host;  // when more than kLogitRows rows are asked for
@@ -66,7 +72,13 @@ struct GpuModel::Impl {
   void record_graphs();
   void record(CapturedGraph& graph, const std::function<void()>& work);
   void record_features();
+  // Makes room for rows that the caller knows there is room for.
+  void reserve(int sequence, int n) noexcept;
+  void flush_tables() noexcept;
   void flush_commits() noexcept;
+  // Before pages of sequences change hands.
+  void finish_commits() noexcept;
+  void set_past(int sequence, int n) noexcept;
   void drop_commits(int sequence) noexcept;
   void lay_out(const StepBatch& batch, StepInputs& to, int n_rows) noexcept;
   void replay(const StepBatch& batch, CapturedGraph& graph, int n_rows) noexcept;
@@ -151,13 +163,18 @@ struct GpuModel::Impl {
             .delta = floats(at.delta),
             .sequence_stride = static_cast<int64_t>(layout.tape_bytes() / sizeof(float))};
   }
-  DeviceKv kv_of(int il, int sequence) const {
-    const SequenceLayout::Kv at = layout.kv(sequence, il);
+  std::byte* pool_of(KvKind kind) const { return kv[static_cast<size_t>(kind)].data(); }
+  DeviceKv kv_of(int il) const {
+    const KvKind kind = layout.kv_kind(il);
+    const SequenceLayout::Kv at = layout.kv(il, 0);
+    const int64_t table = static_cast<int64_t>(kind) * options.n_sequences * layout.table_pages();
     return {.k_type = options.sequence.k_type,
             .v_type = options.sequence.v_type,
-            .k = kv.data() + at.k,
-            .v = kv.data() + at.v,
-            .sequence_bytes = static_cast<int64_t>(layout.kv_bytes())};
+            .k = pool_of(kind) + at.k,
+            .v = pool_of(kind) + at.v,
+            .pages = tables.as<const int32_t>() + table,
+            .page_bytes = static_cast<int64_t>(layout.page_bytes(kind)),
+            .table_pages = layout.table_pages()};
   }
 };
 

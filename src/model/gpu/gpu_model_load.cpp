@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "device/copy_in.h"
@@ -77,7 +78,21 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
       weights(config, w, experts.get(), target == nullptr ? nullptr : &target->weights, pool, progress),
       layout(SequenceLayout::on_gpu(config, o.sequence)) {
   const size_t n_sequences = static_cast<size_t>(o.n_sequences);
-  kv = DeviceBuffer(n_sequences * layout.kv_bytes());
+  for (const KvKind kind : kEachKvKind)
+    kv[static_cast<size_t>(kind)] = DeviceBuffer(layout.pool_bytes(kind, o.n_sequences, o.n_batch));
+  table_entries.resize(KvPages::table_ints(layout, o.n_sequences));
+  tables = DeviceBuffer(table_entries.size() * sizeof(int32_t));
+  pages = std::make_unique<KvPages>(layout, o.n_sequences, o.n_batch, table_entries,
+                                    [this](KvKind kind, int from, int to) {
+                                      const size_t bytes = layout.page_bytes(kind);
+                                      cudaMemcpyAsync(pool_of(kind) + static_cast<size_t>(to) * bytes,
+                                                      pool_of(kind) + static_cast<size_t>(from) * bytes,
+                                                      bytes, cudaMemcpyDeviceToDevice, stream.view().handle);
+                                    });
+  cuda_check(cudaMemsetAsync(tables.data(), 0, tables.size(), stream.view().handle), "clearing page tables");
+  pages->for_each_change([](size_t, size_t) {});
+  THERMO_CHECK(config.network.features.empty() || layout.can_cut(),
+               "keys of features go to all layers alike");
   recurrent = DeviceBuffer(n_sequences * layout.recurrent_bytes());
   tape = DeviceBuffer(n_sequences * layout.tape_bytes());
   const bool small_ffn = any_small_ffn(config, w), float_mixed = any_float_output(config, w);
@@ -189,12 +204,14 @@ std::vector<GpuMemoryItem> plan_items(const ModelConfig& c, const Weights& w, co
   if (split)
     for (GpuMemoryItem& item : GpuExperts::plan(c, w, o.experts)) items.push_back(std::move(item));
   for (const GpuMemoryItem& item : std::initializer_list<GpuMemoryItem>{
-           {"kv cache", n * layout.kv_bytes()},
+           {kv_pool_name(KvKind::Full), layout.pool_bytes(KvKind::Full, o.n_sequences, o.n_batch)},
+           {kv_pool_name(KvKind::Sliding), layout.pool_bytes(KvKind::Sliding, o.n_sequences, o.n_batch)},
            {"recurrent state", n * layout.recurrent_bytes()},
            {"draft tape", n * layout.tape_bytes()},
            {"activations", count.used()},
            {"norms and tables", GpuWeights::planned_small_bytes(c, w, !split) + rope_bytes(c)},
-           {"rows of a step", input_bytes(c, o)}})
+           {"rows of a step",
+            input_bytes(c, o) + KvPages::table_ints(layout, o.n_sequences) * sizeof(int32_t)}})
     items.push_back(item);
   return items;
 }

@@ -14,6 +14,7 @@
 #include "gguf/gguf_file.h"
 #include "model/model.h"
 #include "model/testing/model_checks.h"
+#include "model/testing/page_checks.h"
 #include "model/testing/quantised_file.h"
 #include "model/testing/recorded_model.h"
 
@@ -22,17 +23,27 @@ namespace {
 
 constexpr double kTolerance = 1e-4;  // as on the CPU: float32 weights, float32 cache, another order of sums
 
-std::unique_ptr<GpuModel> make_gpu(const GgufFile& file, ThreadPool& pool, KvType kv, int n_sequences = 2,
-                                   bool graphs = true) {
+// `window`: of sliding layers; 0: as in the file.
+std::unique_ptr<GpuModel> make_gpu(const GgufFile& file, ThreadPool& pool, const SequenceConfig& sequence,
+                                   int n_sequences, bool graphs, int window) {
   ModelConfig config = read_model_config(file);
+  for (Layer& layer : config.network.layers)
+    for (Block& block : layer.blocks)
+      if (block.window > 0 && window > 0) block.window = window;
   insert_all_taps(config.network, config.n_layer);
   const Weights weights = Weights::load(config, file, false, pool, {});
   ModelOptions options;
   options.n_batch = 128;
   options.n_sequences = n_sequences;
   options.graphs = graphs;
-  options.sequence = {.n_ctx = 512, .max_draft_rows = 64, .k_type = kv, .v_type = kv};
+  options.sequence = sequence;
   return std::make_unique<GpuModel>(std::move(config), weights, options, pool, LoadProgressFn{});
+}
+
+std::unique_ptr<GpuModel> make_gpu(const GgufFile& file, ThreadPool& pool, KvType kv, int n_sequences = 2,
+                                   bool graphs = true) {
+  return make_gpu(file, pool, {.n_ctx = 512, .max_draft_rows = 64, .k_type = kv, .v_type = kv}, n_sequences,
+                  graphs, 0);
 }
 
 class GpuArchitectureTest : public testing::TestWithParam<const char*> {};
@@ -55,6 +66,56 @@ TEST_P(GpuArchitectureTest, MatchesTheReferenceForEveryChunkLength) {
       for (size_t l = 0; with_hidden && l < got.hidden.size(); ++l)
         EXPECT_LT(error_of(got.hidden[l], fixture.reference("hidden." + std::to_string(l))), kTolerance)
             << "chunk " << chunk << " layer " << l;
+    }
+  }
+}
+
+SequenceConfig floats_of(int n_ctx, int max_draft_rows = 0, int n_pages = 0) {
+  return {.n_ctx = n_ctx,
+          .max_draft_rows = max_draft_rows,
+          .k_type = KvType::F32,
+          .v_type = KvType::F32,
+          .n_pages = n_pages};
+}
+
+TEST_P(GpuArchitectureTest, SequencesShareWhatTheyBeginWith) {
+  SKIP_WITHOUT_GPU();
+  const RecordedModel fixture(GetParam());
+  ThreadPool pool({.n_threads = 2});
+  expect_shared_pages_to_part(*make_gpu(fixture.file, pool, floats_of(700), 3, true, 0), kTolerance);
+}
+
+TEST_P(GpuArchitectureTest, CrossesTheBordersOfPages) {
+  SKIP_WITHOUT_GPU();
+  const RecordedModel fixture(GetParam());
+  ThreadPool pool({.n_threads = 2});
+  for (const int window : {5, 130, 300})
+    expect_page_borders_to_be_crossed(*make_gpu(fixture.file, pool, floats_of(701, 40), 2, true, window),
+                                      kTolerance);
+}
+
+TEST_P(GpuArchitectureTest, SaysWhenThePoolIsFull) {
+  SKIP_WITHOUT_GPU();
+  const RecordedModel fixture(GetParam());
+  ThreadPool pool({.n_threads = 2});
+  expect_a_full_pool_to_be_said(*make_gpu(fixture.file, pool, floats_of(600, 0, 3), 2, true, 0), kTolerance);
+}
+
+// A window that moves on is like a cache that keeps everything.
+TEST(GpuModelTest, WindowsAreLikeAWholeCache) {
+  SKIP_WITHOUT_GPU();
+  const RecordedModel fixture("laguna");
+  ThreadPool pool({.n_threads = 2});
+  for (const int window : {1, 100, 257, 300}) {
+    SequenceConfig whole = floats_of(1300);
+    whole.keep_windows = true;
+    const auto full = make_gpu(fixture.file, pool, whole, 1, true, window);
+    const std::vector<TokenId> ids = random_tokens(*full, 1000, 9);
+    const std::vector<float> want = append_tokens(*full, 0, ids, 128);
+    const auto sliding = make_gpu(fixture.file, pool, floats_of(1300, 8), 2, true, window);
+    for (const size_t chunk : {size_t{128}, size_t{37}, size_t{1}}) {
+      sliding->clear(0);
+      expect_close(append_tokens(*sliding, 0, ids, chunk), want, kTolerance);
     }
   }
 }
