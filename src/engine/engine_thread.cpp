@@ -10,6 +10,7 @@
 
 #include "engine/request_queue.h"
 #include "experts/telemetry.h"
+#include "model/backend.h"
 #include "model/model_config.h"
 
 namespace thermo {
@@ -73,12 +74,16 @@ struct EngineThread::Impl {
   TokenServiceState shown;
   std::thread thread;
 
-  Impl(Engine& e, const EngineThreadOptions& o) : engine(e), options(o), loop(e) {}
+  Impl(Engine& e, const EngineThreadOptions& o) : engine(e), options(o), loop(e) {
+    loop.on_shortage([this] { return give_back(); });
+  }
 
   Status check(const TokenRequest& request) const;
   void run();
   void take_orders(std::unique_lock<std::mutex>& lock);
   void fill_slots(std::unique_lock<std::mutex>& lock);
+  bool has_room(const TokenRequest& request) const;
+  bool give_back();
   Slot* slot_for(const TokenRequest& request);
   void start(Slot& slot, WaitingRequest waiting);
   std::vector<int> marks_of(const TokenRequest& request) const;
@@ -224,6 +229,7 @@ void EngineThread::Impl::take_orders(std::unique_lock<std::mutex>& lock) {
 
 void EngineThread::Impl::fill_slots(std::unique_lock<std::mutex>& lock) {
   while (!queue.empty() && std::any_of(slots.begin(), slots.end(), [](const Slot& s) { return !s.busy; })) {
+    if (!has_room(queue.next().request)) return;
     WaitingRequest next = queue.pop();
     ++shown.n_running;
     lock.unlock();
@@ -231,6 +237,34 @@ void EngineThread::Impl::fill_slots(std::unique_lock<std::mutex>& lock) {
     start(slot, std::move(next));
     lock.lock();
   }
+}
+
+// Pages of keys and values for its prompt, beside a page more for each request that runs and can grow. New
+// work waits, so that running work need not.
+bool EngineThread::Impl::has_room(const TokenRequest& request) const {
+  const KvPoolState pool = engine.kv_pool();
+  const int most = (engine.n_ctx() + pool.page_tokens - 1) / pool.page_tokens;
+  int n_free = pool.n_free, n_growing = 0;
+  bool any_busy = false;
+  for (const Slot& slot : slots) {
+    any_busy = any_busy || slot.busy;
+    if (slot.busy)
+      n_growing += slot.session.n_pages() < most ? 1 : 0;
+    else
+      n_free += slot.session.n_pages();
+  }
+  const int n_needed = static_cast<int>(request.prompt.size()) / pool.page_tokens + 1;
+  return !any_busy || n_free >= std::min(n_needed, most) + n_growing;
+}
+
+// What an idle slot keeps for the next turn is worth less than a request that waits; the oldest goes first.
+bool EngineThread::Impl::give_back() {
+  Slot* oldest = nullptr;
+  for (Slot& slot : slots)
+    if (!slot.busy && slot.session.n_pages() > 0 && (oldest == nullptr || slot.last_used < oldest->last_used))
+      oldest = &slot;
+  if (oldest != nullptr) oldest->session.clear();
+  return oldest != nullptr;
 }
 
 // What taking a slot costs: tokens to compute now, and tokens that would have to be computed again if their

@@ -5,6 +5,10 @@
 // what it chooses at a row is written, and where that was guessed, the walk goes on there. The rows of the
 // walk are committed when the caller has seen the tokens and asks for the next step, so that it can end the
 // answer at any of them.
+//
+// Rows need pages of keys and values, from a pool that may be smaller than all contexts together. A request
+// without a page waits. When none can run, the newest one that has pages gives them back (park()): it reads
+// its text again when there is room, so the others go on and nothing is lost but time.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,6 +31,8 @@ struct RequestLoop::Impl {
     size_t n_now = 0;             // of them, in the step that runs
     std::vector<int> marks;       // lengths of the session that are ahead, ascending
     bool waits = false;           // for the next step
+    bool rereads = false;         // what it read and wrote before it was parked
+    bool starved = false;         // the step that is put together has no page for it
     bool paused = false;
     bool cancelled = false;
     bool ended = false;
@@ -40,7 +46,8 @@ struct RequestLoop::Impl {
     DraftTelemetry draft_before = {};
 
     bool may_run() const { return !ended && !waits && !paused; }
-    bool is_writing() const { return result.n_generated > 0; }
+    bool has_written() const { return result.n_generated > 0; }
+    bool is_writing() const { return has_written() && !rereads; }
     size_t n_left() const { return tokens.size() - n_done; }
     // What is written where the sampler chose `token`.
     TokenId scripted(TokenId token) const {
@@ -53,6 +60,7 @@ struct RequestLoop::Impl {
   Engine& engine;
   std::vector<std::unique_ptr<Request>> requests;  // oldest first
   std::vector<RequestEvent> events;
+  std::function<bool()> give_back;  // may be empty
   RequestId last_id = 0;
   size_t turn = 0;  // whose row comes first, where there are more than fit
 
@@ -91,6 +99,9 @@ struct RequestLoop::Impl {
   void add_tree(Request& request);
   void draft();
   void collect_rows(size_t max_prompt_rows);
+  size_t reserve(Request& request, size_t n);
+  bool may_resume(const Request& request) const;
+  bool park();
   size_t n_to_mark(Request& request) const;
   void run();
   Request& of_sequence(int sequence);
@@ -155,6 +166,10 @@ void RequestLoop::pause(RequestId id, bool paused) {
     if (request->id == id) request->paused = paused;
 }
 
+void RequestLoop::on_shortage(std::function<bool()> give_back) {
+  impl_->give_back = std::move(give_back);
+}
+
 bool RequestLoop::idle() const {
   return std::all_of(impl_->requests.begin(), impl_->requests.end(),
                      [](const auto& request) { return request->paused && !request->cancelled; });
@@ -175,7 +190,9 @@ std::span<const RequestEvent> RequestLoop::step(int max_prompt_rows) {
     else if (request->cancelled && !request->is_writing())
       m.end(*request, FinishReason::Cancelled);
   }
-  m.collect_rows(static_cast<size_t>(max_prompt_rows));
+  do {
+    m.collect_rows(static_cast<size_t>(max_prompt_rows));
+  } while (m.groups.empty() && m.park());
   if (!m.groups.empty()) m.run();
   std::erase_if(m.requests, [](const auto& request) { return request->ended; });
   return m.events;
@@ -266,6 +283,7 @@ void RequestLoop::Impl::draft() {
 void RequestLoop::Impl::collect_rows(size_t max_prompt_rows) {
   groups.clear();
   rows.clear();
+  for (const auto& request : requests) request->starved = false;
   draft();
   const auto room = [&] { return static_cast<size_t>(engine.n_batch()) - rows.size(); };
   const size_t n = requests.size();
@@ -275,20 +293,77 @@ void RequestLoop::Impl::collect_rows(size_t max_prompt_rows) {
     if (!request.may_run() || !request.is_writing()) continue;
     if (room() == 0) break;
     Speculation* const speculation = request.session->speculation;
-    if (speculation && !speculation->tree(request.session->sequence).empty())
+    const size_t n_tree = speculation ? speculation->tree(request.session->sequence).size() : 0;
+    if (n_tree > 0 && reserve(request, 1 + n_tree) == 1 + n_tree) {
       add_tree(request);
-    else
+    } else {
+      if (n_tree > 0) speculation->drop_tree(request.session->sequence);
+      if (reserve(request, 1) == 0) continue;
       add_group(request, 1);
+    }
     next_turn = (turn + i + 1) % n;
   }
   turn = next_turn;
   size_t n_prompt = std::min(room(), std::max<size_t>(max_prompt_rows, 1));
   for (const auto& request : requests) {
     if (!request->may_run() || request->is_writing() || n_prompt == 0) continue;
-    const size_t count = std::min({n_prompt, request->n_left(), n_to_mark(*request)});
+    if (!may_resume(*request)) continue;
+    const size_t count = reserve(*request, std::min({n_prompt, request->n_left(), n_to_mark(*request)}));
+    if (count == 0) continue;
     add_group(*request, count);
     n_prompt -= count;
   }
+}
+
+// Of n rows, those that there is room for.
+size_t RequestLoop::Impl::reserve(Request& r, size_t n) {
+  Backend& backend = *r.session->backend;
+  const auto room = [&] { return backend.reserve(r.session->sequence, static_cast<int>(n)); };
+  int got = room();
+  while (got == 0 && give_back && give_back()) got = room();
+  r.starved = got == 0;
+  return static_cast<size_t>(got);
+}
+
+// One that was parked waits until all it reads fits, so that it is not parked again at once.
+bool RequestLoop::Impl::may_resume(const Request& r) const {
+  if (!r.rereads || r.n_done > 0) return true;
+  const KvPoolState pool = r.session->backend->kv_pool();
+  const auto n_pages = static_cast<int>(r.tokens.size()) / pool.page_tokens + 2;
+  return pool.n_free >= std::min(n_pages, pool.n_pages) ||
+         std::none_of(requests.begin(), requests.end(), [&](const auto& other) {
+           return other.get() != &r && !other->ended && other->session->n_past() > 0;
+         });
+}
+
+// No request can run, and some only lack a page. The newest one that has any gives its own back. False: there
+// is nothing to wait for; those without a page have ended if nobody else has any.
+bool RequestLoop::Impl::park() {
+  Request* newest = nullptr;
+  size_t n_holders = 0, n_starved = 0;
+  for (const auto& request : requests) {
+    if (request->ended) continue;
+    n_starved += request->starved ? 1 : 0;
+    if (request->session->backend->n_pages(request->session->sequence) == 0) continue;
+    ++n_holders;
+    if (request->may_run()) newest = request.get();
+  }
+  if (n_starved == 0) return false;
+  if (newest == nullptr || n_holders < 2) {
+    if (n_holders > (newest == nullptr ? 0u : 1u)) return false;  // paused ones will go on
+    for (const auto& request : requests)
+      if (!request->ended && request->starved) fail(*request, no_pages(*request->session->backend));
+    return false;
+  }
+  Request& r = *newest;
+  std::vector<TokenId> all(r.session->tokens);
+  all.insert(all.end(), r.tokens.begin() + static_cast<ptrdiff_t>(r.n_done), r.tokens.end());
+  r.rereads = r.has_written();
+  r.tokens = std::move(all);
+  r.n_done = 0;
+  r.starved = false;
+  r.session->clear();
+  return true;
 }
 
 // Prompt tokens before the next mark.
@@ -327,8 +402,9 @@ void RequestLoop::Impl::run() {
                          ends ? std::optional(n_logits++) : std::nullopt);
     r.n_done += r.n_now;
     if (!r.marks.empty() && r.marks.front() == r.session->n_past()) r.session->checkpoint();
-    if (!r.is_writing())
+    if (!r.has_written())
       tell(r, PromptProgress{static_cast<int>(r.n_done), static_cast<int>(r.tokens.size())});
+    if (ends) r.rereads = false;
     if (ends) choose(r);
     if (wrote && !r.ended && r.session->speculation)
       r.session->speculation->saw(group.sequence, r.tokens.front());

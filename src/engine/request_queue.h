@@ -1,6 +1,7 @@
 // Requests that wait for a slot, and whose turn it is. One thread, or under its owner's lock.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <list>
 #include <map>
@@ -22,10 +23,15 @@ class RequestQueue {
     waiting_.push_back(std::move(waiting));
   }
   // Keys take turns, then the sessions of a key; of those the oldest. REQUIRES: not empty.
+  const WaitingRequest& next() const {
+    return *std::min_element(waiting_.begin(), waiting_.end(), [this](const auto& a, const auto& b) {
+      return turn_of(a.request) < turn_of(b.request);
+    });
+  }
   WaitingRequest pop() {
+    const WaitingRequest* const chosen = &next();
     auto best = waiting_.begin();
-    for (auto it = std::next(best); it != waiting_.end(); ++it)
-      if (turn_of(it->request) < turn_of(best->request)) best = it;
+    while (&*best != chosen) ++best;
     served_[best->request.fairness_key] = ++turn_;
     served_[session_of(best->request)] = turn_;
     if (served_.size() > kMaxRemembered) served_.clear();

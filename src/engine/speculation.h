@@ -59,6 +59,8 @@ class Speculation {
   // asked for.
   void draft(std::span<const DraftAsk> asks);
   std::span<const DraftNode> tree(int sequence) const;
+  // The tree of this sequence is not verified after all.
+  void drop_tree(int sequence) { at(sequence).tree.clear(); }
   // Of a round of this sequence: `path` of its rows was accepted, the root first, and then `next` was chosen;
   // -1: nothing.
   void finish_round(int sequence, std::span<const int32_t> path, TokenId next);
