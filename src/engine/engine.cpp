@@ -203,7 +203,10 @@ Result<Session> Engine::open_session() {
     session->sequence = s;
     session->unread = &e.unread;
     session->uncommitted = &e.uncommitted[static_cast<size_t>(s)];
-    session->release = [this, s] { impl_->taken[static_cast<size_t>(s)] = false; };
+    session->release = [this, s] {
+      impl_->backend->clear(s);  // its pages are for others
+      impl_->taken[static_cast<size_t>(s)] = false;
+    };
     return Session(std::move(session));
   }
   return Error{ErrorCode::Unsupported, fmt::format("all {} sequences are in use", e.n_sequences),

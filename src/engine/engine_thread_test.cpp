@@ -150,6 +150,33 @@ TEST(EngineThread, EndsWhatIsCancelledAndNothingElse) {
   service.cancel(a);
 }
 
+// Six requests in four slots with pages for little more than one context.
+TEST(EngineThread, SharesAPoolThatIsTooSmall) {
+  EngineOptions options = options_for(4);
+  options.n_ctx = 800;
+  options.n_batch = 64;
+  options.n_pages = 4;
+  Engine engine(plankton(), options);
+  std::vector<std::vector<TokenId>> want;
+  for (int i = 0; i < 6; ++i) {
+    EngineThread alone(engine, {});
+    Listener listener;
+    ASSERT_TRUE(alone.submit(request_of(listener, prompt_of(i, 190 + 20 * i), 180)).has_value());
+    listener.wait();
+    want.push_back(listener.text());
+  }
+  EngineThread together(engine, {});
+  std::vector<Listener> listeners(6);
+  for (int i = 0; i < 6; ++i)
+    ASSERT_TRUE(
+        together.submit(request_of(listeners[static_cast<size_t>(i)], prompt_of(i, 190 + 20 * i), 180))
+            .has_value());
+  for (size_t i = 0; i < 6; ++i) {
+    EXPECT_FALSE(listeners[i].wait().error) << i;
+    EXPECT_EQ(listeners[i].text(), want[i]) << i;
+  }
+}
+
 TEST(EngineThread, PausesAndGoesOn) {
   Engine engine(plankton(), options_for(2));
   Listener alone, paused;

@@ -5,6 +5,7 @@
 
 #include "engine/engine.h"
 #include "gguf/gguf_file.h"
+#include "model/backend.h"
 
 namespace thermo {
 namespace {
@@ -106,6 +107,83 @@ TEST(RequestLoop, WritesWhatEachRequestWritesAlone) {
                   static_cast<int>(task(i).prompt.size() + ended[id].text.size()));
       }
     }
+}
+
+// More text than the pool of pages holds, with and without drafts: requests wait for each other, and each
+// still writes what it writes alone.
+TEST(RequestLoop, SharesAPoolThatIsTooSmall) {
+  for (const bool drafts : {false, true}) {
+    EngineOptions options = options_for(4, 64);
+    options.n_ctx = 1000;
+    options.n_pages = 5;
+    if (drafts) options.draft.kind = DraftOptions::Kind::Lookup;
+    options.draft.budget = 7;
+    const auto long_task = [](int i) {
+      Task t = task(i);
+      t.prompt.clear();
+      for (int k = 0; k < 200 + 31 * i; ++k) t.prompt.push_back((331 * i + 17 * k * (k + 3)) % 4000);
+      t.options.max_tokens = 330;
+      return t;
+    };
+    Engine engine(plankton(), options);
+    ASSERT_EQ(engine.kv_pool().n_pages, 5);
+    std::vector<std::vector<TokenId>> want;
+    for (int i = 0; i < 4; ++i) want.push_back(text_alone(engine, long_task(i)));
+    std::vector<Session> sessions;
+    for (int i = 0; i < 4; ++i) sessions.push_back(std::move(engine.open_session().value()));
+    RequestLoop loop(engine);
+    std::map<RequestId, Ended> ended;
+    std::map<RequestId, int> tasks;
+    // What has ended keeps its text for a next turn, until somebody needs the pages.
+    loop.on_shortage([&] {
+      for (const auto& [id, i] : tasks)
+        if (ended[id].reason && sessions[static_cast<size_t>(i)].n_pages() > 0) {
+          sessions[static_cast<size_t>(i)].clear();
+          return true;
+        }
+      return false;
+    });
+    for (int i = 0; i < 4; ++i) {
+      const auto id = loop.add(sessions[static_cast<size_t>(i)], long_task(i).prompt, long_task(i).options);
+      ASSERT_TRUE(id.has_value());
+      tasks[*id] = i;
+    }
+    for (int n_steps = 0; !loop.empty(); ++n_steps) {
+      ASSERT_LT(n_steps, 5000);
+      ASSERT_NO_FATAL_FAILURE(take_events(loop.step(), ended));
+      EXPECT_GE(engine.kv_pool().n_free, 0);
+    }
+    for (const auto& [id, i] : tasks) {
+      EXPECT_EQ(ended[id].text, want[static_cast<size_t>(i)]) << "request " << i;
+      EXPECT_EQ(ended[id].n_prompt, static_cast<int>(long_task(i).prompt.size()));
+    }
+  }
+}
+
+TEST(RequestLoop, SaysThatNobodyWillGiveAPageBack) {
+  EngineOptions options = options_for(2, 64);
+  options.n_ctx = 500;
+  options.n_pages = 2;
+  Engine engine(plankton(), options);
+  Session idle = std::move(engine.open_session().value()), other = std::move(engine.open_session().value());
+  std::vector<TokenId> ids(400, 7);
+  ASSERT_TRUE(idle.append(ids).ok());
+  EXPECT_EQ(idle.n_pages(), 2);
+  const Status full = other.append(ids);
+  ASSERT_FALSE(full.ok());
+  EXPECT_EQ(full.error().code, ErrorCode::Busy);
+  RequestLoop loop(engine);
+  ASSERT_TRUE(loop.add(other, ids, {}).has_value());
+  const std::span<const RequestEvent> events = loop.step();
+  ASSERT_EQ(events.size(), 1u);
+  const auto* error = std::get_if<Error>(&events[0].what);
+  ASSERT_NE(error, nullptr);
+  EXPECT_EQ(error->code, ErrorCode::Busy);
+  EXPECT_TRUE(loop.empty());
+  // The one that has pages goes on, and when it is gone there is room.
+  EXPECT_TRUE(idle.append(std::vector<TokenId>(20, 9)).ok());
+  idle.clear();
+  EXPECT_TRUE(other.append(ids).ok());
 }
 
 TEST(RequestLoop, NeverLetsAStreamWaitForAPrompt) {
