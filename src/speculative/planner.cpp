@@ -108,6 +108,7 @@ bool DraftPlanner::wants_draft(const RoundCosts& costs) const {
 }
 
 int DraftPlanner::choose(std::span<const DraftNode> nodes, const RoundCosts& costs, bool trusted) {
+  if (!asked_) account_ += kAdvance * costs.plain_token();
   asked_ = true;
   disappointed_ = false;
   account_ -= costs.draft_seconds;
@@ -133,11 +134,11 @@ int DraftPlanner::choose(std::span<const DraftNode> nodes, const RoundCosts& cos
 }
 
 void DraftPlanner::finish_round(int n_nodes, int n_accepted, const RoundCosts& costs) {
-  // What was gained before pays for little: a text may change.
-  const double most = 3.0 * (costs.draft_seconds + costs.plain_token());
+  // What was gained before pays for some rounds in vain and no more: a text may change.
+  const double most = kReserve * (costs.draft_seconds + std::max(costs.plain_token(), costs.more_rows(n_nodes)));
   n_since_plain_ = n_nodes == 0 ? 0 : n_since_plain_ + 1;
   if (n_nodes == 0) {
-    account_ = std::min(most, account_ + kShare * costs.plain_token());
+    account_ = std::max(account_, std::min(most, account_ + kShare * costs.plain_token()));
     return;
   }
   account_ = std::min(most, account_ + n_accepted * costs.plain_token() - costs.more_rows(n_nodes));
@@ -149,6 +150,7 @@ void DraftPlanner::finish_round(int n_nodes, int n_accepted, const RoundCosts& c
 
 void DraftPlanner::finish_guess(int n_right, const RoundCosts& costs) {
   state_ = State::Off;
+  if (n_right == 0) account_ = std::min(account_, 0.0);
   if (n_right >= kConvincing) account_ = std::max(account_, costs.draft_seconds);
 }
 

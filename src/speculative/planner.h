@@ -8,8 +8,9 @@
 //
 // What drafting loses is bounded by an account of each sequence: drafts cost their time, rounds add what they
 // gained or lost, and every plain token adds one percent of its time. Where it does not cover a draft,
-// nothing is asked. A drafter that was never seen to be right only guesses at first: its draft is compared
-// with what plain steps write, which costs no more than the draft.
+// nothing is asked. It begins with the time of a few tokens, so that one wrong guess does not end it all. A
+// drafter that was never seen to be right only guesses at first: its draft is compared with what plain steps
+// write, which costs no more than the draft. If nothing of it was right, the rest of the advance is gone.
 #pragma once
 
 #include <array>
@@ -109,6 +110,8 @@ class DraftPlanner {
  private:
   static constexpr double kMargin = 0.04;  // that a round must gain, in plain tokens for each node's cost
   static constexpr double kShare = 0.01;   // of the time of plain tokens, for drafts that may be in vain
+  static constexpr double kAdvance = 4.0;  // plain tokens that the account begins with
+  static constexpr double kReserve = 4.0;  // rounds that earlier gains may pay for
   static constexpr int kFirstNodes = 8;
   static constexpr int kRoundsBetweenPlain = 100;  // the time of a plain step is measured now and then
   static constexpr int kConvincing = 3;            // tokens in a row that a guess was right for
