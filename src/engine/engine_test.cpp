@@ -287,6 +287,68 @@ TEST(MemoryPlan, ShortensALongContextBeforeExpertsMoveToTheFile) {
   EXPECT_TRUE(tight.experts_in_file());
 }
 
+// Sequences share pages: with -c at least one whole context, otherwise some for each.
+TEST(MemoryPlan, HasFewerPagesWhereNotAllContextsFit) {
+  const ModelConfig config = read_model_config(plankton());
+  MemoryPlanInputs inputs;
+  inputs.available_bytes = 8 * GiB;
+  inputs.n_sequences = 8;
+  inputs.n_ctx = 4096;
+  const MemoryPlan all = plan_memory(config, plankton(), inputs);
+  EXPECT_EQ(all.n_pages, 8 * 16);
+  inputs.n_pages = 16;
+  const MemoryPlan one = plan_memory(config, plankton(), inputs);
+  EXPECT_EQ(one.n_pages, 16);
+  EXPECT_LT(one.total_bytes, all.total_bytes);
+  inputs.n_pages = 3;  // less than a context: that
+  EXPECT_EQ(plan_memory(config, plankton(), inputs).n_pages, 16);
+  inputs.n_pages = 0;
+  for (const uint64_t share : {uint64_t{1}, uint64_t{2}, uint64_t{3}}) {
+    inputs.available_bytes = one.total_bytes + (all.total_bytes - one.total_bytes) * share / 4;
+    const MemoryPlan plan = plan_memory(config, plankton(), inputs);
+    EXPECT_TRUE(plan.fits());
+    EXPECT_FALSE(plan.experts_in_file());
+    EXPECT_EQ(plan.n_ctx, 4096);
+    EXPECT_GT(plan.n_pages, 16);
+    EXPECT_LT(plan.n_pages, 8 * 16);
+    const auto kv = std::find_if(plan.items.begin(), plan.items.end(),
+                                 [](const MemoryPlanItem& item) { return item.name == "kv cache"; });
+    ASSERT_NE(kv, plan.items.end());
+    EXPECT_NE(kv->detail.find("shared by 8 sequences of up to 4096"), std::string::npos) << kv->detail;
+  }
+  // The context is ours to choose: shorter ones before too few pages.
+  ModelConfig longer = config;
+  longer.n_ctx_train = 32768;
+  inputs.n_ctx = 0;
+  inputs.available_bytes = 8 * GiB;
+  const MemoryPlan wide = plan_memory(longer, plankton(), inputs);
+  EXPECT_EQ(wide.n_ctx, 32768);
+  inputs.available_bytes = wide.total_bytes / 2;
+  const MemoryPlan tight = plan_memory(longer, plankton(), inputs);
+  EXPECT_TRUE(tight.fits());
+  EXPECT_GE(tight.n_pages, tight.n_ctx / 256 + 7 * 16);
+}
+
+TEST(MemoryPlan, HasFewerPagesOnADevice) {
+  const ModelConfig config = read_model_config(plankton());
+  MemoryPlanInputs inputs;
+  inputs.available_bytes = 8 * GiB;
+  inputs.n_sequences = 4;
+  inputs.n_ctx = 4096;
+  const size_t page = SequenceLayout::on_gpu(config, {.n_ctx = 4096}).page_bytes(KvKind::Full);
+  const auto items = [&](int, int n_pages) {
+    return std::vector<MemoryPlanItem>{{"kv cache", static_cast<uint64_t>(n_pages) * page, ""}};
+  };
+  const uint64_t reserve = 512 * MiB;
+  EXPECT_EQ(plan_device_memory(config, inputs, "card", reserve + 64 * page, items).n_pages, 64);
+  const MemoryPlan some = plan_device_memory(config, inputs, "card", reserve + 40 * page, items);
+  EXPECT_TRUE(some.fits());
+  EXPECT_EQ(some.n_pages, 16 + 18);  // three quarters of the rest
+  EXPECT_FALSE(plan_device_memory(config, inputs, "card", reserve + 15 * page, items).fits());
+  // Beside experts that need the room more; here it is little.
+  EXPECT_EQ(plan_device_memory(config, inputs, "card", reserve + 64 * page, items, true).n_pages, 64);
+}
+
 TEST(MemoryPlan, ChoosesAContextForADevice) {
   const ModelConfig config = read_model_config(plankton());
   MemoryPlanInputs inputs;
