@@ -220,6 +220,10 @@ class Session {
   int reusable(std::span<const TokenId> tokens) const;
   // Goes back to that many of them, forgetting the rest, and returns their number.
   int keep(std::span<const TokenId> tokens);
+  // How many of them another session of the engine could have of this one without computing or copying them.
+  int shareable(std::span<const TokenId> tokens) const;
+  // Holds that many of them afterwards, in the pages of `other`, and nothing else.
+  void share(const Session& other, std::span<const TokenId> tokens);
 
   // Samples until a stop token, the limit, the end of the context, or until on_token returns false.
   // REQUIRES: logits() not empty.

@@ -86,6 +86,7 @@ struct EngineThread::Impl {
   bool give_back();
   Slot* slot_for(const TokenRequest& request);
   void start(Slot& slot, WaitingRequest waiting);
+  void share_beginning(Slot& slot);
   std::vector<int> marks_of(const TokenRequest& request) const;
   int max_prompt_rows() const;
   void step();
@@ -297,6 +298,18 @@ std::vector<int> EngineThread::Impl::marks_of(const TokenRequest& request) const
   return marks;
 }
 
+// Another slot may have more of the prompt, also while it is busy: other answers to the same one, agents with
+// the same instructions.
+void EngineThread::Impl::share_beginning(Slot& slot) {
+  const std::vector<TokenId>& prompt = slot.request.prompt;
+  const Slot* best = nullptr;
+  int most = slot.session.reusable(prompt);
+  for (const Slot& other : slots)
+    if (&other != &slot && other.session.shareable(prompt) > most)
+      best = &other, most = other.session.shareable(prompt);
+  if (best != nullptr) slot.session.share(best->session, prompt);
+}
+
 void EngineThread::Impl::start(Slot& slot, WaitingRequest waiting) {
   slot.handle = waiting.handle;
   slot.request = std::move(waiting.request);
@@ -309,6 +322,7 @@ void EngineThread::Impl::start(Slot& slot, WaitingRequest waiting) {
   slot.paused = false;
   slot.last_used = ++n_used;
   slot.side = slot.request.side_request;
+  share_beginning(slot);
   const int n_kept = slot.session.keep(slot.request.prompt);
   slot.usage.n_cached = slot.n_done = n_kept;
   const Result<RequestId> id = loop.add(

@@ -10,6 +10,7 @@
 #include "engine/request_queue.h"
 #include "engine/scripted_engine.h"
 #include "gguf/gguf_file.h"
+#include "model/model_config.h"
 
 namespace thermo {
 namespace {
@@ -148,6 +149,35 @@ TEST(EngineThread, EndsWhatIsCancelledAndNothingElse) {
   EXPECT_EQ(running.wait().reason, FinishReason::Cancelled);
   EXPECT_EQ(next.wait().reason, FinishReason::Length);
   service.cancel(a);
+}
+
+// The second and third answer to a prompt read nothing, also while the first one is written.
+TEST(EngineThread, SharesThePromptOfABusySlot) {
+  for (const char* name : {"qwen3moe", "qwen35moe", "laguna"}) {
+    const GgufFile file(std::string(THERMO_TEST_DATA) + "/" + name + "-f32.gguf");
+    EngineOptions options = options_for(3);
+    options.n_ctx = 1000;
+    Engine engine(file, options);
+    std::vector<TokenId> prompt;
+    for (int k = 0; k < 400; ++k) prompt.push_back(17 * k * (k + 3) % engine.config().n_vocab);
+    EngineThread thread(engine, {});
+    const auto submit = [&](Listener& listener, int n_tokens) {
+      TokenRequest request = request_of(listener, prompt, n_tokens);
+      request.marks = {300};
+      ASSERT_TRUE(thread.submit(std::move(request)).has_value());
+    };
+    Listener first, second, third;
+    submit(first, 400);
+    first.wait_for_tokens(5);
+    submit(second, 60);
+    submit(third, 60);
+    EXPECT_GE(second.wait().usage.n_cached, 300) << name;
+    EXPECT_GE(third.wait().usage.n_cached, 300) << name;
+    first.wait();
+    EXPECT_EQ(second.text(), third.text());
+    const std::vector<TokenId> text = first.text();
+    EXPECT_EQ(second.text(), std::vector<TokenId>(text.begin(), text.begin() + 60)) << name;
+  }
 }
 
 // Six requests in four slots with pages for little more than one context.

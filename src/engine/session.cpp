@@ -192,11 +192,38 @@ void Session::Impl::go_back_to(int n) {
   drop_logits();
 }
 
+const Session::Impl::Point* Session::Impl::point_before(int n) const {
+  for (size_t i = checkpoints.size(); i-- > 0;)
+    if (checkpoints[i].memory->n_past() <= n) return &checkpoints[i];
+  return nullptr;
+}
+
 int Session::Impl::reachable(int n) const {
   if (n >= n_past() || backend->can_truncate(sequence, n)) return std::min(n, n_past());
-  for (size_t i = checkpoints.size(); i-- > 0;)
-    if (checkpoints[i].memory->n_past() <= n) return checkpoints[i].memory->n_past();
-  return 0;
+  const Point* const point = point_before(n);
+  return point == nullptr ? 0 : point->memory->n_past();
+}
+
+// A drafter has memory of its own, which is not shared.
+int Session::shareable(std::span<const TokenId> prompt) const {
+  const Impl& s = *impl_;
+  if (s.speculation || prompt.empty()) return 0;
+  const std::span<const TokenId> before = prompt.first(prompt.size() - 1);  // something is left to compute
+  const auto common = static_cast<int>(
+      std::mismatch(before.begin(), before.end(), s.tokens.begin(), s.tokens.end()).first - before.begin());
+  if (s.backend->can_cut()) return common;
+  const Impl::Point* const point = s.point_before(common);
+  return point == nullptr ? 0 : point->memory->n_past();
+}
+
+void Session::share(const Session& other, std::span<const TokenId> prompt) {
+  Impl &s = *impl_, &from = *other.impl_;
+  const int n = other.shareable(prompt);
+  s.clear();
+  if (n == 0) return;
+  s.backend->share(from.sequence, s.sequence, n);
+  if (!s.backend->can_cut() && !s.backend->restore(s.sequence, *from.point_before(n)->memory)) return;
+  s.tokens.assign(prompt.begin(), prompt.begin() + n);
 }
 
 void Session::checkpoint() {

@@ -59,6 +59,8 @@ struct Session::Impl {
   // Of the session and a prompt: the longest common beginning that leaves something to compute, so that there
   // are logits.
   size_t common_with(std::span<const TokenId> prompt) const;
+  // The newest checkpoint of at most n tokens; nullptr: there is none.
+  const Point* point_before(int n) const;
   // How many tokens go_back_to(n) would leave.
   int reachable(int n) const;
   void checkpoint();
