@@ -36,25 +36,6 @@ struct PagedHead {
   }
 };
 
-// Slots from `first` on, as many as lie in two pages: where they are without a look at the table for each.
-struct PagedRun {
-  const std::byte *low, *high;
-  int64_t step;
-  int border;  // first slot of the second page
-
-  // Slots from `end` on are not asked for.
-  __device__ __forceinline__ PagedRun(const PagedHead& head, int first, int n, int end) : step(head.step) {
-    const unsigned page = static_cast<unsigned>(first) / kKvPage;
-    border = static_cast<int>((page + 1) * kKvPage);
-    low = high = head.base + head.pages[page] * head.page_bytes - (border - kKvPage) * step;
-    if (border < min(first + n, end))
-      high = head.base + head.pages[page + 1] * head.page_bytes - border * step;
-  }
-  __device__ __forceinline__ const std::byte* at(int slot) const {
-    return (slot < border ? low : high) + slot * step;
-  }
-};
-
 __device__ __forceinline__ PagedHead paged_head(const DeviceKv& kv, bool is_v, int sequence, int n_head_kv,
                                                 int head, int dim) {
   const int64_t bytes = head_bytes(is_v ? kv.v_type : kv.k_type, dim);
@@ -89,7 +70,10 @@ __device__ __forceinline__ Segment segment_of(const DeviceAttentionArgs& a, cons
   s.begin = 0;
   // The first row of a chain has the lowest position; in a tree that is at least `past`.
   s.uncommitted = a.rows.is_uncommitted(s.group) && !a.both_ways;
-  if (a.window > 0) s.begin = max(0, (s.uncommitted ? s.past : a.rows.position[s.row_begin]) - a.window + 1);
+  if (a.window > 0) {
+    s.begin = max(0, (s.uncommitted ? s.past : a.rows.position[s.row_begin]) - a.window + 1);
+    s.begin -= s.begin % tiling.align;  // a tile lies in one page
+  }
   s.end = s.past + (a.both_ways ? a.rows.group_rows[s.group] : s.row_end - s.group_begin);
   const int n = s.end - s.begin;
   s.part = max(kMinPart, (n + a.n_splits - 1) / a.n_splits);

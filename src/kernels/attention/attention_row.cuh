@@ -106,16 +106,18 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
   const MatrixLane<kDim> key_lane(keys, 0, false, lane), value_lane(values, 0, true, lane);
 
   touch_params(a);
-  // The step's rows and the stored slots were there before the kernels in front of this one started.
+  // The step's rows, the page table and the stored slots were there before the kernels in front of this one
+  // started. One row is the first group, if any: its numbers are asked for together, since the table has to
+  // be read after them, and the slots after that.
   const int group = a.rows.group[0];
-  const int past = group < 0 ? 0 : a.rows.group_past[group], position = a.rows.position[0];
-  const int sequence = group < 0 ? 0 : a.rows.group_sequence[group];
-  const int begin = a.window > 0 ? max(0, position - a.window + 1) : 0, n_slots = past + 1 - begin;
+  const int past = a.rows.group_past[0], position = a.rows.position[0], sequence = a.rows.group_sequence[0];
+  const int begin = a.window > 0 ? max(0, position - a.window + 1) : 0,
+            first_slot = begin - begin % kFewSlots, n_slots = past + 1 - first_slot;
   const int slots = (max(kRowPart, (n_slots + a.n_splits - 1) / a.n_splits) + kFewSlots - 1) / kFewSlots *
                     kFewSlots,
             n_parts = (n_slots + slots - 1) / slots;
   const bool active = group >= 0 && part < n_parts, last = active && part == n_parts - 1;
-  const int part_begin = begin + part * slots, end = min(past + 1, part_begin + slots);
+  const int part_begin = first_slot + part * slots, end = min(past + 1, part_begin + slots);
   const PagedHead k_head = paged_head(a.kv, false, sequence, a.n_head_kv, kv_head, kDim),
                   v_head = paged_head(a.kv, true, sequence, a.n_head_kv, kv_head, kDim);
   // The row's own slot is left out: `fresh` has it.
@@ -251,8 +253,8 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         float x = score[j] + other[j], y = score[2 + j] + other[2 + j];
-        if (slot + g >= end) x = -INFINITY;
-        if (slot + g + 8 >= end) y = -INFINITY;
+        if (slot + g < begin || slot + g >= end) x = -INFINITY;
+        if (slot + g + 8 < begin || slot + g + 8 >= end) y = -INFINITY;
         float now = fmaxf(fmaxf(x, y), top[j]);
 #pragma unroll
         for (int mask = 4; mask < 32; mask *= 2) now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, mask));

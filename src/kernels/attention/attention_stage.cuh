@@ -73,27 +73,27 @@ __device__ __forceinline__ uint4 widen_piece(const std::byte* head, int piece) {
 }
 
 // kSlots slots from `first` on, by kThreads threads. Slots from `end` on become zeros: what lies in the cache
-// after them may be anything. REQUIRES: the table has a page for slot `first`.
+// after them may be anything. REQUIRES: `first` is a multiple of kSlots, so that all lie in one page, and the
+// table has that page.
 template <int kDim, int kSlots, int kThreads>
 __device__ __forceinline__ void stage_slots(KvType type, std::byte* to, const PagedHead& head, int first,
                                             int end, int thread) {
   constexpr int kPieces = kDim / 8;
-  static_assert(kSlots * kPieces % kThreads == 0 && kSlots <= kKvPage);
-  const PagedRun run(head, first, kSlots, end);
+  static_assert(kSlots * kPieces % kThreads == 0 && kKvPage % kSlots == 0);
+  const std::byte* const heads = head.at(first);
   if (type == KvType::F16) {
 #pragma unroll
     for (int n = 0; n < kSlots * kPieces / kThreads; ++n) {
       const int i = thread + n * kThreads, slot = i / kPieces, piece = i % kPieces;
       const bool valid = first + slot < end;
-      copy16(to + piece_offset<kDim>(slot, piece), valid ? run.at(first + slot) + piece * 16 : head.base,
-             valid);
+      copy16(to + piece_offset<kDim>(slot, piece), heads + (valid ? slot * head.step + piece * 16 : 0), valid);
     }
   } else {
 #pragma unroll 4
     for (int n = 0; n < kSlots * kPieces / kThreads; ++n) {
       const int i = thread + n * kThreads, slot = i / kPieces, piece = i % kPieces;
       uint4 x{0, 0, 0, 0};
-      if (first + slot < end) x = widen_piece(run.at(first + slot), piece);
+      if (first + slot < end) x = widen_piece(heads + slot * head.step, piece);
       *reinterpret_cast<uint4*>(to + piece_offset<kDim>(slot, piece)) = x;
     }
   }
