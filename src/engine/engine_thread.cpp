@@ -440,6 +440,7 @@ void EngineThread::Impl::show() {
   }
   const DraftTelemetry draft = engine.draft_telemetry();
   const ExpertTelemetry experts = engine.expert_telemetry();
+  const KvPoolState pool = engine.kv_pool();
   const std::lock_guard lock(mutex);
   shown.experts = {.hot_uses = experts.hot_pairs,
                    .cpu_uses = experts.cpu_pairs,
@@ -452,6 +453,9 @@ void EngineThread::Impl::show() {
   shown.slots = std::move(states);
   shown.n_paused = n_paused;
   shown.n_ctx = engine.n_ctx();
+  shown.page_tokens = pool.page_tokens;
+  shown.n_pages = pool.n_pages;
+  shown.n_pages_free = pool.n_free;
   shown.prompt_rate = prompt_rate.value();
   shown.decode_rate = decode_rate.value();
   shown.draft = draft;

@@ -112,12 +112,18 @@ void engine_metrics(std::string& out, const ServerState& server) {
   const double capacity = static_cast<double>(state.slots.size()) * state.n_ctx;
   gauge("thermocline_kv_tokens_used", "Tokens whose keys and values are in memory.", held);
   gauge("thermocline_kv_tokens_capacity", "Tokens that memory holds.", capacity);
-  // What a router of the Gateway API Inference Extension asks a model server for.
-  gauge("thermocline_kv_cache_usage_ratio", "Share of the KV cache in use.",
-        capacity > 0.0 ? held / capacity : 0.0);
+  // What a router of the Gateway API Inference Extension asks a model server for. Without a pool of pages a
+  // slot is one block.
+  const bool pages = state.n_pages > 0;
+  const double used = pages            ? 1.0 - static_cast<double>(state.n_pages_free) / state.n_pages
+                      : capacity > 0.0 ? held / capacity
+                                       : 0.0;
+  gauge("thermocline_kv_cache_usage_ratio", "Share of the KV cache in use.", used);
   write_family(
       out, "thermocline_cache_config_info", "gauge", "Blocks of the KV cache: tokens of one, and how many.",
-      {{fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\"", state.n_ctx, state.slots.size()), 1.0}});
+      {{fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\"", pages ? state.page_tokens : state.n_ctx,
+                    pages ? state.n_pages : static_cast<int>(state.slots.size())),
+        1.0}});
   write_family(out, "thermocline_decode_tokens_per_second", "gauge", "Tokens written per second.",
                {{"window=\"10s\"", state.decode_rate}});
   write_family(out, "thermocline_prefill_tokens_per_second", "gauge", "Prompt tokens computed per second.",
