@@ -1,6 +1,7 @@
 #include "chat/answer_constraint.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace thermo {
@@ -96,6 +97,7 @@ bool AnswerConstraint::allows(int32_t token) {
 std::span<const uint64_t> AnswerConstraint::mask() {
   // Elsewhere nearly everything is allowed, or line ends come before the text.
   if (at_.phase != Phase::Follow || at_.newlines_left > 0 || !forced_.empty()) return {};
+  const auto begin = std::chrono::steady_clock::now();
   mask_.assign(rules_->trie_->n_mask_words(), 0);
   const auto add = [this](int32_t token) {
     mask_[static_cast<size_t>(token) / 64] |= uint64_t{1} << (token % 64);
@@ -107,6 +109,8 @@ std::span<const uint64_t> AnswerConstraint::mask() {
       for (const int32_t token : rules_->trie_->ends()) add(token);
   }
   if (at_.may_open_thought && rules_->think_) add(*rules_->think_);
+  ++n_masks_;
+  mask_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return mask_;
 }
 

@@ -98,6 +98,9 @@ class AnswerConstraint : public TokenConstraint {
   // How the reasoning ended: nullptr while it goes on or where there was none, else "natural", "budget",
   // "tool_call".
   const char* reasoning_close() const { return reasoning_close_; }
+  // Masks that were asked for, and the time they took together.
+  int n_masks() const { return n_masks_; }
+  double mask_seconds() const { return mask_seconds_; }
 
  private:
   enum class Phase : uint8_t { Thought, Free, Follow, Broken };
@@ -124,6 +127,8 @@ class AnswerConstraint : public TokenConstraint {
   Position at_;
   int n_thought_ = 0;
   std::vector<uint64_t> mask_;  // scratch of mask()
+  int n_masks_ = 0;
+  double mask_seconds_ = 0.0;
   std::deque<int32_t> forced_;
   const char* reasoning_close_ = nullptr;
 };

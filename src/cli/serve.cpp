@@ -179,6 +179,8 @@ class ServeCommand : public Command {
     served.sampling = sampling;
     const ModelConfig& config = model.config();
     served.meta = {{"arch", config.arch_name},
+                   {"device", model.engine().info().device},
+                   {"n_layer", config.n_layer},
                    {"n_params", model.engine().info().n_params},
                    {"n_expert", config.route.n_expert},
                    {"n_expert_used", config.route.n_expert_used},

@@ -58,6 +58,9 @@ const HeatMap* Engine::heat() const {
 KvPoolState Engine::kv_pool() const {
   return impl_->backend->kv_pool();
 }
+void Engine::save_heat() {
+  impl_->write_heat();
+}
 DraftTelemetry Engine::draft_telemetry() const {
   return impl_->speculation ? impl_->speculation->telemetry() : DraftTelemetry{};
 }

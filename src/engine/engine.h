@@ -135,6 +135,8 @@ class Engine {
   // was read from the file stays in memory.
   bool reset_experts();
   const HeatMap* heat() const;  // nullptr: nobody counts
+  // Writes the heat file, if there is one, as the destructor does.
+  void save_heat();
   // What drafting did so far; without a drafter its name is empty.
   DraftTelemetry draft_telemetry() const;
   // For measurements: whether sessions that are opened from here on draft. REQUIRES: none is open.

@@ -42,7 +42,7 @@ struct Engine::Impl {
   // What was read of the heat file, and where heat goes at the end; empty: nowhere.
   std::string heat_path;
   HeatFileInfo heat_info;
-  HeatMap heat_start;  // what the file said
+  HeatBase heat_base;
 
   explicit Impl(const ThreadPoolOptions& threads) : pool(threads) {}
 

@@ -159,13 +159,13 @@ std::optional<HeatMap> Engine::Impl::read_heat(const std::string& path, const Mo
     log_info("engine", "heat of {} tokens from {}", heat.n_tokens(), path);
   }
   heat_path = path;
-  heat_start = heat;
+  heat_base = {.ours = heat, .file = heat};
   return heat;
 }
 
 void Engine::Impl::write_heat() noexcept {
   if (heat_path.empty() || !backend || !backend->heat()) return;
-  if (const Status status = add_heat(heat_path, heat_info, *backend->heat(), heat_start); !status)
+  if (const Status status = add_heat(heat_path, heat_info, *backend->heat(), heat_base); !status)
     log_warning("engine", "{}", status.error().message);
 }
 

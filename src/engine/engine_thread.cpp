@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "engine/expert_watch.h"
 #include "engine/request_queue.h"
 #include "experts/telemetry.h"
 #include "model/backend.h"
@@ -62,6 +63,7 @@ struct EngineThread::Impl {
   RequestLoop loop;
   std::vector<Slot> slots;  // the thread's own, but for what `shown` copies
   uint64_t n_used = 0;
+  ExpertWatch watch;
   Rate prompt_rate, decode_rate, prompt_row_rate;
 
   mutable std::mutex mutex;  // for all below
@@ -74,7 +76,7 @@ struct EngineThread::Impl {
   TokenServiceState shown;
   std::thread thread;
 
-  Impl(Engine& e, const EngineThreadOptions& o) : engine(e), options(o), loop(e) {
+  Impl(Engine& e, const EngineThreadOptions& o) : engine(e), options(o), loop(e), watch(o.save_heat_every) {
     loop.on_shortage([this] { return give_back(); });
   }
 
@@ -172,6 +174,18 @@ void EngineThread::pause(RequestHandle request, bool paused) {
   impl_->wake.notify_one();
 }
 
+std::shared_ptr<const ExpertHeat> EngineThread::expert_heat() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->wake.notify_one();
+  return impl_->watch.heat();
+}
+
+void EngineThread::order(HeatOrder order) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->watch.order(order);
+  impl_->wake.notify_one();
+}
+
 TokenServiceState EngineThread::state() const {
   const std::lock_guard lock(impl_->mutex);
   TokenServiceState state = impl_->shown;
@@ -185,14 +199,20 @@ void EngineThread::Impl::run() {
   for (;;) {
     {
       std::unique_lock lock(mutex);
-      wake.wait(lock, [this] {
-        return leaving || !queue.empty() || !to_cancel.empty() || !to_pause.empty() || !loop.idle();
-      });
+      const auto has_work = [this] {
+        return leaving || !queue.empty() || !to_cancel.empty() || !to_pause.empty() || !loop.idle() ||
+               watch.wanted();
+      };
+      if (watch.due() == Clock::time_point::max())
+        wake.wait(lock, has_work);
+      else
+        wake.wait_until(lock, watch.due(), has_work);
       if (leaving) break;
       take_orders(lock);
       fill_slots(lock);
     }
     if (!loop.idle()) step();
+    watch.look(engine);
     show();
   }
   const auto waiting = [this]() -> std::optional<WaitingRequest> {
@@ -434,6 +454,7 @@ void EngineThread::Impl::show() {
   }
   const DraftTelemetry draft = engine.draft_telemetry();
   const ExpertTelemetry experts = engine.expert_telemetry();
+  const KvPoolState pool = engine.kv_pool();
   const std::lock_guard lock(mutex);
   shown.experts = {.hot_uses = experts.hot_pairs,
                    .cpu_uses = experts.cpu_pairs,
@@ -446,6 +467,9 @@ void EngineThread::Impl::show() {
   shown.slots = std::move(states);
   shown.n_paused = n_paused;
   shown.n_ctx = engine.n_ctx();
+  shown.page_tokens = pool.page_tokens;
+  shown.n_pages = pool.n_pages;
+  shown.n_pages_free = pool.n_free;
   shown.prompt_rate = prompt_rate.value();
   shown.decode_rate = decode_rate.value();
   shown.draft = draft;

@@ -8,6 +8,7 @@
 // what is new.
 #pragma once
 
+#include <chrono>
 #include <memory>
 
 #include "engine/token_service.h"
@@ -19,6 +20,7 @@ struct EngineThreadOptions {
   int max_waiting = 64;            // requests without a slot; more are refused
   int64_t max_waiting_tokens = 0;  // of their prompts together; 0: any number
   int checkpoint_every = 4096;     // tokens of a long prompt between points to come back to
+  std::chrono::milliseconds save_heat_every{60'000};
   // Performance.
   int max_decode_stall_ms = 300;  // between two tokens of an answer while another one's prompt is read
 };
@@ -34,6 +36,8 @@ class EngineThread : public TokenService {
   void cancel(RequestHandle request) override;
   void pause(RequestHandle request, bool paused) override;
   TokenServiceState state() const override;
+  std::shared_ptr<const ExpertHeat> expert_heat() override;
+  void order(HeatOrder order) override;
   int n_ctx() const override;
   int n_slots() const override;
 

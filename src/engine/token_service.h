@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -81,12 +82,21 @@ struct ExpertCounts {
   }
 };
 
+// How hot each expert is, as of some moment.
+struct ExpertHeat {
+  std::vector<int> n_expert;  // of each layer; 0: dense
+  std::vector<float> heat;    // of all experts, layer after layer
+  uint64_t n_tokens = 0;      // that were counted
+};
+enum class HeatOrder { None, Save, Reset };
+
 struct TokenServiceState {
   int n_running = 0, n_waiting = 0, n_paused = 0;
   double oldest_wait_seconds = 0.0;
   int64_t waiting_tokens = 0;  // prompts of those that wait
   std::vector<SlotState> slots;
   int n_ctx = 0;
+  int page_tokens = 0, n_pages = 0, n_pages_free = 0;  // of keys and values; 0: there is no pool
   uint64_t n_steps = 0, n_prompt_steps = 0;  // steps; of them, those with rows of prompts
   uint64_t n_prompt_computed = 0, n_prompt_cached = 0, n_written = 0;  // tokens
   double prompt_rate = 0.0, decode_rate = 0.0;                         // tokens per second, of late
@@ -107,6 +117,10 @@ class TokenService {
   // A paused request keeps its slot and writes nothing. For readers that do not keep up.
   virtual void pause(RequestHandle request, bool paused) = 0;
   virtual TokenServiceState state() const = 0;
+  // The latest copy, at most a moment old if this is called again and again; nullptr: there is none yet.
+  virtual std::shared_ptr<const ExpertHeat> expert_heat() { return nullptr; }
+  // Writes the heat file, or forgets heat and hot experts, after the step that runs.
+  virtual void order(HeatOrder) {}
   virtual int n_ctx() const = 0;
   virtual int n_slots() const = 0;
 };

@@ -153,22 +153,26 @@ std::vector<float> faded(HeatMap heat, uint64_t n_tokens) {
 
 }  // namespace
 
-Status add_heat(const std::string& path, const HeatFileInfo& info, const HeatMap& heat,
-                const HeatMap& start) {
+Status add_heat(const std::string& path, const HeatFileInfo& info, const HeatMap& heat, HeatBase& base) {
+  const auto same = [](const HeatMap& a, const HeatMap& b) {
+    return a.n_tokens() == b.n_tokens() && a.values() == b.values();
+  };
   const FolderLock lock(path);
-  if (::access(path.c_str(), F_OK) != 0) return save_heat(path, info, heat);
-  HeatMap now = start;
-  if (const Status status = load_heat(path, info, now); !status) return status;
-  if (now.n_tokens() == start.n_tokens() && now.values() == start.values())
-    return save_heat(path, info, heat);
-
-  const uint64_t n_counted = heat.n_tokens() - std::min(heat.n_tokens(), start.n_tokens());
-  const std::vector<float> ours = heat.values(), before = faded(start, n_counted);
-  std::vector<float> sum = faded(now, n_counted);
-  for (size_t i = 0; i < sum.size(); ++i) sum[i] += std::max(0.0f, ours[i] - before[i]);
-  HeatMap both = start;
-  both.set(sum, now.n_tokens() + n_counted);
-  return save_heat(path, info, both);
+  HeatMap now = base.file;
+  const bool exists = ::access(path.c_str(), F_OK) == 0;
+  if (exists)
+    if (const Status status = load_heat(path, info, now); !status) return status;
+  HeatMap sum = heat;
+  if (exists && !(same(now, base.file) && same(base.file, base.ours))) {
+    const uint64_t n_counted = heat.n_tokens() - std::min(heat.n_tokens(), base.ours.n_tokens());
+    const std::vector<float> ours = heat.values(), before = faded(base.ours, n_counted);
+    std::vector<float> values = faded(now, n_counted);
+    for (size_t i = 0; i < values.size(); ++i) values[i] += std::max(0.0f, ours[i] - before[i]);
+    sum.set(values, now.n_tokens() + n_counted);
+  }
+  if (const Status status = save_heat(path, info, sum); !status) return status;
+  base = {.ours = heat, .file = std::move(sum)};
+  return {};
 }
 
 Result<SavedHeat> parse_heat(const std::string& path, const std::string& text) {

@@ -40,10 +40,15 @@ struct SavedHeat {
 // REQUIRES: the heat map is that of info's catalog.
 Status save_heat(const std::string& path, const HeatFileInfo& info, const HeatMap& heat);
 
-// The same for a program that began with the heat `start` of this file (empty where there was none) and has counted on since: where
-// another program has written the file in the meantime, what this one counted is added to it. A file that is of another model by now
-// is refused.
-Status add_heat(const std::string& path, const HeatFileInfo& info, const HeatMap& heat, const HeatMap& start);
+// A program's heat and its file's when they were last brought together: what was read, or written, then.
+struct HeatBase {
+  HeatMap ours, file;
+};
+
+// The same for a program that has counted on since: where another program has written the file in the
+// meantime, what this one counted is added to it. A file that is of another model by now is refused. May be
+// called again and again: `base` is brought up to date.
+Status add_heat(const std::string& path, const HeatFileInfo& info, const HeatMap& heat, HeatBase& base);
 
 // The text of a file; `path` is for messages. Refused: not a heat file, another version, damaged.
 Result<SavedHeat> parse_heat(const std::string& path, const std::string& text);

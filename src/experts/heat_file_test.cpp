@@ -192,8 +192,9 @@ TEST_F(HeatFileTest, AddsWhatTwoProgramsCounted) {
     second.use(2, 3);
     second.advance(1);
   }
-  ASSERT_TRUE(add_heat(path_, info_, first, start));
-  ASSERT_TRUE(add_heat(path_, info_, second, start));
+  HeatBase of_first{start, start}, of_second{start, start};
+  ASSERT_TRUE(add_heat(path_, info_, first, of_first));
+  ASSERT_TRUE(add_heat(path_, info_, second, of_second));
   HeatMap saved(catalog_);
   ASSERT_TRUE(load_heat(path_, info_, saved));
   EXPECT_EQ(saved.n_tokens(), heat_.n_tokens() + 120);
@@ -211,12 +212,34 @@ TEST_F(HeatFileTest, AddsWhatTwoProgramsCounted) {
 
   // Alone, what is saved is what was counted, and a file of another model is left alone.
   ASSERT_TRUE(load_heat(path_, info_, start));
-  ASSERT_TRUE(add_heat(path_, info_, both, start));
+  HeatBase base{start, start};
+  ASSERT_TRUE(add_heat(path_, info_, both, base));
   ASSERT_TRUE(load_heat(path_, info_, saved));
   EXPECT_EQ(saved.n_tokens(), both.n_tokens());
   const HeatFileInfo other = HeatFileInfo::of(catalog_of({8, 0, 8}), "qwen35moe", "Other");
   ASSERT_TRUE(save_heat(path_, other, HeatMap(catalog_of({8, 0, 8}))));
-  EXPECT_FALSE(add_heat(path_, info_, both, start));
+  EXPECT_FALSE(add_heat(path_, info_, both, base));
+}
+
+TEST_F(HeatFileTest, AddsToAFileAgainAndAgain) {
+  HeatMap ours(catalog_), others(catalog_), all(catalog_);
+  HeatBase base{ours, ours}, of_others{others, others};
+  const auto count = [](HeatMap& heat, int expert) {
+    heat.use(0, expert);
+    heat.advance(1);
+  };
+  for (int round = 0; round < 4; ++round) {
+    for (int i = 0; i < 10; ++i) count(ours, 1), count(all, 1);
+    ASSERT_TRUE(add_heat(path_, info_, ours, base));
+    if (round % 2 == 0) continue;
+    for (int i = 0; i < 5; ++i) count(others, 2), count(all, 2);
+    ASSERT_TRUE(add_heat(path_, info_, others, of_others));
+  }
+  HeatMap saved(catalog_);
+  ASSERT_TRUE(load_heat(path_, info_, saved));
+  EXPECT_EQ(saved.n_tokens(), 50u);
+  EXPECT_NEAR(saved.heat(0, 1), all.heat(0, 1), 1.0f);
+  EXPECT_NEAR(saved.heat(0, 2), all.heat(0, 2), 0.5f);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "grammar/grammar_matcher.h"
 
+#include <algorithm>
 #include <map>
 
 #include "grammar/utf8_automaton.h"
@@ -14,6 +15,10 @@ bool has_bit(std::span<const uint64_t> mask, int32_t token) {
 
 void set_bit(std::span<uint64_t> mask, int32_t token) {
   mask[static_cast<size_t>(token) / 64] |= uint64_t{1} << (token % 64);
+}
+
+void clear_bit(std::span<uint64_t> mask, int32_t token) {
+  mask[static_cast<size_t>(token) / 64] &= ~(uint64_t{1} << (token % 64));
 }
 
 }  // namespace
@@ -37,6 +42,55 @@ bool TokenMachine::takes_any_text(GrammarMachine::State state) {
     }
   }
   return true;
+}
+
+constexpr uint32_t kNoCharacter = UINT32_MAX, kSeveralPlaces = UINT32_MAX - 1;
+
+// The one place of the grammar that every plain character leads to.
+uint32_t TokenMachine::after_any_character(uint32_t at) {
+  if (const auto found = after_any_.find(at); found != after_any_.end()) return found->second;
+  const Grammar& grammar = machine_.grammar();
+  uint32_t after = kNoCharacter;
+  bool first = true, same = true;
+  const auto reach = [&](uint32_t place) {
+    same = same && (first || place == after);
+    first = false;
+    after = place;
+  };
+  std::vector<std::pair<uint32_t, uint8_t>> seen{{at, kUtf8Whole}};
+  for (size_t i = 0; same && i < seen.size(); ++i) {
+    const auto [place, utf8] = seen[i];
+    same = same && grammar.calls(place).empty();
+    for (int b = 0; same && b < 256; ++b) {
+      const auto byte = static_cast<uint8_t>(b);
+      const uint8_t next_utf8 = TokenTrie::is_plain_byte(byte) ? utf8_next(utf8, byte) : kUtf8Broken;
+      if (next_utf8 == kUtf8Broken) continue;
+      uint32_t target = kNoCharacter;
+      for (const Grammar::ByteEdge& edge : grammar.byte_edges(place)) {
+        if (byte < edge.first || byte > edge.last) continue;
+        same = same && (target == kNoCharacter || target == edge.target);
+        target = edge.target;
+      }
+      if (target == kNoCharacter || next_utf8 == kUtf8Whole)
+        reach(target);
+      else if (std::find(seen.begin(), seen.end(), std::pair(target, next_utf8)) == seen.end())
+        seen.emplace_back(target, next_utf8);
+    }
+  }
+  return after_any_[at] = same ? after : kSeveralPlaces;
+}
+
+std::optional<TokenMachine::TextRoom> TokenMachine::text_room(uint32_t at) {
+  const Grammar& grammar = machine_.grammar();
+  TextRoom room{0, false};
+  for (; room.n_characters < trie_->longest_plain(); ++room.n_characters) {
+    const uint32_t next = after_any_character(at);
+    if (next == kSeveralPlaces) return std::nullopt;
+    if (next == kNoCharacter) break;
+    at = next;
+    room.left = room.left || grammar.state(at).final;
+  }
+  return room;
 }
 
 void TokenMachine::walk(std::span<const TokenTrie::Node> nodes, GrammarMachine::State start, PlaceMask& out) {
@@ -98,10 +152,17 @@ const TokenMachine::PlaceMask& TokenMachine::place_mask(uint32_t at) {
   PlaceMask& mask = place_masks_[at];
   mask.allowed.assign(trie_->n_mask_words(), 0);
   const GrammarMachine::State start = machine_.at_place(at);
-  if (takes_any_text(start))
+  const std::optional<TextRoom> room = text_room(at);
+  if (room || takes_any_text(start)) {
     mask.allowed.assign(trie_->plain_mask().begin(), trie_->plain_mask().end());
-  else
+    const auto too_long = trie_->plain_longer_than(room ? room->n_characters : trie_->longest_plain());
+    for (const int32_t token : too_long) {
+      clear_bit(mask.allowed, token);
+      if (room->left) mask.undecided.push_back(token);
+    }
+  } else {
     walk(trie_->plain(), start, mask);
+  }
   walk(trie_->others(), start, mask);
   return mask;
 }

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <unordered_map>
@@ -42,13 +43,22 @@ class TokenMachine {
   const PlaceMask& place_mask(uint32_t at);
   void walk(std::span<const TokenTrie::Node> nodes, GrammarMachine::State start, PlaceMask& out);
   bool takes_any_text(GrammarMachine::State state);
+  // A place where any text may stand, up to a number of characters: how many there may be at least, and
+  // whether the rule may be left after one of them. nullopt: it is no such place.
+  struct TextRoom {
+    int n_characters;
+    bool left;
+  };
+  std::optional<TextRoom> text_room(uint32_t at);
+  uint32_t after_any_character(uint32_t at);
 
   static constexpr size_t kMaxMasks = 256;  // of each kind; one is 31 KB for 248,320 tokens
   GrammarMachine machine_;
   std::shared_ptr<const TokenTrie> trie_;
   std::unordered_map<uint32_t, PlaceMask> place_masks_;
   std::unordered_map<GrammarMachine::State, std::shared_ptr<const Mask>> masks_;
-  std::vector<GrammarMachine::State> path_;  // scratch of walk()
+  std::unordered_map<uint32_t, uint32_t> after_any_;  // of after_any_character()
+  std::vector<GrammarMachine::State> path_;           // scratch of walk()
   std::vector<char> left_;
 };
 

@@ -61,8 +61,28 @@ TokenTrie::TokenTrie(const Vocab& vocab) {
     }
     begins_.push_back(bytes_.size());
   }
+  sort_by_length(plain_tokens);
   plain_ = build(std::move(plain_tokens));
   others_ = build(std::move(other_tokens));
+}
+
+void TokenTrie::sort_by_length(std::span<const int32_t> tokens) {
+  const auto length = [this](int32_t token) {
+    const std::string_view text = bytes(token);
+    return static_cast<size_t>(
+        std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+  };
+  std::vector<std::vector<int32_t>> by_length;
+  for (const int32_t token : tokens) {
+    const size_t n = length(token);
+    if (by_length.size() <= n) by_length.resize(n + 1);
+    by_length[n].push_back(token);
+  }
+  n_longer_.assign(by_length.empty() ? 0 : by_length.size() - 1, 0);
+  for (size_t n = by_length.size(); n-- > 1;) {
+    plain_by_length_.insert(plain_by_length_.end(), by_length[n].begin(), by_length[n].end());
+    n_longer_[n - 1] = plain_by_length_.size();
+  }
 }
 
 std::vector<TokenTrie::Node> TokenTrie::build(std::vector<int32_t> tokens) {

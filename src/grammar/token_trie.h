@@ -41,6 +41,12 @@ class TokenTrie {
   }
   // One bit for each token of the vocabulary, the lowest of the first word for token 0.
   std::span<const uint64_t> plain_mask() const { return plain_mask_; }
+  // Plain tokens of more characters than that.
+  std::span<const int32_t> plain_longer_than(int n_characters) const {
+    const auto n = std::min(static_cast<size_t>(n_characters), n_longer_.size());
+    return std::span(plain_by_length_).first(n == n_longer_.size() ? 0 : n_longer_[n]);
+  }
+  int longest_plain() const { return static_cast<int>(n_longer_.size()); }  // characters
 
   // What the token writes, as bytes of a grammar; empty for one that is never allowed.
   std::string_view bytes(int32_t token) const {
@@ -59,11 +65,14 @@ class TokenTrie {
   size_t n_mask_words() const { return plain_mask_.size(); }
 
  private:
+  void sort_by_length(std::span<const int32_t> tokens);
   std::vector<Node> build(std::vector<int32_t> tokens);
 
   std::vector<Node> plain_, others_;
   std::vector<int32_t> ids_;
   std::vector<uint64_t> plain_mask_;
+  std::vector<int32_t> plain_by_length_;  // the longest first
+  std::vector<size_t> n_longer_;          // [n]: so many have more than n characters
   std::string bytes_;
   std::vector<size_t> begins_{0};
   std::vector<int32_t> ends_;

@@ -5,13 +5,15 @@
 #include <algorithm>
 
 #include "base/log.h"
-#include "server/generation.h"
+#include "server/live_view.h"
 #include "server/on_worker.h"
 #include "server/operations.h"
 #include "server/token_endpoints.h"
 
 namespace thermo {
 namespace {
+
+constexpr auto kHeatCopy = std::chrono::milliseconds(50);
 
 bool is_id(std::string_view text) {
   const auto good = [](char c) {
@@ -217,6 +219,16 @@ asio::awaitable<void> ApiHandler::dispatch(HttpExchange& exchange, const RouteMa
     co_await generate(server_, exchange, route.dialect, std::move(caller), std::move(headers), continuation);
     co_return;
   }
+  if (route.endpoint == Endpoint::LiveView) {
+    co_await show_live(server_, exchange, std::move(headers));
+    co_return;
+  }
+  if (route.endpoint == Endpoint::Experts && server_.model != nullptr) {
+    // What is shown is the copy after this one.
+    server_.model->service->expert_heat();
+    Signal later(server_.io.get_executor());
+    co_await later.wait_until(std::chrono::steady_clock::now() + kHeatCopy);
+  }
   HttpReply reply;
   if (route.needs_model) {
     const Json answer = co_await token_endpoint(exchange, route);
@@ -281,8 +293,24 @@ HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) 
     case Endpoint::Plan:
       require_model(server_);
       return json_reply(server_.model->plan);
-    case Endpoint::Experts:
-      return json_reply(experts_json(server_));
+    case Endpoint::Experts: {
+      const std::string format = request.query_value("format", "json");
+      if (format == "json") return json_reply(experts_json(server_));
+      if (format != "csv") throw invalid_value("format", "format: json or csv was expected");
+      HttpReply reply;
+      reply.content_type = "text/csv; charset=utf-8";
+      reply.body = experts_csv(server_);
+      return reply;
+    }
+    case Endpoint::Heat: {
+      require_model(server_);
+      const Json body = parse_body(request.body);
+      const std::string action = Fields(body).string("action").value_or("");
+      if (action != "save" && action != "reset")
+        throw invalid_value("action", "action: save or reset was expected");
+      server_.model->service->order(action == "save" ? HeatOrder::Save : HeatOrder::Reset);
+      return json_reply({{"action", action}, {"status", "ordered"}});
+    }
     case Endpoint::Shutdown:
       on_shutdown_();
       return json_reply({{"status", "shutting down"}});

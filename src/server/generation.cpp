@@ -141,7 +141,10 @@ void Generation::submit() {
       tokens.marks = prepared_.marks;
       tokens.side_request = request().side_request || c > 0;
       if (continuation_ != nullptr) go_on(choices_.back(), tokens);
-      tokens.on_event = [live = live_, index](TokenEvent event) { live->push(index, std::move(event)); };
+      tokens.on_event = [live = live_, index, &metrics = server_.metrics](TokenEvent event) {
+        if (std::holds_alternative<TokensEnded>(event)) live->ended(metrics);
+        live->push(index, std::move(event));
+      };
       const Result<RequestHandle> handle = model_.service->submit(std::move(tokens));
       if (!handle) throw engine_error(handle.error());
       live_->handles.push_back(*handle);
@@ -257,6 +260,7 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
     server_.metrics.count("thermocline_cancelled_total", fmt::format("phase=\"{}\"", phase()));
     record("cancelled");
     if (continuation_ != nullptr) continuation_->finish_reason = "cancelled";
+    live_->cancel_begins(phase());
     if (live_->cancelled && !exchange_.gone())
       failure_ = ApiError(503, "cancelled", "the request was cancelled");
     else
@@ -308,7 +312,7 @@ void Generation::take_tokens(int index, const std::vector<GeneratedToken>& token
   AnswerParser::Events events;
   for (const GeneratedToken& token : tokens) {
     ++choice.n_tokens;
-    ++live_->n_written;
+    if (live_->n_written++ == 0) live_->first_token = Clock::now();
     if (continuation_ != nullptr) continuation_->written.push_back(token.id);
     if (!token.logprobs.empty()) choice.tokens.push_back(token);
     AnswerParser::Events more = choice.parser.push(token.id);
@@ -398,6 +402,13 @@ void Generation::record(const char* outcome) {
   Metrics& m = server_.metrics;
   const std::string dialect = fmt::format("dialect=\"{}\"", dialect_name(request().dialect));
   const double duration = std::chrono::duration<double>(Clock::now() - live_->since).count();
+  const bool over = std::all_of(choices_.begin(), choices_.end(), [](const Choice& c) { return c.ended; });
+  if (!prepared_.constraints.empty() && over) {  // the engine has let go of them
+    m.observe("thermocline_grammar_compile_seconds", prepared_.constraint_seconds);
+    for (const auto& constraint : prepared_.constraints)
+      if (constraint->n_masks() > 0)
+        m.observe("thermocline_grammar_mask_seconds", constraint->mask_seconds() / constraint->n_masks());
+  }
   const std::string reason = choices_.empty() ? "" : choices_.front().answer.finish_reason;
   m.count("thermocline_requests_total",
           fmt::format("{},outcome=\"{}\",finish_reason=\"{}\"", dialect, outcome, reason));
@@ -421,6 +432,12 @@ void Generation::record(const char* outcome) {
                                                       : stats.n_cached + 1 < stats.n_prompt
                                                           ? "result=\"partial\""
                                                           : "result=\"hit\"");
+    if (stats.draft.n_rounds > 0)
+      m.observe("thermocline_spec_accepted_length", stats.draft.accept_length(),
+                fmt::format("drafter=\"{}\"", label_value(stats.draft.drafter)));
+    if (request().format.kind != OutputFormat::Kind::Text)
+      m.count("thermocline_structured_outputs_total",
+              choice.answer.finish_reason == "length" ? "result=\"truncated\"" : "result=\"ok\"");
     m.count("thermocline_prefill_seconds_total", "", stats.prompt_seconds);
     m.count("thermocline_decode_seconds_total", "", stats.predicted_seconds);
     m.observe("thermocline_prefill_duration_seconds", stats.prompt_seconds);

@@ -13,6 +13,7 @@
 
 #include "engine/token_service.h"
 #include "server/http/signal.h"
+#include "server/metrics.h"
 
 namespace thermo {
 
@@ -46,12 +47,28 @@ class LiveRequest : public std::enable_shared_from_this<LiveRequest> {
     return taken;
   }
 
+  // The thread of the sockets: from now on it is only waited for its end.
+  void cancel_begins(const std::string& phase) {
+    const std::lock_guard lock(mutex_);
+    cancelled_in_ = phase;
+    cancelled_at_ = std::chrono::steady_clock::now();
+  }
+  // The engine's thread: one of its answers has ended.
+  void ended(Metrics& metrics) {
+    const std::lock_guard lock(mutex_);
+    if (cancelled_in_.empty()) return;
+    metrics.observe("thermocline_cancel_latency_seconds",
+                    std::chrono::duration<double>(std::chrono::steady_clock::now() - cancelled_at_).count(),
+                    "phase=\"" + cancelled_in_ + "\"");
+  }
+
   Signal signal;
 
   // For those who look on; the thread of the sockets.
   std::string id, reply_id, key_name, dialect, session;
   std::string state = "queued";  // queued, prefill, reasoning, content, tool_call, paused
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point first_token = {};
   int n_prompt = 0, n_cached = 0, n_prompt_done = 0, n_written = 0;
   std::vector<RequestHandle> handles;
   bool cancelled = false;  // by somebody else than its client
@@ -63,6 +80,8 @@ class LiveRequest : public std::enable_shared_from_this<LiveRequest> {
   std::mutex mutex_;
   std::deque<Event> events_;
   bool posted_ = false;
+  std::string cancelled_in_;  // phase; empty: it is not cancelled
+  std::chrono::steady_clock::time_point cancelled_at_;
 };
 
 }  // namespace thermo

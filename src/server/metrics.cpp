@@ -19,6 +19,9 @@ constexpr double kTokens[] = {16,   32,   64,    128,   256,   512,    1024,  20
 constexpr double kAccepted[] = {0, 1, 2, 3, 4, 6, 8, 12, 16};
 constexpr double kCancel[] = {.001, .01, .05, .1, .25, .5, 1, 2};
 
+constexpr double kGrammar[] = {1e-5, 2.5e-5, 5e-5,   1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3,
+                               5e-3, 1e-2,   2.5e-2, 5e-2, .1,     .25,  .5,   1};
+
 struct Family {
   std::string_view name;
   std::string_view help;
@@ -37,6 +40,7 @@ const Family kFamilies[] = {
     {"thermocline_decode_seconds_total", "Time requests spent writing.", {}, false},
     {"thermocline_reasoning_closed_total", "How reasoning ended."},
     {"thermocline_tool_calls_total", "Tool calls written."},
+    {"thermocline_structured_outputs_total", "Answers that had to have a format."},
     {"thermocline_prefix_cache_lookups_total", "Prompts by how much of them was in the cache."},
     {"thermocline_time_to_first_token_seconds", "From the request to its first token.", kFirstToken},
     {"thermocline_time_per_output_token_seconds", "Mean time between tokens of an answer.", kPerToken, false},
@@ -46,8 +50,11 @@ const Family kFamilies[] = {
     {"thermocline_prefill_duration_seconds", "Time to read a prompt.", kFirstToken, false},
     {"thermocline_request_prompt_tokens", "Tokens of a prompt.", kTokens, false},
     {"thermocline_request_generated_tokens", "Tokens of an answer.", kTokens, false},
-    {"thermocline_spec_accepted_length", "Tokens committed for a draft.", kAccepted},
+    {"thermocline_spec_accepted_length", "Mean number of accepted tokens of a request's drafts.", kAccepted},
     {"thermocline_cancel_latency_seconds", "From a cancellation to the end of the work.", kCancel},
+    {"thermocline_grammar_compile_seconds", "Time to make the rules of an answer.", kGrammar, false},
+    {"thermocline_grammar_mask_seconds", "Mean time of a request's masks of allowed tokens.", kGrammar,
+     false},
 };
 
 const Family& family_of(std::string_view name) {

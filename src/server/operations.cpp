@@ -77,7 +77,24 @@ void process_metrics(std::string& out, const ServerState& server) {
                {{"", static_cast<double>(server.started_at)}});
 }
 
-void engine_metrics(std::string& out, const ServedModel& model) {
+void memory_metrics(std::string& out, const Json& plan) {
+  std::vector<Sample> host, device;
+  for (const Json& tier : plan.value("tiers", Json::array())) {
+    const bool on_host = tier.value("name", "") == "host";
+    const std::string name =
+        on_host ? "" : fmt::format("device=\"{}\",", label_value(tier.value("name", "")));
+    for (const Json& item : tier.value("items", Json::array()))
+      (on_host ? host : device)
+          .push_back({fmt::format("{}kind=\"{}\"", name, label_value(item.value("name", ""))),
+                      item.value("bytes", 0.0)});
+  }
+  write_family(out, "thermocline_host_memory_bytes", "gauge", "Main memory as it was planned.", host);
+  if (!device.empty())
+    write_family(out, "thermocline_device_memory_bytes", "gauge", "Device memory as it was planned.", device);
+}
+
+void engine_metrics(std::string& out, const ServerState& server) {
+  const ServedModel& model = *server.model;
   const TokenServiceState state = model.service->state();
   const auto gauge = [&](const char* name, const char* help, double value) {
     write_family(out, name, "gauge", help, {{"", value}});
@@ -87,6 +104,7 @@ void engine_metrics(std::string& out, const ServedModel& model) {
   gauge("thermocline_requests_paused", "Requests whose client does not keep up.", state.n_paused);
   gauge("thermocline_queue_oldest_seconds", "How long the oldest request has waited.",
         state.oldest_wait_seconds);
+  gauge("thermocline_queue_limit", "Requests that may wait.", server.options.max_waiting);
   gauge("thermocline_slots", "Requests that are computed together at most.",
         static_cast<double>(state.slots.size()));
   double held = 0.0;
@@ -94,12 +112,18 @@ void engine_metrics(std::string& out, const ServedModel& model) {
   const double capacity = static_cast<double>(state.slots.size()) * state.n_ctx;
   gauge("thermocline_kv_tokens_used", "Tokens whose keys and values are in memory.", held);
   gauge("thermocline_kv_tokens_capacity", "Tokens that memory holds.", capacity);
-  // What a router of the Gateway API Inference Extension asks a model server for.
-  gauge("thermocline_kv_cache_usage_ratio", "Share of the KV cache in use.",
-        capacity > 0.0 ? held / capacity : 0.0);
+  // What a router of the Gateway API Inference Extension asks a model server for. Without a pool of pages a
+  // slot is one block.
+  const bool pages = state.n_pages > 0;
+  const double used = pages            ? 1.0 - static_cast<double>(state.n_pages_free) / state.n_pages
+                      : capacity > 0.0 ? held / capacity
+                                       : 0.0;
+  gauge("thermocline_kv_cache_usage_ratio", "Share of the KV cache in use.", used);
   write_family(
       out, "thermocline_cache_config_info", "gauge", "Blocks of the KV cache: tokens of one, and how many.",
-      {{fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\"", state.n_ctx, state.slots.size()), 1.0}});
+      {{fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\"", pages ? state.page_tokens : state.n_ctx,
+                    pages ? state.n_pages : static_cast<int>(state.slots.size())),
+        1.0}});
   write_family(out, "thermocline_decode_tokens_per_second", "gauge", "Tokens written per second.",
                {{"window=\"10s\"", state.decode_rate}});
   write_family(out, "thermocline_prefill_tokens_per_second", "gauge", "Prompt tokens computed per second.",
@@ -112,6 +136,12 @@ void engine_metrics(std::string& out, const ServedModel& model) {
                {{"tier=\"device\"", static_cast<double>(experts.hot_uses)},
                 {"tier=\"host\"", static_cast<double>(experts.cpu_uses)},
                 {"tier=\"fetched\"", static_cast<double>(experts.fetched_uses)}});
+  std::vector<Sample> hits;
+  for (const auto& [label, seconds] : {std::pair("window=\"1s\"", 1.0), {"window=\"60s\"", 60.0}})
+    if (const LoadHistory::Window window = server.history.window(seconds); window.n_uses > 0)
+      hits.push_back({label, window.hot_ratio});
+  write_family(out, "thermocline_expert_hit_ratio", "gauge", "Share of the uses of experts that were hot.",
+               hits);
   write_family(out, "thermocline_expert_moves_total", "counter", "Experts that became hot.",
                {{"direction=\"promote\"", static_cast<double>(experts.moved)}});
   write_family(out, "thermocline_expert_move_bytes_total", "counter", "Bytes copied for that.",
@@ -202,6 +232,8 @@ HttpReply ready_reply(const ServerState& server) {
       reason = error.code;
     }
   }
+  if (reason.empty() && server.model->service->state().n_waiting >= std::max(1, server.options.max_waiting))
+    reason = "server_is_overloaded";
   if (reason.empty()) return json_reply({{"status", "ready"}});
   return json_reply({{"status", "not ready"}, {"reason", reason}}, 503);
 }
@@ -284,8 +316,20 @@ Json props_json(const ServerState& server, bool admin) {
   props["speculation"] = {
       {"drafters", state.draft.drafter.empty() ? Json::array() : Json::array({state.draft.drafter})},
       {"policy", state.draft.state}};
+  props["tools"] = {{"choice", Json::array({"auto", "none", "required", "named", "allowed"})},
+                    {"parallel", true}};
+  props["structured"] = {{"formats", Json::array({"json_object", "json_schema", "grammar"})}};
+  Json names = Json::array();
+  const Json defaults = sampling_json(model.sampling);
+  for (const auto& [name, value] : defaults.items()) names.push_back(name);
+  props["sampling"] = {{"supported", std::move(names)}};
+  props["plan"] = model.plan;
   props["limits"] = {{"body_bytes", server.options.http.max_body_bytes},
-                     {"connections", server.options.http.max_connections}};
+                     {"connections", server.options.http.max_connections},
+                     {"queue", server.options.max_waiting},
+                     {"choices", std::min(16, model.service->n_slots())},
+                     {"stop_texts", 16},
+                     {"top_logprobs", 20}};
   return props;
 }
 
@@ -311,34 +355,67 @@ Json slots_json(const ServerState& server) {
 Json experts_json(const ServerState& server) {
   require_model(server);
   const ExpertCounts experts = server.model->service->state().experts;
-  return {
+  Json json = {
       {"uses", {{"device", experts.hot_uses}, {"host", experts.cpu_uses}, {"fetched", experts.fetched_uses}}},
       {"hit_ratio", experts.hot_ratio()},
       {"moved", experts.moved},
       {"moved_bytes", experts.moved_bytes},
       {"stall_seconds", static_cast<double>(experts.stall_ns) * 1e-9},
       {"hot_bytes", experts.hot_bytes},
-      {"total_bytes", experts.total_bytes}};
+      {"total_bytes", experts.total_bytes},
+      {"n_tokens", nullptr},
+      {"heat", nullptr}};
+  if (const auto heat = server.model->service->expert_heat()) {
+    json["n_tokens"] = heat->n_tokens;
+    json["heat"] = Json::array();
+    auto at = heat->heat.begin();
+    for (const int n : heat->n_expert) {
+      json["heat"].push_back(std::vector<float>(at, at + n));
+      at += n;
+    }
+  }
+  return json;
+}
+
+std::string experts_csv(const ServerState& server) {
+  require_model(server);
+  std::string text = "layer,expert,heat\n";
+  const auto heat = server.model->service->expert_heat();
+  if (heat == nullptr) return text;
+  size_t at = 0;
+  for (size_t layer = 0; layer < heat->n_expert.size(); ++layer)
+    for (int e = 0; e < heat->n_expert[layer]; ++e)
+      text += fmt::format("{},{},{}\n", layer, e, heat->heat[at++]);
+  return text;
+}
+
+Json request_json(const LiveRequest& live) {
+  const std::string hashed =
+      live.session.empty()
+          ? ""
+          : sha256_hex(std::as_bytes(std::span(live.session.data(), live.session.size()))).substr(0, 12);
+  const double writing = live.n_written > 1 ? seconds_since(live.first_token) : 0.0;
+  return {{"id", live.id},
+          {"reply_id", live.reply_id},
+          {"key_name", live.key_name},
+          {"dialect", live.dialect},
+          {"session", hashed},
+          {"state", live.state},
+          {"age_ms", std::lround(seconds_since(live.since) * 1e3)},
+          {"prompt_tokens", live.n_prompt},
+          {"cached_tokens", live.n_cached},
+          {"prefill_done", live.n_prompt_done},
+          {"generated", live.n_written},
+          {"tps", writing > 0.0 ? Json((live.n_written - 1) / writing) : Json(nullptr)}};
 }
 
 Json requests_json(const ServerState& server) {
   Json list = Json::array();
+  int n_queued = 0;
   for (const auto& live : server.live) {
-    const std::string hashed =
-        live->session.empty()
-            ? ""
-            : sha256_hex(std::as_bytes(std::span(live->session.data(), live->session.size()))).substr(0, 12);
-    list.push_back({{"id", live->id},
-                    {"reply_id", live->reply_id},
-                    {"key_name", live->key_name},
-                    {"dialect", live->dialect},
-                    {"session", hashed},
-                    {"state", live->state},
-                    {"age_ms", std::lround(seconds_since(live->since) * 1e3)},
-                    {"prompt_tokens", live->n_prompt},
-                    {"cached_tokens", live->n_cached},
-                    {"prefill_done", live->n_prompt_done},
-                    {"generated", live->n_written}});
+    Json one = request_json(*live);
+    one["queue_position"] = live->state == "queued" ? ++n_queued : 0;
+    list.push_back(std::move(one));
   }
   return list;
 }
@@ -383,7 +460,8 @@ std::string metrics_text(const ServerState& server) {
               label_value(server.model->id), meta("arch"), meta("quant"), meta("n_expert"),
               meta("n_expert_used"), server.model->service->n_ctx()),
           1.0}});
-    engine_metrics(out, *server.model);
+    engine_metrics(out, server);
+    memory_metrics(out, server.model->plan);
   }
   out += server.metrics.text();
   process_metrics(out, server);

@@ -130,8 +130,11 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
       call && !may_call && request.dialect != Dialect::Completions)
     generate.sampling.logit_bias[*call] = kBanToken;
   const size_t n_answers = prepared.prompts.size() * static_cast<size_t>(request.n);
+  const auto begin = std::chrono::steady_clock::now();
   prepared.constraints = make_constraints(request, model, prepared.in_reasoning, generate.max_tokens,
                                           n_answers, request.ignored_fields);
+  prepared.constraint_seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (const Status status = validate(generate.sampling, vocab.n_tokens()); !status)
     throw ApiError(400, "invalid_value", status.error().message);
   prepared.request = std::move(request);

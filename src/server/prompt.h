@@ -14,6 +14,7 @@ struct PreparedRequest {
   bool in_reasoning = false;                  // the answer begins there
   GenerateOptions options;                    // but for the choice's number and constraint
   std::vector<std::shared_ptr<AnswerConstraint>> constraints;  // of each answer; empty: none
+  double constraint_seconds = 0.0;                             // making them took
   int n_prompt() const;                                        // tokens of all prompts
 };
 

@@ -34,6 +34,8 @@ constexpr Route kRoutes[] = {
     {"DELETE", "/thermo/requests/*", Endpoint::CancelRequest},
     {"GET", "/thermo/plan", Endpoint::Plan},
     {"GET", "/thermo/experts", Endpoint::Experts},
+    {"GET", "/thermo/live", Endpoint::LiveView},
+    {"POST", "/thermo/heat", Endpoint::Heat, Key::Admin},
     {"POST", "/thermo/shutdown", Endpoint::Shutdown, Key::Admin},
     {"POST", "/v1/embeddings", Endpoint::NotSupported},
     {"POST", "/embeddings", Endpoint::NotSupported},

@@ -34,6 +34,8 @@ enum class Endpoint {
   CancelRequest,
   Plan,
   Experts,
+  LiveView,
+  Heat,
   Shutdown,
   NotSupported,
 };

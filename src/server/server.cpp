@@ -9,9 +9,21 @@
 
 #include "base/log.h"
 #include "server/api_handler.h"
+#include "server/live_view.h"
 #include "server/stdio/pipe_server.h"
 
 namespace thermo {
+namespace {
+
+void sample_every_second(ServerState& state) {
+  sample_load(state);
+  state.sampler.expires_after(std::chrono::seconds(1));
+  state.sampler.async_wait([&state](const boost::system::error_code& error) {
+    if (!error) sample_every_second(state);
+  });
+}
+
+}  // namespace
 
 struct Server::Impl {
   ServerState state;
@@ -68,6 +80,7 @@ void Server::stop() {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   m.pipe.reset();
+  m.on_io([&] { m.state.sampler.cancel(); });
   m.state.workers.join();
   m.work.reset();
   m.state.io.stop();
@@ -87,7 +100,10 @@ void Server::set_progress(std::string stage, double ratio) {
 
 void Server::set_ready(ServedModel model) {
   impl_->service = model.service;
-  impl_->on_io([&] { impl_->state.model = std::make_unique<ServedModel>(std::move(model)); });
+  impl_->on_io([&] {
+    impl_->state.model = std::make_unique<ServedModel>(std::move(model));
+    sample_every_second(impl_->state);
+  });
 }
 
 void Server::set_failed(std::string why) {

@@ -27,6 +27,7 @@ struct ServerOptions {
   bool keep_billing_header = false;
   bool anthropic_thinking = false;
   bool prefill_assistant = false;
+  int max_waiting = 64;     // as the engine's queue has it
   int key_concurrency = 0;  // requests of one key at a time; 0: any number
   bool serve_slots = true, serve_props = true, serve_metrics = true;
   Json version = Json::object();  // what /version says

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "server/live_request.h"
+#include "server/load_history.h"
 #include "server/metrics.h"
 #include "server/server_options.h"
 
@@ -32,6 +33,9 @@ struct ServerState {
   std::string failure;      // the model could not be loaded
   std::list<std::shared_ptr<LiveRequest>> live;
   std::map<std::string, int> by_key;  // live requests of a key
+  asio::steady_timer sampler{io};     // of the next one
+  LoadHistory history;                // a sample each second
+  int n_viewers = 0;                  // of /thermo/live
   int64_t started_at = 0;             // seconds since 1970
 
   // "thermocline/0.1.0".

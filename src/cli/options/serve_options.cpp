@@ -135,6 +135,7 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
   add_duration(set, "--write-stall-timeout", flags.write_stall_timeout,
                "a client that does not read is given up after");
   add_duration(set, "--sse-ping-interval", flags.ping_interval, "a stream gives a sign of life after");
+  add_duration(set, "--heat-save-interval", flags.heat_save_interval, "the heat file is written every");
   add_duration(set, "--shutdown-grace", flags.shutdown_grace, "running requests may go on after SIGTERM for");
 
   set.section("Answers");
@@ -198,6 +199,7 @@ ServerOptions server_options(const ServeFlags& flags) {
       (!options.api_prefix.starts_with('/') || options.api_prefix.ends_with('/')))
     throw ConfigError(fmt::format("--api-prefix: '{}' cannot be used, write /path", options.api_prefix));
   options.strict_model = flags.strict_model;
+  options.max_waiting = flags.max_queue;
   options.default_max_tokens = flags.default_max_tokens < 0 ? 1 << 30 : flags.default_max_tokens;
   options.keep_billing_header = flags.keep_billing_header;
   options.anthropic_thinking = flags.anthropic_thinking == "auto";
@@ -216,6 +218,7 @@ EngineThreadOptions engine_thread_options(const ServeFlags& flags) {
   return {.max_waiting = flags.max_queue,
           .max_waiting_tokens = flags.max_queue_tokens,
           .checkpoint_every = flags.checkpoint_every,
+          .save_heat_every = parse_duration(flags.heat_save_interval),
           .max_decode_stall_ms = flags.max_decode_stall_ms};
 }
 

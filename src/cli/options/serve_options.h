@@ -31,7 +31,7 @@ struct ServeFlags {
   int max_connections = 1024, threads_http = 0;
   std::string header_timeout = "10s", body_timeout = "30s", keepalive_timeout = "75s",
               write_stall_timeout = "60s", timeout = "0", queue_timeout = "0", ping_interval = "10s",
-              shutdown_grace = "30s";
+              shutdown_grace = "30s", heat_save_interval = "60s";
   int default_max_tokens = 32768;
   bool strict_model = false, keep_billing_header = false, prefill_assistant = false;
   std::string anthropic_thinking = "off";

@@ -192,7 +192,7 @@ GenerationRequest read_chat_request(const Json& body, const RequestDefaults& def
   fields.refuse("moderation", "not supported");
   fields.accept({"store", "metadata", "service_tier", "safety_identifier", "verbosity", "prediction",
                  "prompt_cache_retention", "prompt_cache_options", "cache_prompt", "id_slot",
-                 "web_search_options", "logprobs_scope"});
+                 "web_search_options"});
   note_unknown(fields, request);
   return request;
 }

@@ -1,0 +1,211 @@
+#include "server/live_view.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <fstream>
+#include <map>
+
+#include "server/api/reply_writer.h"
+#include "server/operations.h"
+
+namespace thermo {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kMaxViewers = 16;
+constexpr size_t kMaxUnsent = 1 << 20;  // a viewer that has so much to read does not read
+
+double process_cpu_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+uint64_t resident_bytes() {
+  uint64_t pages = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> pages >> resident;
+  return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+double query_number(const HttpRequest& request, std::string_view name, double low, double high,
+                    double standard) {
+  const std::string text = request.query_value(name);
+  if (text.empty()) return standard;
+  double value = 0.0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !(value >= low && value <= high))
+    throw invalid_value(std::string(name), std::string(name) + ": a number in its range was expected");
+  return value;
+}
+
+Json hello(const ServerState& server) {
+  const ServedModel& model = *server.model;
+  const auto meta = [&](const char* name) {
+    return model.meta.contains(name) ? model.meta[name] : Json(nullptr);
+  };
+  return {{"model", model.id},
+          {"arch", meta("arch")},
+          {"n_layer", meta("n_layer")},
+          {"n_expert", meta("n_expert")},
+          {"n_expert_used", meta("n_expert_used")},
+          {"devices", Json::array({meta("device")})},
+          {"version", server.options.version.value("version", "")}};
+}
+
+Json tick(const ServerState& server, Clock::time_point begin) {
+  const TokenServiceState state = server.model->service->state();
+  const LoadHistory::Window last = server.history.window(1.0), minute = server.history.window(60.0);
+  const auto known = [](const LoadHistory::Window& w, double value) {
+    return w.seconds > 0.0 ? Json(value) : Json(nullptr);
+  };
+  const auto ratio = [](const LoadHistory::Window& w) {
+    return w.n_uses > 0 ? Json(w.hot_ratio) : Json(nullptr);
+  };
+  int64_t used = 0;
+  Json slots = Json::array();
+  for (const SlotState& slot : state.slots) {
+    used += slot.n_held;
+    slots.push_back({{"busy", slot.busy},
+                     {"prompt_n", slot.n_prompt},
+                     {"prompt_done", slot.n_prompt_done},
+                     {"cache_n", slot.n_cached},
+                     {"generated", slot.n_written},
+                     {"held", slot.n_held}});
+  }
+  const bool split = state.experts.total_bytes > 0;
+  Json experts = {{"hot_bytes", split ? Json(state.experts.hot_bytes) : Json(nullptr)},
+                  {"total_bytes", split ? Json(state.experts.total_bytes) : Json(nullptr)},
+                  {"hit_ratio_1s", ratio(last)},
+                  {"hit_ratio_60s", ratio(minute)},
+                  {"migrations_s", known(last, last.moved_per_s)},
+                  {"bytes_s", known(last, last.moved_bytes_per_s)},
+                  {"stall_ms_s", known(last, last.stall_share * 1e3)}};
+  Json spec = nullptr;
+  if (!state.draft.drafter.empty())
+    spec = {{"drafter", state.draft.drafter},
+            {"rounds_s", known(last, last.rounds_per_s)},
+            {"accept_len", state.draft.n_rounds > 0 ? Json(state.draft.accept_length()) : Json(nullptr)}};
+  return {{"t_ms", std::lround(std::chrono::duration<double>(Clock::now() - begin).count() * 1e3)},
+          {"decode_tps", known(last, last.written_per_s)},
+          {"prefill_tps", known(last, last.prompt_per_s)},
+          {"running", state.n_running},
+          {"waiting", state.n_waiting},
+          {"slots", std::move(slots)},
+          {"kv_used_tokens", used},
+          {"kv_capacity_tokens", static_cast<int64_t>(state.slots.size()) * state.n_ctx},
+          {"cache", {{"hits", state.n_prompt_cached}, {"misses", state.n_prompt_computed}}},
+          {"gpu", Json::array()},
+          {"cpu",
+           {{"util", known(last, last.cpu)},
+            {"threads_busy", nullptr},
+            {"rss", resident_bytes()},
+            {"mem_bw_bps", nullptr}}},
+          {"experts", std::move(experts)},
+          {"spec", std::move(spec)}};
+}
+
+Json heat_event(const ExpertHeat& heat) {
+  float max = 0.0f;
+  const std::vector<uint8_t> bytes = heat_bytes(heat.heat, &max);
+  return {{"w", base64(bytes)},        {"max", max},   {"n_expert", heat.n_expert},
+          {"n_tokens", heat.n_tokens}, {"r", nullptr}, {"layer_hit", nullptr}};
+}
+
+struct Viewer {
+  explicit Viewer(int& count) : n(count) { ++n; }
+  ~Viewer() { --n; }
+  Viewer(const Viewer&) = delete;
+  int& n;
+};
+
+}  // namespace
+
+std::string base64(std::span<const uint8_t> bytes) {
+  constexpr char kAlphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string out;
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    const size_t n = std::min<size_t>(3, bytes.size() - i);
+    uint32_t word = 0;
+    for (size_t k = 0; k < 3; ++k) word = word << 8 | (k < n ? bytes[i + k] : 0u);
+    for (size_t k = 0; k < 4; ++k) out += k <= n ? kAlphabet[word >> (18 - 6 * k) & 63] : '=';
+  }
+  return out;
+}
+
+std::vector<uint8_t> heat_bytes(std::span<const float> heat, float* max) {
+  *max = heat.empty() ? 0.0f : *std::max_element(heat.begin(), heat.end());
+  std::vector<uint8_t> bytes;
+  const double top = std::log1p(static_cast<double>(*max));
+  for (const float value : heat)
+    bytes.push_back(
+        top > 0.0 ? static_cast<uint8_t>(std::lround(255.0 * std::log1p(static_cast<double>(value)) / top))
+                  : uint8_t{0});
+  return bytes;
+}
+
+void sample_load(ServerState& server) {
+  if (server.model == nullptr) return;
+  const TokenServiceState state = server.model->service->state();
+  server.history.add({.time = Clock::now(),
+                      .n_written = state.n_written,
+                      .n_prompt = state.n_prompt_computed,
+                      .experts = state.experts,
+                      .draft = state.draft,
+                      .cpu_seconds = process_cpu_seconds()});
+}
+
+asio::awaitable<void> show_live(ServerState& server, HttpExchange& exchange,
+                                std::vector<std::pair<std::string, std::string>> headers) {
+  require_model(server);
+  const double hz = query_number(exchange.request(), "hz", 0.2, 5.0, 2.0);
+  const bool heat = query_number(exchange.request(), "heat", 0.0, 1.0, 0.0) > 0.0;
+  if (server.n_viewers >= kMaxViewers)
+    throw ApiError(503, "server_is_overloaded", "as many as may are watching already");
+  const Viewer viewer(server.n_viewers);
+  const auto signal = std::make_shared<Signal>(server.io.get_executor());
+  exchange.notify([signal] { signal->raise(); });
+  HttpReply head;
+  head.content_type = "text/event-stream; charset=utf-8";
+  head.headers = std::move(headers);
+  head.headers.emplace_back("Cache-Control", "no-cache");
+  head.headers.emplace_back("X-Accel-Buffering", "no");
+  exchange.begin_stream(std::move(head));
+  exchange.write(sse_event("hello", hello(server)));
+  const Clock::time_point begin = Clock::now();
+  const auto period = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(1.0 / hz));
+  Clock::time_point next = begin, next_heat = begin;
+  std::map<std::string, std::string> states;  // of requests, as they were shown
+  while (!exchange.gone() && !server.draining && exchange.unsent_bytes() < kMaxUnsent) {
+    std::map<std::string, std::string> now;
+    for (const auto& live : server.live) {
+      now[live->id] = live->state;
+      if (const auto before = states.find(live->id); before == states.end() || before->second != live->state)
+        exchange.write(sse_event("request", request_json(*live)));
+    }
+    for (const auto& [id, state] : states)
+      if (!now.contains(id)) exchange.write(sse_event("request", {{"id", id}, {"state", "ended"}}));
+    states = std::move(now);
+    exchange.write(sse_event("tick", tick(server, begin)));
+    if (heat && Clock::now() >= next_heat)
+      if (const auto copy = server.model->service->expert_heat()) {
+        exchange.write(sse_event("heat", heat_event(*copy)));
+        next_heat = Clock::now() + std::chrono::seconds(1);
+      }
+    next = std::max(next + period, Clock::now());
+    while (Clock::now() < next && !exchange.gone() && !server.draining) {
+      const bool raised = co_await signal->wait_until(next);
+      if (!raised) break;
+    }
+  }
+  exchange.end_stream();
+}
+
+}  // namespace thermo

@@ -1,0 +1,26 @@
+// `/thermo/live`: what the engine does, as a stream of events for a page or a script that watches.
+//
+//     hello  once: the model
+//     tick   `hz` times a second (0.2 to 5, 2 by default): speeds, requests, slots, memory, experts
+//     heat   once a second with `heat=1`: how hot every expert is
+//     request  when the state of a request changes
+#pragma once
+
+#include "server/http/http_server.h"
+#include "server/server_state.h"
+
+namespace thermo {
+
+// Until the viewer goes, does not read, or the server ends. Throws ApiError: too many viewers.
+asio::awaitable<void> show_live(ServerState& server, HttpExchange& exchange,
+                                std::vector<std::pair<std::string, std::string>> headers);
+
+// The newest numbers of the engine for rates of a window; called every second.
+void sample_load(ServerState& server);
+
+// Bytes in the alphabet of RFC 4648.
+std::string base64(std::span<const uint8_t> bytes);
+// Heat on a logarithmic scale from 0 to 255; the hottest is 255. `max`: its heat.
+std::vector<uint8_t> heat_bytes(std::span<const float> heat, float* max);
+
+}  // namespace thermo

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""What an operator sees of `serve`: metrics, the live view, heat."""
+import base64
+import contextlib
+import csv
+import http.client
+import io
+import json
+import pathlib
+import signal
+import tempfile
+import threading
+import time
+import unittest
+
+import metrics_format
+from server_harness import WEATHER, Server, ask
+
+SUM = ask("What is 17 + 25?")
+ROUTER = {"thermocline_requests_waiting", "thermocline_requests_running", "thermocline_kv_cache_usage_ratio", "thermocline_cache_config_info"}
+
+
+def heat_of(path):
+    heat = json.loads(pathlib.Path(path).read_text())
+    assert heat["format"] == "thermocline-heat"
+    return heat["n_tokens"]
+
+
+class Metrics(unittest.TestCase):
+    def test_are_in_order_under_load(self):
+        with Server("--parallel", "2", "-c", "1024", "--draft", "lookup") as server:
+            fresh = server.get("/metrics")
+            server.post("/v1/chat/completions", SUM)
+            server.post("/v1/chat/completions", ask("What is the weather in Paris?", tools=[WEATHER]))
+            server.post("/v1/chat/completions", ask("A name.", json_schema={"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}}))
+            server.post("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": "Hello"}]})
+            server.request("POST", "/v1/chat/completions", {"messages": []})
+            stream = server.stream("/v1/completions", {"prompt": "One day", "max_tokens": 900, "ignore_eos": True})
+            next(stream)
+            stream.close()  # a client that goes away
+            time.sleep(1.5)
+            text = server.get("/metrics")
+        for one in (fresh, text):
+            self.assertEqual(metrics_format.problems(one), [])
+            self.assertIn(metrics_format.promtool(one), ([], None))
+        families, samples = metrics_format.parse(text)
+        values = {(name, tuple(labels.values())): value for name, labels, value in samples}
+        self.assertLessEqual(ROUTER, set(families))
+        self.assertEqual(values["thermocline_queue_limit", ()], 64)
+        names = {name for name, _, _ in samples}
+        for name in ("thermocline_cancelled_total", "thermocline_cancel_latency_seconds_count", "thermocline_grammar_compile_seconds_count",
+                     "thermocline_structured_outputs_total", "thermocline_host_memory_bytes", "thermocline_spec_rounds_total", "process_threads"):
+            self.assertIn(name, names)
+        info = next(labels for name, labels, _ in samples if name == "thermocline_cache_config_info")
+        self.assertGreater(int(info["block_size"]) * int(info["num_gpu_blocks"]), 0)
+
+    def test_the_checker_finds_faults(self):
+        good = "# HELP a_total x\n# TYPE a_total counter\na_total{l=\"v\"} 1\n"
+        self.assertEqual(metrics_format.problems(good), [])
+        for bad in (good + good, good.rstrip("\n"), good.replace("counter", "gauge"), good.replace("a_total", "a"), good.replace("HELP a_total x\n", "x\n"),
+                    good.replace(" 1", " x"), good.replace("l=\"v\"", "l=v"), good + "b 1\n", good + "a_total{l=\"v\"} 2\n", good.replace(" 1", " -1"),
+                    "# HELP h x\n# TYPE h histogram\nh_bucket{le=\"1\"} 2\nh_bucket{le=\"+Inf\"} 1\nh_sum 1\nh_count 1\n"):
+            self.assertNotEqual(metrics_format.problems(bad), [], bad)
+
+
+class LiveView(unittest.TestCase):
+    def watch(self, server, query, seconds):
+        """Events of the live view: [(name, data)]."""
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=20)
+        with contextlib.closing(connection):
+            connection.request("GET", "/thermo/live" + query)
+            reply = connection.getresponse()
+            self.assertEqual(reply.status, 200)
+            events, name, end = [], None, time.monotonic() + seconds
+            while time.monotonic() < end:
+                line = reply.readline().decode().rstrip("\n")
+                if line.startswith("event: "):
+                    name = line[7:]
+                elif line.startswith("data: "):
+                    events.append((name, json.loads(line[6:])))
+            return events
+
+    def test_shows_requests_speeds_and_heat(self):
+        with Server("--parallel", "2", "-c", "2048") as server:
+            body = {"prompt": "One day", "max_tokens": 1500, "ignore_eos": True}
+            threads = [threading.Thread(target=server.post, args=("/v1/completions", body)) for _ in range(2)]
+            seen = {}
+            watcher = threading.Thread(target=lambda: seen.update(events=self.watch(server, "?hz=5&heat=1", 4)))
+            watcher.start()
+            time.sleep(0.5)
+            for thread in threads:
+                thread.start()
+            for thread in (*threads, watcher):
+                thread.join()
+            events = seen["events"]
+            self.assertEqual(events[0][0], "hello")
+            self.assertEqual(events[0][1]["model"], "plankton")
+            ticks = [data for name, data in events if name == "tick"]
+            self.assertGreater(len(ticks), 5)
+            self.assertGreater(max(t["decode_tps"] or 0 for t in ticks), 0)
+            self.assertTrue(all(t["spec"] is None and t["gpu"] == [] and len(t["slots"]) == 2 for t in ticks))
+            states = {data["state"] for name, data in events if name == "request"}
+            self.assertTrue(states & {"prefill", "content", "reasoning"}, states)
+            heat = [data for name, data in events if name == "heat"][-1]
+            self.assertEqual(len(base64.b64decode(heat["w"])), sum(heat["n_expert"]))
+            self.assertGreater(heat["max"], 0)
+            self.assertEqual(server.request("GET", "/thermo/live?hz=99")[0], 400)
+            # Viewers who leave are forgotten.
+            deadline = time.monotonic() + 5
+            while time.monotonic() < deadline and self.count_viewers(server) < 16:
+                time.sleep(0.1)
+
+    def count_viewers(self, server):
+        """How many may join at once."""
+        sockets = []
+        try:
+            for n in range(17):
+                connection = http.client.HTTPConnection(server.host, server.port, timeout=10)
+                sockets.append(connection)
+                connection.request("GET", "/thermo/live?hz=0.2")
+                if connection.getresponse().status != 200:
+                    return n
+            return 17
+        finally:
+            for connection in sockets:
+                connection.close()
+
+    def test_limits_viewers(self):
+        with Server("-c", "512") as server:
+            self.assertEqual(self.count_viewers(server), 16)
+            deadline = time.monotonic() + 10
+            while (again := self.count_viewers(server)) != 16 and time.monotonic() < deadline:
+                time.sleep(0.2)
+            self.assertEqual(again, 16)
+            self.assertEqual(server.stop(), 0)
+
+    def test_props_and_requests(self):
+        with Server("--parallel", "1", "-c", "1024") as server:
+            props = server.get("/props")
+            for name in ("plan", "limits", "tools", "structured", "sampling"):
+                self.assertIn(name, props)
+            self.assertIn("GET /thermo/live", props["api"]["endpoints"])
+            stream = server.stream("/v1/completions", {"prompt": "One day", "max_tokens": 1000, "ignore_eos": True})
+            for _ in range(20):
+                next(stream)
+            request = server.get("/thermo/requests")[0]
+            self.assertGreater(request["tps"], 0)
+            self.assertEqual(request["queue_position"], 0)
+            stream.close()
+
+
+class Heat(unittest.TestCase):
+    def test_is_saved_while_it_runs_and_survives_a_kill(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "heat.json"
+            with Server("--heat-file", path, "--heat-save-interval", "200ms", "-c", "512") as server:
+                server.post("/v1/chat/completions", SUM)
+                deadline = time.monotonic() + 20
+                while not path.exists() and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                first = heat_of(path)
+                self.assertGreater(first, 0)
+                # Killed while it writes again and again: what is there is whole.
+                for _ in range(6):
+                    server.post("/v1/chat/completions", SUM)
+                    self.assertGreaterEqual(heat_of(path), first)
+                server.stop(signal.SIGKILL)
+            saved = heat_of(path)
+            with Server("--heat-file", path, "-c", "512") as server:
+                server.post("/v1/chat/completions", SUM)
+                self.assertEqual(server.stop(), 0)
+            self.assertGreater(heat_of(path), saved)  # saved at the end, on top of what was there
+
+    def test_is_shown_and_reset_on_demand(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "heat.json"
+            with Server("--heat-file", path, "-c", "512") as server:
+                server.post("/v1/chat/completions", SUM)
+                experts = server.get("/thermo/experts")
+                self.assertGreater(experts["n_tokens"], 0)
+                self.assertGreater(max(map(max, experts["heat"])), 0)
+                rows = list(csv.DictReader(io.StringIO(server.get("/thermo/experts?format=csv"))))
+                self.assertEqual(len(rows), sum(map(len, experts["heat"])))
+                self.assertEqual(server.request("GET", "/thermo/experts?format=xml")[0], 400)
+                self.assertFalse(path.exists())
+                server.post("/thermo/heat", {"action": "save"})
+                deadline = time.monotonic() + 10
+                while not path.exists() and time.monotonic() < deadline:
+                    time.sleep(0.02)
+                self.assertGreater(heat_of(path), 0)
+                self.assertEqual(server.request("POST", "/thermo/heat", {"action": "melt"})[0], 400)
+
+    def test_orders_need_an_administrator(self):
+        with Server("--api-key", "user:u,admin:a", "-c", "512") as server:
+            for key, status in (("u", 403), ("a", 200)):
+                self.assertEqual(server.request("POST", "/thermo/heat", {"action": "save"}, headers={"Authorization": f"Bearer {key}"})[0], status)
+
+
+if __name__ == "__main__":
+    unittest.main()
