@@ -238,6 +238,36 @@ TEST(Engine, CommitsTwoSequencesThatWaitedTogether) {
   EXPECT_FALSE(engine.commit(1, std::vector<int32_t>{0, 1}).ok());
 }
 
+// Layers with a window keep what it sees and a little more: further back it takes a checkpoint.
+TEST(Engine, GoesBackWhereWindowsHaveMovedOn) {
+  const GgufFile file(std::string(THERMO_TEST_DATA) + "/laguna-f32.gguf");
+  EngineOptions options = small();
+  options.n_ctx = 1000;
+  options.n_sequences = 2;
+  Engine engine(file, options);
+  std::vector<TokenId> ids;
+  for (int k = 0; k < 900; ++k) ids.push_back(17 * k * (k + 3) % engine.config().n_vocab);
+  Session session = std::move(engine.open_session().value());
+  ASSERT_TRUE(session.append(std::span(ids).first(300)).ok());
+  session.checkpoint();
+  ASSERT_TRUE(session.append(std::span(ids).subspan(300, 400)).ok());
+  const auto edited = [&](size_t at) {
+    std::vector<TokenId> other(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(at));
+    for (int k = 0; k < 40; ++k) other.push_back(ids[static_cast<size_t>(k)]);
+    return other;
+  };
+  for (const auto& [at, want] : {std::pair{size_t{650}, 650}, {size_t{400}, 300}, {size_t{200}, 0}}) {
+    const std::vector<TokenId> prompt = edited(at);
+    const Result<int> reused = session.set_tokens(prompt);
+    ASSERT_TRUE(reused.has_value());
+    EXPECT_EQ(*reused, want) << at;
+    Session fresh = std::move(engine.open_session().value());
+    ASSERT_TRUE(fresh.append(prompt).ok());
+    const std::span<const float> a = session.logits(), b = fresh.logits();
+    EXPECT_TRUE(std::equal(a.begin(), a.end(), b.begin(), b.end())) << at;
+  }
+}
+
 TEST(Engine, SaysWhatIsWrongWithItsOptions) {
   EngineOptions options = small();
   options.n_batch = -1;
