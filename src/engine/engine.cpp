@@ -204,6 +204,7 @@ Result<Session> Engine::open_session() {
     session->backend = e.backend.get();
     session->speculation = e.speculation.get();
     session->sequence = s;
+    session->max_checkpoints = static_cast<size_t>(e.plan.n_checkpoints);
     session->unread = &e.unread;
     session->uncommitted = &e.uncommitted[static_cast<size_t>(s)];
     session->release = [this, s] {

@@ -245,6 +245,9 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
   plan.memory.note = note;
   plan.model.sequence.n_ctx = plan.memory.n_ctx;
   plan.model.sequence.n_pages = plan.memory.n_pages;
+  const SequenceLayout layout = plan.gpu ? SequenceLayout::on_gpu(config, plan.model.sequence)
+                                         : SequenceLayout::on_cpu(config, plan.model.sequence);
+  plan_checkpoints(plan.memory, o.n_sequences, layout.piece_bytes(plan.memory.n_ctx, false));
   return plan;
 }
 

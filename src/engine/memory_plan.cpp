@@ -178,7 +178,11 @@ std::optional<MemoryPlan> plan_with_file(const ModelConfig& config, const GgufFi
   for (; n_ctx >= lowest; n_ctx /= 2) {
     const auto least = plan_pages(config, file, in, sizes, sizes.min_experts, n_ctx);
     if (!least) continue;
-    const uint64_t most = sizes.min_experts + (in.available_bytes - least->total_bytes);
+    // Beside two checkpoints of each sequence.
+    const SequenceLayout layout = SequenceLayout::on_cpu(config, sequence_at(in, n_ctx, least->n_pages));
+    const uint64_t points = 2 * static_cast<uint64_t>(in.n_sequences) * layout.piece_bytes(n_ctx, false);
+    const uint64_t room = in.available_bytes - least->total_bytes;
+    const uint64_t most = sizes.min_experts + (room - std::min(room, points));
     MemoryPlan plan = plan_at(config, file, in, sizes, std::min(wanted, most), n_ctx, least->n_pages);
     if (in.expert_ram && *in.expert_ram < sizes.min_experts)
       plan.note = fmt::format("{} of main memory for experts are too few for one layer; {} are used",
@@ -247,6 +251,19 @@ MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const Me
       fmt::format("{} needs {} of memory with a context of {}, but {} are available; {}", file.path(),
                   format_bytes(plan.total_bytes), shown_ctx, format_bytes(in.available_bytes), advice),
       remedy);
+}
+
+void plan_checkpoints(MemoryPlan& plan, int n_sequences, uint64_t bytes) {
+  if (bytes == 0) return;
+  const uint64_t of_each = bytes * static_cast<uint64_t>(n_sequences),
+                 room = plan.available_bytes - std::min(plan.available_bytes, plan.total_bytes);
+  plan.n_checkpoints = static_cast<int>(std::min<uint64_t>(room / of_each, kMaxCheckpoints));
+  if (plan.n_checkpoints == 0) return;
+  const uint64_t total = of_each * static_cast<uint64_t>(plan.n_checkpoints);
+  plan.items.push_back({"checkpoints", total,
+                        fmt::format("up to {} x {}, {} each; to go back to", plan.n_checkpoints, n_sequences,
+                                    format_bytes(bytes))});
+  plan.total_bytes += total;
 }
 
 std::string kv_item_detail(KvKind kind, const SequenceConfig& sequence, int n_sequences) {

@@ -43,6 +43,7 @@ struct MemoryPlanItem {
 struct MemoryPlan {
   int n_ctx = 0;
   int n_pages = 0;                    // of keys and values (kKvPage tokens each), for all sequences together
+  int n_checkpoints = 0;              // that a session may keep
   std::vector<MemoryPlanItem> items;  // taken from main memory
   uint64_t mapped_bytes = 0;          // read through the file mapping; the system may drop and re-read it
   uint64_t total_bytes = 0;           // of the items
@@ -71,6 +72,11 @@ std::string kv_item_detail(KvKind kind, const SequenceConfig& sequence, int n_se
 // Throws MemoryError when even the smallest context and the fewest experts do not fit, naming what would.
 inline constexpr int kRoomyContext = 4096;
 MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const MemoryPlanInputs& inputs);
+
+// Adds checkpoints of `bytes` each to a plan: for every session as many as there is main memory for, at most
+// kMaxCheckpoints.
+inline constexpr int kMaxCheckpoints = 8;
+void plan_checkpoints(MemoryPlan& plan, int n_sequences, uint64_t bytes);
 
 // With everything on a GPU that has `free_bytes`. Given the device's items for a context and a number of
 // pages, halves an automatic context until they fit, with fewer pages where it must be; the result does not

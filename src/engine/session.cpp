@@ -5,12 +5,6 @@
 #include <algorithm>
 
 namespace thermo {
-namespace {
-
-constexpr size_t kMaxCheckpoints = 8;  // of one session; a 35B-A3B checkpoint is 63 MiB
-
-}  // namespace
-
 Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&& other) noexcept {
@@ -231,10 +225,10 @@ void Session::checkpoint() {
 }
 
 void Session::Impl::checkpoint() {
-  if (backend->can_cut()) return;
+  if (backend->can_cut() || max_checkpoints == 0) return;
   if (!checkpoints.empty() && checkpoints.back().memory->n_past() == n_past()) return;
-  if (checkpoints.size() == kMaxCheckpoints)
-    checkpoints.erase(checkpoints.begin() + 1);  // keep the first: the system prompt
+  if (checkpoints.size() == max_checkpoints)  // keep the first: the system prompt
+    checkpoints.erase(checkpoints.begin() + (max_checkpoints > 1 ? 1 : 0));
   // Keys and values stay where they are. Without memory there is one point less to come back to.
   if (auto memory = backend->checkpoint(sequence, false))
     checkpoints.push_back(

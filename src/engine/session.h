@@ -37,6 +37,7 @@ struct Session::Impl {
   };
   std::vector<Point> checkpoints;  // increasing lengths; the empty beginning is always reachable
   std::vector<Row> rows;           // of the chunk being run
+  size_t max_checkpoints = 0;
   bool in_request = false;
 
   int n_past() const { return backend->n_past(sequence); }
