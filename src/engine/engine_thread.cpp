@@ -163,9 +163,15 @@ Result<RequestHandle> EngineThread::submit(TokenRequest request) {
 }
 
 void EngineThread::cancel(RequestHandle request) {
-  const std::lock_guard lock(impl_->mutex);
-  impl_->to_cancel.push_back(request);
-  impl_->wake.notify_one();
+  std::optional<WaitingRequest> waiting;
+  {
+    const std::lock_guard lock(impl_->mutex);
+    // One that has not begun ends here: a step may take half a second.
+    waiting = impl_->queue.remove(request);
+    if (!waiting) impl_->to_cancel.push_back(request);
+    impl_->wake.notify_one();
+  }
+  if (waiting) impl_->end_waiting(std::move(*waiting), FinishReason::Cancelled, std::nullopt);
 }
 
 void EngineThread::pause(RequestHandle request, bool paused) {

@@ -63,6 +63,10 @@ class Generation {
 
   const GenerationRequest& request() const { return prepared_.request; }
   void list();
+  // The answers of a prompt after its first one wait until the first has read it: then they share it.
+  TokenRequest token_request(int index);
+  void submit_one(int index, TokenRequest tokens);
+  void submit_others(int index);
   void take(int index, TokenEvent event);
   void take_tokens(int index, const std::vector<GeneratedToken>& tokens);
   void take_end(int index, const TokensEnded& ended);
@@ -123,32 +127,58 @@ void Generation::submit() {
   list();
   for (size_t p = 0; p < prepared_.prompts.size(); ++p)
     for (int c = 0; c < request().n; ++c) {
-      const int index = static_cast<int>(choices_.size());
       AnswerOptions answer;
       answer.starts_in_reasoning = prepared_.in_reasoning;
       answer.split_reasoning = request().split_reasoning;
       answer.stops = request().stops;
       if (request().tool_choice.mode != CallChoice::Mode::None) answer.tools = request().tools;
       choices_.push_back({.parser = AnswerParser(*model_.tokenizer, std::move(answer))});
-      TokenRequest tokens;
-      tokens.prompt = prepared_.prompts[p];
-      tokens.options = prepared_.options;
-      tokens.options.sampling.choice = static_cast<uint32_t>(c);
-      if (!prepared_.constraints.empty())
-        tokens.options.constraint = prepared_.constraints[static_cast<size_t>(index)];
-      tokens.fairness_key = caller_.key_name;
-      tokens.session_key = request().session_key.empty() ? caller_.session_hint : request().session_key;
-      tokens.marks = prepared_.marks;
-      tokens.side_request = request().side_request || c > 0;
-      if (continuation_ != nullptr) go_on(choices_.back(), tokens);
-      tokens.on_event = [live = live_, index, &metrics = server_.metrics](TokenEvent event) {
-        if (std::holds_alternative<TokensEnded>(event)) live->ended(metrics);
-        live->push(index, std::move(event));
-      };
-      const Result<RequestHandle> handle = model_.service->submit(std::move(tokens));
-      if (!handle) throw engine_error(handle.error());
-      live_->handles.push_back(*handle);
     }
+  live_->handles.assign(choices_.size(), {});
+  for (int index = 0; index < static_cast<int>(choices_.size()); index += request().n) {
+    TokenRequest tokens = token_request(index);
+    if (continuation_ != nullptr) go_on(choices_[static_cast<size_t>(index)], tokens);
+    submit_one(index, std::move(tokens));
+  }
+}
+
+TokenRequest Generation::token_request(int index) {
+  const int c = index % request().n;
+  TokenRequest tokens;
+  tokens.prompt = prepared_.prompts[static_cast<size_t>(index / request().n)];
+  tokens.options = prepared_.options;
+  tokens.options.sampling.choice = static_cast<uint32_t>(c);
+  if (!prepared_.constraints.empty())
+    tokens.options.constraint = prepared_.constraints[static_cast<size_t>(index)];
+  tokens.fairness_key = caller_.key_name;
+  tokens.session_key = request().session_key.empty() ? caller_.session_hint : request().session_key;
+  tokens.marks = prepared_.marks;
+  if (request().n > 1) tokens.marks.push_back(static_cast<int>(tokens.prompt.size()) - 1);
+  tokens.side_request = request().side_request || c > 0;
+  tokens.on_event = [live = live_, index, &metrics = server_.metrics](TokenEvent event) {
+    if (std::holds_alternative<TokensEnded>(event)) live->ended(metrics);
+    live->push(index, std::move(event));
+  };
+  return tokens;
+}
+
+void Generation::submit_one(int index, TokenRequest tokens) {
+  const Result<RequestHandle> handle = model_.service->submit(std::move(tokens));
+  if (!handle) throw engine_error(handle.error());
+  live_->handles[static_cast<size_t>(index)] = *handle;
+}
+
+void Generation::submit_others(int index) {
+  if (index % request().n != 0) return;
+  for (int other = index + 1; other < index + request().n; ++other) {
+    if (live_->handles[static_cast<size_t>(other)] != RequestHandle{}) return;
+    try {
+      submit_one(other, token_request(other));
+    } catch (const ApiError& error) {
+      if (!failure_) failure_ = error;
+      return;
+    }
+  }
 }
 
 // The answer begins after what earlier runs wrote; parser and constraint are brought there.
@@ -300,7 +330,9 @@ void Generation::take(int index, TokenEvent event) {
     const double ms = std::chrono::duration<double>(Clock::now() - live_->since).count() * 1e3;
     if (streaming_ && request().return_progress)
       send(writer_->progress(read->done, read->total, read->n_cached, ms));
+    if (read->done == read->total) submit_others(index);
   } else if (auto* written = std::get_if<TokensWritten>(&event)) {
+    submit_others(index);
     if (!choice.stopping) take_tokens(index, written->tokens);
   } else {
     take_end(index, std::get<TokensEnded>(event));
@@ -343,6 +375,7 @@ void Generation::show(int index, AnswerParser::Events events) {
 }
 
 void Generation::take_end(int index, const TokensEnded& ended) {
+  if (!ended.error && ended.reason != FinishReason::Cancelled) submit_others(index);  // an empty answer, too
   Choice& choice = choices_[static_cast<size_t>(index)];
   choice.ended = true;
   if (ended.error) {

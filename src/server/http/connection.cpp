@@ -250,6 +250,13 @@ void Connection::send(std::string bytes) {
   if (gone_) return;
   out_ += bytes;
   if (flushing_) return;
+  // Mostly the system takes it at once: no coroutine, no timer, nobody woken.
+  error_code error;
+  socket_.non_blocking(true, error);
+  const size_t n = socket_.write_some(asio::buffer(out_), error);
+  if (error && error != asio::error::would_block) return set_gone();
+  out_.erase(0, n);
+  if (out_.empty()) return;
   flushing_ = true;
   asio::co_spawn(
       socket_.get_executor(),
