@@ -8,6 +8,7 @@
 #include "base/cpu_info.h"
 #include "base/json.h"
 #include "base/units.h"
+#include "base/utf8.h"
 #include "chat/model_source.h"
 #include "cli/commands.h"
 #include "cli/inspect_facts.h"
@@ -18,13 +19,6 @@ namespace thermo {
 namespace {
 
 constexpr size_t kMaxTensorsUnasked = 200;  // shown for a file that is no model we run
-
-std::string format_params(uint64_t n) {
-  const auto value = static_cast<double>(n);
-  if (value >= 1e9) return fmt::format("{:.2f} B", value * 1e-9);
-  if (value >= 1e6) return fmt::format("{:.2f} M", value * 1e-6);
-  return fmt::format("{:.2f} K", value * 1e-3);
-}
 
 std::string describe_types(const KindFacts& kind) {
   std::vector<std::pair<uint64_t, DType>> types;
@@ -91,7 +85,7 @@ class InspectCommand : public Command {
     if (template_) {
       if (!facts.chat_template)
         throw LoadError(fmt::format("{}: the file has no chat template", file.path()));
-      write_stdout(*facts.chat_template);
+      write_stdout(terminal.stdout_is_terminal ? printable(*facts.chat_template) : *facts.chat_template);
       return ExitCode::Ok;
     }
     write_stdout(json_ ? json(file, facts).dump(2, ' ', false, Json::error_handler_t::replace) + "\n"
@@ -109,7 +103,7 @@ class InspectCommand : public Command {
       if (!value.empty()) out += fmt::format("  {:<18} {}\n", name, value);
     };
 
-    out += terminal.on_stdout(Style::Bold, file.path()) + "\n";
+    out += terminal.on_stdout(Style::Bold, printable(file.path())) + "\n";
     line("name", facts.name);
     line("description", facts.description);
     line("architecture", facts.architecture + (facts.config ? "" : " (not a model that this program runs)"));
@@ -184,7 +178,7 @@ class InspectCommand : public Command {
     if (!facts.warnings.empty()) {
       title("Warnings");
       for (const std::string& warning : facts.warnings)
-        out += fmt::format("  {}\n", terminal.on_stdout(Style::Yellow, warning));
+        out += fmt::format("  {}\n", terminal.on_stdout(Style::Yellow, printable(warning)));
     }
     return out;
   }

@@ -48,6 +48,7 @@ class PlanCommand : public Command {
       if (json_) write_stdout(no_plan_json(file, config, error.what()));
       throw;
     }
+    note_unusual(config.n_ctx_train, options, terminal);
     terminal.note_unless_empty(plan.note);
     write_stdout(json_ ? as_json(file, config, plan) : as_table(file, config, plan, terminal));
     return ExitCode::Ok;
@@ -62,8 +63,9 @@ class PlanCommand : public Command {
 
   std::string as_table(const GgufFile& file, const ModelConfig& config, const MemoryPlan& plan,
                        const Terminal& terminal) const {
-    std::string out = fmt::format("plan   {} ({}, {} layers), {}\n\n", file.path(), config.arch_name,
-                                  config.n_layer, context_reason(config, plan));
+    std::string out =
+        fmt::format("plan   {} ({}, {} layer{}), {}\n\n", file.path(), config.arch_name, config.n_layer,
+                    config.n_layer == 1 ? "" : "s", context_reason(config, plan));
     const auto tier = [&](const std::vector<MemoryPlanItem>& items, uint64_t total, uint64_t available) {
       for (const MemoryPlanItem& item : items)
         out += fmt::format("  {:<18}{:>12}   {}\n", item.name, format_bytes(item.bytes), item.detail);

@@ -172,7 +172,7 @@ class Options(ProgramTest):
     def test_says_what_to_use_instead_of_llama_options(self):
         for option, word in (("-ot", "dynamic"), ("--lora", "merge"), ("--mmproj", "text"), ("--rpc", "remote"),
                              ("--mirostat", "--temp"), ("--rope-scale", "model file"), ("-tb", "-t"),
-                             ("--port", "server"), ("-cnv", "chat"), ("--context-shift", "-c"), ("-mu", "-m")):
+                             ("--port", "`serve`"), ("-cnv", "chat"), ("--context-shift", "-c"), ("-mu", "-m")):
             with self.subTest(option=option):
                 line = self.refusal(USAGE, "run", *ASK, option, "x")
                 self.assertIn(option, line)

@@ -34,17 +34,18 @@ constexpr int kCheckPrompt = 32, kCheckTokens = 24;
 const std::string kCold = "cold", kWarm = "warm";  // what bench_fields() says in heat_state
 
 // An option of llama-bench that has one meaning here: accepts the values that say so.
-void add_cpu_only(OptionSet& set, std::string_view names, std::vector<std::string> accepted,
-                  std::string help) {
+Option& add_cpu_only(OptionSet& set, std::string_view names, std::vector<std::string> accepted,
+                     std::string help) {
   const std::string first(names.substr(0, names.find(',')));
-  set.custom(
-         names, "VALUE",
-         [accepted, first](std::string_view text) {
-           if (std::find(accepted.begin(), accepted.end(), text) == accepted.end())
-             throw ConfigError(fmt::format("this release does not do that; leave {} out or use {}", first,
-                                           fmt::join(accepted, " or ")));
-         },
-         std::move(help))
+  return set
+      .custom(
+          names, "VALUE",
+          [accepted, first](std::string_view text) {
+            if (std::find(accepted.begin(), accepted.end(), text) == accepted.end())
+              throw ConfigError(fmt::format("this release does not do that; leave {} out or use {}", first,
+                                            fmt::join(accepted, " or ")));
+          },
+          std::move(help))
       .advanced()
       .no_environment();
 }
@@ -204,7 +205,9 @@ class BenchCommand : public Command {
     set.flag("--bandwidth", bandwidth_, "measure what this machine reads from memory (default)")
         .no_environment();
     set.section("Accepted for llama-bench scripts");
-    add_cpu_only(set, "-fa,--flash-attn", {"1", "on", "auto"}, "attention is always computed in one pass: 1");
+    add_cpu_only(set, "-fa,--flash-attn", {"1", "on", "auto"}, "attention is always computed in one pass: 1")
+        .choices({"1", "on", "auto", "0", "off"})
+        .bare("1");
   }
 
   ExitCode run(const Terminal& terminal) override {
@@ -342,6 +345,7 @@ class BenchCommand : public Command {
       if (!oracle_.empty())
         options.draft.oracle = {.probabilities = parse_oracle(oracle_), .seed = seed_, .text = text_ids_.ids};
     }
+    note_unusual(read_model_config(file).n_ctx_train, options, terminal);
     Engine engine(file, options);
     progress.clear();
     terminal.note_unless_empty(engine.plan().note);

@@ -30,6 +30,8 @@ void require_writable(const char* option, const std::string& path) {
     why = fmt::format("the folder {} does not exist", folder.string());
   } else if (fs::is_directory(path, ignored)) {
     why = "it is a folder";
+  } else if (fs::is_fifo(path, ignored)) {
+    why = "it is a pipe";
   } else if (access(fs::exists(path, ignored) ? path.c_str() : folder.c_str(), W_OK) != 0) {
     why = std::strerror(errno);
   }

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/cpu_info.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "cli/options/hub_options.h"
+#include "cli/terminal.h"
 #include "gguf/gguf_file.h"
 
 namespace thermo {
@@ -206,6 +208,17 @@ EngineOptions engine_options(const EngineFlags& flags) {
   }
   set_expert_options(flags.experts, options);
   return options;
+}
+
+void note_unusual(int n_ctx_train, const EngineOptions& options, const Terminal& terminal) {
+  if (options.n_ctx > n_ctx_train)
+    terminal.note(fmt::format(
+        "a context of {} is more than the {} tokens that the model was trained for: far answers may be poor",
+        options.n_ctx, n_ctx_train));
+  const int n_cores = cpu_info().n_cores;
+  if (options.n_threads > static_cast<int>(usable_cores().size()))
+    terminal.note(fmt::format("{} threads for {} cores wait for each other: -t {} is faster",
+                              options.n_threads, n_cores, n_cores));
 }
 
 void add_sampling_options(OptionSet& set, SamplingFlags& flags) {

@@ -39,6 +39,8 @@ struct EngineFlags {
 void add_engine_options(OptionSet& set, EngineFlags& flags);
 // Throws ConfigError (values that make no sense together) or ThermoError with ExitCode::Device.
 EngineOptions engine_options(const EngineFlags& flags);
+// Says what is unusual about the context and the threads.
+void note_unusual(int n_ctx_train, const EngineOptions& options, const Terminal& terminal);
 // What `--device` and `-ngl` together mean for EngineOptions::device. Throws ConfigError.
 DeviceChoice device_option(const std::string& name, const std::string& n_gpu_layers);
 // "f16" and so on; throws ConfigError.

@@ -74,6 +74,13 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
       .advanced();
   set.flag("--slots", flags.slots, "/slots (default on)").llama_env("LLAMA_ARG_ENDPOINT_SLOTS").advanced();
   set.flag("--props", flags.props, "/props (default on)").llama_env("LLAMA_ARG_ENDPOINT_PROPS").advanced();
+  set.custom_flag(
+         "--ui,--webui",
+         [](bool on) {
+           if (on) throw ConfigError("there are no pages here; use a client of the OpenAI API");
+         },
+         "accepted as --no-ui: there are no pages here")
+      .advanced();
   set.flag("--strict-model", flags.strict_model, "refuse requests for another model's name (default off)")
       .advanced();
 
