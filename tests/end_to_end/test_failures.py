@@ -159,6 +159,9 @@ class Options(ProgramTest):
         self.assertIn("'warm'", line)
         self.assertIn("q8_0", self.refusal(USAGE, "run", *ASK, "-ctk", "q4_0"))
 
+    def test_an_empty_key_is_no_key(self):
+        self.assertIn("a key was expected", self.refusal(USAGE, "serve", "--api-key", ""))
+
     def test_refuses_a_missing_value(self):
         self.assertIn("needs a value", self.refusal(USAGE, "run", "-p"))
         self.assertIn("needs a value", self.refusal(USAGE, "run", "-p", "--temp", "0"))

@@ -88,7 +88,10 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
   set.custom_list(
          "--api-key", "KEY",
          [&flags](std::string_view text) {
-           for (std::string& key : split_keys(text, ',')) flags.api_keys.push_back(std::move(key));
+           // An empty one, as of an unset variable, would open the server to everybody.
+           std::vector<std::string> keys = split_keys(text, ',');
+           if (keys.empty()) throw ConfigError("a key was expected; --no-auth needs none");
+           for (std::string& key : keys) flags.api_keys.push_back(std::move(key));
          },
          "key that requests need; NAME:KEY names it, admin:KEY may also shut down; repeatable")
       .llama_env("LLAMA_API_KEY");
