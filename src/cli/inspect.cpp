@@ -11,6 +11,7 @@
 #include "base/utf8.h"
 #include "chat/model_source.h"
 #include "cli/commands.h"
+#include "cli/expected_speed.h"
 #include "cli/inspect_facts.h"
 #include "cli/options/model_options.h"
 #include "gguf/gguf_file.h"
@@ -82,6 +83,8 @@ class InspectCommand : public Command {
     EngineOptions options = engine_options(flags_);
     if (flags_.experts.n_cpu_moe >= 0) set_expert_options(flags_.experts, read_model_config(file), options);
     const ModelFacts facts = gather_facts(file, options);
+    if (facts.plan && facts.plan->fits() && !template_)
+      speed_ = expected_speed(file, *facts.config, options, *facts.plan, /*again=*/false);
     if (template_) {
       if (!facts.chat_template)
         throw LoadError(fmt::format("{}: the file has no chat template", file.path()));
@@ -174,6 +177,7 @@ class InspectCommand : public Command {
                                  format_bytes(facts.plan->available_bytes)));
       if (facts.plan->mapped_bytes > 0)
         line("file mapping", fmt::format("{:>11}  read as needed", format_bytes(facts.plan->mapped_bytes)));
+      if (speed_) line("expected speed", describe(*speed_));
     }
     if (!facts.warnings.empty()) {
       title("Warnings");
@@ -230,6 +234,7 @@ class InspectCommand : public Command {
     if (facts.plan) {
       Json& plan = out["plan"];
       plan["n_ctx"] = facts.plan->n_ctx;
+      plan["expected_speed"] = speed_json(speed_);
       plan["items"] = Json::array();
       for (const MemoryPlanItem& item : facts.plan->items)
         plan["items"].push_back({{"name", item.name}, {"bytes", item.bytes}, {"detail", item.detail}});
@@ -296,6 +301,7 @@ class InspectCommand : public Command {
   std::string model_;
   EngineFlags flags_;
   bool json_ = false, tensors_ = false, metadata_ = false, template_ = false;
+  std::optional<SpeedEstimate> speed_;
 };
 
 }  // namespace
