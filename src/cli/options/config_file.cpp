@@ -118,8 +118,8 @@ struct FileReader {
   }
 };
 
-// Read by others than the options: the cap of the kernels, and what the tests use.
-constexpr std::string_view kOtherVariables[] = {"THERMO_MAX_ISA", "THERMO_TEMPLATES"};
+// Read by others than the options: the caps of the kernels, and what the tests use.
+constexpr std::string_view kOtherVariables[] = {"THERMO_MAX_ISA", "THERMO_MAX_SM", "THERMO_TEMPLATES"};
 
 }  // namespace
 
