@@ -145,6 +145,9 @@ class BenchCommand : public Command {
         .no_environment();
     set.value("-ngl,--n-gpu-layers", "N", n_gpu_layers_, "0: the CPU, all: the GPU (default auto)")
         .no_environment();
+    set.size("--gpu-memory", "SIZE", gpu_memory_,
+             "take no more of the card than this, everything counted (default: what is free)")
+        .no_environment();
     list("-ctk,--cache-type-k", "LIST", lists_.k_type, "type of the keys: f32, f16, q8_0 (default f16)");
     list("-ctv,--cache-type-v", "LIST", lists_.v_type, "type of the values (default f16)");
     list("--isa", "LIST", lists_.isa, "code path: auto, portable, avx2, avx512, amx (default auto)");
@@ -471,6 +474,7 @@ class BenchCommand : public Command {
     options.n_threads = setup.n_threads;
     options.isa = setup.isa;
     options.repack = setup.repack;
+    options.gpu_memory = gpu_memory_;
     options.n_batch = setup.n_ubatch;
     return options;
   }
@@ -572,7 +576,7 @@ class BenchCommand : public Command {
   std::string oracle_;
   bool own_text_ = false;  // what the model writes itself
   BenchRunOptions run_;
-  uint64_t seed_ = 1;
+  uint64_t seed_ = 1, gpu_memory_ = 0;
   double delay_seconds_ = 0.0, fail_below_ = 0.0;
   std::string device_ = "auto", n_gpu_layers_ = "auto";
   ExpertFlags experts_;                         // what is the same in every setup

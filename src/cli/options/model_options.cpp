@@ -96,6 +96,8 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
       .suggest({"auto", "all", "0"})
       .llama_env("LLAMA_ARG_N_GPU_LAYERS")
       .advanced();
+  set.size("--gpu-memory", "SIZE", flags.gpu_memory,
+           "take no more of the card than this, everything counted (12G; default: what is free)");
   set.custom(
          "-fa,--flash-attn", "WHEN",
          [](std::string_view text) {
@@ -195,6 +197,7 @@ EngineOptions engine_options(const EngineFlags& flags) {
   options.n_threads = flags.n_threads < 0 ? 0 : flags.n_threads;
   options.pin_threads = flags.pin_threads;
   options.repack = flags.repack;
+  options.gpu_memory = flags.gpu_memory;
   if (flags.n_batch > 0) options.n_batch = flags.n_batch;
   if (flags.n_ubatch > 0)
     options.n_batch = flags.n_batch > 0 ? std::min(flags.n_batch, flags.n_ubatch) : flags.n_ubatch;
