@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Everything that must hold on a GPU, in one call; ends with a table of the results.
 #
-#   tools/gpu_check.sh [--bin DIR] [--parts LIST] [--limit S] [--logs DIR] [MODEL.gguf]
+#   tools/gpu_check.sh [--bin DIR] [--parts LIST] [--limit S] [--logs DIR] [--as LIST] [MODEL.gguf]
 #
+#   --as LIST     some of 75,80,86,89: the code for such cards, compiled to PTX, with their limits, on the card that is here:
+#                 tests, verify, text and bench for each. With --bin DIR, DIR/as-75 and DIR/as-80 hold the programs.
 #   --bin DIR     programs that are already built (thermocline, {device,kernels,model,engine}_test); nothing is built
 #   --parts LIST  some of: tests,verify,text,generations,memcheck,racecheck,bench (default: all, in this order)
 #   --limit S     most seconds for one step of a part, if its own limit is higher
@@ -13,7 +15,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-bin='' parts=tests,verify,text,generations,memcheck,racecheck,bench longest=600 logs=build/gpu-check
+bin='' as='' parts=tests,verify,text,generations,memcheck,racecheck,bench longest=600 logs=build/gpu-check
 model=/dev/shm/thermocline-35b-a3b.gguf
 while [ $# -gt 0 ]; do
   case "$1" in
@@ -21,11 +23,37 @@ while [ $# -gt 0 ]; do
     --parts) parts=$2; shift 2 ;;
     --limit) longest=$2; shift 2 ;;
     --logs) logs=$2; shift 2 ;;
-    -*) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    --as) as=$2; shift 2 ;;
+    -*) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit 2 ;;
     *) model=$1; shift ;;
   esac
 done
 mkdir -p "$logs"
+
+# Each kind of card in a call of its own. Code that is chosen by the compute capability is compiled by it, too: PTX of 7.5 knows no
+# instruction of 8.0; 8.6 and 8.9 bring nothing that is used, but less shared memory.
+if [ -n "$as" ]; then
+  export CUDA_CACHE_MAXSIZE=$((4 << 30))  # what the driver compiles from PTX is compiled once
+  status=0
+  [ "$parts" = tests,verify,text,generations,memcheck,racecheck,bench ] && parts=tests,verify,text,bench
+  for sm in ${as//,/ }; do
+    case $sm in
+      75) ptx=75 ;;
+      80 | 86 | 89) ptx=80 ;;
+      *) echo "--as: '$sm' is not known, use some of 75,80,86,89"; exit 2 ;;
+    esac
+    if [ -n "$bin" ]; then
+      programs=$bin/as-$ptx
+    else
+      cmake --preset cuda-check -B "build/as-$ptx" -DCMAKE_CUDA_ARCHITECTURES="$ptx-virtual" > /dev/null &&
+        cmake --build "build/as-$ptx" -j "$(nproc)" --target thermocline device_test kernels_test model_test engine_test || exit 1
+      programs=build/as-$ptx/bin
+    fi
+    echo "==== as $sm"
+    THERMO_MAX_SM=$sm tools/gpu_check.sh --bin "$programs" --parts "$parts" --limit "$longest" --logs "$logs/as-$sm" "$model" || status=1
+  done
+  exit $status
+fi
 if [ -z "$bin" ]; then
   cmake --preset gpu-lab > /dev/null && cmake --build --preset gpu-lab -j "$(nproc)" || exit 1
   bin=build/gpu-lab/bin

@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "base/json.h"
+#include "base/utf8.h"
 
 namespace thermo {
 namespace {
@@ -106,7 +107,7 @@ void log_message(LogLevel level, std::string_view component, std::string_view me
           {"ts", rfc3339_now()}, {"level", level_name(level)}, {"component", component}, {"msg", message}};
       state.logger->log(spdlog_level(level), line.dump(-1, ' ', false, Json::error_handler_t::replace));
     } else {
-      state.logger->log(spdlog_level(level), "{:<8} {}", component, message);
+      state.logger->log(spdlog_level(level), "{:<8} {}", component, printable(message));
     }
   } catch (...) {
     // A log line that cannot be written must not end the program.

@@ -101,4 +101,20 @@ std::string_view replace_invalid_utf8(std::string_view text, std::string& storag
   return storage;
 }
 
+std::string printable(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    const DecodedChar c = decode_utf8(text, i);
+    const bool obeyed =
+        (c.code < 0x20 && c.code != '\n' && c.code != '\t') || (c.code >= 0x7F && c.code < 0xA0);
+    if (obeyed || !c.valid) {
+      out += kReplacementUtf8;
+    } else {
+      out += text.substr(i, c.length);
+    }
+    i += c.length;
+  }
+  return out;
+}
+
 }  // namespace thermo

@@ -44,4 +44,8 @@ size_t skip_ascii(std::string_view text, size_t pos) noexcept;
 // it is, and `storage` is not touched; otherwise the result points into `storage`.
 std::string_view replace_invalid_utf8(std::string_view text, std::string& storage);
 
+// Text of a model, a file or a stranger for people: control characters, which a terminal would obey, become
+// U+FFFD, and so does what is no UTF-8. Line ends and tabs stay.
+std::string printable(std::string_view text);
+
 }  // namespace thermo

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <optional>
 
-#include "base/cpu_info.h"
+#include "base/utf8.h"
 #include "cli/interrupt.h"
 #include "cli/progress.h"
 #include "engine/memory_plan.h"
@@ -89,21 +89,10 @@ void lock_memory(const Terminal& terminal) {
                             std::strerror(errno)));
 }
 
-void note_unusual(const TextModel& model, const EngineOptions& options, const Terminal& terminal) {
-  if (options.n_ctx > model.n_ctx_train())
-    terminal.note(fmt::format(
-        "a context of {} is more than the {} tokens that the model was trained for: far answers may be poor",
-        options.n_ctx, model.n_ctx_train()));
-  const int n_cores = cpu_info().n_cores;
-  if (options.n_threads > static_cast<int>(usable_cores().size()))
-    terminal.note(fmt::format("{} threads for {} cores wait for each other: -t {} is faster",
-                              options.n_threads, n_cores, n_cores));
-}
-
 }  // namespace
 
 void load_model(TextModel& model, EngineOptions options, const EngineFlags& flags, const Terminal& terminal) {
-  note_unusual(model, options, terminal);
+  note_unusual(model.n_ctx_train(), options, terminal);
   ProgressLine progress(terminal);
   options.progress = [line = progress.callback(), also = options.progress](const LoadProgress& loaded) {
     if (line) line(loaded);

@@ -158,7 +158,10 @@ Finding check_cgroup() {
 Finding check_bandwidth(int n_threads) {
   ThreadPool pool(ThreadPoolOptions{.n_threads = n_threads});
   const double rate = measure_read_bandwidth(pool) / 1e9;
-  std::string value = fmt::format("{:.1f} GB/s read by {} threads", rate, pool.size());
+  if (rate == 0.0)
+    return {Verdict::Warn, "bandwidth", "not measured: the system gives this process too little memory",
+            "raise its limit with ulimit -v"};
+  const std::string value = fmt::format("{:.1f} GB/s read by {} threads", rate, pool.size());
   if (rate < 8.0)
     return {Verdict::Warn, "bandwidth", value,
             "decoding is bound by this; check that all memory channels are filled"};

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "base/units.h"
+#include "base/utf8.h"
 #include "chat/model_source.h"
 #include "cli/bench/bench_text.h"
 #include "cli/commands.h"
@@ -239,7 +240,7 @@ class ExpertsCommand : public Command {
   }
 
   std::string heading(const Terminal& terminal) const {
-    std::string out = terminal.on_stdout(Style::Bold, info_.describe());
+    std::string out = terminal.on_stdout(Style::Bold, printable(info_.describe()));
     out += fmt::format("\n{} tokens counted, from {}\n", heat_.n_tokens(), source_);
     if (placement_)
       out += fmt::format("with {} ({} of {} experts, at least {} in a layer): {:.1f} % of the uses are hot\n",

@@ -8,8 +8,10 @@
 #include "base/cpu_info.h"
 #include "base/json.h"
 #include "base/units.h"
+#include "base/utf8.h"
 #include "chat/model_source.h"
 #include "cli/commands.h"
+#include "cli/expected_speed.h"
 #include "cli/inspect_facts.h"
 #include "cli/options/model_options.h"
 #include "gguf/gguf_file.h"
@@ -18,13 +20,6 @@ namespace thermo {
 namespace {
 
 constexpr size_t kMaxTensorsUnasked = 200;  // shown for a file that is no model we run
-
-std::string format_params(uint64_t n) {
-  const auto value = static_cast<double>(n);
-  if (value >= 1e9) return fmt::format("{:.2f} B", value * 1e-9);
-  if (value >= 1e6) return fmt::format("{:.2f} M", value * 1e-6);
-  return fmt::format("{:.2f} K", value * 1e-3);
-}
 
 std::string describe_types(const KindFacts& kind) {
   std::vector<std::pair<uint64_t, DType>> types;
@@ -88,10 +83,12 @@ class InspectCommand : public Command {
     EngineOptions options = engine_options(flags_);
     if (flags_.experts.n_cpu_moe >= 0) set_expert_options(flags_.experts, read_model_config(file), options);
     const ModelFacts facts = gather_facts(file, options);
+    if (facts.plan && facts.plan->fits() && !template_)
+      speed_ = expected_speed(file, *facts.config, options, *facts.plan, /*again=*/false);
     if (template_) {
       if (!facts.chat_template)
         throw LoadError(fmt::format("{}: the file has no chat template", file.path()));
-      write_stdout(*facts.chat_template);
+      write_stdout(terminal.stdout_is_terminal ? printable(*facts.chat_template) : *facts.chat_template);
       return ExitCode::Ok;
     }
     write_stdout(json_ ? json(file, facts).dump(2, ' ', false, Json::error_handler_t::replace) + "\n"
@@ -109,7 +106,7 @@ class InspectCommand : public Command {
       if (!value.empty()) out += fmt::format("  {:<18} {}\n", name, value);
     };
 
-    out += terminal.on_stdout(Style::Bold, file.path()) + "\n";
+    out += terminal.on_stdout(Style::Bold, printable(file.path())) + "\n";
     line("name", facts.name);
     line("description", facts.description);
     line("architecture", facts.architecture + (facts.config ? "" : " (not a model that this program runs)"));
@@ -180,11 +177,12 @@ class InspectCommand : public Command {
                                  format_bytes(facts.plan->available_bytes)));
       if (facts.plan->mapped_bytes > 0)
         line("file mapping", fmt::format("{:>11}  read as needed", format_bytes(facts.plan->mapped_bytes)));
+      if (speed_) line("expected speed", describe(*speed_));
     }
     if (!facts.warnings.empty()) {
       title("Warnings");
       for (const std::string& warning : facts.warnings)
-        out += fmt::format("  {}\n", terminal.on_stdout(Style::Yellow, warning));
+        out += fmt::format("  {}\n", terminal.on_stdout(Style::Yellow, printable(warning)));
     }
     return out;
   }
@@ -236,6 +234,7 @@ class InspectCommand : public Command {
     if (facts.plan) {
       Json& plan = out["plan"];
       plan["n_ctx"] = facts.plan->n_ctx;
+      plan["expected_speed"] = speed_json(speed_);
       plan["items"] = Json::array();
       for (const MemoryPlanItem& item : facts.plan->items)
         plan["items"].push_back({{"name", item.name}, {"bytes", item.bytes}, {"detail", item.detail}});
@@ -302,6 +301,7 @@ class InspectCommand : public Command {
   std::string model_;
   EngineFlags flags_;
   bool json_ = false, tensors_ = false, metadata_ = false, template_ = false;
+  std::optional<SpeedEstimate> speed_;
 };
 
 }  // namespace

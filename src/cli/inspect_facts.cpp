@@ -143,6 +143,13 @@ const char* tensor_kind_name(TensorKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
+std::string format_params(uint64_t n) {
+  const auto value = static_cast<double>(n);
+  if (value >= 1e9) return fmt::format("{:.2f} B", value * 1e-9);
+  if (value >= 1e6) return fmt::format("{:.2f} M", value * 1e-6);
+  return fmt::format("{:.2f} K", value * 1e-3);
+}
+
 std::string quantisation_name(const GgufFile& file) {
   const std::optional<uint64_t> id = file.find_uint("general.file_type");
   if (!id) return "";

@@ -82,6 +82,9 @@ struct ModelFacts {
 // `inputs.available_bytes` may be 0: what the machine has now is used.
 ModelFacts gather_facts(const GgufFile& file, const EngineOptions& options);
 
+// "34.74 M".
+std::string format_params(uint64_t n);
+
 // "Q4_K_M" as general.file_type says; empty when the file does not.
 std::string quantisation_name(const GgufFile& file);
 

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
+#include "base/utf8.h"
 #include "cli/declared_commands.h"
 #include "cli/help.h"
 #include "cli/interrupt.h"
@@ -65,9 +66,19 @@ size_t find_command_word(const Arguments& arguments, const std::vector<std::uniq
                                     : fmt::format("unknown command '{}': did you mean {}?", word, nearest));
 }
 
+// "--port is an option of `serve`", for an option that other commands have.
+std::string whose_option(const std::string& name, const std::vector<std::unique_ptr<Entry>>& entries) {
+  std::vector<std::string> commands;
+  for (const std::unique_ptr<Entry>& entry : entries)
+    if (entry->set.find(name).option != nullptr)
+      commands.push_back(fmt::format("`{}`", entry->command->text().name));
+  if (commands.empty()) return "";
+  return fmt::format("{} is an option of {}, not of this command", name, fmt::join(commands, ", "));
+}
+
 ExitCode run_command(Entry& entry, const Arguments& arguments,
                      const std::vector<std::unique_ptr<Entry>>& entries) {
-  OptionValues values(entry.set);
+  OptionValues values(entry.set, [&entries](const std::string& name) { return whose_option(name, entries); });
   values.parse_arguments(arguments);
   if (values.has(*entry.set.find("--help").option) || values.has(*entry.set.find("--help-all").option)) {
     bool all = values.has(*entry.set.find("--help-all").option);
@@ -169,7 +180,10 @@ std::string options_that_help(Remedy remedy) {
 
 int fail(ExitCode code, const std::string& sentence) {
   std::fflush(stdout);
-  std::string line = detect_terminal({}).on_stderr(Style::Red, "error:") + " " + sentence + "\n";
+  const Terminal terminal = detect_terminal({});
+  // Names from files and arguments may hold anything.
+  const std::string line = terminal.on_stderr(Style::Red, "error:") + " " +
+                           (terminal.stderr_is_terminal ? printable(sentence) : sentence) + "\n";
   std::fputs(line.c_str(), stderr);
   return static_cast<int>(code);
 }

@@ -94,8 +94,10 @@ class PerplexityCommand : public Command {
     const InterruptScope interrupts;
     Session session = model.open_session();
     Estimate estimate;
+    size_t n_done = 0;
     if (!json_) write_stdout(fmt::format("perplexity: {} chunks of {} tokens\n", n_chunks, n_ctx));
-    for (size_t i = 0; i < n_chunks && !InterruptScope::interrupted(); ++i) {
+    for (; n_done < n_chunks && !InterruptScope::interrupted(); ++n_done) {
+      const size_t i = n_done;
       std::vector<TokenId> chunk(ids.begin() + static_cast<std::ptrdiff_t>(i * n_ctx),
                                  ids.begin() + static_cast<std::ptrdiff_t>((i + 1) * n_ctx));
       const Vocab& vocab = model.tokenizer().vocab();
@@ -105,7 +107,11 @@ class PerplexityCommand : public Command {
         write_stdout(
             fmt::format("[{}]{:.4f},{}", i + 1, estimate.perplexity(), i + 1 == n_chunks ? "\n" : ""));
     }
-    if (estimate.n > 0) print(model, n_chunks, estimate);
+    if (n_done < n_chunks) {
+      if (!json_) write_stdout("\n");
+      terminal.note(fmt::format("interrupted: the estimate is of {} of {} chunks", n_done, n_chunks));
+    }
+    if (n_done > 0) print(model, n_done, estimate);
     return InterruptScope::interrupted() ? InterruptScope::exit_code() : ExitCode::Ok;
   }
 

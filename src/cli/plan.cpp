@@ -7,6 +7,7 @@
 #include "base/units.h"
 #include "chat/model_source.h"
 #include "cli/commands.h"
+#include "cli/expected_speed.h"
 #include "cli/options/draft_options.h"
 #include "cli/options/model_options.h"
 #include "cli/plan_json.h"
@@ -19,10 +20,12 @@ namespace {
 class PlanCommand : public Command {
  public:
   CommandText text() const override {
-    return {"plan", "plan [MODEL] [options]", "the memory a model would take on this machine; loads nothing",
-            "Exits with 4 when it does not fit.",
-            "thermocline plan model.gguf -c 32K\nthermocline plan model.gguf -ctk q8_0 -ctv q8_0 --json\n"
-            "thermocline plan model.gguf --draft drafter.gguf"};
+    return {
+        "plan", "plan [MODEL] [options]", "the memory a model would take on this machine; loads nothing",
+        "Also the speed to expect, from what the kernels reach here. That is measured once, which takes a "
+        "second, and kept in the cache folder.\nExits with 4 when it does not fit.",
+        "thermocline plan model.gguf -c 32K\nthermocline plan model.gguf -ctk q8_0 -ctv q8_0 --json\n"
+        "thermocline plan model.gguf --draft drafter.gguf"};
   }
 
   void declare(OptionSet& set) override {
@@ -32,6 +35,7 @@ class PlanCommand : public Command {
     add_draft_options(set, draft_);
     set.section("Output");
     set.flag("--json", json_, "print one JSON object");
+    set.flag("--measure", measure_, "measure this machine once more for the expected speed; the best counts").no_environment();
   }
 
   ExitCode run(const Terminal& terminal) override {
@@ -48,8 +52,10 @@ class PlanCommand : public Command {
       if (json_) write_stdout(no_plan_json(file, config, error.what()));
       throw;
     }
+    note_unusual(config.n_ctx_train, options, terminal);
     terminal.note_unless_empty(plan.note);
-    write_stdout(json_ ? as_json(file, config, plan) : as_table(file, config, plan, terminal));
+    const std::optional<SpeedEstimate> speed = expected_speed(file, config, options, plan, measure_);
+    write_stdout(json_ ? as_json(file, config, plan, speed) : as_table(file, config, plan, speed, terminal));
     return ExitCode::Ok;
   }
 
@@ -61,9 +67,10 @@ class PlanCommand : public Command {
   }
 
   std::string as_table(const GgufFile& file, const ModelConfig& config, const MemoryPlan& plan,
-                       const Terminal& terminal) const {
-    std::string out = fmt::format("plan   {} ({}, {} layers), {}\n\n", file.path(), config.arch_name,
-                                  config.n_layer, context_reason(config, plan));
+                       const std::optional<SpeedEstimate>& speed, const Terminal& terminal) const {
+    std::string out =
+        fmt::format("plan   {} ({}, {} layer{}), {}\n\n", file.path(), config.arch_name, config.n_layer,
+                    config.n_layer == 1 ? "" : "s", context_reason(config, plan));
     const auto tier = [&](const std::vector<MemoryPlanItem>& items, uint64_t total, uint64_t available) {
       for (const MemoryPlanItem& item : items)
         out += fmt::format("  {:<18}{:>12}   {}\n", item.name, format_bytes(item.bytes), item.detail);
@@ -79,6 +86,7 @@ class PlanCommand : public Command {
     if (plan.mapped_bytes > 0)
       out += fmt::format("  {:<18}{:>12}   read through the file mapping, not counted\n", "mapped",
                          format_bytes(plan.mapped_bytes));
+    if (speed) out += fmt::format("\n  expected speed: {}\n", describe(*speed));
     return out;
   }
 
@@ -93,7 +101,8 @@ class PlanCommand : public Command {
     return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
   }
 
-  std::string as_json(const GgufFile& file, const ModelConfig& config, const MemoryPlan& plan) const {
+  std::string as_json(const GgufFile& file, const ModelConfig& config, const MemoryPlan& plan,
+                      const std::optional<SpeedEstimate>& speed) const {
     Json out;
     out["model"] = file.path();
     out["architecture"] = config.arch_name;
@@ -102,6 +111,7 @@ class PlanCommand : public Command {
     out["parallel"] = 1;
     out["fits"] = plan.fits();
     out["tiers"] = memory_tiers_json(plan);
+    out["expected_speed"] = speed_json(speed);
     out["decisions"] = Json::array({context_reason(config, plan),
                                     fmt::format("kv {}/{}: {}", flags_.k_type, flags_.v_type,
                                                 flags_.k_type == "f16" ? "default" : "asked"),
@@ -112,7 +122,7 @@ class PlanCommand : public Command {
   std::string model_;
   EngineFlags flags_;
   DraftFlags draft_;
-  bool json_ = false;
+  bool json_ = false, measure_ = false;
 };
 
 }  // namespace

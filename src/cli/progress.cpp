@@ -93,6 +93,8 @@ void ProgressLine::draw(const std::string& stage, double ratio, const std::strin
   std::string line = stage + " ";
   if (room >= 5) line += bar(ratio, std::min(room, 30), terminal_.unicode);
   line += tail;
+  // A line that wraps cannot be drawn over. Without a bar it is ASCII.
+  if (room < 0) line.resize(static_cast<size_t>(std::max(1, terminal_.width - 1)));
   std::fprintf(stderr, "\r%s\x1b[K", line.c_str());
   std::fflush(stderr);
   drawn_ = true;

@@ -6,6 +6,7 @@
 #include "cli/commands.h"
 #include "cli/input.h"
 #include "cli/interrupt.h"
+#include "cli/kept_heat.h"
 #include "cli/options/answer_options.h"
 #include "cli/options/draft_options.h"
 #include "cli/version.h"
@@ -70,6 +71,7 @@ class RunCommand : public Command {
     encode_prompt(model, prompt, request);
     if (options.n_ctx > 0) check_prompt_fits(request.prompt.size(), options.n_ctx, model.n_ctx_train());
     set_expert_options(engine_.experts, model.config(), options);
+    keep_heat(engine_.experts, model.config(), model.file(), options);
     set_draft_options(draft_, model_, drafter_, options);
     load_model(model, options, engine_, terminal);
     note_unused_cache(engine_.experts, model.engine(), terminal);

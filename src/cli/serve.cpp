@@ -13,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/inspect_facts.h"
 #include "cli/interrupt.h"
+#include "cli/kept_heat.h"
 #include "cli/options/answer_options.h"
 #include "cli/options/draft_options.h"
 #include "cli/options/serve_options.h"
@@ -69,6 +70,7 @@ class ServeCommand : public Command {
     const SamplingParams sampling =
         sampling_params(sampling_, model.file(), model.tokenizer().vocab().n_tokens());
     set_expert_options(engine_.experts, model.config(), options);
+    keep_heat(engine_.experts, model.config(), model.file(), options);
     set_draft_options(draft_, model_, drafter_, options);
     const std::string key = made_key(server_flags);
 

@@ -9,33 +9,28 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 
 #include "base/error.h"
 #include "base/utf8.h"
+#include "cli/user_folders.h"
 
 namespace thermo {
 namespace {
 
-std::string_view environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? std::string_view{} : std::string_view{value};
-}
-
 bool wants_color(When when, bool is_terminal) {
   if (when != When::Auto) return when == When::Always;
-  if (!environment("NO_COLOR").empty()) return false;
-  std::string_view force = environment("CLICOLOR_FORCE");
+  if (!environment_variable("NO_COLOR").empty()) return false;
+  const std::string force = environment_variable("CLICOLOR_FORCE");
   if (!force.empty() && force != "0") return true;
-  return is_terminal && environment("TERM") != "dumb" && !environment("TERM").empty();
+  return is_terminal && environment_variable("TERM") != "dumb" && !environment_variable("TERM").empty();
 }
 
 bool locale_is_utf8() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
-    std::string_view value = environment(name);
+    const std::string value = environment_variable(name);
     if (value.empty()) continue;
-    return value.find("UTF-8") != std::string_view::npos || value.find("utf8") != std::string_view::npos ||
-           value.find("utf-8") != std::string_view::npos;
+    return value.find("UTF-8") != std::string::npos || value.find("utf8") != std::string::npos ||
+           value.find("utf-8") != std::string::npos;
   }
   return false;
 }
@@ -76,7 +71,7 @@ std::string Terminal::on_stderr(Style style, std::string_view text) const {
 
 void Terminal::note(std::string_view line) const {
   if (quiet) return;
-  std::string text = on_stderr(Style::Dim, line) + "\n";
+  const std::string text = on_stderr(Style::Dim, stderr_is_terminal ? printable(line) : line) + "\n";
   std::fputs(text.c_str(), stderr);
 }
 
@@ -93,28 +88,13 @@ Terminal detect_terminal(const TerminalOptions& options) {
   terminal.color_stderr = wants_color(options.color, terminal.stderr_is_terminal);
   terminal.unicode = locale_is_utf8();
   terminal.quiet = options.quiet;
-  terminal.progress = options.progress == When::Auto
-                          ? terminal.stderr_is_terminal && environment("TERM") != "dumb" && !options.quiet
-                          : options.progress == When::Always;
+  terminal.progress =
+      options.progress == When::Auto
+          ? terminal.stderr_is_terminal && environment_variable("TERM") != "dumb" && !options.quiet
+          : options.progress == When::Always;
   winsize size{};
   if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) terminal.width = size.ws_col;
   return terminal;
-}
-
-std::string printable(std::string_view text) {
-  std::string out;
-  for (size_t i = 0; i < text.size();) {
-    const DecodedChar c = decode_utf8(text, i);
-    const bool obeyed =
-        (c.code < 0x20 && c.code != '\n' && c.code != '\t') || (c.code >= 0x7F && c.code < 0xA0);
-    if (obeyed || !c.valid) {
-      out += kReplacementUtf8;
-    } else {
-      out += text.substr(i, c.length);
-    }
-    i += c.length;
-  }
-  return out;
 }
 
 void write_stdout(std::string_view text) {

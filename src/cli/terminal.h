@@ -35,10 +35,6 @@ struct Terminal {
   void note_unless_empty(std::string_view line) const;
 };
 
-// Text of a model or a file for a terminal: control characters, which a terminal would obey, are shown as
-// U+FFFD. Line ends and tabs stay. `text` is UTF-8.
-std::string printable(std::string_view text);
-
 Terminal detect_terminal(const TerminalOptions& options);
 
 // Writes all of it and flushes. Throws OutputClosed when the reader went away.

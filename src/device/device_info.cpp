@@ -1,11 +1,36 @@
 #include "device/device_info.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+#include <string_view>
+
 #include "device/cuda_check.h"
 
 namespace thermo {
 
 namespace {
 DeviceInfo g_in_use;
+
+// What cards of a kind have, as the programming guide says.
+struct CardLimits {
+  std::string_view name;
+  int compute_capability;
+  size_t max_shared_bytes;  // of one block
+};
+constexpr CardLimits kLimits[] = {
+    {"75", 75, 64 << 10}, {"80", 80, 163 << 10}, {"86", 86, 99 << 10}, {"89", 89, 99 << 10}};
+
+// THERMO_MAX_SM: the program takes a newer card for one of these, so that every choice of a kernel is theirs.
+const CardLimits* pretended_card() {
+  const char* const name = std::getenv("THERMO_MAX_SM");
+  if (name == nullptr || *name == '\0') return nullptr;
+  const auto at = std::find_if(std::begin(kLimits), std::end(kLimits),
+                               [&](const CardLimits& c) { return c.name == name; });
+  if (at != std::end(kLimits)) return at;
+  throw ConfigError(
+      fmt::format("THERMO_MAX_SM is '{}', expected 75, 80, 86 or 89; unset it for no limit", name));
+}
 
 // Why there is no device. The runtime calls a missing driver one that is too old.
 std::string reason(cudaError_t status) {
@@ -32,6 +57,7 @@ std::vector<DeviceInfo> list_devices(std::string* why_none) {
     if (why_none != nullptr) *why_none = reason(status);
     return devices;
   }
+  const CardLimits* const limits = pretended_card();
   for (int i = 0; i < n; ++i) {
     cudaDeviceProp p;
     if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
@@ -42,6 +68,10 @@ std::vector<DeviceInfo> list_devices(std::string* why_none) {
     info.n_multiprocessors = p.multiProcessorCount;
     info.total_bytes = p.totalGlobalMem;
     info.max_shared_bytes = p.sharedMemPerBlockOptin;
+    if (limits != nullptr) {
+      info.compute_capability = std::min(info.compute_capability, limits->compute_capability);
+      info.max_shared_bytes = std::min(info.max_shared_bytes, limits->max_shared_bytes);
+    }
     devices.push_back(std::move(info));
   }
   return devices;

@@ -23,7 +23,7 @@ Error invalid(std::string message) {
 
 MemoryPlan Engine::plan_for(const GgufFile& file, const EngineOptions& options) {
   check_options(options);
-  return plan_engine(describe_model(file, options), file, options).memory;
+  return plan_engine(describe_model(file, options), file, options, /*imagine=*/true).memory;
 }
 
 Engine::~Engine() {

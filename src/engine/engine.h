@@ -89,6 +89,7 @@ struct EngineOptions {
   std::optional<Isa> isa;  // nullopt: the best this machine has
   bool repack = true;      // false: multiply from the file mapping, packing panels as they are used
   int n_batch = 0;         // rows of a prefill chunk; 0: 512, on a GPU 2048
+  uint64_t gpu_memory = 0;  // bytes of the card that may be taken, everything counted; 0: what is free
   // Hot and cold experts; see docs/experts.md.
   ExpertBudget expert_cache;  // device memory for experts; auto: what fits
   ExpertBudget expert_ram;    // main memory for experts, likewise; the rest stays in the file

@@ -178,7 +178,8 @@ ModelConfig describe_model(const GgufFile& file, const EngineOptions& options) {
   return config;
 }
 
-EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const EngineOptions& o) {
+EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const EngineOptions& o,
+                       bool imagine) {
   EnginePlan plan;
   plan.model.n_sequences = o.n_sequences;
   plan.model.sequence = {.n_ctx = o.n_ctx,
@@ -207,15 +208,23 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
   std::string note;
   plan.model.stand_in = o.device.kind == DeviceChoice::Kind::StandIn;
   if (!plan.model.stand_in) plan.gpu = choose_gpu(o.device, note);
+  if (!plan.gpu && imagine && o.gpu_memory > 0 && o.device.kind == DeviceChoice::Kind::Auto) {
+    plan.gpu = imagined_gpu(o.gpu_memory);
+    append_note(note, plan.gpu ? "this is the plan for a card that is not here"
+                               : "this build has no CUDA: this is the plan for the processor");
+  }
+  // The plan's reserve stands for what the driver takes itself.
+  if (plan.gpu && o.gpu_memory > 0) plan.gpu->free_bytes = std::min(plan.gpu->free_bytes, o.gpu_memory);
   if (plan.gpu) {
     plan.model.device = plan.gpu->index;
     plan.model.n_batch = inputs.n_batch = o.n_batch > 0 ? o.n_batch : kBatchGpu;
     plan_gpu_and_drafter(plan, config, file, inputs, o);
     if (!plan.memory.fits()) {
       const std::string shortage =
-          fmt::format("{} needs {} of GPU memory with a context of {}, but {} has {} free", file.path(),
+          fmt::format("{} needs {} of GPU memory with a context of {}, but {} {}", file.path(),
                       format_bytes(plan.memory.device_total_bytes), plan.memory.n_ctx, plan.gpu->name,
-                      format_bytes(plan.gpu->free_bytes));
+                      o.gpu_memory > 0 ? fmt::format("may give {}", format_bytes(plan.gpu->free_bytes))
+                                       : fmt::format("has {} free", format_bytes(plan.gpu->free_bytes)));
       if (o.device.kind != DeviceChoice::Kind::Auto)
         throw MemoryError(shortage + "; use the processor, a smaller context or a smaller quantisation",
                           Remedy::Processor);

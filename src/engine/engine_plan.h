@@ -24,7 +24,9 @@ void check_options(const EngineOptions& options);
 // The network of the file, with the taps that the options ask for. Throws LoadError.
 ModelConfig describe_model(const GgufFile& file, const EngineOptions& options);
 
-// Throws ConfigError, MemoryError, and LoadError for a file whose tensors are not as described.
-EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const EngineOptions& options);
+// Throws ConfigError, MemoryError, and LoadError for a file whose tensors are not as described. `imagine`:
+// where there is no card but an amount of GPU memory was given, the plan is for a card that has it.
+EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const EngineOptions& options,
+                       bool imagine = false);
 
 }  // namespace thermo

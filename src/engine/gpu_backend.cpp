@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/units.h"
 
 #ifdef THERMO_HAS_CUDA
 #include "device/device_info.h"
@@ -37,6 +38,11 @@ std::optional<GpuChoice> choose_gpu(const DeviceChoice& device, std::string& not
                       Remedy::Processor);
   note = "no usable GPU: " + why + "; the CPU does everything";
   return std::nullopt;
+}
+
+std::optional<GpuChoice> imagined_gpu(uint64_t bytes) {
+  constexpr int kMultiprocessors = 60;
+  return GpuChoice{0, fmt::format("a card with {}", format_bytes(bytes)), bytes, bytes, kMultiprocessors};
 }
 
 std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig& config, const Weights& weights,
@@ -87,6 +93,10 @@ std::optional<GpuChoice> choose_gpu(const DeviceChoice& device, std::string&) {
                     "this build has no CUDA; use the processor, or build with -DTHERMO_CUDA=ON on a machine "
                     "with the CUDA toolkit",
                     Remedy::Processor);
+}
+
+std::optional<GpuChoice> imagined_gpu(uint64_t) {
+  return std::nullopt;
 }
 
 std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig&, const Weights&, const GpuChoice&,

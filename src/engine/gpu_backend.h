@@ -28,6 +28,9 @@ struct GpuChoice {
 // usable card.
 std::optional<GpuChoice> choose_gpu(const DeviceChoice& device, std::string& note);
 
+// A card of middling size with that much memory, to plan with; nullopt in a build without CUDA.
+std::optional<GpuChoice> imagined_gpu(uint64_t bytes);
+
 // Every byte that make_gpu_backend() takes on the device.
 std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig& config, const Weights& weights,
                                             const GpuChoice& gpu, const ModelOptions& options);

@@ -3,8 +3,10 @@
 #include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/post.hpp>
+#include <boost/system/system_error.hpp>
 #include <ctime>
 #include <future>
+#include <system_error>
 #include <thread>
 
 #include "base/log.h"
@@ -52,7 +54,13 @@ struct Server::Impl {
   }
 };
 
-Server::Server(ServerOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
+Server::Server(ServerOptions options) {
+  try {
+    impl_ = std::make_unique<Impl>(std::move(options));
+  } catch (const boost::system::system_error& error) {
+    // A thread that cannot be started is told as the standard library tells it.
+    throw std::system_error(std::error_code(error.code()));
+  }
   impl_->state.started_at = static_cast<int64_t>(std::time(nullptr));
   impl_->http.emplace(impl_->state.io, impl_->state.options.http, impl_->handler);
   impl_->thread = std::thread([this] { impl_->state.io.run(); });

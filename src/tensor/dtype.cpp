@@ -42,12 +42,6 @@ std::optional<DType> dtype_from_id(uint32_t id) {
   return std::nullopt;
 }
 
-std::optional<DType> dtype_from_name(std::string_view name) {
-  for (const DTypeInfo& info : kTypes)
-    if (name == info.name) return info.dtype;
-  return std::nullopt;
-}
-
 const char* file_type_name(uint32_t id) {
   constexpr uint32_t count = sizeof(kFileTypeNames) / sizeof(kFileTypeNames[0]);
   return id < count ? kFileTypeNames[id] : "unknown";

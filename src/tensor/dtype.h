@@ -45,7 +45,6 @@ const DTypeInfo& dtype_info(DType dtype);
 
 // The type with this file id, or nullopt when the engine cannot read it.
 std::optional<DType> dtype_from_id(uint32_t id);
-std::optional<DType> dtype_from_name(std::string_view name);
 
 // Name of any id of the file format, also of those we refuse ("IQ2_XXS"); "unknown" when there is none.
 const char* file_type_name(uint32_t id);

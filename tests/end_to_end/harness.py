@@ -5,9 +5,11 @@ The program is $THERMOCLINE, else build/bin/thermocline. Plain Python, no packag
 import math
 import os
 import pathlib
+import pty
 import struct
 import subprocess
 import tempfile
+import termios
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -22,7 +24,7 @@ def clean_environment(**extra):
     """The environment without settings and configuration files of the person who runs the tests."""
     env = {k: v for k, v in os.environ.items()
            if k in ("THERMO_MAX_ISA", "THERMO_DEVICE") or (not k.startswith(("THERMO_", "LLAMA_", "CLICOLOR")) and k != "NO_COLOR")}
-    env["XDG_CONFIG_HOME"] = "/nonexistent"
+    env["XDG_CONFIG_HOME"] = env["XDG_CACHE_HOME"] = "/nonexistent"
     env.update(extra)
     return env
 
@@ -50,6 +52,30 @@ class ProgramTest(unittest.TestCase):
         self.assertTrue(lines[-1].startswith("error: "), result.stderr)
         self.assertNotIn("\x1b", result.stderr)
         return lines[-1]
+
+
+    def on_terminal(self, *arguments, code=0, width=80, **env):
+        """stdout and stderr together, as a person sees them."""
+        try:
+            ours, theirs = pty.openpty()
+        except OSError as error:
+            self.skipTest(f"needs a pseudo-terminal (/dev/pts): {error}")
+        termios.tcsetwinsize(theirs, (24, width))
+        program = subprocess.Popen([PROGRAM, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,
+                                   env=clean_environment(**({"TERM": "xterm-256color"} | env)))
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                block = os.read(ours, 65536)
+            except OSError:  # the other end was closed
+                break
+            if not block:
+                break
+            seen += block
+        os.close(ours)
+        self.assertEqual(program.wait(timeout=60), code, seen)
+        return seen.decode()
 
 
 class Gguf:

@@ -1,5 +1,6 @@
 """The smaller commands, the help, and where options come from."""
 import json
+import os
 import shutil
 import subprocess
 import unittest
@@ -57,6 +58,34 @@ class Machine(ProgramTest):
         small = json.loads(self.answer("plan", MODEL, "-c", "1024", "-ctk", "q8_0", "-ctv", "q8_0", "--json"))
         self.assertLess(small["tiers"][0]["planned"], host["planned"])
         self.assertIn("total", self.answer("plan"))
+
+    def test_plan_and_inspect_say_how_fast_it_will_be(self):
+        cache = temporary_folder(self)
+        env = {"XDG_CACHE_HOME": str(cache)}
+        first = json.loads(self.answer("plan", "--json", env=env))["expected_speed"]
+        self.assertGreater(first["prefill_tokens_per_second"], 0)
+        self.assertGreater(first["decode_tokens_per_second"], 0)
+        kept = (cache / "thermocline/rates.json").read_text()
+        # Measured once; the same numbers from then on, until it is asked for again.
+        self.assertEqual(json.loads(self.answer("inspect", "--json", env=env))["plan"]["expected_speed"], first)
+        self.assertRegex(self.answer("plan", env=env), r"expected speed: prefill [0-9.]+, decode [0-9.]+ tokens/s")
+        self.assertEqual((cache / "thermocline/rates.json").read_text(), kept)
+        better = json.loads(self.answer("plan", "--measure", "--json", env=env))["expected_speed"]
+        self.assertGreaterEqual(better["decode_tokens_per_second"], 0.99 * first["decode_tokens_per_second"])
+        # Another number of threads is another machine; a damaged file is begun anew; the stand-in has no speed.
+        self.answer("plan", "-t", "1", env=env)
+        self.assertIn("1 threads", (cache / "thermocline/rates.json").read_text())
+        (cache / "thermocline/rates.json").write_text("garbage")
+        self.answer("plan", env=env)
+        self.assertIsNone(json.loads(self.answer("plan", "--device", "sim", "--json", env=env))["expected_speed"])
+
+    def test_the_memory_of_a_card_has_no_effect_where_there_is_none(self):
+        if os.environ.get("CUDA_BUILD", "0") not in ("0", "OFF", ""):
+            self.skipTest("a build with CUDA plans for such a card")
+        result = run("plan", "--gpu-memory", "12G")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("no CUDA", result.stderr)
+        self.assertIn("a size was expected", self.refusal(USAGE, "plan", "--gpu-memory", "much"))
 
     def test_a_cap_hides_better_instruction_sets(self):
         kernels = json.loads(self.answer("doctor", "--json", env={"THERMO_MAX_ISA": "portable"}))

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -248,6 +249,77 @@ class HeatFiles(ProgramTest):
     def test_a_path_that_cannot_be_written_is_refused_before_loading(self):
         self.assertIn("--heat-file", self.refusal(USAGE, *ASK, "--heat-file", "/nowhere/x.heat"))
         self.assertIn("folder", self.refusal(USAGE, *ASK, "--heat-file", self.folder))
+
+
+class KeptHeat(ProgramTest):
+    """Heat that is kept without being asked for, in the user's cache folder."""
+
+    def setUp(self):
+        self.folder = temporary_folder(self)
+        self.cache = self.folder / "cache"
+
+    def ask(self, *arguments, model=MODEL):
+        question = ("run", model, "-p", "Water and fish in the lake. " * 8, "--temp", "0", "-n", "48", "--ignore-eos",
+                    *SIM, "--expert-cache", "40%", "--no-expert-swaps")
+        result = run(*question, *arguments, env={"XDG_CACHE_HOME": str(self.cache)})
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return float(re.search(r"experts ([0-9.]+) % hot", result.stderr)[1]), result.stdout
+
+    def files(self):
+        folder = self.cache / "thermocline/heat"
+        return sorted(folder.iterdir()) if folder.exists() else []
+
+    def test_the_second_start_is_warm(self):
+        cold, text = self.ask()
+        warm, again = self.ask()
+        self.assertEqual(again, text)
+        self.assertGreater(warm, cold + 5)
+        # As warm as a start from a heat file that was asked for.
+        asked = self.folder / "asked.heat"
+        self.ask("--heat-file", asked)
+        self.assertEqual(self.ask("--heat-file", asked)[0], warm)
+        self.assertEqual(len(self.files()), 1)
+
+    def test_it_is_found_by_what_the_model_is(self):
+        self.ask()
+        other = self.folder / "renamed.gguf"
+        shutil.copy(MODEL, other)
+        before = read_heat(self.files()[0])["n_tokens"]
+        self.ask(model=other)
+        self.assertEqual(len(self.files()), 1)
+        self.assertEqual(read_heat(self.files()[0])["n_tokens"], 2 * before)
+        for seed in (1, 2):
+            model = self.folder / f"{seed}.gguf"
+            self.answer("synth", model, "--shape", "qwen35moe-tiny", "--seed", seed)
+            self.answer("bench", "-m", model, *QUICK[1:], env={"XDG_CACHE_HOME": str(self.cache)})
+        self.assertEqual(len(self.files()), 1, "bench keeps no heat")
+
+    def test_nothing_is_kept_when_it_is_off(self):
+        cold, _ = self.ask("--no-heat-file")
+        self.assertEqual(self.files(), [])
+        self.ask()
+        self.assertEqual(self.ask("--no-heat-file")[0], cold)
+
+    def test_a_damaged_file_is_begun_anew_and_a_folder_that_is_none_is_no_error(self):
+        self.ask()
+        self.files()[0].write_text("garbage")
+        self.ask()
+        self.assertGreater(read_heat(self.files()[0])["n_tokens"], 0)
+        self.cache = self.folder / "no folder"
+        self.cache.write_text("")
+        self.ask()
+
+    def test_bench_and_perplexity_begin_the_same_whatever_was_run(self):
+        bench = ("bench", *QUICK[1:], *SIM, "--expert-cache", "40%", "--no-expert-swaps", "--heat", "cold", "-o", "json")
+        env = {"XDG_CACHE_HOME": str(self.cache)}
+        hits = lambda: [r["expert_hit_ratio"] for r in json.loads(self.answer(*bench, env=env))]
+        before = hits()
+        self.ask()
+        self.assertEqual(hits(), before)
+
+    def test_chat_and_serve_keep_it_too(self):
+        run("chat", "--temp", "0", stdin="What is 17 + 25?\n", env={"XDG_CACHE_HOME": str(self.cache)})
+        self.assertEqual(len(self.files()), 1)
 
 
 class Traces(ProgramTest):

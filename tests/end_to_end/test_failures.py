@@ -159,6 +159,9 @@ class Options(ProgramTest):
         self.assertIn("'warm'", line)
         self.assertIn("q8_0", self.refusal(USAGE, "run", *ASK, "-ctk", "q4_0"))
 
+    def test_an_empty_key_is_no_key(self):
+        self.assertIn("a key was expected", self.refusal(USAGE, "serve", "--api-key", ""))
+
     def test_refuses_a_missing_value(self):
         self.assertIn("needs a value", self.refusal(USAGE, "run", "-p"))
         self.assertIn("needs a value", self.refusal(USAGE, "run", "-p", "--temp", "0"))
@@ -172,7 +175,7 @@ class Options(ProgramTest):
     def test_says_what_to_use_instead_of_llama_options(self):
         for option, word in (("-ot", "dynamic"), ("--lora", "merge"), ("--mmproj", "text"), ("--rpc", "remote"),
                              ("--mirostat", "--temp"), ("--rope-scale", "model file"), ("-tb", "-t"),
-                             ("--port", "server"), ("-cnv", "chat"), ("--context-shift", "-c"), ("-mu", "-m")):
+                             ("--port", "`serve`"), ("-cnv", "chat"), ("--context-shift", "-c"), ("-mu", "-m")):
             with self.subTest(option=option):
                 line = self.refusal(USAGE, "run", *ASK, option, "x")
                 self.assertIn(option, line)

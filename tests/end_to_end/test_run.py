@@ -1,7 +1,5 @@
 """`thermocline run`: what the embedded model answers, and in which form."""
 import json
-import os
-import pty
 import subprocess
 
 from harness import MODEL, PROGRAM, ProgramTest, clean_environment, run, temporary_folder
@@ -97,28 +95,6 @@ class Output(ProgramTest):
 
 
 class OnATerminal(ProgramTest):
-    def on_terminal(self, *arguments, **env):
-        """stdout and stderr together, as a person sees them."""
-        try:
-            ours, theirs = pty.openpty()
-        except OSError as error:
-            self.skipTest(f"needs a pseudo-terminal (/dev/pts): {error}")
-        program = subprocess.Popen([PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,
-                                   env=clean_environment(**({"TERM": "xterm-256color"} | env)))
-        os.close(theirs)
-        seen = b""
-        while True:
-            try:
-                block = os.read(ours, 65536)
-            except OSError:  # the other end was closed
-                break
-            if not block:
-                break
-            seen += block
-        os.close(ours)
-        self.assertEqual(program.wait(timeout=60), 0, seen)
-        return seen.decode()
-
     def test_shows_the_reasoning_dim(self):
         seen = self.on_terminal(*SUM)
         self.assertIn("\x1b[2m", seen)

@@ -2,7 +2,6 @@
 import json
 import os
 import pathlib
-import pty
 import re
 import resource
 import shutil
@@ -12,8 +11,8 @@ import subprocess
 import time
 import unittest
 
-from harness import (DATA, DEVICE_FAULT, INTERRUPTED, MEMORY, MODEL, MODEL_ERROR, PROGRAM, ProgramTest, ROOT, USAGE, clean_environment, run,
-                     temporary_folder)
+from harness import (DATA, DEVICE_FAULT, Gguf, INTERRUPTED, MEMORY, MODEL, MODEL_ERROR, PROGRAM, ProgramTest, ROOT, USAGE,
+                     clean_environment, run, temporary_folder)
 
 GREEDY = ("--temp", "0")
 ASK = ("-p", "hello", "-n", "4", *GREEDY)
@@ -75,12 +74,38 @@ class Words(ProgramTest):
             self.refusal(USAGE, "run", switch, *ASK)
         self.refusal(USAGE, "run", "-fa", "off", *ASK)
 
+    def test_flash_attention_alone_is_on(self):
+        self.answer("bench", "-fa", *QUICK)
+        self.answer("bench", *QUICK, "-fa", "1")
+        self.assertIn("leave -fa out", self.refusal(USAGE, "bench", "-fa", "0", *QUICK))
+
+    def test_options_of_other_commands_are_told(self):
+        options = {word for word in re.findall(r"(--[a-z][a-z-]+)", self.answer("serve", "--help-all"))}
+        mine = {word for word in re.findall(r"(--[a-z][a-z-]+)", self.answer("run", "--help-all"))}
+        for name in sorted(options - mine):
+            with self.subTest(option=name):
+                self.assertRegex(self.refusal(USAGE, "run", *ASK, name, "1"), "serve`|pages")
+        # What llama-server has and this server has not is not said to be its option.
+        for name in ("--ssl-key-file", "--ssl-cert-file", "--ui", "--webui", "--path", "--slot-save-path", "--slot-prompt-similarity"):
+            for command in (("run", *ASK), ("chat",), ("serve",)):
+                with self.subTest(option=name, command=command):
+                    self.assertRegex(self.refusal(USAGE, *command, name, "x"), "server|slot|pages|unexpected argument")
+        self.assertIn("`bench`", self.refusal(USAGE, "experts", "-o", "json"))
+        self.assertNotIn("did you mean", self.refusal(USAGE, "run", *ASK, "-X"))
+
+    def test_a_server_without_pages_is_what_no_ui_asks_for(self):
+        for switch in ("--no-ui", "--no-webui"):
+            self.answer("serve", switch, "--print-config")
+
     def test_a_context_beyond_the_training_length_is_noted(self):
         self.assertIn("trained for", run("run", *ASK, "-c", "8192").stderr)
+        self.assertIn("trained for", run("plan", "-c", "8192").stderr)
+        self.assertIn("trained for", run("bench", *QUICK, "-d", "5000").stderr)
         self.assertNotIn("trained for", run("run", *ASK, "-c", "2048").stderr)
 
     def test_too_many_threads_are_noted(self):
         self.assertIn("wait for each other", run("run", *ASK, "-t", "100").stderr)
+        self.assertIn("wait for each other", run("bench", *QUICK, "-t", "100").stderr)
         self.assertNotIn("wait for each other", run("run", *ASK, "-t", "1").stderr)
 
     def test_an_answer_that_was_cut_is_noted(self):
@@ -89,6 +114,12 @@ class Words(ProgramTest):
 
     def test_a_folder_is_no_configuration_file(self):
         self.assertIn("this is a folder", self.refusal(USAGE, "run", *ASK, "--config", temporary_folder(self)))
+
+    def test_a_configuration_has_a_name_and_no_other_one_in_it(self):
+        self.assertIn("a file was expected", self.refusal(USAGE, "run", *ASK, "--config", ""))
+        path = temporary_folder(self) / "config.toml"
+        path.write_text('config = "other.toml"\n')
+        self.assertIn("cannot name another", self.refusal(USAGE, "run", *ASK, "--config", path))
 
     def test_variables_that_say_nothing_are_named(self):
         self.assertIn("did you mean THERMO_TEMP?", run("run", *ASK, env={"THERMO_TEMPP": "0"}).stderr)
@@ -143,6 +174,17 @@ class Interruptions(ProgramTest):
                 self.assertEqual(chat.returncode, code)
                 self.assertTrue(path.exists())
 
+    def test_a_perplexity_that_was_cut_short_says_so(self):
+        folder = temporary_folder(self)
+        (folder / "long.txt").write_text("the sea is deep and cold " * 20000)
+        program = start("perplexity", "-f", folder / "long.txt")
+        os.read(program.stdout.fileno(), 1)
+        time.sleep(1.0)
+        code, out, err = self.end(program)
+        self.assertEqual(code, INTERRUPTED, err)
+        self.assertRegex(err, r"the estimate is of [0-9]+ of [0-9]+ chunks")
+        self.assertRegex(out.decode(), r",\nFinal estimate")
+
     def test_synth_leaves_no_partial_file(self):
         folder = temporary_folder(self)
         program = start("synth", folder / "big.gguf", "--shape", "qwen35moe-35b-a3b", "--layers", "2", "-t", "1")
@@ -167,6 +209,23 @@ class Interruptions(ProgramTest):
                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (60 << 20, 60 << 20)))
         self.assertEqual(done.returncode, MEMORY, done.stderr)
 
+    def test_no_command_fails_otherwise_for_want_of_address_space(self):
+        commands = (("run", *ASK), ("bench", *QUICK), ("serve", "--port", "0"), ("doctor",), ("chat",), ("experts",), ("verify",))
+        for command in commands:
+            for limit in (60, 80, 100):
+                with self.subTest(command=command[0], limit=limit):
+                    done = subprocess.run([PROGRAM, *command], capture_output=True, text=True, env=clean_environment(), timeout=60,
+                                          stdin=subprocess.DEVNULL,
+                                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit << 20, limit << 20)))
+                    self.assertIn(done.returncode, (0, MEMORY), done.stderr)
+
+    def test_measuring_the_bandwidth_is_not_worth_an_error(self):
+        limit = 400 << 20  # for the model, not for a test of the memory
+        for command in (("doctor",), ("bench", "-m", MODEL, "-p", "16", "-n", "4", "-r", "1")):
+            done = subprocess.run([PROGRAM, *command], capture_output=True, text=True, env=clean_environment(), timeout=60,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+            self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_a_file_cut_during_bench_is_a_fault(self):
         path = temporary_folder(self) / "model.gguf"
         shutil.copy(MODEL, path)
@@ -177,6 +236,29 @@ class Interruptions(ProgramTest):
         os.truncate(path, 4096)
         _, err = program.communicate(timeout=120)
         self.assertEqual(program.returncode, DEVICE_FAULT, err)
+
+
+class Progress(ProgramTest):
+    """Long work is visible, in a window of any width."""
+
+    def test_a_long_prompt_shows_how_far_it_is(self):
+        document = temporary_folder(self) / "long.txt"
+        document.write_text("the sea is deep and cold " * 400)
+        slow = ("run", "-f", document, "-n", "1", "-t", "1", "--isa", "portable", "-b", "16", "-c", "16K")
+        for width in (80, 40):
+            with self.subTest(width=width):
+                drawn = re.findall(r"\r(prompt [^\r\x1b]*)", self.on_terminal(*slow, width=width))
+                self.assertTrue(drawn)
+                self.assertRegex(drawn[0], r"[0-9]+ %  [0-9]+ / [0-9]+ tokens")
+                self.assertTrue(all(len(line) < width for line in drawn), drawn)
+
+    def test_loading_shows_how_far_it_is(self):
+        model = temporary_folder(self) / "model.gguf"
+        self.answer("synth", model, "--shape", "qwen35moe-35b-a3b", "--layers", "1", "--vocab", "512")
+        for width in (80, 40):
+            drawn = re.findall(r"\r(repack [^\r\x1b]*)", self.on_terminal("bench", "-m", model, *QUICK, "-t", "1", width=width))
+            self.assertTrue(drawn)
+            self.assertTrue(all(len(line) < width for line in drawn), drawn)
 
 
 class Data(ProgramTest):
@@ -214,6 +296,30 @@ class Data(ProgramTest):
         self.assertEqual(result.returncode, BELOW_TARGET, result.stderr)
         self.assertIn("1 of 3", result.stderr)
 
+    def test_two_programs_that_share_a_heat_file_add_up(self):
+        path = temporary_folder(self) / "heat.json"
+        ask = ("run", "-p", "What is 17 + 25?", *GREEDY, "--heat-file", path)
+        self.answer(*ask)
+        once = json.loads(path.read_text())["n_tokens"]
+        path.unlink()
+        programs = [start(*ask) for _ in range(2)]
+        for program in programs:
+            program.communicate(timeout=60)
+        self.assertEqual(json.loads(path.read_text())["n_tokens"], 2 * once)
+
+    def test_a_heat_file_is_a_file(self):
+        path = temporary_folder(self) / "heat.json"
+        os.mkfifo(path)
+        self.assertIn("it is a pipe", self.refusal(USAGE, "run", *ASK, "--heat-file", path, timeout=20))
+
+    def test_a_model_without_attention_is_inspected(self):
+        path = temporary_folder(self) / "model.gguf"
+        self.answer("synth", path, "--shape", "qwen35-tiny", "--layers", "1")
+        text = self.answer("inspect", path)
+        self.assertIn("1: 0 attention, 1 DeltaNet", text)
+        self.assertNotRegex(text, r"attention +0 heads|rotation +0")
+        self.assertEqual(json.loads(self.answer("inspect", path, "--json"))["config"]["n_attention_layers"], 0)
+
     def test_a_check_that_passed_says_so(self):
         self.assertIn("check passed", run("bench", "-m", MODEL, *QUICK, "--check").stderr)
 
@@ -223,24 +329,24 @@ class Data(ProgramTest):
         self.answer("synth", model, "--shape", "qwen35moe-35b-a3b", "--layers", "1", "--vocab", "512")
         self.assertRegex(self.answer("experts", model, "--tokens", "16"), "a cell is the average of [0-9]+( to [0-9]+)? experts")
 
+    def test_control_characters_of_files_and_names_do_not_reach_the_terminal(self):
+        damaged = Gguf()
+        damaged.put_string("general.architecture", b"\x1b[31m\x07evi")
+        path = damaged.save(temporary_folder(self), "model\x1b[31m.gguf")
+        for code, *command in ((0, "inspect", path), (MODEL_ERROR, "run", path, *ASK), (MODEL_ERROR, "plan", path),
+                               (0, "inspect", path, "--template"), (USAGE, "te\x1b[31m")):
+            with self.subTest(command=command[0]):
+                shown = self.on_terminal(*command, code=code, NO_COLOR="1")
+                self.assertIn("\ufffd" if "template" not in str(command) else "user", shown)
+                self.assertNotRegex(shown, "[\x1b\x07]")
+
     def test_control_characters_do_not_reach_the_terminal(self):
         # A template writes them into the prompt; a model that continues its prompt would write them, too. What the program shows of
         # a model's text goes through one place, tried here with a bias that leaves it one token.
         escape, = json.loads(self.answer("tokenize", "-p", "\x1b", "--json"))["ids"]
-        leader, follower = pty.openpty()
-        program = subprocess.Popen([PROGRAM, "run", "--raw", "-p", "a b", "-n", "3", "--logit-bias", f"{escape}+100", *GREEDY],
-                                   stdin=subprocess.DEVNULL, stdout=follower, stderr=subprocess.DEVNULL,
-                                   env=clean_environment(NO_COLOR="1"))
-        os.close(follower)
-        shown = b""
-        try:
-            while block := os.read(leader, 4096):
-                shown += block
-        except OSError:
-            pass
-        program.wait(timeout=60)
-        self.assertNotIn(b"\x1b", shown)
-        self.assertIn("\ufffd".encode(), shown)
+        shown = self.on_terminal("run", "--raw", "-p", "a b", "-n", "3", "--logit-bias", f"{escape}+100", *GREEDY, NO_COLOR="1", TERM="dumb")
+        self.assertNotIn("\x1b", shown)
+        self.assertIn("\ufffd", shown)
 
 
 class Perplexity(ProgramTest):

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/cpu_info.h"
+#include "base/error.h"
 #include "base/host_buffer.h"
 #include "base/thread_pool.h"
 #include "base/units.h"
@@ -45,6 +46,18 @@ uint64_t read_streams(const std::byte* data, size_t n_bytes) noexcept {
 using ReadFn = uint64_t (*)(const std::byte* data, size_t n_bytes) noexcept;
 constexpr ReadFn kWays[] = {read_streams<1, false>, read_streams<2, false>, read_streams<8, true>};
 
+// Memory that the caches cannot hold a useful part of; smaller by halves where the system refuses it.
+HostBuffer memory_to_read(size_t n_threads, size_t& per_thread) {
+  constexpr size_t kLeast = 16 * MiB;
+  for (;; per_thread /= 2) {
+    try {
+      return HostBuffer(per_thread * n_threads);
+    } catch (const MemoryError&) {
+      if (per_thread < 2 * kLeast) return HostBuffer();
+    }
+  }
+}
+
 }  // namespace
 
 double measure_read_bandwidth(ThreadPool& pool) {
@@ -53,7 +66,8 @@ double measure_read_bandwidth(ThreadPool& pool) {
   const uint64_t budget = std::min<uint64_t>(2 * GiB, available_memory_bytes() / 4);
   size_t per_thread = std::min<uint64_t>(256 * MiB, budget / n_threads);
   per_thread = std::max<size_t>(per_thread, MiB) / (kMaxStreams * kLine) * (kMaxStreams * kLine);
-  HostBuffer buffer(per_thread * n_threads);
+  const HostBuffer buffer = memory_to_read(n_threads, per_thread);
+  if (buffer.size() == 0) return 0.0;
   std::vector<uint64_t> sums(n_threads * 8);  // a line each
 
   // Every thread reads what it wrote first, so that the pages lie on its own memory node.

@@ -34,17 +34,18 @@ constexpr int kCheckPrompt = 32, kCheckTokens = 24;
 const std::string kCold = "cold", kWarm = "warm";  // what bench_fields() says in heat_state
 
 // An option of llama-bench that has one meaning here: accepts the values that say so.
-void add_cpu_only(OptionSet& set, std::string_view names, std::vector<std::string> accepted,
-                  std::string help) {
+Option& add_cpu_only(OptionSet& set, std::string_view names, std::vector<std::string> accepted,
+                     std::string help) {
   const std::string first(names.substr(0, names.find(',')));
-  set.custom(
-         names, "VALUE",
-         [accepted, first](std::string_view text) {
-           if (std::find(accepted.begin(), accepted.end(), text) == accepted.end())
-             throw ConfigError(fmt::format("this release does not do that; leave {} out or use {}", first,
-                                           fmt::join(accepted, " or ")));
-         },
-         std::move(help))
+  return set
+      .custom(
+          names, "VALUE",
+          [accepted, first](std::string_view text) {
+            if (std::find(accepted.begin(), accepted.end(), text) == accepted.end())
+              throw ConfigError(fmt::format("this release does not do that; leave {} out or use {}", first,
+                                            fmt::join(accepted, " or ")));
+          },
+          std::move(help))
       .advanced()
       .no_environment();
 }
@@ -144,6 +145,9 @@ class BenchCommand : public Command {
         .no_environment();
     set.value("-ngl,--n-gpu-layers", "N", n_gpu_layers_, "0: the CPU, all: the GPU (default auto)")
         .no_environment();
+    set.size("--gpu-memory", "SIZE", gpu_memory_,
+             "take no more of the card than this, everything counted (default: what is free)")
+        .no_environment();
     list("-ctk,--cache-type-k", "LIST", lists_.k_type, "type of the keys: f32, f16, q8_0 (default f16)");
     list("-ctv,--cache-type-v", "LIST", lists_.v_type, "type of the values (default f16)");
     list("--isa", "LIST", lists_.isa, "code path: auto, portable, avx2, avx512, amx (default auto)");
@@ -204,7 +208,9 @@ class BenchCommand : public Command {
     set.flag("--bandwidth", bandwidth_, "measure what this machine reads from memory (default)")
         .no_environment();
     set.section("Accepted for llama-bench scripts");
-    add_cpu_only(set, "-fa,--flash-attn", {"1", "on", "auto"}, "attention is always computed in one pass: 1");
+    add_cpu_only(set, "-fa,--flash-attn", {"1", "on", "auto"}, "attention is always computed in one pass: 1")
+        .choices({"1", "on", "auto", "0", "off"})
+        .bare("1");
   }
 
   ExitCode run(const Terminal& terminal) override {
@@ -342,6 +348,7 @@ class BenchCommand : public Command {
       if (!oracle_.empty())
         options.draft.oracle = {.probabilities = parse_oracle(oracle_), .seed = seed_, .text = text_ids_.ids};
     }
+    note_unusual(read_model_config(file).n_ctx_train, options, terminal);
     Engine engine(file, options);
     progress.clear();
     terminal.note_unless_empty(engine.plan().note);
@@ -467,6 +474,7 @@ class BenchCommand : public Command {
     options.n_threads = setup.n_threads;
     options.isa = setup.isa;
     options.repack = setup.repack;
+    options.gpu_memory = gpu_memory_;
     options.n_batch = setup.n_ubatch;
     return options;
   }
@@ -568,7 +576,7 @@ class BenchCommand : public Command {
   std::string oracle_;
   bool own_text_ = false;  // what the model writes itself
   BenchRunOptions run_;
-  uint64_t seed_ = 1;
+  uint64_t seed_ = 1, gpu_memory_ = 0;
   double delay_seconds_ = 0.0, fail_below_ = 0.0;
   std::string device_ = "auto", n_gpu_layers_ = "auto";
   ExpertFlags experts_;                         // what is the same in every setup

@@ -4,6 +4,7 @@
 #include "cli/answer_printer.h"
 #include "cli/chat/conversation.h"
 #include "cli/commands.h"
+#include "cli/kept_heat.h"
 #include "cli/options/draft_options.h"
 
 namespace thermo {
@@ -36,6 +37,7 @@ class ChatCommand : public Command {
     EngineOptions options = engine_options(flags);
     TextModel model(model_);
     set_expert_options(engine_.experts, model.config(), options);
+    keep_heat(engine_.experts, model.config(), model.file(), options);
     set_draft_options(draft_, model_, drafter_, options);
     load_model(model, options, flags, terminal);
     note_unused_cache(engine_.experts, model.engine(), terminal);

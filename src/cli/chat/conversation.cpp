@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/utf8.h"
 #include "cli/answer_printer.h"
 #include "cli/interrupt.h"
 #include "cli/options/draft_options.h"

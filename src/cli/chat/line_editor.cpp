@@ -12,11 +12,11 @@
 #include <clocale>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <utility>
 
 #include "base/utf8.h"
+#include "cli/user_folders.h"
 
 namespace thermo {
 namespace {
@@ -98,8 +98,8 @@ struct LineEditor::Editor {
     prompt = widen(text);
     initial = widen(begin_with);
     if (!initial.empty()) el_wpush(line, L"\x1b[990~");
-    // libedit prints the prompt first and takes the terminal after it: what is typed in between would be edited by the
-    // terminal, which knows no arrows.
+    // libedit prints the prompt first and takes the terminal after it: what is typed in between would be
+    // edited by the terminal, which knows no arrows.
     el_wset(line, EL_PREP_TERM, 1);
     std::fputs(kPasteOn, stderr);
     int n = 0;
@@ -270,14 +270,7 @@ LineEditor::Event LineEditor::ask(const std::string& question, std::string& line
 }
 
 std::string default_history_file() {
-  const auto variable = [](const char* name) {
-    const char* value = std::getenv(name);
-    return std::string(value ? value : "");
-  };
-  if (const std::string state = variable("XDG_STATE_HOME"); !state.empty())
-    return state + "/thermocline/history";
-  const std::string home = variable("HOME");
-  return home.empty() ? "" : home + "/.local/state/thermocline/history";
+  return in_user_state("thermocline/history").string();
 }
 
 }  // namespace thermo

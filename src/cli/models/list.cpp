@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "base/units.h"
+#include "base/utf8.h"
 #include "cli/commands.h"
 #include "cli/options/hub_options.h"
 #include "gguf/gguf_file.h"

@@ -5,6 +5,7 @@
 #include <iostream>
 
 #include "base/units.h"
+#include "base/utf8.h"
 #include "cli/commands.h"
 #include "cli/options/hub_options.h"
 

@@ -5,11 +5,11 @@
 
 #include <toml++/toml.h>
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
 #include "base/error.h"
+#include "cli/user_folders.h"
 
 namespace thermo {
 namespace {
@@ -25,15 +25,9 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-const char* non_empty_variable(const std::string& name) {
-  const char* value = std::getenv(name.c_str());
-  return value != nullptr && *value != '\0' ? value : nullptr;
-}
-
 // Flags may be spelled 1, true, on; --no-x is read from the variable without NO.
-void add_variable(const Option& option, const std::string& name, const char* text, bool negated,
+void add_variable(const Option& option, const std::string& name, std::string value, bool negated,
                   OptionValues& values) {
-  std::string value = text;
   if (option.is_flag()) {
     bool on = false;
     try {
@@ -89,6 +83,7 @@ struct FileReader {
         read(*inner);
         continue;
       }
+      if (key == "config") fail(node, "a configuration file cannot name another one; take it out");
       OptionSet::Match match = set.find_key(key);
       if (match.option == nullptr || !OptionView{match.option}.reads_environment()) {
         skip_or_refuse(key, node);
@@ -123,8 +118,8 @@ struct FileReader {
   }
 };
 
-// Read by others than the options: the cap of the kernels, and what the tests use.
-constexpr std::string_view kOtherVariables[] = {"THERMO_MAX_ISA", "THERMO_TEMPLATES"};
+// Read by others than the options: the caps of the kernels, and what the tests use.
+constexpr std::string_view kOtherVariables[] = {"THERMO_MAX_ISA", "THERMO_MAX_SM", "THERMO_TEMPLATES"};
 
 }  // namespace
 
@@ -163,19 +158,19 @@ std::vector<std::string> add_environment(const OptionSet& set, OptionValues& val
     OptionView view{&option};
     if (!view.reads_environment()) continue;
     std::string name = "THERMO_" + upper_snake(option.name());
-    if (const char* value = non_empty_variable(name)) {
+    if (const std::string value = environment_variable(name); !value.empty()) {
       add_variable(option, name, value, false, values);
       continue;
     }
     std::string llama_name = view.llama_env();
-    const char* value = non_empty_variable(llama_name);
+    std::string value = environment_variable(llama_name);
     bool negated = false;
-    if (value == nullptr && option.is_flag() && llama_name.starts_with("LLAMA_ARG_")) {
+    if (value.empty() && option.is_flag() && llama_name.starts_with("LLAMA_ARG_")) {
       llama_name = "LLAMA_ARG_NO_" + llama_name.substr(10);
-      value = non_empty_variable(llama_name);
+      value = environment_variable(llama_name);
       negated = true;
     }
-    if (value == nullptr) continue;
+    if (value.empty()) continue;
     add_variable(option, llama_name, value, negated, values);
     notes.push_back(fmt::format("{}={} is used for --{}", llama_name, value, option.name()));
   }
@@ -185,15 +180,9 @@ std::vector<std::string> add_environment(const OptionSet& set, OptionValues& val
 std::string find_config_file(const OptionSet& set, const OptionValues& values) {
   const Option* option = set.find_key("config").option;
   for (const OptionValues::Given& given : values.given())
-    if (given.option == option) return given.values.back();
-  std::vector<std::string> places;
-  if (const char* base = non_empty_variable("XDG_CONFIG_HOME")) {
-    places.push_back(std::string(base) + "/thermocline/config.toml");
-  } else if (const char* home = non_empty_variable("HOME")) {
-    places.push_back(std::string(home) + "/.config/thermocline/config.toml");
-  }
-  places.emplace_back("/etc/thermocline/config.toml");
-  for (const std::string& place : places)
+    if (given.option == option) return given.values.back();  // an empty one is refused with the values
+  for (const std::string& place :
+       {in_user_config("thermocline/config.toml").string(), std::string("/etc/thermocline/config.toml")})
     if (access(place.c_str(), F_OK) == 0) return place;
   return "";
 }

@@ -30,6 +30,8 @@ void require_writable(const char* option, const std::string& path) {
     why = fmt::format("the folder {} does not exist", folder.string());
   } else if (fs::is_directory(path, ignored)) {
     why = "it is a folder";
+  } else if (fs::is_fifo(path, ignored)) {
+    why = "it is a pipe";
   } else if (access(fs::exists(path, ignored) ? path.c_str() : folder.c_str(), W_OK) != 0) {
     why = std::strerror(errno);
   }
@@ -59,7 +61,12 @@ void add_expert_options(OptionSet& set, ExpertFlags& flags) {
   set.custom("--expert-ram", "SIZE", budget(flags.ram),
              "main memory for experts, likewise; the rest is read from the file as needed");
   set.value("--heat-file", "FILE", flags.heat_file,
-            "how much each expert is used: read at the start when it exists, written at the end");
+            "how much each expert is used: read at the start when it exists, written at the end (default of "
+            "run, chat and serve: a file for each model in ~/.cache/thermocline/heat)");
+  set.custom_flag(
+         "--no-heat-file", [&flags](bool on) { flags.keep_heat = !on; },
+         "keep no heat in the cache folder, and use none from there")
+      .advanced();
   set.value("--trace", "FILE", flags.trace_file, "write what each lane does when, for chrome://tracing")
       .no_environment();
   set.value("--pin-layers", "N", flags.pin_layers, "keep all experts of the first N layers on the device")

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+
 namespace thermo {
 namespace {
 
@@ -52,8 +54,13 @@ void add_general_options(OptionSet& set, GeneralOptions& options) {
   set.value("--progress", "WHEN", options.progress, "progress line while loading: auto, on or off")
       .choices({"auto", "on", "off"})
       .advanced();
-  set.value("--config", "FILE", options.config,
-            "TOML file with options by their long names (default: ~/.config/thermocline/config.toml)")
+  set.custom(
+         "--config", "FILE",
+         [&options](std::string_view text) {
+           if (text.empty()) throw ConfigError("a file was expected; leave it out for the usual places");
+           options.config = text;
+         },
+         "TOML file with options by their long names (default: ~/.config/thermocline/config.toml)")
       .advanced();
   set.flag("--print-config", options.print_config, "print the options in effect with their sources, and stop")
       .no_environment()

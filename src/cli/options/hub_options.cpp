@@ -2,13 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <fstream>
 #include <memory>
 
 #include "base/units.h"
+#include "base/utf8.h"
 #include "cli/interrupt.h"
 #include "cli/progress.h"
+#include "cli/user_folders.h"
 
 namespace thermo {
 
@@ -16,43 +17,23 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::string variable(const char* name) {
-  const char* const value = std::getenv(name);
-  return value != nullptr ? value : "";
-}
-
-// A folder of the user's home; empty where there is no home.
-fs::path in_home(const char* folder) {
-  const std::string home = variable("HOME");
-  return home.empty() ? fs::path() : fs::path(home) / folder;
-}
-
-// The folder that the variable names, else one below home.
-fs::path user_folder(const char* name, const char* below_home) {
-  const std::string folder = variable(name);
-  return folder.empty() ? in_home(below_home) : fs::path(folder);
-}
-
-fs::path below(const fs::path& folder, const char* name) {
-  return folder.empty() ? folder : folder / name;
-}
-
 fs::path hugging_face_home() {
-  if (const std::string home = variable("HF_HOME"); !home.empty()) return home;
-  return below(user_folder("XDG_CACHE_HOME", ".cache"), "huggingface");
+  if (const std::string home = environment_variable("HF_HOME"); !home.empty()) return home;
+  return in_user_cache("huggingface");
 }
 
 fs::path hub_cache_folder() {
   for (const char* name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"})
-    if (const std::string folder = variable(name); !folder.empty()) return folder;
-  return below(hugging_face_home(), "hub");
+    if (const std::string folder = environment_variable(name); !folder.empty()) return folder;
+  const fs::path home = hugging_face_home();
+  return home.empty() ? home : home / "hub";
 }
 
 std::string saved_token() {
   for (const char* name : {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
-    if (const std::string token = variable(name); !token.empty()) return token;
-  const std::string path = variable("HF_TOKEN_PATH");
-  std::ifstream in(path.empty() ? below(hugging_face_home(), "token") : fs::path(path));
+    if (const std::string token = environment_variable(name); !token.empty()) return token;
+  const std::string path = environment_variable("HF_TOKEN_PATH");
+  std::ifstream in(path.empty() ? hugging_face_home() / "token" : fs::path(path));
   std::string token;
   std::getline(in, token);
   return token;
@@ -128,7 +109,7 @@ void add_hub_options(OptionSet& set, std::vector<std::string>& models) {
 
 HubOptions hub_options(const HubFlags& flags) {
   HubOptions options;
-  if (std::string endpoint = variable("HF_ENDPOINT"); !endpoint.empty()) {
+  if (std::string endpoint = environment_variable("HF_ENDPOINT"); !endpoint.empty()) {
     while (endpoint.ends_with('/')) endpoint.pop_back();
     if (!endpoint.starts_with("http://") && !endpoint.starts_with("https://"))
       throw ConfigError(fmt::format(
@@ -145,11 +126,9 @@ HubOptions hub_options(const HubFlags& flags) {
 ModelFolders model_folders(const std::string& models_dir) {
   ModelFolders folders;
   folders.hub_cache = hub_cache_folder();
-  folders.plain = {models_dir.empty()
-                       ? below(user_folder("XDG_DATA_HOME", ".local/share"), "thermocline/models")
-                       : fs::path(models_dir)};
+  folders.plain = {models_dir.empty() ? in_user_data("thermocline/models") : fs::path(models_dir)};
   folders.lm_studio = {in_home(".lmstudio/models"), in_home(".cache/lm-studio/models")};
-  if (const std::string ollama = variable("OLLAMA_MODELS"); !ollama.empty())
+  if (const std::string ollama = environment_variable("OLLAMA_MODELS"); !ollama.empty())
     folders.ollama = {ollama};
   else
     folders.ollama = {in_home(".ollama/models"), "/usr/share/ollama/.ollama/models"};

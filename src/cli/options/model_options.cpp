@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/cpu_info.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "cli/options/hub_options.h"
+#include "cli/terminal.h"
 #include "gguf/gguf_file.h"
 
 namespace thermo {
@@ -94,6 +96,8 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
       .suggest({"auto", "all", "0"})
       .llama_env("LLAMA_ARG_N_GPU_LAYERS")
       .advanced();
+  set.size("--gpu-memory", "SIZE", flags.gpu_memory,
+           "take no more of the card than this, everything counted (12G; default: what is free)");
   set.custom(
          "-fa,--flash-attn", "WHEN",
          [](std::string_view text) {
@@ -193,6 +197,7 @@ EngineOptions engine_options(const EngineFlags& flags) {
   options.n_threads = flags.n_threads < 0 ? 0 : flags.n_threads;
   options.pin_threads = flags.pin_threads;
   options.repack = flags.repack;
+  options.gpu_memory = flags.gpu_memory;
   if (flags.n_batch > 0) options.n_batch = flags.n_batch;
   if (flags.n_ubatch > 0)
     options.n_batch = flags.n_batch > 0 ? std::min(flags.n_batch, flags.n_ubatch) : flags.n_ubatch;
@@ -206,6 +211,17 @@ EngineOptions engine_options(const EngineFlags& flags) {
   }
   set_expert_options(flags.experts, options);
   return options;
+}
+
+void note_unusual(int n_ctx_train, const EngineOptions& options, const Terminal& terminal) {
+  if (options.n_ctx > n_ctx_train)
+    terminal.note(fmt::format(
+        "a context of {} is more than the {} tokens that the model was trained for: far answers may be poor",
+        options.n_ctx, n_ctx_train));
+  const int n_cores = cpu_info().n_cores;
+  if (options.n_threads > static_cast<int>(usable_cores().size()))
+    terminal.note(fmt::format("{} threads for {} cores wait for each other: -t {} is faster",
+                              options.n_threads, n_cores, n_cores));
 }
 
 void add_sampling_options(OptionSet& set, SamplingFlags& flags) {

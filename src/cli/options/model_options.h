@@ -29,6 +29,7 @@ struct EngineFlags {
   std::string isa = "auto";
   std::string device = "auto";
   std::string n_gpu_layers = "auto";
+  uint64_t gpu_memory = 0;  // 0: what is free
   bool repack = true;
   bool pin_threads = true;
   bool use_mmap = true;
@@ -39,6 +40,8 @@ struct EngineFlags {
 void add_engine_options(OptionSet& set, EngineFlags& flags);
 // Throws ConfigError (values that make no sense together) or ThermoError with ExitCode::Device.
 EngineOptions engine_options(const EngineFlags& flags);
+// Says what is unusual about the context and the threads.
+void note_unusual(int n_ctx_train, const EngineOptions& options, const Terminal& terminal);
 // What `--device` and `-ngl` together mean for EngineOptions::device. Throws ConfigError.
 DeviceChoice device_option(const std::string& name, const std::string& n_gpu_layers);
 // "f16" and so on; throws ConfigError.

@@ -294,6 +294,7 @@ void OptionValues::parse_arguments(std::span<const std::string> arguments) {
 
 void OptionValues::throw_unknown(const std::string& name) const {
   if (std::optional<std::string> advice = refusal_advice(name)) throw ConfigError(*advice);
+  if (const std::string advice = advice_ ? advice_(name) : ""; !advice.empty()) throw ConfigError(advice);
   std::vector<std::string> known;
   for (const Option& option : set_.options()) {
     for (const std::string& candidate : option.longs_) {

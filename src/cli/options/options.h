@@ -169,7 +169,9 @@ class OptionSet {
 // The values that were given, before they are put into their targets.
 class OptionValues {
  public:
-  explicit OptionValues(const OptionSet& set) : set_(set) {}
+  // What to say of an option that the set does not have; empty: nothing is known of it.
+  using Advice = std::function<std::string(const std::string& name)>;
+  explicit OptionValues(const OptionSet& set, Advice advice = {}) : set_(set), advice_(std::move(advice)) {}
 
   // Throws ConfigError: unknown option (with the nearest match), value missing, too many positionals.
   void parse_arguments(std::span<const std::string> arguments);
@@ -193,6 +195,7 @@ class OptionValues {
   static void check(const Option& option, const std::string& value);
 
   const OptionSet& set_;
+  Advice advice_;
   std::vector<Given> given_;
   std::vector<std::string> positionals_;
 };

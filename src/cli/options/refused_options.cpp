@@ -53,10 +53,12 @@ constexpr Refusal kRefusals[] = {
      "models come from Hugging Face: -hf owner/repo:Q4_K_M; or give a path with -m"},
     {"-np --parallel -cb --cont-batching --no-cont-batching -ns --sequences",
      "one conversation runs at a time here; `thermocline serve` runs several"},
-    {"--host --port --listen --api-key --api-key-file --api-prefix --ssl-* --cors-* --threads-http -to "
-     "--timeout "
-     "--metrics --slots --props --ui --no-ui --webui --no-webui --slot-* -cram --cache-ram --path",
-     "an option of the server: use `thermocline serve`"},
+    {"--ssl-*", "the server speaks plain HTTP; put a proxy that speaks TLS (nginx, Caddy) in front of it"},
+    {"--ui --webui --path", "the server has no pages of its own; use a client of the OpenAI API"},
+    {"--slot-save-path",
+     "conversations of the server stay in memory and are not written to files; leave it out"},
+    {"-sps --slot-prompt-similarity",
+     "a request always goes to the slot that shares the longest beginning with it; leave it out"},
     {"-cnv --conversation -i --interactive -if --interactive-first -mli --multiline-input",
      "use `thermocline chat` for a conversation"},
     {"-no-cnv --no-conversation", "use `thermocline run --raw` to continue a text without the chat template"},

@@ -74,6 +74,13 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
       .advanced();
   set.flag("--slots", flags.slots, "/slots (default on)").llama_env("LLAMA_ARG_ENDPOINT_SLOTS").advanced();
   set.flag("--props", flags.props, "/props (default on)").llama_env("LLAMA_ARG_ENDPOINT_PROPS").advanced();
+  set.custom_flag(
+         "--ui,--webui",
+         [](bool on) {
+           if (on) throw ConfigError("there are no pages here; use a client of the OpenAI API");
+         },
+         "accepted as --no-ui: there are no pages here")
+      .advanced();
   set.flag("--strict-model", flags.strict_model, "refuse requests for another model's name (default off)")
       .advanced();
 
@@ -81,7 +88,10 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
   set.custom_list(
          "--api-key", "KEY",
          [&flags](std::string_view text) {
-           for (std::string& key : split_keys(text, ',')) flags.api_keys.push_back(std::move(key));
+           // An empty one, as of an unset variable, would open the server to everybody.
+           std::vector<std::string> keys = split_keys(text, ',');
+           if (keys.empty()) throw ConfigError("a key was expected; --no-auth needs none");
+           for (std::string& key : keys) flags.api_keys.push_back(std::move(key));
          },
          "key that requests need; NAME:KEY names it, admin:KEY may also shut down; repeatable")
       .llama_env("LLAMA_API_KEY");

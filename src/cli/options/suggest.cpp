@@ -27,8 +27,8 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::string nearest_match(std::string_view word, std::span<const std::string> candidates) {
-  // A third of the letters may be wrong; more is another word.
-  size_t best_distance = std::max<size_t>(1, word.size() / 3) + 1;
+  // A third of the letters may be wrong; more is another word. Of "-x" every other letter would be near.
+  size_t best_distance = word.size() < 3 ? 1 : std::max<size_t>(1, word.size() / 3) + 1;
   std::string best;
   for (const std::string& candidate : candidates) {
     size_t distance = edit_distance(word, candidate);

@@ -10,6 +10,7 @@
 #include "base/thread_pool.h"
 #include "base/units.h"
 #include "cli/commands.h"
+#include "cli/inspect_facts.h"
 #include "cli/interrupt.h"
 #include "cli/progress.h"
 #include "cli/synth/synth_file.h"
@@ -152,9 +153,9 @@ class SynthCommand : public Command {
       out["seconds"] = seconds;
       write_stdout(out.dump(2) + "\n");
     } else {
-      write_stdout(fmt::format("{}: {} {}, {} tensors, {:.2f} B parameters, {} in {:.1f} s\n", path_, shape_,
-                               quant_, tensors.size(), static_cast<double>(n_params) * 1e-9,
-                               format_bytes(n_bytes), seconds));
+      write_stdout(fmt::format("{}: {} {}, {} tensors, {} parameters, {} in {:.1f} s\n", path_, shape_,
+                               quant_, tensors.size(), format_params(n_params), format_bytes(n_bytes),
+                               seconds));
     }
     return ExitCode::Ok;
   }
