@@ -84,6 +84,7 @@ struct EngineThread::Impl {
   void run();
   void take_orders(std::unique_lock<std::mutex>& lock);
   void fill_slots(std::unique_lock<std::mutex>& lock);
+  bool can_start() const;  // under the lock
   bool has_room(const TokenRequest& request) const;
   bool give_back();
   Slot* slot_for(const TokenRequest& request);
@@ -206,7 +207,7 @@ void EngineThread::Impl::run() {
     {
       std::unique_lock lock(mutex);
       const auto has_work = [this] {
-        return leaving || !queue.empty() || !to_cancel.empty() || !to_pause.empty() || !loop.idle() ||
+        return leaving || can_start() || !to_cancel.empty() || !to_pause.empty() || !loop.idle() ||
                watch.wanted();
       };
       if (watch.due() == Clock::time_point::max())
@@ -255,8 +256,7 @@ void EngineThread::Impl::take_orders(std::unique_lock<std::mutex>& lock) {
 }
 
 void EngineThread::Impl::fill_slots(std::unique_lock<std::mutex>& lock) {
-  while (!queue.empty() && std::any_of(slots.begin(), slots.end(), [](const Slot& s) { return !s.busy; })) {
-    if (!has_room(queue.next().request)) return;
+  while (can_start()) {
     WaitingRequest next = queue.pop();
     ++shown.n_running;
     lock.unlock();
@@ -264,6 +264,12 @@ void EngineThread::Impl::fill_slots(std::unique_lock<std::mutex>& lock) {
     start(slot, std::move(next));
     lock.lock();
   }
+}
+
+// The next request has a slot and room for its prompt.
+bool EngineThread::Impl::can_start() const {
+  return !queue.empty() && std::any_of(slots.begin(), slots.end(), [](const Slot& s) { return !s.busy; }) &&
+         has_room(queue.next().request);
 }
 
 // Pages of keys and values for its prompt, beside a page more for each request that runs and can grow. New

@@ -4,8 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <condition_variable>
+#include <ctime>
 #include <mutex>
+#include <thread>
 
 #include "engine/request_queue.h"
 #include "engine/scripted_engine.h"
@@ -205,6 +208,32 @@ TEST(EngineThread, SharesAPoolThatIsTooSmall) {
     EXPECT_FALSE(listeners[i].wait().error) << i;
     EXPECT_EQ(listeners[i].text(), want[i]) << i;
   }
+}
+
+// A request waits for the pages of one whose reader does not keep up, and costs nothing meanwhile.
+TEST(EngineThread, WaitsForThePagesOfAPausedRequest) {
+  EngineOptions options = options_for(2);
+  options.n_ctx = 500;
+  options.n_pages = 2;
+  Engine engine(plankton(), options);
+  EngineThread thread(engine, {});
+  Listener slow, next;
+  const auto handle = thread.submit(request_of(slow, prompt_of(1, 300), 100));
+  ASSERT_TRUE(handle.has_value());
+  slow.wait_for_tokens(3);
+  thread.pause(*handle, true);
+  ASSERT_TRUE(thread.submit(request_of(next, prompt_of(2, 300), 10)).has_value());
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const std::clock_t begin = std::clock();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 0.15);
+  EXPECT_EQ(thread.state().n_waiting, 1);
+  EXPECT_TRUE(next.text().empty());
+  thread.pause(*handle, false);
+  EXPECT_FALSE(slow.wait().error);
+  EXPECT_FALSE(next.wait().error);
+  EXPECT_EQ(slow.text().size(), 100u);
+  EXPECT_EQ(next.text().size(), 10u);
 }
 
 TEST(EngineThread, PausesAndGoesOn) {
