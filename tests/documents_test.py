@@ -26,7 +26,7 @@ COMMAND = re.compile(r"^ {4}((?:[^#\n|]*\| )?(?:(?:build/bin/)?thermocline|make|
 MODELS = ("Qwen3.6-35B-A3B-Q4_K_M.gguf", "MODEL.gguf", "model.gguf", "X")
 TEXTS = ("book.txt", "TEXT")
 # Measured elsewhere, with files of gigabytes that the lines before write; or from the network.
-ONLY_READ = re.compile(r"bench -m (s40|s8|laguna|dense|m)\.gguf|synth .*(-a3b|-27b|-xs2)|OWNER/REPO")
+ONLY_READ = re.compile(r"bench -m (s40|s8|laguna|dense|m)\.gguf|bench --url|synth .*(-a3b|-27b|-xs2)|OWNER/REPO")
 LEFT_OUT = re.compile(r"^make test|gpu_check|\bbuild-cuda\b")
 
 
