@@ -9,7 +9,7 @@ namespace {
 // Measured once on several machines and models; see docs/memory.md.
 constexpr double kRegionsPerLayer = 6.0;   // fork and join
 constexpr double kSerialPerLayer = 4e-6;   // norms, routing, sums between them
-constexpr double kDecodeShare = 0.92;      // of the kernels' speed that a step reaches: borders, imbalance
+constexpr double kDecodeShare = 0.74;      // of the kernels' speed that a step reaches: borders, imbalance
 constexpr double kPrefillShare = 0.80;     // likewise; what is not a product
 constexpr double kCardReadShare = 0.72;    // of the card's bandwidth that decoding reaches
 constexpr double kCardPerLayer = 20e-6;    // hand-overs between launches
