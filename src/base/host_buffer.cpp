@@ -10,7 +10,7 @@
 
 namespace thermo {
 
-HostBuffer::HostBuffer(size_t n_bytes) : size_(align_up<size_t>(n_bytes, 4096)) {
+HostBuffer::HostBuffer(size_t n_bytes) : size_(align_up<size_t>(n_bytes, kPageBytes)) {
   if (size_ == 0) return;
   void* address =
       ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -8,6 +8,8 @@ namespace thermo {
 
 class HostBuffer {
  public:
+  static constexpr size_t kPageBytes = 4096;  // sizes are rounded up to this
+
   HostBuffer() = default;
   explicit HostBuffer(size_t n_bytes);  // throws MemoryError
   ~HostBuffer();

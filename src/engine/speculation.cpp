@@ -84,6 +84,42 @@ void Speculation::restore(int sequence, int n, std::span<const float> snapshot) 
   drafter_->restore(sequence, n, snapshot);
 }
 
+namespace {
+
+// Positions of a drafter's keys and values for tokens [begin, end). The first tokens may have none.
+KvRange kv_range(const Drafter& drafter, int begin, int end) {
+  const int first = std::max(begin, drafter.kv_lag());
+  return {.position = first - drafter.kv_lag(),
+          .slot = first % SequenceLayout::kBlockTokens,
+          .n = std::max(0, end - first)};
+}
+
+}  // namespace
+
+size_t Speculation::block_bytes() const {
+  return drafter_->kv_model() == nullptr ? 0 : drafter_->kv_model()->block_bytes();
+}
+
+void Speculation::save_kv(int sequence, int begin, int end, std::byte* block) {
+  if (drafter_->kv_model() == nullptr) return;
+  drafter_->flush(sequence);
+  drafter_->kv_model()->save_kv(sequence, kv_range(*drafter_, begin, end), block);
+}
+
+void Speculation::begin_load(int sequence, int n) {
+  drafter_->truncate(sequence, n);
+  drafter_->flush(sequence);
+}
+
+bool Speculation::load_kv(int sequence, int begin, int end, const std::byte* block) {
+  return drafter_->kv_model() == nullptr ||
+         drafter_->kv_model()->load_kv(sequence, kv_range(*drafter_, begin, end), block);
+}
+
+void Speculation::resume(int sequence, std::span<const TokenId> tokens, std::span<const float> snapshot) {
+  drafter_->resume(sequence, tokens, snapshot);
+}
+
 // The text that it was compared with does not go on.
 void Speculation::drop_guess(Sequence& s) {
   if (s.n_guessed >= 0) s.planner.finish_guess(0, costs(s));

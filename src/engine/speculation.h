@@ -53,6 +53,14 @@ class Speculation {
   std::vector<float> snapshot(int sequence) const { return drafter_->snapshot(sequence); }
   void restore(int sequence, int n, std::span<const float> snapshot);
 
+  // Its keys and values in blocks of main memory: those of tokens [begin, end), which are in one block.
+  size_t block_bytes() const;
+  void save_kv(int sequence, int begin, int end, std::byte* block);
+  // The first n tokens stay; loads follow, and then resume().
+  void begin_load(int sequence, int n);
+  bool load_kv(int sequence, int begin, int end, const std::byte* block);
+  void resume(int sequence, std::span<const TokenId> tokens, std::span<const float> snapshot);
+
   // A request begins to write.
   void begin_request(int sequence);
   // The trees of a round, of different sequences; tree() has them. None of them may have more nodes than

@@ -30,6 +30,25 @@ struct ModelOptions {
   bool graphs = true;       // on a GPU; false: queue every kernel, to measure what graphs buy
 };
 
+// Main memory that a backend copies sequences from and to: page-locked beside a GPU.
+class HostMemory {
+ public:
+  virtual ~HostMemory() = default;
+  std::byte* data() const noexcept { return data_; }
+  size_t size() const noexcept { return size_; }
+
+ protected:
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Some positions of a sequence, and where they are in a block (SequenceLayout::kBlockTokens) of main memory.
+struct KvRange {
+  int position = 0;
+  int slot = 0;  // of the first one, in the block
+  int n = 0;
+};
+
 // A sequence at one length, kept where sequences live. Made by a backend and good for any of its sequences.
 class Checkpoint {
  public:
@@ -90,8 +109,12 @@ class Backend {
   virtual KvPoolState kv_pool() const noexcept = 0;
   virtual int n_pages(int sequence) const noexcept = 0;  // of the pool; shared ones count for each
   virtual void clear(int sequence) noexcept = 0;
-  // nullptr: there is no memory for it.
-  virtual std::unique_ptr<Checkpoint> checkpoint(int sequence, bool with_kv) = 0;
+  // nullptr: there is no memory for it. `reuse`: one that nobody needs any more, or nullptr; its memory is
+  // taken where it has the right size.
+  virtual std::unique_ptr<Checkpoint> checkpoint(int sequence, bool with_kv,
+                                                 std::unique_ptr<Checkpoint> reuse = nullptr) = 0;
+  // Memory of a checkpoint at a length.
+  virtual size_t checkpoint_bytes(int n_past, bool with_kv) const noexcept = 0;
   // False: the pool has too few pages, and the sequence is empty. REQUIRES: see Checkpoint::has_kv().
   virtual bool restore(int sequence, const Checkpoint& checkpoint) noexcept = 0;
   // Whether a sequence can be cut anywhere. Otherwise going back needs a checkpoint.
@@ -104,6 +127,18 @@ class Backend {
   // have then. Recurrent state and what sliding layers see do not come along: where there are any, a
   // checkpoint of `from` must be restored in `to` next, of the same length.
   virtual void share(int from, int to, int n) noexcept = 0;
+
+  // Keys and values in blocks of main memory: of layers that see the whole context. The others' belong to
+  // checkpoints.
+  virtual size_t block_bytes() const noexcept = 0;
+  // For blocks; nullptr: there is none.
+  virtual std::unique_ptr<HostMemory> make_host_memory(size_t n_bytes) = 0;
+  // REQUIRES: positions that the sequence has.
+  virtual void save_kv(int sequence, const KvRange& range, std::byte* block) noexcept = 0;
+  // The sequence ends after them. Unless it can be cut, it is of no use before a checkpoint at that length
+  // was restored. False: the pool has too few pages, and the sequence is empty. REQUIRES: position <=
+  // n_past().
+  virtual bool load_kv(int sequence, const KvRange& range, const std::byte* block) noexcept = 0;
 
   // How experts were used; nullptr: nobody counts.
   virtual const HeatMap* heat() const noexcept = 0;

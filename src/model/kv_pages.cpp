@@ -130,6 +130,12 @@ bool KvPages::replace(int sequence, int n, bool with_kv) noexcept {
   return all;
 }
 
+bool KvPages::load(int sequence, int position, int n) noexcept {
+  if (!is_paged(KvKind::Full)) return true;
+  cut_to(KvKind::Full, sequence, ceil_div(position + n, kKvPage));
+  return reserve(KvKind::Full, sequence, position, n) == n;
+}
+
 void KvPages::share(int from, int to, int n) noexcept {
   THERMO_CHECK(from != to, "a sequence that would share with itself");
   cut(to, 0);

@@ -58,6 +58,9 @@ class KvPages {
   // sequence has. False: there are too few, and the sequence has none. Without `with_kv` the pages of Full
   // layers stay.
   bool replace(int sequence, int n, bool with_kv) noexcept;
+  // Before positions [position, position + n) of Full layers are written, which become the end of the
+  // sequence: their pages. False: there are too few. Sliding layers are left as they are.
+  bool load(int sequence, int position, int n) noexcept;
   // `to` has the first n tokens of `from` in Full layers, and nothing else.
   void share(int from, int to, int n) noexcept;
 

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/error.h"
 #include "model/forward.h"
 #include "model/sequence_state.h"
 
@@ -169,8 +170,11 @@ int Model::n_past(int sequence) const noexcept {
 void Model::clear(int sequence) noexcept {
   impl_->sequence(sequence).clear();
 }
-std::unique_ptr<Checkpoint> Model::checkpoint(int sequence, bool with_kv) {
-  return impl_->sequence(sequence).checkpoint(with_kv);
+std::unique_ptr<Checkpoint> Model::checkpoint(int sequence, bool with_kv, std::unique_ptr<Checkpoint> reuse) {
+  return impl_->sequence(sequence).checkpoint(with_kv, std::move(reuse));
+}
+size_t Model::checkpoint_bytes(int n_past, bool with_kv) const noexcept {
+  return impl_->memory.layout.piece_bytes(n_past, with_kv);
 }
 bool Model::restore(int sequence, const Checkpoint& point) noexcept {
   return impl_->sequence(sequence).restore(point);
@@ -196,6 +200,38 @@ int Model::n_pages(int sequence) const noexcept {
 KvPoolState Model::kv_pool() const noexcept {
   const PagePool& pool = impl_->memory.pages.pool(KvKind::Full);
   return {.page_tokens = kKvPage, .n_pages = pool.size(), .n_free = pool.n_free()};
+}
+
+namespace {
+
+class OrdinaryMemory final : public HostMemory {
+ public:
+  explicit OrdinaryMemory(size_t n_bytes) : memory_(n_bytes) {
+    data_ = memory_.data();
+    size_ = memory_.size();
+  }
+
+ private:
+  HostBuffer memory_;
+};
+
+}  // namespace
+
+std::unique_ptr<HostMemory> Model::make_host_memory(size_t n_bytes) {
+  try {
+    return std::make_unique<OrdinaryMemory>(n_bytes);
+  } catch (const MemoryError&) {
+    return nullptr;
+  }
+}
+size_t Model::block_bytes() const noexcept {
+  return impl_->memory.layout.block_bytes();
+}
+void Model::save_kv(int sequence, const KvRange& range, std::byte* block) noexcept {
+  impl_->sequence(sequence).save_kv(range, block);
+}
+bool Model::load_kv(int sequence, const KvRange& range, const std::byte* block) noexcept {
+  return impl_->sequence(sequence).load_kv(range, block);
 }
 
 StepOutput Model::step(const StepBatch& batch) noexcept {

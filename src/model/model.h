@@ -47,12 +47,18 @@ class Model final : public Backend {
   KvPoolState kv_pool() const noexcept override;
   int n_pages(int sequence) const noexcept override;
   void clear(int sequence) noexcept override;
-  std::unique_ptr<Checkpoint> checkpoint(int sequence, bool with_kv) override;
+  std::unique_ptr<Checkpoint> checkpoint(int sequence, bool with_kv,
+                                         std::unique_ptr<Checkpoint> reuse = nullptr) override;
+  size_t checkpoint_bytes(int n_past, bool with_kv) const noexcept override;
   bool restore(int sequence, const Checkpoint& checkpoint) noexcept override;
   bool can_cut() const noexcept override;
   bool can_truncate(int sequence, int n) const noexcept override;
   void truncate(int sequence, int n) noexcept override;
   void share(int from, int to, int n) noexcept override;
+  size_t block_bytes() const noexcept override;
+  std::unique_ptr<HostMemory> make_host_memory(size_t n_bytes) override;
+  void save_kv(int sequence, const KvRange& range, std::byte* block) noexcept override;
+  bool load_kv(int sequence, const KvRange& range, const std::byte* block) noexcept override;
 
   const HeatMap* heat() const noexcept override;
   ExpertTelemetry expert_telemetry() const noexcept override;

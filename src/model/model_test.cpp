@@ -143,6 +143,12 @@ TEST_P(ArchitectureTest, RestoresACheckpointInAnotherSequence) {
   expect_checkpoints_in_other_sequences(*make_model(fixture.file, pool, best_isa()), fixture.ids, 0.0);
 }
 
+TEST_P(ArchitectureTest, LoadsBlocksOfKeysAndValuesInAnotherSequence) {
+  const RecordedModel fixture(GetParam());
+  ThreadPool pool({.n_threads = 2});
+  expect_blocks_in_other_sequences(*make_model(fixture.file, pool, best_isa()), fixture.ids, 0.0);
+}
+
 TEST_P(ArchitectureTest, RunsWithEveryCacheType) {
   const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});

@@ -175,6 +175,28 @@ class SequenceLayout {
            (with_kv ? kv_piece_bytes(KvKind::Full, 0, n_past) : 0);
   }
 
+  // A block in main memory, as caches keep it, is like a page of the layers that see the whole context.
+  static constexpr int kBlockTokens = kKvPage;
+  size_t block_bytes() const { return page_bytes(KvKind::Full); }
+  // Calls f(offset in the pool, offset in the block, bytes) for the n positions of a sequence from `position`
+  // on, which are those of a block from `slot` on.
+  template <class F>
+  void for_each_block_piece(const int32_t* pages, int position, int slot, int n, F&& f) const {
+    for (const int end = position + n; position < end;) {
+      const int first = position % kKvPage, count = std::min(kKvPage - first, end - position),
+                page = pages[position / kKvPage];
+      if (count == kKvPage && slot == 0) f(static_cast<size_t>(page) * block_bytes(), 0, block_bytes());
+      for (int il = 0; il < n_layers() && !(count == kKvPage && slot == 0); ++il) {
+        if (is_recurrent(il) || kv_kind(il) != KvKind::Full) continue;
+        const Kv from = kv(il, page, first), to = kv(il, 0, slot);
+        f(from.k, to.k, static_cast<size_t>(count) * k_slot_);
+        f(from.v, to.v, static_cast<size_t>(count) * v_slot_);
+      }
+      position += count;
+      slot += count;
+    }
+  }
+
  private:
   SequenceLayout(const ModelConfig& c, const SequenceConfig& o, int channel_stride) {
     for (int il = 0; il < c.n_layer; ++il) {

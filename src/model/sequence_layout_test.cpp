@@ -117,5 +117,30 @@ TEST_P(SequenceLayoutTest, ListsAllThatASequenceConsistsOf) {
     }
 }
 
+// What a cache copies: every byte of the positions once, at the same place of a block whatever is copied with
+// it.
+TEST_P(SequenceLayoutTest, ListsPositionsOfABlock) {
+  const SequenceLayout layout = SequenceLayout::on_gpu(config, options);
+  const std::vector<int32_t> pages = {3, 1, 4};
+  const size_t slot = layout.k_slot_bytes() + layout.v_slot_bytes();
+  // Of a page, a whole one, and (a drafter that is a token behind) parts of two.
+  for (const auto& [position, first, n] :
+       std::vector<std::array<int, 3>>{{259, 3, 7}, {256, 0, kKvPage}, {255, 0, kKvPage}, {255, 0, 9}}) {
+    std::vector<Piece> from, to;
+    size_t sum = 0;
+    layout.for_each_block_piece(pages.data(), position, first, n, [&](size_t offset, size_t at, size_t bytes) {
+      from.push_back({offset, offset + bytes});
+      to.push_back({at, at + bytes});
+      sum += bytes;
+    });
+    EXPECT_EQ(sum, static_cast<size_t>(n * layout.n_layers(KvKind::Full)) * slot);
+    for (auto* list : {&from, &to}) {
+      std::sort(list->begin(), list->end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+      for (size_t i = 1; i < list->size(); ++i) EXPECT_LE((*list)[i - 1].end, (*list)[i].begin);
+    }
+    EXPECT_LE(to.empty() ? 0 : to.back().end, layout.block_bytes());
+  }
+}
+
 }  // namespace
 }  // namespace thermo

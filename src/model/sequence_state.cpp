@@ -12,7 +12,8 @@ namespace {
 // The pieces of a sequence, one after the other.
 class HostCheckpoint final : public Checkpoint {
  public:
-  HostCheckpoint(int n_past, bool has_kv, size_t bytes) : Checkpoint(n_past, has_kv), memory(bytes) {}
+  HostCheckpoint(int n_past, bool has_kv, HostBuffer buffer)
+      : Checkpoint(n_past, has_kv), memory(std::move(buffer)) {}
 
   HostBuffer memory;
 };
@@ -60,10 +61,14 @@ void SequenceState::clear() noexcept {
   n_past_ = 0;
 }
 
-std::unique_ptr<Checkpoint> SequenceState::checkpoint(bool with_kv) const {
+std::unique_ptr<Checkpoint> SequenceState::checkpoint(bool with_kv, std::unique_ptr<Checkpoint> reuse) const {
   try {
     const SequenceLayout& layout = memory_->layout;
-    auto point = std::make_unique<HostCheckpoint>(n_past_, with_kv, layout.piece_bytes(n_past_, with_kv));
+    const size_t n_bytes = layout.piece_bytes(n_past_, with_kv);
+    HostBuffer buffer;
+    if (reuse) std::swap(buffer, static_cast<HostCheckpoint&>(*reuse).memory);
+    if (buffer.size() != align_up<size_t>(n_bytes, HostBuffer::kPageBytes)) buffer = HostBuffer(n_bytes);
+    auto point = std::make_unique<HostCheckpoint>(n_past_, with_kv, std::move(buffer));
     std::byte* to = point->memory.data();
     layout.for_each_piece(index_, memory_->pages.tables(index_), n_past_, with_kv,
                           [&](auto region, size_t offset, size_t bytes) {
@@ -94,6 +99,28 @@ bool SequenceState::restore(const Checkpoint& point) noexcept {
 
 bool SequenceState::can_truncate(int n) const noexcept {
   return n == n_past_ || n == 0 || (memory_->layout.n_recurrent() == 0 && memory_->pages.can_cut(index_, n));
+}
+
+void SequenceState::save_kv(const KvRange& range, std::byte* block) const noexcept {
+  THERMO_CHECK(range.position + range.n <= n_past_, "keys and values that are not there");
+  const std::byte* const pool = memory_->pool(KvKind::Full).data();
+  memory_->layout.for_each_block_piece(
+      memory_->pages.table(KvKind::Full, index_), range.position, range.slot, range.n,
+      [&](size_t offset, size_t at, size_t bytes) { std::memcpy(block + at, pool + offset, bytes); });
+}
+
+bool SequenceState::load_kv(const KvRange& range, const std::byte* block) noexcept {
+  THERMO_CHECK(range.position <= n_past_, "keys and values after a gap");
+  if (!memory_->pages.load(index_, range.position, range.n)) {
+    clear();
+    return false;
+  }
+  std::byte* const pool = memory_->pool(KvKind::Full).data();
+  memory_->layout.for_each_block_piece(
+      memory_->pages.table(KvKind::Full, index_), range.position, range.slot, range.n,
+      [&](size_t offset, size_t at, size_t bytes) { std::memcpy(pool + offset, block + at, bytes); });
+  n_past_ = range.position + range.n;
+  return true;
 }
 
 void SequenceState::truncate(int n) noexcept {

@@ -51,11 +51,13 @@ class SequenceState {
   // See Backend.
   int reserve(int n) noexcept { return memory_->pages.reserve(index_, n_past_, n); }
   void clear() noexcept;
-  std::unique_ptr<Checkpoint> checkpoint(bool with_kv) const;
+  std::unique_ptr<Checkpoint> checkpoint(bool with_kv, std::unique_ptr<Checkpoint> reuse) const;
   bool restore(const Checkpoint& checkpoint) noexcept;
   bool can_truncate(int n) const noexcept;
   void truncate(int n) noexcept;
   void share(const SequenceState& from, int n) noexcept;
+  void save_kv(const KvRange& range, std::byte* block) const noexcept;
+  bool load_kv(const KvRange& range, const std::byte* block) noexcept;
 
   // For the forward pass.
   KvView kv(int layer) noexcept;

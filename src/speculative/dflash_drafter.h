@@ -23,6 +23,11 @@ class DflashDrafter final : public Drafter {
   void truncate(int sequence, int n) override;
   std::vector<float> snapshot(int) const override { return {}; }
   void restore(int sequence, int n, std::span<const float>) override { truncate(sequence, n); }
+  Backend* kv_model() override { return model_.get(); }
+  void flush(int sequence) override;
+  void resume(int sequence, std::span<const TokenId>, std::span<const float>) override {
+    queue(sequence).n = 0;
+  }
 
   // One pass over the block of `root`, with logits of every slot; for verification. `hidden`: [block][n_embd]
   // after the last norm, or nullptr.
@@ -37,7 +42,6 @@ class DflashDrafter final : public Drafter {
   };
   Queue& queue(int sequence) { return queues_[static_cast<size_t>(sequence)]; }
   void append(int sequence, const StateRows& states);
-  void flush(int sequence);
   void add_block(TokenId root, int n_logits, std::vector<Row>& rows) const;
 
   DflashConfig config_;

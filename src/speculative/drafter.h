@@ -66,6 +66,16 @@ class Drafter {
   virtual std::vector<float> snapshot(int sequence) const = 0;
   // REQUIRES: the first n tokens are those of the snapshot.
   virtual void restore(int sequence, int n, std::span<const float> snapshot) = 0;
+
+  // For caches, which copy keys and values to main memory and back: the model that has them, nullptr where
+  // there are none. Those of token t are at position t - kv_lag().
+  virtual Backend* kv_model() { return nullptr; }
+  virtual int kv_lag() const { return 0; }
+  // Computes what waits: then kv_model() has all tokens.
+  virtual void flush(int) {}
+  // The sequence became `tokens`: its keys and values were loaded. `snapshot`: of that length; empty: nobody
+  // has one.
+  virtual void resume(int sequence, std::span<const TokenId> tokens, std::span<const float> snapshot) = 0;
 };
 
 // How a request draws its tokens.

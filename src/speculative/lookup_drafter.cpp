@@ -90,6 +90,15 @@ void LookupDrafter::truncate(int sequence, int n) {
   texts_[static_cast<size_t>(sequence)].truncate(static_cast<size_t>(n));
 }
 
+void LookupDrafter::resume(int sequence, std::span<const TokenId> tokens, std::span<const float>) {
+  Text& text = texts_[static_cast<size_t>(sequence)];
+  const auto same =
+      std::mismatch(tokens.begin(), tokens.end(), text.tokens.begin(), text.tokens.end()).first -
+      tokens.begin();
+  text.truncate(static_cast<size_t>(same));
+  for (const TokenId token : tokens.subspan(static_cast<size_t>(same))) text.push(token);
+}
+
 void LookupDrafter::draft(std::span<const DraftRequest> requests, std::span<Draft> drafts) {
   for (size_t r = 0; r < requests.size(); ++r) {
     const DraftRequest& request = requests[r];

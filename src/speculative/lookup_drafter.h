@@ -20,6 +20,7 @@ class LookupDrafter final : public Drafter {
   void truncate(int sequence, int n) override;
   std::vector<float> snapshot(int) const override { return {}; }
   void restore(int sequence, int n, std::span<const float>) override { truncate(sequence, n); }
+  void resume(int sequence, std::span<const TokenId> tokens, std::span<const float>) override;
 
   // Tokens that must agree before a draft is made.
   static constexpr int kMinMatch = 3;

@@ -172,6 +172,17 @@ void MtpDrafter::restore(int sequence, int n, std::span<const float> snapshot) {
   if (!snapshot.empty()) at(sequence).states->write(at(sequence).n_queued(), snapshot);
 }
 
+void MtpDrafter::resume(int sequence, std::span<const TokenId> tokens, std::span<const float> snapshot) {
+  Sequence& s = at(sequence);
+  s.queue.clear();
+  s.has_root = false;
+  s.n_tokens = static_cast<int>(tokens.size());
+  if (snapshot.empty())
+    forget_state(s);
+  else
+    s.states->write(0, snapshot);
+}
+
 StepOutput MtpDrafter::run_pairs(int sequence, std::span<const TokenId> tokens, const StateRows& states) {
   return run(sequence, tokens, {&states, 1}, true);
 }

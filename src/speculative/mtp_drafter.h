@@ -22,6 +22,10 @@ class MtpDrafter final : public Drafter {
   void truncate(int sequence, int n) override;
   std::vector<float> snapshot(int sequence) const override;
   void restore(int sequence, int n, std::span<const float> snapshot) override;
+  Backend* kv_model() override { return model_.get(); }
+  int kv_lag() const override { return 1; }
+  void flush(int sequence) override;
+  void resume(int sequence, std::span<const TokenId> tokens, std::span<const float> snapshot) override;
 
   // Logits of the block at `tokens`, each with the state before it, as part of the sequence; for
   // verification.
@@ -49,7 +53,6 @@ class MtpDrafter final : public Drafter {
   StepOutput run(int sequence, std::span<const TokenId> tokens, std::span<const StateRows> states,
                  bool want_logits);
   void append_many(int sequence, std::span<const TokenId> tokens, const StateRows& states, bool first_known);
-  void flush(int sequence);
   void drop_root(int sequence);
 
   int state_;

@@ -64,6 +64,11 @@ void OracleDrafter::truncate(int sequence, int n) {
   n_tokens = std::min(n_tokens, static_cast<size_t>(n));
 }
 
+void OracleDrafter::resume(int sequence, std::span<const TokenId> tokens, std::span<const float> snapshot) {
+  drafter_->resume(sequence, tokens, snapshot);
+  n_tokens_[static_cast<size_t>(sequence)] = tokens.size();
+}
+
 void OracleDrafter::restore(int sequence, int n, std::span<const float> snapshot) {
   drafter_->restore(sequence, n, snapshot);
   n_tokens_[static_cast<size_t>(sequence)] = static_cast<size_t>(n);

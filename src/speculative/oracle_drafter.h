@@ -22,6 +22,10 @@ class OracleDrafter final : public Drafter {
   void truncate(int sequence, int n) override;
   std::vector<float> snapshot(int sequence) const override { return drafter_->snapshot(sequence); }
   void restore(int sequence, int n, std::span<const float> snapshot) override;
+  Backend* kv_model() override { return drafter_->kv_model(); }
+  int kv_lag() const override { return drafter_->kv_lag(); }
+  void flush(int sequence) override { drafter_->flush(sequence); }
+  void resume(int sequence, std::span<const TokenId> tokens, std::span<const float> snapshot) override;
 
  private:
   std::unique_ptr<Drafter> drafter_;

@@ -406,9 +406,21 @@ namespace {
 // The pieces of a sequence, one after the other. Page-locked, so that it comes back as fast as the link is.
 class PinnedCheckpoint final : public Checkpoint {
  public:
-  PinnedCheckpoint(int n_past, bool has_kv, size_t bytes) : Checkpoint(n_past, has_kv), memory(bytes) {}
+  PinnedCheckpoint(int n_past, bool has_kv, PinnedBuffer buffer)
+      : Checkpoint(n_past, has_kv), memory(std::move(buffer)) {}
 
   PinnedBuffer memory;
+};
+
+class PinnedMemory final : public HostMemory {
+ public:
+  explicit PinnedMemory(size_t n_bytes) : memory_(n_bytes) {
+    data_ = memory_.data();
+    size_ = memory_.size();
+  }
+
+ private:
+  PinnedBuffer memory_;
 };
 
 }  // namespace
@@ -445,12 +457,20 @@ void GpuModel::clear(int sequence) noexcept {
   m.n_past[static_cast<size_t>(sequence)] = 0;
 }
 
-std::unique_ptr<Checkpoint> GpuModel::checkpoint(int sequence, bool with_kv) {
+size_t GpuModel::checkpoint_bytes(int n_past, bool with_kv) const noexcept {
+  return impl_->layout.piece_bytes(n_past, with_kv);
+}
+
+std::unique_ptr<Checkpoint> GpuModel::checkpoint(int sequence, bool with_kv,
+                                                 std::unique_ptr<Checkpoint> reuse) {
   Impl& m = *impl_;
   const int n_tokens = n_past(sequence);
   try {
-    auto point =
-        std::make_unique<PinnedCheckpoint>(n_tokens, with_kv, m.layout.piece_bytes(n_tokens, with_kv));
+    const size_t n_bytes = checkpoint_bytes(n_tokens, with_kv);
+    PinnedBuffer buffer;
+    if (reuse) std::swap(buffer, static_cast<PinnedCheckpoint&>(*reuse).memory);
+    if (buffer.size() != n_bytes) buffer = PinnedBuffer(n_bytes);  // locking pages takes long
+    auto point = std::make_unique<PinnedCheckpoint>(n_tokens, with_kv, std::move(buffer));
     m.copy_pieces(sequence, n_tokens, with_kv, point->memory.data(), false);
     return point;
   } catch (const MemoryError&) {
@@ -508,6 +528,53 @@ KvPoolState GpuModel::kv_pool() const noexcept {
 
 int GpuModel::n_pages(int sequence) const noexcept {
   return impl_->pages->n_pages(sequence);
+}
+
+std::unique_ptr<HostMemory> GpuModel::make_host_memory(size_t n_bytes) {
+  try {
+    return std::make_unique<PinnedMemory>(n_bytes);
+  } catch (const MemoryError&) {
+    return nullptr;
+  } catch (const CudaError&) {
+    return nullptr;
+  }
+}
+
+size_t GpuModel::block_bytes() const noexcept {
+  return impl_->layout.block_bytes();
+}
+
+void GpuModel::save_kv(int sequence, const KvRange& range, std::byte* block) noexcept {
+  impl_->copy_block(sequence, range, block, false);
+}
+
+bool GpuModel::load_kv(int sequence, const KvRange& range, const std::byte* block) noexcept {
+  Impl& m = *impl_;
+  m.drop_commits(sequence);
+  if (!m.pages->load(sequence, range.position, range.n)) {
+    clear(sequence);
+    return false;
+  }
+  m.copy_block(sequence, range, const_cast<std::byte*>(block), true);
+  m.n_past[static_cast<size_t>(sequence)] = range.position + range.n;
+  return true;
+}
+
+// Copies between positions of a sequence and a block.
+void GpuModel::Impl::copy_block(int sequence, const KvRange& range, std::byte* block, bool load) noexcept {
+  if (!fault.empty()) return;
+  flush_tables();
+  flush_commits();
+  std::byte* const base = pool_of(KvKind::Full);
+  layout.for_each_block_piece(
+      pages->table(KvKind::Full, sequence), range.position, range.slot, range.n,
+      [&](size_t offset, size_t at, size_t bytes) {
+        std::byte *const piece = base + offset, *const host = block + at;
+        cudaMemcpyAsync(load ? piece : host, load ? host : piece, bytes,
+                        load ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream.view().handle);
+      });
+  stream.synchronize();
+  check(load ? "loading keys and values" : "saving keys and values");
 }
 
 }  // namespace thermo

@@ -182,6 +182,13 @@ TEST_P(GpuArchitectureTest, RestoresACheckpointInAnotherSequence) {
   expect_checkpoints_in_other_sequences(*make_gpu(fixture.file, pool, KvType::F32), fixture.ids, kTolerance);
 }
 
+TEST_P(GpuArchitectureTest, LoadsBlocksOfKeysAndValuesInAnotherSequence) {
+  SKIP_WITHOUT_GPU();
+  const RecordedModel fixture(GetParam());
+  ThreadPool pool({.n_threads = 2});
+  expect_blocks_in_other_sequences(*make_gpu(fixture.file, pool, KvType::F32), fixture.ids, kTolerance);
+}
+
 // Half a unit of 11 bits for f16, of 7 bits relative to the block for q8_0, carried through a few layers; a
 // row whose router was near a tie may choose another expert, so the bound is on the typical row.
 TEST_P(GpuArchitectureTest, RunsWithEveryCacheType) {

@@ -117,6 +117,38 @@ void expect_checkpoints_in_other_sequences(AnyModel& model, std::span<const Toke
   }
 }
 
+// Blocks of keys and values and a checkpoint without them make up a sequence, in another one, too. What a
+// sequence has already need not be loaded.
+template <class AnyModel>
+void expect_blocks_in_other_sequences(AnyModel& model, std::span<const TokenId> ids, double tolerance) {
+  const Outputs straight = run_in_chunks(model, ids, 50);
+  const auto block = model.make_host_memory(model.block_bytes());
+  ASSERT_NE(block, nullptr);
+  run_in_chunks(model, ids.first(30), 30);
+  model.save_kv(0, {.position = 0, .slot = 0, .n = 30}, block->data());
+  step_rows(model, chain(ids.subspan(30, 20)));
+  model.save_kv(0, {.position = 30, .slot = 30, .n = 20}, block->data());  // the block grew
+  auto point = model.checkpoint(0, false);
+  ASSERT_NE(point, nullptr);
+  EXPECT_GE(model.checkpoint_bytes(50, true), model.checkpoint_bytes(50, false));
+  run_in_chunks(model, ids.subspan(20, 60), 60);  // somewhere else
+  model.clear(1);
+  step_rows(model, chain(ids.first(12)), {.sequence = 1});
+  for (const int sequence : {1, 0}) {
+    const int n_same = sequence == 1 ? 12 : 0;
+    model.load_kv(sequence, {.position = n_same, .slot = n_same, .n = 50 - n_same}, block->data());
+    model.restore(sequence, *point);
+    EXPECT_EQ(model.n_past(sequence), 50);
+    const std::vector<float> again =
+        logits_of(step_rows(model, chain(ids.subspan(50)), {.sequence = sequence}));
+    EXPECT_LE(error_of(again, std::span<const float>(straight.logits).last(again.size())), tolerance);
+  }
+  // Memory of a checkpoint that nobody needs serves the next one.
+  const auto next = model.checkpoint(0, false, std::move(point));
+  ASSERT_NE(next, nullptr);
+  EXPECT_EQ(next->n_past(), model.n_past(0));
+}
+
 // A prefill chunk, a decoded row and uncommitted trees of different sequences in one step give what each
 // gives alone, and each tree can be committed while the other still waits. Needs four sequences.
 template <class AnyModel>
