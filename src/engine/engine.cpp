@@ -191,6 +191,17 @@ Status Engine::commit(int sequence, std::span<const int32_t> path) {
   return {};
 }
 
+std::unique_ptr<PrefixCache> Engine::make_prefix_cache(uint64_t limit_bytes) {
+  Backend* const backend = impl_->backend.get();
+  return std::make_unique<PrefixCache>(PrefixCacheOptions{
+      .limit_bytes = limit_bytes,
+      .block_bytes =
+          backend->block_bytes() + (impl_->speculation ? impl_->speculation->block_bytes() : size_t{0}),
+      .needs_points = !backend->can_cut(),
+      .point_bytes = [backend](int n) { return backend->checkpoint_bytes(n, false); },
+      .make_memory = [backend](size_t n_bytes) { return backend->make_host_memory(n_bytes); }});
+}
+
 Result<Session> Engine::open_session() {
   Impl& e = *impl_;
   for (int s = 0; s < e.n_sequences; ++s) {

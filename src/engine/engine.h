@@ -27,6 +27,7 @@ namespace thermo {
 
 class GgufFile;
 class HeatMap;
+class PrefixCache;
 class TokenConstraint;
 enum class Isa;
 enum class KvType : uint8_t;
@@ -76,6 +77,7 @@ struct EngineOptions {
   int n_ctx = 0;                 // tokens per sequence; 0: the training length, or what fits
   int n_sequences = 1;           // sequences held at once
   int n_pages = 0;               // of keys and values for all of them, 256 tokens each; 0: what fits
+  uint64_t cache_bytes = 0;      // main memory that is planned for a prefix cache
   int max_draft_rows = 0;        // rows of an uncommitted step (speculation), at most 64
   std::optional<KvType> k_type;  // nullopt: f16
   std::optional<KvType> v_type;
@@ -145,6 +147,9 @@ class Engine {
 
   // The pages of keys and values that sequences share.
   KvPoolState kv_pool() const;
+
+  // A cache for the engine's sessions, which must go before the engine. 0 bytes: it keeps nothing.
+  std::unique_ptr<PrefixCache> make_prefix_cache(uint64_t limit_bytes);
 
   // A free sequence, or an error when all n_sequences are taken.
   Result<Session> open_session();
@@ -233,8 +238,15 @@ class Session {
   Result<GenerateResult> generate(const GenerateOptions& options,
                                   const std::function<bool(const GeneratedToken&)>& on_token);
 
-  // Remembers this point, so that set_tokens() can come back to it.
-  void checkpoint();
+  // Makes the session hold exactly `tokens`, if its memory or the cache has all of them. False: it holds
+  // less, and no logits.
+  bool hold(std::span<const TokenId> tokens);
+
+  // Remembers this point, so that set_tokens() can come back to it. False: there is no memory for it.
+  bool checkpoint();
+  // From here on points are kept in the cache, which serves other sessions, too, and must outlive this one.
+  // `side`: what is kept pushes nothing else out.
+  void use_cache(PrefixCache* cache, bool side);
   void clear();
 
  private:
@@ -286,7 +298,12 @@ class RequestLoop {
   // newest gives its pages back and is computed again later. What waits for nobody ends with
   // ErrorCode::Busy.
   void on_shortage(std::function<bool()> give_back);
-  // Whether a step would do nothing: there is no request, or all are paused.
+  // Between steps: takes the request's session away, which is then free and holds what the request computed.
+  // The request takes part in no step until it has a session again. False: it ends in the next step.
+  bool detach(RequestId request);
+  // REQUIRES: the session holds what the one that was taken away held.
+  void attach(RequestId request, Session& session);
+  // Whether a step would do nothing: there is no request, or all are paused or detached.
   bool idle() const;
 
   // Runs one step; its events are valid until the next one. `max_prompt_rows`: so many prompt tokens at most,

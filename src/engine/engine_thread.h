@@ -2,10 +2,13 @@
 // as long as one has something to do.
 //
 //     submit() -> queue -> slot whose session shares most of the prompt -> RequestLoop -> on_event
+//                   ^                                                         |
+//                   '------ parked: its time slice is over, others wait <-----'
 //
 // Requests that find no slot wait; keys take turns, then the sessions of a key, then the oldest comes first.
-// A slot keeps what it holds until another request needs it: the next turn of a conversation computes only
-// what is new.
+// What a session held is kept in the prefix cache at every mark and when its request ends, so that the next
+// turn of a conversation computes only what is new, in whichever slot. The cache also has what parked
+// requests computed, and keeps it until they go on. Where it has no room for that, a request keeps its slot.
 #pragma once
 
 #include <chrono>
@@ -21,6 +24,8 @@ struct EngineThreadOptions {
   int64_t max_waiting_tokens = 0;  // of their prompts together; 0: any number
   int checkpoint_every = 4096;     // tokens of a long prompt between points to come back to
   std::chrono::milliseconds save_heat_every{60'000};
+  uint64_t cache_bytes = uint64_t{256} << 20;  // main memory for the prefix cache; 0: none
+  int quantum = 0;  // tokens of an answer after which others that wait get its slot; 0: none do
   // Performance.
   int max_decode_stall_ms = 300;  // between two tokens of an answer while another one's prompt is read
 };

@@ -5,18 +5,19 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <ctime>
-#include <mutex>
 #include <thread>
 
 #include "engine/request_queue.h"
 #include "engine/scripted_engine.h"
+#include "engine/testing/token_listener.h"
 #include "gguf/gguf_file.h"
 #include "model/model_config.h"
 
 namespace thermo {
 namespace {
+
+using Listener = TokenListener;
 
 const GgufFile& plankton() {
   static const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
@@ -36,51 +37,6 @@ std::vector<TokenId> prompt_of(int i, int n) {
   std::vector<TokenId> prompt;
   for (int k = 0; k < n; ++k) prompt.push_back((331 * i + 17 * k * (k + 3)) % 4000);
   return prompt;
-}
-
-// Gathers what a request says.
-class Listener {
- public:
-  std::function<void(TokenEvent)> callback() {
-    return [this](TokenEvent event) {
-      const std::lock_guard lock(mutex_);
-      if (auto* written = std::get_if<TokensWritten>(&event))
-        for (const GeneratedToken& token : written->tokens) text_.push_back(token.id);
-      if (auto* ended = std::get_if<TokensEnded>(&event)) {
-        EXPECT_FALSE(ended_) << "an event after the last one";
-        ended_ = std::move(*ended);
-      }
-      changed_.notify_all();
-    };
-  }
-  TokensEnded wait() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return ended_.has_value(); });
-    return *ended_;
-  }
-  void wait_for_tokens(size_t n) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return text_.size() >= n || ended_; });
-  }
-  std::vector<TokenId> text() const {
-    const std::lock_guard lock(mutex_);
-    return text_;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<TokenId> text_;
-  std::optional<TokensEnded> ended_;
-};
-
-TokenRequest request_of(Listener& listener, std::vector<TokenId> prompt, int max_tokens) {
-  TokenRequest request;
-  request.prompt = std::move(prompt);
-  request.options.max_tokens = max_tokens;
-  request.options.sampling.temperature = 0.0f;
-  request.on_event = listener.callback();
-  return request;
 }
 
 TEST(EngineThread, WritesTogetherWhatEachWritesAlone) {

@@ -7,12 +7,13 @@
 // answer at any of them.
 //
 // Rows need pages of keys and values, from a pool that may be smaller than all contexts together. A request
-// without a page waits. When none can run, the newest one that has pages gives them back (park()): it reads
-// its text again when there is room, so the others go on and nothing is lost but time.
+// without a page waits. When none can run, the newest one that has pages gives them back (give_way()): when
+// there is room, it gets its text from the cache or reads it again, so nothing is lost but time.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <climits>
+#include <utility>
 
 #include "engine/session.h"
 #include "sampling/constrained_sampler.h"
@@ -22,7 +23,7 @@ namespace thermo {
 struct RequestLoop::Impl {
   struct Request {
     RequestId id;
-    Session::Impl* session;
+    Session::Impl* session;  // nullptr: it was taken away
     ConstrainedSampler sampler;
     GenerateOptions options;
     GenerateResult result;
@@ -31,7 +32,9 @@ struct RequestLoop::Impl {
     size_t n_now = 0;             // of them, in the step that runs
     std::vector<int> marks;       // lengths of the session that are ahead, ascending
     bool waits = false;           // for the next step
-    bool rereads = false;         // what it read and wrote before it was parked
+    bool gave_way = false;        // it has no pages and waits for room
+    bool rereads = false;         // what it read and wrote before it gave way
+    size_t n_skip = 0;            // of the tokens, those that the session had before the request
     bool starved = false;         // the step that is put together has no page for it
     bool paused = false;
     bool cancelled = false;
@@ -45,7 +48,7 @@ struct RequestLoop::Impl {
     int n_taken = INT_MAX;                    // when cancelled: of the tokens that the walk wrote
     DraftTelemetry draft_before = {};
 
-    bool may_run() const { return !ended && !waits && !paused; }
+    bool may_run() const { return !ended && !waits && !paused && session != nullptr; }
     bool has_written() const { return result.n_generated > 0; }
     bool is_writing() const { return has_written() && !rereads; }
     size_t n_left() const { return tokens.size() - n_done; }
@@ -90,7 +93,7 @@ struct RequestLoop::Impl {
   }
   static void leave(Request& request) {
     request.ended = true;
-    request.session->in_request = false;
+    if (request.session != nullptr) request.session->in_request = false;
   }
   void choose(Request& request);
   std::optional<FinishReason> why_ended(const Request& request) const;
@@ -101,7 +104,7 @@ struct RequestLoop::Impl {
   void collect_rows(size_t max_prompt_rows);
   size_t reserve(Request& request, size_t n);
   bool may_resume(const Request& request) const;
-  bool park();
+  bool give_way();
   size_t n_to_mark(Request& request) const;
   void run();
   Request& of_sequence(int sequence);
@@ -170,15 +173,43 @@ void RequestLoop::on_shortage(std::function<bool()> give_back) {
   impl_->give_back = std::move(give_back);
 }
 
+bool RequestLoop::detach(RequestId id) {
+  for (const auto& request : impl_->requests) {
+    if (request->id != id) continue;
+    if (request->cancelled || request->reason) return false;
+    impl_->settle(*request);
+    if (request->ended) return false;
+    request->session->in_request = false;
+    request->session = nullptr;
+    return true;
+  }
+  return false;
+}
+
+void RequestLoop::attach(RequestId id, Session& session) {
+  for (const auto& request : impl_->requests) {
+    if (request->id != id) continue;
+    request->session = session.impl_.get();
+    request->session->in_request = true;
+    if (request->session->speculation)
+      request->session->speculation->begin_request(request->session->sequence);
+  }
+}
+
 bool RequestLoop::idle() const {
-  return std::all_of(impl_->requests.begin(), impl_->requests.end(),
-                     [](const auto& request) { return request->paused && !request->cancelled; });
+  return std::all_of(impl_->requests.begin(), impl_->requests.end(), [](const auto& request) {
+    return (request->paused || request->session == nullptr) && !request->cancelled;
+  });
 }
 
 std::span<const RequestEvent> RequestLoop::step(int max_prompt_rows) {
   Impl& m = *impl_;
   m.events.clear();
   for (const auto& request : m.requests) {
+    if (request->session == nullptr) {
+      if (request->cancelled) m.end(*request, FinishReason::Cancelled);
+      continue;
+    }
     m.settle(*request);
     if (request->cancelled) request->paused = false;
     if (request->ended || request->paused) continue;
@@ -192,7 +223,7 @@ std::span<const RequestEvent> RequestLoop::step(int max_prompt_rows) {
   }
   do {
     m.collect_rows(static_cast<size_t>(max_prompt_rows));
-  } while (m.groups.empty() && m.park());
+  } while (m.groups.empty() && m.give_way());
   if (!m.groups.empty()) m.run();
   std::erase_if(m.requests, [](const auto& request) { return request->ended; });
   return m.events;
@@ -258,6 +289,7 @@ void RequestLoop::Impl::draft() {
   Speculation* speculation = nullptr;
   for (const auto& request : requests) {
     const Request& r = *request;
+    if (r.session == nullptr) continue;
     speculation = r.session->speculation;
     if (speculation == nullptr) return;
     if (r.may_run() && r.is_writing())
@@ -308,6 +340,10 @@ void RequestLoop::Impl::collect_rows(size_t max_prompt_rows) {
   for (const auto& request : requests) {
     if (!request->may_run() || request->is_writing() || n_prompt == 0) continue;
     if (!may_resume(*request)) continue;
+    if (std::exchange(request->gave_way, false)) {
+      request->session->hold(request->tokens, 0, request->tokens.size() - 1);
+      request->n_done = static_cast<size_t>(request->session->n_past());
+    }
     const size_t count = reserve(*request, std::min({n_prompt, request->n_left(), n_to_mark(*request)}));
     if (count == 0) continue;
     add_group(*request, count);
@@ -325,24 +361,24 @@ size_t RequestLoop::Impl::reserve(Request& r, size_t n) {
   return static_cast<size_t>(got);
 }
 
-// One that was parked waits until all it reads fits, so that it is not parked again at once.
+// One that gave way waits until all it reads fits, so that it does not give way again at once.
 bool RequestLoop::Impl::may_resume(const Request& r) const {
   if (!r.rereads || r.n_done > 0) return true;
   const KvPoolState pool = r.session->backend->kv_pool();
   const auto n_pages = static_cast<int>(r.tokens.size()) / pool.page_tokens + 2;
   return pool.n_free >= std::min(n_pages, pool.n_pages) ||
          std::none_of(requests.begin(), requests.end(), [&](const auto& other) {
-           return other.get() != &r && !other->ended && other->session->n_past() > 0;
+           return other.get() != &r && !other->ended && other->session && other->session->n_past() > 0;
          });
 }
 
 // No request can run, and some only lack a page. The newest one that has any gives its own back. False: there
 // is nothing to wait for; those without a page have ended if nobody else has any.
-bool RequestLoop::Impl::park() {
+bool RequestLoop::Impl::give_way() {
   Request* newest = nullptr;
   size_t n_holders = 0, n_starved = 0;
   for (const auto& request : requests) {
-    if (request->ended) continue;
+    if (request->ended || request->session == nullptr) continue;
     n_starved += request->starved ? 1 : 0;
     if (request->session->backend->n_pages(request->session->sequence) == 0) continue;
     ++n_holders;
@@ -358,7 +394,10 @@ bool RequestLoop::Impl::park() {
   Request& r = *newest;
   std::vector<TokenId> all(r.session->tokens);
   all.insert(all.end(), r.tokens.begin() + static_cast<ptrdiff_t>(r.n_done), r.tokens.end());
+  if (r.session->cache) r.session->checkpoint();
+  r.gave_way = true;
   r.rereads = r.has_written();
+  r.n_skip = std::max(r.n_skip, r.session->tokens.size() - std::min(r.session->tokens.size(), r.n_done));
   r.tokens = std::move(all);
   r.n_done = 0;
   r.starved = false;
@@ -375,7 +414,7 @@ size_t RequestLoop::Impl::n_to_mark(Request& r) const {
 
 RequestLoop::Impl::Request& RequestLoop::Impl::of_sequence(int sequence) {
   return **std::find_if(requests.begin(), requests.end(),
-                        [&](const auto& request) { return request->session->sequence == sequence; });
+                        [&](const auto& r) { return r->session && r->session->sequence == sequence; });
 }
 
 void RequestLoop::Impl::run() {
@@ -403,7 +442,8 @@ void RequestLoop::Impl::run() {
     r.n_done += r.n_now;
     if (!r.marks.empty() && r.marks.front() == r.session->n_past()) r.session->checkpoint();
     if (!r.has_written())
-      tell(r, PromptProgress{static_cast<int>(r.n_done), static_cast<int>(r.tokens.size())});
+      tell(r, PromptProgress{static_cast<int>(r.n_done - std::min(r.n_done, r.n_skip)),
+                             static_cast<int>(r.tokens.size() - r.n_skip)});
     if (ends) r.rereads = false;
     if (ends) choose(r);
     if (wrote && !r.ended && r.session->speculation)

@@ -5,6 +5,15 @@
 #include <algorithm>
 
 namespace thermo {
+namespace {
+
+// Of tokens that are in one block.
+KvRange kv_range(int begin, int end) {
+  return {.position = begin, .slot = begin % SequenceLayout::kBlockTokens, .n = end - begin};
+}
+
+}  // namespace
+
 Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&& other) noexcept {
@@ -103,23 +112,36 @@ Status Session::append(std::span<const TokenId> tokens, const PrefillProgressFn&
   return {};
 }
 
+size_t Session::Impl::n_same(std::span<const TokenId> prompt) const {
+  return static_cast<size_t>(std::mismatch(prompt.begin(), prompt.end(), tokens.begin(), tokens.end()).first -
+                             prompt.begin());
+}
+
 size_t Session::Impl::common_with(std::span<const TokenId> prompt) const {
-  const size_t limit = std::min(prompt.size(), tokens.size());
-  size_t common = 0;
-  while (common < limit && prompt[common] == tokens[common]) ++common;
+  size_t common = n_same(prompt);
   if (common == prompt.size() && common > 0 && (common < tokens.size() || !has_logits())) --common;
   return common;
 }
 
 int Session::reusable(std::span<const TokenId> tokens) const {
-  return impl_->reachable(static_cast<int>(impl_->common_with(tokens)));
+  const int own = impl_->reachable(static_cast<int>(impl_->common_with(tokens)));
+  if (impl_->cache == nullptr || tokens.empty()) return own;
+  return std::max(own, impl_->cache->match(tokens, static_cast<int>(tokens.size()) - 1).n);
 }
 
 int Session::keep(std::span<const TokenId> tokens) {
-  Impl& s = *impl_;
-  const size_t common = s.common_with(tokens);
-  if (common < s.tokens.size()) s.go_back_to(static_cast<int>(common));
-  return s.n_past();
+  if (!tokens.empty()) impl_->hold(tokens, impl_->common_with(tokens), tokens.size() - 1);
+  return impl_->n_past();
+}
+
+bool Session::hold(std::span<const TokenId> tokens) {
+  impl_->hold(tokens, impl_->n_same(tokens), tokens.size());
+  return static_cast<size_t>(impl_->n_past()) == tokens.size();
+}
+
+void Session::use_cache(PrefixCache* cache, bool side) {
+  impl_->cache = cache;
+  impl_->side = side;
 }
 
 Result<int> Session::set_tokens(std::span<const TokenId> tokens, const PrefillProgressFn& progress) {
@@ -171,6 +193,22 @@ void Session::Impl::drop_logits() {
   top = nullptr;
 }
 
+void Session::Impl::hold(std::span<const TokenId> prompt, size_t n_own, size_t limit) {
+  const int n_cached = cache == nullptr ? 0 : cache->match(prompt, static_cast<int>(limit)).n;
+  if (n_cached <= reachable(static_cast<int>(n_own))) {
+    if (n_own < tokens.size()) go_back_to(static_cast<int>(n_own));
+    return;
+  }
+  uncommitted->clear();
+  drop_logits();
+  checkpoints.clear();
+  const int n_stay = std::min(n_cached, static_cast<int>(n_same(prompt)));
+  if (speculation) speculation->begin_load(sequence, n_stay);
+  Memory memory(*this);
+  if (!cache->load(prompt, n_cached, n_stay, side, memory)) return clear();
+  tokens.assign(prompt.begin(), prompt.begin() + n_cached);
+}
+
 void Session::Impl::go_back_to(int n) {
   uncommitted->clear();
   while (!checkpoints.empty() && checkpoints.back().memory->n_past() > n) checkpoints.pop_back();
@@ -186,7 +224,7 @@ void Session::Impl::go_back_to(int n) {
   drop_logits();
 }
 
-const Session::Impl::Point* Session::Impl::point_before(int n) const {
+const SequencePoint* Session::Impl::point_before(int n) const {
   for (size_t i = checkpoints.size(); i-- > 0;)
     if (checkpoints[i].memory->n_past() <= n) return &checkpoints[i];
   return nullptr;
@@ -194,7 +232,7 @@ const Session::Impl::Point* Session::Impl::point_before(int n) const {
 
 int Session::Impl::reachable(int n) const {
   if (n >= n_past() || backend->can_truncate(sequence, n)) return std::min(n, n_past());
-  const Point* const point = point_before(n);
+  const SequencePoint* const point = point_before(n);
   return point == nullptr ? 0 : point->memory->n_past();
 }
 
@@ -206,7 +244,8 @@ int Session::shareable(std::span<const TokenId> prompt) const {
   const auto common = static_cast<int>(
       std::mismatch(before.begin(), before.end(), s.tokens.begin(), s.tokens.end()).first - before.begin());
   if (s.backend->can_cut()) return common;
-  const Impl::Point* const point = s.point_before(common);
+  if (s.cache != nullptr) return s.cache->match(prompt, common).n;
+  const SequencePoint* const point = s.point_before(common);
   return point == nullptr ? 0 : point->memory->n_past();
 }
 
@@ -216,23 +255,58 @@ void Session::share(const Session& other, std::span<const TokenId> prompt) {
   s.clear();
   if (n == 0) return;
   s.backend->share(from.sequence, s.sequence, n);
+  if (!s.backend->can_cut() && s.cache != nullptr) {
+    Impl::Memory memory(s);
+    if (!s.cache->load(prompt, n, n, s.side, memory)) return s.clear();
+    s.tokens.assign(prompt.begin(), prompt.begin() + n);
+    return;
+  }
   if (!s.backend->can_cut() && !s.backend->restore(s.sequence, *from.point_before(n)->memory)) return;
   s.tokens.assign(prompt.begin(), prompt.begin() + n);
 }
 
-void Session::checkpoint() {
-  impl_->checkpoint();
+bool Session::checkpoint() {
+  return impl_->checkpoint();
 }
 
-void Session::Impl::checkpoint() {
-  if (backend->can_cut() || max_checkpoints == 0) return;
-  if (!checkpoints.empty() && checkpoints.back().memory->n_past() == n_past()) return;
+bool Session::Impl::checkpoint() {
+  if (cache != nullptr) {
+    Memory memory(*this);
+    return cache->store(tokens, side, memory);
+  }
+  if (backend->can_cut()) return true;
+  if (max_checkpoints == 0) return false;
+  if (!checkpoints.empty() && checkpoints.back().memory->n_past() == n_past()) return true;
   if (checkpoints.size() == max_checkpoints)  // keep the first: the system prompt
     checkpoints.erase(checkpoints.begin() + (max_checkpoints > 1 ? 1 : 0));
-  // Keys and values stay where they are. Without memory there is one point less to come back to.
-  if (auto memory = backend->checkpoint(sequence, false))
-    checkpoints.push_back(
-        {std::move(memory), speculation ? speculation->snapshot(sequence) : std::vector<float>{}});
+  // Keys and values stay where they are.
+  SequencePoint point = Memory(*this).checkpoint(nullptr);
+  if (point.memory == nullptr) return false;
+  checkpoints.push_back(std::move(point));
+  return true;
+}
+
+void Session::Impl::Memory::save_kv(int begin, int end, std::byte* block) {
+  s_.backend->save_kv(s_.sequence, kv_range(begin, end), block);
+  if (s_.speculation) s_.speculation->save_kv(s_.sequence, begin, end, block + s_.backend->block_bytes());
+}
+
+bool Session::Impl::Memory::load_kv(int begin, int end, const std::byte* block) {
+  return s_.backend->load_kv(s_.sequence, kv_range(begin, end), block) &&
+         (!s_.speculation ||
+          s_.speculation->load_kv(s_.sequence, begin, end, block + s_.backend->block_bytes()));
+}
+
+SequencePoint Session::Impl::Memory::checkpoint(std::unique_ptr<Checkpoint> reuse) {
+  return {s_.backend->checkpoint(s_.sequence, false, std::move(reuse)),
+          s_.speculation ? s_.speculation->snapshot(s_.sequence) : std::vector<float>{}};
+}
+
+bool Session::Impl::Memory::restore(std::span<const TokenId> restored, const SequencePoint* point) {
+  if (point != nullptr && !s_.backend->restore(s_.sequence, *point->memory)) return false;
+  if (s_.speculation)
+    s_.speculation->resume(s_.sequence, restored, point ? point->drafter : std::vector<float>{});
+  return true;
 }
 
 void Session::clear() {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/prefix_cache.h"
 #include "engine/speculation.h"
 #include "model/backend.h"
 #include "sampling/constrained_sampler.h"
@@ -31,11 +32,9 @@ struct Session::Impl {
   std::vector<float> logits;
   const TopLogits* top = nullptr;
   size_t top_index = 0;  // of that row in the step's output
-  struct Point {
-    std::unique_ptr<Checkpoint> memory;
-    std::vector<float> drafter;
-  };
-  std::vector<Point> checkpoints;  // increasing lengths; the empty beginning is always reachable
+  std::vector<SequencePoint> checkpoints;  // increasing lengths; the empty beginning is always reachable
+  PrefixCache* cache = nullptr;            // has them instead, and what other sessions held
+  bool side = false;                       // what it keeps in the cache is worth little
   std::vector<Row> rows;           // of the chunk being run
   size_t max_checkpoints = 0;
   bool in_request = false;
@@ -57,15 +56,35 @@ struct Session::Impl {
   std::optional<TokenId> choose(ConstrainedSampler& sampler);
   // The newest point from which the first n tokens can be continued.
   void go_back_to(int n);
+  // The longest common beginning of the session and a prompt.
+  size_t n_same(std::span<const TokenId> prompt) const;
   // Of the session and a prompt: the longest common beginning that leaves something to compute, so that there
   // are logits.
   size_t common_with(std::span<const TokenId> prompt) const;
   // The newest checkpoint of at most n tokens; nullptr: there is none.
-  const Point* point_before(int n) const;
+  const SequencePoint* point_before(int n) const;
   // How many tokens go_back_to(n) would leave.
   int reachable(int n) const;
-  void checkpoint();
+  // Makes it hold the most of these tokens that can be had: the first n_own from its own memory, or `limit`
+  // from the cache.
+  void hold(std::span<const TokenId> prompt, size_t n_own, size_t limit);
+  // False: there is no memory for it.
+  bool checkpoint();
   void clear();
+
+  // The memory of the sequence, of the model and of the drafter: a block has the model's part first.
+  class Memory final : public SequenceAccess {
+   public:
+    explicit Memory(Impl& session) : s_(session) {}
+
+    void save_kv(int begin, int end, std::byte* block) override;
+    bool load_kv(int begin, int end, const std::byte* block) override;
+    SequencePoint checkpoint(std::unique_ptr<Checkpoint> reuse) override;
+    bool restore(std::span<const TokenId> restored, const SequencePoint* point) override;
+
+   private:
+    Impl& s_;
+  };
 };
 
 }  // namespace thermo

@@ -31,6 +31,10 @@ struct TokenUsage {
   double predicted_seconds = 0.0;    // from the first token to the last
   uint64_t seed = 0;
   DraftTelemetry draft = {};
+  // Of the prompt, what agrees with a text in the cache, and how that text goes on: a few tokens. More than
+  // n_cached: there is no checkpoint where they begin to differ.
+  int n_known = 0;
+  std::vector<TokenId> known_next = {};
 };
 
 // It has a slot, and so much of its prompt is computed.
@@ -91,8 +95,18 @@ struct ExpertHeat {
 };
 enum class HeatOrder { None, Save, Reset };
 
+// The prefix cache: what it has, and what it did; see engine/prefix_cache.h.
+struct CacheCounts {
+  uint64_t limit_bytes = 0, bytes = 0;
+  uint64_t n_blocks = 0, n_points = 0, n_tokens = 0;
+  uint64_t n_evicted = 0;  // blocks and points that were pushed out
+  uint64_t n_refused = 0;  // texts that there was no room for
+};
+
 struct TokenServiceState {
   int n_running = 0, n_waiting = 0, n_paused = 0;
+  int n_parked = 0;         // of those that wait: begun, their time slice is over
+  uint64_t n_parkings = 0;  // ends of time slices so far
   double oldest_wait_seconds = 0.0;
   int64_t waiting_tokens = 0;  // prompts of those that wait
   std::vector<SlotState> slots;
@@ -104,6 +118,7 @@ struct TokenServiceState {
   std::string fault;  // why no request can be served any more; empty: they can
   DraftTelemetry draft;
   ExpertCounts experts;
+  CacheCounts cache;
 };
 
 class TokenService {

@@ -1,0 +1,320 @@
+// Requests that find their beginning in the prefix cache: they compute only what is new and write what they
+// would write without it.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "base/units.h"
+#include "engine/engine_thread.h"
+#include "engine/testing/token_listener.h"
+#include "gguf/gguf_file.h"
+#include "model/model_config.h"
+
+namespace thermo {
+namespace {
+
+using Listener = TokenListener;
+using Text = std::vector<TokenId>;
+
+const GgufFile& plankton() {
+  static const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
+  return file;
+}
+
+EngineOptions options_for(int n_sequences, int n_ctx) {
+  EngineOptions options;
+  options.n_ctx = n_ctx;
+  options.n_threads = 2;
+  options.n_sequences = n_sequences;
+  options.device.kind = DeviceChoice::Kind::Cpu;
+  return options;
+}
+
+using Kind = DraftOptions::Kind;
+
+DraftOptions draft_with(Kind kind, int budget, const GgufFile* file = nullptr) {
+  DraftOptions draft;
+  draft.kind = kind;
+  draft.file = file;
+  draft.budget = budget;
+  return draft;
+}
+
+Text text_of(int seed, int n, int n_vocab = 4000) {
+  std::mt19937 random(static_cast<unsigned>(seed));
+  Text text;
+  for (int i = 0; i < n; ++i) text.push_back(static_cast<TokenId>(random() % static_cast<unsigned>(n_vocab)));
+  return text;
+}
+
+Text operator+(Text text, const Text& more) {
+  text.insert(text.end(), more.begin(), more.end());
+  return text;
+}
+
+struct Reply {
+  Text text;
+  std::vector<float> logprobs;
+  TokenUsage usage;
+};
+
+Reply ask(TokenService& service, const Text& prompt, int n, std::vector<int> marks = {}, bool side = false) {
+  Listener listener;
+  TokenRequest request = request_of(listener, prompt, n);
+  request.marks = std::move(marks);
+  request.options.sampling.n_probs = 2;
+  request.side_request = side;
+  EXPECT_TRUE(service.submit(std::move(request)).has_value());
+  const TokensEnded ended = listener.wait();
+  EXPECT_FALSE(ended.error);
+  return {listener.text(), listener.logprobs(), ended.usage};
+}
+
+TEST(EngineCache, ReadsOnlyWhatIsNewAfterManyOtherConversations) {
+  const Text system = text_of(1, 400), question = text_of(2, 2600), next = text_of(3, 30);
+  for (const int n_sequences : {1, 2}) {
+    Engine engine(plankton(), options_for(n_sequences, 4096));
+    EngineThread service(engine, {});
+    const Reply first = ask(service, system + question, 20, {400, 2990});
+    EXPECT_EQ(first.usage.n_cached, 0);
+    for (int i = 0; i < 20; ++i)
+      EXPECT_EQ(ask(service, system + text_of(10 + i, 60), 5, {400, 450}).usage.n_cached, 400) << i;
+    const Text second = system + question + first.text + next;
+    const Reply reply = ask(service, second, 10, {400, static_cast<int>(second.size()) - 5});
+    EXPECT_GT(reply.usage.n_cached, 3000 + 20 - 64) << n_sequences;
+    EXPECT_GE(reply.usage.n_known, 3000 + 19);
+
+    // An edit goes back to the point before it.
+    Text edited = second;
+    edited[2995] = (edited[2995] + 1) % 4000;
+    const Reply changed = ask(service, edited, 5);
+    EXPECT_EQ(changed.usage.n_cached, 2990);
+    EXPECT_EQ(changed.usage.n_known, 2995);
+    ASSERT_FALSE(changed.usage.known_next.empty());
+    EXPECT_EQ(changed.usage.known_next[0], second[2995]);
+    const CacheCounts cache = service.state().cache;
+    EXPECT_LE(cache.bytes, cache.limit_bytes);
+    EXPECT_GT(cache.n_points, 20u);
+  }
+}
+
+TEST(EngineCache, ComesBackEveryFewThousandTokensOfALongPrompt) {
+  Engine engine(plankton(), options_for(1, 2048));
+  EngineThread service(engine, {.checkpoint_every = 300});
+  const Text prompt = text_of(1, 1500);
+  ask(service, prompt, 2);
+  Text edited = prompt;
+  edited[1000] = (edited[1000] + 1) % 4000;
+  EXPECT_EQ(ask(service, edited, 2).usage.n_cached, 900);
+}
+
+// Two turns, an edit and another conversation in between; with one slot, so that everything comes from the
+// cache.
+std::vector<Reply> converse(const GgufFile& file, const DraftOptions& draft, uint64_t cache_bytes,
+                            int64_t& n_cached) {
+  EngineOptions options = options_for(1, 1024);
+  options.n_batch = 64;
+  options.draft = draft;
+  Engine engine(file, options);
+  EngineThread service(engine, {.checkpoint_every = 100, .cache_bytes = cache_bytes});
+  const int n_vocab = engine.config().n_vocab;
+  const auto text = [&](int seed, int n) { return text_of(seed, n, n_vocab); };
+  std::vector<Reply> replies;
+  const auto reply = [&](const Text& prompt, std::vector<int> marks) {
+    replies.push_back(ask(service, prompt, 24, std::move(marks)));
+    n_cached += replies.back().usage.n_cached;
+    return replies.back().text;
+  };
+  const Text first = text(1, 270), other = text(2, 300);
+  const Text answer = reply(first, {50, 260});
+  reply(other, {50});
+  const Text second = first + answer + text(3, 40);
+  const Text answer2 = reply(second, {50, 300});
+  reply(other + text(4, 10), {50});
+  Text edited = second + answer2 + text(5, 300);
+  reply(edited, {50, 400});
+  edited[420] = (edited[420] + 1) % n_vocab;
+  reply(edited, {50});
+  reply(edited, {50});
+  return replies;
+}
+
+void expect_same_with_a_cache(const GgufFile& file, const DraftOptions& draft) {
+  int64_t n_without = 0, n_with = 0;
+  const std::vector<Reply> want = converse(file, draft, 0, n_without);
+  const std::vector<Reply> got = converse(file, draft, 256 * MiB, n_with);
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_EQ(got[i].text, want[i].text) << i;
+    EXPECT_EQ(got[i].logprobs, want[i].logprobs) << i;  // to the last bit
+  }
+  EXPECT_GT(n_with, n_without + 900);
+}
+
+TEST(EngineCache, ChangesNoBitOfAnAnswer) {
+  for (const char* name : {"qwen35moe", "qwen35", "laguna", "qwen3moe"}) {
+    SCOPED_TRACE(name);
+    const GgufFile file(std::string(THERMO_TEST_DATA) + "/" + name + "-f32.gguf");
+    expect_same_with_a_cache(file, {});
+  }
+  expect_same_with_a_cache(plankton(), {});
+}
+
+TEST(EngineCache, ChangesNoBitOfAnAnswerWithADrafter) {
+  for (const char* name : {"qwen35moe", "laguna"}) {
+    SCOPED_TRACE(name);
+    const GgufFile file(std::string(THERMO_TEST_DATA) + "/" + name + "-f32.gguf"),
+        drafter(std::string(THERMO_TEST_DATA) + "/dflash-" + name + "-f32.gguf");
+    expect_same_with_a_cache(file, draft_with(Kind::File, 6, &drafter));
+    expect_same_with_a_cache(file, draft_with(Kind::Lookup, 4));
+  }
+  expect_same_with_a_cache(plankton(), draft_with(Kind::Mtp, 3));
+}
+
+// A drafter that comes back from the cache guesses as well as one that was there all the time.
+TEST(EngineCache, BringsTheDrafterBack) {
+  const GgufFile drafter(std::string(THERMO_MODELS) + "/plankton-draft-q8_0.gguf");
+  for (const DraftOptions& draft : {draft_with(Kind::File, 8, &drafter), draft_with(Kind::Mtp, 3)}) {
+    uint64_t accepted[2] = {};
+    for (const bool back : {false, true}) {
+      EngineOptions options = options_for(1, 512);
+      options.draft = draft;
+      Engine engine(plankton(), options);
+      EngineThread service(engine, {});
+      Text text;
+      for (int i = 0; i < 290; ++i) text.push_back(100 + i * i % 7 + i % 11);
+      const Text answer = ask(service, text, 40, {250}).text;
+      if (back) ask(service, text_of(2, 100), 4);
+      const Reply reply = ask(service, text + answer + Text{17}, 60);
+      EXPECT_GE(reply.usage.n_cached, 290 + 39);
+      accepted[back] = reply.usage.draft.n_accepted;
+    }
+    EXPECT_EQ(accepted[true], accepted[false]);
+  }
+}
+
+TEST(EngineCache, KeepsWhatAnInterruptedPromptHadRead) {
+  for (const bool other : {false, true}) {
+    EngineOptions options = options_for(1, 8192);
+    options.n_batch = 64;
+    Engine engine(plankton(), options);
+    EngineThread service(engine, {});
+    const Text prompt = text_of(1, 8000);
+    Listener listener;
+    const RequestHandle handle = *service.submit(request_of(listener, prompt, 4));
+    listener.wait_for_prompt(200);
+    service.cancel(handle);
+    EXPECT_EQ(listener.wait().reason, FinishReason::Cancelled);
+    const int n_read = listener.n_read();
+    ASSERT_LT(n_read, 8000);
+    if (other) ask(service, text_of(2, 50), 2);
+    const Text part(prompt.begin(), prompt.begin() + n_read + 40);
+    EXPECT_EQ(ask(service, part, 2).usage.n_cached, n_read);
+  }
+}
+
+TEST(EngineCache, StaysBelowItsLimitWhateverIsSaid) {
+  constexpr uint64_t kLimit = 64 * MiB;
+  Engine engine(plankton(), options_for(2, 1024));
+  EngineThread service(engine, {.checkpoint_every = 128, .cache_bytes = kLimit, .quantum = 8});
+  std::mt19937 random(3);
+  std::vector<Text> conversations(10);
+  int64_t n_cached = 0, n_prompt = 0;
+  for (int i = 0; i < 30; ++i) {
+    // Three at a time, so that some are parked.
+    std::vector<Listener> listeners(3);
+    std::vector<size_t> who;
+    for (Listener& listener : listeners) {
+      who.push_back(random() % conversations.size());
+      Text& text = conversations[who.back()];
+      if (text.size() > 800) text = {};
+      if (!text.empty() && random() % 4 == 0) text.resize(1 + random() % text.size());
+      text = text + text_of(static_cast<int>(random() % 5), static_cast<int>(20 + random() % 150));
+      TokenRequest request = request_of(listener, text, static_cast<int>(4 + random() % 24));
+      request.marks = {20, static_cast<int>(text.size()) - 3};
+      request.side_request = random() % 5 == 0;
+      n_prompt += static_cast<int64_t>(text.size());
+      EXPECT_TRUE(service.submit(std::move(request)).has_value());
+    }
+    for (size_t k = 0; k < 3; ++k) {
+      n_cached += listeners[k].wait().usage.n_cached;
+      conversations[who[k]] = conversations[who[k]] + listeners[k].text();
+      ASSERT_LE(service.state().cache.bytes, kLimit);
+    }
+  }
+  EXPECT_GT(n_cached, n_prompt / 4);
+  EXPECT_EQ(service.state().cache.limit_bytes, kLimit);
+}
+
+// --- Time slices ---
+
+TEST(TimeSlices, ShareSlotsWithoutReadingAnythingTwice) {
+  constexpr int kRequests = 6, kPrompt = 40;
+  const GgufFile drafter(std::string(THERMO_MODELS) + "/plankton-draft-q8_0.gguf");
+  for (const DraftOptions& draft : {DraftOptions{}, draft_with(Kind::File, 8, &drafter)}) {
+    std::vector<Text> alone;
+    {
+      Engine engine(plankton(), options_for(1, 1024));
+      EngineThread service(engine, {});
+      for (int i = 0; i < kRequests; ++i) alone.push_back(ask(service, text_of(i, kPrompt), 240).text);
+    }
+    EngineOptions options = options_for(2, 1024);
+    options.draft = draft;
+    Engine engine(plankton(), options);
+    EngineThread service(engine, {.quantum = 32});
+    std::vector<Listener> listeners(kRequests);
+    for (int i = 0; i < kRequests; ++i)
+      EXPECT_TRUE(service.submit(request_of(listeners[i], text_of(i, kPrompt), 240)).has_value());
+    listeners[0].wait_for_tokens(160);
+    size_t least = SIZE_MAX, most = 0;
+    for (const Listener& listener : listeners) {
+      least = std::min(least, listener.text().size());
+      most = std::max(most, listener.text().size());
+    }
+    EXPECT_GE(static_cast<double>(least), 0.75 * static_cast<double>(most)) << least << " " << most;
+    for (int i = 0; i < kRequests; ++i) {
+      EXPECT_EQ(listeners[i].wait().reason, FinishReason::Length);
+      EXPECT_EQ(listeners[i].text(), alone[static_cast<size_t>(i)]) << i;
+    }
+    const TokenServiceState state = service.state();
+    EXPECT_EQ(state.n_prompt_computed, static_cast<uint64_t>(kRequests * kPrompt));
+    EXPECT_GT(state.n_parkings, 20u);
+  }
+}
+
+TEST(TimeSlices, EndAtAnyMomentAndPause) {
+  Engine engine(plankton(), options_for(1, 512));
+  EngineThread service(engine, {.quantum = 4});
+  std::vector<Listener> listeners(4);
+  std::vector<RequestHandle> handles;
+  for (int i = 0; i < 4; ++i)
+    handles.push_back(*service.submit(request_of(listeners[i], text_of(i, 20), i == 0 ? 60 : 300)));
+  for (Listener& listener : listeners) listener.wait_for_tokens(8);
+  service.pause(handles[1], true);
+  service.cancel(handles[2]);
+  EXPECT_EQ(listeners[2].wait().reason, FinishReason::Cancelled);
+  EXPECT_EQ(listeners[0].wait().reason, FinishReason::Length);
+  const size_t n_paused = listeners[1].text().size();
+  EXPECT_LT(n_paused, 300u);
+  service.cancel(handles[3]);
+  EXPECT_EQ(listeners[3].wait().reason, FinishReason::Cancelled);
+  service.pause(handles[1], false);
+  EXPECT_EQ(listeners[1].wait().reason, FinishReason::Length);
+  EXPECT_EQ(listeners[1].text(), ask(service, text_of(1, 20), 300).text);
+  EXPECT_EQ(service.state().n_parked, 0);
+}
+
+// Nothing is taken from a request that could not go on.
+TEST(TimeSlices, LeaveARequestItsSlotWhereThereIsNoMemory) {
+  Engine engine(plankton(), options_for(1, 512));
+  EngineThread service(engine, {.cache_bytes = 0, .quantum = 4});
+  std::vector<Listener> listeners(3);
+  for (int i = 0; i < 3; ++i)
+    EXPECT_TRUE(service.submit(request_of(listeners[i], text_of(i, 20), 40)).has_value());
+  for (Listener& listener : listeners) EXPECT_EQ(listener.wait().reason, FinishReason::Length);
+  EXPECT_EQ(service.state().n_prompt_computed, 60u);
+  EXPECT_EQ(service.state().n_parkings, 0u);
+}
+
+}  // namespace
+}  // namespace thermo

@@ -1,0 +1,366 @@
+#include "engine/prefix_cache.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "base/check.h"
+#include "base/units.h"
+
+namespace thermo {
+namespace {
+
+constexpr int kShownTokens = 16;         // of a text that went on differently
+constexpr double kAgeRequests = 16;      // uses of others after which something is worth half
+constexpr double kInnerWorth = 1.0 / 4;  // of a point that later ones of its text follow
+
+}  // namespace
+
+struct PrefixCache::Point {
+  int n = 0;  // tokens
+  SequencePoint saved;
+  uint64_t bytes = 0;
+  uint64_t last_used = 0;
+  bool side = false;
+  int n_pins = 0;
+};
+
+struct PrefixCache::Block {
+  Block* parent = nullptr;
+  int begin = 0;  // of its first token
+  std::vector<TokenId> tokens = {};
+  std::unique_ptr<HostMemory> kv = nullptr;
+  std::vector<std::unique_ptr<Block>> children = {};  // only a full block has some
+  std::vector<Point> points = {};                     // ascending
+  uint64_t last_used = 0;
+  bool side = false;
+  int n_pins = 0;
+
+  int end() const { return begin + static_cast<int>(tokens.size()); }
+};
+
+// Blocks from the root on, and the point at the end, if there is one.
+struct PrefixCache::Path {
+  std::vector<Block*> blocks;
+  Point* point = nullptr;
+};
+
+// Something that can be pushed out: a point, or (without points) the last block of a text.
+struct PrefixCache::Victim {
+  bool conversation = false;
+  double worth = 0.0;
+  Block* block = nullptr;
+  int point = -1;  // tokens before it; -1: the block
+
+  bool operator<(const Victim& other) const {  // of two the one that stays longer
+    return std::tie(other.conversation, other.worth) < std::tie(conversation, worth);
+  }
+};
+
+PrefixCache::PrefixCache(PrefixCacheOptions options)
+    : options_(std::move(options)), root_(std::make_unique<Block>()) {
+  state_.limit_bytes = options_.limit_bytes;
+}
+
+PrefixCache::~PrefixCache() = default;
+
+uint64_t PrefixCache::bytes_of_block() const {
+  return align_up<uint64_t>(options_.block_bytes, HostBuffer::kPageBytes) + sizeof(Block) +
+         kBlockTokens * sizeof(TokenId) + 64;
+}
+
+uint64_t PrefixCache::point_bytes(int n) const {
+  if (!options_.needs_points) return 0;
+  return align_up<uint64_t>(options_.point_bytes(n), HostBuffer::kPageBytes) + 2 * sizeof(Point);
+}
+
+int PrefixCache::n_common(const Block& block, std::span<const TokenId> rest) {
+  const auto end = std::mismatch(block.tokens.begin(), block.tokens.end(), rest.begin(), rest.end()).first;
+  return static_cast<int>(end - block.tokens.begin());
+}
+
+// Calls f(path, n) for every block that agrees with the tokens; n: up to where.
+template <class F>
+void PrefixCache::visit(const Block& block, std::span<const TokenId> tokens, std::vector<Block*>& path,
+                        F&& f) const {
+  const std::span<const TokenId> rest = tokens.subspan(static_cast<size_t>(block.end()));
+  for (const auto& child : block.children) {
+    const int n = n_common(*child, rest);
+    if (n == 0) continue;
+    path.push_back(child.get());
+    f(path, child->begin + n);
+    if (n == kBlockTokens) visit(*child, tokens, path, f);
+    path.pop_back();
+  }
+}
+
+PrefixCache::Match PrefixCache::match(std::span<const TokenId> tokens, int limit) const {
+  Match match;
+  std::vector<Block*> path;
+  visit(*root_, tokens, path, [&](const std::vector<Block*>& blocks, int n) {
+    const Block& last = *blocks.back();
+    if (n > match.n_known) {
+      match.n_known = n;
+      const auto from = last.tokens.begin() + (n - last.begin);
+      match.known_next.assign(from, from + std::min<std::ptrdiff_t>(kShownTokens, last.tokens.end() - from));
+    }
+    if (!options_.needs_points) match.n = std::max(match.n, std::min(n, limit));
+    for (const Point& point : last.points)
+      if (point.n <= std::min(n, limit)) match.n = std::max(match.n, point.n);
+  });
+  return match;
+}
+
+// To exactly n tokens, which a match found.
+PrefixCache::Path PrefixCache::find(std::span<const TokenId> tokens, int n) const {
+  Path found;
+  std::vector<Block*> path;
+  visit(*root_, tokens, path, [&](const std::vector<Block*>& blocks, int known) {
+    if (known < n || !found.blocks.empty()) return;
+    Block& last = *blocks.back();
+    if (n <= last.begin) return;
+    for (Point& point : last.points)
+      if (point.n == n) found.point = &point;
+    if (found.point != nullptr || !options_.needs_points) found.blocks = blocks;
+  });
+  return found;
+}
+
+// The blocks that a text of these tokens uses or extends; the last one may be shorter than it has to be.
+PrefixCache::Path PrefixCache::walk(std::span<const TokenId> tokens) {
+  Path path;
+  for (Block* at = root_.get(); static_cast<size_t>(at->end()) < tokens.size();) {
+    const std::span<const TokenId> rest = tokens.subspan(static_cast<size_t>(at->end()));
+    const int wanted = static_cast<int>(std::min<size_t>(rest.size(), kBlockTokens));
+    Block* best = nullptr;
+    int most = 0;
+    for (const auto& child : at->children) {
+      const int n = n_common(*child, rest);
+      const bool usable = n >= wanted || n == static_cast<int>(child->tokens.size());
+      if (usable && n > most) best = child.get(), most = n;
+    }
+    if (best == nullptr) break;
+    path.blocks.push_back(best);
+    if (most < kBlockTokens) break;
+    at = best;
+  }
+  if (!path.blocks.empty())
+    for (Point& point : path.blocks.back()->points)
+      if (point.n == static_cast<int>(tokens.size())) path.point = &point;
+  return path;
+}
+
+bool PrefixCache::store(std::span<const TokenId> tokens, bool side, SequenceAccess& from) {
+  if (tokens.empty() || options_.limit_bytes == 0) return false;
+  const int n = static_cast<int>(tokens.size());
+  Path path = walk(tokens);
+  const auto n_blocks = static_cast<size_t>(ceil_div(n, kBlockTokens));
+  const bool wants_point = options_.needs_points && path.point == nullptr;
+  // With everything that it needs, the text must fit.
+  const bool can_fit = n_blocks * bytes_of_block() + point_bytes(n) <= options_.limit_bytes;
+  for (Block* block : path.blocks) ++block->n_pins;
+  const bool fits =
+      can_fit && make_room(n_blocks - path.blocks.size(), wants_point ? point_bytes(n) : 0, side);
+  for (Block* block : path.blocks) --block->n_pins;
+  if (!fits) {
+    ++state_.n_refused;
+    if (!path.blocks.empty()) prune(path.blocks.back());
+    return false;
+  }
+  ++now_;
+  grow(path, tokens, from);
+  bool stored = path.blocks.size() == n_blocks && path.blocks.back()->end() >= n;
+  if (stored && wants_point) {
+    Point point{.n = n, .saved = from.checkpoint(std::move(spare_point_))};
+    state_.bytes -= std::exchange(spare_point_bytes_, 0);
+    point.bytes = point_bytes(n);
+    stored = point.saved.memory != nullptr;
+    if (stored) {
+      state_.bytes += point.bytes;
+      ++state_.n_points;
+      std::vector<Point>& points = path.blocks.back()->points;
+      const auto at = std::find_if(points.begin(), points.end(), [n](const Point& p) { return p.n > n; });
+      path.point = &*points.insert(at, std::move(point));
+      path.point->side = side;
+    }
+  }
+  for (Block* block : path.blocks) {
+    block->last_used = now_;
+    block->side = block->side && side;
+  }
+  if (path.point != nullptr) {
+    path.point->last_used = now_;
+    path.point->side = path.point->side && side;
+  }
+  if (!path.blocks.empty()) prune(path.blocks.back());
+  return stored;
+}
+
+// Adds what a text lacks. There is room; where the system has no memory all the same, it stays shorter.
+void PrefixCache::grow(Path& path, std::span<const TokenId> tokens, SequenceAccess& from) {
+  const auto n = static_cast<int>(tokens.size());
+  const auto extend = [&](Block& block) {
+    const int end = std::min(n, block.begin + kBlockTokens);
+    if (block.end() >= end) return;
+    from.save_kv(block.end(), end, block.kv->data());
+    state_.n_tokens += static_cast<uint64_t>(end - block.end());
+    block.tokens.insert(block.tokens.end(), tokens.begin() + block.end(), tokens.begin() + end);
+  };
+  if (!path.blocks.empty()) extend(*path.blocks.back());
+  while (path.blocks.empty() || path.blocks.back()->end() < n) {
+    std::unique_ptr<HostMemory> memory;
+    if (spare_blocks_.empty()) {
+      memory = options_.make_memory(options_.block_bytes);
+      if (memory == nullptr) return;
+      state_.bytes += bytes_of_block();
+    } else {
+      memory = std::move(spare_blocks_.back());
+      spare_blocks_.pop_back();
+    }
+    Block* const parent = path.blocks.empty() ? root_.get() : path.blocks.back();
+    Block& block = *parent->children.emplace_back(
+        std::make_unique<Block>(Block{.parent = parent, .begin = parent->end(), .kv = std::move(memory)}));
+    block.tokens.reserve(kBlockTokens);
+    block.side = true;  // until a conversation has it
+    ++state_.n_blocks;
+    extend(block);
+    path.blocks.push_back(&block);
+  }
+}
+
+bool PrefixCache::load(std::span<const TokenId> tokens, int n, int n_same, bool side, SequenceAccess& to) {
+  const Path path = find(tokens, n);
+  THERMO_CHECK(!path.blocks.empty(), "a text that the cache does not have");
+  ++now_;
+  for (Block* block : path.blocks) {
+    block->last_used = now_;
+    block->side = block->side && side;
+    const int begin = std::max(block->begin, n_same), end = std::min(n, block->begin + kBlockTokens);
+    if (begin < end && !to.load_kv(begin, end, block->kv->data())) return false;
+  }
+  if (path.point != nullptr) {
+    path.point->last_used = now_;
+    path.point->side = path.point->side && side;
+  }
+  return to.restore(tokens.first(static_cast<size_t>(n)),
+                    path.point == nullptr ? nullptr : &path.point->saved);
+}
+
+PrefixCache::Pin PrefixCache::pin(std::span<const TokenId> tokens) {
+  const Path path = find(tokens, static_cast<int>(tokens.size()));
+  THERMO_CHECK(!path.blocks.empty(), "a text that the cache does not have");
+  ++path.blocks.back()->n_pins;
+  if (path.point != nullptr) ++path.point->n_pins;
+  return {path.blocks.back(), static_cast<int>(tokens.size())};
+}
+
+void PrefixCache::unpin(const Pin& pin) {
+  --pin.block->n_pins;
+  for (Point& point : pin.block->points)
+    if (point.n == pin.n) --point.n_pins;
+}
+
+// Room for so many blocks and a point of so many bytes (0: none).
+bool PrefixCache::make_room(size_t n_blocks, uint64_t point_bytes, bool side) {
+  for (;;) {
+    const uint64_t new_blocks = n_blocks - std::min(n_blocks, spare_blocks_.size());
+    const bool reuses = point_bytes > 0 && spare_point_ != nullptr;
+    // A spare point is given up or replaced when a point is made.
+    const uint64_t kept = state_.bytes - (point_bytes > 0 ? spare_point_bytes_ : 0);
+    const uint64_t needed = kept + new_blocks * bytes_of_block() + point_bytes;
+    if (needed <= options_.limit_bytes) return true;
+    // Memory that nothing of this takes.
+    if (spare_blocks_.size() > n_blocks) {
+      spare_blocks_.pop_back();
+      state_.bytes -= bytes_of_block();
+      continue;
+    }
+    if (spare_point_ != nullptr && !reuses) {
+      spare_point_.reset();
+      state_.bytes -= std::exchange(spare_point_bytes_, 0);
+      continue;
+    }
+    if (!evict(needed - options_.limit_bytes, side)) return false;
+  }
+}
+
+// Pushes out at least one thing; so many bytes if it can.
+bool PrefixCache::evict(uint64_t n_bytes, bool side) {
+  Victims victims;
+  for (const auto& child : root_->children) list_victims(*child, 0, side, victims);
+  if (victims.empty()) return false;
+  const auto in_use = [this] {
+    return state_.bytes - spare_blocks_.size() * bytes_of_block() - spare_point_bytes_;
+  };
+  for (const uint64_t before = in_use(); !victims.empty() && before - in_use() < n_bytes;) {
+    const Victim victim = victims.top();
+    victims.pop();
+    Block* const parent = victim.block->parent;
+    drop(victim);
+    if (victim.point < 0 && parent != root_.get()) list_block(*parent, side, victims);
+  }
+  return true;
+}
+
+double PrefixCache::worth(int n_tokens, uint64_t bytes, uint64_t last_used) const {
+  const double age = static_cast<double>(now_ - last_used) / kAgeRequests;
+  return n_tokens / static_cast<double>(bytes) / (1.0 + age);
+}
+
+// `before`: tokens of the last point above this block.
+void PrefixCache::list_victims(Block& block, int before, bool side, Victims& victims) const {
+  const bool is_leaf = block.children.empty();
+  for (const Point& point : block.points) {
+    const bool is_last = is_leaf && &point == &block.points.back();
+    if (point.n_pins == 0 && (point.side || !side))
+      victims.push(
+          {.conversation = !point.side,
+           .worth = worth(point.n - before, point.bytes, point.last_used) * (is_last ? 1.0 : kInnerWorth),
+           .block = &block,
+           .point = point.n});
+    before = point.n;
+  }
+  list_block(block, side, victims);
+  for (const auto& child : block.children) list_victims(*child, before, side, victims);
+}
+
+// The block itself, where it is the end of a text.
+void PrefixCache::list_block(Block& block, bool side, Victims& victims) const {
+  if (options_.needs_points || !block.children.empty() || block.n_pins > 0 || (side && !block.side)) return;
+  victims.push({.conversation = !block.side,
+                .worth = worth(static_cast<int>(block.tokens.size()), bytes_of_block(), block.last_used),
+                .block = &block});
+}
+
+void PrefixCache::drop(const Victim& victim) {
+  ++state_.n_evicted;
+  Block& block = *victim.block;
+  if (victim.point < 0) return take_away(&block);
+  const auto point = std::find_if(block.points.begin(), block.points.end(),
+                                  [&](const Point& p) { return p.n == victim.point; });
+  --state_.n_points;
+  state_.bytes -= spare_point_bytes_;
+  spare_point_bytes_ = point->bytes;
+  spare_point_ = std::move(point->saved.memory);
+  block.points.erase(point);
+  prune(&block);
+}
+
+// Takes away what nothing can come back to: ends of texts without a point.
+void PrefixCache::prune(Block* block) {
+  if (!options_.needs_points) return;
+  while (block != root_.get() && block->children.empty() && block->points.empty() && block->n_pins == 0) {
+    Block* const parent = block->parent;
+    take_away(block);
+    block = parent;
+  }
+}
+
+void PrefixCache::take_away(Block* block) {
+  state_.n_tokens -= block->tokens.size();
+  --state_.n_blocks;
+  spare_blocks_.push_back(std::move(block->kv));
+  std::erase_if(block->parent->children, [&](const auto& child) { return child.get() == block; });
+}
+
+}  // namespace thermo

@@ -1,0 +1,131 @@
+// Beginnings of texts in main memory: what sequences hold, by their tokens, so that a text that begins like
+// an earlier one need not be computed from the start. It serves all sequences, on the processor and on a GPU.
+//
+//     (root) -- block 0 ----------- block 1 ---------- block 2
+//               256 tokens          256 tokens         90 tokens: it grows when the text goes on
+//               | point at 212      |                  | points at 530, 602
+//               |                    \-- block 1': another text, different from here on
+//
+// A block has the keys and values of up to kBlockTokens tokens (of the model and of its drafter); texts that
+// begin alike share blocks, and their tokens are compared, never a hash. A point is a checkpoint of the rest:
+// recurrent state, and what a drafter needs. A model that can be cut anywhere needs no points.
+//
+// Everything counts toward the limit, which is checked before memory is taken. Side requests go first, and
+// push out nothing else. Then goes what saves the fewest tokens for its bytes and was not used for long.
+//
+// One thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <queue>
+#include <span>
+#include <vector>
+
+#include "model/backend.h"
+
+namespace thermo {
+
+// What keys and values lack.
+struct SequencePoint {
+  std::unique_ptr<Checkpoint> memory;  // nullptr: nothing is needed
+  std::vector<float> drafter = {};
+};
+
+// The memory of one sequence, for the cache to copy.
+class SequenceAccess {
+ public:
+  virtual ~SequenceAccess() = default;
+
+  // Keys and values of tokens [begin, end), which are in one block.
+  virtual void save_kv(int begin, int end, std::byte* block) = 0;
+  virtual bool load_kv(int begin, int end, const std::byte* block) = 0;  // false: it has no room
+  // At the sequence's end. `reuse`: see Backend::checkpoint().
+  virtual SequencePoint checkpoint(std::unique_ptr<Checkpoint> reuse) = 0;
+  // After all of `tokens` were loaded. `point`: nullptr where none is needed. False: it has no room.
+  virtual bool restore(std::span<const TokenId> tokens, const SequencePoint* point) = 0;
+};
+
+struct PrefixCacheOptions {
+  uint64_t limit_bytes = 0;  // 0: nothing is kept
+  size_t block_bytes = 0;
+  bool needs_points = false;
+  std::function<size_t(int n_tokens)> point_bytes = {};
+  std::function<std::unique_ptr<HostMemory>(size_t)> make_memory = {};
+};
+
+// What it has and did; see TokenServiceState.
+struct PrefixCacheState {
+  uint64_t limit_bytes = 0, bytes = 0;
+  uint64_t n_blocks = 0, n_points = 0, n_tokens = 0;  // now
+  uint64_t n_evicted = 0;                             // blocks and points that were pushed out
+  uint64_t n_refused = 0;                             // texts that there was no room for
+};
+
+class PrefixCache {
+ public:
+  static constexpr int kBlockTokens = SequenceLayout::kBlockTokens;
+
+  explicit PrefixCache(PrefixCacheOptions options);
+  ~PrefixCache();
+  PrefixCache(const PrefixCache&) = delete;
+  PrefixCache& operator=(const PrefixCache&) = delete;
+
+  struct Match {
+    int n = 0;                        // tokens that need not be computed, at most the limit
+    int n_known = 0;                  // tokens that agree with a text it has; a point may be missing there
+    std::vector<TokenId> known_next;  // how that text goes on, a few tokens
+  };
+  Match match(std::span<const TokenId> tokens, int limit) const;
+
+  // Keeps the sequence, which holds exactly `tokens`. False: there is no room.
+  bool store(std::span<const TokenId> tokens, bool side, SequenceAccess& from);
+  // Puts the first n tokens into the sequence, which has the first n_same of them. `n`: of a match. False:
+  // the sequence has no room, and what it holds is of no use.
+  bool load(std::span<const TokenId> tokens, int n, int n_same, bool side, SequenceAccess& to);
+
+  // A text that was stored stays until it is let go.
+  struct Block;
+  struct Pin {
+    Block* block = nullptr;
+    int n = 0;
+  };
+  Pin pin(std::span<const TokenId> tokens);
+  void unpin(const Pin& pin);
+
+  const PrefixCacheState& state() const { return state_; }
+
+ private:
+  struct Point;
+  struct Victim;
+  struct Path;
+
+  static int n_common(const Block& block, std::span<const TokenId> rest);
+  template <class F>
+  void visit(const Block& block, std::span<const TokenId> tokens, std::vector<Block*>& path, F&& f) const;
+  Path find(std::span<const TokenId> tokens, int n) const;
+  Path walk(std::span<const TokenId> tokens);
+  void grow(Path& path, std::span<const TokenId> tokens, SequenceAccess& from);
+  bool make_room(size_t n_blocks, uint64_t point_bytes, bool side);
+  bool evict(uint64_t n_bytes, bool side);
+  using Victims = std::priority_queue<Victim>;
+  double worth(int n_tokens, uint64_t bytes, uint64_t last_used) const;
+  void list_victims(Block& block, int before, bool side, Victims& victims) const;
+  void list_block(Block& block, bool side, Victims& victims) const;
+  void drop(const Victim& victim);
+  void prune(Block* block);
+  void take_away(Block* block);
+  uint64_t point_bytes(int n) const;  // 0: none are needed
+  uint64_t bytes_of_block() const;
+
+  PrefixCacheOptions options_;
+  std::unique_ptr<Block> root_;
+  uint64_t now_ = 0;
+  PrefixCacheState state_;
+  // Memory that the next ones take; it counts.
+  std::vector<std::unique_ptr<HostMemory>> spare_blocks_;
+  std::unique_ptr<Checkpoint> spare_point_;
+  uint64_t spare_point_bytes_ = 0;
+};
+
+}  // namespace thermo

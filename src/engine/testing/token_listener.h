@@ -1,0 +1,76 @@
+// For tests: gathers what a request says.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <mutex>
+
+#include "engine/token_service.h"
+
+namespace thermo {
+
+class TokenListener {
+ public:
+  std::function<void(TokenEvent)> callback() {
+    return [this](TokenEvent event) {
+      const std::lock_guard lock(mutex_);
+      if (auto* written = std::get_if<TokensWritten>(&event))
+        for (const GeneratedToken& token : written->tokens) {
+          text_.push_back(token.id);
+          for (const TokenLogprob& entry : token.logprobs) logprobs_.push_back(entry.logprob);
+        }
+      if (auto* read = std::get_if<PromptRead>(&event)) n_read_ = read->done;
+      if (auto* ended = std::get_if<TokensEnded>(&event)) {
+        EXPECT_FALSE(ended_) << "an event after the last one";
+        ended_ = std::move(*ended);
+      }
+      changed_.notify_all();
+    };
+  }
+  TokensEnded wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return ended_.has_value(); });
+    return *ended_;
+  }
+  void wait_for_prompt(int n) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return n_read_ >= n || ended_; });
+  }
+  void wait_for_tokens(size_t n) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return text_.size() >= n || ended_; });
+  }
+  std::vector<TokenId> text() const {
+    const std::lock_guard lock(mutex_);
+    return text_;
+  }
+  // Of each token, the chosen one's first.
+  std::vector<float> logprobs() const {
+    const std::lock_guard lock(mutex_);
+    return logprobs_;
+  }
+  int n_read() const {
+    const std::lock_guard lock(mutex_);
+    return n_read_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<TokenId> text_;
+  std::vector<float> logprobs_;
+  int n_read_ = 0;  // of the prompt
+  std::optional<TokensEnded> ended_;
+};
+
+inline TokenRequest request_of(TokenListener& listener, std::vector<TokenId> prompt, int max_tokens) {
+  TokenRequest request;
+  request.prompt = std::move(prompt);
+  request.options.max_tokens = max_tokens;
+  request.options.sampling.temperature = 0.0f;
+  request.on_event = listener.callback();
+  return request;
+}
+
+}  // namespace thermo
