@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "tokenizer/chat_template.h"
 
@@ -89,6 +91,63 @@ bool ends_in_reasoning(const Tokenizer& tokenizer, std::span<const int32_t> ids,
   return false;
 }
 
+// What stands in a gap while the template is rendered. It must come out once and as it is.
+std::string gap_text(size_t turn) {
+  return fmt::format("gap{}of7d1f0b", turn);
+}
+std::string gap_reasoning(size_t turn) {
+  return fmt::format("thought{}of7d1f0b", turn);
+}
+
+// The only place of `part` in the text; npos: there is none, or several.
+size_t only_place(const std::string& text, const std::string& part) {
+  const size_t at = text.find(part);
+  return at != std::string::npos && text.find(part, at + 1) == std::string::npos ? at : std::string::npos;
+}
+
+// Bytes that the request wrote, in [begin, end).
+bool has_untrusted(const ChatPrompt& prompt, size_t begin, size_t end) {
+  return std::any_of(prompt.untrusted.begin(), prompt.untrusted.end(), [&](const ByteRange& range) {
+    return range.begin < end && range.end > begin && range.begin < range.end;
+  });
+}
+
+// End tokens that the template wrote, ascending.
+std::vector<ByteRange> end_tokens(const ChatPrompt& prompt, const Vocab& vocab) {
+  std::vector<ByteRange> places;
+  for (const int32_t id : vocab.end_of_generation()) {
+    const std::string token(vocab.token_text(id));
+    if (token.empty()) continue;
+    for (size_t at = prompt.text.find(token); at != std::string::npos; at = prompt.text.find(token, at + 1))
+      if (!has_untrusted(prompt, at, at + token.size())) places.push_back({at, at + token.size()});
+  }
+  std::sort(places.begin(), places.end(),
+            [](const ByteRange& a, const ByteRange& b) { return a.begin < b.begin; });
+  return places;
+}
+
+// A gap in the text, from the end token before it to the one after it; nullopt: what the request wrote
+// elsewhere is in between.
+struct TextGap {
+  ByteRange range;
+  bool keeps_reasoning = false;
+};
+std::optional<TextGap> find_gap(const ChatPrompt& prompt, const std::vector<ByteRange>& ends,
+                                const TurnGap& gap) {
+  const size_t text = only_place(prompt.text, gap_text(gap.turn)),
+               thought = only_place(prompt.text, gap_reasoning(gap.turn));
+  if (text == std::string::npos) return std::nullopt;
+  const bool keeps = thought != std::string::npos && thought < text;
+  const size_t first = keeps ? thought : text, last = text + gap_text(gap.turn).size();
+  const auto after =
+      std::find_if(ends.begin(), ends.end(), [&](const ByteRange& r) { return r.begin >= last; });
+  if (after == ends.begin() || after == ends.end()) return std::nullopt;
+  const size_t begin = std::prev(after)->end, end = after->begin;
+  if (begin > first || has_untrusted(prompt, begin, first) || has_untrusted(prompt, last, end))
+    return std::nullopt;
+  return TextGap{{begin, end}, keeps};
+}
+
 }  // namespace
 
 struct PromptRenderer::Impl {
@@ -96,6 +155,9 @@ struct PromptRenderer::Impl {
   ChatTemplate chat_template;
   Json kwargs;
   std::optional<bool> thinking;
+
+  ChatPrompt render(std::span<const Turn> turns, const RenderOptions& options) const;
+  std::vector<int32_t> encode(const ChatPrompt& prompt, size_t begin, size_t end) const;
 };
 
 PromptRenderer::PromptRenderer(const Tokenizer& tokenizer, const TemplateOptions& options)
@@ -109,23 +171,66 @@ const std::string& PromptRenderer::source() const {
   return impl_->chat_template.source();
 }
 
-RenderedPrompt PromptRenderer::render(std::span<const Turn> turns, const RenderOptions& options) const {
+ChatPrompt PromptRenderer::Impl::render(std::span<const Turn> turns, const RenderOptions& options) const {
   ChatTemplateInputs inputs;
   for (const Turn& turn : turns) inputs.messages.push_back(message_of(turn));
   for (const Tool& tool : options.tools) inputs.tools.push_back(tool_json(tool));
   inputs.add_generation_prompt = options.add_generation_prompt;
-  Json kwargs = options.kwargs;
-  inputs.enable_thinking = take_thinking(kwargs, options.thinking ? options.thinking : impl_->thinking);
-  inputs.extra = impl_->kwargs;
-  inputs.extra.update(kwargs);
-  Result<ChatPrompt> rendered = impl_->chat_template.render_prompt(inputs);
+  Json kwargs_now = options.kwargs;
+  inputs.enable_thinking = take_thinking(kwargs_now, options.thinking ? options.thinking : thinking);
+  inputs.extra = this->kwargs;
+  inputs.extra.update(kwargs_now);
+  Result<ChatPrompt> rendered = chat_template.render_prompt(inputs);
   if (!rendered)
     throw ConfigError(fmt::format("{}; change the messages, or continue a text without a template",
                                   rendered.error().message),
                       Remedy::NoChatTemplate);
+  return std::move(*rendered);
+}
+
+// A part that begins and ends at special tokens, or where the text does.
+std::vector<int32_t> PromptRenderer::Impl::encode(const ChatPrompt& prompt, size_t begin, size_t end) const {
+  std::vector<ByteRange> untrusted;
+  for (const ByteRange& range : prompt.untrusted)
+    if (range.begin >= begin && range.end <= end)
+      untrusted.push_back({range.begin - begin, range.end - begin});
+  return tokenizer.encode_segments(std::string_view(prompt.text).substr(begin, end - begin), untrusted);
+}
+
+RenderedPrompt PromptRenderer::render(std::span<const Turn> turns, const RenderOptions& options) const {
+  const ChatPrompt rendered = impl_->render(turns, options);
   RenderedPrompt prompt;
-  prompt.ids = impl_->tokenizer.encode_segments(rendered->text, rendered->untrusted);
-  prompt.in_reasoning = ends_in_reasoning(impl_->tokenizer, prompt.ids, rendered->text);
+  prompt.ids = impl_->encode(rendered, 0, rendered.text.size());
+  prompt.in_reasoning = ends_in_reasoning(impl_->tokenizer, prompt.ids, rendered.text);
+  return prompt;
+}
+
+std::optional<GappedPrompt> PromptRenderer::render_with_gaps(std::span<const Turn> turns,
+                                                             const RenderOptions& options,
+                                                             std::span<const TurnGap> gaps) const {
+  std::vector<Turn> marked(turns.begin(), turns.end());
+  for (const TurnGap& gap : gaps) {
+    marked[gap.turn] = {.role = "assistant", .content = gap_text(gap.turn)};
+    if (gap.has_reasoning) marked[gap.turn].reasoning = gap_reasoning(gap.turn);
+  }
+  ChatPrompt rendered;
+  try {
+    rendered = impl_->render(marked, options);
+  } catch (const ConfigError&) {
+    return std::nullopt;  // it misses what was taken out
+  }
+  const std::vector<ByteRange> ends = end_tokens(rendered, impl_->tokenizer.vocab());
+  GappedPrompt prompt;
+  size_t begin = 0;
+  for (const TurnGap& gap : gaps) {
+    const std::optional<TextGap> found = find_gap(rendered, ends, gap);
+    if (!found || found->range.begin < begin) return std::nullopt;
+    prompt.pieces.push_back(impl_->encode(rendered, begin, found->range.begin));
+    prompt.keeps_reasoning.push_back(found->keeps_reasoning);
+    begin = found->range.end;
+  }
+  prompt.pieces.push_back(impl_->encode(rendered, begin, rendered.text.size()));
+  prompt.in_reasoning = ends_in_reasoning(impl_->tokenizer, prompt.pieces.back(), rendered.text);
   return prompt;
 }
 

@@ -31,6 +31,20 @@ struct RenderedPrompt {
   bool in_reasoning = false;  // the answer begins inside an open <think>
 };
 
+// An answer among the turns whose tokens are known.
+struct TurnGap {
+  size_t turn = 0;
+  bool has_reasoning = false;
+};
+
+// A prompt without some of its answers. Each gap goes from the end token of the turn before to that of the
+// answer.
+struct GappedPrompt {
+  std::vector<std::vector<int32_t>> pieces;  // before, between and after the gaps
+  std::vector<bool> keeps_reasoning;         // of each gap: the template shows reasoning there
+  bool in_reasoning = false;
+};
+
 // Immutable: any thread may render.
 class PromptRenderer {
  public:
@@ -42,6 +56,9 @@ class PromptRenderer {
   // The prompt for the next answer. Throws ConfigError with the template's own message when it refuses the
   // turns.
   RenderedPrompt render(std::span<const Turn> turns, const RenderOptions& options = {}) const;
+  // The same with gaps. nullopt: the template writes more there than the answer, or it cannot be told.
+  std::optional<GappedPrompt> render_with_gaps(std::span<const Turn> turns, const RenderOptions& options,
+                                               std::span<const TurnGap> gaps) const;
   const std::string& source() const;  // Jinja
 
  private:

@@ -8,6 +8,7 @@
 #include "chat/model_source.h"
 #include "cli/commands.h"
 #include "cli/expected_speed.h"
+#include "cli/options/cache_options.h"
 #include "cli/options/draft_options.h"
 #include "cli/options/model_options.h"
 #include "cli/plan_json.h"
@@ -33,6 +34,8 @@ class PlanCommand : public Command {
     add_model_option(set, model_);
     add_engine_options(set, flags_);
     add_draft_options(set, draft_);
+    set.section("Cache");
+    add_cache_ram_option(set, cache_ram_);
     set.section("Output");
     set.flag("--json", json_, "print one JSON object");
     set.flag("--measure", measure_, "measure this machine once more for the expected speed; the best counts").no_environment();
@@ -47,6 +50,7 @@ class PlanCommand : public Command {
     set_draft_options(draft_, model_, drafter, options);
     MemoryPlan plan;
     try {
+      options.cache_bytes = cache_ram_bytes(cache_ram_, file, options);
       plan = Engine::plan_for(file, options);
     } catch (const MemoryError& error) {
       if (json_) write_stdout(no_plan_json(file, config, error.what()));
@@ -122,6 +126,7 @@ class PlanCommand : public Command {
   std::string model_;
   EngineFlags flags_;
   DraftFlags draft_;
+  std::string cache_ram_ = "off";
   bool json_ = false, measure_ = false;
 };
 

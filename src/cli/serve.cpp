@@ -15,6 +15,7 @@
 #include "cli/interrupt.h"
 #include "cli/kept_heat.h"
 #include "cli/options/answer_options.h"
+#include "cli/options/cache_options.h"
 #include "cli/options/draft_options.h"
 #include "cli/options/serve_options.h"
 #include "cli/plan_json.h"
@@ -87,10 +88,11 @@ class ServeCommand : public Command {
                                                     static_cast<double>(progress.total_bytes));
     };
     options.n_sequences = n_sequences(model, options);
+    options.cache_bytes = cache_ram_bytes(serve_.cache_ram, model.file(), options);
     load_model(model, options, engine_, terminal);
     note_unused_cache(engine_.experts, model.engine(), terminal);
 
-    EngineThread service(model.engine(), engine_thread_options(serve_));
+    EngineThread service(model.engine(), engine_thread_options(serve_, options.cache_bytes));
     const StopAtEnd stop{server};  // before the service goes
     const InterruptScope interrupts;
     server.set_ready(served_model(model, renderer, service, sampling, options.n_sequences));

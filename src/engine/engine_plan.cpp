@@ -200,6 +200,7 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
   inputs.k_type = plan.model.sequence.k_type;
   inputs.v_type = plan.model.sequence.v_type;
   inputs.available_bytes = available_memory_bytes();
+  inputs.cache_bytes = o.cache_bytes;
 
   if (o.pin_layers > config.n_layer)
     throw ConfigError(
@@ -256,7 +257,9 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
   plan.model.sequence.n_pages = plan.memory.n_pages;
   const SequenceLayout layout = plan.gpu ? SequenceLayout::on_gpu(config, plan.model.sequence)
                                          : SequenceLayout::on_cpu(config, plan.model.sequence);
-  plan_checkpoints(plan.memory, o.n_sequences, layout.piece_bytes(plan.memory.n_ctx, false));
+  // With a prefix cache they are in it.
+  if (o.cache_bytes == 0)
+    plan_checkpoints(plan.memory, o.n_sequences, layout.piece_bytes(plan.memory.n_ctx, false));
   return plan;
 }
 

@@ -131,6 +131,7 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
   add("activations",
       Model::workspace_bytes(config, options, in.n_threads, in.repack ? 0 : largest_panel(file)),
       fmt::format("{} rows", in.n_batch));
+  add("prefix cache", in.cache_bytes, "beginnings of conversations, at most");
   add("program", kProgramBytes, "code, vocabulary, stacks");
   if (plan.experts_in_file())
     add("reserve", std::min(kFileReserve, sizes.experts / 8), "pages of the file, buffers of its readers");
@@ -287,7 +288,10 @@ MemoryPlan plan_device_memory(const ModelConfig& config, const MemoryPlanInputs&
     plan.n_pages = n_pages;
     plan.available_bytes = in.available_bytes;
     plan.items = {{"program", kProgramBytes, "code, vocabulary, staging"}};
-    plan.total_bytes = kProgramBytes;
+    if (in.cache_bytes > 0)
+      plan.items.push_back(
+          {"prefix cache", in.cache_bytes, "beginnings of conversations, at most; page-locked"});
+    plan.total_bytes = kProgramBytes + in.cache_bytes;
     plan.device_name = device_name;
     plan.device_available_bytes = free_bytes;
     plan.device_items = items(n_ctx, n_pages);

@@ -25,6 +25,7 @@ struct MemoryPlanInputs {
   KvType k_type = KvType::F16;
   KvType v_type = KvType::F16;
   uint64_t available_bytes = 0;  // memory that may be taken
+  uint64_t cache_bytes = 0;      // of it, for a prefix cache
   // Of a drafter: its weights and scratch, and its cache for each token of a sequence.
   uint64_t drafter_bytes = 0, drafter_token_bytes = 0;
 

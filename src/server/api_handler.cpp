@@ -242,8 +242,10 @@ asio::awaitable<void> ApiHandler::dispatch(HttpExchange& exchange, const RouteMa
 }
 
 asio::awaitable<Json> ApiHandler::token_endpoint(HttpExchange& exchange, const Route& route) {
-  const std::unique_ptr<Json> reply = co_await on_worker(server_.workers, [this, &exchange, &route] {
-    return token_reply(route.endpoint, parse_body(exchange.request().body), server_);
+  const std::optional<Access::Caller> caller = caller_of(exchange.request());
+  const std::string owner = caller ? caller->name : std::string();
+  const std::unique_ptr<Json> reply = co_await on_worker(server_.workers, [this, &exchange, &route, &owner] {
+    return token_reply(route.endpoint, parse_body(exchange.request().body), server_, owner);
   });
   co_return std::move(*reply);
 }

@@ -57,6 +57,7 @@ class Generation {
     AnswerParser parser;
     Answer answer = {};
     std::vector<GeneratedToken> tokens = {};  // with log probabilities, when they are asked for
+    std::vector<TokenId> ids = {};
     int n_tokens = 0;                         // up to a stop text
     bool stopping = false, ended = false;
   };
@@ -70,6 +71,8 @@ class Generation {
   void take(int index, TokenEvent event);
   void take_tokens(int index, const std::vector<GeneratedToken>& tokens);
   void take_end(int index, const TokensEnded& ended);
+  void keep_turn(int index);
+  void note_divergence(int index, const TokenUsage& usage);
   void go_on(Choice& choice, TokenRequest& tokens);
   void keep_new(AnswerParser::Events& events);
   void show(int index, AnswerParser::Events events);
@@ -344,6 +347,7 @@ void Generation::take_tokens(int index, const std::vector<GeneratedToken>& token
   AnswerParser::Events events;
   for (const GeneratedToken& token : tokens) {
     ++choice.n_tokens;
+    choice.ids.push_back(token.id);
     if (live_->n_written++ == 0) live_->first_token = Clock::now();
     if (continuation_ != nullptr) continuation_->written.push_back(token.id);
     if (!token.logprobs.empty()) choice.tokens.push_back(token);
@@ -409,6 +413,41 @@ void Generation::take_end(int index, const TokensEnded& ended) {
   stats.seed = usage.seed;
   stats.draft = usage.draft;
   if (streaming_) send(writer_->finish(index, answer));
+  keep_turn(index);
+  note_divergence(index, usage);
+}
+
+// For the prompt of the next turn. A text that a stop cut is not what the model wrote.
+void Generation::keep_turn(int index) {
+  const Choice& choice = choices_[static_cast<size_t>(index)];
+  if (request().dialect == Dialect::Completions || request().continue_last_turn || choice.stopping) return;
+  const Turn turn{.role = "assistant",
+                  .content = choice.answer.content,
+                  .reasoning = choice.answer.reasoning,
+                  .tool_calls = choice.answer.tool_calls};
+  server_.turns->remember(caller_.key_name, prepared_.prompts.front(), turn,
+                          continuation_ != nullptr ? continuation_->written : choice.ids,
+                          model_.tokenizer->vocab());
+}
+
+// A prompt that left a known text and had to be computed from further back.
+void Generation::note_divergence(int index, const TokenUsage& usage) {
+  const int n_again = usage.n_known - usage.n_cached;
+  if (n_again > 0) server_.metrics.count("thermocline_prompt_divergence_tokens_total", "", n_again);
+  const std::vector<TokenId>& prompt =
+      prepared_.prompts[static_cast<size_t>(index) / static_cast<size_t>(request().n)];
+  const auto at = static_cast<size_t>(usage.n_known);
+  if (!log_enabled(LogLevel::Debug) || usage.known_next.empty() || at >= prompt.size()) return;
+  const auto shown = [&](std::span<const TokenId> ids) {
+    constexpr size_t kShownBytes = 40;
+    const std::string text =
+        model_.tokenizer->decode(ids.first(std::min<size_t>(ids.size(), 16)), {.special = true});
+    return Json(text.substr(0, kShownBytes)).dump(-1, ' ', false, Json::error_handler_t::replace);
+  };
+  log_message(LogLevel::Debug, "server",
+              fmt::format("req={} the prompt leaves a known text at token {} (cached {}): {} instead of {}",
+                          exchange_.request().id, at, usage.n_cached,
+                          shown(std::span<const TokenId>(prompt).subspan(at)), shown(usage.known_next)));
 }
 
 void Generation::send(const std::string& bytes) {
@@ -525,12 +564,15 @@ asio::awaitable<void> generate(ServerState& server, HttpExchange& exchange, Dial
   GenerationRequest shell;  // what is known of the request when its prompt does not fit
   std::unique_ptr<PreparedRequest> prepared;
   try {
-    prepared = co_await on_worker(server.workers, [&server, &exchange, &shell, dialect, continuation] {
-      GenerationRequest request = read_request(dialect, parse_body(exchange.request().body), server);
-      if (continuation != nullptr && continuation->max_tokens) request.max_tokens = continuation->max_tokens;
-      shell = request;
-      return prepare(std::move(request), *server.model, server.options);
-    });
+    const KnownTurns turns{*server.turns, caller.key_name};
+    prepared =
+        co_await on_worker(server.workers, [&server, &exchange, &shell, &turns, dialect, continuation] {
+          GenerationRequest request = read_request(dialect, parse_body(exchange.request().body), server);
+          if (continuation != nullptr && continuation->max_tokens)
+            request.max_tokens = continuation->max_tokens;
+          shell = request;
+          return prepare(std::move(request), *server.model, server.options, turns);
+        });
   } catch (const ApiError& error) {
     // Codex recognises a full context only in this form.
     if (error.code != "context_length_exceeded" || dialect != Dialect::Responses || !shell.stream) throw;
@@ -561,6 +603,8 @@ asio::awaitable<void> generate(ServerState& server, HttpExchange& exchange, Dial
     }
     return text;
   };
+  if (prepared->n_spliced > 0)
+    server.metrics.count("thermocline_turn_store_splices_total", "", prepared->n_spliced);
   if (!prepared->request.ignored_fields.empty())
     headers.emplace_back("X-Ignored-Fields", names(prepared->request.ignored_fields));
   if (!prepared->request.ignored_tools.empty())

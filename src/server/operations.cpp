@@ -95,6 +95,7 @@ void memory_metrics(std::string& out, const Json& plan) {
 
 void engine_metrics(std::string& out, const ServerState& server) {
   const ServedModel& model = *server.model;
+  const TurnStore& turns = *server.turns;
   const TokenServiceState state = model.service->state();
   const auto gauge = [&](const char* name, const char* help, double value) {
     write_family(out, name, "gauge", help, {{"", value}});
@@ -124,6 +125,26 @@ void engine_metrics(std::string& out, const ServerState& server) {
       {{fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\"", pages ? state.page_tokens : state.n_ctx,
                     pages ? state.n_pages : static_cast<int>(state.slots.size())),
         1.0}});
+  const CacheCounts& cache = state.cache;
+  write_family(out, "thermocline_cache_bytes", "gauge", "Main memory that caches have taken.",
+               {{"tier=\"ram\"", static_cast<double>(cache.bytes)},
+                {"tier=\"turn_store\"", static_cast<double>(turns.bytes())}});
+  write_family(out, "thermocline_cache_limit_bytes", "gauge", "Main memory that caches may take.",
+               {{"tier=\"ram\"", static_cast<double>(cache.limit_bytes)},
+                {"tier=\"turn_store\"", static_cast<double>(turns.limit_bytes())}});
+  gauge("thermocline_prefix_cache_tokens", "Tokens whose keys and values the prefix cache has.",
+        static_cast<double>(cache.n_tokens));
+  gauge("thermocline_prefix_cache_checkpoints", "Checkpoints of recurrent state in the prefix cache.",
+        static_cast<double>(cache.n_points));
+  write_family(out, "thermocline_prefix_cache_evictions_total", "counter",
+               "Blocks and checkpoints pushed out of the prefix cache.",
+               {{"tier=\"ram\"", static_cast<double>(cache.n_evicted)}});
+  write_family(out, "thermocline_prefix_cache_refusals_total", "counter",
+               "Texts that the prefix cache had no room for.", {{"", static_cast<double>(cache.n_refused)}});
+  gauge("thermocline_requests_parked", "Requests whose time slice is over and that wait for a slot.",
+        state.n_parked);
+  write_family(out, "thermocline_time_slices_total", "counter", "Time slices that ended.",
+               {{"", static_cast<double>(state.n_parkings)}});
   write_family(out, "thermocline_decode_tokens_per_second", "gauge", "Tokens written per second.",
                {{"window=\"10s\"", state.decode_rate}});
   write_family(out, "thermocline_prefill_tokens_per_second", "gauge", "Prompt tokens computed per second.",
@@ -312,7 +333,10 @@ Json props_json(const ServerState& server, bool admin) {
                           {"high", 32256},
                           {"xhigh", 56832},
                           {"max", 81408}}}};
-  props["cache"] = {{"hits", state.n_prompt_cached}, {"misses", state.n_prompt_computed}};
+  props["cache"] = {{"hits", state.n_prompt_cached},   {"misses", state.n_prompt_computed},
+                    {"bytes", state.cache.bytes},      {"limit_bytes", state.cache.limit_bytes},
+                    {"tokens", state.cache.n_tokens},  {"checkpoints", state.cache.n_points},
+                    {"evicted", state.cache.n_evicted}};
   props["speculation"] = {
       {"drafters", state.draft.drafter.empty() ? Json::array() : Json::array({state.draft.drafter})},
       {"policy", state.draft.state}};

@@ -19,24 +19,30 @@ void open_last_turn(std::vector<TokenId>& ids, const Vocab& vocab) {
     }
 }
 
-// Where the next request of a conversation may begin to differ: after the system prompt, and where the answer
-// begins. Both are where a role's marker stands.
+// Where the next request of a conversation may begin to differ: after the system prompt, after every turn
+// that is not too short, and where the answer begins. All are where a role's marker stands.
 std::vector<int> marks_of(const std::vector<TokenId>& ids, const Vocab& vocab) {
+  constexpr int kApart = 256;  // tokens from one mark to the next that cost more than to compute them again
   const auto is_role = [&](TokenId id) {
     if (!vocab.contains(id) || !vocab.is_control(id) || vocab.is_end_of_generation(id)) return false;
     const std::string_view text = vocab.token_text(id);
     return text != "<think>" && text != "</think>";
   };
   std::vector<int> places;
-  for (size_t i = 1; i < ids.size(); ++i)
-    if (is_role(ids[i]) && ids[i] == ids[0]) places.push_back(static_cast<int>(i));
+  const size_t first =
+      !ids.empty() && vocab.bos() && ids[0] == *vocab.bos() && !vocab.is_end_of_generation(ids[0]) ? 1 : 0;
+  for (size_t i = first + 1; i < ids.size(); ++i)
+    if (is_role(ids[i]) && ids[i] == ids[first]) places.push_back(static_cast<int>(i));
   if (places.empty()) {
     for (size_t i = ids.size(); i-- > 1;)
       if (is_role(ids[i])) return {static_cast<int>(i)};
     return {static_cast<int>(ids.size())};
   }
-  if (places.size() == 1) return places;
-  return {places.front(), places.back()};
+  std::vector<int> marks = {places.front()};
+  for (const int place : places)
+    if (place - marks.back() >= kApart && places.back() - place >= kApart) marks.push_back(place);
+  if (places.size() > 1) marks.push_back(places.back());
+  return marks;
 }
 
 bool knows(const ServedModel& model, const char* name) {
@@ -64,8 +70,45 @@ ApiError context_exceeded(Dialect dialect, size_t n_prompt, int n_ctx) {
   return error;
 }
 
-std::vector<TokenId> render_ids(const GenerationRequest& request, const ServedModel& model,
-                                bool* in_reasoning) {
+namespace {
+
+// With the tokens of earlier answers as the model wrote them, as far as they are known.
+RenderedPrompt render_turns(const GenerationRequest& request, const ServedModel& model,
+                            const RenderOptions& options, const KnownTurns& known, int& n_spliced) {
+  std::vector<TurnGap> gaps;
+  const size_t n_turns = request.turns.size() - (request.continue_last_turn ? 1 : 0);
+  for (size_t i = 0; i < n_turns; ++i)
+    if (request.turns[i].role == "assistant")
+      if (const auto answer = known.store.known(known.owner, request.turns[i]))
+        gaps.push_back({i, answer->has_reasoning});
+  while (!gaps.empty()) {
+    const std::optional<GappedPrompt> gapped = model.renderer->render_with_gaps(request.turns, options, gaps);
+    if (!gapped) break;
+    RenderedPrompt prompt{.ids = {}, .in_reasoning = gapped->in_reasoning};
+    PromptHash hash;
+    const auto append = [&](const std::vector<TokenId>& ids) {
+      prompt.ids.insert(prompt.ids.end(), ids.begin(), ids.end());
+      hash.add(ids);
+    };
+    append(gapped->pieces[0]);
+    size_t i = 0;
+    for (; i < gaps.size(); ++i) {
+      const auto found = known.store.find(known.owner, request.turns[gaps[i].turn], hash);
+      // A template that drops old reasoning wants it dropped.
+      if (!found || (found->has_reasoning && !gapped->keeps_reasoning[i])) break;
+      append(found->ids);
+      append(gapped->pieces[i + 1]);
+    }
+    n_spliced = static_cast<int>(i);
+    if (i == gaps.size()) return prompt;
+    gaps.resize(i);  // from here on the prompt is another one
+  }
+  n_spliced = 0;
+  return model.renderer->render(request.turns, options);
+}
+
+RenderedPrompt render_request(const GenerationRequest& request, const ServedModel& model,
+                              const ServerOptions& server, const KnownTurns& known, int& n_spliced) {
   RenderOptions options;
   options.tools = request.tools;
   options.thinking = request.thinking;
@@ -74,23 +117,34 @@ std::vector<TokenId> render_ids(const GenerationRequest& request, const ServedMo
   const auto offer = [&](const char* name, Json value) {
     if (knows(model, name) && !options.kwargs.contains(name)) options.kwargs[name] = std::move(value);
   };
-  offer("preserve_thinking", true);
+  offer("preserve_thinking", server.preserve_reasoning.value_or(true));
   if (!request.effort.empty()) offer("reasoning_effort", request.effort);
   if (request.continue_last_turn && request.thinking.value_or(false) &&
       request.turns.back().reasoning.empty())
     throw invalid_value(
         "messages", "messages: an answer without its reasoning cannot be continued while reasoning is on");
   try {
-    RenderedPrompt rendered = model.renderer->render(request.turns, options);
-    *in_reasoning = rendered.in_reasoning && !request.continue_last_turn;
-    if (request.continue_last_turn) open_last_turn(rendered.ids, model.tokenizer->vocab());
-    return std::move(rendered.ids);
+    RenderedPrompt rendered = render_turns(request, model, options, known, n_spliced);
+    if (request.continue_last_turn) {
+      rendered.in_reasoning = false;
+      open_last_turn(rendered.ids, model.tokenizer->vocab());
+    }
+    return rendered;
   } catch (const ConfigError& error) {
     throw ApiError(400, "invalid_value", error.what(), "messages");
   }
 }
 
-PreparedRequest prepare(GenerationRequest request, const ServedModel& model, const ServerOptions& options) {
+}  // namespace
+
+std::vector<TokenId> render_ids(const GenerationRequest& request, const ServedModel& model,
+                                const ServerOptions& options, const KnownTurns& turns) {
+  int n_spliced = 0;
+  return render_request(request, model, options, turns, n_spliced).ids;
+}
+
+PreparedRequest prepare(GenerationRequest request, const ServedModel& model, const ServerOptions& options,
+                        const KnownTurns& turns) {
   PreparedRequest prepared;
   const Tokenizer& tokenizer = *model.tokenizer;
   const Vocab& vocab = tokenizer.vocab();
@@ -111,7 +165,9 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
         throw invalid_value("prompt", "prompt: there is nothing to continue");
     }
   } else {
-    prepared.prompts.push_back(render_ids(request, model, &prepared.in_reasoning));
+    RenderedPrompt rendered = render_request(request, model, options, turns, prepared.n_spliced);
+    prepared.in_reasoning = rendered.in_reasoning;
+    prepared.prompts.push_back(std::move(rendered.ids));
     prepared.marks = marks_of(prepared.prompts.front(), vocab);
   }
   size_t n_longest = 0;

@@ -1,8 +1,10 @@
-// From a request to the ids that the engine gets: template, tokens, limits. On a worker's thread; pure.
+// From a request to the ids that the engine gets: template, tokens, limits. On a worker's thread; pure, but
+// for the turn store.
 #pragma once
 
 #include "chat/answer_constraint.h"
 #include "server/server_options.h"
+#include "server/turn_store.h"
 
 namespace thermo {
 
@@ -11,6 +13,7 @@ struct PreparedRequest {
   std::vector<std::vector<TokenId>> prompts;  // one, or as many as a completion has
   std::vector<std::string> echoed_prompts;    // texts of the prompts, where they are repeated
   std::vector<int> marks;                     // see TokenRequest
+  int n_spliced = 0;                          // answers of the turns whose tokens came from the turn store
   bool in_reasoning = false;                  // the answer begins there
   GenerateOptions options;                    // but for the choice's number and constraint
   std::vector<std::shared_ptr<AnswerConstraint>> constraints;  // of each answer; empty: none
@@ -18,12 +21,19 @@ struct PreparedRequest {
   int n_prompt() const;                                        // tokens of all prompts
 };
 
+// Where answers of earlier turns are looked up.
+struct KnownTurns {
+  TurnStore& store;
+  std::string owner;  // the name of the API key
+};
+
 // Throws ApiError: a template that refuses, a prompt that does not fit.
-PreparedRequest prepare(GenerationRequest request, const ServedModel& model, const ServerOptions& options);
+PreparedRequest prepare(GenerationRequest request, const ServedModel& model, const ServerOptions& options,
+                        const KnownTurns& turns);
 
 // The ids of the prompt only; for counting.
 std::vector<TokenId> render_ids(const GenerationRequest& request, const ServedModel& model,
-                                bool* in_reasoning);
+                                const ServerOptions& options, const KnownTurns& turns);
 
 // The words that clients look for.
 ApiError context_exceeded(Dialect dialect, size_t n_prompt, int n_ctx);

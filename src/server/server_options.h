@@ -28,6 +28,7 @@ struct ServerOptions {
   bool anthropic_thinking = false;
   bool prefill_assistant = false;
   int max_waiting = 64;     // as the engine's queue has it
+  std::optional<bool> preserve_reasoning;  // of earlier answers; nullopt: where the template can
   int key_concurrency = 0;  // requests of one key at a time; 0: any number
   bool serve_slots = true, serve_props = true, serve_metrics = true;
   Json version = Json::object();  // what /version says
@@ -36,6 +37,7 @@ struct ServerOptions {
   std::chrono::milliseconds ping_interval{10'000};
   std::chrono::milliseconds shutdown_grace{30'000};
   // Performance.
+  uint64_t turn_store_bytes = uint64_t{64} << 20;  // see turn_store.h; 0: none
   int n_workers = 2;  // threads that read bodies and render prompts
 };
 

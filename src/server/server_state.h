@@ -13,17 +13,22 @@
 #include "server/load_history.h"
 #include "server/metrics.h"
 #include "server/server_options.h"
+#include "server/turn_store.h"
 
 namespace thermo {
 
 struct ServerState {
   explicit ServerState(ServerOptions o)
-      : options(std::move(o)), access(options.access), workers(static_cast<size_t>(options.n_workers)) {}
+      : options(std::move(o)),
+        access(options.access),
+        workers(static_cast<size_t>(options.n_workers)),
+        turns(std::make_unique<TurnStore>(options.turn_store_bytes)) {}
 
   const ServerOptions options;
   Access access;
   asio::io_context io{1};
   asio::thread_pool workers;
+  std::unique_ptr<TurnStore> turns;    // any thread
   Metrics metrics;                     // any thread
   std::unique_ptr<ServedModel> model;  // set once, when it is ready; then workers may read it, too
   std::string load_stage = "open";

@@ -24,13 +24,18 @@ Json pieces_of(const std::vector<TokenId>& ids, const Tokenizer& tokenizer) {
   return list;
 }
 
-Json tokenize(const Json& body, const ServerState& server) {
+std::vector<TokenId> prompt_ids(Dialect dialect, const Json& body, const ServerState& server,
+                                const std::string& owner) {
+  return render_ids(read_request(dialect, body, server), *server.model, server.options,
+                    {*server.turns, owner});
+}
+
+Json tokenize(const Json& body, const ServerState& server, const std::string& owner) {
   Fields fields(body);
   const Tokenizer& tokenizer = *server.model->tokenizer;
   std::vector<TokenId> ids;
   if (fields.has("messages")) {
-    bool in_reasoning = false;
-    ids = render_ids(read_request(Dialect::Chat, body, server), *server.model, &in_reasoning);
+    ids = prompt_ids(Dialect::Chat, body, server, owner);
   } else {
     const Json& content = fields.require("content");
     if (!content.is_string()) throw invalid_value("content", "content: a string was expected");
@@ -58,15 +63,13 @@ Json detokenize(const Json& body, const ServerState& server) {
 
 }  // namespace
 
-Json token_reply(Endpoint endpoint, const Json& body, const ServerState& server) {
-  if (endpoint == Endpoint::Tokenize) return tokenize(body, server);
+Json token_reply(Endpoint endpoint, const Json& body, const ServerState& server, const std::string& owner) {
+  if (endpoint == Endpoint::Tokenize) return tokenize(body, server, owner);
   if (endpoint == Endpoint::Detokenize) return detokenize(body, server);
   const Dialect dialect = endpoint == Endpoint::CountTokens       ? Dialect::Messages
                           : endpoint == Endpoint::ResponsesTokens ? Dialect::Responses
                                                                   : Dialect::Chat;
-  bool in_reasoning = false;
-  const std::vector<TokenId> ids =
-      render_ids(read_request(dialect, body, server), *server.model, &in_reasoning);
+  const std::vector<TokenId> ids = prompt_ids(dialect, body, server, owner);
   if (endpoint == Endpoint::CountTokens) return {{"input_tokens", ids.size()}};
   if (endpoint == Endpoint::ApplyTemplate)
     return {{"prompt", server.model->tokenizer->decode(ids, {.special = true})}, {"n_tokens", ids.size()}};

@@ -6,7 +6,7 @@
 
 namespace thermo {
 
-// The reply to a body at such an endpoint. Throws ApiError.
-Json token_reply(Endpoint endpoint, const Json& body, const ServerState& server);
+// The reply to a body at such an endpoint. `owner`: the name of the API key. Throws ApiError.
+Json token_reply(Endpoint endpoint, const Json& body, const ServerState& server, const std::string& owner);
 
 }  // namespace thermo

@@ -78,7 +78,7 @@ constexpr Refusal kRefusals[] = {
     {"--log-prefix --log-timestamps --no-log-prefix --no-log-timestamps",
      "log lines have one form; use --log-format "
      "json for one that machines read"},
-    {"--reasoning-effort --reasoning-preserve", "not in this release; use --reasoning on or --reasoning off"},
+    {"--reasoning-effort", "not in this release; use --reasoning on or --reasoning off"},
     {"--override-kv", "metadata is read from the file; change the file"},
     {"--swa-full --cache-reuse --kv-unified -kvu --defrag-thold -dt",
      "the cache has one layout here; leave it out"},

@@ -7,7 +7,9 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "cli/input.h"
+#include "cli/options/cache_options.h"
 #include "cli/version.h"
 
 namespace thermo {
@@ -35,6 +37,13 @@ std::vector<std::string> split_keys(std::string_view text, char separator) {
     text.remove_prefix(std::min(end + 1, text.size()));
   }
   return keys;
+}
+
+uint64_t parse_turn_store(std::string_view text) {
+  if (text == "off") return 0;
+  const std::optional<uint64_t> bytes = parse_bytes(text);
+  if (!bytes) throw ConfigError("a size (64M) or off was expected");
+  return *bytes;
 }
 
 }  // namespace
@@ -125,8 +134,8 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
             "how long an answer may wait for another one's prompt (default 300)")
       .range(1, 60000)
       .advanced();
-  set.count("--checkpoint-every", "N", flags.checkpoint_every,
-            "tokens between points that a changed prompt can go back to (default 4096)")
+  set.count("--quantum", "N", flags.quantum,
+            "tokens of an answer after which a request that waits gets its slot; 0: none does (default 256)")
       .advanced();
   set.size("--max-body-size", "SIZE", flags.max_body_size, "largest body of a request (default 64M)")
       .advanced();
@@ -148,6 +157,22 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
   add_duration(set, "--heat-save-interval", flags.heat_save_interval, "the heat file is written every");
   add_duration(set, "--shutdown-grace", flags.shutdown_grace, "running requests may go on after SIGTERM for");
 
+  set.section("Cache");
+  add_cache_ram_option(set, flags.cache_ram);
+  set.count(
+         "--checkpoint-every", "N", flags.checkpoint_every,
+         "tokens between points that a changed prompt can go back to; 0: only between turns (default 4096)")
+      .advanced();
+  set.custom(
+         "--turn-store", "SIZE",
+         [&flags](std::string_view text) {
+           parse_turn_store(text);
+           flags.turn_store = text;
+         },
+         "main memory for the tokens of finished answers, which later prompts repeat; or off (default 64M)")
+      .suggest({"off"})
+      .advanced();
+
   set.section("Answers");
   set.count("-n,--predict,--n-predict,--default-max-tokens", "N", flags.default_max_tokens,
             "tokens of an answer whose request names no limit (default 32768)")
@@ -157,6 +182,10 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
       .advanced();
   set.flag("--keep-billing-header", flags.keep_billing_header,
            "leave Claude Code's billing header in the prompt (default off)")
+      .advanced();
+  set.value("--reasoning-preserve", "WHEN", flags.reasoning_preserve,
+            "keep the reasoning of earlier answers in the prompt: on, off or auto (where the template can)")
+      .choices({"on", "off", "auto"})
       .advanced();
   set.value("--anthropic-thinking", "WHEN", flags.anthropic_thinking,
             "reasoning of /v1/messages without a word about it: off, or auto (the template's default)")
@@ -218,17 +247,21 @@ ServerOptions server_options(const ServeFlags& flags) {
   options.serve_metrics = flags.metrics;
   options.serve_slots = flags.slots;
   options.serve_props = flags.props;
+  options.turn_store_bytes = parse_turn_store(flags.turn_store);
+  if (flags.reasoning_preserve != "auto") options.preserve_reasoning = flags.reasoning_preserve == "on";
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   options.n_workers = flags.threads_http > 0 ? flags.threads_http : std::clamp(cores / 4, 2, 4);
   options.version = version_facts();
   return options;
 }
 
-EngineThreadOptions engine_thread_options(const ServeFlags& flags) {
+EngineThreadOptions engine_thread_options(const ServeFlags& flags, uint64_t cache_bytes) {
   return {.max_waiting = flags.max_queue,
           .max_waiting_tokens = flags.max_queue_tokens,
           .checkpoint_every = flags.checkpoint_every,
           .save_heat_every = parse_duration(flags.heat_save_interval),
+          .cache_bytes = cache_bytes,
+          .quantum = flags.quantum,
           .max_decode_stall_ms = flags.max_decode_stall_ms};
 }
 

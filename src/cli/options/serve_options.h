@@ -26,7 +26,8 @@ struct ServeFlags {
   bool metrics = true, slots = true, props = true;
   std::string parallel = "auto";
   int max_queue = 64, max_queue_tokens = 0, key_concurrency = 0, max_decode_stall_ms = 300,
-      checkpoint_every = 4096;
+      checkpoint_every = 4096, quantum = 256;
+  std::string cache_ram = "auto", turn_store = "64M";
   uint64_t max_body_size = 64 << 20;
   int max_connections = 1024, threads_http = 0;
   std::string header_timeout = "10s", body_timeout = "30s", keepalive_timeout = "75s",
@@ -34,14 +35,14 @@ struct ServeFlags {
               shutdown_grace = "30s", heat_save_interval = "60s";
   int default_max_tokens = 32768;
   bool strict_model = false, keep_billing_header = false, prefill_assistant = false;
-  std::string anthropic_thinking = "off";
+  std::string anthropic_thinking = "off", reasoning_preserve = "auto";
 };
 
 void add_serve_options(OptionSet& set, ServeFlags& flags);
 
 // Throw ConfigError. The first reads the file of keys.
 ServerOptions server_options(const ServeFlags& flags);
-EngineThreadOptions engine_thread_options(const ServeFlags& flags);
+EngineThreadOptions engine_thread_options(const ServeFlags& flags, uint64_t cache_bytes);
 // "500ms", "30s", "5m", "2h"; a plain number is seconds.
 std::chrono::milliseconds parse_duration(std::string_view text);
 

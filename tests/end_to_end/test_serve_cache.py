@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Conversations with `serve` that go on: what is read again, what is repeated, and who waits for whom."""
+import concurrent.futures
+import json
+import re
+import unittest
+
+from harness import USAGE, ProgramTest
+from server_harness import WEATHER, Server, ask
+
+CHAT = "/v1/chat/completions"
+PARIS = "What is the weather in Paris?"
+LIMIT = 64 << 20
+
+
+def metric(server, name):
+    """Values of a metric by its labels."""
+    lines = re.findall(rf"^{name}(?:\{{(.*)\}})? (\S+)$", server.get("/metrics"), re.M)
+    return {labels: float(value) for labels, value in lines}
+
+
+def talk(server, messages, **more):
+    return server.post(CHAT, {"messages": messages, "temperature": 0, "max_tokens": 40, **more})
+
+
+class Conversations(unittest.TestCase):
+    maxDiff = None
+
+    def long_chat(self, **more):
+        """The messages of a conversation of 3000 tokens, with its first answer, and that reply."""
+        words = " ".join(f"fact {i}: {i * 37 % 101} plus {i * 53 % 97}" for i in range(210))
+        messages = [{"role": "system", "content": "You answer briefly."},
+                    {"role": "user", "content": f"Remember this: {words}. What is 17 + 25?"}]
+        reply = talk(self.server, messages, **more)
+        self.assertGreater(reply["usage"]["prompt_tokens"], 2500)
+        return messages, reply
+
+    def test_the_second_turn_reads_what_is_new(self):
+        for parallel in (1, 2):
+            with Server("--parallel", parallel, "-c", 4096, "--cache-ram", "64M") as self.server:
+                messages, first = self.long_chat()
+                self.assertEqual(first["timings"]["cache_n"], 0)
+                for i in range(20):
+                    talk(self.server, [messages[0], {"role": "user", "content": f"What is {i} + {i}?"}])
+                    self.assertLessEqual(metric(self.server, "thermocline_cache_bytes")['tier="ram"'], 1.01 * LIMIT)
+                # As most clients do, without the reasoning; and with other space around the text.
+                content = first["choices"][0]["message"]["content"]
+                again = messages + [{"role": "assistant", "content": f" {content}\n"},
+                                    {"role": "user", "content": "And 3 more?"}]
+                second = talk(self.server, again)
+                old = first["usage"]["total_tokens"]
+                self.assertGreater(second["timings"]["cache_n"], old - 64)
+                self.assertGreater(metric(self.server, "thermocline_turn_store_splices_total")[""], 0)
+                self.assertEqual(second["usage"]["prompt_tokens_details"]["cached_tokens"], second["timings"]["cache_n"])
+
+                # An edited turn begins at the point before it.
+                edited = again[:3] + [{"role": "user", "content": "And 4 more?"}]
+                third = talk(self.server, edited)
+                self.assertGreater(third["timings"]["cache_n"], old - 64)
+                edited[1] = {"role": "user", "content": "Forget it."}
+                self.assertGreater(talk(self.server, edited)["timings"]["cache_n"], 0)  # the system prompt
+
+    def test_answers_do_not_depend_on_the_cache(self):
+        def converse(server):
+            replies = []
+            messages = [{"role": "system", "content": "You answer briefly."}, {"role": "user", "content": PARIS}]
+            for text in ("It is 21 degrees and sunny.", "What is 17 + 25?", "Say it again."):
+                reply = talk(server, messages, tools=[WEATHER], max_tokens=120)
+                message = reply["choices"][0]["message"]
+                calls = message.get("tool_calls") or []
+                replies.append((message["content"], message.get("reasoning"),
+                                [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]))
+                messages.append({"role": "assistant", "content": message["content"], **({"tool_calls": calls} if calls else {})})
+                messages.append({"role": "tool", "tool_call_id": calls[0]["id"], "content": text} if calls else
+                                {"role": "user", "content": text})
+                talk(server, [{"role": "user", "content": f"Another one: {text}"}], max_tokens=8)
+            return replies
+
+        texts = []
+        for options in (("--cache-ram", "64M"), ("--cache-ram", "off")):
+            with Server("--parallel", 1, *options) as server:
+                texts.append(converse(server))
+                hits = metric(server, "thermocline_prompt_tokens_total").get('source="cached"', 0)
+                self.assertEqual(hits > 0, options[1] != "off")
+        self.assertEqual(texts[0], texts[1])
+        self.assertEqual(texts[0][0][2], [("get_weather", {"city": "Paris"})])
+
+    def test_tells_where_a_prompt_left_a_known_text(self):
+        with Server("--parallel", 1, "--verbosity", "5") as server:
+            talk(server, [{"role": "user", "content": "My favourite number is 17. " * 20 + "What is it?"}], max_tokens=8)
+            talk(server, [{"role": "user", "content": "My favourite number is 17. " * 19 + "My favourite animal is a heron."}],
+                 max_tokens=8)
+            self.assertRegex(server.logged(), r"leaves a known text at token \d+ \(cached \d+\): .*animal.* instead of ")
+            self.assertGreater(metric(server, "thermocline_prompt_divergence_tokens_total")[""], 0)
+
+
+class Slices(unittest.TestCase):
+    def test_more_requests_than_slots_share_them(self):
+        bodies = [ask(f"Count from {i} to a hundred.", max_tokens=150, ignore_eos=True) for i in range(6)]
+        with Server("--parallel", 1, "--cache-ram", "off") as server:
+            alone = [server.post(CHAT, body)["choices"][0]["message"] for body in bodies]
+        with Server("--parallel", 2, "--quantum", 32) as server, concurrent.futures.ThreadPoolExecutor(6) as pool:
+            replies = list(pool.map(lambda body: server.post(CHAT, body), bodies))
+            self.assertGreater(metric(server, "thermocline_time_slices_total")[""], 0)
+            computed = metric(server, "thermocline_prompt_tokens_total")['source="computed"']
+            self.assertLessEqual(computed, sum(reply["usage"]["prompt_tokens"] for reply in replies))
+            self.assertEqual(metric(server, "thermocline_requests_parked")[""], 0)
+        for reply, message in zip(replies, alone):
+            self.assertEqual(reply["choices"][0]["message"]["content"], message["content"])
+            self.assertEqual(reply["choices"][0]["message"].get("reasoning"), message.get("reasoning"))
+
+
+class Options(ProgramTest):
+    def test_counts_the_cache(self):
+        plan = json.loads(self.answer("plan", "--cache-ram", "64", "--json"))  # a plain number is MiB, as in llama-server
+        items = {item["name"]: item["bytes"] for item in plan["tiers"][0]["items"]}
+        self.assertEqual(items["prefix cache"], LIMIT)
+        with Server("--cache-ram", "64M", "--turn-store", "1M") as server:
+            items = {item["name"]: item["bytes"] for item in server.get("/thermo/plan")["tiers"][0]["items"]}
+            self.assertEqual(items["prefix cache"], LIMIT)
+            self.assertEqual(metric(server, "thermocline_cache_limit_bytes"), {'tier="ram"': LIMIT, 'tier="turn_store"': 1 << 20})
+            self.assertEqual(server.get("/props")["cache"]["limit_bytes"], LIMIT)
+        with Server(env={"LLAMA_ARG_CACHE_RAM": "32"}) as server:
+            self.assertEqual(server.get("/props")["cache"]["limit_bytes"], 32 << 20)
+
+    def test_sends_others_to_the_server(self):
+        for command in ("run", "chat"):
+            for option in ("--cache-ram", "-cram", "--quantum", "--turn-store", "--checkpoint-every", "--reasoning-preserve"):
+                self.assertIn("thermocline serve", self.refusal(USAGE, command, option, "1"))
+        self.refusal(USAGE, "serve", "--cache-ram", "some")
+
+
+if __name__ == "__main__":
+    unittest.main()
