@@ -550,7 +550,10 @@ void GpuModel::save_kv(int sequence, const KvRange& range, std::byte* block) noe
 
 bool GpuModel::load_kv(int sequence, const KvRange& range, const std::byte* block) noexcept {
   Impl& m = *impl_;
-  m.drop_commits(sequence);
+  if (range.position == 0)
+    m.drop_commits(sequence);
+  else
+    m.finish_commits();  // what lies before stays
   if (!m.pages->load(sequence, range.position, range.n)) {
     clear(sequence);
     return false;
