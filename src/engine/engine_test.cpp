@@ -146,6 +146,8 @@ TEST(Session, GivesLogitsAgainForTheTokensItAlreadyHolds) {
   ASSERT_TRUE(session.set_tokens(tokens).has_value());
   EXPECT_FALSE(session.logits().empty());
   EXPECT_EQ(session.n_past(), static_cast<int>(tokens.size()));
+  EXPECT_EQ(session.set_tokens({}).value(), 0);
+  EXPECT_EQ(session.n_past(), 0);
 }
 
 TEST(Session, RefusesAPromptLongerThanTheContext) {

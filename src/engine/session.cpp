@@ -130,7 +130,10 @@ int Session::reusable(std::span<const TokenId> tokens) const {
 }
 
 int Session::keep(std::span<const TokenId> tokens) {
-  if (!tokens.empty()) impl_->hold(tokens, impl_->common_with(tokens), tokens.size() - 1);
+  if (tokens.empty())
+    clear();
+  else
+    impl_->hold(tokens, impl_->common_with(tokens), tokens.size() - 1);
   return impl_->n_past();
 }
 

@@ -24,7 +24,7 @@ def clean_environment(**extra):
     """The environment without settings and configuration files of the person who runs the tests."""
     env = {k: v for k, v in os.environ.items()
            if k in ("THERMO_MAX_ISA", "THERMO_DEVICE") or (not k.startswith(("THERMO_", "LLAMA_", "CLICOLOR")) and k != "NO_COLOR")}
-    env["XDG_CONFIG_HOME"] = env["XDG_CACHE_HOME"] = "/nonexistent"
+    env["XDG_CONFIG_HOME"] = env["XDG_CACHE_HOME"] = "/dev/null"  # which nobody, root included, can make a folder of
     env.update(extra)
     return env
 
