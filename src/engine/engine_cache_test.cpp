@@ -148,7 +148,7 @@ void expect_same_with_a_cache(const GgufFile& file, const DraftOptions& draft) {
     EXPECT_EQ(got[i].text, want[i].text) << i;
     EXPECT_EQ(got[i].logprobs, want[i].logprobs) << i;  // to the last bit
   }
-  EXPECT_GT(n_with, n_without + 900);
+  EXPECT_GT(n_with, n_without + 800);  // without a cache, the slot has its own checkpoints
 }
 
 TEST(EngineCache, ChangesNoBitOfAnAnswer) {

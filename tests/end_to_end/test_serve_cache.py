@@ -126,7 +126,7 @@ class Options(ProgramTest):
     def test_sends_others_to_the_server(self):
         for command in ("run", "chat"):
             for option in ("--cache-ram", "-cram", "--quantum", "--turn-store", "--checkpoint-every", "--reasoning-preserve"):
-                self.assertIn("thermocline serve", self.refusal(USAGE, command, option, "1"))
+                self.assertIn("is an option of `serve`", self.refusal(USAGE, command, option, "1"))
         self.refusal(USAGE, "serve", "--cache-ram", "some")
 
 
