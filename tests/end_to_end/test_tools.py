@@ -23,6 +23,7 @@ SHAPES = ["qwen35moe-tiny", "qwen35-tiny", "laguna-tiny", "qwen3moe-tiny"]
 QUANTS = ["Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q3_K_M", "Q2_K", "Q6_K", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1",
           "IQ4_NL", "IQ4_XS", "MXFP4", "F16", "BF16", "F32"]
 ISAS = ["portable", "avx2", "avx512", "amx"]
+ENVIRONMENT = {**os.environ, "XDG_CACHE_HOME": "/dev/null"}  # leaves no file in the cache folder of who runs this
 
 # The fields of llama-bench, in its order, then ours.
 LLAMA_FIELDS = """build_commit build_number cpu_info gpu_info backends model_filename model_type model_size
@@ -37,7 +38,7 @@ OUR_FIELDS = """n_parallel text_source heat_state expert_cache_bytes experts_hot
 
 def run(*arguments, code=0):
     """Runs the program and checks its exit code; returns stdout."""
-    done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=600, env=ENVIRONMENT)
     if done.returncode != code:
         raise AssertionError(f"{arguments}: exit {done.returncode}, expected {code}\n{done.stdout}\n{done.stderr}")
     return done.stdout if code == 0 or done.stdout else done.stderr
@@ -45,7 +46,7 @@ def run(*arguments, code=0):
 
 def failure(*arguments, code):
     """The last line on stderr of a run that must fail."""
-    done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=600, env=ENVIRONMENT)
     if done.returncode != code:
         raise AssertionError(f"{arguments}: exit {done.returncode}, expected {code}\n{done.stdout}\n{done.stderr}")
     return done.stderr.strip().splitlines()[-1]
