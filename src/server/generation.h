@@ -19,9 +19,6 @@ struct CallerInfo {
   std::string session_hint;  // of the headers
 };
 
-// Reads a body in its dialect. Throws ApiError.
-GenerationRequest read_request(Dialect dialect, const Json& body, const ServerState& server);
-
 // An answer that can go on where it ended: what was written so far, and how it ended.
 struct Continuation {
   std::vector<TokenId> written = {};   // by all runs

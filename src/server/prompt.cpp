@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "server/constraint.h"
+#include "server/server_state.h"
 
 namespace thermo {
 namespace {
@@ -195,6 +196,29 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
     throw ApiError(400, "invalid_value", status.error().message);
   prepared.request = std::move(request);
   return prepared;
+}
+
+GenerationRequest read_request(Dialect dialect, const Json& body, const ServerState& server) {
+  const ServedModel& model = *server.model;
+  RequestDefaults defaults;
+  defaults.sampling = model.sampling;
+  defaults.n_vocab = model.tokenizer->vocab().n_tokens();
+  defaults.n_ctx = model.service->n_ctx();
+  defaults.max_choices = std::min(16, model.service->n_slots());
+  defaults.keep_billing_header = server.options.keep_billing_header;
+  defaults.anthropic_thinking = server.options.anthropic_thinking;
+  defaults.prefill_assistant = server.options.prefill_assistant;
+  GenerationRequest request = dialect == Dialect::Messages      ? read_messages_request(body, defaults)
+                              : dialect == Dialect::Responses   ? read_responses_request(body, defaults)
+                              : dialect == Dialect::Completions ? read_completions_request(body, defaults)
+                                                                : read_chat_request(body, defaults);
+  const bool known =
+      request.model.empty() || request.model == model.id ||
+      std::find(model.aliases.begin(), model.aliases.end(), request.model) != model.aliases.end();
+  if (server.options.strict_model && !known)
+    throw ApiError(404, "model_not_found", fmt::format("there is no model called '{}'", request.model),
+                   "model");
+  return request;
 }
 
 }  // namespace thermo

@@ -8,6 +8,8 @@
 
 namespace thermo {
 
+struct ServerState;
+
 struct PreparedRequest {
   GenerationRequest request;
   std::vector<std::vector<TokenId>> prompts;  // one, or as many as a completion has
@@ -26,6 +28,9 @@ struct KnownTurns {
   TurnStore& store;
   std::string owner;  // the name of the API key
 };
+
+// Reads a body in its dialect. Throws ApiError.
+GenerationRequest read_request(Dialect dialect, const Json& body, const ServerState& server);
 
 // Throws ApiError: a template that refuses, a prompt that does not fit.
 PreparedRequest prepare(GenerationRequest request, const ServedModel& model, const ServerOptions& options,

@@ -1,0 +1,220 @@
+// Who has which slot of an EngineThread: requests that begin, share them by time, are parked and come back.
+#include "engine/engine_thread_impl.h"
+#include "model/model_config.h"
+
+namespace thermo {
+
+void EngineThread::Impl::queue_parked(const Active& active) {
+  TokenRequest keys;
+  keys.fairness_key = active.request.fairness_key;
+  keys.session_key = active.request.session_key;
+  queue.push({active.handle, std::move(keys), Clock::now()});
+}
+
+// Requests that had their time slice, and paused ones, make room for those that wait.
+void EngineThread::Impl::share_slots(std::unique_lock<std::mutex>& lock) {
+  if (options.quantum <= 0 || options.cache_bytes == 0) return;
+  auto n_wanted = queue.size() - std::count_if(slots.begin(), slots.end(),
+                                               [](const Slot& s) { return s.active == nullptr; });
+  for (; n_wanted > 0; --n_wanted) {
+    Slot* longest = nullptr;
+    for (Slot& slot : slots) {
+      if (!slot.active || (slot.active->n_slice < options.quantum && !slot.active->paused)) continue;
+      if (longest == nullptr || slot.active->n_slice > longest->active->n_slice) longest = &slot;
+    }
+    if (longest == nullptr) return;
+    lock.unlock();
+    const bool is_parked = park(*longest);
+    lock.lock();
+    if (!is_parked) {
+      longest->active->n_slice = 0;  // it has its slot for another slice
+      if (longest->active->paused) return;
+      continue;
+    }
+    std::unique_ptr<Active> active = std::move(longest->active);
+    if (!active->paused) queue_parked(*active);
+    parked.emplace(active->handle.epoch, std::move(active));
+    --shown.n_running;
+    ++shown.n_parkings;
+  }
+}
+
+// Puts what the request computed into the cache, where it stays.
+bool EngineThread::Impl::park(Slot& slot) {
+  if (!loop.detach(slot.active->id)) return false;
+  slot.session.use_cache(cache.get(), false);
+  if (!slot.session.checkpoint()) {
+    loop.attach(slot.active->id, slot.session);
+    return false;
+  }
+  const std::span<const TokenId> tokens = slot.session.tokens();
+  slot.active->held.assign(tokens.begin(), tokens.end());
+  slot.active->pin = cache->pin(tokens);
+  return true;
+}
+
+void EngineThread::Impl::fill_slots(std::unique_lock<std::mutex>& lock) {
+  while (can_start()) {
+    WaitingRequest next = queue.pop();
+    ++shown.n_running;
+    const auto found = parked.find(next.handle.epoch);
+    std::unique_ptr<Active> active = found == parked.end() ? nullptr : std::move(found->second);
+    if (active) parked.erase(found);
+    lock.unlock();
+    const bool resumes = active != nullptr, has_slot = !resumes || resume(std::move(active));
+    if (!resumes) start(std::move(next));
+    lock.lock();
+    if (has_slot) continue;
+    --shown.n_running;
+    queue.push(std::move(next));
+    return;
+  }
+}
+
+// The next request has a slot and room for its prompt.
+bool EngineThread::Impl::can_start() const {
+  return !queue.empty() && has_free_slot() && has_room(queue.next());
+}
+
+// Pages of keys and values for its prompt, beside a page more for each request that runs and can grow. New
+// work waits, so that running work need not.
+bool EngineThread::Impl::has_room(const WaitingRequest& next) const {
+  const KvPoolState pool = engine.kv_pool();
+  const int most = (engine.n_ctx() + pool.page_tokens - 1) / pool.page_tokens;
+  int n_free = pool.n_free, n_growing = 0;
+  bool any_busy = false;
+  for (const Slot& slot : slots) {
+    any_busy = any_busy || slot.active;
+    if (slot.active)
+      n_growing += slot.session.n_pages() < most ? 1 : 0;
+    else
+      n_free += slot.session.n_pages();
+  }
+  const auto found = parked.find(next.handle.epoch);
+  const size_t n_tokens = found == parked.end() ? next.request.prompt.size() : found->second->held.size();
+  const int n_needed = static_cast<int>(n_tokens) / pool.page_tokens + 1;
+  return !any_busy || n_free >= std::min(n_needed, most) + n_growing;
+}
+
+// What an idle slot keeps for the next turn is worth less than a request that waits; the oldest goes first.
+bool EngineThread::Impl::give_back() {
+  Slot* oldest = nullptr;
+  for (Slot& slot : slots)
+    if (!slot.active && slot.session.n_pages() > 0 &&
+        (oldest == nullptr || slot.last_used < oldest->last_used))
+      oldest = &slot;
+  if (oldest != nullptr) oldest->session.clear();
+  return oldest != nullptr;
+}
+
+// For what a slot that was taken gets from the cache.
+void EngineThread::Impl::make_room(const Slot& slot, size_t n_tokens) {
+  const int page_tokens = engine.kv_pool().page_tokens;
+  const int n_needed = static_cast<int>(n_tokens) / page_tokens + 1 - slot.session.n_pages();
+  while (engine.kv_pool().n_free < n_needed && give_back()) {
+  }
+}
+
+// What taking a slot costs: tokens to compute now, and tokens that would have to be computed again if their
+// owner came back. He comes back less likely the longer ago he was here.
+EngineThread::Impl::Slot& EngineThread::Impl::slot_for(std::span<const TokenId> tokens,
+                                                       const TokenRequest& request) {
+  constexpr double kCopyCost = 0.01;  // of bringing a token from the cache, in tokens to compute
+  Slot* best = nullptr;
+  double best_cost = 0.0;
+  for (Slot& slot : slots) {
+    if (slot.active) continue;
+    const std::span<const TokenId> held = slot.session.tokens();
+    const auto n_same =
+        std::mismatch(tokens.begin(), tokens.end(), held.begin(), held.end()).first - tokens.begin();
+    const int n_reused = slot.session.reusable(tokens);
+    const int n_lost =
+        slot.session.n_past() - std::max(n_reused, cache->match(held, slot.session.n_past()).n);
+    const bool same = !request.session_key.empty() && slot.session_key == request.session_key;
+    const double age = static_cast<double>(n_used - slot.last_used);
+    const double weight = (slot.side ? 0.25 : 1.0) * (request.side_request ? 4.0 : 1.0) * (same ? 0.5 : 1.0);
+    const double cost = static_cast<double>(tokens.size()) - n_reused +
+                        kCopyCost * static_cast<double>(std::max<std::ptrdiff_t>(0, n_reused - n_same)) +
+                        weight * std::max(n_lost, 0) / (1.0 + age / 8.0);
+    if (best == nullptr || cost < best_cost) best = &slot, best_cost = cost;
+  }
+  return *best;
+}
+
+std::vector<int> EngineThread::Impl::marks_of(const TokenRequest& request) const {
+  std::vector<int> marks = request.marks;
+  const int n = static_cast<int>(request.prompt.size());
+  for (int at = options.checkpoint_every; options.checkpoint_every > 0 && at < n;
+       at += options.checkpoint_every)
+    marks.push_back(at);
+  std::erase_if(marks, [n](int at) { return at <= 0 || at > n; });
+  std::sort(marks.begin(), marks.end());
+  return marks;
+}
+
+// Another slot may have more of the prompt, also while it is busy: other answers to the same one, agents with
+// the same instructions. Its pages need not be copied.
+void EngineThread::Impl::share_beginning(Slot& slot, std::span<const TokenId> prompt) {
+  const std::span<const TokenId> held = slot.session.tokens();
+  const auto n_own = static_cast<int>(
+      std::mismatch(prompt.begin(), prompt.end(), held.begin(), held.end()).first - prompt.begin());
+  const Slot* best = nullptr;
+  int most = std::max(slot.session.reusable(prompt), n_own + 1) - 1;
+  for (const Slot& other : slots)
+    if (&other != &slot && other.session.shareable(prompt) > most)
+      best = &other, most = other.session.shareable(prompt);
+  if (best != nullptr) slot.session.share(best->session, prompt);
+}
+
+void EngineThread::Impl::take_slot(Slot& slot, std::unique_ptr<Active> active) {
+  slot.active = std::move(active);
+  slot.active->n_slice = 0;
+  slot.last_used = ++n_used;
+  slot.side = slot.active->request.side_request;
+  slot.session_key = slot.active->request.session_key;
+  if (options.cache_bytes > 0) slot.session.use_cache(cache.get(), slot.side);
+}
+
+void EngineThread::Impl::start(WaitingRequest waiting) {
+  auto active = std::make_unique<Active>();
+  Active& a = *active;
+  a.handle = waiting.handle;
+  a.request = std::move(waiting.request);
+  a.submitted = waiting.since;
+  a.started = Clock::now();
+  a.usage.n_prompt = static_cast<int>(a.request.prompt.size());
+  a.usage.queue_seconds = seconds(a.started - a.submitted);
+  const std::span<const TokenId> prompt = a.request.prompt;
+  PrefixCache::Match known = cache->match(prompt, a.usage.n_prompt - 1);
+  a.usage.n_known = known.n_known;
+  a.usage.known_next = std::move(known.known_next);
+  Slot& slot = slot_for(prompt, a.request);
+  take_slot(slot, std::move(active));
+  make_room(slot, prompt.size());
+  share_beginning(slot, prompt);
+  const int n_kept = slot.session.keep(prompt);
+  a.usage.n_cached = a.n_done = n_kept;
+  const Result<RequestId> id = loop.add(slot.session, prompt.subspan(static_cast<size_t>(n_kept)),
+                                        a.request.options, marks_of(a.request));
+  if (!id) return end(a, {}, id.error());
+  a.id = *id;
+  a.request.on_event(PromptRead{n_kept, a.usage.n_prompt, n_kept});
+}
+
+// A parked request goes on where it was. False: there are no pages for it yet; it stays parked.
+bool EngineThread::Impl::resume(std::unique_ptr<Active> active) {
+  Active& a = *active;
+  Slot& slot = slot_for(a.held, a.request);
+  take_slot(slot, std::move(active));
+  make_room(slot, a.held.size());
+  if (!slot.session.hold(a.held)) {
+    parked.emplace(a.handle.epoch, std::move(slot.active));
+    return false;
+  }
+  cache->unpin(a.pin);
+  a.held.clear();
+  loop.attach(a.id, slot.session);
+  return true;
+}
+
+}  // namespace thermo
