@@ -21,7 +21,8 @@ struct DeviceInfo {
 };
 
 // In the order of the driver. With THERMO_MAX_SM=75, 80, 86 or 89 they have the compute capability and the
-// shared memory of such a card at most; that is for tests of a program that was compiled to PTX of that kind. `why_none`: a sentence when the list is empty, may be null.
+// shared memory of such a card at most; that is for tests of a program that was compiled to PTX of that kind.
+// `why_none`: a sentence when the list is empty, may be null.
 std::vector<DeviceInfo> list_devices(std::string* why_none);
 // Makes `index` the device of the calling thread. Throws CudaError when there is no such device or it is too
 // old.

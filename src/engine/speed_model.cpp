@@ -6,7 +6,9 @@
 namespace thermo {
 namespace {
 
-// Measured once on several machines and models; see docs/memory.md.
+// Of the processor: kDecodeShare is fitted to three runs of one thread (35B-A3B, dense and Laguna shapes of
+// few layers), the others are estimates. Of a card: estimates after one H200, compared with no run. See
+// docs/memory.md.
 constexpr double kRegionsPerLayer = 6.0;   // fork and join
 constexpr double kSerialPerLayer = 4e-6;   // norms, routing, sums between them
 constexpr double kDecodeShare = 0.74;      // of the kernels' speed that a step reaches: borders, imbalance

@@ -18,6 +18,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Whether n repetitions since `start` are what was asked for.
+bool enough(int n, Clock::time_point start, const BenchRunOptions& options) {
+  return n >= options.n_repetitions &&
+         std::chrono::duration<double>(Clock::now() - start).count() >= options.min_seconds;
+}
+
 uint64_t ns_since(Clock::time_point start) {
   return static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
@@ -136,11 +142,7 @@ std::optional<BenchResult> run_bench_test(Engine& engine, Session& session, cons
   session.clear();
   std::vector<int32_t> chosen;
   const auto start = Clock::now();
-  const auto enough = [&](int n) {
-    return n >= options.n_repetitions &&
-           std::chrono::duration<double>(Clock::now() - start).count() >= options.min_seconds;
-  };
-  for (int repetition = 0; !enough(repetition); ++repetition) {
+  for (int repetition = 0; !enough(repetition, start, options); ++repetition) {
     if (options.on_repetition) options.on_repetition(repetition);
     if (depth.empty()) {
       session.clear();
@@ -251,11 +253,7 @@ std::optional<BenchResult> run_parallel_test(Engine& engine, std::span<Session> 
   result.test_time = time_now();
   std::vector<int32_t> chosen;  // the script is written, so the last choice of each stands for all
   const auto start = Clock::now();
-  const auto enough = [&](int n) {
-    return n >= options.n_repetitions &&
-           std::chrono::duration<double>(Clock::now() - start).count() >= options.min_seconds;
-  };
-  for (int repetition = 0; !enough(repetition); ++repetition) {
+  for (int repetition = 0; !enough(repetition, start, options); ++repetition) {
     if (options.on_repetition) options.on_repetition(repetition);
     RequestLoop loop(engine);
     size_t n_written = 0;

@@ -57,6 +57,18 @@ DeviceActs GpuModel::Impl::round_few(const DeviceMatrix& w, const DeviceActsOut&
   return rounded.read();
 }
 
+// Where attention and DeltaNet leave the rows that an output projection reads.
+DeviceActsOut GpuModel::Impl::mixed_for(const DeviceMatrix& output) const noexcept {
+  DeviceActsOut out = act.mixed;
+  out.f16_stride = static_cast<int64_t>(f16_columns(output.n_cols));
+  out.f32_stride = output.n_cols;
+  if (is_float_type(output.dtype))
+    out.f16 = nullptr;
+  else
+    out.f32 = nullptr;
+  return out;
+}
+
 // Output projections have few panels and many columns: their sums are cut into parts, added up by the norm
 // that follows.
 void GpuModel::Impl::project_out(const DeviceMatrix& w, const DeviceActsOut& out, const DeviceNormIn& norm,
@@ -106,18 +118,12 @@ DeviceAttentionArgs GpuModel::Impl::attention_args(const DeviceRows& rows, int n
 
 void GpuModel::Impl::attention(Pass& pass, int il, const Block& block, const GpuBlockWeights& w,
                                const DeviceNormIn& norm) noexcept {
-  const int n_rows = pass.n_rows, q_dim = block.n_head * config.head_dim;
+  const int n_rows = pass.n_rows;
   const auto job = [&](Role role, float* y) { return DeviceLinearJob{w[role], y, w[role].n_rows}; };
   project_in({job(Role::Q, act.q_full), job(Role::K, act.k), job(Role::V, act.v), job(Role::Gate, act.gate)},
              norm, n_rows);
 
-  DeviceActsOut out = act.mixed;
-  out.f16_stride = static_cast<int64_t>(f16_columns(q_dim));
-  out.f32_stride = q_dim;
-  if (is_float_type(w[Role::Output].dtype))
-    out.f16 = nullptr;
-  else
-    out.f32 = nullptr;
+  const DeviceActsOut out = mixed_for(w[Role::Output]);
   DeviceAttentionArgs args = attention_args(pass.rows, n_rows, il, block, w);
   args.out = out;
   args.tagged = norm.x != nullptr ? act.attention_tagged : nullptr;
@@ -134,13 +140,7 @@ void GpuModel::Impl::delta_net(Pass& pass, int il, const GpuBlockWeights& w,
               {w[Role::Alpha], act.alpha, config.ssm_n_head_v},
               {w[Role::Beta], act.beta, config.ssm_n_head_v}},
              norm, n_rows);
-  DeviceActsOut out = act.mixed;
-  out.f16_stride = static_cast<int64_t>(f16_columns(config.ssm_inner()));
-  out.f32_stride = config.ssm_inner();
-  if (is_float_type(w[Role::Output].dtype))
-    out.f16 = nullptr;
-  else
-    out.f32 = nullptr;
+  const DeviceActsOut out = mixed_for(w[Role::Output]);
   delta_net_cuda({.rows = pass.rows,
                   .n_rows = n_rows,
                   .max_groups = std::min(n_rows, options.n_sequences),

@@ -112,6 +112,7 @@ struct GpuModel::Impl {
   void prefetch_next(int il, size_t b, DecodeFfnArgs& ffn) noexcept;
   bool can_fuse_decode() noexcept;
   void project_in(std::initializer_list<DeviceLinearJob> jobs, const DeviceNormIn& norm, int n_rows) noexcept;
+  DeviceActsOut mixed_for(const DeviceMatrix& output) const noexcept;
   void project_out(const DeviceMatrix& w, const DeviceActsOut& x, const DeviceNormIn& norm,
                    int n_rows) noexcept;
   void head(int n_logits, const int32_t* rows, int n_rows) noexcept;
