@@ -80,11 +80,11 @@ struct CpuLane::Impl {
     used_rows.reserve(static_cast<size_t>(o.max_rows));
   }
 
-  void run(int layer, std::span<const ColdPair> pairs, const float* from, float scale, int n_rows,
+  void run(int layer, std::span<const ColdPair> pairs, const float* from, const float* factors, int n_rows,
            float* outputs, const StampedRows* stamped) noexcept;
   void sort_pairs(std::span<const ColdPair> pairs) noexcept;
   void take_rows(const ExpertLayer& layer, std::span<const ColdPair> pairs, const float* from,
-                 float scale) noexcept;
+                 const float* factors) noexcept;
   void take_row(int row, const float* from, float scale, const ActFormats& formats) noexcept;
 };
 
@@ -111,7 +111,7 @@ void CpuLane::Impl::sort_pairs(std::span<const ColdPair> pairs) noexcept {
 
 // Copies, quantises and scales the rows that some pair uses.
 void CpuLane::Impl::take_rows(const ExpertLayer& layer, std::span<const ColdPair> pairs, const float* from,
-                              float scale) noexcept {
+                              const float* factors) noexcept {
   used_rows.clear();
   for (const ColdPair& pair : pairs)
     if (!std::exchange(row_used[static_cast<size_t>(pair.row)], uint8_t{1})) used_rows.push_back(pair.row);
@@ -121,7 +121,10 @@ void CpuLane::Impl::take_rows(const ExpertLayer& layer, std::span<const ColdPair
   formats.add(layer.experts.front().gate);
   formats.add(layer.experts.front().up);
   if (ahead != nullptr) ahead->add_format(formats);
-  const auto take = [&](int i, int) { take_row(used_rows[static_cast<size_t>(i)], from, scale, formats); };
+  const auto take = [&](int i, int) {
+    const int32_t row = used_rows[static_cast<size_t>(i)];
+    take_row(row, from, factors == nullptr ? 1.0f : factors[row], formats);
+  };
   const int n = static_cast<int>(used_rows.size());
   if (n >= kRowsForPool)
     pool.run(n, take);
@@ -149,8 +152,8 @@ uint64_t CpuLane::planned_bytes(const ExpertCatalog& catalog, const CpuLaneOptio
          LinearScratch::planned_bytes(cpu_info().n_cores, 0);
 }
 
-void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float* from, float scale,
-                        int n_rows, float* outputs, const StampedRows* stamped) noexcept {
+void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float* from,
+                        const float* factors, int n_rows, float* outputs, const StampedRows* stamped) noexcept {
   THERMO_CHECK(n_rows <= max_rows && static_cast<int>(pairs.size()) <= max_pairs,
                "more rows or pairs for the CPU lane than planned");
   if (ahead != nullptr) ahead->end();
@@ -161,7 +164,7 @@ void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float*
   if (!pairs.empty() && !host.complete()) host.want(layer, distinct);
   for (size_t i = 0; i < distinct.size(); ++i) ffns[i] = host.acquire(layer, distinct[i]);
   const auto prepare = [&] {
-    take_rows(catalog.layers[static_cast<size_t>(layer)], pairs, from, scale);
+    take_rows(catalog.layers[static_cast<size_t>(layer)], pairs, from, factors);
     if (ahead != nullptr && n_rows == 1) ahead->begin(layer, x);
   };
   const std::function<void()> prepare_x = std::ref(prepare);  // which allocates nothing
@@ -184,18 +187,18 @@ void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float*
 
 const ExpertSums& CpuLane::compute(int layer, std::span<const ColdPair> pairs, const float* x,
                                    int n_rows) noexcept {
-  impl_->run(layer, pairs, x, 1.0f, n_rows, nullptr, nullptr);
+  impl_->run(layer, pairs, x, nullptr, n_rows, nullptr, nullptr);
   return impl_->sums;
 }
 
 void CpuLane::outputs(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows,
                       float* y) noexcept {
-  impl_->run(layer, pairs, x, 1.0f, n_rows, y, nullptr);
+  impl_->run(layer, pairs, x, nullptr, n_rows, y, nullptr);
 }
 
-void CpuLane::answer(int layer, std::span<const ColdPair> pairs, const float* x, float x_scale,
+void CpuLane::answer(int layer, std::span<const ColdPair> pairs, const float* x, const float* factors,
                      const StampedRows& to) noexcept {
-  impl_->run(layer, pairs, x, x_scale, to.n_rows, nullptr, &to);
+  impl_->run(layer, pairs, x, factors, to.n_rows, nullptr, &to);
 }
 
 void CpuLane::look_ahead(int layer, const float* from, float x_scale) noexcept {

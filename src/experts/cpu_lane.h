@@ -40,9 +40,9 @@ class CpuLane {
   // y[r] = expert(x[r]), not weighted, of rows with one pair each: [n_rows][n_embd].
   void outputs(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows, float* y) noexcept;
 
-  // compute() for a device that polls the sums, of rows that are still to be scaled. At least one pair, at
-  // most kMaxMailRows rows.
-  void answer(int layer, std::span<const ColdPair> pairs, const float* x, float x_scale,
+  // compute() for a device that polls the sums, of rows that are still to be multiplied by their factors
+  // [n_rows]. At least one pair, at most kMaxMailRows rows.
+  void answer(int layer, std::span<const ColdPair> pairs, const float* x, const float* factors,
               const StampedRows& to) noexcept;
 
   // No pair of this row is cold: only guesses on from it.

@@ -177,13 +177,16 @@ TEST(CpuLane, AnswersWithAStampBesideEveryHalfOfASum) {
       Bench bench(experts, n_threads, best_isa(), n_rows);
       const std::vector<float> x = random_rows(n_rows * n_embd, 6);
       const std::vector<ColdPair> pairs = random_pairs(n_rows, n_expert, 3, 8);
-      std::vector<float> scaled = x;
-      for (float& v : scaled) v *= 0.25f;
+      std::vector<float> scaled = x, factors;
+      for (int r = 0; r < n_rows; ++r) {
+        factors.push_back(r % 2 == 0 ? 0.25f : 2.0f);
+        for (int i = 0; i < n_embd; ++i) scaled[static_cast<size_t>(r * n_embd + i)] *= factors.back();
+      }
       const std::vector<float> want = bench.run(0, pairs, scaled, n_rows);
       GuardedBuffer<StampedSum> rows(static_cast<size_t>(n_rows * n_embd));
       uint32_t near = 0;
       bench.lane.answer(
-          0, pairs, x.data(), 0.25f,
+          0, pairs, x.data(), factors.data(),
           {.rows = rows.data(), .stride = n_embd, .n_rows = n_rows, .stamp = 77, .near = &near});
       EXPECT_TRUE(rows.intact());
       EXPECT_EQ(near, 77u);

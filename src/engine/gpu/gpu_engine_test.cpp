@@ -156,26 +156,7 @@ const GgufFile& plankton_drafter() {
   return file;
 }
 
-// Where a drafted text first differs from the plain one, what plain decoding chose and what was written must
-// have been nearly as good: a single row rounds activations in groups of 16 columns, several rows in groups of
-// 256. Rounding moves Plankton's logits by 0.085 of their deviation (root mean square, `thermocline verify`), so
-// two roundings of the difference of two logits are 0.085 * 2 = 0.17 apart, and three times that at most.
-void expect_nearly_a_tie(Engine& plain, const std::vector<TokenId>& start, const std::vector<TokenId>& want,
-                         const std::vector<TokenId>& got) {
-  const size_t at =
-      static_cast<size_t>(std::mismatch(want.begin(), want.end(), got.begin()).first - want.begin());
-  Session session = std::move(plain.open_session().value());
-  ASSERT_TRUE(session.append(start).ok());
-  for (size_t i = 0; i < at; ++i) ASSERT_TRUE(session.append({&want[i], 1}).ok());
-  const std::span<const float> logits = session.logits();
-  double sum = 0.0, squares = 0.0;
-  for (const float x : logits) sum += x, squares += static_cast<double>(x) * x;
-  const double n = static_cast<double>(logits.size()), mean = sum / n,
-               deviation = std::sqrt(squares / n - mean * mean);
-  const auto logit = [&](TokenId id) { return static_cast<double>(logits[static_cast<size_t>(id)]); };
-  EXPECT_LE(std::fabs(logit(want[at]) - logit(got[at])), 3 * 0.17 * deviation) << "token " << at;
-}
-
+// Rows have the same bits in steps of 1 to 64 rows: drafting cannot change the text.
 TEST(GpuEngine, WritesTheTextOfPlainDecodingWithADraft) {
   SKIP_WITHOUT_GPU();
   Engine plain(plankton(), on_gpu());
@@ -194,25 +175,17 @@ TEST(GpuEngine, WritesTheTextOfPlainDecodingWithADraft) {
       options.draft.file = &plankton_drafter();
       options.draft.budget = budget;
       Engine engine(plankton(), options);
-      int n_different = 0;
       for (int i = 0; i < n_prompts; ++i) {
         SCOPED_TRACE(::testing::Message() << engine.draft_telemetry().drafter << " budget " << budget);
         Session session = std::move(engine.open_session().value());
         const std::vector<TokenId> start = prompt(i, 10 + 20 * i);
         ASSERT_TRUE(session.append(start).ok());
         const std::vector<TokenId> got = generate(session, {.temperature = 0.0f}, n_tokens);
-        ASSERT_EQ(got.size(), want[static_cast<size_t>(i)].size());
-        if (got == want[static_cast<size_t>(i)]) continue;
-        ++n_different;
-        expect_nearly_a_tie(plain, start, want[static_cast<size_t>(i)], got);
+        EXPECT_EQ(got, want[static_cast<size_t>(i)]) << "prompt " << i;
       }
       const DraftTelemetry telemetry = engine.draft_telemetry();
       EXPECT_TRUE(budget == 0 || kind == DraftOptions::Kind::Lookup || telemetry.n_rounds > 0)
           << "silently never drafted";
-      RecordProperty(telemetry.drafter + std::to_string(budget) + "_different", n_different);
-      if (budget == 7)
-        std::printf("%s: %d of %d texts differ, %.2f tokens a step\n", telemetry.drafter.c_str(), n_different,
-                    n_prompts, telemetry.tokens_per_step());
     }
 }
 
@@ -237,7 +210,7 @@ TEST(GpuEngine, DraftsForRequestsThatRunTogether) {
           GenerateOptions generate;
           generate.max_tokens = 24;
           generate.sampling.temperature = 0.0f;
-          of[loop.add(sessions.back(), prompt(i, 20 + i), generate).value()] = static_cast<size_t>(i);
+          of[loop.add(sessions.back(), prompt(i, 8 + i), generate).value()] = static_cast<size_t>(i);
         }
         while (!loop.empty())
           for (const RequestEvent& event : loop.step()) {
@@ -248,13 +221,10 @@ TEST(GpuEngine, DraftsForRequestsThatRunTogether) {
       }
       EXPECT_GT(engine.draft_telemetry().n_rounds, 0u);
     }
-    Engine plain(plankton(), on_gpu());
+    // All prompts together are no more than 64 rows.
     for (size_t i = 0; i < 5; ++i) {
-      ASSERT_EQ(answers[0][i].size(), 24u);
-      ASSERT_EQ(answers[1][i].size(), 24u);
-      if (answers[0][i] != answers[1][i])
-        expect_nearly_a_tie(plain, prompt(static_cast<int>(i), 20 + static_cast<int>(i)), answers[0][i],
-                            answers[1][i]);
+      EXPECT_EQ(answers[0][i].size(), 24u);
+      EXPECT_EQ(answers[0][i], answers[1][i]) << i;
     }
   }
 }

@@ -2,12 +2,16 @@
 // parts, gate, hand over; with one part and many rows attend does that itself). One decoded row: all of it in
 // one launch, attention_row.cuh.
 //
-// attend: f16 and q8_0 caches on tensor cores, up to 16 queries per kv head by attention_few.cuh, more by
+// attend: f16 and q8_0 caches on tensor cores, up to 64 rows by attention_few.cuh, more by
 // attention_many.cuh. An f32 cache is asked for where results are compared to the last digits, so it is
 // attended in f32 below: a block of 4 warps takes one row, 4 or 8 query heads of one kv head, and a part of
 // the cache. A lane holds head_dim / 32 elements of the queries and of the sums; four slots at a time are
 // loaded, scored and added. The scores of a slot are summed over the warp by halving, after which a lane has
 // the score of one head.
+//
+// In steps of up to 64 rows the bits of a row do not depend on its neighbours: attention_parts.cuh.
+#include <algorithm>
+
 #include "base/check.h"
 #include "base/units.h"
 #include "device/launch.cuh"
@@ -23,6 +27,7 @@ namespace {
 constexpr int kFewHeads = 4, kManyHeads = 8;  // query heads of a block in f32: with few rows, with many
 constexpr int kWarps = 4;                     // of a block in f32
 constexpr int kSlots = 4;                     // slots in flight of a warp
+constexpr int kFloatChunk = 64;               // positions that a part of a row gets at a time in f32
 
 // ---- prepare ----
 
@@ -125,7 +130,7 @@ __device__ __forceinline__ float sum_heads(const float (&s)[kHeads], int lane) {
 
 template <int kDim, int kHeads>
 __global__ void __launch_bounds__(32 * kWarps)
-    attend_floats_kernel(const __grid_constant__ DeviceAttentionArgs a, AttentionTiling tiling) {
+    attend_floats_kernel(const __grid_constant__ DeviceAttentionArgs a) {
   constexpr int kPer = kDim / 32, kLanesOfHead = 32 / kHeads;
   __shared__ float sums[kHeads][kDim];
   __shared__ float tops[kWarps][kHeads], totals[kWarps][kHeads];
@@ -134,8 +139,8 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int row = blockIdx.z, part = blockIdx.y;
   const int group = a.rows.group[row];
   if (group < 0) return;
-  const Segment segment = segment_of(a, tiling, row);
-  if (part >= segment.n_parts) return;
+  const RowView view = view_of(a, row, 1);
+  if (!PartRange(view.lo, view.hi, kFloatChunk, a.n_splits).has(part)) return;
   const int per_kv = a.n_head / a.n_head_kv;
   const int head_groups = (per_kv + kHeads - 1) / kHeads;
   const int kv_head = blockIdx.x / head_groups, first_in_kv = blockIdx.x % head_groups * kHeads;
@@ -160,22 +165,24 @@ __global__ void __launch_bounds__(32 * kWarps)
     for (int i = 0; i < kPer; ++i) q[h][i] *= a.scale * kLog2E;
   }
 
-  const int begin = segment.begin + part * segment.part, end = min(segment.end, begin + segment.part);
   const int sequence = a.rows.group_sequence[group];
   const PagedHead keys = paged_head(a.kv, false, sequence, a.n_head_kv, kv_head, kDim),
                   values = paged_head(a.kv, true, sequence, a.n_head_kv, kv_head, kDim);
-  QueryReach reach = reach_of(a, segment, row);
-  reach.hi = min(reach.hi, end);
 
   float acc[kHeads][kPer] = {};
   float top = -INFINITY, total = 0.0f;  // of head lane / kLanesOfHead
-  for (int slot = begin + warp * kSlots; slot < end; slot += kWarps * kSlots) {
+  // Positions of the part: kSlots for each warp in turn, to the end of a chunk, then the part's next chunk.
+  const int stride = kWarps * kSlots;
+  int position = first_in_turn(view.lo / kFloatChunk, part, a.n_splits) * kFloatChunk + warp * kSlots;
+  for (; position < view.hi; position += (position + stride) % kFloatChunk < stride
+                                             ? stride + (a.n_splits - 1) * kFloatChunk
+                                             : stride) {
     float k[kSlots][kPer], v[kSlots][kPer];
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
-      const int at = min(slot + s, end - 1);
-      load_elements<kPer>(a.kv.k_type, keys.at(at), lane, k[s]);
-      load_elements<kPer>(a.kv.v_type, values.at(at), lane, v[s]);
+      const int at = min(position + s, view.hi - 1), slot = at < view.tail ? at : view.slot_of(at);
+      load_elements<kPer>(a.kv.k_type, keys.at(slot), lane, k[s]);
+      load_elements<kPer>(a.kv.v_type, values.at(slot), lane, v[s]);
     }
     float score[kSlots], new_top = top;
 #pragma unroll
@@ -188,7 +195,7 @@ __global__ void __launch_bounds__(32 * kWarps)
         for (int i = 0; i < kPer; ++i) dot[h] = fmaf(q[h][i], k[s][i], dot[h]);
       }
       score[s] = sum_heads<kHeads>(dot, lane);
-      if (!sees(a, segment, reach, row, slot + s)) score[s] = -INFINITY;
+      if (position + s < view.lo || position + s >= view.hi) score[s] = -INFINITY;
       new_top = fmaxf(new_top, score[s]);
     }
     if (__all_sync(0xffffffffu, new_top == -INFINITY)) continue;
@@ -265,14 +272,13 @@ __global__ void __launch_bounds__(32 * kWarps)
 // has such heads; small ones made for tests do.
 template <int kDim>
 __global__ void __launch_bounds__(128)
-    attend_small_heads_kernel(const __grid_constant__ DeviceAttentionArgs a, AttentionTiling tiling) {
+    attend_small_heads_kernel(const __grid_constant__ DeviceAttentionArgs a) {
   allow_next();
   wait_for_inputs();
   const int head = blockIdx.x * 4 + threadIdx.x / 32, row = blockIdx.y, lane = threadIdx.x % 32;
   const int group = a.rows.group[row];
   if (group < 0 || head >= a.n_head) return;
-  const Segment s = segment_of(a, tiling, row);
-  const QueryReach reach = reach_of(a, s, row);
+  const RowView view = view_of(a, row, 1);
   const int sequence = a.rows.group_sequence[group], kv_head = head / (a.n_head / a.n_head_kv);
   const PagedHead keys = paged_head(a.kv, false, sequence, a.n_head_kv, kv_head, kDim),
                   values = paged_head(a.kv, true, sequence, a.n_head_kv, kv_head, kDim);
@@ -282,8 +288,9 @@ __global__ void __launch_bounds__(128)
   };
   const float* const q = a.q + (static_cast<int64_t>(row) * a.n_head + head) * kDim;
   float sums[kDim] = {}, top = -INFINITY, total = 0.0f;
-  for (int slot = s.begin + lane; slot < s.end; slot += 32) {
-    if (!sees(a, s, reach, row, slot)) continue;
+  for (int position = view.lo / 32 * 32 + lane; position < view.hi; position += 32) {
+    if (position < view.lo) continue;
+    const int slot = position < view.tail ? position : view.slot_of(position);
     const std::byte *const k = keys.at(slot), *const v = values.at(slot);
     float score = 0.0f;
 #pragma unroll
@@ -310,35 +317,42 @@ __global__ void __launch_bounds__(128)
 
 // ---- finish ----
 
-constexpr int kFinishThreads = 256;
+constexpr int kFinishThreads = 128;
 
-// A block per (row, head): dim / 4 threads add up every n-th part of four elements each.
+// A block per (row, head): dim / 4 threads add up every n-th part of four elements each. `chunk`: positions
+// that a part gets at a time; 0: parts of a larger step.
 __global__ void __launch_bounds__(kFinishThreads)
-    finish_heads_kernel(const __grid_constant__ DeviceAttentionArgs a, AttentionTiling tiling) {
+    finish_heads_kernel(const __grid_constant__ DeviceAttentionArgs a, AttentionTiling tiling, int chunk) {
   __shared__ float weight[64];
   __shared__ float4 sums[kFinishThreads];
   allow_next();
   wait_for_inputs();
   const int row = blockIdx.y, head = blockIdx.x, dim = a.head_dim;
-  const int n = a.rows.group[row] < 0 ? 0 : segment_of(a, tiling, row).n_parts;
+  PartRange parts_in_use(0);
+  if (a.rows.group[row] >= 0) {
+    if (chunk > 0) {
+      const RowView view = view_of(a, row, 1);
+      parts_in_use = PartRange(view.lo, view.hi, chunk, a.n_splits);
+    } else {
+      parts_in_use = PartRange(segment_of(a, tiling, row).n_parts);
+    }
+  }
   const int lanes = dim / 4, lane = threadIdx.x % lanes, first = threadIdx.x / lanes;
   // Every warp looks at the numbers of all parts: a lane has two of them.
   const float2* const stats = part_stats(a, row, head, 0);
   const int p0 = threadIdx.x % 32, p1 = p0 + 32;
   static_assert(kMaxAttentionSplits <= 64);
-  const float2 none{-INFINITY, 0.0f}, s0 = p0 < n ? stats[p0] : none, s1 = p1 < n ? stats[p1] : none;
-  float top = fmaxf(s0.x, s1.x);
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
-  if (top == -INFINITY) top = 0.0f;
-  const float f0 = exp2_fast(s0.x - top), f1 = exp2_fast(s1.x - top);
-  const float total = warp_sum(f0 * s0.y + f1 * s1.y);
+  const float2 none{-INFINITY, 0.0f}, s0 = parts_in_use.has(p0) ? stats[p0] : none,
+                                      s1 = parts_in_use.has(p1) ? stats[p1] : none;
+  float f0, f1;
+  const float total = weigh_parts(s0, s1, f0, f1);
   if (threadIdx.x < 32) weight[p0] = f0, weight[p1] = f1;
   __syncthreads();
   float4 x{0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 4
-  for (int p = first; p < n; p += kFinishThreads / lanes) {
-    const float4 y = reinterpret_cast<const float4*>(part_sums(a, row, head, p))[lane];
+  for (int p = first; p < parts_in_use.end(); p += part_turns(dim)) {
+    float4 y{0.0f, 0.0f, 0.0f, 0.0f};
+    if (parts_in_use.has(p)) y = reinterpret_cast<const float4*>(part_sums(a, row, head, p))[lane];
     const float f = weight[p];
     x.x = fmaf(f, y.x, x.x), x.y = fmaf(f, y.y, x.y), x.z = fmaf(f, y.z, x.z), x.w = fmaf(f, y.w, x.w);
   }
@@ -346,7 +360,7 @@ __global__ void __launch_bounds__(kFinishThreads)
   __syncthreads();
   if (first != 0) return;
   const float4 gate = load_gate(a, row, head, 4 * lane);
-  for (int i = 1; i < kFinishThreads / lanes; ++i) {
+  for (int i = 1; i < part_turns(dim); ++i) {
     const float4 y = sums[i * lanes + lane];
     x.x += y.x, x.y += y.y, x.z += y.z, x.w += y.w;
   }
@@ -367,28 +381,38 @@ template <int kDim>
 Plan plan_of(const DeviceAttentionArgs& a) {
   const int per_kv = a.n_head / a.n_head_kv;
   const bool floats = a.kv.k_type == KvType::F32 || a.kv.v_type == KvType::F32;
-  if (floats || per_kv > kManyQueries) return {Way::Floats, {1, 16}};
-  if (a.n_rows * per_kv <= kMaxFewQueries) return {Way::Few, {a.n_rows, 16}};
-  if (kManySharedBytes<kDim> <= device_in_use().max_shared_bytes)
+  if (!floats && a.n_rows > kMaxOneArithmeticRows && per_kv <= kManyQueries &&
+      kManySharedBytes<kDim> <= device_in_use().max_shared_bytes)
     return {Way::Many, {kManyQueries / per_kv, kManySlots}};
-  if (per_kv <= kMaxFewQueries) return {Way::Few, {kMaxFewQueries / per_kv, 16}};
-  return {Way::Floats, {1, 16}};
+  if (floats || per_kv > kMaxFewQueries) return {Way::Floats, {1, 16}};
+  return {Way::Few, {std::min(a.n_rows, kMaxFewQueries / per_kv), 16}};
+}
+
+// Warps of a block: the same for all steps, as their number shows in the bits.
+template <int kDim>
+int few_warps() {
+  static const int n_warps = [] {
+    constexpr size_t kMost = kFewWarpBytes<kDim, 2>;
+    size_t n = kMaxFewWarps;
+    while (n > 1 && n * kMost > device_in_use().max_shared_bytes) n /= 2;
+    return static_cast<int>(n);
+  }();
+  return n_warps;
 }
 
 template <int kDim, int kTiles>
 void launch_few(const DeviceAttentionArgs& a, const AttentionTiling& tiling, StreamView stream) {
-  static const int n_warps = [] {
-    int n = kMaxFewWarps;
-    while (n > 1 && static_cast<size_t>(n) * kFewWarpBytes < kDim, kTiles >> device_in_use().max_shared_bytes)
-      n /= 2;
-    allow_shared(attend_few_kernel<kDim, kTiles>, static_cast<size_t>(n) * kFewWarpBytes<kDim, kTiles>);
-    return n;
+  static const size_t shared_bytes = [] {
+    const size_t bytes = static_cast<size_t>(few_warps<kDim>()) * kFewWarpBytes<kDim, kTiles>;
+    allow_shared(attend_few_kernel<kDim, kTiles>, bytes);
+    return bytes;
   }();
-  launch(attend_few_kernel<kDim, kTiles>,
-         dim3(static_cast<unsigned>(ceil_div(a.n_rows, tiling.rows) * a.n_head_kv),
-              static_cast<unsigned>(a.n_splits)),
-         static_cast<unsigned>(32 * n_warps), static_cast<size_t>(n_warps) * kFewWarpBytes<kDim, kTiles>,
-         stream, a, tiling);
+  // Enough blocks for the card, which share the parts evenly.
+  const int tiles = ceil_div(a.n_rows, tiling.rows) * a.n_head_kv;
+  const int wanted = std::min(a.n_splits, ceil_div(2 * device_in_use().n_multiprocessors, tiles));
+  const int blocks = ceil_div(a.n_splits, ceil_div(a.n_splits, wanted));
+  launch(attend_few_kernel<kDim, kTiles>, dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(blocks)),
+         static_cast<unsigned>(32 * few_warps<kDim>()), shared_bytes, stream, a, tiling);
 }
 
 template <int kDim>
@@ -396,6 +420,7 @@ void launch_attend(const DeviceAttentionArgs& a, StreamView stream) {
   const Plan plan = plan_of<kDim>(a);
   const int per_kv = a.n_head / a.n_head_kv;
   const unsigned splits = static_cast<unsigned>(a.n_splits), rows = static_cast<unsigned>(a.n_rows);
+  int chunk = 0;
   switch (plan.way) {
     case Way::Floats: {
       // Few rows: short code and many blocks. Many rows: each byte of the cache read by as few blocks as
@@ -404,7 +429,8 @@ void launch_attend(const DeviceAttentionArgs& a, StreamView stream) {
       launch(
           heads == kFewHeads ? attend_floats_kernel<kDim, kFewHeads> : attend_floats_kernel<kDim, kManyHeads>,
           dim3(static_cast<unsigned>(a.n_head_kv * ceil_div(per_kv, heads)), splits, rows), 32 * kWarps, 0,
-          stream, a, plan.tiling);
+          stream, a);
+      chunk = kFloatChunk;
       break;
     }
     case Way::Few:
@@ -412,6 +438,7 @@ void launch_attend(const DeviceAttentionArgs& a, StreamView stream) {
         launch_few<kDim, 1>(a, plan.tiling, stream);
       else
         launch_few<kDim, 2>(a, plan.tiling, stream);
+      chunk = few_warps<kDim>() * kFewSlots;
       break;
     case Way::Many: {
       static const bool ready = [] {
@@ -427,18 +454,17 @@ void launch_attend(const DeviceAttentionArgs& a, StreamView stream) {
     }
   }
   launch(finish_heads_kernel, dim3(static_cast<unsigned>(a.n_head), rows), kFinishThreads, 0, stream, a,
-         plan.tiling);
+         plan.tiling, chunk);
 }
 
 }  // namespace
 
 int attention_splits(int n_rows, int n_head, int n_head_kv, int n_multiprocessors) noexcept {
-  const int per_kv = n_head / n_head_kv;
-  // One block to a multiprocessor with few queries, two with many.
-  const bool few = n_rows * per_kv <= kMaxFewQueries;
-  const int tiles = few ? 1 : ceil_div(n_rows * per_kv, kManyQueries);
-  const int splits = (few ? 1 : 2) * n_multiprocessors / (tiles * n_head_kv);
-  return splits < 1 ? 1 : splits > kMaxAttentionSplits ? kMaxAttentionSplits : splits;
+  // A part for each multiprocessor, or with many rows two blocks.
+  const int tiles = ceil_div(n_rows * (n_head / n_head_kv), kManyQueries);
+  const int splits = n_rows <= kMaxOneArithmeticRows ? n_multiprocessors / n_head_kv
+                                                     : 2 * n_multiprocessors / (tiles * n_head_kv);
+  return std::clamp(splits, 1, kMaxAttentionSplits);
 }
 
 size_t attention_tagged_bytes(int n_head, int n_splits, int head_dim) noexcept {
@@ -464,24 +490,20 @@ bool launch_row(const DeviceAttentionArgs& a, StreamView stream) {
   return true;
 }
 
-void prepare_heads(const DeviceAttentionArgs& a, StreamView stream) {
-  launch(
-      prepare_heads_kernel,
-      dim3(static_cast<unsigned>(ceil_div(a.n_head + 2 * a.n_head_kv, 4)), static_cast<unsigned>(a.n_rows)),
-      128, 0, stream, a);
-}
-
 }  // namespace
 
 void attention_cuda(const DeviceAttentionArgs& a, StreamView stream) noexcept {
   if (a.head_dim == 128 && launch_row<128>(a, stream)) return;
   if (a.head_dim == 256 && launch_row<256>(a, stream)) return;
-  prepare_heads(a, stream);
+  launch(
+      prepare_heads_kernel,
+      dim3(static_cast<unsigned>(ceil_div(a.n_head + 2 * a.n_head_kv, 4)), static_cast<unsigned>(a.n_rows)),
+      128, 0, stream, a);
   switch (a.head_dim) {
     case 16:
       return launch(attend_small_heads_kernel<16>,
                     dim3(static_cast<unsigned>(ceil_div(a.n_head, 4)), static_cast<unsigned>(a.n_rows)), 128,
-                    0, stream, a, AttentionTiling{1, 16});
+                    0, stream, a);
     case 32:
       return launch_attend<32>(a, stream);
     case 64:

@@ -1,5 +1,5 @@
 // A head on its way from its projection to the cache: norm, rotation, and how the cache stores it. A warp
-// does one head.
+// does one head, with the bits of attention_row.cuh.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -23,13 +23,11 @@ struct HeadTurn {
 // x = the head normed and rotated. `x`: shared memory of the warp.
 __device__ __forceinline__ void turn_head(float* x, const float* from, const float* norm, int dim, float eps,
                                           const HeadTurn& turn, int lane) {
+  const int per = dim < 32 ? 1 : dim / 32;
   float square = 0.0f;
-  for (int d = lane; d < dim; d += 32) {
-    x[d] = from[d];
-    square += x[d] * x[d];
-  }
+  for (int d = lane * per; d < min(dim, (lane + 1) * per); ++d) square = fmaf(from[d], from[d], square);
   const float scale = rsqrtf(warp_sum(square) / static_cast<float>(dim) + eps);
-  for (int d = lane; d < dim; d += 32) x[d] *= scale * norm[d];
+  for (int d = lane; d < dim; d += 32) x[d] = from[d] * (scale * norm[d]);
   __syncwarp();
   const int half_rot = turn.n_rot / 2;
   for (int i = lane; i < half_rot; i += 32) {
@@ -38,8 +36,8 @@ __device__ __forceinline__ void turn_head(float* x, const float* from, const flo
     s *= turn.magnitude;
     c *= turn.magnitude;
     const float u = x[i], v = x[half_rot + i];
-    x[i] = u * c - v * s;
-    x[half_rot + i] = u * s + v * c;
+    x[i] = fmaf(u, c, -(v * s));
+    x[half_rot + i] = fmaf(v, c, u * s);
   }
 }
 

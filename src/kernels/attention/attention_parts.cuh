@@ -1,10 +1,29 @@
 // What the attending kernels share: which slots the rows of a block see, how those are cut into parts, and
 // where the results of a part lie.
 //
-// Rows are attended in tiles of `rows` consecutive rows of the step. The rows of a tile that belong to one
-// sequence are a segment: they read one cache. A segment's slots are cut into at most n_splits parts; block
-// (tile, part) leaves sums of values, the largest score and the sum of weights of every (row, head). Scores
-// are in units of log 2.
+// Steps of up to 64 rows have one arithmetic, so that the bits of a row depend on its query and on the keys
+// and values it sees, in the order of their positions, and on nothing else:
+//   - Positions are cut at multiples of 16 into tiles, and at multiples of a chunk (a tile for each warp of a
+//     block) into chunks. Chunk c belongs to part c % n_splits, whatever the length of the context. n_splits
+//     depends on model and card only.
+//   - The tiles of one warp in one part follow each other in one running softmax: scores by the same products
+//   in
+//     the same order, the largest score, then weights and sums relative to it.
+//   - The warps of a part are added up in order, then the parts (every so many of them by one thread, in
+//   order).
+//   - A position that a row does not see has weight 0, and a tile, warp or part without any adds 0 with
+//   weight
+//     0: no bit changes. So rows can share tiles with others that see more, or less.
+//   - Uncommitted rows of a tree lie at slots that are not their positions. From the tile of the first
+//     uncommitted position on, a row gathers the slots of its own path into the places of their positions. A
+//     row whose ancestors are all rows before it needs no gathering.
+//   - Norm and rotation of a head: sums of squares over consecutive elements of a lane, then over the warp.
+// Products that are added up are fused by hand: what the compiler fuses can differ from kernel to kernel.
+//
+// In steps of more rows, rows are attended in tiles of `rows` consecutive rows of the step. The rows of a
+// tile that belong to one sequence are a segment: they read one cache. A segment's slots are cut into at most
+// n_splits parts; block (tile, part) leaves sums of values, the largest score and the sum of weights of every
+// (row, head). Scores are in units of log 2.
 #pragma once
 
 #include "kernels/attention/attention_cuda.h"
@@ -12,7 +31,8 @@
 
 namespace thermo {
 
-inline constexpr int kMinPart = 64;  // slots that are worth a block
+inline constexpr int kMaxOneArithmeticRows = 64;  // of a step in which the bits of a row are its own
+inline constexpr int kMinPart = 64;               // slots that are worth a block, in larger steps
 inline constexpr float kLog2E = 1.4426950408889634f;
 
 struct AttentionTiling {
@@ -104,6 +124,98 @@ __device__ __forceinline__ bool sees(const DeviceAttentionArgs& a, const Segment
                                      int row, int slot) {
   if (slot < reach.lo || slot >= reach.hi) return false;
   return !s.uncommitted || slot < s.past || sees_branch(a, s, row, slot - s.past);
+}
+
+// ---- one arithmetic ----
+
+// What a row sees: positions lo .. hi - 1. Those from `tail` on are not at slots of their number but at
+// slot_of().
+struct RowView {
+  int lo, hi, tail;
+  int past;
+  uint64_t path;  // the row and its ancestors, if there is a tail
+
+  // REQUIRES: tail <= position < hi.
+  __device__ __forceinline__ int slot_of(int position) const {
+    if (position < past) return position;
+    uint64_t rest = path;
+    int n = position - past, row = 0;
+#pragma unroll
+    for (int width = 32; width > 0; width /= 2) {
+      const int low = __popcll(rest & ((uint64_t{1} << width) - 1));
+      const bool up = n >= low;
+      n -= up ? low : 0;
+      row += up ? width : 0;
+      rest = up ? rest >> width : rest;
+    }
+    return past + row;
+  }
+};
+
+// REQUIRES: the row is no padding. `tile`: positions that are gathered together.
+__device__ __forceinline__ RowView view_of(const DeviceAttentionArgs& a, int row, int tile) {
+  const int group = a.rows.group[row], index = row - a.rows.group_begin[group];
+  RowView view;
+  view.past = a.rows.group_past[group];
+  view.lo = a.window > 0 ? max(0, a.rows.position[row] - a.window + 1) : 0;
+  view.hi = view.past + (a.both_ways ? a.rows.group_rows[group] : index + 1);
+  view.tail = view.hi;
+  view.path = 0;
+  if (a.rows.is_uncommitted(group) && !a.both_ways) {
+    view.path = a.rows.ancestors[row];
+    view.hi = view.past + __popcll(view.path);
+    view.tail = (view.path & (view.path + 1)) == 0 ? view.hi : view.past / tile * tile;
+  }
+  return view;
+}
+
+// The parts that positions lo .. hi - 1 belong to: n of them from `first` on, around the end of all.
+struct PartRange {
+  int first, n, of;
+
+  __device__ __forceinline__ PartRange(int lo, int hi, int chunk, int n_splits)
+      : first(lo / chunk % n_splits), n((hi - 1) / chunk - lo / chunk + 1), of(n_splits) {}
+  __device__ __forceinline__ explicit PartRange(int n_parts) : first(0), n(n_parts), of(n_parts) {}
+  __device__ __forceinline__ bool has(int part) const {
+    return part < of && part - first + (part < first ? of : 0) < n;
+  }
+  __device__ __forceinline__ int end() const { return min(first + n, of); }
+};
+
+// The first number from `from` on that is `index` modulo n. REQUIRES: 0 <= index < n.
+__device__ __forceinline__ int first_in_turn(int from, int index, int n) {
+  const int at = from % n;
+  return from + index - at + (index < at ? n : 0);
+}
+
+// Scores of two slots of a query to weights: x and y. The other slots of the tile are in the lanes that
+// differ from this one in the bits 4, 8 and 16. Returns what earlier sums shrink by.
+__device__ __forceinline__ float weigh_tile(float& x, float& y, float& top, float& total) {
+  float now = fmaxf(fmaxf(x, y), top);
+#pragma unroll
+  for (int mask = 4; mask < 32; mask *= 2) now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, mask));
+  const float base = now == -INFINITY ? 0.0f : now, shrink = exp2_fast(top - base);
+  top = now;
+  x = exp2_fast(x - base);
+  y = exp2_fast(y - base);
+  total = fmaf(total, shrink, x) + y;
+  return shrink;
+}
+
+// Of all parts, of which a lane has two: largest score and sum of weights. f0, f1: factors of the lane's
+// parts.
+__device__ __forceinline__ float weigh_parts(float2 s0, float2 s1, float& f0, float& f1) {
+  float top = fmaxf(s0.x, s1.x);
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
+  if (top == -INFINITY) top = 0.0f;
+  f0 = exp2_fast(s0.x - top);
+  f1 = exp2_fast(s1.x - top);
+  return warp_sum(fmaf(f0, s0.y, f1 * s1.y));
+}
+// Threads that add up parts of the same elements: thread i takes part i, i + this many, ..
+__host__ __device__ constexpr int part_turns(int dim) {
+  return 512 / dim;
 }
 
 // ---- results of parts ----

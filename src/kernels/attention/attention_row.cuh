@@ -1,7 +1,8 @@
 // Attention of one decoded row in one launch: norm and rotation of heads, the cache's new slot, attending,
 // merging, gating. Three launches spend most of their time waiting for each other's results.
 //
-// A block has one kv head and a part of the cache, as in attention_few.cuh; each prepares the queries it
+// The arithmetic is that of attention_few.cuh, bit for bit. A block has one kv head and a part of the cache;
+// each prepares the queries it
 // needs, and the block with the last part the new key and value too. What does not depend on the projections
 // is done before the wait: the stored keys and values are on their way, angles are computed. Parts go to the
 // blocks that merge them (one for each query head) through L2, each float beside the number of the launch, so
@@ -111,13 +112,10 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
   // be read after them, and the slots after that.
   const int group = a.rows.group[0];
   const int past = a.rows.group_past[0], position = a.rows.position[0], sequence = a.rows.group_sequence[0];
-  const int begin = a.window > 0 ? max(0, position - a.window + 1) : 0,
-            first_slot = begin - begin % kFewSlots, n_slots = past + 1 - first_slot;
-  const int slots = (max(kRowPart, (n_slots + a.n_splits - 1) / a.n_splits) + kFewSlots - 1) / kFewSlots *
-                    kFewSlots,
-            n_parts = (n_slots + slots - 1) / slots;
-  const bool active = group >= 0 && part < n_parts, last = active && part == n_parts - 1;
-  const int part_begin = first_slot + part * slots, end = min(past + 1, part_begin + slots);
+  const int begin = a.window > 0 ? max(0, position - a.window + 1) : 0, end = past + 1;
+  const PartRange parts_in_use(begin, end, kRowPart, a.n_splits);
+  const bool active = group >= 0 && parts_in_use.has(part),
+             last = active && part == past / kRowPart % a.n_splits;
   const PagedHead k_head = paged_head(a.kv, false, sequence, a.n_head_kv, kv_head, kDim),
                   v_head = paged_head(a.kv, true, sequence, a.n_head_kv, kv_head, kDim);
   // The row's own slot is left out: `fresh` has it.
@@ -129,7 +127,10 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
     if (slot < end) stage_slots<kDim, kFewSlots, 32>(a.kv.v_type, values, v_head, slot, min(end, past), lane);
     copy_commit();
   };
-  int slot = part_begin + warp * kFewSlots;
+  const int stride = a.n_splits * kRowPart;
+  int slot = first_in_turn(begin / kRowPart, part, a.n_splits) * kRowPart + warp * kFewSlots;
+  if (slot + kFewSlots <= begin) slot += stride;
+  const bool busy = slot < end;
   if (active) {
     stage_keys(slot);
     stage_values(slot);
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
       if (item <= per_kv) {
         float square = 0.0f;
 #pragma unroll
-        for (int j = 0; j < kPer; ++j) square += x[j] * x[j];
+        for (int j = 0; j < kPer; ++j) square = fmaf(x[j], x[j], square);
         const float scale = rsqrtf(warp_sum(square) / static_cast<float>(kDim) + a.eps);
         const float* const weight = shared.norms[item == per_kv] + first;
         const float2* const turns = shared.turns + (low ? first : first - half_rot);
@@ -195,7 +196,7 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
           const float other = __shfl_sync(0xffffffffu, x[j], partner);
           if (turned) {
             const float2 turn = turns[j];
-            x[j] = low ? x[j] * turn.x - other * turn.y : other * turn.y + x[j] * turn.x;
+            x[j] = fmaf(x[j], turn.x, low ? -(other * turn.y) : other * turn.y);
           }
         }
       }
@@ -236,7 +237,7 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
       __syncwarp();
     };
 #pragma unroll 1
-    for (; slot < end; slot += kRowPart) {
+    for (; slot < end; slot += stride) {
       copy_wait<1>();
       __syncwarp();
       put_fresh(keys, shared.fresh[0]);
@@ -248,21 +249,16 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
         mma_16816(i % 2 == 0 ? score : other, k, q[i][0], q[i][1]);
       }
       __syncwarp();
-      stage_keys(slot + kRowPart);
+      stage_keys(slot + stride);
       float shrink[2];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         float x = score[j] + other[j], y = score[2 + j] + other[2 + j];
         if (slot + g < begin || slot + g >= end) x = -INFINITY;
         if (slot + g + 8 < begin || slot + g + 8 >= end) y = -INFINITY;
-        float now = fmaxf(fmaxf(x, y), top[j]);
-#pragma unroll
-        for (int mask = 4; mask < 32; mask *= 2) now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, mask));
-        shrink[j] = exp2_fast(top[j] - now);  // a group of slots has at least one that is seen
-        top[j] = now;
-        score[j] = exp2_fast(x - now);
-        score[2 + j] = exp2_fast(y - now);
-        total[j] = total[j] * shrink[j] + score[j] + score[2 + j];
+        shrink[j] = weigh_tile(x, y, top[j], total[j]);
+        score[j] = x;
+        score[2 + j] = y;
       }
       const uint32_t p0 = turn_matrix(pack_halves(score[0], score[1])),
                      p1 = turn_matrix(pack_halves(score[2], score[3]));
@@ -280,7 +276,7 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
         mma_16816(sums[i], v, p0, p1);
       }
       __syncwarp();
-      stage_values(slot + kRowPart);
+      stage_values(slot + stride);
     }
     copy_wait<0>();
     __syncwarp();
@@ -288,7 +284,6 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
     // Add up the warps.
     constexpr int kStep = kDim + 4;  // of a query; the lanes of a store fall into different banks
     float* const own = reinterpret_cast<float*>(keys);
-    const bool busy = part_begin + warp * kFewSlots < end;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int query = 2 * t + j;
@@ -304,7 +299,6 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
       if (g == 0) *reinterpret_cast<float2*>(own + 8 * kStep + 2 * query) = {top[j], total[j]};
     }
     __syncthreads();
-    const int n_busy = (end - part_begin + kFewSlots - 1) / kFewSlots;  // or more
 #pragma unroll 2
     for (int i = threadIdx.x; i < per_kv * (kDim / 4); i += 32 * kRowWarps) {
       const int query = i / (kDim / 4), d = i % (kDim / 4) * 4;
@@ -315,14 +309,14 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
       for (int w = 0; w < kRowWarps; ++w) {
         const float* const area = reinterpret_cast<const float*>(shared.stages[w]);
         stats[w] = *reinterpret_cast<const float2*>(area + 8 * kStep + 2 * query);
-        if (w < n_busy) y[w] = *reinterpret_cast<const float4*>(area + query * kStep + d);
+        y[w] = *reinterpret_cast<const float4*>(area + query * kStep + d);
       }
 #pragma unroll
       for (int w = 0; w < kRowWarps; ++w) all_top = fmaxf(all_top, stats[w].x);
       float4 x{0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
       for (int w = 0; w < kRowWarps; ++w) {
-        if (w >= n_busy) break;
+        if (stats[w].x == -INFINITY) continue;  // had no slots, left no sums
         const float f = exp2_fast(stats[w].x - all_top);
         x.x = fmaf(f, y[w].x, x.x), x.y = fmaf(f, y[w].y, x.y), x.z = fmaf(f, y[w].z, x.z),
         x.w = fmaf(f, y[w].w, x.w);
@@ -337,6 +331,7 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
 
   // One head of all parts.
   constexpr int kLanes = kDim / 2, kGroups = 32 * kRowWarps / kLanes;
+  static_assert(kGroups == part_turns(kDim));
 #pragma unroll 1
   for (int h = part; h < per_kv; h += gridDim.y) {
     const int head = kv_head * per_kv + h;
@@ -350,7 +345,7 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         y[i] = {0.0f, 0.0f};
-        if (p + i * kGroups < n_parts)
+        if (parts_in_use.has(p + i * kGroups))
           here &= look_at_pair(parts + (p + i * kGroups) * row_part_entries(kDim) + 2 * pair, launch, y[i]);
       }
       return here;
@@ -362,17 +357,14 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         stats[i] = {-INFINITY, 0.0f};
-        if (lane + 32 * i < n_parts)
+        if (parts_in_use.has(lane + 32 * i))
           here &= look_at_pair(parts + (lane + 32 * i) * row_part_entries(kDim) + kDim, launch, stats[i]);
       }
       here &= look_at_batch(first);
     } while (!here);
     __syncwarp();
-    float top = fmaxf(stats[0].x, stats[1].x);
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
-    const float f0 = exp2_fast(stats[0].x - top), f1 = exp2_fast(stats[1].x - top);
-    const float total = warp_sum(f0 * stats[0].y + f1 * stats[1].y);
+    float f0, f1;
+    const float total = weigh_parts(stats[0], stats[1], f0, f1);
     float2 x{0.0f, 0.0f};
 #pragma unroll 1
     for (int p = first;;) {
@@ -383,7 +375,7 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
         x.x = fmaf(f, y[i].x, x.x), x.y = fmaf(f, y[i].y, x.y);
       }
       p += kBatch * kGroups;
-      if (p >= n_parts) break;
+      if (p >= parts_in_use.end()) break;
       while (!look_at_batch(p)) {
       }
       __syncwarp();

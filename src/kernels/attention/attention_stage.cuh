@@ -86,7 +86,8 @@ __device__ __forceinline__ void stage_slots(KvType type, std::byte* to, const Pa
     for (int n = 0; n < kSlots * kPieces / kThreads; ++n) {
       const int i = thread + n * kThreads, slot = i / kPieces, piece = i % kPieces;
       const bool valid = first + slot < end;
-      copy16(to + piece_offset<kDim>(slot, piece), heads + (valid ? slot * head.step + piece * 16 : 0), valid);
+      copy16(to + piece_offset<kDim>(slot, piece), heads + (valid ? slot * head.step + piece * 16 : 0),
+             valid);
     }
   } else {
 #pragma unroll 4
@@ -96,6 +97,22 @@ __device__ __forceinline__ void stage_slots(KvType type, std::byte* to, const Pa
       if (first + slot < end) x = widen_piece(heads + slot * head.step, piece);
       *reinterpret_cast<uint4*>(to + piece_offset<kDim>(slot, piece)) = x;
     }
+  }
+}
+
+// kSlots slots from anywhere, by a warp: slot i lies where lane i says, or becomes zeros if that is 0.
+template <int kDim, int kSlots>
+__device__ __forceinline__ void stage_gathered(KvType type, std::byte* to, uint64_t mine, int lane) {
+  constexpr int kPieces = kDim / 8;
+  static_assert(kSlots <= 32 && kSlots * kPieces % 32 == 0);
+#pragma unroll 4
+  for (int i = lane; i < kSlots * kPieces; i += 32) {
+    const int slot = i / kPieces, piece = i % kPieces;
+    const std::byte* const from = reinterpret_cast<const std::byte*>(__shfl_sync(0xffffffffu, mine, slot));
+    uint4 x{0, 0, 0, 0};
+    if (from != nullptr)
+      x = type == KvType::F16 ? reinterpret_cast<const uint4*>(from)[piece] : widen_piece(from, piece);
+    *reinterpret_cast<uint4*>(to + piece_offset<kDim>(slot, piece)) = x;
   }
 }
 

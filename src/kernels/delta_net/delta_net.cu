@@ -2,13 +2,13 @@
 // part) has 16 columns of row j, in float4 pieces part, part + L, part + 2L, part + 3L with L = dim / 16, so
 // that a warp reads whole lines.
 //
-// Few rows: one block per (head, sequence), or a cluster of four for a step of up to 4 rows, does everything
-// from the raw projection to the gated norm (delta_net_fused.cuh): 2.1 MB of state in and out per layer of
-// the 35B-A3B. Uncommitted rows (a draft tree) too; a head is shared by four blocks where the card has
-// clusters. Many rows: convolution and norms for all rows at once, then the rule alone in chunks on tensor
-// cores (delta_net_chunk.cuh), then the gated norm. Where the card has not the memory or the instructions for
-// chunks, the rule runs row by row, a quarter of a head per block and no barrier in the row loop: 0.5 us a
-// row and layer instead of 0.15.
+// Up to 64 rows: one block per (head, sequence), or a cluster of four where the card has clusters, does
+// everything from the raw projection to the gated norm (delta_net_fused.cuh): 2.1 MB of state in and out per
+// layer of the 35B-A3B. Uncommitted rows (a draft tree) too. The bits of a row are those of plain decoding.
+// More rows: convolution and norms for all rows at once, then the rule alone in chunks on tensor cores
+// (delta_net_chunk.cuh), then the gated norm. If the card lacks the memory or the instructions for chunks,
+// the rule runs row by row, a quarter of a head per block and no barrier in the row loop: 0.5 us a row and
+// layer instead of 0.15.
 #include "kernels/delta_net/delta_net_cuda.h"
 
 #include "base/check.h"
@@ -21,8 +21,7 @@
 namespace thermo {
 namespace {
 
-constexpr int kHeadBlocks = 4;      // that share a head when rows are few
-constexpr int kMaxOwnConvRows = 8;  // uncommitted rows that a block convolves itself
+constexpr int kHeadBlocks = 4;  // that share a head when rows are few
 
 // ---- many rows ----
 
@@ -94,9 +93,12 @@ __global__ void __launch_bounds__(kScanThreads<kDim>)
     for (int i = 0; i < 4; ++i) k_now[i] = k[i], q_now[i] = q[i];
     const float v_now = v, decay_now = decay, beta_now = beta;
     if (r + 1 < n) load(r + 1);
-    const float d = beta_now * (v_now - decay_now * tile.dot(k_now));
-    tile.update(decay_now, d, k_now);
-    const float o = tile.dot(q_now);
+    float known = tile.share(k_now), o = 0.0f;
+    Tile::add_shares(known, o);
+    tile.update(decay_now, beta_now * fmaf(-decay_now, known, v_now), k_now);
+    float none = 0.0f;
+    o = tile.share(q_now);
+    Tile::add_shares(o, none);
     if (part == 0) out[static_cast<int64_t>(r) * a.n_head_v * kDim] = o;
   }
   tile.store(state, part);
@@ -136,7 +138,7 @@ __global__ void __launch_bounds__(kFusedThreads<kDim>)
     if (threadIdx.x >= kRuleThreads<kDim>) return;
     const int j = threadIdx.x / Tile::kLanes, part = threadIdx.x % Tile::kLanes;
     const float* const keys = a.tape.k + tape_at + head % a.n_head_k * kDim;
-    const float* const decays = a.tape.g + tape_at + head;
+    const float* const decays = a.tape.decay + tape_at + head;
     const float* const deltas = a.tape.delta + tape_at + head * kDim + j;
     float* const state = a.state + state_at + static_cast<int64_t>(head) * kDim * kDim + j * kDim;
     Tile tile;
@@ -146,7 +148,7 @@ __global__ void __launch_bounds__(kFusedThreads<kDim>)
       const int64_t r = path.rows[i];
       float4 x[4];
       Tile::load_vector(keys + r * a.n_head_k * kDim, part, x);
-      tile.update(expf(decays[r * a.n_head_v]), deltas[r * a.n_head_v * kDim], x);
+      tile.update(decays[r * a.n_head_v], deltas[r * a.n_head_v * kDim], x);
     }
     tile.store(state, part);
     return;
@@ -212,48 +214,47 @@ void launch_prepare(const DeviceDeltaNetArgs& a, StreamView stream) {
       128, 0, stream, a);
 }
 
-// Uncommitted rows are split over a cluster where there are any.
 template <int kDim>
-size_t uncommitted_bytes(int n_rows) {
-  if constexpr (kDim == 128)
-    if (has_clusters()) return FusedShape<kDim, true, kHeadBlocks>::floats(n_rows) * sizeof(float);
-  return FusedShape<kDim, true, 1>::floats(n_rows) * sizeof(float);
+constexpr bool kSplits = kDim == 128;
+
+// Heads are split over a cluster where there are any.
+template <int kDim, bool kUncommitted, bool kPrepared>
+size_t fused_bytes(int max_rows) {
+  if constexpr (kSplits<kDim>)
+    if (has_clusters()) return FusedShape<kDim, kUncommitted, kHeadBlocks, kPrepared>::bytes(max_rows);
+  return FusedShape<kDim, kUncommitted, 1, kPrepared>::bytes(max_rows);
 }
 
 template <int kDim>
 int most_uncommitted_rows() {
   constexpr size_t kDeclared = 2048;  // that the kernel declares itself, at most
   int n = kMaxDeltaRows;
-  while (n > 0 && uncommitted_bytes<kDim>(n) + kDeclared > device_in_use().max_shared_bytes) --n;
+  while (n > 0 && fused_bytes<kDim, true, true>(n) + kDeclared > device_in_use().max_shared_bytes) --n;
   return n;
 }
 
-template <int kDim, bool kUncommitted>
-void launch_fused(const DeviceDeltaNetArgs& a, StreamView stream) {
-  constexpr int kMaxRows = kUncommitted ? kMaxDeltaRows : kMaxFusedDeltaRows;
-  constexpr bool kSplits = kDim == 128;
+template <int kDim, bool kUncommitted, bool kPrepared>
+void launch_fused(const DeviceDeltaNetArgs& a, int max_rows, StreamView stream) {
+  constexpr int kMaxRows = !kPrepared ? kMaxOwnConvRows : kUncommitted ? kMaxDeltaRows : kMaxFusedDeltaRows;
   static const bool ready = [] {
-    allow_shared(delta_net_fused_kernel<kDim, kUncommitted, 1>,
-                 FusedShape<kDim, kUncommitted, 1>::floats(kMaxRows) * sizeof(float));
-    if constexpr (kSplits)
-      allow_shared(delta_net_fused_kernel<kDim, kUncommitted, kHeadBlocks>,
-                   FusedShape<kDim, kUncommitted, kHeadBlocks>::floats(kMaxRows) * sizeof(float));
+    allow_shared(delta_net_fused_kernel<kDim, kUncommitted, 1, kPrepared>,
+                 FusedShape<kDim, kUncommitted, 1, kPrepared>::bytes(kMaxRows));
+    if constexpr (kSplits<kDim>)
+      allow_shared(delta_net_fused_kernel<kDim, kUncommitted, kHeadBlocks, kPrepared>,
+                   FusedShape<kDim, kUncommitted, kHeadBlocks, kPrepared>::bytes(kMaxRows));
     return true;
   }();
   static_cast<void>(ready);
   const unsigned heads = static_cast<unsigned>(a.n_head_v), groups = static_cast<unsigned>(a.max_groups);
-  const int max_rows = kUncommitted ? a.max_uncommitted_rows : a.max_group_rows;
-  const bool prepared = kUncommitted && max_rows > kMaxOwnConvRows;
-  if (prepared) launch_prepare<kDim>(a, stream);
-  if constexpr (kSplits) {
-    if (has_clusters() && (kUncommitted || max_rows <= kMaxSplitRows))
-      return launch_clusters(delta_net_fused_kernel<kDim, kUncommitted, kHeadBlocks>, kHeadBlocks,
-                             dim3(kHeadBlocks * heads, groups), kFusedThreads<kDim, kHeadBlocks>,
-                             FusedShape<kDim, kUncommitted, kHeadBlocks>::floats(max_rows) * sizeof(float),
-                             stream, a, max_rows, prepared);
+  const size_t bytes = fused_bytes<kDim, kUncommitted, kPrepared>(max_rows);
+  if constexpr (kSplits<kDim>) {
+    if (has_clusters())
+      return launch_clusters(delta_net_fused_kernel<kDim, kUncommitted, kHeadBlocks, kPrepared>, kHeadBlocks,
+                             dim3(kHeadBlocks * heads, groups), kFusedThreads<kDim, kHeadBlocks>, bytes,
+                             stream, a, max_rows);
   }
-  launch(delta_net_fused_kernel<kDim, kUncommitted, 1>, dim3(heads, groups), kFusedThreads<kDim>,
-         FusedShape<kDim, kUncommitted, 1>::floats(max_rows) * sizeof(float), stream, a, max_rows, prepared);
+  launch(delta_net_fused_kernel<kDim, kUncommitted, 1, kPrepared>, dim3(heads, groups), kFusedThreads<kDim>,
+         bytes, stream, a, max_rows);
 }
 
 // Groups of a row or a few, the decoded rows of many sequences, run as in small steps: a chunk for each would
@@ -261,13 +262,10 @@ void launch_fused(const DeviceDeltaNetArgs& a, StreamView stream) {
 template <int kDim>
 void launch_large(DeviceDeltaNetArgs a, StreamView stream) {
   if (a.max_groups > 1) {
-    DeviceDeltaNetArgs few = a;
-    few.max_group_rows = kMaxSplitRows;
-    launch_fused<kDim, false>(few, stream);
+    launch_fused<kDim, false, true>(a, kMaxSplitRows, stream);
     a.short_rows = kMaxSplitRows;
   }
   const unsigned rows = static_cast<unsigned>(a.n_rows), heads = static_cast<unsigned>(a.n_head_v);
-  launch_prepare<kDim>(a, stream);
   // Chunks leave their result where v was.
   const float* o = a.mixed + 2 * a.n_head_k * kDim;
   int64_t o_step = a.n_channels();
@@ -291,12 +289,19 @@ void launch_large(DeviceDeltaNetArgs a, StreamView stream) {
          stream, a, o, o_step);
 }
 
+template <int kDim, bool kPrepared>
+void launch_groups(const DeviceDeltaNetArgs& a, StreamView stream) {
+  if (a.rows.any_uncommitted) launch_fused<kDim, true, kPrepared>(a, a.max_uncommitted_rows, stream);
+  if (a.max_group_rows > 0 && a.n_rows <= kMaxFusedDeltaRows)
+    launch_fused<kDim, false, kPrepared>(a, a.max_group_rows, stream);
+}
+
 template <int kDim>
 void launch_delta_net(const DeviceDeltaNetArgs& a, StreamView stream) {
-  if (a.rows.any_uncommitted) launch_fused<kDim, true>(a, stream);
-  if (a.max_group_rows == 0) return;
-  if (a.n_rows <= kMaxFusedDeltaRows) return launch_fused<kDim, false>(a, stream);
-  launch_large<kDim>(a, stream);
+  if (a.n_rows <= kMaxOwnConvRows) return launch_groups<kDim, false>(a, stream);
+  launch_prepare<kDim>(a, stream);
+  launch_groups<kDim, true>(a, stream);
+  if (a.max_group_rows > 0 && a.n_rows > kMaxFusedDeltaRows) launch_large<kDim>(a, stream);
 }
 
 }  // namespace

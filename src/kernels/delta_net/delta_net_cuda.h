@@ -12,7 +12,7 @@
 namespace thermo {
 
 inline constexpr int kMaxDeltaRows = 64;       // of an uncommitted group
-inline constexpr int kMaxFusedDeltaRows = 32;  // of a step that one kernel does
+inline constexpr int kMaxFusedDeltaRows = 64;  // of a step that one kernel does
 inline constexpr int kDeltaChunkRows = 32;     // that a large step takes at a time
 
 // The tape of one layer, sequence s at + s * sequence_stride floats: what delta_net_commit_cuda needs of each
@@ -20,7 +20,7 @@ inline constexpr int kDeltaChunkRows = 32;     // that a large step takes at a t
 struct DeviceTape {
   float* conv_input = nullptr;  // [rows][n_channels]
   float* k = nullptr;           // [rows][n_head_k * dim]
-  float* g = nullptr;           // [rows][n_head_v]
+  float* decay = nullptr;       // [rows][n_head_v]
   float* delta = nullptr;       // [rows][n_head_v * dim]
   int64_t sequence_stride = 0;
 };
@@ -46,7 +46,7 @@ struct DeviceDeltaNetArgs {
   int64_t sequence_stride;  // floats between sequences, of both
   DeviceTape tape;
 
-  float* mixed;     // [rows][n_channels] scratch of large steps
+  float* mixed;     // [rows][n_channels] scratch
   float* gates;     // [rows][n_head_v][2] scratch of large steps
   float* rule_out;  // [rows][n_head_v * dim] scratch of large steps
   float* scores;    // [rows][n_head_v][kDeltaChunkRows] scratch of large steps

@@ -54,7 +54,7 @@ __device__ __forceinline__ void convolve_taps(const DeviceDeltaNetArgs& a, int g
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
     x[i] = lane + 32 * i < kDim ? silu(x[i]) : 0.0f;
-    square += x[i] * x[i];
+    square = fmaf(x[i], x[i], square);
   }
   if (norm) scale *= rsqrtf(warp_sum(square) + 1e-6f);
 #pragma unroll
@@ -101,7 +101,7 @@ struct HeadSlice {
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
       x[i] = lane + 32 * i < kCount ? o[lane + 32 * i] : 0.0f;
-      square += x[i] * x[i];
+      square = fmaf(x[i], x[i], square);
     }
     return warp_sum(square);
   }
@@ -118,7 +118,7 @@ struct HeadSlice {
 };
 
 __device__ __forceinline__ float dot4(float4 a, float4 b) {
-  return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
+  return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, a.x * b.x)));
 }
 
 template <int kDim>
@@ -134,13 +134,17 @@ struct StateTile {
 #pragma unroll
     for (int i = 0; i < 4; ++i) reinterpret_cast<float4*>(row)[part + kLanes * i] = s[i];
   }
-  // Dot with a vector of kDim, the same in all threads of the row.
-  __device__ __forceinline__ float dot(const float4 (&x)[4]) const {
-    float sum = dot4(s[0], x[0]) + dot4(s[1], x[1]) + dot4(s[2], x[2]) + dot4(s[3], x[3]);
+  // This thread's share of the dot with a vector of kDim.
+  __device__ __forceinline__ float share(const float4 (&x)[4]) const {
+    return dot4(s[0], x[0]) + dot4(s[1], x[1]) + dot4(s[2], x[2]) + dot4(s[3], x[3]);
+  }
+  // Of two dots at once: shares become the sums, the same in all threads of the row.
+  __device__ static __forceinline__ void add_shares(float& x, float& y) {
 #pragma unroll
-    for (int mask = kLanes / 2; mask > 0; mask /= 2)
-      sum += __shfl_xor_sync(0xffffffffu, sum, mask, kLanes < 2 ? 2 : kLanes);
-    return sum;
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) {
+      x += __shfl_xor_sync(0xffffffffu, x, mask, kLanes < 2 ? 2 : kLanes);
+      y += __shfl_xor_sync(0xffffffffu, y, mask, kLanes < 2 ? 2 : kLanes);
+    }
   }
   // s = decay * s + x * delta
   __device__ __forceinline__ void update(float decay, float delta, const float4 (&x)[4]) {

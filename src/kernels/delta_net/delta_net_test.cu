@@ -40,31 +40,186 @@ double sigmoid(double x) {
   return 1.0 / (1.0 + std::exp(-x));
 }
 
+constexpr int kTapeRows = 64;
+constexpr float kEps = 1e-6f;
+
+// Floats of everything.
+struct Sizes {
+  size_t d, k, v, channels, heads;
+  size_t state, sequence;  // of a sequence: the state, then the columns of the convolution
+  size_t tape_conv, tape_k, tape_decay, tape;
+
+  explicit Sizes(const Case& c)
+      : d(as_size(c.shape.dim)),
+        k(as_size(c.shape.n_head_k) * d),
+        v(as_size(c.shape.n_head_v) * d),
+        channels(2 * k + v),
+        heads(as_size(c.shape.n_head_v)),
+        state(heads * d * d),
+        sequence(state + as_size(c.taps - 1) * channels),
+        tape_conv(as_size(kTapeRows) * channels),
+        tape_k(as_size(kTapeRows) * k),
+        tape_decay(as_size(kTapeRows) * heads),
+        tape(tape_conv + tape_k + tape_decay + as_size(kTapeRows) * v) {}
+};
+
+struct LayerWeights {
+  std::vector<float> conv, a, dt_bias, norm;
+
+  LayerWeights(const Case& c, Inputs& in) {
+    const Sizes size(c);
+    conv = in.normal(size.channels * as_size(c.taps), 0.5f);
+    dt_bias = in.normal(size.heads);
+    norm = in.uniform(size.d, 0.5f, 1.5f);
+    a = in.uniform(size.heads, 0.0f, c.decay);
+    for (float& x : a) x = -x;
+  }
+};
+
+// What the projections give.
+struct Projected {
+  std::vector<float> u, z, alpha, beta;
+
+  Projected() = default;
+  Projected(const Case& c, size_t n_rows, Inputs& in) {
+    const Sizes size(c);
+    u = in.spiky(n_rows * size.channels);
+    z = in.normal(n_rows * size.v);
+    alpha = in.normal(n_rows * size.heads);
+    beta = in.normal(n_rows * size.heads, 2.0f);
+  }
+  Projected row(const Case& c, size_t r) const {
+    const Sizes size(c);
+    const auto cut = [&](const std::vector<float>& x, size_t n) {
+      return std::vector<float>(&x[r * n], &x[r * n] + n);
+    };
+    Projected one;
+    one.u = cut(u, size.channels);
+    one.z = cut(z, size.v);
+    one.alpha = cut(alpha, size.heads);
+    one.beta = cut(beta, size.heads);
+    return one;
+  }
+};
+
+// A step in device memory, and the commit after it.
+struct StepOnDevice {
+  const Case& c;
+  const Sizes size;
+  DeviceArray<float> u, z, alpha, beta, conv, a, dt, norm, memory, tape, mixed, gates, rule_out, scores, out;
+  DeviceDeltaNetArgs args;
+
+  StepOnDevice(const Case& of, const DeviceStep& step, const LayerWeights& weights, const Projected& in,
+               const std::vector<float>& memory_before)
+      : c(of),
+        size(of),
+        u(in.u),
+        z(in.z),
+        alpha(in.alpha),
+        beta(in.beta),
+        conv(weights.conv),
+        a(weights.a),
+        dt(weights.dt_bias),
+        norm(weights.norm),
+        memory(memory_before),
+        tape(step.groups.size() * size.tape),
+        mixed(as_size(step.n_rows) * size.channels),
+        gates(2 * as_size(step.n_rows) * size.heads),
+        rule_out(as_size(step.n_rows) * size.v),
+        scores(as_size(step.n_rows) * size.heads * kDeltaChunkRows),
+        out(as_size(step.n_rows) * size.v) {
+    args.rows = step.rows();
+    args.n_rows = step.n_rows;
+    args.max_groups = static_cast<int>(step.groups.size());
+    bool any_committed = false;
+    for (size_t group = 0; group < step.groups.size(); ++group) any_committed |= !step.uncommitted(group);
+    args.max_group_rows = any_committed ? step.n_rows : 0;
+    args.max_uncommitted_rows = std::min(step.n_rows, kTapeRows);
+    args.n_head_k = c.shape.n_head_k;
+    args.n_head_v = c.shape.n_head_v;
+    args.dim = c.shape.dim;
+    args.taps = c.taps;
+    args.eps = kEps;
+    args.u = u.data();
+    args.z = z.data();
+    args.alpha = alpha.data();
+    args.beta = beta.data();
+    args.conv_weight = conv.data();
+    args.a = a.data();
+    args.dt_bias = dt.data();
+    args.norm = norm.data();
+    args.state = memory.data();
+    args.conv_state = memory.data() + size.state;
+    args.sequence_stride = static_cast<int64_t>(size.sequence);
+    float* const at = tape.data();
+    args.tape = {at, at + size.tape_conv, at + size.tape_conv + size.tape_k,
+                 at + size.tape_conv + size.tape_k + size.tape_decay, static_cast<int64_t>(size.tape)};
+    args.mixed = mixed.data();
+    args.gates = gates.data();
+    args.rule_out = rule_out.data();
+    args.scores = scores.data();
+    args.max_stages = c.max_stages;
+    args.out = {};
+    args.out.f32 = out.data();
+    args.out.f32_stride = static_cast<int64_t>(size.v);
+  }
+  // Other rows and another state.
+  void take(const Projected& in, const std::vector<float>& memory_before) {
+    u.write(in.u);
+    z.write(in.z);
+    alpha.write(in.alpha);
+    beta.write(in.beta);
+    memory.write(memory_before);
+  }
+  void run() {
+    delta_net_cuda(args, {});
+    ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
+  bool intact() const {
+    return out.intact() && tape.intact() && mixed.intact() && gates.intact() && rule_out.intact() &&
+           scores.intact() && memory.intact();
+  }
+  void commit(const std::vector<DevicePath>& paths) {
+    const DeviceArray<DevicePath> device_paths(paths);
+    DeviceDeltaCommitArgs device;
+    device.paths = {device_paths.data(), static_cast<int>(paths.size())};
+    device.n_layers = 1;
+    device.tape = args.tape;
+    device.tape_layer_stride = 0;
+    device.state = args.state;
+    device.conv_state = args.conv_state;
+    device.sequence_stride = args.sequence_stride;
+    device.layer_stride = 0;
+    device.n_head_k = args.n_head_k;
+    device.n_head_v = args.n_head_v;
+    device.dim = args.dim;
+    device.taps = args.taps;
+    device.n_channels = args.n_channels();
+    delta_net_commit_cuda(device, {});
+    ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
+};
+
 void run_case(const Case& c, uint64_t seed) {
   const int n_head_k = c.shape.n_head_k, n_head_v = c.shape.n_head_v, dim = c.shape.dim, taps = c.taps;
-  const size_t d = as_size(dim), k_size = as_size(n_head_k) * d, v_size = as_size(n_head_v) * d,
-               channels = 2 * k_size + v_size, heads = as_size(n_head_v), n_groups = c.groups.size();
+  const Sizes size(c);
+  const size_t d = size.d, k_size = size.k, v_size = size.v, channels = size.channels, heads = size.heads,
+               state_size = size.state, sequence_size = size.sequence, n_groups = c.groups.size();
   Inputs in(seed);
   const DeviceStep step(c.groups, c.n_padding, c.uncommitted, seed);
   const size_t n_rows = as_size(step.n_rows), n_valid = as_size(step.n_valid());
-  const float eps = 1e-6f;
+  const float eps = kEps;
 
-  std::vector<float> u = in.spiky(n_rows * channels), z = in.normal(n_rows * v_size),
-                     alpha = in.normal(n_rows * heads), beta = in.normal(n_rows * heads, 2.0f);
-  const std::vector<float> conv = in.normal(channels * as_size(taps), 0.5f), dt_bias = in.normal(heads),
-                           norm = in.uniform(d, 0.5f, 1.5f);
-  std::vector<float> a = in.uniform(heads, 0.0f, c.decay);
-  for (float& x : a) x = -x;
+  Projected projected(c, n_rows, in);
+  const LayerWeights weights(c, in);
+  std::vector<float>& u = projected.u;
   std::fill(u.begin() + static_cast<int64_t>(n_valid * channels), u.end(), NAN);
-
-  // Of every sequence: the state, then the columns of the convolution.
-  const size_t state_size = heads * d * d, sequence_size = state_size + as_size(taps - 1) * channels;
+  const auto& [conv, a, dt_bias, norm] = weights;
+  const std::vector<float>&z = projected.z, &alpha = projected.alpha, &beta = projected.beta;
   const std::vector<float> memory = in.spiky(n_groups * sequence_size, 0.3f);
   std::vector<float> memory_after = memory;
-  const int tape_rows = 64;
-  const size_t tape_conv = as_size(tape_rows) * channels, tape_k = as_size(tape_rows) * k_size,
-               tape_g = as_size(tape_rows) * heads, tape_delta = as_size(tape_rows) * v_size,
-               tape_size = tape_conv + tape_k + tape_g + tape_delta;
 
   std::vector<float> want(n_valid * v_size), mixed(n_valid * channels), g(n_valid * heads),
       strength(n_valid * heads), delta(n_valid * v_size);
@@ -136,50 +291,10 @@ void run_case(const Case& c, uint64_t seed) {
                    dim, eps);
   }
 
-  const DeviceArray<float> device_u(u), device_z(z), device_alpha(alpha), device_beta(beta),
-      device_conv(conv), device_a(a), device_dt(dt_bias), device_norm(norm), device_memory(memory);
-  const DeviceArray<float> tape(n_groups * tape_size), mixed_scratch(n_rows * channels),
-      gates(2 * n_rows * heads), rule_out(n_rows * v_size), scores(n_rows * heads * kDeltaChunkRows),
-      out(n_rows * v_size);
-  DeviceDeltaNetArgs args;
-  args.rows = step.rows();
-  args.n_rows = step.n_rows;
-  args.max_groups = static_cast<int>(n_groups);
-  bool any_committed = false;
-  for (size_t group = 0; group < n_groups; ++group) any_committed |= !step.uncommitted(group);
-  args.max_group_rows = any_committed ? step.n_rows : 0;
-  args.max_uncommitted_rows = std::min(step.n_rows, tape_rows);
-  args.n_head_k = n_head_k;
-  args.n_head_v = n_head_v;
-  args.dim = dim;
-  args.taps = taps;
-  args.eps = eps;
-  args.u = device_u.data();
-  args.z = device_z.data();
-  args.alpha = device_alpha.data();
-  args.beta = device_beta.data();
-  args.conv_weight = device_conv.data();
-  args.a = device_a.data();
-  args.dt_bias = device_dt.data();
-  args.norm = device_norm.data();
-  args.state = device_memory.data();
-  args.conv_state = device_memory.data() + state_size;
-  args.sequence_stride = static_cast<int64_t>(sequence_size);
-  args.tape = {tape.data(), tape.data() + tape_conv, tape.data() + tape_conv + tape_k,
-               tape.data() + tape_conv + tape_k + tape_g, static_cast<int64_t>(tape_size)};
-  args.mixed = mixed_scratch.data();
-  args.gates = gates.data();
-  args.rule_out = rule_out.data();
-  args.scores = scores.data();
-  args.max_stages = c.max_stages;
-  args.out = {};
-  args.out.f32 = out.data();
-  args.out.f32_stride = static_cast<int64_t>(v_size);
-  delta_net_cuda(args, {});
-  ASSERT_EQ(cudaGetLastError(), cudaSuccess);
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  StepOnDevice device(c, step, weights, projected, memory);
+  ASSERT_NO_FATAL_FAILURE(device.run());
 
-  std::vector<float> got = out.read();
+  std::vector<float> got = device.out.read();
   got.resize(n_valid * v_size);
   const auto about = [&] {
     return ::testing::Message() << "dim " << dim << ", heads " << n_head_k << " and " << n_head_v << ", rows "
@@ -189,8 +304,7 @@ void run_case(const Case& c, uint64_t seed) {
   ASSERT_TRUE(all_close_at(
       got, want, [&](size_t i) { return bound[i]; }, 1e-5, 0.99999))
       << about();
-  ASSERT_TRUE(out.intact() && tape.intact() && mixed_scratch.intact() && gates.intact() &&
-              rule_out.intact() && scores.intact() && device_memory.intact());
+  ASSERT_TRUE(device.intact());
 
   const auto compare_states = [&](const std::vector<float>& after, const std::vector<float>& expected) {
     for (size_t group = 0; group < n_groups; ++group) {
@@ -201,7 +315,7 @@ void run_case(const Case& c, uint64_t seed) {
     }
   };
   // The columns are shifted by another kernel, and uncommitted groups leave everything as it is.
-  const std::vector<float> after_step = device_memory.read();
+  const std::vector<float> after_step = device.memory.read();
   for (size_t group = 0; group < n_groups; ++group) {
     const size_t first = as_size(step.sequence(group)) * sequence_size,
                  from = first + (step.uncommitted(group) ? 0 : state_size);
@@ -240,34 +354,108 @@ void run_case(const Case& c, uint64_t seed) {
     DevicePath& to = paths.emplace_back(DevicePath{step.sequence(group), c.groups[group].past, n, {}});
     std::copy(path.begin(), path.end(), to.rows);
   }
-  if (!paths.empty()) {
-    const DeviceArray<DevicePath> device_paths(paths);
-    DeviceDeltaCommitArgs device;
-    device.paths = {device_paths.data(), static_cast<int>(paths.size())};
-    device.n_layers = 1;
-    device.tape = args.tape;
-    device.tape_layer_stride = 0;
-    device.state = args.state;
-    device.conv_state = args.conv_state;
-    device.sequence_stride = args.sequence_stride;
-    device.layer_stride = 0;
-    device.n_head_k = n_head_k;
-    device.n_head_v = n_head_v;
-    device.dim = dim;
-    device.taps = taps;
-    device.n_channels = static_cast<int>(channels);
-    delta_net_commit_cuda(device, {});
-    ASSERT_EQ(cudaGetLastError(), cudaSuccess);
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  }
-  const std::vector<float> after = device_memory.read();
+  if (!paths.empty()) ASSERT_NO_FATAL_FAILURE(device.commit(paths));
+  const std::vector<float> after = device.memory.read();
   ASSERT_NO_FATAL_FAILURE(compare_states(after, memory_after));
   for (size_t s = 0; s < n_groups; ++s)
     ASSERT_EQ(
         std::memcmp(&after[s * sequence_size + state_size], &memory_after[s * sequence_size + state_size],
                     (sequence_size - state_size) * sizeof(float)),
         0);
-  ASSERT_TRUE(device_memory.intact());
+  ASSERT_TRUE(device.intact());
+}
+
+// The last columns of the convolution after one more row.
+void shift_columns(const Case& c, const std::vector<float>& u, float* columns) {
+  const size_t channels = Sizes(c).channels, kept = as_size(c.taps - 2) * channels;
+  std::copy_n(columns + channels, kept, columns);
+  std::copy_n(u.data(), channels, columns + kept);
+}
+
+// The rows of a step have the bits that plain decoding along their branch gives, and so has the state after a
+// step or a commit. `chains`: uncommitted rows are chains.
+void expect_bits_of_decoding(const Case& c, bool chains, uint64_t seed) {
+  const Sizes size(c);
+  Inputs in(seed);
+  const DeviceStep step(c.groups, c.n_padding, c.uncommitted, seed, chains);
+  const size_t n_rows = as_size(step.n_rows), n_groups = c.groups.size();
+  const Projected projected(c, n_rows, in);
+  const LayerWeights weights(c, in);
+  const std::vector<float> memory = in.spiky(n_groups * size.sequence, 0.3f);
+
+  // One row after the other, each from what its parent left.
+  const DeviceStep single({{5, 1}}, 0, false, seed);
+  std::vector<std::vector<float>> after(n_rows);
+  std::vector<float> want(n_rows * size.v);
+  StepOnDevice one(c, single, weights, projected.row(c, 0), std::vector<float>(size.sequence));
+  for (size_t g = 0; g < n_groups; ++g)
+    for (size_t i = 0; i < as_size(c.groups[g].n_rows); ++i) {
+      const size_t begin = as_size(step.group_begin[g]), r = begin + i;
+      const float* const stored = &memory[as_size(step.sequence(g)) * size.sequence];
+      const std::vector<float> before = step.parent[r] < 0
+                                            ? std::vector<float>(stored, stored + size.sequence)
+                                            : after[begin + as_size(step.parent[r])];
+      const Projected row = projected.row(c, r);
+      one.take(row, before);
+      ASSERT_NO_FATAL_FAILURE(one.run());
+      after[r] = one.memory.read();
+      shift_columns(c, row.u, &after[r][size.state]);
+      const std::vector<float> out = one.out.read();
+      std::copy_n(out.data(), size.v, &want[r * size.v]);
+    }
+
+  const auto same = [](const float* x, const float* y, size_t n) {
+    return std::memcmp(x, y, n * sizeof(float)) == 0;
+  };
+  const auto about = [&](size_t g, size_t row) {
+    return ::testing::Message() << "row " << row << " of group " << g << " of " << n_groups << ", dim "
+                                << c.shape.dim << ", rows of the step " << n_rows << ", uncommitted "
+                                << c.uncommitted << ", chains " << chains;
+  };
+  StepOnDevice device(c, step, weights, projected, memory);
+  ASSERT_NO_FATAL_FAILURE(device.run());
+  const std::vector<float> got = device.out.read();
+  for (size_t g = 0; g < n_groups; ++g)
+    for (size_t i = 0; i < as_size(c.groups[g].n_rows); ++i) {
+      const size_t r = as_size(step.group_begin[g]) + i;
+      ASSERT_TRUE(same(&got[r * size.v], &want[r * size.v], size.v)) << about(g, i);
+    }
+
+  const auto has_state_of = [&](const std::vector<float>& all, size_t g, size_t end, size_t n) {
+    return same(&all[as_size(step.sequence(g)) * size.sequence],
+                after[as_size(step.group_begin[g]) + end].data(), n);
+  };
+  const std::vector<float> memory_after = device.memory.read();
+  for (size_t g = 0; g < n_groups; ++g) {
+    if (step.uncommitted(g)) continue;
+    const size_t end = as_size(c.groups[g].n_rows) - 1;
+    // Columns are shifted by another kernel.
+    ASSERT_TRUE(has_state_of(memory_after, g, end, size.state)) << "state, " << about(g, end);
+  }
+  // Paths of different lengths, each from the same stored state.
+  for (const double depth : {1.0, 0.5, 0.0}) {
+    std::vector<DevicePath> paths;
+    std::vector<size_t> ends(n_groups);
+    for (size_t g = 0; g < n_groups; ++g) {
+      if (!step.uncommitted(g)) continue;
+      const size_t begin = as_size(step.group_begin[g]), rows = as_size(c.groups[g].n_rows);
+      const std::vector<int32_t> parents(&step.parent[begin], &step.parent[begin] + rows);
+      ends[g] = as_size(static_cast<int64_t>(depth * static_cast<double>(rows - 1)));
+      const std::vector<int32_t> path = path_to(parents, static_cast<int32_t>(ends[g]));
+      DevicePath& to = paths.emplace_back(
+          DevicePath{step.sequence(g), c.groups[g].past, static_cast<int32_t>(path.size()), {}});
+      std::copy(path.begin(), path.end(), to.rows);
+    }
+    if (paths.empty()) break;
+    device.memory.write(memory);
+    ASSERT_NO_FATAL_FAILURE(device.commit(paths));
+    const std::vector<float> committed = device.memory.read();
+    for (size_t g = 0; g < n_groups; ++g)
+      if (step.uncommitted(g)) {
+        ASSERT_TRUE(has_state_of(committed, g, ends[g], size.sequence)) << "state, " << about(g, ends[g]);
+      }
+  }
+  ASSERT_TRUE(device.intact());
 }
 
 constexpr Shape kShapes[] = {{2, 4, 16}, {2, 2, 32}, {1, 3, 64}, {2, 4, 128}};
@@ -337,6 +525,30 @@ TEST(DeltaNetCuda, TakesAnyNumberOfTaps) {
   for (const int taps : {2, 3, 5, 8})
     for (const int n_rows : {1, 3, 40})
       ASSERT_NO_FATAL_FAILURE(run_case({{1, 2, 64}, {{5, n_rows}}, false, 1.0f, 0, taps}, seed++));
+}
+
+TEST(DeltaNetCuda, GivesARowTheSameBitsInEveryStep) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 7000;
+  for (const Shape& shape : kShapes) {
+    for (const int n_rows : {1, 2, 3, 8, 9, 17, 33, 64}) {
+      ASSERT_NO_FATAL_FAILURE(expect_bits_of_decoding({shape, {{5, n_rows}}}, true, seed++));
+      ASSERT_NO_FATAL_FAILURE(expect_bits_of_decoding({shape, {{5, n_rows}}, true}, true, seed++));
+      for (int tree = 0; tree < 2; ++tree)
+        ASSERT_NO_FATAL_FAILURE(expect_bits_of_decoding({shape, {{5, n_rows}}, true}, false, seed++));
+    }
+    // Several sequences, and padding.
+    ASSERT_NO_FATAL_FAILURE(expect_bits_of_decoding({shape, {{1, 1}, {1, 2}, {3, 1}}}, true, seed++));
+    ASSERT_NO_FATAL_FAILURE(
+        expect_bits_of_decoding({shape, {{1, 20}, {0, 1}, {3, 12}, {9, 5}}, false, 1.0f, 26}, true, seed++));
+    ASSERT_NO_FATAL_FAILURE(
+        expect_bits_of_decoding({shape, {{1, 9}, {0, 1}, {7, 21}}, true, 1.0f, 1}, false, seed++));
+    ASSERT_NO_FATAL_FAILURE(expect_bits_of_decoding(
+        {shape, {{5, 1, true}, {1, 7}, {0, 4, true}, {2, 20}, {3, 13, true}}, true}, false, seed++));
+  }
+  for (const int taps : {2, 5})
+    ASSERT_NO_FATAL_FAILURE(
+        expect_bits_of_decoding({{1, 2, 64}, {{5, 12}}, true, 1.0f, 0, taps}, false, seed++));
 }
 
 }  // namespace

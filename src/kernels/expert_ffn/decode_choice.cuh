@@ -112,8 +112,9 @@ __device__ __noinline__ void post_cold(const DecodeFfnArgs& a, const BlockChoice
   cold.record->n_fetched = dealt.n_cold - n_pairs;
   cold.record->came = came;
   cold.record->carried = carried;
+  cold.record->x_scale[0] = x_scale;
   if (n_pairs > 0 || carried != 0)
-    post_mail(cold, n_pairs, x_scale);
+    post_mail(cold, n_pairs);
   else
     cold.record->posted_ns = device_clock_ns();
 }

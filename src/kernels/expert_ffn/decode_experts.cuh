@@ -85,6 +85,7 @@ struct ExpertsPlan {
   DecodeFfnArgs a;
   int in_panels;                  // of gate
   int out_chunks, shared_chunks;  // of down
+  RowBlocks shared;
 };
 
 inline constexpr int kExpertWarps = 16;
@@ -120,6 +121,7 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ BlockChoice choice;
   __shared__ float squares[kExpertWarps / 2];
+  static_assert(kExpertWarps / 2 <= kMaxNormChunks);
   __shared__ float weights[32];
   __shared__ long long terms[OutputSum::kMaxTerms];
   // Panels of gate and up, panels of down, the shared expert's.
@@ -164,15 +166,14 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
   const float logit = logit_of(a);
   // A block without hidden columns must not read x: it may be late, and others write it.
   if (n_pairs > 0 && acts_chunk < kHalf) {
-    float square = 0.0f;
     if (acts_chunk < dot_chunks(a.n_embd)) {
       NormRow row;
-      row.load(a.norm.x, a.n_embd, acts_chunk, lane);
-      square = warp_sum(row.make_acts(norm_weights, [&](float4 low, float4 high) {
+      row.load(a.norm.x, acts_chunk, a.n_embd, lane);
+      const float square = row.make_acts(norm_weights, [&](float4 low, float4 high) {
         put_block_acts<kPanelFormat<T>.block_cols, false>(low, high, lane, acts[acts_chunk]);
-      }));
+      });
+      if (lane == 0) squares[acts_chunk] = square;
     }
-    if (lane == 0) squares[acts_chunk] = square;
   }
   const int out_row = out_panel * 16 + threadIdx.x;
   const bool sums = threadIdx.x < 16 && out_row < a.n_embd;
@@ -217,7 +218,7 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
     const float weight = weight_of_choice(a.config, a.bias, choice, lane);
     weights[lane] = lane == n_used ? shared_weight : weight;
   }
-  const float scale = norm_scale(squares, kHalf, a.n_embd, a.norm.eps);
+  const float scale = norm_scale(squares, a.n_embd, a.norm.eps);
 
   // Gate and up.
   if (in_subs > 0) {
@@ -288,7 +289,7 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
                       .n_used = n_used,
                       .slot_values = plan.out_chunks * out_blocks,
                       .row_blocks = blocks_of(a.down),
-                      .shared_blocks = plan.shared_chunks > 0 ? blocks_of(a.shared_down) : 0};
+                      .shared = plan.shared};
   const GridSum total = out.all(terms);
   if (sums) a.x[out_row] = __fadd_rn(sum, total.value());
 }
@@ -308,7 +309,8 @@ inline bool launch_experts(const DecodeFfnArgs& a, StreamView stream) {
   const ExpertsPlan plan{.a = a,
                          .in_panels = ceil_div(a.gate.n_rows, 16),
                          .out_chunks = dot_chunks(a.down.n_cols),
-                         .shared_chunks = a.shared_down.n_rows > 0 ? dot_chunks(a.shared_down.n_cols) : 0};
+                         .shared_chunks = a.shared_down.n_rows > 0 ? dot_chunks(a.shared_down.n_cols) : 0,
+                         .shared = a.shared_down};
   const ExpertsShared shared(plan);
   if (blocks > card.n_multiprocessors || plan.in_panels * a.config.n_expert_used > kExpertPairs * blocks ||
       dot_chunks(a.n_embd) > kExpertWarps / 2 || plan.shared_chunks > kExpertWarps ||

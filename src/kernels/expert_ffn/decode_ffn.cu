@@ -29,20 +29,24 @@
 #include "kernels/expert_ffn/decode_choice.cuh"
 #include "kernels/expert_ffn/decode_experts.cuh"
 #include "kernels/expert_ffn/decode_ffn_cuda.h"
+#include "kernels/linear/linear_few_cuda.h"
 #include "kernels/quant_matmul/panel_columns.cuh"
+#include "kernels/route_topk/router_sum.cuh"
 #include "kernels/row_ops/conv_shift.cuh"
 #include "kernels/row_ops/warp_ops.cuh"
 
 namespace thermo {
 namespace {
 
-constexpr int kFrontThreads = 512;
+constexpr int kFrontThreads = 32 * kRouterWarps;
 constexpr int kInThreads = 512;
 constexpr int kMaxOutWarps = 20;
 
 struct FrontPlan {
   DecodeFfnArgs a;
   int router_blocks, shared_blocks, conv_blocks;
+  RowBlocks blocks;  // of the shared gate
+  SumCuts cuts;      // of a dense layer
 };
 
 constexpr int kPrefetchBlocks = 64;
@@ -67,16 +71,28 @@ __device__ __forceinline__ void store_hidden(const DecodeFfnArgs& a, const Devic
   a.hidden[slot * a.hidden_stride + row] = swiglu_exact(chain_values(gate + r, n_blocks, acts, big, scale),
                                                         chain_values(up + r, n_blocks, acts, big, scale));
 }
+// The same of a dense layer, whose sums are cut.
+__device__ __noinline__ void store_hidden_cut(const FrontPlan& plan, const float* gate, const float* up,
+                                              const BlockActs* acts, float scale, int panel) {
+  const int r = threadIdx.x, row = panel * 16 + r;
+  if (row >= plan.a.shared_gate.n_rows) return;
+  const bool big = plan.blocks.chunk_blocks == 1;
+  const auto sum = [&](const float* values) {
+    return chain_part(values + r, plan.blocks, plan.cuts, 0,
+                      [&](int b) { return __fmul_rn(step_of_block(acts, big, b), scale); });
+  };
+  plan.a.hidden[plan.a.config.n_expert_used * plan.a.hidden_stride + row] = swiglu_exact(sum(gate), sum(up));
+}
 
 template <DType T>
-__device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[16], float* squares) {
-  constexpr int kLoads = 4, kWarps = kFrontThreads / 32;
+__device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[16], float* squares, float* dots) {
+  constexpr int kLoads = kRouterLoads, kWarps = kRouterWarps;
   const DecodeFfnArgs& a = plan.a;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q = lane & 3;
   const int panel = blockIdx.x / kRouterParts, k_part = blockIdx.x % kRouterParts;
   const int n_cols = a.n_embd, n_expert = a.config.n_expert, n_used = a.config.n_expert_used;
-  const int share = (n_cols + kRouterParts * kWarps - 1) / (kRouterParts * kWarps);
-  const int begin = (k_part * kWarps + warp) * share, end = min(n_cols, begin + share);
+  const RouterShare share(n_cols, k_part, warp);
+  const int begin = share.begin, end = share.end;
   const uint8_t* const weights = a.router.panels + panel * a.router.panel_bytes;
   const bool has_gate = blockIdx.x == 0 && a.shared_weight != nullptr;
   float4 w[kLoads];
@@ -96,72 +112,53 @@ __device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[16], 
   clear_exchange(a, blockIdx.x, plan.router_blocks);
 
   // All loads first: one trip to L2.
-  constexpr int kRowLoads = 1;
-  const float4* const row = reinterpret_cast<const float4*>(a.norm.x);
-  float4 x4[kRowLoads];
-#pragma unroll
-  for (int i = 0; i < kRowLoads; ++i) {
-    const int c = threadIdx.x + i * kFrontThreads;
-    x4[i] = c < n_cols / 4 ? row[c] : float4{0, 0, 0, 0};
-  }
-  float square = 0.0f, dot = 0.0f, acc[4] = {};
+  const int n_chunks = dot_chunks(n_cols);
+  NormRow own;
+  own.load(a.norm.x, warp, n_cols, lane);
+  float acc[4] = {};
   for (int from = begin; from < end; from += 8 * kLoads) {
     if (from != begin) load(from);
     float x[kLoads];
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) x[i] = a.norm.x[min(from + lane / 4 + 8 * i, n_cols - 1)];
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      x[i] *= norm[i];
-      acc[0] = fmaf(w[i].x, x[i], acc[0]);
-      acc[1] = fmaf(w[i].y, x[i], acc[1]);
-      acc[2] = fmaf(w[i].z, x[i], acc[2]);
-      acc[3] = fmaf(w[i].w, x[i], acc[3]);
-    }
+    for (int i = 0; i < kLoads; ++i) add_router_column(w[i], __fmul_rn(x[i], norm[i]), acc);
   }
-  const auto add_row = [&](const float4& x, int c) {
-    square += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
-    if (has_gate && c < n_cols / 4) {
-      const float4 n = __ldg(reinterpret_cast<const float4*>(a.norm.weight) + c),
-                   g = __ldg(reinterpret_cast<const float4*>(a.shared_weight) + c);
-      dot += x.x * n.x * g.x + x.y * n.y * g.y + x.z * n.z * g.z + x.w * n.w * g.w;
+  for (int chunk = warp; chunk < n_chunks; chunk += kWarps) {
+    if (chunk != warp) {
+      own = {};
+      own.load(a.norm.x, chunk, n_cols, lane);
     }
-  };
+    const float square = add_lanes(add_squares(add_squares(0.0f, own.low), own.high));
+    if (lane == 0) squares[chunk] = square;
+    if (!has_gate) continue;
+    NormWeights n, g;
+    n.load(a.norm.weight, n_cols, chunk, lane);
+    g.load(a.shared_weight, n_cols, chunk, lane);
+    const float dot =
+        add_lanes(add_products(add_products(0.0f, own.low, n.low, g.low), own.high, n.high, g.high));
+    if (lane == 0) dots[chunk] = dot;
+  }
   // The processor's copy of the row; its factor follows with the pairs.
   if (blockIdx.x == 0 && a.cold.mail != nullptr && *a.cold.n_cold > 0)
     for (int c = threadIdx.x; c < n_cols / 4; c += kFrontThreads) {
-      const float4 x = row[c], n = __ldg(reinterpret_cast<const float4*>(a.norm.weight) + c);
-      reinterpret_cast<float4*>(a.cold.x)[c] = {x.x * n.x, x.y * n.y, x.z * n.z, x.w * n.w};
+      const float4 x = reinterpret_cast<const float4*>(a.norm.x)[c],
+                   n = __ldg(reinterpret_cast<const float4*>(a.norm.weight) + c);
+      reinterpret_cast<float4*>(a.cold.x)[c] = times(x, n);
     }
-#pragma unroll
-  for (int i = 0; i < kRowLoads; ++i) add_row(x4[i], threadIdx.x + i * kFrontThreads);
-  for (int c = threadIdx.x + kRowLoads * kFrontThreads; c < n_cols / 4; c += kFrontThreads)
-    add_row(row[c], c);
   scatter_sums(acc, lane);
-  square = warp_sum(square);
-  if (has_gate) dot = warp_sum(dot);
-  if (lane < 16) part[warp][4 * q + 2 * ((lane >> 2) & 1) + ((lane >> 3) & 1)] = acc[0];
-  if (lane == 0) {
-    squares[warp] = square;
-    squares[kWarps + warp] = dot;
-  }
+  if (lane < 16) part[warp][router_row(lane)] = acc[0];
   __syncthreads();
   // Which parcels are here: as late as it can be asked, by a warp that has nothing else to do.
   if (warp == 1 && blockIdx.x == 0 && a.cold.mail != nullptr && lane < kMaxParcels)
     a.cold.came[lane] = look_at_parcel(a.cold, lane);
   if (warp != 0) return;
-  const float scale = norm_scale(squares, kWarps, n_cols, a.norm.eps);
+  const float scale = norm_scale(squares, n_cols, a.norm.eps);
   const int e = panel * 16 + lane;
-  if (lane < 16 && e < n_expert) {
-    float sum = 0.0f;
-    for (int s = 0; s < kWarps; ++s) sum += part[s][lane];
-    a.routes.partial[k_part * n_expert + e] = sum * scale;
-  }
-  if (has_gate && lane == 0) {
-    dot = 0.0f;
-    for (int s = 0; s < kWarps; ++s) dot += squares[kWarps + s];
-    a.routes.pair_weight[n_used] = sigmoid_device(dot * scale);
-  }
+  if (lane < 16 && e < n_expert)
+    a.routes.partial[k_part * n_expert + e] = __fmul_rn(add_router_parts(&part[0][lane], 16), scale);
+  if (has_gate && lane == 0)
+    a.routes.pair_weight[n_used] = sigmoid_device(__fmul_rn(add_chunks(dots, n_chunks), scale));
 }
 
 // T: of the router. S: of the shared expert's gate and up; F32: they differ.
@@ -170,12 +167,12 @@ __global__ void __launch_bounds__(kFrontThreads, 2)
     decode_front_kernel(const __grid_constant__ FrontPlan plan) {
   constexpr int kWarps = kFrontThreads / 32;
   __shared__ __align__(16) float part[kWarps][16];
-  __shared__ float squares[2 * kWarps];
+  __shared__ float squares[kMaxNormChunks], dots[kMaxNormChunks];
   extern __shared__ __align__(16) std::byte stages[];
   const DecodeFfnArgs& a = plan.a;
   const int block = static_cast<int>(blockIdx.x);
   touch_params(plan);
-  if (block < plan.router_blocks) return route<T>(plan, part, squares);
+  if (block < plan.router_blocks) return route<T>(plan, part, squares, dots);
   if (block >= plan.router_blocks + plan.shared_blocks) {
     const int other = block - plan.router_blocks - plan.shared_blocks;
     allow_next();
@@ -217,9 +214,12 @@ __global__ void __launch_bounds__(kFrontThreads, 2)
   else
     run.template operator()<S>();
   __syncthreads();
-  if (threadIdx.x < 16)
-    store_hidden(a, w, gate, up, acts, norm_scale(squares, kWarps, a.n_embd, a.norm.eps), panel,
-                 a.config.n_expert_used);
+  if (threadIdx.x >= 16) return;
+  const float scale = norm_scale(squares, a.n_embd, a.norm.eps);
+  if (plan.cuts.any())
+    store_hidden_cut(plan, gate, up, acts, scale, panel);
+  else
+    store_hidden(a, w, gate, up, acts, scale, panel, a.config.n_expert_used);
 }
 
 // kSplit: experts may be cold. Then there is one more block, which tells the host: it takes microseconds, and
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kFrontThreads, 2)
 template <DType T, bool kSplit>
 __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_constant__ DecodeFfnArgs a) {
   constexpr int kWarps = kInThreads / 32;
-  __shared__ float squares[kWarps];
+  __shared__ float squares[kMaxNormChunks];
   extern __shared__ __align__(16) std::byte stages[];
   const InShared at(a.gate, a.n_embd);
   BlockActs* const acts = reinterpret_cast<BlockActs*>(stages);
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_c
   ColdChoice dealt;
   if constexpr (kSplit) dealt = deal_cold(a, choice, cold, lane);
   if (posts) {
-    if (warp == 0) post_cold(a, choice, cold, dealt, norm_scale(squares, kWarps, a.n_embd, a.norm.eps));
+    if (warp == 0) post_cold(a, choice, cold, dealt, norm_scale(squares, a.n_embd, a.norm.eps));
     return;
   }
   const uint8_t* const base = chosen_base_of<kSplit>(choice, dealt, blockIdx.y);
@@ -272,13 +272,15 @@ __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_c
   in_values<T>(w, bytes, warp % (kWarps / 2), kWarps / 2, acts, lane, warp < kWarps / 2 ? gate : up, [] {});
   __syncthreads();
   if (threadIdx.x < 16)
-    store_hidden(a, w, gate, up, acts, norm_scale(squares, kWarps, a.n_embd, a.norm.eps), panel, blockIdx.y);
+    store_hidden(a, w, gate, up, acts, norm_scale(squares, a.n_embd, a.norm.eps), panel, blockIdx.y);
 }
 
 struct OutPlan {
   DecodeFfnArgs a;
   int chunks, shared_chunks;  // of a routed matrix (0: none), of the shared one
   int values;                 // of all of them
+  RowBlocks shared;
+  SumCuts cuts;  // of a dense layer
 };
 // Shared memory of a block with so many warps: a chunk of a hidden row for each, values, steps.
 __host__ __device__ constexpr size_t out_values_at(int n_warps) {
@@ -360,7 +362,8 @@ __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPla
                       .n_used = n_used,
                       .slot_values = plan.chunks * blocks,
                       .row_blocks = blocks_of(a.down),
-                      .shared_blocks = plan.shared_chunks > 0 ? blocks_of(a.shared_down) : 0,
+                      .shared = plan.shared,
+                      .shared_cuts = plan.cuts,
                       .elsewhere = dealt.in_mail};
   GridSum total = out.all(terms);
   const bool answered = kSplit && dealt.in_mail != 0;
@@ -384,7 +387,9 @@ OutPlan plan_out(const DecodeFfnArgs& args) {
   OutPlan out{.a = args,
               .chunks = routed ? dot_chunks(args.down.n_cols) : 0,
               .shared_chunks = args.shared_down.n_rows > 0 ? dot_chunks(args.shared_down.n_cols) : 0,
-              .values = 0};
+              .values = 0,
+              .shared = args.shared_down,
+              .cuts = {}};
   out.values = args.config.n_expert_used * out.chunks * chunk_blocks_of(args.down) +
                out.shared_chunks * chunk_blocks_of(args.shared_down);
   return out;
@@ -413,6 +418,7 @@ bool decode_ffn_possible(const DecodeFfnArgs& a) noexcept {
   return good(a.gate) && a.gate.dtype == a.up.dtype && good(a.down) && good(a.shared_gate) &&
          good(a.shared_up) && good(a.shared_down) &&
          act_group_cols(a.shared_gate.dtype) == act_group_cols(a.shared_up.dtype) &&
+         dot_chunks(a.n_embd) <= kMaxNormChunks &&
          (a.config.n_expert == 0 || (is_float_type(a.router.dtype) && a.config.n_expert <= kBlockExperts &&
                                      a.config.n_expert_used < 32)) &&
          fits_all();
@@ -422,11 +428,36 @@ size_t decode_exchange_bytes(int n_used, int n_ff) noexcept {
   return kExchangeHead + sizeof(float) * static_cast<size_t>(n_used * exchange_stride(n_ff));
 }
 
+namespace {
+
+// A dense layer of several rows goes through linear_cuda(), which cuts its sums.
+bool is_cut(const DecodeFfnArgs& args) {
+  return args.config.n_expert == 0 && args.shared_weight == nullptr;
+}
+SumCuts in_cuts(const DecodeFfnArgs& args) {
+  DeviceLinearArgs in;
+  in.jobs[0].w = args.shared_gate;
+  in.jobs[1].w = args.shared_up;
+  in.n_jobs = 2;
+  return is_cut(args) ? linear_sum_cuts(in) : SumCuts{};
+}
+SumCuts out_cuts(const DecodeFfnArgs& args) {
+  DeviceLinearArgs out;
+  out.jobs[0].w = args.shared_down;
+  out.jobs[0].k_parts = linear_few_parts(args.shared_down);
+  out.n_jobs = 1;
+  return is_cut(args) ? linear_sum_cuts(out) : SumCuts{};
+}
+
+}  // namespace
+
 void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
   FrontPlan front{.a = args,
                   .router_blocks = 0,
                   .shared_blocks = ceil_div(args.shared_gate.n_rows, 16),
-                  .conv_blocks = shift_conv_blocks(args.conv, kFrontThreads)};
+                  .conv_blocks = shift_conv_blocks(args.conv, kFrontThreads),
+                  .blocks = args.shared_gate,
+                  .cuts = in_cuts(args)};
   const bool routed = args.config.n_expert > 0;
   if (routed) front.router_blocks = kRouterParts * ceil_div(args.config.n_expert, 16);
   const unsigned blocks =
@@ -455,7 +486,8 @@ void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
              kInThreads, bytes, stream, args);
     });
   }
-  const OutPlan out = plan_out(args);
+  OutPlan out = plan_out(args);
+  out.cuts = out_cuts(args);
   const int items = args.config.n_expert_used * out.chunks + out.shared_chunks;
   const int rounds = ceil_div(items, kMaxOutWarps), wanted = ceil_div(items, rounds);
   const int n_warps = wanted < kBlockExperts / 32 ? kBlockExperts / 32 : wanted;  // for the choice

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/linear/linear_cuda.h"
+#include "kernels/linear/sum_cuts.h"
 #include "kernels/route_topk/route_topk_cuda.h"
 #include "kernels/row_ops/row_ops_cuda.h"
 

@@ -146,13 +146,13 @@ TEST(ExpertBitsCuda, SmallStepsHaveTheProcessorsBits) {
 
 // The norm's factor of a row, as the launches of one row make it.
 __global__ void norm_scale_kernel(const float* x, const float* weight, int n_cols, float eps, float* scale) {
-  __shared__ float squares[16];
+  __shared__ float squares[kMaxNormChunks];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   NormWeights first;
   first.load(weight, n_cols, warp, lane);
   make_norm_acts(x, weight, first, n_cols, warp, 16, lane, squares, [](int, float4, float4) {});
   __syncthreads();
-  if (threadIdx.x == 0) *scale = norm_scale(squares, 16, n_cols, eps);
+  if (threadIdx.x == 0) *scale = norm_scale(squares, n_cols, eps);
 }
 
 void run_row(DType in, DType out, DType shared_in, DType shared_out, int n_embd, int n_ff, int n_used) {

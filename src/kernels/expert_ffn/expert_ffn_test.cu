@@ -185,7 +185,7 @@ void run_slots(DType in, DType out, DType shared_type, int n_embd, int n_ff, int
   args.max_slots = max_slots;
   args.max_slot_rows = std::min(n_rows, kExpertSmallTile);
   args.x = {
-      device_f16.data(),       device_x.as<float>(),   static_cast<int64_t>(stride), n_embd, 1.0f, nullptr, 0,
+      device_f16.data(),       device_x.as<float>(),   static_cast<int64_t>(stride), n_embd, 1.0f,
       device_groups256.data(), device_groups32.data(), static_cast<int64_t>(chunks)};
   args.hidden = {hidden16.data(), hidden32.as<float>(), static_cast<int64_t>(hidden_stride), n_ff,
                  kHiddenScale};

@@ -33,23 +33,19 @@ DeviceMatrix with_chunks(DeviceMatrix m) noexcept;
 // t = 0..3 of a quad takes columns 4t..4t+3 and 16+4t..16+4t+3 with one 16-byte load, each four as 0 2 1 3
 // (act_place()). Rows are padded with zeros to a multiple of 32 columns. x = value * scale.
 //
-// The int8 form (DotActs per 256 columns, panel_dot.cuh) is for integer dot products of few rows; without it
-// they round the f16 form themselves.
+// The rounded forms (BlockActs per 256 columns, panel_exact.cuh) are for integer products of up to 64 rows.
 struct DeviceActs {
   const void* f16 = nullptr;
   const float* f32 = nullptr;
   int64_t f16_stride = 0;  // elements
   int64_t f32_stride = 0;
   float scale = 1.0f;  // of the f16 form
-  const void* i8 = nullptr;
-  int64_t i8_stride = 0;  // chunks of 256 columns
-  // What experts read: BlockActs (panel_exact.cuh) per 256 columns, rounded in groups of 256 and of 32.
-  const void* blocks256 = nullptr;
+  const void* blocks256 = nullptr;  // rounded in groups of 256 columns, and of 32
   const void* blocks32 = nullptr;
   int64_t blocks_stride = 0;  // chunks of 256 columns
 };
 
-inline constexpr int kDotChunkBytes = 384;  // sizeof(DotActs), sizeof(BlockActs)
+inline constexpr int kDotChunkBytes = 384;  // sizeof(BlockActs)
 
 // Products that grow without bound are stored divided by this: f16 then reaches 1e6.
 inline constexpr float kHiddenScale = 16.0f;

@@ -1,10 +1,14 @@
-// One warp's share of a product of one to four activation rows with weights of a type that has_dot(): one
-// panel, every n-th chunk of 256 columns. The first chunk's weights are loaded into registers and the
-// second's asked into L2 before `ready()` is called: between kernels that is the wait for the one before, so
-// weights travel while it ends.
+// One decoded row times weights of a type that has_dot(), with the bits of the same row among others
+// (linear_few.cuh): who shares a launch must not show.
+//
+// Values of blocks (panel_exact.cuh) go to shared memory, each warp's from its own chunks of 256 columns, and
+// a thread per output adds them up in the order of columns, cut as linear_few.cuh cuts them. The first
+// chunk's weights are loaded into registers and the second's asked into L2 before `ready()` is called:
+// between kernels that is the wait for the one before, so weights travel while it ends.
 #pragma once
 
-#include "kernels/quant_matmul/panel_mma8.cuh"
+#include "kernels/linear/sum_cuts.h"
+#include "kernels/quant_matmul/panel_exact.cuh"
 
 namespace thermo {
 
@@ -35,93 +39,60 @@ __host__ __device__ __forceinline__ void for_dot_type(DType dtype, const Body& b
   }
 }
 
-// Activation rows that lie as DotActs in memory. Row a of the tile is row_of(a) of x.
-template <class RowOf>
-struct StoredActs {
-  const DeviceActs& x;
-  const RowOf& row_of;
+// ---- the norm that a product of one row reads through ----
 
-  __device__ __forceinline__ void prepare(int, int, int) const {}
-  __device__ __forceinline__ const DotActs& get(int chunk, int a) const {
-    return static_cast<const DotActs*>(x.i8)[row_of(a) * x.i8_stride + chunk];
-  }
-};
-
-// Activation rows in the f16 form, rounded by the warp that needs them. `stage`: kActs of this warp.
-template <int kActs, class RowOf>
-struct RoundedActs {
-  const DeviceActs& x;
-  const RowOf& row_of;
-  DotActs* stage;
-
-  __device__ __forceinline__ void prepare(int chunk, int n_cols, int lane) const {
-    __syncwarp();
-#pragma unroll
-    for (int a = 0; a < kActs; ++a)
-      make_dot_acts(static_cast<const half*>(x.f16) + row_of(a) * x.f16_stride, chunk, n_cols, x.scale, lane,
-                    stage[a]);
-    __syncwarp();
-  }
-  __device__ __forceinline__ const DotActs& get(int, int a) const {
-    return stage[a];
-  }
-};
-
-// One row that the block has put into shared memory (make_norm_acts).
-struct SharedActs {
-  const DotActs* chunks;
-
-  __device__ __forceinline__ void prepare(int, int, int) const {}
-  __device__ __forceinline__ const DotActs& get(int chunk, int) const { return chunks[chunk]; }
-};
-
-// part[a * 16 + row] = the warp's share of a matrix of type T. `panel` null: nothing to do but ready().
-template <DType T, int kActs, class Acts, class Ready>
-__device__ __forceinline__ void dot_product_of(const DeviceMatrix& w, const uint8_t* panel, int first_chunk,
-                                               int chunk_step, const Acts& acts, int lane, float* part,
-                                               const Ready& ready) {
-  if (panel == nullptr) {
-    ready();
-    return;
-  }
-  const int n_chunks = dot_chunks(w.n_cols), s = lane >> 2;
-  float acc[kActs][4] = {};
-  DotChunk<T> data;
-  const auto load = [&](int chunk) {
-    if (chunk < n_chunks) data.load(panel, chunk, min(8, (w.n_cols - chunk * 256) / 32), lane);
-  };
-  load(first_chunk);
-  if (first_chunk + chunk_step < n_chunks) prefetch_chunk(w, panel, first_chunk + chunk_step, lane);
-  ready();
-#pragma unroll 1
-  for (int chunk = first_chunk; chunk < n_chunks; chunk += chunk_step) {
-    if (chunk != first_chunk) load(chunk);
-    acts.prepare(chunk, w.n_cols, lane);
-    data.template multiply<kActs>([&](int a) -> const DotActs& { return acts.get(chunk, a); },
-                                  chunk * 256 + s * 32 < w.n_cols, lane, acc);
-  }
-  store_dot<kActs>(acc, lane, part);
-}
-
-template <int kActs, class Acts, class Ready>
-__device__ __forceinline__ void dot_product(const DeviceMatrix& w, const uint8_t* panel, int first_chunk,
-                                            int chunk_step, const Acts& acts, int lane, float* part,
-                                            const Ready& ready) {
-  for_dot_type(w.dtype, [&]<DType T>() {
-    dot_product_of<T, kActs>(w, panel, first_chunk, chunk_step, acts, lane, part, ready);
-  });
-}
-
-// The norm that a product of one row reads through: the row is x * weight / sqrt(mean(x^2) + eps).
-// x * weight is rounded and published before the mean is known: it is a factor of the result.
+// The row is x * weight / sqrt(mean(x^2) + eps). x * weight is rounded and published before the mean is
+// known: the factor multiplies the steps. Rows that come in company are rounded in the same way
+// (residual_norm_cuda).
 //
-// All threads of the block. Before the barrier that publishes `out` each warp leaves its sum of squares in
-// `squares`; norm_scale() adds them up after it.
-struct NormWeights {
-  float4 low, high;  // of this lane's columns of the warp's first chunk
+// The sum of squares is one for every kernel, written so that the compiler has no choice. Of 256 columns: the
+// lane of columns 4t.. and 16 + 4t.. of sub-block s adds these eight up one after the other, then lanes are
+// added in pairs, neighbours first. Chunks of 256 columns follow one after the other.
+inline constexpr int kMaxNormChunks = 64;
 
-  __device__ __forceinline__ void load(const float* weight, int n_cols, int warp, int lane) {
-    const int at = warp * 256 + (lane >> 2) * 32 + (lane & 3) * 4;
+// The lane's sum, continued.
+__device__ __forceinline__ float add_squares(float sum, const float4& x) {
+  for (const float v : {x.x, x.y, x.z, x.w}) sum = __fmaf_rn(v, v, sum);
+  return sum;
+}
+// The same of (x * weight) * gate.
+__device__ __forceinline__ float add_products(float sum, const float4& x, const float4& weight,
+                                              const float4& gate) {
+  sum = __fmaf_rn(__fmul_rn(x.x, weight.x), gate.x, sum);
+  sum = __fmaf_rn(__fmul_rn(x.y, weight.y), gate.y, sum);
+  sum = __fmaf_rn(__fmul_rn(x.z, weight.z), gate.z, sum);
+  return __fmaf_rn(__fmul_rn(x.w, weight.w), gate.w, sum);
+}
+__device__ __forceinline__ float add_lanes(float sum) {
+#pragma unroll
+  for (int mask = 1; mask < 32; mask *= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
+  return sum;
+}
+__device__ __forceinline__ float add_chunks(const float* sums, int n_chunks) {
+  float sum = 0.0f;
+  for (int begin = 0; begin < n_chunks; begin += 8) {
+    float part[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) part[i] = begin + i < n_chunks ? sums[begin + i] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum = __fadd_rn(sum, part[i]);
+  }
+  return sum;
+}
+// The division does not wait for the sum.
+__device__ __forceinline__ float norm_factor(float square, int n_cols, float eps) {
+  return rsqrtf(__fmaf_rn(square, __frcp_rn(static_cast<float>(n_cols)), eps));
+}
+__device__ __forceinline__ float4 times(const float4& a, const float4& b) {
+  return {__fmul_rn(a.x, b.x), __fmul_rn(a.y, b.y), __fmul_rn(a.z, b.z), __fmul_rn(a.w, b.w)};
+}
+
+// A row's weights, or the row: the lane's columns of a chunk, on their way before there is time for them.
+struct NormWeights {
+  float4 low, high;
+
+  __device__ __forceinline__ void load(const float* weight, int n_cols, int chunk, int lane) {
+    const int at = ActPiece::column(chunk, lane);
     low = high = {0.0f, 0.0f, 0.0f, 0.0f};
     if (at < n_cols) {
       low = __ldg(reinterpret_cast<const float4*>(weight + at));
@@ -129,76 +100,160 @@ struct NormWeights {
     }
   }
 };
-
-// The lane's columns of a chunk of the row, for who wants them on their way before it has time for them.
-struct NormRow {
-  float4 low, high;
-
-  __device__ __forceinline__ void load(const float* x, int n_cols, int chunk, int lane) {
-    const int at = chunk * 256 + (lane >> 2) * 32 + (lane & 3) * 4;
-    low = high = {0.0f, 0.0f, 0.0f, 0.0f};
-    if (at < n_cols) {
-      low = *reinterpret_cast<const float4*>(x + at);
-      high = *reinterpret_cast<const float4*>(x + at + 16);
-    }
-  }
-  // put(low, high) of their products with the weights; returns the lane's sum of squares. Every kernel makes
-  // the same sum: it is written so that the compiler has no choice.
+struct NormRow : ActPiece {
+  // put(low, high) of their products with the weights; returns the chunk's sum of squares.
   template <class Put>
   __device__ __forceinline__ float make_acts(const NormWeights& w, const Put& put) const {
-    const float4 a = low, b = high;
-    put(float4{a.x * w.low.x, a.y * w.low.y, a.z * w.low.z, a.w * w.low.w},
-        float4{b.x * w.high.x, b.y * w.high.y, b.z * w.high.z, b.w * w.high.w});
-    float square = __fmul_rn(a.x, a.x);
-    for (const float x : {a.y, a.z, a.w, b.x, b.y, b.z, b.w}) square = __fmaf_rn(x, x, square);
-    return square;
+    put(times(low, w.low), times(high, w.high));
+    return add_lanes(add_squares(add_squares(0.0f, low), high));
   }
 };
 
-// put(chunk, low, high): of the warp's chunks.
+// All threads of the block. put(chunk, low, high): of the warp's chunks. Before the barrier that publishes
+// what it makes, each warp leaves sums of squares in squares[kMaxNormChunks]; norm_scale() adds them up after
+// it.
 template <class Put>
 __device__ __forceinline__ void make_norm_acts(const float* x, const float* weight, const NormWeights& first,
                                                int n_cols, int warp, int n_warps, int lane, float* squares,
                                                const Put& put) {
-  float square = 0.0f;
   for (int chunk = warp; chunk < dot_chunks(n_cols); chunk += n_warps) {
     NormRow row;
     NormWeights w = first;
     if (chunk != warp) w.load(weight, n_cols, chunk, lane);
-    row.load(x, n_cols, chunk, lane);
-    square += row.make_acts(w, [&](float4 low, float4 high) { put(chunk, low, high); });
+    row.load(x, chunk, n_cols, lane);
+    const float square = row.make_acts(w, [&](float4 low, float4 high) { put(chunk, low, high); });
+    if (lane == 0) squares[chunk] = square;
   }
+}
+__device__ __forceinline__ float norm_scale(const float* squares, int n_cols, float eps) {
+  return norm_factor(add_chunks(squares, dot_chunks(n_cols)), n_cols, eps);
+}
+
+// ---- values of blocks and their sums ----
+
+// Blocks of all columns, and of one chunk.
+__host__ __device__ constexpr int blocks_of(const DeviceMatrix& w) {
+  return w.n_rows == 0 ? 0 : w.n_cols / act_group_cols(w.dtype);
+}
+__host__ __device__ constexpr int chunk_blocks_of(const DeviceMatrix& w) {
+  return w.n_rows == 0 ? 0 : 256 / act_group_cols(w.dtype);
+}
+
+// Values of the warp's chunks of a panel, of a row whose chunks are acts[0 ..] from ready() on, rounded
+// without the sums of their codes. `panel` null: nothing to do but ready().
+template <DType T, class Acts, class Ready>
+__device__ __forceinline__ void in_values(const DeviceMatrix& w, const uint8_t* panel, int first_chunk,
+                                          int chunk_step, const Acts& acts, int lane, float* values,
+                                          const Ready& ready) {
+  if (panel == nullptr) return ready();
+  const int n_chunks = dot_chunks(w.n_cols), s = lane >> 2;
+  const auto subs_of = [&](int chunk) { return min(8, (w.n_cols - chunk * 256) / 32); };
+  DotChunk<T> data;
+  if (first_chunk < n_chunks) data.load(panel, first_chunk, subs_of(first_chunk), lane);
+  if (first_chunk + chunk_step < n_chunks) prefetch_chunk(w, panel, first_chunk + chunk_step, lane);
+  ready();
+#pragma unroll 1
+  for (int chunk = first_chunk; chunk < n_chunks; chunk += chunk_step) {
+    if (chunk != first_chunk) data.load(panel, chunk, subs_of(chunk), lane);
+    SubCodes x[1];
+    x[0].template load_and_sum<T>(acts[chunk], s);
+    dot_values<T, 1>(data, x, subs_of(chunk), lane, values + chunk * kChunkBlocks<T> * 16);
+  }
+}
+
+// Values and steps of one chunk of a rounded row that lies in memory. The steps go with the values, so that
+// the sums after the last barrier read shared memory only.
+template <DType T>
+__device__ __forceinline__ void stored_values(const DotChunk<T>& data, const BlockActs& acts, int n_subs,
+                                              int lane, float* values, float* steps) {
+  SubCodes x[1];
+  x[0].load(acts, lane >> 2);
+  float step = 0.0f;
+  if (lane < min(kChunkBlocks<T>, n_subs)) step = acts.meta[lane].step;
+  dot_values<T, 1>(data, x, n_subs, lane, values);
+  if (lane < min(kChunkBlocks<T>, n_subs)) steps[lane] = step;
+}
+
+// Values and steps of one chunk of a row that the warp rounds itself. `stage`: of this warp.
+template <DType T>
+__device__ __forceinline__ void hidden_values(const DotChunk<T>& data, const ActPiece& piece, int n_subs,
+                                              int lane, BlockActs& stage, float* values, float* steps) {
+  __syncwarp();
+  put_block_acts<kPanelFormat<T>.block_cols, false>(piece.low, piece.high, lane, stage);
+  __syncwarp();
+  SubCodes x[1];
+  x[0].load_and_sum<T>(stage, lane >> 2);
+  dot_values<T, 1>(data, x, n_subs, lane, values);
+  if (lane < min(kChunkBlocks<T>, n_subs)) steps[lane] = stage.meta[lane].step;
+}
+
+// The blocks of a row of a quantised matrix.
+struct RowBlocks {
+  int n_chunks = 0, chunk_blocks = 0, n = 0;
+
+  RowBlocks() = default;
+  RowBlocks(const DeviceMatrix& w)  // by the host: it divides
+      : n_chunks(dot_chunks(w.n_cols)), chunk_blocks(chunk_blocks_of(w)), n(blocks_of(w)) {}
+};
+
+// Part `part` of a sum over blocks: a chain for each of its cuts, added up in order. `values`: of the row's
+// first block.
+template <class StepOf>
+__device__ __forceinline__ float chain_part(const float* values, const RowBlocks& blocks, const SumCuts& cuts,
+                                            int part, const StepOf& step_of) {
+  const auto begin_of = [&](int cut) {
+    return min(blocks.n, cuts.begin(blocks.n_chunks, part, cut) * blocks.chunk_blocks);
+  };
+  float sum = 0.0f;
+  int begin = begin_of(0);
+  for (int cut = 0; cut < 1 << cuts.cuts_log2; ++cut) {
+    const int end = begin_of(cut + 1);
+    const float y =
+        chain_blocks(values + begin * 16, 16, end - begin, [&](int b) { return step_of(begin + b); });
+    sum = cut == 0 ? y : __fadd_rn(sum, y);
+    begin = end;
+  }
+  return sum;
+}
+// start + every part, one after the other; or, where nothing is added to, the only part. Up to 16 blocks are
+// read together: a chain of reads that wait for each other would take longer than the sums.
+template <class StepOf>
+__device__ __forceinline__ float chain_all(const float* values, const RowBlocks& blocks, const SumCuts& cuts,
+                                           float start, bool adds, const StepOf& step_of) {
+  constexpr int kTogether = 16;
+  const int n_cuts = 1 << (cuts.parts_log2 + cuts.cuts_log2);
+  float sum = start;
+  if (blocks.n > kTogether || blocks.chunk_blocks > 1 || (adds && cuts.cuts_log2 > 0)) {
+    for (int part = 0; part < 1 << cuts.parts_log2; ++part) {
+      const float y = chain_part(values, blocks, cuts, part, step_of);
+      sum = adds ? __fadd_rn(sum, y) : y;
+    }
+    return sum;
+  }
+  float v[kTogether], step[kTogether], y = 0.0f;
 #pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) square += __shfl_xor_sync(0xffffffffu, square, mask);
-  if (lane == 0) squares[warp] = square;
-}
-
-__device__ __forceinline__ float norm_scale(const float* squares, int n_warps, int n_cols, float eps) {
-  float square = 0.0f;
-  for (int w = 0; w < n_warps; ++w) square += squares[w];
-  return rsqrtf(square / static_cast<float>(n_cols) + eps);
-}
-
-// Four floats of a row that is being rounded, by the thread of column 4c; the four threads of 16 columns are
-// neighbours and all take part. `out`: the row's chunks.
-__device__ __forceinline__ void store_dot_acts(DotActs* out, int c, const float (&y)[4]) {
-  const unsigned mask = 0xfu << (threadIdx.x & 28);
-  float top = max_abs(y[0], y[1], y[2], y[3]);
-  top = fmaxf(top, __shfl_xor_sync(mask, top, 1));
-  top = fmaxf(top, __shfl_xor_sync(mask, top, 2));
-  const uint32_t codes = round_codes(y[0], y[1], y[2], y[3], dot_inverse(top));
-  int sum = __dp4a(static_cast<int>(codes), 0x01010101, 0);
-  sum += __shfl_xor_sync(mask, sum, 1);
-  sum += __shfl_xor_sync(mask, sum, 2);
-  DotActs& chunk = out[c / 64];
-  const int sub = c / 8 % 8, half = c / 4 % 2;
-  chunk.codes[sub][c % 4][half] = codes;
-  if (c % 4 == 0) {
-    const float step = top * (1.0f / 127.0f);
-    float* const meta = reinterpret_cast<float*>(&chunk.meta[sub]);
-    meta[half] = step;
-    meta[2 + half] = step * static_cast<float>(sum);
+  for (int b = 0; b < kTogether; ++b) {
+    v[b] = step[b] = 0.0f;
+    if (b < blocks.n) v[b] = values[b * 16], step[b] = step_of(b);
   }
+  int cut = 1, border = n_cuts > 1 ? cuts.begin(blocks.n_chunks, 0, 1) : kTogether;
+  bool first = !adds;
+#pragma unroll
+  for (int b = 0; b < kTogether; ++b) {
+    if (b == border) {
+      sum = first ? y : __fadd_rn(sum, y);
+      first = false;
+      y = 0.0f;
+      border = ++cut < n_cuts ? cuts.begin(blocks.n_chunks, 0, cut) : kTogether;
+    }
+    if (b < blocks.n) y = __fmaf_rn(v[b], step[b], y);
+  }
+  return first ? y : __fadd_rn(sum, y);
+}
+// The step of block b of a row.
+template <class Acts>
+__device__ __forceinline__ float step_of_block(const Acts& acts, bool big, int b) {
+  return big ? acts[b].meta[0].step : acts[b / 8].meta[b % 8].step;
 }
 
 }  // namespace thermo

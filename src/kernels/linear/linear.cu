@@ -3,8 +3,8 @@
 // One row (decode): bound by the bytes of W. One launch for all matrices that read the same input; the warps
 // of a block share a panel, each with one or two chunks of 256 columns, so that the whole matrix is in flight
 // at once and a warp waits for memory once: integer dot products (dot_product.cuh). Up to 64 rows that come
-// rounded: integer tensor cores (linear_few.cuh). Other rows, and float weights: warp_product.cuh for few,
-// f16 tensor cores with activations in shared memory for more (linear_tiles.cu).
+// rounded: integer tensor cores (linear_few.cuh), with the same bits. Other rows, and float weights:
+// warp_product.cuh for few, f16 tensor cores with activations in shared memory for more (linear_tiles.cu).
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/linear/dot_product.cuh"
@@ -32,75 +32,102 @@ struct SmallPlan {
   int stage_bytes;                 // shared memory of a warp
 };
 
-enum class DotSource { F16, I8, Norm };
+// Where one row comes from: rounded, from the residual stream through a norm, or as halves, and then the
+// product is added to y.
+enum class DotSource { Blocks, Norm, Add };
 
-// One row. `plan.split_log2` may reach kWarpsLog2.
+struct DotPlan {
+  SmallPlan small;
+  SumCuts cuts;
+  RowBlocks blocks[kMaxLinearJobs];
+  int values_at, panel_values;  // in shared memory: bytes; floats of a panel
+  int steps_at;                 // bytes; as many floats for a panel as it has blocks
+};
+
+// One row. `split_log2` may reach kWarpsLog2. Shared memory: rows that are rounded here, then values of the
+// blocks of each panel, then their steps; through a norm those are in the rounded row.
 template <DotSource kSource, int kWarpsLog2>
 __global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 ? 2 : 3)
-    linear_dot_kernel(const __grid_constant__ SmallPlan plan) {
+    linear_dot_kernel(const __grid_constant__ DotPlan plan) {
   constexpr int kWarps = 1 << kWarpsLog2;
-  __shared__ __align__(16) float part[kWarps][16];
-  __shared__ float squares[kWarps];
+  __shared__ float squares[kSource == DotSource::Norm ? kMaxNormChunks : 1];
   extern __shared__ __align__(16) std::byte stages[];
-  DotActs* const stage = reinterpret_cast<DotActs*>(stages);
+  const DeviceLinearArgs& args = plan.small.args;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   touch_params(plan);
   int j = 0;
-  while (j + 1 < plan.args.n_jobs && static_cast<int>(blockIdx.x) >= plan.first_block[j + 1]) ++j;
-  const DeviceLinearJob& job = plan.args.jobs[j];
+  while (j + 1 < args.n_jobs && static_cast<int>(blockIdx.x) >= plan.small.first_block[j + 1]) ++j;
+  const DeviceLinearJob& job = args.jobs[j];
   const DeviceMatrix& w = job.w;
-  const int split = plan.split_log2[j], panels_here = kWarps >> split;
-  const int block = static_cast<int>(blockIdx.x) - plan.first_block[j];
-  const int k_part = job.k_parts == 2 ? block & 1 : 0;
-  const int first_panel = (job.k_parts == 2 ? block >> 1 : block) * panels_here;
-  const int panel = first_panel + (warp >> split);
-  const int32_t* const row_index = plan.args.row_index;
+  const int split = plan.small.split_log2[j], panels_here = kWarps >> split;
+  const int first_panel = (static_cast<int>(blockIdx.x) - plan.small.first_block[j]) * panels_here;
+  const int panel_here = warp >> split, panel = first_panel + panel_here;
   const uint8_t* const bytes = panel * 16 < w.n_rows ? w.panels + panel * w.panel_bytes : nullptr;
-  const int first_chunk = (k_part << split) + (warp & ((1 << split) - 1)), step = job.k_parts << split;
-  const auto row_of = [&](int) { return row_index == nullptr ? 0 : row_index[0]; };
+  const int first_chunk = warp & ((1 << split) - 1), step = 1 << split;
+  BlockActs* const made = reinterpret_cast<BlockActs*>(stages);
+  float* const values = reinterpret_cast<float*>(stages + plan.values_at);
+  float* const mine = values + panel_here * plan.panel_values;
+  const RowBlocks& blocks = plan.blocks[j];
   if constexpr (kSource == DotSource::Norm) {
-    const DeviceNormIn& norm = plan.args.norm;
+    const DeviceNormIn& norm = args.norm;
     NormWeights norm_weights;
     norm_weights.load(norm.weight, w.n_cols, warp, lane);
-    dot_product<1>(w, bytes, first_chunk, step, SharedActs{stage}, lane, part[warp], [&] {
-      allow_next();
-      wait_for_inputs();
-      make_norm_acts(
-          norm.x, norm.weight, norm_weights, w.n_cols, warp, kWarps, lane, squares,
-          [&](int chunk, float4 low, float4 high) { put_dot_acts(low, high, 1.0f, lane, stage[chunk]); });
-      __syncthreads();
+    for_dot_type(w.dtype, [&]<DType T>() {
+      in_values<T>(w, bytes, first_chunk, step, made, lane, mine, [&] {
+        allow_next();
+        wait_for_inputs();
+        make_norm_acts(norm.x, norm.weight, norm_weights, w.n_cols, warp, kWarps, lane, squares,
+                       [&](int chunk, float4 low, float4 high) {
+                         put_block_acts<kPanelFormat<T>.block_cols, false>(low, high, lane, made[chunk]);
+                       });
+        __syncthreads();
+      });
     });
   } else {
-    const auto ready = [] {
+    float* const steps = reinterpret_cast<float*>(stages + plan.steps_at) + panel_here * plan.panel_values / 16;
+    for_dot_type(w.dtype, [&]<DType T>() {
+      const int n_chunks = bytes == nullptr ? 0 : dot_chunks(w.n_cols);
+      const auto subs_of = [&](int chunk) { return min(8, (w.n_cols - chunk * 256) / 32); };
+      DotChunk<T> data;
+      if (first_chunk < n_chunks) data.load(bytes, first_chunk, subs_of(first_chunk), lane);
+      if (first_chunk + step < n_chunks) prefetch_chunk(w, bytes, first_chunk + step, lane);
       allow_next();
       wait_for_inputs();
-    };
-    if constexpr (kSource == DotSource::I8)
-      dot_product<1>(w, bytes, first_chunk, step, StoredActs{plan.args.x, row_of}, lane, part[warp], ready);
-    else
-      dot_product<1>(w, bytes, first_chunk, step,
-                     RoundedActs<1, decltype(row_of)>{plan.args.x, row_of, stage + warp}, lane, part[warp],
-                     ready);
+      const int64_t row = args.row_index == nullptr ? 0 : args.row_index[0];
+#pragma unroll 1
+      for (int chunk = first_chunk; chunk < n_chunks; chunk += step) {
+        if (chunk != first_chunk) data.load(bytes, chunk, subs_of(chunk), lane);
+        const int at = chunk * kChunkBlocks<T>;
+        if constexpr (kSource == DotSource::Blocks) {
+          const void* const rows = kPanelFormat<T>.block_cols == 256 ? args.x.blocks256 : args.x.blocks32;
+          const BlockActs& acts = static_cast<const BlockActs*>(rows)[row * args.x.blocks_stride + chunk];
+          stored_values<T>(data, acts, subs_of(chunk), lane, mine + at * 16, steps + at);
+        } else {
+          ActPiece piece;
+          piece.load_halves(static_cast<const half*>(args.x.f16), chunk, w.n_cols, args.x.scale, lane);
+          hidden_values<T>(data, piece, subs_of(chunk), lane, made[warp], mine + at * 16, steps + at);
+        }
+      }
+    });
   }
-  // The sums are short, so their latency counts: what is added to is on its way before the barrier, and the
-  // reads of a sum run together.
+  // The sums are short, so their latency counts: what is known before the barrier is made before it.
   const int r = threadIdx.x & 15, p = threadIdx.x >> 4, row = (first_panel + p) * 16 + r;
   const bool has = p < panels_here && row < w.n_rows;
-  float* const y = job.y + k_part * job.part_stride + row;
-  float sum = has && job.add ? *y : 0.0f;
+  float* const y = job.y + row;
+  float sum = has && kSource == DotSource::Add ? *y : 0.0f, scale = 1.0f;
+  if (kSource == DotSource::Norm && has) scale = norm_scale(squares, w.n_cols, args.norm.eps);
   __syncthreads();
   if (!has) return;
+  const float* const from = values + p * plan.panel_values + r;
   if constexpr (kSource == DotSource::Norm) {
-    const float scale = norm_scale(squares, kWarps, w.n_cols, plan.args.norm.eps);
-    float all = 0.0f;
-#pragma unroll
-    for (int s = 0; s < kWarps; ++s)
-      if (s < 1 << split) all += part[(p << split) + s][r];
-    sum += all * scale;
+    const bool big = blocks.chunk_blocks == 1;
+    sum = chain_all(from, blocks, plan.cuts, 0.0f, false,
+                    [&](int b) { return __fmul_rn(step_of_block(made, big, b), scale); });
   } else {
-#pragma unroll
-    for (int s = 0; s < kWarps; ++s)
-      if (s < 1 << split) sum += part[(p << split) + s][r];
+    const float* const steps =
+        reinterpret_cast<const float*>(stages + plan.steps_at) + p * plan.panel_values / 16;
+    sum = chain_all(from, blocks, plan.cuts, sum, kSource == DotSource::Add,
+                    [&](int b) { return steps[b]; });
   }
   *y = sum;
 }
@@ -168,13 +195,33 @@ SmallPlan make_plan(const DeviceLinearArgs& args, int n_warps_log2, bool dot) {
 
 template <DotSource kSource, int kWarpsLog2>
 void launch_dot(const DeviceLinearArgs& args, StreamView stream) {
-  const SmallPlan plan = make_plan(args, kWarpsLog2, true);
-  size_t stage = 0;
-  if (kSource == DotSource::F16) stage = sizeof(DotActs) << kWarpsLog2;
+  const DeviceLinearJob(&jobs)[kMaxLinearJobs] = args.jobs;
+  DotPlan plan{.small = make_plan(args, kWarpsLog2, true),
+               .cuts = linear_sum_cuts(args),
+               .blocks = {jobs[0].w, jobs[1].w, jobs[2].w, jobs[3].w},
+               .values_at = 0,
+               .panel_values = 0,
+               .steps_at = 0};
+  int panels = 0;
+  for (int j = 0; j < args.n_jobs; ++j) {
+    const int values = 16 * plan.blocks[j].n;
+    if (values > plan.panel_values) plan.panel_values = values;
+    const int here = (1 << kWarpsLog2) >> plan.small.split_log2[j];
+    if (here > panels) panels = here;
+  }
+  size_t bytes = 0;
   if (kSource == DotSource::Norm)
-    stage = sizeof(DotActs) * static_cast<size_t>(dot_chunks(args.jobs[0].w.n_cols));
-  launch(linear_dot_kernel<kSource, kWarpsLog2>, static_cast<unsigned>(plan.first_block[args.n_jobs]),
-         32 << kWarpsLog2, stage, stream, plan);
+    bytes = sizeof(BlockActs) * static_cast<size_t>(dot_chunks(args.jobs[0].w.n_cols));
+  if (kSource == DotSource::Add) bytes = sizeof(BlockActs) << kWarpsLog2;
+  plan.values_at = static_cast<int>(bytes);
+  bytes += sizeof(float) * static_cast<size_t>(panels * plan.panel_values);
+  plan.steps_at = static_cast<int>(bytes);
+  if (kSource != DotSource::Norm) bytes += sizeof(float) * static_cast<size_t>(panels * plan.panel_values / 16);
+  // Only where it must be: the memory for it is taken from the cache that holds loads in flight, and a token
+  // took a quarter longer.
+  if (bytes > 32 * 1024) allow_shared(linear_dot_kernel<kSource, kWarpsLog2>, bytes);
+  launch(linear_dot_kernel<kSource, kWarpsLog2>,
+         static_cast<unsigned>(plan.small.first_block[args.n_jobs]), 32 << kWarpsLog2, bytes, stream, plan);
 }
 
 template <int NT8>
@@ -220,20 +267,20 @@ DeviceMatrix with_chunks(DeviceMatrix m) noexcept {
 }
 
 bool linear_reads_norm(const DeviceMatrix& w) noexcept {
-  return w.n_rows == 0 || has_dot(w.dtype);
+  if (w.n_rows == 0) return true;
+  if (!has_dot(w.dtype)) return false;
+  const int n_chunks = dot_chunks(w.n_cols);
+  const size_t panels = n_chunks >= 8 ? 2 : 8;  // of a block, at most
+  const size_t values = panels * 17 * sizeof(float) * static_cast<size_t>(blocks_of(w));
+  return n_chunks <= kMaxNormChunks &&
+         values + kMaxNormChunks * sizeof(BlockActs) + 1024 <= device_in_use().max_shared_bytes;
 }
 
 namespace {
 
-// Rows in the f16 form, in the int8 form of one row, or through a norm.
+// Rows in the f16 form.
 void linear_plain(const DeviceLinearArgs& args, StreamView stream) {
   if (args.n_acts <= kMaxSmallActs && !linear_prefers_tiles(args)) {
-    bool dot = args.n_acts == 1;
-    for (int j = 0; j < args.n_jobs; ++j) dot = dot && has_dot(args.jobs[j].w.dtype);
-    if (args.norm.x != nullptr) return launch_dot<DotSource::Norm, 3>(args, stream);
-    if (args.jobs[0].add) return launch_dot<DotSource::F16, 4>(args, stream);
-    if (dot && args.x.i8 != nullptr) return launch_dot<DotSource::I8, 3>(args, stream);
-    if (dot) return launch_dot<DotSource::F16, 3>(args, stream);
     if (args.n_acts <= 8) return launch_small<1>(args, stream);
     if (args.n_acts <= 16) return launch_small<2>(args, stream);
     return launch_small<4>(args, stream);
@@ -249,13 +296,21 @@ void linear_plain(const DeviceLinearArgs& args, StreamView stream) {
 }  // namespace
 
 void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
+  if (args.norm.x != nullptr) return launch_dot<DotSource::Norm, 3>(args, stream);
+  if (args.jobs[0].add) return launch_dot<DotSource::Add, 4>(args, stream);
   DeviceLinearArgs few = args, others = args;
   few.n_jobs = others.n_jobs = 0;
   for (int j = 0; j < args.n_jobs; ++j) {
     DeviceLinearArgs& to = linear_few_possible(args, j) ? few : others;
     to.jobs[to.n_jobs++] = args.jobs[j];
   }
-  if (few.n_jobs > 0) linear_few_cuda(few, stream);
+  bool dot = args.n_acts == 1;
+  for (int j = 0; j < few.n_jobs; ++j)
+    dot = dot && few.jobs[j].k_parts == 1 && linear_reads_norm(few.jobs[j].w);
+  if (few.n_jobs > 0 && dot)
+    launch_dot<DotSource::Blocks, 3>(few, stream);
+  else if (few.n_jobs > 0)
+    linear_few_cuda(few, stream);
   if (others.n_jobs > 0) linear_plain(others, stream);
 }
 

@@ -19,16 +19,19 @@ int linear_few_parts(const DeviceMatrix& w) noexcept {
 
 // Until there are warps for a large card: 1400 are 10 for each of 132 multiprocessors. What comes in parts is
 // not cut again.
-int linear_few_cuts(const DeviceLinearArgs& args) noexcept {
-  int n_panels = 0;
-  bool parts = false;
+SumCuts linear_sum_cuts(const DeviceLinearArgs& args) noexcept {
+  int n_panels = 0, n_parts = 1;
   for (int j = 0; j < args.n_jobs; ++j) {
-    n_panels += ceil_div(args.jobs[j].w.n_rows, 16);
-    parts = parts || args.jobs[j].k_parts > 1;
+    const DeviceLinearJob& job = args.jobs[j];
+    n_panels += ceil_div(job.w.n_rows, 16);
+    const int parts = job.add ? linear_few_parts(job.w) : job.k_parts;
+    if (parts > n_parts) n_parts = parts;
   }
+  SumCuts cuts;
+  while (1 << cuts.parts_log2 < n_parts) ++cuts.parts_log2;
   const int n_chunks = dot_chunks(args.jobs[0].w.n_cols);
-  if (parts || n_panels >= 1400 || n_chunks < 4) return 1;
-  return n_panels >= 300 || n_chunks < 8 ? 2 : 4;
+  if (n_parts == 1 && n_panels < 1400 && n_chunks >= 4) cuts.cuts_log2 = n_panels >= 300 || n_chunks < 8 ? 1 : 2;
+  return cuts;
 }
 
 bool linear_few_possible(const DeviceLinearArgs& args, int job) noexcept {
@@ -41,7 +44,7 @@ void linear_few_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
   FewPlan plan{.args = args,
                .first_block = {},
                .row_tiles = 1,
-               .cuts_log2 = 0,
+               .cuts_log2 = linear_sum_cuts(args).cuts_log2,
                .split_log2 = 0,
                .n_stages = 2,
                .chunk_bytes = 0};
@@ -51,7 +54,6 @@ void linear_few_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
     dot = dot && has_dot(w.dtype);
     if (64 + w.body_bytes > plan.chunk_bytes) plan.chunk_bytes = 64 + w.body_bytes;
   }
-  while (1 << plan.cuts_log2 < linear_few_cuts(args)) ++plan.cuts_log2;
   if (dot)
     launch_few_rows<false>(plan, stream);
   else

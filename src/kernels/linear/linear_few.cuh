@@ -75,8 +75,8 @@ __global__ void __launch_bounds__(32 * kFewWarps, kTiles == 1   ? 5
   static_assert(kFewWarps == 4);
   // Cut c of the part, and the share of a warp: a cut, or all of them. There are 2^n parts.
   const int all_chunks = dot_chunks(w.n_cols), n_cuts = 1 << plan.cuts_log2;
-  const int cuts_of_all = __ffs(job.k_parts) - 1 + plan.cuts_log2;
-  const auto cut = [&](int c) { return all_chunks * ((part << plan.cuts_log2) + c) >> cuts_of_all; };
+  const SumCuts cuts{.parts_log2 = __ffs(job.k_parts) - 1, .cuts_log2 = plan.cuts_log2};
+  const auto cut = [&](int c) { return cuts.begin(all_chunks, part, c); };
   const auto begin_of = [&](int s) { return cut(s << plan.cuts_log2 >> split_log2); };
   const int mine = warp & (split - 1), begin = begin_of(mine), end = begin_of(mine + 1);
   int steps = 0;

@@ -2,14 +2,15 @@
 #pragma once
 
 #include "kernels/linear/linear_cuda.h"
+#include "kernels/linear/sum_cuts.h"
 
 namespace thermo {
 
 struct FewPlan;
 void launch_few_any(FewPlan& plan, StreamView stream) noexcept;
 
-// In how many cuts the columns of a call are added up: by the shapes alone.
-int linear_few_cuts(const DeviceLinearArgs& args) noexcept;
+// How the columns of a call are added up.
+SumCuts linear_sum_cuts(const DeviceLinearArgs& args) noexcept;
 // Whether a job can run there: quantised weights, and rows in the form that they read.
 bool linear_few_possible(const DeviceLinearArgs& args, int job) noexcept;
 void linear_few_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept;

@@ -75,7 +75,7 @@ void run_case(DType first, DType second, int n_rows, int n_cols) {
   for (int r = 0; r < kRows; ++r) index[static_cast<size_t>(r)] = kRows - 1 - r;
   DeviceBuffer device_index = to_device(index);
   args.n_jobs = 2;
-  const int n_cuts = linear_few_cuts(args);
+  const int n_cuts = 1 << linear_sum_cuts(args).cuts_log2;
   for (int j = 0; j < 2; ++j) want[j] = multiply_cuts(w[j], x, n_cuts, kernels);
   for (const int n_acts : {1, 2, 3, 7, 8, 9, 16, 17, 24, 32, 33, 48, 63, 64}) {
     args.n_acts = n_acts;
@@ -169,6 +169,133 @@ TEST(LinearFewCuda, PartsDoNotDependOnTheNumberOfRows) {
       }
     }
   }
+}
+
+// A row that goes through its norm alone, and the same row after a norm of several.
+void run_norm(DType first, DType second, int n_rows, int n_cols) {
+  constexpr int kActs = 3;
+  std::mt19937 random(static_cast<unsigned>(n_rows + n_cols));
+  const HostMatrix w[2] = {{first, n_rows, n_cols, random, 0.05f}, {second, 50, n_cols, random, 0.05f}};
+  const DeviceBuffer panels[2] = {to_device(w[0].panels), to_device(w[1].panels)};
+  const size_t chunks = static_cast<size_t>(dot_chunks(n_cols));
+  DeviceBuffer x = to_device(spiky(static_cast<size_t>(kActs) * n_cols, random)),
+               norm = to_device(spiky(static_cast<size_t>(n_cols), random)),
+               gate = to_device(spiky(static_cast<size_t>(n_cols), random)), factor(kActs * sizeof(float)),
+               shared(kActs * sizeof(float)), blocks256(chunks * kActs * sizeof(BlockActs)),
+               blocks32(chunks * kActs * sizeof(BlockActs));
+  ResidualNormArgs rows{};
+  rows.x = x.as<float>();
+  rows.norm = norm.as<float>();
+  rows.eps = 1e-6f;
+  rows.h.blocks256 = blocks256.data();
+  rows.h.blocks32 = blocks32.data();
+  rows.h.blocks_stride = static_cast<int64_t>(chunks);
+  rows.factor_last = true;
+  rows.factor = factor.as<float>();
+  rows.shared_gate = gate.as<float>();
+  rows.shared_logit = shared.as<float>();
+  rows.n_rows = kActs;
+  rows.n_embd = n_cols;
+  residual_norm_cuda(rows, {});
+  DeviceLinearArgs args;
+  std::vector<DeviceBuffer> y;
+  for (int j = 0; j < 2; ++j) {
+    args.jobs[j].w = w[j].at(reinterpret_cast<size_t>(panels[j].data()));
+    args.jobs[j].y_stride = w[j].n_rows;
+    y.emplace_back(sizeof(float) * kActs * static_cast<size_t>(w[j].n_rows));
+    args.jobs[j].y = y.back().as<float>();
+  }
+  args.n_jobs = 2;
+  args.n_acts = kActs;
+  args.x = rows.h.read();
+  linear_cuda(args, {});
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  std::vector<float> want[2];
+  for (size_t j = 0; j < 2; ++j)
+    want[j] = to_host(y[j].as<float>(), static_cast<size_t>(kActs) * static_cast<size_t>(w[j].n_rows));
+  args.n_acts = 1;
+  for (size_t r = 0; r < kActs; ++r) {
+    args.norm = {x.as<float>() + r * static_cast<size_t>(n_cols), norm.as<float>(), 1e-6f};
+    linear_cuda(args, {});
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    for (size_t j = 0; j < 2; ++j) {
+      const size_t n = static_cast<size_t>(w[j].n_rows);
+      expect_bits(to_host(y[j].as<float>(), n).data(), want[j].data() + r * n, n,
+                  std::string(dtype_name(w[j].dtype)) + " " + std::to_string(n) + " x " +
+                      std::to_string(n_cols) + ", row " + std::to_string(r));
+    }
+  }
+}
+
+TEST(LinearFewCuda, OneRowThroughANormHasTheBitsOfSeveral) {
+  SKIP_WITHOUT_GPU();
+  run_norm(DType::Q4_K, DType::Q6_K, 77, 256);
+  run_norm(DType::Q4_K, DType::Q8_0, 1000, 2048);
+  run_norm(DType::Q6_K, DType::Q5_K, 9000, 2048);   // two cuts
+  run_norm(DType::Q5_K, DType::Q4_K, 30000, 1024);  // one
+  run_norm(DType::Q8_0, DType::Q8_0, 60, 352);
+  run_norm(DType::Q8_0, DType::Q4_K, 200, 5120);
+  run_norm(DType::Q4_K, DType::Q6_K, 333, 2304);
+}
+
+// A row that is added to the stream by its product, and the same row among several whose parts are added.
+void run_added(DType dtype, int n_rows, int n_cols) {
+  constexpr int kActs = 3;
+  std::mt19937 random(static_cast<unsigned>(n_rows + n_cols));
+  const HostMatrix w(dtype, n_rows, n_cols, random, 0.05f);
+  const DeviceBuffer panels = to_device(w.panels);
+  const size_t rows = static_cast<size_t>(n_rows), chunks = static_cast<size_t>(dot_chunks(n_cols));
+  std::vector<half> f16;
+  for (const float v : spiky(static_cast<size_t>(kActs) * n_cols, random)) f16.push_back(__float2half_rn(v));
+  const DeviceBuffer device_f16 = to_device(f16);
+  const std::vector<float> stream = spiky(kActs * rows, random);
+  DeviceLinearArgs args;
+  const int n_parts = linear_few_parts(with_chunks({nullptr, 0, dtype, n_rows, n_cols}));
+  DeviceBuffer blocks(chunks * kActs * sizeof(BlockActs)),
+      y(sizeof(float) * kActs * rows * static_cast<size_t>(n_parts));
+  DeviceActsOut out;
+  out.f16 = const_cast<std::byte*>(device_f16.data());
+  out.f16_stride = n_cols;
+  (act_format(dtype) == ActFormat::Q8x256 ? out.blocks256 : out.blocks32) = blocks.data();
+  out.blocks_stride = static_cast<int64_t>(chunks);
+  round_rows_cuda({out.f16, nullptr, n_cols, 0}, kActs, n_cols, out, {});
+  args.jobs[0] = {.w = w.at(reinterpret_cast<size_t>(panels.data())),
+                  .y = y.as<float>(),
+                  .y_stride = n_rows,
+                  .k_parts = n_parts,
+                  .part_stride = static_cast<int64_t>(kActs) * n_rows};
+  args.n_jobs = 1;
+  args.n_acts = kActs;
+  args.x = out.read();
+  linear_cuda(args, {});
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  std::vector<float> want = stream;
+  const std::vector<float> parts = to_host(y.as<float>(), kActs * rows * static_cast<size_t>(n_parts));
+  for (size_t i = 0; i < parts.size(); ++i) want[i % want.size()] += parts[i];
+  args.n_acts = 1;
+  for (size_t r = 0; r < kActs; ++r) {
+    DeviceBuffer x = to_device(std::vector<float>(stream.begin() + static_cast<std::ptrdiff_t>(r * rows),
+                                                  stream.begin() + static_cast<std::ptrdiff_t>((r + 1) * rows)));
+    args.jobs[0] = {.w = args.jobs[0].w, .y = x.as<float>(), .y_stride = n_rows, .add = true};
+    args.x = {};
+    args.x.f16 = reinterpret_cast<const half*>(device_f16.data()) + r * static_cast<size_t>(n_cols);
+    linear_cuda(args, {});
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    expect_bits(to_host(x.as<float>(), rows).data(), want.data() + r * rows, rows,
+                std::string(dtype_name(dtype)) + " " + std::to_string(n_rows) + " x " +
+                    std::to_string(n_cols) + ", row " + std::to_string(r));
+  }
+}
+
+TEST(LinearFewCuda, OneRowAddedHasTheBitsOfSeveral) {
+  SKIP_WITHOUT_GPU();
+  for (const DType dtype : {DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::Q8_0}) {
+    run_added(dtype, 2048, 4096);
+    run_added(dtype, 5120, 6144);
+    run_added(dtype, 300, 1024);
+    run_added(dtype, 100, 256);
+  }
+  run_added(DType::Q8_0, 100, 352);
 }
 
 TEST(LinearFewCuda, RowsAreRoundedAsOnTheProcessor) {

@@ -13,7 +13,7 @@
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/linear/linear_cuda.h"
 #include "kernels/linear/linear_tiles_cuda.h"
-#include "kernels/quant_matmul/panel_dot.cuh"
+#include "kernels/quant_matmul/panel_exact.cuh"
 #include "kernels/quant_matmul/panel_mma.cuh"
 #include "kernels/quant_matmul/quant_matmul.h"
 
@@ -24,29 +24,7 @@ constexpr float kGuard = -12345.0f;
 constexpr size_t kGuardFloats = 64;
 
 // Where the product gets its rows from.
-enum class Source { Halves, Int8, Norm };
-
-// A row as DotActs, by the definition.
-std::vector<DotActs> dot_acts(const float* x, int n_cols) {
-  std::vector<DotActs> chunks(static_cast<size_t>(dot_chunks(n_cols)));
-  std::memset(chunks.data(), 0, chunks.size() * sizeof(DotActs));
-  for (int c = 0; c < n_cols; c += 16) {
-    float top = 0.0f;
-    for (int k = c; k < c + 16; ++k) top = std::max(top, std::fabs(x[k]));
-    DotActs& chunk = chunks[static_cast<size_t>(c / 256)];
-    const int sub = c / 32 % 8, half_of_sub = c / 16 % 2;
-    int sum = 0;
-    for (int k = 0; k < 16; ++k) {
-      const int code = top > 0.0f ? static_cast<int>(std::lrint(x[c + k] * (127.0f / top))) : 0;
-      sum += code;
-      reinterpret_cast<int8_t*>(&chunk.codes[sub][k / 4][half_of_sub])[k % 4] = static_cast<int8_t>(code);
-    }
-    float* const meta = reinterpret_cast<float*>(&chunk.meta[sub]);
-    meta[half_of_sub] = top / 127.0f;
-    meta[2 + half_of_sub] = top / 127.0f * static_cast<float>(sum);
-  }
-  return chunks;
-}
+enum class Source { Halves, Norm };
 
 // `parts`: the product in as many parts as linear_parts() says.
 void run_case(DType dtype, int n_rows, int n_cols, int n_acts, Source source = Source::Halves,
@@ -110,20 +88,9 @@ void run_case(DType dtype, int n_rows, int n_cols, int n_acts, Source source = S
   args.n_jobs = 1;
   args.x = {device_x16.data(), device_x.as<float>(), static_cast<int64_t>(stride), n_cols, 1.0f};
   args.n_acts = n_acts;
-  std::vector<DotActs> int8;
-  for (int a = 0; a < n_acts && source == Source::Int8; ++a) {
-    const std::vector<DotActs> row = dot_acts(x.data() + static_cast<size_t>(a) * n_cols, n_cols);
-    int8.insert(int8.end(), row.begin(), row.end());
-  }
-  DeviceBuffer device_int8(int8.size() * sizeof(DotActs) + 1), device_norm(norm.size() * sizeof(float)),
-      device_raw(raw.size() * sizeof(float));
-  cudaMemcpy(device_int8.data(), int8.data(), int8.size() * sizeof(DotActs), cudaMemcpyHostToDevice);
+  DeviceBuffer device_norm(norm.size() * sizeof(float)), device_raw(raw.size() * sizeof(float));
   cudaMemcpy(device_norm.data(), norm.data(), device_norm.size(), cudaMemcpyHostToDevice);
   cudaMemcpy(device_raw.data(), raw.data(), device_raw.size(), cudaMemcpyHostToDevice);
-  if (source == Source::Int8) {
-    args.x.i8 = device_int8.data();
-    args.x.i8_stride = dot_chunks(n_cols);
-  }
   if (source == Source::Norm) args.norm = {device_raw.as<float>(), device_norm.as<float>(), 1e-6f};
   linear_cuda(args, {});
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -141,10 +108,11 @@ void run_case(DType dtype, int n_rows, int n_cols, int n_acts, Source source = S
         const double p = static_cast<double>(weights[static_cast<size_t>(r) * n_cols + c]) *
                          x[static_cast<size_t>(a) * n_cols + c];
         norm += p * p;
-        // One row is rounded to int8 per 16 columns.
-        if (n_acts == 1 && has_dot(dtype)) {
+        // Through a norm the row is rounded to int8.
+        if (source == Source::Norm) {
           float top = 0.0f;
-          for (int k = c / 16 * 16; k < c / 16 * 16 + 16; ++k)
+          const int group = act_group_cols(dtype);
+          for (int k = c / group * group; k < c / group * group + group; ++k)
             top = std::max(top, std::fabs(x[static_cast<size_t>(a) * n_cols + k]));
           const double w = weights[static_cast<size_t>(r) * n_cols + c], step = top / 127.0;
           rounding += w * w * step * step / 12.0;
@@ -167,9 +135,9 @@ TEST(LinearCuda, MatchesTheReferenceForEveryTypeAndSize) {
     for (const int n_acts :
          {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 31, 32, 33, 64, 65, 130}) {
       run_case(dtype, 33, 512, n_acts);
-      if (n_acts % 4 < 2) run_case(dtype, 77, 1280, n_acts, Source::Int8);
+      if (n_acts % 4 < 2) run_case(dtype, 77, 1280, n_acts);
       if (block <= 32) run_case(dtype, 16, 96, n_acts);
-      if (block == 32) run_case(dtype, 50, 352, n_acts, Source::Int8);
+      if (block == 32) run_case(dtype, 50, 352, n_acts);
     }
     if (has_dot(dtype)) {
       for (const int n_cols : {256, 2048, 2304, 5120}) {

@@ -1,23 +1,15 @@
-// One panel of 16 weight rows times one to four activation rows, 256 columns at a time, with 4-way integer
-// dot products: decoded tokens.
+// How lanes read a panel of 16 weight rows, 256 columns at a time, for 4-way integer dot products: one or two
+// activation rows (panel_exact.cuh).
 //
 // Lane = 4 s + q takes sub-block s (32 columns) of the rows 4q..4q+3: one 16-byte load per code vector, no
-// lane needs another's bits, and the scales of a row are bytes of one word. The activation is rounded to int8
-// with a scale per 16 columns. Instructions of a lane for its 128 weights of Q4_K: 100 to unpack codes and
-// scales, then 60 for each activation row; a tensor-core tile of 8 rows costs 400 to 500 for any number of
-// rows, so at one to four rows, and with most experts of a small step, instructions would be the bound.
+// lane needs another's bits, and the scales of a row are bytes of one word. Instructions of a lane for its
+// 128 weights of Q4_K: 100 to unpack codes and scales, then 60 for each activation row; a tensor-core tile of
+// 8 rows costs 400 to 500 for any number of rows, so at one or two rows instructions would be the bound.
 #pragma once
 
 #include "kernels/quant_matmul/panel_mma.cuh"
 
 namespace thermo {
-
-// 256 columns of an activation row: x = scale * code.
-struct alignas(16) DotActs {
-  uint32_t codes[8][4][2];  // [sub-block][g][columns 4g.., columns 16 + 4g..]
-  float4 meta[8];  // [sub-block]: scale of the first 16 columns, of the others; scale * sum of codes of both
-};
-static_assert(sizeof(DotActs) == kDotChunkBytes);
 
 __host__ __device__ constexpr int dot_chunks(int n_cols) {
   return (n_cols + 255) / 256;
@@ -27,49 +19,6 @@ __host__ __device__ constexpr int dot_chunks(int n_cols) {
 __device__ __forceinline__ uint32_t round_codes(float x0, float x1, float x2, float x3, float inverse) {
   const auto byte = [inverse](float x) { return static_cast<uint32_t>(__float2int_rn(x * inverse)) & 255u; };
   return byte(x0) | byte(x1) << 8 | byte(x2) << 16 | byte(x3) << 24;
-}
-__device__ __forceinline__ float dot_inverse(float top) {
-  return top > 0.0f ? __fdividef(127.0f, top) : 0.0f;
-}
-__device__ __forceinline__ float max_abs(float a, float b, float c, float d) {
-  return fmaxf(fmaxf(fabsf(a), fabsf(b)), fmaxf(fabsf(c), fabsf(d)));
-}
-
-// One chunk by one warp: lane = 4 sub + t brings columns 4t..4t+3 of its sub-block in `low`, 16+4t.. in
-// `high`. x = value * scale.
-__device__ __forceinline__ void put_dot_acts(float4 low, float4 high, float scale, int lane, DotActs& out) {
-  const int sub = lane >> 2, t = lane & 3;
-  float top0 = max_abs(low.x, low.y, low.z, low.w), top1 = max_abs(high.x, high.y, high.z, high.w);
-#pragma unroll
-  for (int mask = 1; mask < 4; mask *= 2) {
-    top0 = fmaxf(top0, __shfl_xor_sync(0xffffffffu, top0, mask));
-    top1 = fmaxf(top1, __shfl_xor_sync(0xffffffffu, top1, mask));
-  }
-  const uint32_t codes0 = round_codes(low.x, low.y, low.z, low.w, dot_inverse(top0)),
-                 codes1 = round_codes(high.x, high.y, high.z, high.w, dot_inverse(top1));
-  int sum0 = __dp4a(static_cast<int>(codes0), 0x01010101, 0),
-      sum1 = __dp4a(static_cast<int>(codes1), 0x01010101, 0);
-#pragma unroll
-  for (int mask = 1; mask < 4; mask *= 2) {
-    sum0 += __shfl_xor_sync(0xffffffffu, sum0, mask);
-    sum1 += __shfl_xor_sync(0xffffffffu, sum1, mask);
-  }
-  *reinterpret_cast<uint2*>(out.codes[sub][t]) = {codes0, codes1};
-  const float step0 = top0 * (1.0f / 127.0f) * scale, step1 = top1 * (1.0f / 127.0f) * scale;
-  if (t == 0)
-    out.meta[sub] = {step0, step1, step0 * static_cast<float>(sum0), step1 * static_cast<float>(sum1)};
-}
-
-// From the f16 form; columns from `n_cols` on count as zeros. `scale`: of the f16 form.
-__device__ __forceinline__ void make_dot_acts(const half* row, int chunk, int n_cols, float scale, int lane,
-                                              DotActs& out) {
-  uint4 v = {0, 0, 0, 0};
-  if (chunk * 256 + (lane >> 2) * 32 < n_cols)
-    v = *reinterpret_cast<const uint4*>(row + chunk * 256 + lane * 8);
-  // Stored as 0 2 1 3 (act_place).
-  const float2 a = __half22float2(as_half2(v.x)), b = __half22float2(as_half2(v.y)),
-               c = __half22float2(as_half2(v.z)), d = __half22float2(as_half2(v.w));
-  put_dot_acts({a.x, b.x, a.y, b.y}, {c.x, d.x, c.y, d.y}, scale, lane, out);
 }
 
 __device__ __forceinline__ uint4 load_stream16(const uint8_t* p) {
@@ -94,19 +43,6 @@ __device__ __forceinline__ float half_of(const uint2& v, int i) {
 __host__ __device__ constexpr bool has_dot(DType dtype) {
   return dtype == DType::Q4_K || dtype == DType::Q5_K || dtype == DType::Q6_K || dtype == DType::Q8_0;
 }
-
-// A lane's sub-block of an activation row.
-struct SubActs {
-  uint4 low, high;  // codes[s][0..1], codes[s][2..3]
-  float4 meta;
-
-  __device__ __forceinline__ void load(const DotActs& acts, int s) {
-    const uint4* const words = reinterpret_cast<const uint4*>(acts.codes[s]);
-    low = words[0];
-    high = words[1];
-    meta = acts.meta[s];
-  }
-};
 
 // What a lane reads of a chunk, loaded before the activations are known.
 template <DType T>
@@ -231,68 +167,9 @@ struct DotChunk {
       scale1 = static_cast<int8_t>((pair >> 8) & 255u);
     }
   }
-
-  // weight = value * scale0 (first 16 columns) or scale1 (others) - min; value = code, for 6 bits code - 32.
-  __device__ __forceinline__ void scales(int i, int s, float& scale0, float& scale1, float& min) const {
-    const float d_row = half_of(d, i);
-    int small0 = 1, small1 = 1, small_min = 0;
-    small_scales(i, s, small0, small1, small_min);
-    scale0 = f.block_cols == 256 ? d_row * static_cast<float>(small0) : d_row;
-    scale1 = f.bits == 6 ? d_row * static_cast<float>(small1) : scale0;
-    min = f.has_min() ? half_of(m, i) * static_cast<float>(small_min) : 0.0f;
-  }
-
-  // acc[a][i] += row 4q + i times activation row a. `inside`: the matrix has this lane's columns.
-  template <int kActs, class ActsOf>
-  __device__ __forceinline__ void multiply(const ActsOf& acts_of, bool inside, int lane,
-                                           float (&acc)[kActs][4]) const {
-    const int s = lane >> 2;
-    SubActs acts[kActs];
-#pragma unroll
-    for (int a = 0; a < kActs; ++a) {
-      acts[a].load(acts_of(a), s);
-      if (!inside) acts[a].meta = {0.0f, 0.0f, 0.0f, 0.0f};
-    }
-    multiply_sub<kActs>(acts, s, acc);
-  }
-
-  // The same with the lane's sub-block s of the rows in registers.
-  template <int kActs>
-  __device__ __forceinline__ void multiply_sub(const SubActs (&acts)[kActs], int s,
-                                               float (&acc)[kActs][4]) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      int code[8];
-      unpack(i, code);
-      float scale0, scale1, min;
-      scales(i, s, scale0, scale1, min);
-#pragma unroll
-      for (int a = 0; a < kActs; ++a) {
-        const uint4 low = acts[a].low, high = acts[a].high;
-        const float4 meta = acts[a].meta;
-        int sum0 = __dp4a(code[0], static_cast<int>(low.x), 0);
-        int sum1 = __dp4a(code[4], static_cast<int>(low.y), 0);
-        sum0 = __dp4a(code[1], static_cast<int>(low.z), sum0);
-        sum1 = __dp4a(code[5], static_cast<int>(low.w), sum1);
-        sum0 = __dp4a(code[2], static_cast<int>(high.x), sum0);
-        sum1 = __dp4a(code[6], static_cast<int>(high.y), sum1);
-        sum0 = __dp4a(code[3], static_cast<int>(high.z), sum0);
-        sum1 = __dp4a(code[7], static_cast<int>(high.w), sum1);
-        const float x0 = static_cast<float>(sum0), x1 = static_cast<float>(sum1);
-        if constexpr (f.bits == 6) {
-          acc[a][i] = fmaf(scale0, fmaf(meta.x, x0, -32.0f * meta.z), acc[a][i]);
-          acc[a][i] = fmaf(scale1, fmaf(meta.y, x1, -32.0f * meta.w), acc[a][i]);
-        } else {
-          acc[a][i] = fmaf(scale0, fmaf(meta.x, x0, meta.y * x1), acc[a][i]);
-          if constexpr (f.has_min()) acc[a][i] = fmaf(-min, meta.z + meta.w, acc[a][i]);
-        }
-      }
-    }
-  }
 };
 
-// Sums over the eight lanes of a quarter, spread over them: v[0 .. max(1, N / 8)) are those from dot_place()
-// on. Half of the values change sides in each step.
+// Sums over the eight lanes of a quarter, spread over them. Half of the values change sides in each step.
 template <class V, int N>
 __device__ __forceinline__ void scatter_sums(V (&v)[N], int lane) {
 #pragma unroll
@@ -307,25 +184,6 @@ __device__ __forceinline__ void scatter_sums(V (&v)[N], int lane) {
     } else {
       v[0] += __shfl_xor_sync(0xffffffffu, v[0], mask);
     }
-  }
-}
-// part[a * 16 + row] = sums over the warp.
-template <int kActs>
-__device__ __forceinline__ void store_dot(const float (&acc)[kActs][4], int lane, float* part) {
-  static_assert(kActs == 1 || kActs == 2 || kActs == 4);
-  float v[4 * kActs];
-#pragma unroll
-  for (int a = 0; a < kActs; ++a)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[4 * a + i] = acc[a][i];
-  scatter_sums(v, lane);
-  const int q = lane & 3, b0 = (lane >> 2) & 1, b1 = (lane >> 3) & 1, b2 = lane >> 4;
-  if constexpr (kActs == 1) {
-    if (b2 == 0) part[4 * q + 2 * b0 + b1] = v[0];
-  } else if constexpr (kActs == 2) {
-    part[16 * b0 + 4 * q + 2 * b1 + b2] = v[0];
-  } else {
-    *reinterpret_cast<float2*>(part + 16 * (2 * b0 + b1) + 4 * q + 2 * b2) = {v[0], v[1]};
   }
 }
 

@@ -11,9 +11,8 @@ __device__ __forceinline__ uint32_t ticket_of(const DeviceCold& cold) {
 }
 
 // Hands the mail over: one thread, ordered after those that wrote the pairs and the rows.
-__device__ __forceinline__ void post_mail(const DeviceCold& cold, int n_pairs, float x_scale) {
+__device__ __forceinline__ void post_mail(const DeviceCold& cold, int n_pairs) {
   cold.record->n_pairs = n_pairs;
-  cold.record->x_scale = x_scale;
   cold.record->posted_ns = device_clock_ns();
   __threadfence_system();
   *const_cast<volatile uint32_t*>(&cold.mail->posted) = ticket_of(cold);

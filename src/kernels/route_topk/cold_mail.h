@@ -72,9 +72,9 @@ struct ColdRecord {
   uint64_t posted_ns = 0, ready_ns = 0,
            went_ns = 0;               // device clock: handed over, own share done, answer seen
   int32_t n_pairs = 0;                // for the processor
-  float x_scale = 1.0f;               // of its rows: the norm's factor, not known when they were written
   int32_t n_cold = 0, n_fetched = 0;  // distinct experts; read by the device from host memory
   uint32_t came = 0, carried = 0;     // bits by parcel: it was there; and was chosen
+  float x_scale[kMaxMailRows];        // of the rows: the norm's factors, which follow the rounding
 };
 
 // Of one layer. All pointers but `mail`, `chosen` and `record` are device memory.
@@ -94,7 +94,8 @@ struct DeviceCold {
   const uint8_t* const* places = nullptr;  // where the places are
   int layer = 0;
 
-  float* x = nullptr;             // [kMaxMailRows][n_embd] in page-locked memory: what the experts read
+  // [kMaxMailRows][n_embd] in page-locked memory: what the experts read, before the norms' factors.
+  float* x = nullptr;
   const StampedSum* y = nullptr;  // [kMaxMailRows][n_embd] the answer, in page-locked memory
 };
 

@@ -1,8 +1,8 @@
 // Up to 64 rows: the router's product, then one launch in which a block chooses for each row and the last of
-// them to finish lists slots and pairs. With up to 8 rows and a float router the 2 MB of the product
-// (35B-A3B) are spread over 64 blocks, asked for before the wait for the norm and multiplied from registers;
-// more rows: on tensor cores, its sum cut into parts so that there are tiles for the card. Beyond 64 rows a
-// warp chooses for a row, one block lays out the slots and one kernel places the pairs.
+// them to finish lists slots and pairs. The 2 MB of a float router (35B-A3B) are spread over 64 blocks for
+// every 8 rows, asked for before the wait for the norm and multiplied from registers, with the bits of one
+// row. Beyond 64 rows the product runs on tensor cores, a warp chooses for a row, one block lays out the slots
+// and one kernel places the pairs.
 //
 // The last block of the product as the one that chooses for all rows took 11, 15 and 17 us in all for 2, 4
 // and 8 rows, and 52 for 32.
@@ -17,13 +17,13 @@
 #include "kernels/route_topk/cold_answer.cuh"
 #include "kernels/route_topk/route_choose.cuh"
 #include "kernels/route_topk/route_topk_cuda.h"
+#include "kernels/route_topk/router_sum.cuh"
 #include "kernels/row_ops/warp_ops.cuh"
 
 namespace thermo {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMaxListRows = 64;  // whose pairs one block lists
 
 // Asked for early: it is needed when time is short.
 __device__ __forceinline__ const uint8_t* expert_base(const DeviceRouteArgs& a) {
@@ -181,8 +181,6 @@ __device__ void list_rows(const DeviceRouteArgs& a, const unsigned long long* us
   __syncthreads();
   lay_out_slots(a, count, first, slot, n_valid, base);
   __syncthreads();
-  if (a.n_rows > kMaxFusedRouteRows)  // read by those who run a layer in parts
-    for (int e = threadIdx.x; e <= n_expert; e += kThreads) a.out.expert_first[e] = first[e];
   for (int i = threadIdx.x; i < a.n_rows * (n_used + 1); i += kThreads) {
     const int row = i / (n_used + 1), k = i % (n_used + 1);
     const bool valid = row < n_valid;
@@ -196,75 +194,68 @@ __device__ void list_rows(const DeviceRouteArgs& a, const unsigned long long* us
   }
   if (a.cold.mail != nullptr) {
     __syncthreads();  // all pairs are written
-    if (threadIdx.x == 0 && *a.cold.n_pairs > 0) post_mail(a.cold, *a.cold.n_pairs, 1.0f);
+    if (threadIdx.x == 0 && *a.cold.n_pairs > 0) post_mail(a.cold, *a.cold.n_pairs);
   }
 }
 
+constexpr int kRouterRows = 8;  // of a block
+
+// Sums of parts of the logits, in the order of router_sum.cuh.
 template <DType T>
-__global__ void __launch_bounds__(kThreads) router_small_kernel(const __grid_constant__ DeviceRouteArgs a) {
-  constexpr int kLoads = 8;
-  constexpr int kMaxRows = 8;  // at a time
-  __shared__ __align__(16) float part[kThreads / 32][kMaxRows][16];
+__global__ void __launch_bounds__(32 * kRouterWarps)
+    router_small_kernel(const __grid_constant__ DeviceRouteArgs a) {
+  __shared__ float part[kRouterWarps][kRouterRows][16];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q = lane & 3;
-  const int panel = blockIdx.x, k_part = blockIdx.y;
-  // Columns of this warp.
+  const int panel = blockIdx.x, k_part = blockIdx.y, first = static_cast<int>(blockIdx.z) * kRouterRows;
   const int n_cols = a.router.n_cols;
-  const int share = (n_cols + kRouterParts * 8 - 1) / (kRouterParts * 8);
-  const int begin = (k_part * 8 + warp) * share, end = min(n_cols, begin + share);
+  const RouterShare share(n_cols, k_part, warp);
   const uint8_t* const weights = a.router.panels + panel * a.router.panel_bytes;
-  float4 w[kLoads];
+  float4 w[kRouterLoads];
+  float norm[kRouterLoads];
   const auto load = [&](int from) {
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
+    for (int i = 0; i < kRouterLoads; ++i) {
       const int c = from + lane / 4 + 8 * i;
-      w[i] = c < end ? load_column<T>(weights, c, q) : float4{0, 0, 0, 0};
+      w[i] = c < share.end ? load_column<T>(weights, c, q) : float4{0, 0, 0, 0};
+      norm[i] = c < share.end ? __ldg(a.norm + c) : 0.0f;
     }
   };
-  load(begin);
-  const int n_valid = *a.n_valid;  // there since the step began
+  load(share.begin);
+  const int n_rows = min(kRouterRows, *a.n_valid - first);  // there since the step began
   allow_next();
   wait_for_inputs();
+  if (n_rows <= 0) return;
+  const float* const x = a.stream + static_cast<int64_t>(first) * n_cols;
   const auto multiply = [&]<int kRows>() {
-    for (int row = 0; row < n_valid; row += kRows) {
-      float acc[kRows][4] = {};
-      for (int from = begin; from < end; from += 8 * kLoads) {
-        if (end - begin > 8 * kLoads) load(from);
+    float acc[kRows][4] = {};
+    for (int from = share.begin; from < share.end; from += 8 * kRouterLoads) {
+      if (from != share.begin) load(from);
 #pragma unroll
-        for (int i = 0; i < kLoads; ++i) {
-          const int c = min(from + lane / 4 + 8 * i, n_cols - 1);
-#pragma unroll
-          for (int r = 0; r < kRows; ++r) {
-            const float x = a.x.f32[min(row + r, n_valid - 1) * a.x.f32_stride + c];
-            acc[r][0] = fmaf(w[i].x, x, acc[r][0]);
-            acc[r][1] = fmaf(w[i].y, x, acc[r][1]);
-            acc[r][2] = fmaf(w[i].z, x, acc[r][2]);
-            acc[r][3] = fmaf(w[i].w, x, acc[r][3]);
-          }
-        }
-      }
-      finish_columns<kRows>(acc);
-      if (lane < 4)
+      for (int i = 0; i < kRouterLoads; ++i) {
+        const int c = min(from + lane / 4 + 8 * i, n_cols - 1);
 #pragma unroll
         for (int r = 0; r < kRows; ++r)
-          *reinterpret_cast<float4*>(&part[warp][r][4 * q]) = {acc[r][0], acc[r][1], acc[r][2], acc[r][3]};
-      __syncthreads();
-      if (threadIdx.x < kRows * 16) {
-        const int r = threadIdx.x / 16, e = panel * 16 + threadIdx.x % 16;
-        float sum = 0.0f;
-        for (int s = 0; s < kThreads / 32; ++s) sum += part[s][r][threadIdx.x % 16];
-        if (row + r < n_valid && e < a.config.n_expert)
-          a.out.partial[(static_cast<int64_t>(k_part) * kMaxFusedRouteRows + row + r) * a.config.n_expert +
-                        e] = sum;
+          add_router_column(w[i], __fmul_rn(x[static_cast<int64_t>(min(r, n_rows - 1)) * n_cols + c], norm[i]),
+                            acc[r]);
       }
-      __syncthreads();
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      scatter_sums(acc[r], lane);
+      if (lane < 16) part[warp][r][router_row(lane)] = acc[r][0];
     }
   };
-  if (n_valid == 1)
+  if (n_rows == 1)
     multiply.template operator()<1>();
-  else if (n_valid <= 4)
+  else if (n_rows <= 4)
     multiply.template operator()<4>();
   else
-    multiply.template operator()<kMaxRows>();
+    multiply.template operator()<kRouterRows>();
+  __syncthreads();
+  const int r = threadIdx.x / 16, e = panel * 16 + threadIdx.x % 16;
+  if (r >= n_rows || e >= a.config.n_expert) return;
+  a.out.partial[(static_cast<int64_t>(k_part) * kMaxListRows + first + r) * a.config.n_expert + e] =
+      __fmul_rn(add_router_parts(&part[0][r][threadIdx.x % 16], kRouterRows * 16), a.factor[first + r]);
 }
 
 // Choice of rows, a warp for each, and places among the pairs of an expert as they come.
@@ -403,7 +394,7 @@ __global__ void __launch_bounds__(256) route_place_kernel(const __grid_constant_
   }
   if (a.cold.mail != nullptr) {
     __syncthreads();  // all pairs are written
-    if (threadIdx.x == 0 && *a.cold.n_pairs > 0) post_mail(a.cold, *a.cold.n_pairs, 1.0f);
+    if (threadIdx.x == 0 && *a.cold.n_pairs > 0) post_mail(a.cold, *a.cold.n_pairs);
   }
 }
 
@@ -440,14 +431,15 @@ void route_topk_cuda(const DeviceRouteArgs& args, StreamView stream) noexcept {
     const float* logits = args.logits;
     int64_t part_stride = static_cast<int64_t>(args.n_rows) * n_expert;
     int n_parts = kRouterParts;
-    if (n_expert > 0 && is_float_type(args.router.dtype) && args.n_rows <= kMaxFusedRouteRows) {
-      const dim3 grid(static_cast<unsigned>(ceil_div(n_expert, 16)), kRouterParts);
+    if (n_expert > 0 && is_float_type(args.router.dtype)) {
+      const dim3 grid(static_cast<unsigned>(ceil_div(n_expert, 16)), kRouterParts,
+                      static_cast<unsigned>(ceil_div(args.n_rows, kRouterRows)));
       launch(args.router.dtype == DType::F32   ? router_small_kernel<DType::F32>
              : args.router.dtype == DType::F16 ? router_small_kernel<DType::F16>
                                                : router_small_kernel<DType::BF16>,
-             grid, kThreads, 0, stream, args);
+             grid, 32 * kRouterWarps, 0, stream, args);
       logits = args.out.partial;
-      part_stride = static_cast<int64_t>(kMaxFusedRouteRows) * n_expert;
+      part_stride = static_cast<int64_t>(kMaxListRows) * n_expert;
     } else {
       n_parts = multiply_router(args, stream);
     }

@@ -39,14 +39,17 @@ struct DeviceRoutes {
   int32_t* chosen = nullptr;        // [rows][n_expert_used]
   int32_t* rank = nullptr;          // [rows][n_expert_used] index among the pairs of its expert
   // Between the blocks of a fused one.
-  float* partial = nullptr;     // [kRouterParts][kMaxFusedRouteRows][n_expert]
+  float* partial = nullptr;     // [kRouterParts][kMaxListRows][n_expert]
   uint32_t* counter = nullptr;  // [1], zero between steps
 };
 
 struct DeviceRouteArgs {
   RouteConfig config;  // n_expert 0: no routing, only the shared expert
   DeviceMatrix router;
-  DeviceActs x;                          // what the router reads
+  DeviceActs x;  // what the router reads; a float router with up to kMaxListRows rows:
+  const float* stream = nullptr;         // [rows][n_embd], times the norm's weights [n_embd], times the
+  const float* norm = nullptr;           // norm's factor [rows]
+  const float* factor = nullptr;
   float* logits = nullptr;               // [router_logit_rows()][n_expert] scratch
   const float* bias = nullptr;           // [n_expert] or nullptr
   const uint8_t* const* base = nullptr;  // [n_expert] in device memory; nullptr: a cold expert
@@ -59,7 +62,8 @@ struct DeviceRouteArgs {
   DeviceRoutes out;
 };
 
-inline constexpr int kRouterParts = 4;  // cuts of the router's columns in a small step
+inline constexpr int kRouterParts = 4;   // cuts of the router's columns
+inline constexpr int kMaxListRows = 64;  // whose pairs one block lists
 
 // Rows of logits, or of their parts.
 size_t router_logit_rows(int max_rows) noexcept;
@@ -69,7 +73,6 @@ size_t router_logit_rows(int max_rows) noexcept;
 void route_topk_cuda(const DeviceRouteArgs& args, StreamView stream) noexcept;
 
 inline constexpr int kMaxDeviceExperts = 512;
-inline constexpr int kMaxFusedRouteRows = 8;  // of one launch
 
 constexpr int max_route_pairs(const RouteConfig& config, bool shared, int n_rows) {
   return n_rows * (config.n_expert_used + (shared ? 1 : 0));

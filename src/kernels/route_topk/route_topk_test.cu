@@ -44,7 +44,14 @@ void run_case(const RouteCase& c) {
   const HostMatrix router(c.router, c.n_expert, kCols, random, 0.1f);
   std::vector<float> x(static_cast<size_t>(c.n_rows) * kCols), bias(static_cast<size_t>(c.n_expert)),
       logit(static_cast<size_t>(c.n_rows));
-  for (size_t i = 0; i < x.size(); ++i) x[i] = c.same_rows && i >= kCols ? x[i - kCols] : normal(random);
+  // x = stream * norm * factor: what float routers of few rows make of the three.
+  std::vector<float> stream(x.size()), norm(kCols), factor(static_cast<size_t>(c.n_rows));
+  for (float& n : norm) n = 1.0f + 0.2f * normal(random);
+  for (float& f : factor) f = c.same_rows ? 0.7f : 1.0f + 0.3f * std::fabs(normal(random));
+  for (size_t i = 0; i < x.size(); ++i) {
+    stream[i] = c.same_rows && i >= kCols ? stream[i - kCols] : normal(random);
+    x[i] = stream[i] * norm[i % kCols] * factor[i / kCols];
+  }
   for (float& b : bias) b = normal(random) * 0.1f;
   for (float& l : logit) l = normal(random);
   std::vector<const uint8_t*> base;
@@ -58,7 +65,8 @@ void run_case(const RouteCase& c) {
                experts = static_cast<size_t>(c.n_expert), rows = static_cast<size_t>(c.n_rows);
   const auto guarded = [](size_t words) { return to_device(std::vector<int32_t>(words + kGuards, kGuard)); };
   DeviceBuffer panels = to_device(router.panels), device_x = to_device(x), device_bias = to_device(bias),
-               device_logit = to_device(logit), device_base = to_device(base),
+               device_logit = to_device(logit), device_stream = to_device(stream), device_norm = to_device(norm),
+               device_factor = to_device(factor), device_base = to_device(base),
                n_valid = to_device(std::vector<int32_t>{c.n_valid});
   const size_t logit_rows = router_logit_rows(c.n_rows);
   DeviceBuffer logits = guarded(logit_rows * experts), n_slots = guarded(1),
@@ -67,7 +75,7 @@ void run_case(const RouteCase& c) {
                counts = to_device(std::vector<int32_t>(experts + 1, 0)), first = guarded(experts + 1),
                slot_of = guarded(experts + 1), chosen = guarded(rows * static_cast<size_t>(c.n_used)),
                rank = guarded(rows * static_cast<size_t>(c.n_used)),
-               partial = guarded(static_cast<size_t>(kRouterParts * kMaxFusedRouteRows) * experts),
+               partial = guarded(static_cast<size_t>(kRouterParts * kMaxListRows) * experts),
                counter = to_device(std::vector<uint32_t>{0});
   // Quantised routers read the f16 form.
   DeviceRouteArgs args;
@@ -75,6 +83,9 @@ void run_case(const RouteCase& c) {
   args.router = router.at(reinterpret_cast<size_t>(panels.data()));
   args.x.f32 = device_x.as<float>();
   args.x.f32_stride = kCols;
+  args.stream = device_stream.as<float>();
+  args.norm = device_norm.as<float>();
+  args.factor = device_factor.as<float>();
   args.logits = logits.as<float>();
   args.bias = c.bias ? device_bias.as<float>() : nullptr;
   args.base = device_base.as<const uint8_t*>();

@@ -29,10 +29,11 @@ __global__ void embed_kernel(DeviceMatrix table, const int32_t* tokens, float* x
 
 // Four floats of a row that is being rounded for experts, by the thread of column 4c; the four threads of 16
 // columns are neighbours and all take part. `top`: of the group, as bits. `out`: the row's chunks.
-__device__ __forceinline__ void store_block_acts(BlockActs* out, int c, const float (&y)[4], uint32_t top) {
+__device__ __forceinline__ void store_block_acts(BlockActs* out, int c, const float4& y, uint32_t top,
+                                                 float factor) {
   const unsigned mask = 0xfu << (threadIdx.x & 28);
   const ActRounding rounding = act_rounding(top);
-  const uint32_t codes = round_codes(y[0], y[1], y[2], y[3], rounding.inverse);
+  const uint32_t codes = round_codes(y.x, y.y, y.z, y.w, rounding.inverse);
   int sum = __dp4a(static_cast<int>(codes), 0x01010101, 0);
   sum += __shfl_xor_sync(mask, sum, 1);
   sum += __shfl_xor_sync(mask, sum, 2);
@@ -46,7 +47,20 @@ __device__ __forceinline__ void store_block_acts(BlockActs* out, int c, const fl
   reinterpret_cast<uint8_t*>(&chunk.meta[group / 4].sum_bytes)[group % 4] = static_cast<uint8_t>(parts);
   reinterpret_cast<uint8_t*>(&chunk.meta[4 + group / 4].sum_bytes)[group % 4] =
       static_cast<uint8_t>(parts >> 8);
-  if (half == 0) chunk.meta[sub].step = rounding.step;
+  if (half == 0) chunk.meta[sub].step = __fmul_rn(rounding.step, factor);
+}
+
+// A sum over 256 columns as dot_product.cuh makes it, by the 64 threads that have four of them each:
+// continued(sum) adds the thread's to a sum. The two warps' halves go to `halves`.
+template <class Continued>
+__device__ __forceinline__ void add_columns(bool here, const Continued& continued, float& half) {
+  float sum = here ? continued(0.0f) : 0.0f;
+  const float before = __shfl_xor_sync(0xffffffffu, sum, 4);  // columns 16 before these
+  if (here && (threadIdx.x & 4) != 0) sum = continued(before);
+  // The lanes of later columns have the sums; the others' do not count.
+#pragma unroll
+  for (int mask : {1, 2, 8, 16}) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
+  if (threadIdx.x % 32 == 4) half = sum;
 }
 
 // Over kLanes neighbours, all of which take part.
@@ -65,7 +79,7 @@ constexpr int kMaxNormParts = 33;
 // places and the parts, of which kTogether are read at once.
 template <int kPieces, int kThreads, int kTogether>
 __global__ void __launch_bounds__(kThreads) residual_norm_kernel(const __grid_constant__ ResidualNormArgs a) {
-  __shared__ float2 scratch[32];
+  __shared__ float squares[kPieces][kThreads / 32], dots[kPieces][kThreads / 32];
   __shared__ int64_t pairs[kMaxNormParts];
   __shared__ float weights[kMaxNormParts];
   const int n_threads = static_cast<int>(blockDim.x), n4 = a.n_embd / 4;
@@ -131,61 +145,64 @@ __global__ void __launch_bounds__(kThreads) residual_norm_kernel(const __grid_co
   else
     add_parts(
         [&](int i, float, const float4& p) { v[i].x += p.x, v[i].y += p.y, v[i].z += p.z, v[i].w += p.w; });
-  float square = 0.0f, dot = 0.0f;  // dot: with the shared expert's gate, before the scale
+  const int warp = threadIdx.x / 32, n_warps = n_threads / 32;
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
     const int c = column(i);
-    if (c >= n4) break;
-    if (answered) {
+    if (answered && c < n4) {
       const int64_t at = static_cast<int64_t>(row) * a.n_embd + 4 * c;
       const uint32_t expected = ticket_of(a.cold_in);
 #pragma unroll
       for (int j = 0; j < 4; ++j) sum[i][j].add_part(take_answer(a.cold_in, at + j, expected));
     }
-    if (a.on_grid) {
+    if (a.on_grid && c < n4) {
       v[i].x += sum[i][0].value(), v[i].y += sum[i][1].value();
       v[i].z += sum[i][2].value(), v[i].w += sum[i][3].value();
     }
-    if (n_parts > 0) x[c] = v[i];
-    square += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
-    if (a.shared_gate != nullptr) {
-      const float4 w = norm_weight[i], s = gate_weight[i];
-      dot += v[i].x * w.x * s.x + v[i].y * w.y * s.y + v[i].z * w.z * s.z + v[i].w * w.w * s.w;
-    }
+    if (n_parts > 0 && c < n4) x[c] = v[i];
+    add_columns(c < n4, [&](float from) { return add_squares(from, v[i]); }, squares[i][warp]);
+    if (a.shared_gate != nullptr)  // before the factor
+      add_columns(
+          c < n4, [&](float from) { return add_products(from, v[i], norm_weight[i], gate_weight[i]); },
+          dots[i][warp]);
   }
-  block_sums(square, dot, scratch);  // every thread has its piece of the answer
+  __syncthreads();  // every thread has its piece of the answer
   if (answered && row == 0 && threadIdx.x == 0) a.cold_in.record->went_ns = device_clock_ns();
-  const float scale = rsqrtf(square / static_cast<float>(a.n_embd) + a.eps);
+  // Chunk k is of warps 2k and 2k + 1, counted through the pieces.
+  const auto all_columns = [&](const float(&halves)[kPieces][kThreads / 32]) {
+    float sum = 0.0f;
+    for (int i = 0, chunk = 0; i < kPieces; ++i)
+#pragma unroll 4
+      for (int pair = 0; pair < n_warps && chunk < dot_chunks(a.n_embd); pair += 2, ++chunk)
+        sum = __fadd_rn(sum, __fadd_rn(halves[i][pair], halves[i][pair + 1]));
+    return sum;
+  };
+  const float scale = norm_factor(all_columns(squares), a.n_embd, a.eps);
   const ActsOut h{static_cast<half*>(a.h.f16), a.h.f32, a.h.f16_stride, a.h.f32_stride, a.h.scale};
+  const float factor = a.factor_last ? scale : 1.0f;
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
     const int c = column(i);
     if (c >= n4) break;
-    const float4 w = norm_weight[i];
-    const float y[4] = {v[i].x * scale * w.x, v[i].y * scale * w.y, v[i].z * scale * w.z,
-                        v[i].w * scale * w.w};
-    if (h.f32 != nullptr)
-      *reinterpret_cast<float4*>(h.f32 + row * h.f32_stride + 4 * c) = {y[0], y[1], y[2], y[3]};
+    const float4 w = norm_weight[i], weighted = times(v[i], w);
+    const float4 y{v[i].x * scale * w.x, v[i].y * scale * w.y, v[i].z * scale * w.z, v[i].w * scale * w.w};
+    if (h.f32 != nullptr) *reinterpret_cast<float4*>(h.f32 + row * h.f32_stride + 4 * c) = y;
     if (mail_out)
-      *reinterpret_cast<float4*>(a.cold_out.x + static_cast<int64_t>(row) * a.n_embd + 4 * c) = {y[0], y[1],
-                                                                                                 y[2], y[3]};
+      *reinterpret_cast<float4*>(a.cold_out.x + static_cast<int64_t>(row) * a.n_embd + 4 * c) = weighted;
     if (h.f16 != nullptr) {
-      const half2 pair[2] = {__floats2half2_rn(y[0], y[2]),
-                             __floats2half2_rn(y[1], y[3])};  // the order of act_place()
+      const half2 pair[2] = {__floats2half2_rn(y.x, y.z),
+                             __floats2half2_rn(y.y, y.w)};  // the order of act_place()
       *reinterpret_cast<uint2*>(h.f16 + row * h.f16_stride + act_place(4 * c)) =
           *reinterpret_cast<const uint2*>(pair);
     }
-    // Columns come in 32s where this form is asked for: the 16 columns of a scale are in one warp.
-    if (a.h.i8 != nullptr) store_dot_acts(static_cast<DotActs*>(a.h.i8) + row * a.h.i8_stride, c, y);
+    v[i] = a.factor_last ? weighted : y;
     if (a.h.blocks32 != nullptr)
-      store_block_acts(static_cast<BlockActs*>(a.h.blocks32) + row * a.h.blocks_stride, c, y,
-                       neighbours_max<8>(max_bits(y[0], y[1], y[2], y[3])));
-    v[i] = {y[0], y[1], y[2], y[3]};
+      store_block_acts(static_cast<BlockActs*>(a.h.blocks32) + row * a.h.blocks_stride, c, v[i],
+                       neighbours_max<8>(max_bits(v[i].x, v[i].y, v[i].z, v[i].w)), factor);
   }
   if (a.h.blocks256 != nullptr) {
     // 256 columns belong to two warps.
     __shared__ uint32_t tops[kPieces][kThreads / 32];
-    const int warp = threadIdx.x / 32;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       const bool here = column(i) < n4;
@@ -197,12 +214,14 @@ __global__ void __launch_bounds__(kThreads) residual_norm_kernel(const __grid_co
     for (int i = 0; i < kPieces; ++i) {
       const int c = column(i);
       if (c >= n4) break;
-      const float y[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
-      store_block_acts(static_cast<BlockActs*>(a.h.blocks256) + row * a.h.blocks_stride, c, y,
-                       max(tops[i][warp & ~1], tops[i][warp | 1]));
+      store_block_acts(static_cast<BlockActs*>(a.h.blocks256) + row * a.h.blocks_stride, c, v[i],
+                       max(tops[i][warp & ~1], tops[i][warp | 1]), factor);
     }
   }
-  if (a.shared_gate != nullptr && threadIdx.x == 0) a.shared_logit[row] = dot * scale;
+  if (threadIdx.x != 0) return;
+  if (a.factor != nullptr) a.factor[row] = scale;
+  if (mail_out) a.cold_out.record->x_scale[row] = scale;
+  if (a.shared_gate != nullptr) a.shared_logit[row] = __fmul_rn(all_columns(dots), scale);
 }
 
 __global__ void copy_floats_kernel(const float4* from, float4* to, size_t n) {

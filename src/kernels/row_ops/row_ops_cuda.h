@@ -16,14 +16,12 @@ struct DeviceActsOut {
   int64_t f16_stride = 0;
   int64_t f32_stride = 0;
   float scale = 1.0f;
-  void* i8 = nullptr;
-  int64_t i8_stride = 0;
   void* blocks256 = nullptr;
   void* blocks32 = nullptr;
   int64_t blocks_stride = 0;
 
   constexpr DeviceActs read() const {
-    return {f16, f32, f16_stride, f32_stride, scale, i8, i8_stride, blocks256, blocks32, blocks_stride};
+    return {f16, f32, f16_stride, f32_stride, scale, blocks256, blocks32, blocks_stride};
   }
 };
 
@@ -68,12 +66,17 @@ struct ResidualNormArgs {
   const float* norm;  // [n_embd]
   float eps;
   DeviceActsOut h;
+  // Rounded rows are x * norm, and the factor multiplies their steps, as one decoded row has it; else h is
+  // rounded.
+  bool factor_last = false;
+  float* factor = nullptr;             // [rows] 1 / sqrt(mean(x^2) + eps), if asked for
   const float* shared_gate = nullptr;  // [n_embd]; nullptr: none
   float* shared_logit = nullptr;       // [rows] = shared_gate . h
   int n_rows, n_embd;
   ConvShiftArgs conv;
   DeviceCold cold_in;   // of the layer that ends here: waits for its answer, if it posted, and adds it
-  DeviceCold cold_out;  // of the layer that begins here: h goes to its mail too, if it has cold experts
+  DeviceCold cold_out;  // of the layer that begins here: x * norm and the factor go to its mail, if it has
+                        // cold experts
 };
 void residual_norm_cuda(const ResidualNormArgs& args, StreamView stream) noexcept;
 

@@ -74,7 +74,7 @@ void GpuExperts::Impl::answer(uint32_t posted, int n_rows) noexcept {
   const int n = record.n_pairs;
   // The device has gone on then, and the row may change while it is read: a guess is as good as its row.
   if (n == 0) {
-    lane->look_ahead(layer, x.as<float>(), record.x_scale);
+    lane->look_ahead(layer, x.as<float>(), record.x_scale[0]);
     count.ahead_bytes += lane->last_ahead_bytes();
     return;
   }

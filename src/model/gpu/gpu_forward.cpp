@@ -73,11 +73,11 @@ DeviceActsOut GpuModel::Impl::mixed_for(const DeviceMatrix& output) const noexce
 // that follows.
 void GpuModel::Impl::project_out(const DeviceMatrix& w, const DeviceActsOut& out, const DeviceNormIn& norm,
                                  int n_rows) noexcept {
-  const DeviceActs x = round_few(w, out, n_rows);
   if (norm.x != nullptr) {
-    linear({{.w = w, .y = act.x, .y_stride = config.n_embd, .add = true}}, x, n_rows);
+    linear({{.w = w, .y = act.x, .y_stride = config.n_embd, .add = true}}, out.read(), n_rows);
     return;
   }
+  const DeviceActs x = round_few(w, out, n_rows);
   linear({{.w = w,
            .y = act.parts,
            .y_stride = config.n_embd,
@@ -190,7 +190,7 @@ void set_matrices(const GpuBlockWeights& w, Args& args) {
 // Where the norm before the experts leaves its rows: as they read them, and as the router does.
 DeviceActsOut GpuModel::Impl::expert_input(const GpuBlockWeights& w, int n_rows) const noexcept {
   DeviceActsOut h = act.h;
-  h.i8 = h.blocks256 = h.blocks32 = nullptr;
+  h.blocks256 = h.blocks32 = nullptr;
   DeviceExpertArgs args;
   set_matrices(w, args);
   if (expert_form_is_large(args, n_rows)) return h;
@@ -223,6 +223,9 @@ void GpuModel::Impl::run_experts(Pass& pass, int il, const Block& block, const G
   route.config = block.route;
   route.router = w[Role::Router];
   route.x = act.h.read();
+  route.stream = act.x;
+  route.norm = w.floats(Role::Norm);
+  route.factor = act.norm_factor;
   route.base = w.experts;
   route.cold = cold;
   route.logits = act.router_logits;
@@ -261,7 +264,7 @@ DecodeFfnArgs GpuModel::Impl::decode_ffn_args(const Block& block, const GpuBlock
 }
 
 bool GpuModel::Impl::can_fuse_decode() noexcept {
-  bool good = act.h.i8 != nullptr && act.hidden.f32_stride % 4 == 0;
+  bool good = config.n_embd % 32 == 0 && act.hidden.f32_stride % 4 == 0;
   for_each_main_block(config, weights, [&](const Block& block, const GpuBlockWeights& w) {
     if (block.kind == BlockKind::FeedForward) {
       good = good && decode_ffn_possible(decode_ffn_args(block, w));
@@ -363,7 +366,9 @@ void GpuModel::Impl::feed_forward(Pass& pass, int il, size_t b, const Block& blo
   norm.shared_logit = act.shared_logit;
   norm.cold_out = cold;
   norm.h = expert_input(w, pass.n_rows);
+  norm.factor = is_few(pass.n_rows) ? act.norm_factor : nullptr;
   begin_block(pass, w);
+  norm.factor = nullptr;
   norm.h = normed(pass.n_rows);
   norm.shared_gate = nullptr;
   norm.cold_out = {};
@@ -499,6 +504,7 @@ void GpuModel::Impl::enqueue_features(int n_rows) noexcept {
                       .norm = w.floats(Role::Norm),
                       .eps = config.norm_eps,
                       .h = normed(n_rows),
+                      .factor_last = is_few(n_rows),
                       .n_rows = n_rows,
                       .n_embd = config.n_embd,
                       .conv = {},
@@ -554,6 +560,7 @@ void GpuModel::Impl::enqueue(int n_rows, StepKind kind, int n_logits, const Step
                      .norm = nullptr,
                      .eps = config.norm_eps,
                      .h = normed(n_rows),
+                     .factor_last = is_few(n_rows),
                      .n_rows = n_rows,
                      .n_embd = config.n_embd,
                      .conv = {},

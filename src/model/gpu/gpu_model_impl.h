@@ -122,12 +122,11 @@ struct GpuModel::Impl {
   // Normed rows as the projections of a step of n_rows read them.
   DeviceActsOut normed(int n_rows) const {
     DeviceActsOut h = act.h;
-    if (n_rows > 1) h.i8 = nullptr;
     if (!is_few(n_rows) || !reads_blocks256) h.blocks256 = nullptr;
     if (!is_few(n_rows) || !reads_blocks32) h.blocks32 = nullptr;
     return h;
   }
-  static bool is_few(int n_rows) { return n_rows > 1 && n_rows <= kMaxFewActs; }
+  static bool is_few(int n_rows) { return n_rows <= kMaxFewActs; }
   // The same rows rounded for `w`, where few of them and quantised weights ask for it.
   static bool rounds(const DeviceMatrix& w, int n_rows) { return is_few(n_rows) && !is_float_type(w.dtype); }
   static DeviceActsOut rounded_for(const DeviceMatrix& w, DeviceActsOut out) {
@@ -161,7 +160,7 @@ struct GpuModel::Impl {
     const auto floats = [&](size_t offset) { return reinterpret_cast<float*>(tape.data() + offset); };
     return {.conv_input = floats(at.conv_input),
             .k = floats(at.k),
-            .g = floats(at.g),
+            .decay = floats(at.g),
             .delta = floats(at.delta),
             .sequence_stride = static_cast<int64_t>(layout.tape_bytes() / sizeof(float))};
   }

@@ -78,10 +78,7 @@ void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, b
   h = acts(rows, c.n_embd, true, true, 1.0f);
   mixed = acts(rows, std::max(q_dim, c.ssm_inner()), true, float_mixed, 1.0f);
   blocks(mixed, few_rows, std::max(q_dim, c.ssm_inner()));
-  if (c.n_embd % 32 == 0) {  // of one row
-    h.i8_stride = ceil_div(c.n_embd, 256);
-    h.i8 = carver.take<std::byte>(static_cast<size_t>(h.i8_stride) * kDotChunkBytes);
-  }
+  norm_factor = carver.take<float>(static_cast<size_t>(few_rows));
   // What experts read in the small form: rows rounded in groups of 256 and of 32, and hidden rows.
   const int expert_rows = small_ffn ? n_batch : std::min(n_batch, kExpertSmallRows);
   h.blocks_stride = ceil_div(c.n_embd, 256);
@@ -140,7 +137,7 @@ void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, b
   routes.expert_count = carver.take<int32_t>(static_cast<size_t>(n_expert));
   routes.expert_first = carver.take<int32_t>(static_cast<size_t>(n_expert) + 1);
   routes.expert_slot = carver.take<int32_t>(static_cast<size_t>(n_expert) + 1);
-  routes.partial = carver.take<float>(static_cast<size_t>(kRouterParts * kMaxFusedRouteRows * n_expert));
+  routes.partial = carver.take<float>(static_cast<size_t>(kRouterParts * kMaxListRows * n_expert));
   routes.counter = carver.take<uint32_t>(1);
   routes.chosen = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
   routes.rank = carver.take<int32_t>(rows * static_cast<size_t>(n_used));

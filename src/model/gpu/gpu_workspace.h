@@ -91,6 +91,7 @@ struct GpuWorkspace {
   float *q_full, *q, *k, *v, *gate, *partial;
   float *conv_input, *conv_output, *z, *alpha, *beta, *gates, *rule_out, *chunk_scores;
   float *router_logits, *shared_logit;
+  float* norm_factor;  // of few rows
   DeviceRoutes routes;
   std::byte *exchange, *attention_tagged;  // of a decoded row
   float* states;                           // [rows][states_width()] of another network, as they came
