@@ -193,6 +193,43 @@ TEST(EngineCache, BringsTheDrafterBack) {
   }
 }
 
+// A long prompt is copied in small pieces, so that streams beside it need not wait, and what is copied late
+// is what was there when it was stored.
+TEST(EngineCache, CopiesLittleBetweenTwoSteps) {
+  const GgufFile drafter(std::string(THERMO_MODELS) + "/plankton-draft-q8_0.gguf");
+  for (const DraftOptions& draft :
+       {DraftOptions{}, draft_with(Kind::File, 4, &drafter), draft_with(Kind::Mtp, 2)}) {
+    EngineOptions options = options_for(2, 4096);
+    options.draft = draft;
+    Engine engine(plankton(), options);
+    const Text prompt = text_of(1, 2600), next = prompt + text_of(2, 20);
+    Text want;
+    {
+      EngineThread alone(engine, {.cache_bytes = 0});
+      want = ask(alone, next, 8).text;
+    }
+    EngineThread service(engine, {.checkpoint_every = 1000, .copy_bytes = 1000});
+    ask(service, text_of(3, 100), 5);
+    CacheCounts first;
+    while (first.n_tokens == 0) first = service.state().cache;  // after the answer
+    const uint64_t token_bytes = first.most_copied / first.n_tokens;
+    ASSERT_GT(token_bytes, 100u);
+    Listener stream;
+    const RequestHandle handle = *service.submit(request_of(stream, text_of(4, 50), 3000));
+    stream.wait_for_tokens(2);
+    ask(service, prompt, 2, {2600});
+    EXPECT_GT(service.state().cache.n_uncopied, 1000u);  // a few hundred steps would copy all of it
+    // Its slot goes elsewhere meanwhile.
+    ask(service, text_of(5, 300), 2);
+    EXPECT_LE(service.state().cache.most_copied, 512 * token_bytes);
+    const Reply reply = ask(service, next, 8);
+    EXPECT_GE(reply.usage.n_cached, 2600);
+    EXPECT_EQ(reply.text, want);
+    service.cancel(handle);
+    stream.wait();
+  }
+}
+
 TEST(EngineCache, KeepsWhatAnInterruptedPromptHadRead) {
   for (const bool other : {false, true}) {
     EngineOptions options = options_for(1, 8192);

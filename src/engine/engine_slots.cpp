@@ -43,13 +43,15 @@ void EngineThread::Impl::share_slots(std::unique_lock<std::mutex>& lock) {
 bool EngineThread::Impl::park(Slot& slot) {
   if (!loop.detach(slot.active->id)) return false;
   slot.session.use_cache(cache.get(), false);
-  if (!slot.session.checkpoint()) {
+  const std::span<const TokenId> tokens = slot.session.tokens();
+  std::optional<PrefixCache::Pin> pin;
+  if (slot.session.checkpoint()) pin = cache->pin(tokens);
+  if (!pin) {
     loop.attach(slot.active->id, slot.session);
     return false;
   }
-  const std::span<const TokenId> tokens = slot.session.tokens();
   slot.active->held.assign(tokens.begin(), tokens.end());
-  slot.active->pin = cache->pin(tokens);
+  slot.active->pin = *pin;
   return true;
 }
 
@@ -96,8 +98,13 @@ bool EngineThread::Impl::has_room(const WaitingRequest& next) const {
   return !any_busy || n_free >= std::min(n_needed, most) + n_growing;
 }
 
-// What an idle slot keeps for the next turn is worth less than a request that waits; the oldest goes first.
+// Pages that wait to be copied to the cache go first. What an idle slot keeps for the next turn is worth less
+// than a request that waits; the oldest goes first.
 bool EngineThread::Impl::give_back() {
+  if (cache->has_uncopied()) {
+    cache->copy(UINT64_MAX);
+    return true;
+  }
   Slot* oldest = nullptr;
   for (Slot& slot : slots)
     if (!slot.active && slot.session.n_pages() > 0 &&

@@ -129,7 +129,7 @@ void EngineThread::Impl::run() {
     {
       std::unique_lock lock(mutex);
       const auto has_work = [this] {
-        return leaving || has_news || can_start() || !loop.idle() || watch.wanted();
+        return leaving || has_news || can_start() || !loop.idle() || cache->has_uncopied() || watch.wanted();
       };
       if (watch.due() == Clock::time_point::max())
         wake.wait(lock, has_work);
@@ -143,6 +143,7 @@ void EngineThread::Impl::run() {
       fill_slots(lock);
     }
     if (!loop.idle()) step();
+    cache->copy(options.copy_bytes);
     watch.look(engine);
     show();
   }
@@ -332,7 +333,9 @@ void EngineThread::Impl::show() {
                  .n_points = kept.n_points,
                  .n_tokens = kept.n_tokens,
                  .n_evicted = kept.n_evicted,
-                 .n_refused = kept.n_refused};
+                 .n_refused = kept.n_refused,
+                 .n_uncopied = kept.n_uncopied,
+                 .most_copied = kept.most_copied};
   shown.slots = std::move(states);
   shown.n_paused = n_paused;
   shown.n_parked = static_cast<int>(parked.size());

@@ -28,6 +28,7 @@ struct EngineThreadOptions {
   int quantum = 0;  // tokens of an answer after which others that wait get its slot; 0: none do
   // Performance.
   int max_decode_stall_ms = 300;  // between two tokens of an answer while another one's prompt is read
+  uint64_t copy_bytes = uint64_t{8} << 20;  // to the prefix cache between two steps: a millisecond or two
 };
 
 class EngineThread : public TokenService {

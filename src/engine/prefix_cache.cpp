@@ -29,7 +29,9 @@ struct PrefixCache::Block {
   Block* parent = nullptr;
   int begin = 0;  // of its first token
   std::vector<TokenId> tokens = {};
-  std::unique_ptr<HostMemory> kv = nullptr;
+  std::unique_ptr<HostMemory> kv = nullptr;  // nullptr: nothing was copied yet; it counts all the same
+  int n_copied = 0;                          // of the tokens
+  std::shared_ptr<KvSource> source = {};     // of the others
   std::vector<std::unique_ptr<Block>> children = {};  // only a full block has some
   std::vector<Point> points = {};                     // ascending
   uint64_t last_used = 0;
@@ -37,6 +39,7 @@ struct PrefixCache::Block {
   int n_pins = 0;
 
   int end() const { return begin + static_cast<int>(tokens.size()); }
+  int n_uncopied() const { return static_cast<int>(tokens.size()) - n_copied; }
 };
 
 // Blocks from the root on, and the point at the end, if there is one.
@@ -67,6 +70,10 @@ PrefixCache::~PrefixCache() = default;
 uint64_t PrefixCache::bytes_of_block() const {
   return align_up<uint64_t>(options_.block_bytes, HostBuffer::kPageBytes) + sizeof(Block) +
          kBlockTokens * sizeof(TokenId) + 64;
+}
+
+uint64_t PrefixCache::bytes_of_token() const {
+  return std::max<uint64_t>(1, options_.block_bytes / kBlockTokens);
 }
 
 uint64_t PrefixCache::point_bytes(int n) const {
@@ -168,7 +175,9 @@ bool PrefixCache::store(std::span<const TokenId> tokens, bool side, SequenceAcce
     return false;
   }
   ++now_;
+  n_copied_ = 0;
   grow(path, tokens, from);
+  state_.most_copied = std::max(state_.most_copied, n_copied_);
   bool stored = path.blocks.size() == n_blocks && path.blocks.back()->end() >= n;
   if (stored && wants_point) {
     Point point{.n = n, .saved = from.checkpoint(std::move(spare_point_))};
@@ -196,36 +205,81 @@ bool PrefixCache::store(std::span<const TokenId> tokens, bool side, SequenceAcce
   return stored;
 }
 
-// Adds what a text lacks. There is room; where the system has no memory all the same, it stays shorter.
+// Adds what a text lacks, and copies what is not in whole blocks. There is room; where the system has no
+// memory all the same, it stays shorter.
 void PrefixCache::grow(Path& path, std::span<const TokenId> tokens, SequenceAccess& from) {
   const auto n = static_cast<int>(tokens.size());
   const auto extend = [&](Block& block) {
     const int end = std::min(n, block.begin + kBlockTokens);
     if (block.end() >= end) return;
-    from.save_kv(block.end(), end, block.kv->data());
     state_.n_tokens += static_cast<uint64_t>(end - block.end());
+    state_.n_uncopied += static_cast<uint64_t>(end - block.end());
     block.tokens.insert(block.tokens.end(), tokens.begin() + block.end(), tokens.begin() + end);
   };
   if (!path.blocks.empty()) extend(*path.blocks.back());
   while (path.blocks.empty() || path.blocks.back()->end() < n) {
-    std::unique_ptr<HostMemory> memory;
-    if (spare_blocks_.empty()) {
-      memory = options_.make_memory(options_.block_bytes);
-      if (memory == nullptr) return;
-      state_.bytes += bytes_of_block();
-    } else {
-      memory = std::move(spare_blocks_.back());
-      spare_blocks_.pop_back();
-    }
     Block* const parent = path.blocks.empty() ? root_.get() : path.blocks.back();
     Block& block = *parent->children.emplace_back(
-        std::make_unique<Block>(Block{.parent = parent, .begin = parent->end(), .kv = std::move(memory)}));
+        std::make_unique<Block>(Block{.parent = parent, .begin = parent->end()}));
+    state_.bytes += bytes_of_block();
+    take_spare(block);
     block.tokens.reserve(kBlockTokens);
     block.side = true;  // until a conversation has it
     ++state_.n_blocks;
     extend(block);
     path.blocks.push_back(&block);
   }
+  if (std::all_of(path.blocks.begin(), path.blocks.end(),
+                  [](const Block* b) { return b->n_uncopied() == 0; }))
+    return;
+  const std::shared_ptr<KvSource> source = from.pin_kv();
+  for (size_t i = 0; i < path.blocks.size(); ++i) {
+    Block& block = *path.blocks[i];
+    if (block.n_uncopied() == 0) continue;
+    const bool is_listed = block.source != nullptr, is_whole = block.end() <= source->n_whole();
+    if (is_listed && !is_whole) continue;  // the text ends inside of it
+    block.source = source;                 // an earlier one may let go of its pages
+    if (is_whole && !is_listed) uncopied_.push_back(&block);
+    if (is_whole || copy_rest(block)) continue;
+    path.blocks.resize(i);
+    take_away_from(&block);
+  }
+  source->keep_whole();
+}
+
+void PrefixCache::take_spare(Block& block) {
+  if (spare_blocks_.empty()) return;
+  block.kv = std::move(spare_blocks_.back());
+  spare_blocks_.pop_back();
+  state_.bytes -= bytes_of_block();
+}
+
+// Up to n more of its tokens. False: there is no memory for them.
+bool PrefixCache::copy_tokens(Block& block, int n) {
+  n = std::min(n, block.n_uncopied());
+  if (n == 0) return true;
+  if (block.kv == nullptr) take_spare(block);
+  if (block.kv == nullptr) block.kv = options_.make_memory(options_.block_bytes);
+  if (block.kv == nullptr) return false;
+  const int begin = block.begin + block.n_copied;
+  block.source->save_kv(begin, begin + n, block.kv->data());
+  block.n_copied += n;
+  state_.n_uncopied -= static_cast<uint64_t>(n);
+  n_copied_ += static_cast<uint64_t>(n) * bytes_of_token();
+  if (block.n_uncopied() > 0) return true;
+  block.source.reset();
+  std::erase(uncopied_, &block);
+  return true;
+}
+
+void PrefixCache::copy(uint64_t max_bytes) {
+  n_copied_ = 0;
+  while (!uncopied_.empty() && n_copied_ < max_bytes) {
+    Block& block = *uncopied_.front();
+    const uint64_t n = std::clamp<uint64_t>((max_bytes - n_copied_) / bytes_of_token(), 1, kBlockTokens);
+    if (!copy_tokens(block, static_cast<int>(n))) give_up(&block);
+  }
+  state_.most_copied = std::max(state_.most_copied, n_copied_);
 }
 
 bool PrefixCache::load(std::span<const TokenId> tokens, int n, int n_same, bool side, SequenceAccess& to) {
@@ -236,7 +290,12 @@ bool PrefixCache::load(std::span<const TokenId> tokens, int n, int n_same, bool 
     block->last_used = now_;
     block->side = block->side && side;
     const int begin = std::max(block->begin, n_same), end = std::min(n, block->begin + kBlockTokens);
-    if (begin < end && !to.load_kv(begin, end, block->kv->data())) return false;
+    if (begin >= end) continue;
+    if (!copy_rest(*block)) {
+      give_up(block);
+      return false;
+    }
+    if (!to.load_kv(begin, end, block->kv->data())) return false;
   }
   if (path.point != nullptr) {
     path.point->last_used = now_;
@@ -246,12 +305,17 @@ bool PrefixCache::load(std::span<const TokenId> tokens, int n, int n_same, bool 
                     path.point == nullptr ? nullptr : &path.point->saved);
 }
 
-PrefixCache::Pin PrefixCache::pin(std::span<const TokenId> tokens) {
+std::optional<PrefixCache::Pin> PrefixCache::pin(std::span<const TokenId> tokens) {
   const Path path = find(tokens, static_cast<int>(tokens.size()));
   THERMO_CHECK(!path.blocks.empty(), "a text that the cache does not have");
+  for (Block* block : path.blocks) {
+    if (copy_rest(*block)) continue;
+    give_up(block);
+    return std::nullopt;
+  }
   ++path.blocks.back()->n_pins;
   if (path.point != nullptr) ++path.point->n_pins;
-  return {path.blocks.back(), static_cast<int>(tokens.size())};
+  return Pin{path.blocks.back(), static_cast<int>(tokens.size())};
 }
 
 void PrefixCache::unpin(const Pin& pin) {
@@ -356,10 +420,31 @@ void PrefixCache::prune(Block* block) {
   }
 }
 
+// There is no memory to copy it to.
+void PrefixCache::give_up(Block* block) {
+  Block* const parent = block->parent;
+  take_away_from(block);
+  prune(parent);
+}
+
+// With all that follows. REQUIRES: nothing of it is pinned.
+void PrefixCache::take_away_from(Block* block) {
+  while (!block->children.empty()) take_away_from(block->children.back().get());
+  for (const Point& point : block->points) state_.bytes -= point.bytes;
+  state_.n_points -= block->points.size();
+  ++state_.n_evicted;
+  take_away(block);
+}
+
 void PrefixCache::take_away(Block* block) {
   state_.n_tokens -= block->tokens.size();
+  state_.n_uncopied -= static_cast<uint64_t>(block->n_uncopied());
+  std::erase(uncopied_, block);
   --state_.n_blocks;
-  spare_blocks_.push_back(std::move(block->kv));
+  if (block->kv != nullptr)
+    spare_blocks_.push_back(std::move(block->kv));
+  else
+    state_.bytes -= bytes_of_block();
   std::erase_if(block->parent->children, [&](const auto& child) { return child.get() == block; });
 }
 

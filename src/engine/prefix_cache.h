@@ -10,14 +10,20 @@
 // begin alike share blocks, and their tokens are compared, never a hash. A point is a checkpoint of the rest:
 // recurrent state, and what a drafter needs. A model that can be cut anywhere needs no points.
 //
+// Keys and values are not copied at once. A new block refers to the pages of its sequence, which do not
+// change as long as it does; copy() brings a few bytes at a time to main memory, between the steps of others.
+// What is asked for earlier is copied then.
+//
 // Everything counts toward the limit, which is checked before memory is taken. Side requests go first, and
 // push out nothing else. Then goes what saves the fewest tokens for its bytes and was not used for long.
 //
 // One thread.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <queue>
 #include <span>
 #include <vector>
@@ -32,13 +38,26 @@ struct SequencePoint {
   std::vector<float> drafter = {};
 };
 
+// Keys and values of a sequence as they were when it was made, whatever became of the sequence.
+class KvSource {
+ public:
+  virtual ~KvSource() = default;
+
+  // Those of tokens [begin, end), which are in one block.
+  virtual void save_kv(int begin, int end, std::byte* block) = 0;
+  // Tokens in whole blocks. Those after them may share a page with what comes next.
+  virtual int n_whole() const = 0;
+  // Lets go of the others.
+  virtual void keep_whole() = 0;
+};
+
 // The memory of one sequence, for the cache to copy.
 class SequenceAccess {
  public:
   virtual ~SequenceAccess() = default;
 
+  virtual std::unique_ptr<KvSource> pin_kv() = 0;
   // Keys and values of tokens [begin, end), which are in one block.
-  virtual void save_kv(int begin, int end, std::byte* block) = 0;
   virtual bool load_kv(int begin, int end, const std::byte* block) = 0;  // false: it has no room
   // At the sequence's end. `reuse`: see Backend::checkpoint().
   virtual SequencePoint checkpoint(std::unique_ptr<Checkpoint> reuse) = 0;
@@ -60,6 +79,8 @@ struct PrefixCacheState {
   uint64_t n_blocks = 0, n_points = 0, n_tokens = 0;  // now
   uint64_t n_evicted = 0;                             // blocks and points that were pushed out
   uint64_t n_refused = 0;                             // texts that there was no room for
+  uint64_t n_uncopied = 0;   // of the tokens, those whose keys and values are still in pages of a sequence
+  uint64_t most_copied = 0;  // bytes of keys and values in one call of store() or copy()
 };
 
 class PrefixCache {
@@ -78,11 +99,16 @@ class PrefixCache {
   };
   Match match(std::span<const TokenId> tokens, int limit) const;
 
-  // Keeps the sequence, which holds exactly `tokens`. False: there is no room.
+  // Keeps the sequence, which holds exactly `tokens`. False: there is no room. Copies the tokens of its last
+  // page, and its point.
   bool store(std::span<const TokenId> tokens, bool side, SequenceAccess& from);
   // Puts the first n tokens into the sequence, which has the first n_same of them. `n`: of a match. False:
   // the sequence has no room, and what it holds is of no use.
   bool load(std::span<const TokenId> tokens, int n, int n_same, bool side, SequenceAccess& to);
+
+  // Goes on copying what was stored: about so many bytes at most. There is nothing left: no effect.
+  void copy(uint64_t max_bytes);
+  bool has_uncopied() const { return !uncopied_.empty(); }
 
   // A text that was stored stays until it is let go.
   struct Block;
@@ -90,7 +116,8 @@ class PrefixCache {
     Block* block = nullptr;
     int n = 0;
   };
-  Pin pin(std::span<const TokenId> tokens);
+  // nullopt: there is no memory to copy it to.
+  std::optional<Pin> pin(std::span<const TokenId> tokens);
   void unpin(const Pin& pin);
 
   const PrefixCacheState& state() const { return state_; }
@@ -106,6 +133,11 @@ class PrefixCache {
   Path find(std::span<const TokenId> tokens, int n) const;
   Path walk(std::span<const TokenId> tokens);
   void grow(Path& path, std::span<const TokenId> tokens, SequenceAccess& from);
+  void take_spare(Block& block);
+  bool copy_tokens(Block& block, int n);
+  bool copy_rest(Block& block) { return copy_tokens(block, kBlockTokens); }
+  void give_up(Block* block);
+  void take_away_from(Block* block);
   bool make_room(size_t n_blocks, uint64_t point_bytes, bool side);
   bool evict(uint64_t n_bytes, bool side);
   using Victims = std::priority_queue<Victim>;
@@ -117,11 +149,14 @@ class PrefixCache {
   void take_away(Block* block);
   uint64_t point_bytes(int n) const;  // 0: none are needed
   uint64_t bytes_of_block() const;
+  uint64_t bytes_of_token() const;  // keys and values
 
   PrefixCacheOptions options_;
   std::unique_ptr<Block> root_;
+  uint64_t n_copied_ = 0;  // bytes, in this call
   uint64_t now_ = 0;
   PrefixCacheState state_;
+  std::deque<Block*> uncopied_;  // a text's first block first
   // Memory that the next ones take; it counts.
   std::vector<std::unique_ptr<HostMemory>> spare_blocks_;
   std::unique_ptr<Checkpoint> spare_point_;

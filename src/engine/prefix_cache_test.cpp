@@ -48,12 +48,41 @@ class CountedPoint final : public Checkpoint {
 constexpr size_t kPointBytes = 20'000;
 constexpr size_t kTokenBytes = 24;  // of keys and values
 
+// What was saved of a sequence, which may be gone.
+class FakeSource final : public KvSource {
+ public:
+  FakeSource(std::vector<uint64_t> kv, std::shared_ptr<size_t> n_saved)
+      : kv_(std::move(kv)), n_saved_(std::move(n_saved)) {
+    ++n_sources;
+  }
+  ~FakeSource() override { --n_sources; }
+
+  void save_kv(int begin, int end, std::byte* block) override {
+    EXPECT_EQ(begin / PrefixCache::kBlockTokens, (end - 1) / PrefixCache::kBlockTokens);
+    ASSERT_LE(static_cast<size_t>(end), kv_.size()) << "tokens that were let go";
+    for (int t = begin; t < end; ++t, ++*n_saved_)
+      std::memcpy(block + static_cast<size_t>(t % PrefixCache::kBlockTokens) * kTokenBytes,
+                  &kv_[static_cast<size_t>(t)], 8);
+  }
+  int n_whole() const override {
+    return static_cast<int>(kv_.size()) / PrefixCache::kBlockTokens * PrefixCache::kBlockTokens;
+  }
+  void keep_whole() override { kv_.resize(static_cast<size_t>(n_whole())); }
+
+  static inline int n_sources = 0;
+
+ private:
+  std::vector<uint64_t> kv_;
+  std::shared_ptr<size_t> n_saved_;
+};
+
 // A sequence whose keys and values are a number for each token, which depends on all tokens before it.
 class FakeSequence final : public SequenceAccess {
  public:
   Text tokens;
   std::vector<uint64_t> kv;
-  size_t n_saved = 0, n_loaded = 0;
+  std::shared_ptr<size_t> n_saved = std::make_shared<size_t>(0);
+  size_t n_loaded = 0;
 
   explicit FakeSequence(Text text = {}) : tokens(std::move(text)), kv(values(tokens)) {}
 
@@ -64,12 +93,7 @@ class FakeSequence final : public SequenceAccess {
       all.push_back(hash = hash * 6364136223846793005u + static_cast<uint32_t>(token));
     return all;
   }
-  void save_kv(int begin, int end, std::byte* block) override {
-    EXPECT_EQ(begin / PrefixCache::kBlockTokens, (end - 1) / PrefixCache::kBlockTokens);
-    for (int t = begin; t < end; ++t, ++n_saved)
-      std::memcpy(block + static_cast<size_t>(t % PrefixCache::kBlockTokens) * kTokenBytes,
-                  &kv[static_cast<size_t>(t)], 8);
-  }
+  std::unique_ptr<KvSource> pin_kv() override { return std::make_unique<FakeSource>(kv, n_saved); }
   bool load_kv(int begin, int end, const std::byte* block) override {
     EXPECT_LE(static_cast<size_t>(begin), kv.size());
     kv.resize(static_cast<size_t>(end));
@@ -164,18 +188,21 @@ TEST(PrefixCache, StoresABlockOnceAndExtendsItsLastOne) {
   const Text text = text_of(1, 1000), longer = with(text, 2, 100), other = with(text, 3, 100);
   FakeSequence sequence(text);
   EXPECT_TRUE(cache.store(text, false, sequence));
-  EXPECT_EQ(sequence.n_saved, 1000u);
+  cache.copy(UINT64_MAX);
+  EXPECT_EQ(*sequence.n_saved, 1000u);
   FakeSequence again(text);
   EXPECT_TRUE(cache.store(text, false, again));
-  EXPECT_EQ(again.n_saved, 0u);
+  EXPECT_EQ(*again.n_saved, 0u);
   FakeSequence next(longer);
   EXPECT_TRUE(cache.store(longer, false, next));
-  EXPECT_EQ(next.n_saved, 100u);
+  cache.copy(UINT64_MAX);
+  EXPECT_EQ(*next.n_saved, 100u);
   EXPECT_EQ(cache.state().n_blocks, 5u);
   // The one that goes on differently has a block of its own from where they part.
   FakeSequence sibling(other);
   EXPECT_TRUE(cache.store(other, false, sibling));
-  EXPECT_EQ(sibling.n_saved, 1100u - 768u);
+  cache.copy(UINT64_MAX);
+  EXPECT_EQ(*sibling.n_saved, 1100u - 768u);
   EXPECT_EQ(cache.state().n_blocks, 7u);
   for (const Text* want : {&text, &longer, &other}) {
     FakeSequence back;
@@ -234,7 +261,7 @@ TEST(PrefixCache, KeepsWhatIsPinned) {
     PrefixCache cache(options_for(300'000, needs_points));
     const Text pinned = text_of(1, 100);
     EXPECT_TRUE(store(cache, pinned));
-    const PrefixCache::Pin pin = cache.pin(pinned);
+    const PrefixCache::Pin pin = cache.pin(pinned).value();
     EXPECT_TRUE(store(cache, with(pinned, 2, 10)));
     for (int i = 0; i < 200; ++i) store(cache, text_of(10 + i, 700));
     EXPECT_EQ(match(cache, pinned), 100);
@@ -268,7 +295,8 @@ TEST(PrefixCache, NeverExceedsItsLimit) {
         if (n > 0) cache.load(text, n, 0, side, sequence);
         sequence = FakeSequence(text);
         const bool stored = cache.store(text, side, sequence);
-        if (stored && pins.size() < 3 && random() % 20 == 0) pins.emplace_back(cache.pin(text), text);
+        if (stored && pins.size() < 3 && random() % 20 == 0) pins.emplace_back(cache.pin(text).value(), text);
+        if (random() % 3 == 0) cache.copy(random() % 5000);
         for (const auto& [pin, pinned] : pins)
           EXPECT_EQ(match(cache, pinned), static_cast<int>(pinned.size()));
         if (!pins.empty() && random() % 30 == 0) {
@@ -289,7 +317,77 @@ TEST(PrefixCache, NeverExceedsItsLimit) {
       EXPECT_GT(cache.state().n_evicted, 0u);
     }
     EXPECT_EQ(taken_bytes, 0u);
+    EXPECT_EQ(FakeSource::n_sources, 0);
   }
+}
+
+// Others go on soon: only the tokens of the last page are copied at once, then a few bytes at a time. The
+// sequence may be gone by then.
+TEST(PrefixCache, CopiesLongTextsInPieces) {
+  constexpr size_t kPiece = 100 * kTokenBytes, kBlock = PrefixCache::kBlockTokens * kTokenBytes;
+  for (const bool needs_points : {false, true}) {
+    PrefixCache cache(options_for(10 * MiB, needs_points));
+    const Text text = text_of(1, 1000);
+    EXPECT_TRUE(store(cache, text));
+    EXPECT_EQ(cache.state().n_uncopied, 768u);
+    EXPECT_EQ(cache.state().n_tokens, 1000u);
+    EXPECT_EQ(match(cache, text), 1000);
+    for (int n = 768; n > 0; n = static_cast<int>(cache.state().n_uncopied)) {
+      cache.copy(kPiece);
+      EXPECT_LE(cache.state().n_uncopied, static_cast<uint64_t>(n - 56));  // it goes on
+    }
+    EXPECT_LT(cache.state().most_copied, kBlock);
+    EXPECT_FALSE(cache.has_uncopied());
+    EXPECT_EQ(FakeSource::n_sources, 0);
+    FakeSequence back;
+    EXPECT_TRUE(cache.load(text, 1000, 0, false, back));
+    EXPECT_EQ(back.tokens, text);
+  }
+}
+
+// Also what is not copied yet can be had, goes on, differs, and is pushed out.
+TEST(PrefixCache, ServesTextsThatAreNotCopiedYet) {
+  PrefixCache cache(options_for(10 * MiB, true));
+  const Text text = text_of(1, 1000), longer = with(text, 2, 300), other = with(text_of(1, 600), 3, 400);
+  for (const Text& stored : {text, longer, other, text_of(1, 700)}) EXPECT_TRUE(store(cache, stored));
+  EXPECT_EQ(cache.state().n_uncopied, 768u + 24u + 256u + 256u);
+  for (const Text& want : {other, longer, text, text_of(1, 700)}) {
+    FakeSequence back;
+    EXPECT_TRUE(cache.load(want, static_cast<int>(want.size()), 0, false, back));
+    EXPECT_EQ(back.tokens, want);
+  }
+  EXPECT_EQ(cache.state().n_uncopied, 0u);
+  EXPECT_EQ(FakeSource::n_sources, 0);
+
+  PrefixCache small(options_for(300'000, false));
+  for (int i = 0; i < 40; ++i) {
+    EXPECT_TRUE(store(small, text_of(i, 1500)));
+    small.copy(5000);
+    EXPECT_LE(small.state().bytes, 300'000u);
+  }
+  EXPECT_GT(small.state().n_evicted, 0u);
+  EXPECT_LE(FakeSource::n_sources, 40);
+}
+
+TEST(PrefixCache, ForgetsWhatThereIsNoMemoryToCopyTo) {
+  PrefixCacheOptions options = options_for(10 * MiB, true);
+  int n_left = 2;
+  options.make_memory = [&](size_t bytes) -> std::unique_ptr<HostMemory> {
+    if (n_left-- <= 0) return nullptr;
+    return std::make_unique<CountedMemory>(bytes);
+  };
+  PrefixCache cache(options);
+  EXPECT_TRUE(store(cache, text_of(1, 256)));
+  EXPECT_TRUE(store(cache, text_of(1, 1000)));
+  cache.copy(UINT64_MAX);  // the first block, the last one is there already
+  EXPECT_EQ(match(cache, text_of(1, 1000)), 256);
+  EXPECT_EQ(cache.state().n_blocks, 1u);
+  EXPECT_EQ(cache.state().n_points, 1u);
+  // Memory of the last one serves another.
+  EXPECT_TRUE(store(cache, text_of(2, 100)));
+  EXPECT_FALSE(store(cache, text_of(3, 100)));
+  EXPECT_EQ(match(cache, text_of(2, 100)), 100);
+  EXPECT_LE(taken_bytes, cache.state().bytes);
 }
 
 }  // namespace

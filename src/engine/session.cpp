@@ -12,6 +12,35 @@ KvRange kv_range(int begin, int end) {
   return {.position = begin, .slot = begin % SequenceLayout::kBlockTokens, .n = end - begin};
 }
 
+// Keys and values of the model and of the drafter, if it has any.
+class PinnedSequence final : public KvSource {
+ public:
+  PinnedSequence(Backend& backend, Speculation* speculation, int sequence)
+      : backend_(backend), speculation_(speculation), model_(backend.pin_kv(sequence)) {
+    if (speculation != nullptr) drafter_ = speculation->pin_kv(sequence);
+  }
+
+  void save_kv(int begin, int end, std::byte* block) override {
+    backend_.save_kv(*model_, kv_range(begin, end), block);
+    if (drafter_) speculation_->save_kv(*drafter_, begin, end, block + backend_.block_bytes());
+  }
+  // A drafter's positions may be a few fewer.
+  int n_whole() const override {
+    const int n = drafter_ ? std::min(model_->n_tokens(), drafter_->n_tokens()) : model_->n_tokens();
+    return n / kKvPage * kKvPage;
+  }
+  void keep_whole() override {
+    const int n = n_whole();
+    model_->shorten(n);
+    if (drafter_) drafter_->shorten(n);
+  }
+
+ private:
+  Backend& backend_;
+  Speculation* speculation_;
+  std::unique_ptr<KvPin> model_, drafter_;
+};
+
 }  // namespace
 
 Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -289,9 +318,8 @@ bool Session::Impl::checkpoint() {
   return true;
 }
 
-void Session::Impl::Memory::save_kv(int begin, int end, std::byte* block) {
-  s_.backend->save_kv(s_.sequence, kv_range(begin, end), block);
-  if (s_.speculation) s_.speculation->save_kv(s_.sequence, begin, end, block + s_.backend->block_bytes());
+std::unique_ptr<KvSource> Session::Impl::Memory::pin_kv() {
+  return std::make_unique<PinnedSequence>(*s_.backend, s_.speculation, s_.sequence);
 }
 
 bool Session::Impl::Memory::load_kv(int begin, int end, const std::byte* block) {

@@ -31,11 +31,11 @@ struct Session::Impl {
   // After the last token: the row, or its top while the row is still on the device.
   std::vector<float> logits;
   const TopLogits* top = nullptr;
-  size_t top_index = 0;  // of that row in the step's output
+  size_t top_index = 0;                    // of that row in the step's output
   std::vector<SequencePoint> checkpoints;  // increasing lengths; the empty beginning is always reachable
   PrefixCache* cache = nullptr;            // has them instead, and what other sessions held
   bool side = false;                       // what it keeps in the cache is worth little
-  std::vector<Row> rows;           // of the chunk being run
+  std::vector<Row> rows;                   // of the chunk being run
   size_t max_checkpoints = 0;
   bool in_request = false;
 
@@ -77,7 +77,7 @@ struct Session::Impl {
    public:
     explicit Memory(Impl& session) : s_(session) {}
 
-    void save_kv(int begin, int end, std::byte* block) override;
+    std::unique_ptr<KvSource> pin_kv() override;
     bool load_kv(int begin, int end, const std::byte* block) override;
     SequencePoint checkpoint(std::unique_ptr<Checkpoint> reuse) override;
     bool restore(std::span<const TokenId> restored, const SequencePoint* point) override;

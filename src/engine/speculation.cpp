@@ -100,10 +100,14 @@ size_t Speculation::block_bytes() const {
   return drafter_->kv_model() == nullptr ? 0 : drafter_->kv_model()->block_bytes();
 }
 
-void Speculation::save_kv(int sequence, int begin, int end, std::byte* block) {
-  if (drafter_->kv_model() == nullptr) return;
+std::unique_ptr<KvPin> Speculation::pin_kv(int sequence) {
+  if (drafter_->kv_model() == nullptr) return nullptr;
   drafter_->flush(sequence);
-  drafter_->kv_model()->save_kv(sequence, kv_range(*drafter_, begin, end), block);
+  return drafter_->kv_model()->pin_kv(sequence);
+}
+
+void Speculation::save_kv(const KvPin& pin, int begin, int end, std::byte* block) {
+  drafter_->kv_model()->save_kv(pin, kv_range(*drafter_, begin, end), block);
 }
 
 void Speculation::begin_load(int sequence, int n) {

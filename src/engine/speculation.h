@@ -55,7 +55,9 @@ class Speculation {
 
   // Its keys and values in blocks of main memory: those of tokens [begin, end), which are in one block.
   size_t block_bytes() const;
-  void save_kv(int sequence, int begin, int end, std::byte* block);
+  // nullptr: it has none.
+  std::unique_ptr<KvPin> pin_kv(int sequence);
+  void save_kv(const KvPin& pin, int begin, int end, std::byte* block);
   // The first n tokens stay; loads follow, and then resume().
   void begin_load(int sequence, int n);
   bool load_kv(int sequence, int begin, int end, const std::byte* block);

@@ -99,8 +99,10 @@ enum class HeatOrder { None, Save, Reset };
 struct CacheCounts {
   uint64_t limit_bytes = 0, bytes = 0;
   uint64_t n_blocks = 0, n_points = 0, n_tokens = 0;
-  uint64_t n_evicted = 0;  // blocks and points that were pushed out
-  uint64_t n_refused = 0;  // texts that there was no room for
+  uint64_t n_evicted = 0;    // blocks and points that were pushed out
+  uint64_t n_refused = 0;    // texts that there was no room for
+  uint64_t n_uncopied = 0;   // tokens that are still to be copied
+  uint64_t most_copied = 0;  // bytes of keys and values that were copied between two steps, at most
 };
 
 struct TokenServiceState {
@@ -112,7 +114,7 @@ struct TokenServiceState {
   std::vector<SlotState> slots;
   int n_ctx = 0;
   int page_tokens = 0, n_pages = 0, n_pages_free = 0;  // of keys and values; 0: there is no pool
-  uint64_t n_steps = 0, n_prompt_steps = 0;  // steps; of them, those with rows of prompts
+  uint64_t n_steps = 0, n_prompt_steps = 0;            // steps; of them, those with rows of prompts
   uint64_t n_prompt_computed = 0, n_prompt_cached = 0, n_written = 0;  // tokens
   double prompt_rate = 0.0, decode_rate = 0.0;                         // tokens per second, of late
   std::string fault;  // why no request can be served any more; empty: they can

@@ -12,6 +12,7 @@
 #include "experts/telemetry.h"
 #include "kernels/isa.h"
 #include "model/hidden_states.h"
+#include "model/kv_pages.h"
 #include "model/sequence_layout.h"
 #include "model/step.h"
 
@@ -133,8 +134,11 @@ class Backend {
   virtual size_t block_bytes() const noexcept = 0;
   // For blocks; nullptr: there is none.
   virtual std::unique_ptr<HostMemory> make_host_memory(size_t n_bytes) = 0;
-  // REQUIRES: positions that the sequence has.
-  virtual void save_kv(int sequence, const KvRange& range, std::byte* block) noexcept = 0;
+  // Those that the sequence has now, for save_kv(); other steps may run before that. Must go before the
+  // backend.
+  virtual std::unique_ptr<KvPin> pin_kv(int sequence) = 0;
+  // REQUIRES: positions that are pinned.
+  virtual void save_kv(const KvPin& pin, const KvRange& range, std::byte* block) noexcept = 0;
   // The sequence ends after them. Unless it can be cut, it is of no use before a checkpoint at that length
   // was restored. False: the pool has too few pages, and the sequence is empty. REQUIRES: position <=
   // n_past().

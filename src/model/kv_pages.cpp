@@ -150,4 +150,21 @@ void KvPages::share(int from, int to, int n) noexcept {
   held(KvKind::Full, to).end = end;
 }
 
+std::vector<int32_t> KvPages::pin(int sequence, int n) {
+  std::vector<int32_t> pinned(static_cast<size_t>(ceil_div(n, kKvPage)));
+  if (!is_paged(KvKind::Full)) return pinned;
+  THERMO_CHECK(static_cast<int>(pinned.size()) <= held(KvKind::Full, sequence).end,
+               "pages that the sequence does not have");
+  for (size_t i = 0; i < pinned.size(); ++i) {
+    pinned[i] = entry(KvKind::Full, sequence, static_cast<int>(i));
+    pools_[static_cast<size_t>(KvKind::Full)].share(pinned[i]);
+  }
+  return pinned;
+}
+
+void KvPages::unpin(std::span<const int32_t> pages) noexcept {
+  if (!is_paged(KvKind::Full)) return;
+  for (const int32_t page : pages) pools_[static_cast<size_t>(KvKind::Full)].drop(page);
+}
+
 }  // namespace thermo

@@ -63,6 +63,9 @@ class KvPages {
   bool load(int sequence, int position, int n) noexcept;
   // `to` has the first n tokens of `from` in Full layers, and nothing else.
   void share(int from, int to, int n) noexcept;
+  // For KvPin: the pages of the first n tokens in Full layers, which do not change until they are let go.
+  std::vector<int32_t> pin(int sequence, int n);
+  void unpin(std::span<const int32_t> pages) noexcept;
 
   const PagePool& pool(KvKind kind) const noexcept { return pools_[static_cast<size_t>(kind)]; }
   const int32_t* table(KvKind kind, int sequence) const noexcept;
@@ -112,6 +115,32 @@ class KvPages {
   CopyPage copy_;
   std::array<PagePool, kKvKinds> pools_;
   std::vector<Held> held_;  // [kind][sequence]
+};
+
+// Keys and values of a sequence's first tokens in Full layers, as they are now and whatever becomes of the
+// sequence: it copies a page before it changes it.
+class KvPin {
+ public:
+  // `pages` must outlive it.
+  KvPin(KvPages& pages, int sequence, int n) : pages_(pages), table_(pages.pin(sequence, n)), n_tokens_(n) {}
+  ~KvPin() { pages_.unpin(table_); }
+  KvPin(const KvPin&) = delete;
+  KvPin& operator=(const KvPin&) = delete;
+
+  int n_tokens() const noexcept { return n_tokens_; }
+  const int32_t* table() const noexcept { return table_.data(); }
+  // Lets go of the pages after the first n tokens.
+  void shorten(int n) noexcept {
+    const auto n_kept = static_cast<size_t>(ceil_div(n, kKvPage));
+    pages_.unpin(std::span<const int32_t>(table_).subspan(n_kept));
+    table_.resize(n_kept);
+    n_tokens_ = n;
+  }
+
+ private:
+  KvPages& pages_;
+  std::vector<int32_t> table_;
+  int n_tokens_;
 };
 
 }  // namespace thermo

@@ -227,8 +227,11 @@ std::unique_ptr<HostMemory> Model::make_host_memory(size_t n_bytes) {
 size_t Model::block_bytes() const noexcept {
   return impl_->memory.layout.block_bytes();
 }
-void Model::save_kv(int sequence, const KvRange& range, std::byte* block) noexcept {
-  impl_->sequence(sequence).save_kv(range, block);
+std::unique_ptr<KvPin> Model::pin_kv(int sequence) {
+  return impl_->sequence(sequence).pin_kv();
+}
+void Model::save_kv(const KvPin& pin, const KvRange& range, std::byte* block) noexcept {
+  impl_->memory.save_kv(pin, range, block);
 }
 bool Model::load_kv(int sequence, const KvRange& range, const std::byte* block) noexcept {
   return impl_->sequence(sequence).load_kv(range, block);

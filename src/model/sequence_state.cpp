@@ -49,6 +49,14 @@ std::byte* SequenceMemory::at(SequenceLayout::Region region, size_t offset) cons
   return pool(KvKind::Full).data() + offset;
 }
 
+void SequenceMemory::save_kv(const KvPin& pin, const KvRange& range, std::byte* block) const noexcept {
+  THERMO_CHECK(range.position + range.n <= pin.n_tokens(), "keys and values that are not there");
+  layout.for_each_block_piece(pin.table(), range.position, range.slot, range.n,
+                              [&](size_t offset, size_t at, size_t bytes) {
+                                std::memcpy(block + at, pool(KvKind::Full).data() + offset, bytes);
+                              });
+}
+
 SequenceState::SequenceState(const ModelConfig& config, SequenceMemory& memory, const SequenceConfig& options,
                              int index)
     : config_(&config), memory_(&memory), k_type_(options.k_type), v_type_(options.v_type), index_(index) {}
@@ -99,14 +107,6 @@ bool SequenceState::restore(const Checkpoint& point) noexcept {
 
 bool SequenceState::can_truncate(int n) const noexcept {
   return n == n_past_ || n == 0 || (memory_->layout.n_recurrent() == 0 && memory_->pages.can_cut(index_, n));
-}
-
-void SequenceState::save_kv(const KvRange& range, std::byte* block) const noexcept {
-  THERMO_CHECK(range.position + range.n <= n_past_, "keys and values that are not there");
-  const std::byte* const pool = memory_->pool(KvKind::Full).data();
-  memory_->layout.for_each_block_piece(
-      memory_->pages.table(KvKind::Full, index_), range.position, range.slot, range.n,
-      [&](size_t offset, size_t at, size_t bytes) { std::memcpy(block + at, pool + offset, bytes); });
 }
 
 bool SequenceState::load_kv(const KvRange& range, const std::byte* block) noexcept {

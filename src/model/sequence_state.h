@@ -39,6 +39,7 @@ struct SequenceMemory {
 
   const HostBuffer& pool(KvKind kind) const { return kv[static_cast<size_t>(kind)]; }
   std::byte* at(SequenceLayout::Region region, size_t offset) const;
+  void save_kv(const KvPin& pin, const KvRange& range, std::byte* block) const noexcept;
 };
 
 class SequenceState {
@@ -56,7 +57,7 @@ class SequenceState {
   bool can_truncate(int n) const noexcept;
   void truncate(int n) noexcept;
   void share(const SequenceState& from, int n) noexcept;
-  void save_kv(const KvRange& range, std::byte* block) const noexcept;
+  std::unique_ptr<KvPin> pin_kv() { return std::make_unique<KvPin>(memory_->pages, index_, n_past_); }
   bool load_kv(const KvRange& range, const std::byte* block) noexcept;
 
   // For the forward pass.

@@ -134,6 +134,8 @@ void engine_metrics(std::string& out, const ServerState& server) {
                 {"tier=\"turn_store\"", static_cast<double>(turns.limit_bytes())}});
   gauge("thermocline_prefix_cache_tokens", "Tokens whose keys and values the prefix cache has.",
         static_cast<double>(cache.n_tokens));
+  gauge("thermocline_prefix_cache_uncopied_tokens", "Of these, those that are still to be copied.",
+        static_cast<double>(cache.n_uncopied));
   gauge("thermocline_prefix_cache_checkpoints", "Checkpoints of recurrent state in the prefix cache.",
         static_cast<double>(cache.n_points));
   write_family(out, "thermocline_prefix_cache_evictions_total", "counter",

@@ -544,8 +544,14 @@ size_t GpuModel::block_bytes() const noexcept {
   return impl_->layout.block_bytes();
 }
 
-void GpuModel::save_kv(int sequence, const KvRange& range, std::byte* block) noexcept {
-  impl_->copy_block(sequence, range, block, false);
+std::unique_ptr<KvPin> GpuModel::pin_kv(int sequence) {
+  impl_->finish_commits();
+  return std::make_unique<KvPin>(*impl_->pages, sequence, n_past(sequence));
+}
+
+void GpuModel::save_kv(const KvPin& pin, const KvRange& range, std::byte* block) noexcept {
+  THERMO_CHECK(range.position + range.n <= pin.n_tokens(), "keys and values that are not there");
+  impl_->copy_block(pin.table(), range, block, false);
 }
 
 bool GpuModel::load_kv(int sequence, const KvRange& range, const std::byte* block) noexcept {
@@ -558,20 +564,20 @@ bool GpuModel::load_kv(int sequence, const KvRange& range, const std::byte* bloc
     clear(sequence);
     return false;
   }
-  m.copy_block(sequence, range, const_cast<std::byte*>(block), true);
+  m.flush_tables();
+  m.flush_commits();
+  m.copy_block(m.pages->table(KvKind::Full, sequence), range, const_cast<std::byte*>(block), true);
   m.n_past[static_cast<size_t>(sequence)] = range.position + range.n;
   return true;
 }
 
-// Copies between positions of a sequence and a block.
-void GpuModel::Impl::copy_block(int sequence, const KvRange& range, std::byte* block, bool load) noexcept {
+// Copies between positions in pages and a block.
+void GpuModel::Impl::copy_block(const int32_t* table, const KvRange& range, std::byte* block,
+                                bool load) noexcept {
   if (!fault.empty()) return;
-  flush_tables();
-  flush_commits();
   std::byte* const base = pool_of(KvKind::Full);
   layout.for_each_block_piece(
-      pages->table(KvKind::Full, sequence), range.position, range.slot, range.n,
-      [&](size_t offset, size_t at, size_t bytes) {
+      table, range.position, range.slot, range.n, [&](size_t offset, size_t at, size_t bytes) {
         std::byte *const piece = base + offset, *const host = block + at;
         cudaMemcpyAsync(load ? piece : host, load ? host : piece, bytes,
                         load ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream.view().handle);

@@ -77,7 +77,8 @@ class GpuModel final : public Backend {
   void share(int from, int to, int n) noexcept override;
   size_t block_bytes() const noexcept override;
   std::unique_ptr<HostMemory> make_host_memory(size_t n_bytes) override;
-  void save_kv(int sequence, const KvRange& range, std::byte* block) noexcept override;
+  std::unique_ptr<KvPin> pin_kv(int sequence) override;
+  void save_kv(const KvPin& pin, const KvRange& range, std::byte* block) noexcept override;
   bool load_kv(int sequence, const KvRange& range, const std::byte* block) noexcept override;
 
   // All zero and nullptr unless experts are split.

@@ -85,7 +85,7 @@ struct GpuModel::Impl {
   void queue(const StepBatch& batch, StepKind kind) noexcept;
   void copy_logits(const StepInputs& wanted, int n) noexcept;
   void copy_pieces(int sequence, int n_tokens, bool with_kv, std::byte* checkpoint, bool restore) noexcept;
-  void copy_block(int sequence, const KvRange& range, std::byte* block, bool load) noexcept;
+  void copy_block(const int32_t* table, const KvRange& range, std::byte* block, bool load) noexcept;
   void compute_more_logits(int n_logits, int n_rows) noexcept;
   void fetch_taps(int n_rows, float* to) noexcept;
   void enqueue(int n_rows, StepKind kind, int n_logits, const StepInputs& from) noexcept;
