@@ -4,17 +4,44 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
 
 #include "base/error.h"
 
 namespace thermo {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+// From the engine's thread to the one that waits for the answer.
+class EventQueue {
+ public:
+  void push(TokenEvent event) {
+    {
+      const std::lock_guard lock(mutex_);
+      events_.push_back(std::move(event));
+    }
+    changed_.notify_one();
+  }
+  // What has come; nothing after a few milliseconds.
+  std::vector<TokenEvent> take() {
+    constexpr std::chrono::milliseconds kPatience{20};
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, kPatience, [this] { return !events_.empty(); });
+    return std::exchange(events_, {});
+  }
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<TokenEvent> events_;
+};
+
+struct CancelAtEnd {
+  TokenService& service;
+  RequestHandle handle;
+  ~CancelAtEnd() { service.cancel(handle); }  // no effect on one that has ended
+};
 
 [[noreturn]] void throw_step_error(const Error& error) {
   ExitCode code = ExitCode::Internal;
@@ -26,6 +53,18 @@ double seconds_since(Clock::time_point start) {
 }
 
 }  // namespace
+
+void AnswerStats::take(const TokenUsage& usage) {
+  n_prompt = usage.n_prompt;
+  n_cached = usage.n_cached;
+  n_completion = usage.n_completion;
+  queue_seconds = usage.queue_seconds;
+  prompt_seconds = usage.prompt_seconds;
+  predicted_seconds = usage.predicted_seconds;
+  first_token_seconds = usage.first_token_seconds;
+  seed = usage.seed;
+  draft = usage.draft;
+}
 
 double AnswerStats::prompt_rate() const {
   return prompt_seconds > 0.0 ? (n_prompt - n_cached) / prompt_seconds : 0.0;
@@ -69,65 +108,64 @@ void take_result(const AnswerParser& parser, FinishReason reason, std::span<cons
     for (const size_t index : parser.content_tokens()) answer.content_logprobs.push_back(tokens[index]);
 }
 
-Answer generate_answer(Session& session, const Tokenizer& tokenizer, int n_ctx, const AnswerRequest& request,
+Answer generate_answer(TokenService& service, const Tokenizer& tokenizer, const AnswerRequest& request,
                        const AnswerObserver& observer) {
-  const auto cancelled = [&observer] { return observer.cancelled && observer.cancelled(); };
-  const auto show = [&observer](const AnswerParser::Events& events) {
-    if (observer.on_events && !events.empty()) observer.on_events(events);
-  };
-  Answer answer;
-  answer.finish_reason = "stop";
-  answer.stats.n_prompt = static_cast<int>(request.prompt.size());
-  const Clock::time_point start = Clock::now();
-  const Result<int> reused = session.set_tokens(request.prompt, [&](int done, int total) {
-    if (observer.on_prompt) observer.on_prompt(done, total);
-    return !cancelled();
-  });
-  if (!reused && reused.error().code == ErrorCode::Cancelled) {
-    answer.interrupted = true;
-    return answer;
-  }
-  if (!reused) throw_step_error(reused.error());
-  answer.stats.n_cached = *reused;
-  session.checkpoint();  // a later turn that spells the answer differently comes back to here
-  answer.stats.prompt_seconds = seconds_since(start);
-
-  GenerateOptions options;
-  options.sampling = request.sampling;
+  const auto n_prompt = static_cast<int>(request.prompt.size());
+  TokenRequest asked;
+  asked.prompt = request.prompt;
+  asked.marks = {n_prompt};  // a later turn that spells the answer differently comes back to here
+  asked.options.sampling = request.sampling;
   // More than the context holds is clamped, not refused.
-  const int room = n_ctx - answer.stats.n_prompt + 1;
-  options.max_tokens = request.max_tokens < 0 ? -1 : std::min(request.max_tokens, room);
-  options.stop_tokens.assign(tokenizer.vocab().end_of_generation().begin(),
-                             tokenizer.vocab().end_of_generation().end());
+  const int room = service.n_ctx() - n_prompt + 1;
+  asked.options.max_tokens = request.max_tokens < 0 ? -1 : std::min(request.max_tokens, room);
+  asked.options.stop_tokens.assign(tokenizer.vocab().end_of_generation().begin(),
+                                   tokenizer.vocab().end_of_generation().end());
   if (request.rules)
-    options.constraint = std::make_shared<AnswerConstraint>(
+    asked.options.constraint = std::make_shared<AnswerConstraint>(
         request.rules, request.answer.split_reasoning && request.answer.starts_in_reasoning);
+  const auto events = std::make_shared<EventQueue>();  // an observer may throw while the request goes on
+  asked.on_event = [events](TokenEvent event) { events->push(std::move(event)); };
+  const Result<RequestHandle> handle = service.submit(std::move(asked));
+  if (!handle) throw_step_error(handle.error());
+  const CancelAtEnd cancel_at_end{service, *handle};
 
+  Answer answer;
   AnswerParser parser(tokenizer, request.answer);
   std::vector<GeneratedToken> tokens;
-  const Clock::time_point generation_start = Clock::now();
-  Clock::time_point first_token = generation_start, last_token = generation_start;
-  Result<GenerateResult> result = session.generate(options, [&](const GeneratedToken& token) {
-    last_token = Clock::now();
-    if (answer.stats.n_completion++ == 0) first_token = last_token;
-    if (!token.logprobs.empty()) tokens.push_back(token);
-    show(parser.push(token.id));
-    answer.interrupted = cancelled();
-    return !parser.stopped() && !answer.interrupted;
-  });
-  if (!result) throw_step_error(result.error());
-  show(parser.finish(result->reason == FinishReason::Stop));
-
-  if (result->reason == FinishReason::Stop) {
-    ++answer.stats.n_completion;  // the end token
-    last_token = Clock::now();
+  int n_taken = 0;
+  bool stopping = false;
+  const auto look = [&] {
+    if (stopping) return;
+    answer.interrupted = observer.cancelled && observer.cancelled();
+    stopping = answer.interrupted || parser.stopped();
+    if (stopping) service.cancel(*handle);
+  };
+  const auto show = [&observer](const AnswerParser::Events& parsed) {
+    if (observer.on_events && !parsed.empty()) observer.on_events(parsed);
+  };
+  for (;;) {
+    for (const TokenEvent& event : events->take()) {
+      if (const auto* read = std::get_if<PromptRead>(&event); read && observer.on_prompt && !stopping)
+        observer.on_prompt(read->done, read->total);
+      if (const auto* written = std::get_if<TokensWritten>(&event))
+        for (const GeneratedToken& token : written->tokens) {
+          if (stopping) break;  // written before the service heard of it
+          ++n_taken;
+          if (!token.logprobs.empty()) tokens.push_back(token);
+          show(parser.push(token.id));
+          look();
+        }
+      const auto* const ended = std::get_if<TokensEnded>(&event);
+      if (ended == nullptr) continue;
+      if (ended->error) throw_step_error(*ended->error);
+      show(parser.finish(ended->reason == FinishReason::Stop && !stopping));
+      answer.stats.take(ended->usage);
+      if (stopping) answer.stats.n_completion = n_taken;
+      take_result(parser, stopping ? FinishReason::Cancelled : ended->reason, tokens, answer);
+      return answer;
+    }
+    look();
   }
-  answer.stats.seed = result->seed;
-  answer.stats.draft = result->draft;
-  answer.stats.first_token_seconds = std::chrono::duration<double>(first_token - start).count();
-  answer.stats.predicted_seconds = std::chrono::duration<double>(last_token - first_token).count();
-  take_result(parser, result->reason, tokens, answer);
-  return answer;
 }
 
 }  // namespace thermo

@@ -8,7 +8,7 @@
 
 #include "chat/answer_constraint.h"
 #include "chat/answer_parser.h"
-#include "engine/engine.h"
+#include "engine/token_service.h"
 
 namespace thermo {
 
@@ -29,9 +29,11 @@ struct AnswerStats {
   double predicted_seconds = 0.0;
   double first_token_seconds = 0.0;  // from the start of the request
   uint64_t seed = 0;
-  std::string reasoning_close;  // how reasoning ended, where something watched it: "natural", "budget", "tool_call"
+  std::string
+      reasoning_close;   // how reasoning ended, where something watched it: "natural", "budget", "tool_call"
   DraftTelemetry draft;  // of this answer
 
+  void take(const TokenUsage& usage);
   double prompt_rate() const;     // tokens per second; 0 when there is nothing to divide
   double predicted_rate() const;  // over n - 1 intervals
   // "prompt 12 tokens, 845.1 tok/s | answer 20 tokens, 402.7 tok/s"
@@ -60,12 +62,12 @@ void take_result(const AnswerParser& parser, FinishReason reason, std::span<cons
 struct AnswerObserver {
   std::function<void(int done, int total)> on_prompt;  // tokens of the prompt
   std::function<void(const AnswerParser::Events&)> on_events;
-  std::function<bool()> cancelled;  // asked between chunks of the prompt and after each token
+  std::function<bool()> cancelled;  // asked after each token, and every few milliseconds
 };
 
-// Runs the request in `session`, reusing what it holds. Throws ConfigError when the prompt does not fit the
-// context.
-Answer generate_answer(Session& session, const Tokenizer& tokenizer, int n_ctx, const AnswerRequest& request,
+// Asks the service and waits for the answer; the observer is called on this thread. Throws ConfigError when
+// the prompt does not fit the context.
+Answer generate_answer(TokenService& service, const Tokenizer& tokenizer, const AnswerRequest& request,
                        const AnswerObserver& observer);
 
 // Throws ConfigError when a prompt of this many tokens leaves no room for an answer.

@@ -63,7 +63,7 @@ void AnswerPrinter::finish() {
   if (wrote_content_ && last_ != '\n') write_stdout("\n");
 }
 
-Answer print_answer(TextModel& model, Session& session, const AnswerRequest& request,
+Answer print_answer(TokenService& service, const Tokenizer& tokenizer, const AnswerRequest& request,
                     const Terminal& terminal, AnswerPrinter* printer) {
   std::optional<ProgressLine> progress(std::in_place, terminal);
   AnswerObserver observer;
@@ -75,7 +75,7 @@ Answer print_answer(TextModel& model, Session& session, const AnswerRequest& req
     if (printer) printer->print(events);
   };
   observer.cancelled = [] { return InterruptScope::interrupted(); };
-  Answer answer = generate_answer(session, model.tokenizer(), model.engine().n_ctx(), request, observer);
+  Answer answer = generate_answer(service, tokenizer, request, observer);
   if (printer) printer->finish();
   return answer;
 }

@@ -34,7 +34,7 @@ class AnswerPrinter {
 
 // Runs the request with a progress line and through `printer` (nullptr: in silence). Ctrl-C ends the answer
 // (within an InterruptScope).
-Answer print_answer(TextModel& model, Session& session, const AnswerRequest& request,
+Answer print_answer(TokenService& service, const Tokenizer& tokenizer, const AnswerRequest& request,
                     const Terminal& terminal, AnswerPrinter* printer);
 
 // Loads the weights, with a progress line, and notes what is unusual about the options.

@@ -10,6 +10,7 @@
 #include "cli/options/answer_options.h"
 #include "cli/options/draft_options.h"
 #include "cli/version.h"
+#include "engine/engine_thread.h"
 #include "experts/telemetry.h"
 
 namespace thermo {
@@ -78,10 +79,11 @@ class RunCommand : public Command {
     const int n_ctx = model.engine().n_ctx();
     check_prompt_fits(request.prompt.size(), n_ctx, model.n_ctx_train());
 
-    Session session = model.open_session();
+    EngineThread service(model.engine(), EngineThreadOptions::for_one_user());
     InterruptScope interrupts;
     AnswerPrinter printer(terminal, answer_.show_reasoning);
-    const Answer answer = print_answer(model, session, request, terminal, json_ ? nullptr : &printer);
+    const Answer answer =
+        print_answer(service, model.tokenizer(), request, terminal, json_ ? nullptr : &printer);
     if (json_) write_stdout(reply_json(answer, model.tokenizer(), {model.id(), build_fingerprint()}, raw_));
     if (!answer.interrupted && !answer.reasoning.empty() && answer.content.empty() &&
         answer.finish_reason == "length")

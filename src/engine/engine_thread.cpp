@@ -9,8 +9,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kMaxPromptStepSeconds = 0.5;  // so that a cancelled prompt does not go on for long
-constexpr int kFirstPromptRows = 64;           // before a step was measured
+constexpr int kFirstPromptRows = 64;  // before a step was measured
 
 }  // namespace
 
@@ -199,8 +198,9 @@ void EngineThread::Impl::pause(RequestHandle handle, bool paused) {
 int EngineThread::Impl::max_prompt_rows() const {
   const bool writing = std::any_of(slots.begin(), slots.end(),
                                    [](const Slot& s) { return s.active && s.active->n_written > 0; });
+  if (!writing && options.max_prompt_step_seconds <= 0.0) return INT_MAX;
   if (prompt_row_rate.time <= 0.0) return kFirstPromptRows;
-  const double budget = writing ? options.max_decode_stall_ms * 0.5e-3 : kMaxPromptStepSeconds;
+  const double budget = writing ? options.max_decode_stall_ms * 0.5e-3 : options.max_prompt_step_seconds;
   return static_cast<int>(std::clamp(budget * prompt_row_rate.value(), 16.0, 65536.0));
 }
 
@@ -236,7 +236,8 @@ void EngineThread::Impl::take_event(const RequestEvent& event) {
     n_step_prompt += n_done - std::exchange(a.n_done, n_done);
     a.request.on_event(PromptRead{a.n_done, a.usage.n_prompt, a.usage.n_cached});
   } else if (const auto* token = std::get_if<GeneratedToken>(&event.what)) {
-    if (a.n_written++ == 0) a.first_token = Clock::now();
+    a.last_token = Clock::now();
+    if (a.n_written++ == 0) a.first_token = a.last_token;
     ++a.n_slice;
     ++n_step_written;
     a.written.push_back(*token);
@@ -259,9 +260,10 @@ void EngineThread::Impl::end(Active& a, FinishReason reason, std::optional<Error
   TokenUsage& usage = a.usage;
   const Clock::time_point now = Clock::now();
   if (a.n_written == 0) a.first_token = now;
+  if (a.n_written == 0 || reason == FinishReason::Stop) a.last_token = now;  // the end token
   usage.first_token_seconds = seconds(a.first_token - a.submitted);
   usage.prompt_seconds = seconds(a.first_token - a.started);
-  usage.predicted_seconds = seconds(now - a.first_token);
+  usage.predicted_seconds = seconds(a.last_token - a.first_token);
   const auto slot =
       std::find_if(slots.begin(), slots.end(), [&](const Slot& s) { return s.active.get() == &a; });
   const bool has_slot = slot != slots.end(), keep = has_slot && !error && !closing;
@@ -277,6 +279,7 @@ void EngineThread::Impl::end(Active& a, FinishReason reason, std::optional<Error
   {
     const std::lock_guard lock(mutex);
     shown.n_running -= has_slot ? 1 : 0;
+    if (has_slot) shown.slots[static_cast<size_t>(slot - slots.begin())] = state_of(*slot);
     shown.n_prompt_cached += static_cast<uint64_t>(usage.n_cached);
   }
   a.request.on_event(TokensEnded{reason, std::move(error), usage});

@@ -27,8 +27,20 @@ struct EngineThreadOptions {
   uint64_t cache_bytes = uint64_t{256} << 20;  // main memory for the prefix cache; 0: none
   int quantum = 0;  // tokens of an answer after which others that wait get its slot; 0: none do
   // Performance.
+  // Of a step that reads a prompt while nobody writes, so that a cancelled prompt does not go on for long.
+  // 0: as long as a whole chunk takes.
+  double max_prompt_step_seconds = 0.5;
   int max_decode_stall_ms = 300;  // between two tokens of an answer while another one's prompt is read
   uint64_t copy_bytes = uint64_t{8} << 20;  // to the prefix cache between two steps: a millisecond or two
+
+  // For a program that asks one thing after the other, and remembers what its session does.
+  static EngineThreadOptions for_one_user() {
+    EngineThreadOptions options;
+    options.checkpoint_every = 0;
+    options.cache_bytes = 0;
+    options.max_prompt_step_seconds = 0.0;
+    return options;
+  }
 };
 
 class EngineThread : public TokenService {

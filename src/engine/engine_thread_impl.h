@@ -39,7 +39,7 @@ struct EngineThread::Impl {
     int n_done = 0, n_written = 0;  // tokens of the prompt; of the answer
     int n_slice = 0;                // of the answer, in this slot
     bool paused = false;
-    Clock::time_point submitted = {}, started = {}, first_token = {};
+    Clock::time_point submitted = {}, started = {}, first_token = {}, last_token = {};
     std::vector<GeneratedToken> written = {};  // by the step that runs
     // While it is parked.
     std::vector<TokenId> held = {};

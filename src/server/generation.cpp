@@ -58,7 +58,7 @@ class Generation {
     Answer answer = {};
     std::vector<GeneratedToken> tokens = {};  // with log probabilities, when they are asked for
     std::vector<TokenId> ids = {};
-    int n_tokens = 0;                         // up to a stop text
+    int n_tokens = 0;  // up to a stop text
     bool stopping = false, ended = false;
   };
 
@@ -403,15 +403,8 @@ void Generation::take_end(int index, const TokensEnded& ended) {
     if (!continuation_->seed) continuation_->seed = usage.seed;
   }
   AnswerStats& stats = answer.stats;
-  stats.n_prompt = usage.n_prompt;
-  stats.n_cached = usage.n_cached;
-  stats.n_completion = choice.stopping ? choice.n_tokens : usage.n_completion;
-  stats.queue_seconds = usage.queue_seconds;
-  stats.prompt_seconds = usage.prompt_seconds;
-  stats.predicted_seconds = usage.predicted_seconds;
-  stats.first_token_seconds = usage.first_token_seconds;
-  stats.seed = usage.seed;
-  stats.draft = usage.draft;
+  stats.take(usage);
+  if (choice.stopping) stats.n_completion = choice.n_tokens;
   if (streaming_) send(writer_->finish(index, answer));
   keep_turn(index);
   note_divergence(index, usage);

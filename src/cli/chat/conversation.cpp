@@ -1,4 +1,4 @@
-// The session keeps its tokens between turns; only what is new is evaluated.
+// The slot keeps its tokens between turns; only what is new is evaluated.
 #include "cli/chat/conversation.h"
 
 #include <fmt/format.h>
@@ -76,7 +76,7 @@ Conversation::Conversation(TextModel& model, ConversationOptions options, const 
       terminal_(terminal),
       renderer_(model.tokenizer(), template_options(options_.answer.chat_template)),
       request_(answer_request(options_.answer, model, false)),
-      session_(model.open_session()),
+      service_(model.engine(), EngineThreadOptions::for_one_user()),
       editor_(terminal, {.history_file = options_.history_file,
                          .complete = [this](std::string_view line) { return completions(line); }}),
       system_(system_prompt(options_.answer)) {}
@@ -199,7 +199,7 @@ void Conversation::reply() {
     return;
   }
   AnswerPrinter printer(terminal_, options_.answer.show_reasoning);
-  const Answer answer = print_answer(model_, session_, request_, terminal_, &printer);
+  const Answer answer = print_answer(service_, model_.tokenizer(), request_, terminal_, &printer);
   if (answer.interrupted && answer.content.empty()) {
     turns_.pop_back();  // nothing was answered: as if it had not been asked
     say("(stopped)");
@@ -325,9 +325,10 @@ void Conversation::set_option(const std::string& rest) {
 
 void Conversation::show_stats(const std::string&) {
   say(fmt::format("{} messages, {} prompt tokens read, {} tokens answered, {} of {} in the context",
-                  turns_.size(), n_prompt_tokens_, n_answer_tokens_, session_.n_past(),
-                  model_.engine().n_ctx()));
+                  turns_.size(), n_prompt_tokens_, n_answer_tokens_, service_.state().slots[0].n_held,
+                  service_.n_ctx()));
   if (last_.n_completion > 0) say("last: " + last_.describe());
+  // Nothing is computed between answers.
   if (const std::string experts = describe(model_.engine().expert_telemetry()); !experts.empty())
     say(experts);
 }

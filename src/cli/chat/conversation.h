@@ -10,6 +10,7 @@
 #include "cli/chat/line_editor.h"
 #include "cli/options/answer_options.h"
 #include "cli/terminal.h"
+#include "engine/engine_thread.h"
 
 namespace thermo {
 
@@ -60,7 +61,7 @@ class Conversation {
   const Terminal& terminal_;
   PromptRenderer renderer_;
   AnswerRequest request_;
-  Session session_;
+  EngineThread service_;
   LineEditor editor_;
   std::string system_;
   std::optional<bool> thinking_;
