@@ -8,7 +8,7 @@
 //   draft_parity [--prompts 200] [-n 96] [--who lookup,mtp,DRAFTER.gguf] [--budgets 1,7,16,63] [--temps
 //   0,0.8]
 //                [--sequences 1] [--model FILE] [--device cpu|sim|gpu] [--threads N] [--speed REPETITIONS]
-//                [--candidates 1: chains]
+//                [--candidates 1: chains] [--expert-cache 40%]
 //
 // A model without a vocabulary gets random prompts.
 #include <fmt/format.h>
@@ -41,6 +41,7 @@ struct Options {
   std::vector<std::string> who = {"lookup", "mtp", "embedded"}, budgets = {"1", "7", "16", "63"};
   std::vector<float> temperatures = {0.0f, 0.8f};
   std::string model, device = "cpu";
+  ExpertBudget expert_cache = {};
 };
 
 std::vector<std::string> split(const std::string& text) {
@@ -77,6 +78,8 @@ Options read_options(int argc, char** argv) {
       o.model = value;
     } else if (name == "--device") {
       o.device = value;
+    } else if (name == "--expert-cache") {
+      o.expert_cache = parse_expert_budget(value).value();
     } else if (name == "--temps") {
       o.temperatures.clear();
       for (const std::string& t : split(value)) o.temperatures.push_back(std::stof(t));
@@ -224,6 +227,7 @@ class Parity {
     options.n_threads = o_.n_threads;
     options.n_ctx = std::min(config_.n_ctx_train, o_.n_tokens + 512);
     options.n_sequences = o_.n_sequences;
+    options.expert_cache = o_.expert_cache;
     options.device.kind = o_.device == "sim"   ? DeviceChoice::Kind::StandIn
                           : o_.device == "gpu" ? DeviceChoice::Kind::Gpu
                                                : DeviceChoice::Kind::Cpu;

@@ -9,6 +9,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr double kStallShare = 0.8;   // of what streams may wait, for the step itself
 constexpr int kFirstPromptRows = 64;  // before a step was measured
 
 }  // namespace
@@ -200,7 +201,9 @@ int EngineThread::Impl::max_prompt_rows() const {
                                    [](const Slot& s) { return s.active && s.active->n_written > 0; });
   if (!writing && options.max_prompt_step_seconds <= 0.0) return INT_MAX;
   if (prompt_row_rate.time <= 0.0) return kFirstPromptRows;
-  const double budget = writing ? options.max_decode_stall_ms * 0.5e-3 : options.max_prompt_step_seconds;
+  // The rate is that of the steps before, smaller ones among them: a larger one is not slower.
+  const double budget =
+      writing ? options.max_decode_stall_ms * kStallShare * 1e-3 : options.max_prompt_step_seconds;
   return static_cast<int>(std::clamp(budget * prompt_row_rate.value(), 16.0, 65536.0));
 }
 

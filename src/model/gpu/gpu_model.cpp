@@ -403,33 +403,55 @@ void GpuModel::append_features(int sequence, const StateRows& features) noexcept
 
 namespace {
 
-// The pieces of a sequence, one after the other. Page-locked, so that it comes back as fast as the link is.
-class PinnedCheckpoint final : public Checkpoint {
+// Memory that copies were queued to and from. Nobody waits for them but who gives the memory back.
+class CopyMemory {
  public:
-  PinnedCheckpoint(int n_past, bool has_kv, PinnedBuffer buffer)
-      : Checkpoint(n_past, has_kv), memory(std::move(buffer)) {}
+  CopyMemory(std::shared_ptr<LockedPool> pool, std::shared_ptr<Event> copied, size_t n_bytes)
+      : pool_(std::move(pool)), copied_(std::move(copied)), buffer_(pool_->take(n_bytes)) {}
+  CopyMemory(CopyMemory&&) = default;
+  CopyMemory& operator=(CopyMemory&&) = delete;
+  ~CopyMemory() {
+    if (buffer_.size() == 0) return;
+    if (!copied_->reached()) copied_->synchronize();
+    pool_->give_back(std::move(buffer_));
+  }
+  std::byte* data() const noexcept { return buffer_.data(); }
+  size_t size() const noexcept { return buffer_.size(); }
 
-  PinnedBuffer memory;
+ private:
+  std::shared_ptr<LockedPool> pool_;
+  std::shared_ptr<Event> copied_;  // the last copy of the model
+  LockedBuffer buffer_;
 };
 
-class PinnedMemory final : public HostMemory {
+// The pieces of a sequence, one after the other. Page-locked, so that it comes back as fast as the link is.
+class LockedCheckpoint final : public Checkpoint {
  public:
-  explicit PinnedMemory(size_t n_bytes) : memory_(n_bytes) {
+  LockedCheckpoint(int n_past, bool has_kv, CopyMemory taken)
+      : Checkpoint(n_past, has_kv), memory(std::move(taken)) {}
+
+  CopyMemory memory;
+};
+
+class LockedMemory final : public HostMemory {
+ public:
+  LockedMemory(CopyMemory memory, size_t n_bytes) : memory_(std::move(memory)) {
     data_ = memory_.data();
-    size_ = memory_.size();
+    size_ = n_bytes;
   }
 
  private:
-  PinnedBuffer memory_;
+  CopyMemory memory_;
 };
 
 }  // namespace
 
-// Copies between the pieces of a sequence and a checkpoint.
+// Copies between the pieces of a sequence and a checkpoint. They are queued: what follows in the stream sees
+// them done.
 void GpuModel::Impl::copy_pieces(int sequence, int n_tokens, bool with_kv, std::byte* checkpoint,
                                  bool restore) noexcept {
+  finish_commits();
   flush_tables();
-  flush_commits();
   const auto base_of = [&](SequenceLayout::Region region) {
     if (region == SequenceLayout::Region::Recurrent) return recurrent.data();
     return pool_of(region == SequenceLayout::Region::Sliding ? KvKind::Sliding : KvKind::Full);
@@ -441,7 +463,7 @@ void GpuModel::Impl::copy_pieces(int sequence, int n_tokens, bool with_kv, std::
                         restore ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream.view().handle);
         checkpoint += bytes;
       });
-  stream.synchronize();
+  copied->record(stream.view());
   check(restore ? "restoring a checkpoint" : "a checkpoint");
 }
 
@@ -467,15 +489,13 @@ std::unique_ptr<Checkpoint> GpuModel::checkpoint(int sequence, bool with_kv,
   const int n_tokens = n_past(sequence);
   try {
     const size_t n_bytes = checkpoint_bytes(n_tokens, with_kv);
-    PinnedBuffer buffer;
-    if (reuse) std::swap(buffer, static_cast<PinnedCheckpoint&>(*reuse).memory);
-    if (buffer.size() != n_bytes) buffer = PinnedBuffer(n_bytes);  // locking pages takes long
-    auto point = std::make_unique<PinnedCheckpoint>(n_tokens, with_kv, std::move(buffer));
+    auto* const old = static_cast<LockedCheckpoint*>(reuse.get());
+    const bool fits = old != nullptr && old->memory.size() >= n_bytes;
+    auto point = std::make_unique<LockedCheckpoint>(
+        n_tokens, with_kv, fits ? std::move(old->memory) : CopyMemory(m.host_pool, m.copied, n_bytes));
     m.copy_pieces(sequence, n_tokens, with_kv, point->memory.data(), false);
     return point;
   } catch (const MemoryError&) {
-    return nullptr;
-  } catch (const CudaError&) {
     return nullptr;
   }
 }
@@ -488,7 +508,7 @@ bool GpuModel::restore(int sequence, const Checkpoint& point) noexcept {
     return false;
   }
   m.copy_pieces(sequence, point.n_past(), point.has_kv(),
-                static_cast<const PinnedCheckpoint&>(point).memory.data(), true);
+                static_cast<const LockedCheckpoint&>(point).memory.data(), true);
   m.n_past[static_cast<size_t>(sequence)] = point.n_past();
   return true;
 }
@@ -532,10 +552,8 @@ int GpuModel::n_pages(int sequence) const noexcept {
 
 std::unique_ptr<HostMemory> GpuModel::make_host_memory(size_t n_bytes) {
   try {
-    return std::make_unique<PinnedMemory>(n_bytes);
+    return std::make_unique<LockedMemory>(CopyMemory(impl_->host_pool, impl_->copied, n_bytes), n_bytes);
   } catch (const MemoryError&) {
-    return nullptr;
-  } catch (const CudaError&) {
     return nullptr;
   }
 }
@@ -564,14 +582,14 @@ bool GpuModel::load_kv(int sequence, const KvRange& range, const std::byte* bloc
     clear(sequence);
     return false;
   }
+  m.finish_commits();
   m.flush_tables();
-  m.flush_commits();
   m.copy_block(m.pages->table(KvKind::Full, sequence), range, const_cast<std::byte*>(block), true);
   m.n_past[static_cast<size_t>(sequence)] = range.position + range.n;
   return true;
 }
 
-// Copies between positions in pages and a block.
+// Copies between positions in pages and a block; queued, like those of copy_pieces().
 void GpuModel::Impl::copy_block(const int32_t* table, const KvRange& range, std::byte* block,
                                 bool load) noexcept {
   if (!fault.empty()) return;
@@ -582,7 +600,7 @@ void GpuModel::Impl::copy_block(const int32_t* table, const KvRange& range, std:
         cudaMemcpyAsync(load ? piece : host, load ? host : piece, bytes,
                         load ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream.view().handle);
       });
-  stream.synchronize();
+  copied->record(stream.view());
   check(load ? "loading keys and values" : "saving keys and values");
 }
 

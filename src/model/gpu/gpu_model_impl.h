@@ -2,16 +2,19 @@
 // sequences) and gpu_forward.cpp (what a step launches).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "base/cpu_info.h"
 #include "base/host_buffer.h"
 #include "device/buffer.h"
 #include "device/device_info.h"
 #include "device/graph.h"
+#include "device/locked_pool.h"
 #include "device/stream.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/delta_net/delta_net_cuda.h"
@@ -58,6 +61,11 @@ struct GpuModel::Impl {
   std::vector<RowLogits> row_logits;  // of the last step
   int n_step_rows = 0;                // of the last step
   Event step_begin, step_end, features_end;
+  // Copies of sequences in main memory: where they go, and the last one that was queued.
+  static constexpr uint64_t kMostReadyBytes = uint64_t{1} << 30;
+  std::shared_ptr<LockedPool> host_pool = std::make_shared<LockedPool>(
+      device.index, std::min(kMostReadyBytes, cpu_info().memory_bytes / 64));
+  std::shared_ptr<Event> copied = std::make_shared<Event>();
   CapturedGraph graphs[kStepKinds][std::size(kBuckets)];  // destroyed first
   CapturedGraph feature_graphs[std::size(kBuckets)];
   std::string fault;
