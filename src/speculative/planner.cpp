@@ -67,7 +67,7 @@ double rest_of(std::span<const float> logprobs) {
 }  // namespace
 
 void Calibration::adjust(int depth, std::span<float> logprobs) const {
-  constexpr double kPrior = 2.0;
+  constexpr double kPrior = 6.0;
   const double kMost = std::log(0.98);
   double sum = std::exp(sharpness_ * rest_of(logprobs));
   for (const float value : logprobs) sum += std::exp(sharpness_ * static_cast<double>(value));
@@ -104,7 +104,11 @@ void Calibration::observe(int depth, std::span<const float> logprobs, int rank) 
 
 bool DraftPlanner::wants_draft(const RoundCosts& costs) const {
   if (state_ == State::Guessing || n_since_plain_ >= kRoundsBetweenPlain) return false;
-  return !asked_ || account_ >= costs.draft_seconds;
+  return !asked_ || can_pay(costs);
+}
+
+bool DraftPlanner::can_pay(const RoundCosts& costs) const {
+  return account_ >= (promises_ ? -kCredit * costs.plain_token() : costs.draft_seconds);
 }
 
 int DraftPlanner::choose(std::span<const DraftNode> nodes, const RoundCosts& costs, bool trusted) {
@@ -116,6 +120,7 @@ int DraftPlanner::choose(std::span<const DraftNode> nodes, const RoundCosts& cos
   const double token = costs.plain_token();
   double best = 0.0, expected = 0.0;
   int n = 0;
+  promises_ = false;
   n_looked_at_ = n_nodes;
   for (int i = 0; i < n_nodes; ++i) {
     expected += std::exp(static_cast<double>(nodes[static_cast<size_t>(i)].score));
@@ -124,6 +129,7 @@ int DraftPlanner::choose(std::span<const DraftNode> nodes, const RoundCosts& cos
     if (expected * token <= more * (1.0 + kMargin) || rate <= best) continue;
     best = rate;
     n = i + 1;
+    promises_ = trusted && expected * token > more + costs.draft_seconds;
   }
   expected_ = expected;
   cost_ = token > 0.0 ? costs.more_rows(n_nodes) / token : 0.0;
@@ -135,7 +141,8 @@ int DraftPlanner::choose(std::span<const DraftNode> nodes, const RoundCosts& cos
 
 void DraftPlanner::finish_round(int n_nodes, int n_accepted, const RoundCosts& costs) {
   // What was gained before pays for some rounds in vain and no more: a text may change.
-  const double most = kReserve * (costs.draft_seconds + std::max(costs.plain_token(), costs.more_rows(n_nodes)));
+  const double most =
+      kReserve * (costs.draft_seconds + std::max(costs.plain_token(), costs.more_rows(n_nodes)));
   n_since_plain_ = n_nodes == 0 ? 0 : n_since_plain_ + 1;
   if (n_nodes == 0) {
     account_ = std::max(account_, std::min(most, account_ + kShare * costs.plain_token()));
@@ -144,13 +151,15 @@ void DraftPlanner::finish_round(int n_nodes, int n_accepted, const RoundCosts& c
   account_ = std::min(most, account_ + n_accepted * costs.plain_token() - costs.more_rows(n_nodes));
   most_ = n_accepted > 0 ? std::min(kMaxDraftNodes, 2 * std::max(most_, n_nodes))
                          : std::max(kFirstNodes, most_ / 2);
-  disappointed_ = account_ < costs.draft_seconds;
+  if (n_accepted > 0) n_wrong_ = 0;
+  disappointed_ = !can_pay(costs);
   if (disappointed_) state_ = State::Off;
 }
 
 void DraftPlanner::finish_guess(int n_right, const RoundCosts& costs) {
   state_ = State::Off;
-  if (n_right == 0) account_ = std::min(account_, 0.0);
+  n_wrong_ = n_right == 0 ? n_wrong_ + 1 : 0;
+  if (n_wrong_ >= kWrongGuesses) account_ = std::min(account_, 0.0);
   if (n_right >= kConvincing) account_ = std::max(account_, costs.draft_seconds);
 }
 

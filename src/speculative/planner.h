@@ -8,9 +8,10 @@
 //
 // What drafting loses is bounded by an account of each sequence: drafts cost their time, rounds add what they
 // gained or lost, and every plain token adds one percent of its time. Where it does not cover a draft,
-// nothing is asked. It begins with the time of a few tokens, so that one wrong guess does not end it all. A
-// drafter that was never seen to be right only guesses at first: its draft is compared with what plain steps
-// write, which costs no more than the draft. If nothing of it was right, the rest of the advance is gone.
+// nothing is asked, unless the last round promised a gain: then it may be overdrawn a little, since bad luck
+// is not yet a bad drafter. It begins with the time of a few tokens. A drafter that was never seen to be
+// right only guesses at first: its draft is compared with what plain steps write, which costs no more than
+// the draft. If nothing of two drafts was right, the rest of the advance is gone.
 #pragma once
 
 #include <array>
@@ -74,7 +75,7 @@ class Calibration {
     return depths_[static_cast<size_t>(std::min(depth, kMaxDraftNodes))];
   }
 
-  double sharpness_ = 0.8;  // exponent of probabilities: below 1 it is less sure than it says
+  double sharpness_ = 1.0;  // exponent of probabilities: below 1 it is less sure than it says
   int n_observed_ = 0;
   std::array<Depth, kMaxDraftNodes + 1> depths_{};
 };
@@ -108,10 +109,14 @@ class DraftPlanner {
   std::string reason() const;
 
  private:
+  bool can_pay(const RoundCosts& costs) const;
+
   static constexpr double kMargin = 0.04;  // that a round must gain, in plain tokens for each node's cost
   static constexpr double kShare = 0.01;   // of the time of plain tokens, for drafts that may be in vain
-  static constexpr double kAdvance = 4.0;  // plain tokens that the account begins with
-  static constexpr double kReserve = 4.0;  // rounds that earlier gains may pay for
+  static constexpr double kAdvance = 3.0;  // plain tokens that the account begins with
+  static constexpr double kCredit = 2.0;   // plain tokens that it may be overdrawn by
+  static constexpr double kReserve = 6.0;  // rounds that earlier gains may pay for
+  static constexpr int kWrongGuesses = 2;  // in a row, with nothing right before
   static constexpr int kFirstNodes = 8;
   static constexpr int kRoundsBetweenPlain = 100;  // the time of a plain step is measured now and then
   static constexpr int kConvincing = 3;            // tokens in a row that a guess was right for
@@ -120,6 +125,8 @@ class DraftPlanner {
   double account_ = 0.0;       // seconds
   bool asked_ = false;         // ever
   bool disappointed_ = false;  // by the last round
+  bool promises_ = false;      // the last choice: a gain, the draft included
+  int n_wrong_ = 0;            // guesses in a row
   int n_since_plain_ = 0;
   int most_ = kFirstNodes;  // nodes of the next round; grows with success
   // Of the last choice, for people.
