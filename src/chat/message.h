@@ -22,6 +22,7 @@ struct Turn {
   std::string reasoning = {};             // of an assistant
   std::vector<ToolCall> tool_calls = {};  // of an assistant
   std::string tool_call_id = {};          // of a tool: the call it answers
+  std::vector<size_t> marks = {};         // bytes of the content after which another prompt may differ
 };
 
 // A function that the model may call.

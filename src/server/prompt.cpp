@@ -46,6 +46,36 @@ std::vector<int> marks_of(const std::vector<TokenId>& ids, const Vocab& vocab) {
   return marks;
 }
 
+// Where clients said that a beginning will come again, also inside a turn. The texts of the turns are looked
+// up in that of the prompt: a template may cut spaces off, and an answer may be spelled as it was written.
+std::vector<int> marks_in_turns(const std::vector<Turn>& turns, const std::vector<TokenId>& ids,
+                                const Tokenizer& tokenizer) {
+  std::vector<int> marks;
+  if (std::all_of(turns.begin(), turns.end(), [](const Turn& turn) { return turn.marks.empty(); }))
+    return marks;
+  std::string text;
+  std::vector<size_t> ends;  // of each token
+  for (const TokenId id : ids) {
+    text += tokenizer.token_bytes(id);
+    ends.push_back(text.size());
+  }
+  constexpr const char* kSpace = " \t\r\n";
+  size_t from = 0;
+  for (const Turn& turn : turns) {
+    const size_t begin = turn.content.find_first_not_of(kSpace);
+    if (begin == std::string::npos) continue;
+    const size_t end = turn.content.find_last_not_of(kSpace) + 1;
+    const size_t at = text.find(std::string_view(turn.content).substr(begin, end - begin), from);
+    if (at == std::string::npos) continue;
+    for (const size_t mark : turn.marks) {
+      const size_t place = at + std::clamp(mark, begin, end) - begin;
+      marks.push_back(static_cast<int>(std::upper_bound(ends.begin(), ends.end(), place) - ends.begin()));
+    }
+    from = at + end - begin;
+  }
+  return marks;
+}
+
 bool knows(const ServedModel& model, const char* name) {
   return model.chat_template.find(name) != std::string::npos;
 }
@@ -170,6 +200,9 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
     prepared.in_reasoning = rendered.in_reasoning;
     prepared.prompts.push_back(std::move(rendered.ids));
     prepared.marks = marks_of(prepared.prompts.front(), vocab);
+    for (const int mark : marks_in_turns(request.turns, prepared.prompts.front(), tokenizer))
+      prepared.marks.push_back(mark);
+    std::sort(prepared.marks.begin(), prepared.marks.end());
   }
   size_t n_longest = 0;
   for (const auto& prompt : prepared.prompts) n_longest = std::max(n_longest, prompt.size());

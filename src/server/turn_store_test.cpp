@@ -175,6 +175,28 @@ TEST(TurnStore, DropsReasoningWhereTheTemplateDoes) {
   EXPECT_EQ(text.find("Hm."), std::string::npos);
 }
 
+TEST(Prompt, MarksTheTokenAfterWhichAClientSaysThatTextsDiffer) {
+  Served served;
+  const std::string book = "  The sea is deep. The moon is far. ", question = "What is deep?";
+  Turn user{.role = "user", .content = book + question};
+  user.marks = {book.size()};
+  const PreparedRequest plain = served.prepare_turns({kSystem, {.role = "user", .content = user.content}}),
+                        marked = served.prepare_turns({kSystem, user});
+  ASSERT_EQ(marked.prompts, plain.prompts);
+  ASSERT_EQ(marked.marks.size(), plain.marks.size() + 1);
+  int mark = 0;
+  for (const int place : marked.marks)
+    if (std::find(plain.marks.begin(), plain.marks.end(), place) == plain.marks.end()) mark = place;
+  const std::vector<TokenId>& ids = marked.prompts.front();
+  const auto text = [&](size_t begin, size_t n) {
+    return plankton().tokenizer().decode(std::span(ids).subspan(begin, n), {.special = true});
+  };
+  const auto at = static_cast<size_t>(mark);
+  EXPECT_TRUE(text(0, at).ends_with("The moon is far. ")) << text(0, at);
+  EXPECT_TRUE(text(at, ids.size() - at).starts_with(question));
+  EXPECT_TRUE(std::is_sorted(marked.marks.begin(), marked.marks.end()));
+}
+
 TEST(TurnStore, ForgetsWhatWasNotUsedForLong) {
   TurnStore store(4000);
   const std::vector<TokenId> prompt = {5, *vocab().eos(), 7};

@@ -60,6 +60,22 @@ class Conversations(unittest.TestCase):
                 edited[1] = {"role": "user", "content": "Forget it."}
                 self.assertGreater(talk(self.server, edited)["timings"]["cache_n"], 0)  # the system prompt
 
+    def test_a_mark_inside_a_turn_is_a_place_to_come_back_to(self):
+        book = " ".join(f"fact {i}: {i * 37 % 101} plus {i * 53 % 97}" for i in range(60))
+        with Server("--parallel", 1, "-c", 4096, "--cache-ram", "64M") as server:
+            def read(mark, question):
+                block = {"type": "text", "text": f"{mark} {book}.\n"}
+                if mark == "marked":
+                    block["cache_control"] = {"type": "ephemeral"}
+                reply = server.post("/v1/messages", {"max_tokens": 4, "messages": [
+                    {"role": "user", "content": [block, {"type": "text", "text": question}]}]})
+                return reply["usage"]
+            for mark in ("plain", "marked"):
+                first, second = read(mark, "What is 17 + 25?"), read(mark, "Which fact is the last one?")
+                self.assertLess(first["cache_read_input_tokens"], 64)
+                n_total = second["cache_read_input_tokens"] + second["input_tokens"]
+                self.assertEqual(second["cache_read_input_tokens"] > n_total - 64, mark == "marked")
+
     def test_answers_do_not_depend_on_the_cache(self):
         def converse(server):
             replies = []

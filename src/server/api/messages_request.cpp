@@ -15,6 +15,10 @@ std::string string_of(const Json& block, const char* name, const std::string& pa
   return found->get<std::string>();
 }
 
+bool has_cache_mark(const Json& block) {
+  return block.is_object() && block.contains("cache_control") && block["cache_control"].is_object();
+}
+
 bool is_hosted_result(const std::string& type) {
   return type == "server_tool_use" || type == "mcp_tool_use" || type == "mcp_tool_result" ||
          type == "container_upload" || (type.ends_with("_tool_result") && type != "tool_result");
@@ -33,7 +37,10 @@ class MessageReader {
     }
     if (!content.is_array())
       throw invalid_value(path_, path_ + ": a string or a list of blocks was expected");
-    for (size_t i = 0; i < content.size(); ++i) read_block(content[i], element_path(path_, i));
+    for (size_t i = 0; i < content.size(); ++i) {
+      read_block(content[i], element_path(path_, i));
+      if (has_cache_mark(content[i])) mark();
+    }
     if (content.empty()) turn();
   }
 
@@ -43,6 +50,13 @@ class MessageReader {
     if (!open_) request_.turns.push_back({role_, ""});
     open_ = true;
     return request_.turns.back();
+  }
+
+  // What was read so far is likely to come again.
+  void mark() {
+    if (request_.turns.empty()) return;
+    Turn& last = request_.turns.back();
+    last.marks.push_back(last.content.size());
   }
 
   void read_block(const Json& block, const std::string& path) {
@@ -98,13 +112,16 @@ void read_system(const Json& system, const RequestDefaults& defaults, Generation
   }
   if (!system.is_array()) throw invalid_value("system", "system: a string or a list of blocks was expected");
   std::string text;
+  std::vector<size_t> marks;
   for (size_t i = 0; i < system.size(); ++i) {
     const std::string block = string_of(system[i], "text", element_path("system", i));
     if (i == 0 && block.starts_with("x-anthropic-billing-header:") && !defaults.keep_billing_header) continue;
     if (!text.empty()) text += "\n\n";
     text += block;
+    if (has_cache_mark(system[i])) marks.push_back(text.size());
   }
   request.turns.push_back({"system", text});
+  request.turns.back().marks = std::move(marks);
 }
 
 void read_tools(Fields& fields, GenerationRequest& request) {

@@ -155,6 +155,27 @@ TEST(MessagesRequest, ReadsWhatClaudeCodeSends) {
   EXPECT_EQ(r.thinking, false) << "this API thinks when it is told to";
 }
 
+// Marks stay where they are in the text, whatever is put before it.
+TEST(MessagesRequest, KeepsCacheMarksInsideOfTurns) {
+  const GenerationRequest r = messages(R"({"system": [
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2"},
+        {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "And kind."}],
+      "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "A book.", "cache_control": {"type": "ephemeral"}},
+                                     {"type": "text", "text": "A question."}]},
+        {"role": "assistant", "content": "An answer."},
+        {"role": "system", "content": [{"type": "text", "text": "remember", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "u1", "content": "gone",
+                                      "cache_control": {"type": "ephemeral", "ttl": "1h"}}]},
+        {"role": "user", "content": [{"type": "text", "text": "q", "cache_control": null}]}]})");
+  std::vector<std::string> before;
+  for (const Turn& turn : r.turns)
+    for (const size_t mark : turn.marks) before.push_back(turn.content.substr(0, mark));
+  EXPECT_THAT(before,
+              ElementsAre("Be brief.", "A book.", "<system-reminder>\nremember", "[tool result] gone"));
+  EXPECT_TRUE(r.ignored_fields.empty());
+}
+
 TEST(MessagesRequest, ContinuesAnAnswerThatWasBegun) {
   EXPECT_TRUE(
       messages(R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "The"}]})")

@@ -7,12 +7,30 @@
 namespace thermo {
 namespace {
 
-void remove_billing_header(std::string& text) {
+void put_before(Turn& turn, std::string_view text) {
+  turn.content.insert(0, text);
+  for (size_t& mark : turn.marks) mark += text.size();
+}
+
+void erase_front(Turn& turn, size_t n) {
+  n = std::min(n, turn.content.size());
+  turn.content.erase(0, n);
+  for (size_t& mark : turn.marks) mark -= std::min(mark, n);
+}
+
+void remove_billing_header(Turn& turn) {
   constexpr std::string_view kHeader = "x-anthropic-billing-header:";
-  if (!text.starts_with(kHeader)) return;
-  const size_t line_end = text.find('\n');
-  const size_t rest = line_end == std::string::npos ? text.size() : text.find_first_not_of('\n', line_end);
-  text.erase(0, std::min(rest, text.size()));
+  if (!turn.content.starts_with(kHeader)) return;
+  const size_t line_end = turn.content.find('\n');
+  erase_front(turn,
+              line_end == std::string::npos ? line_end : turn.content.find_first_not_of('\n', line_end));
+}
+
+// As one text, with an empty line between them.
+void append(Turn& turn, const Turn& more) {
+  turn.content += "\n\n";
+  for (const size_t mark : more.marks) turn.marks.push_back(turn.content.size() + mark);
+  turn.content += more.content;
 }
 
 void merge_system_turns(std::vector<Turn>& turns, const RequestDefaults& defaults) {
@@ -27,16 +45,17 @@ void merge_system_turns(std::vector<Turn>& turns, const RequestDefaults& default
     }
     if (!leading) {
       turn.role = "user";
-      turn.content = "<system-reminder>\n" + turn.content + "\n</system-reminder>";
+      put_before(turn, "<system-reminder>\n");
+      turn.content += "\n</system-reminder>";
       merged.push_back(std::move(turn));
       continue;
     }
-    if (!defaults.keep_billing_header) remove_billing_header(turn.content);
+    if (!defaults.keep_billing_header) remove_billing_header(turn);
     if (turn.content.empty()) continue;
     if (merged.empty())
       merged.push_back(std::move(turn));
     else
-      merged.front().content += "\n\n" + turn.content;
+      append(merged.front(), turn);
   }
   turns = std::move(merged);
 }
@@ -51,8 +70,8 @@ void split_reasoning(Turn& turn) {
     text.resize(text.find_last_not_of('\n') + 1);
   };
   trim(reasoning);
-  turn.content.erase(0, end + 8);
-  turn.content.erase(0, std::min(turn.content.find_first_not_of('\n'), turn.content.size()));
+  erase_front(turn, end + 8);
+  erase_front(turn, turn.content.find_first_not_of('\n'));
   turn.reasoning = std::move(reasoning);
 }
 
@@ -75,7 +94,7 @@ void sort_results(std::vector<Turn>& turns) {
     if (calls == nullptr || calls->empty()) {
       for (; i < end; ++i) {
         turns[i].role = "user";
-        turns[i].content = "[tool result] " + turns[i].content;
+        put_before(turns[i], "[tool result] ");
         turns[i].tool_call_id.clear();
       }
       continue;
