@@ -51,6 +51,23 @@ class BenchUrl(ProgramTest):
         before.write_text(self.bench("-o", "json"))
         self.assertIn("ratio", self.bench("--compare", before, "-o", "json"))
 
+    def test_sends_prompts_of_a_file_at_a_rate(self):
+        prompts = temporary_folder(self) / "prompts.jsonl"
+        lines = [f"What is {i} + {i}?" for i in range(10)] + [json.dumps({"prompt": "Say hello.", "max_tokens": 5})]
+        prompts.write_text("\n".join(lines))
+        for more, clients in ((), None), (("--concurrency", 2), 2):
+            row = json.loads(self.answer("bench", "--url", self.server.url, "-n", 12, "--rate", 40, "--prompts", prompts,
+                                         "-o", "json", *more))[0]
+            self.assertEqual((row["errors"], row["n_requests"], row["out_tokens"]), (0, 11, 10 * 12 + 5))
+            self.assertEqual((row["rate"], row["concurrency"], row["n_prompt"]), (40, clients, None))
+            self.assertGreater(row["seconds"], 0.08)  # eleven at 40 a second
+        self.assertIn("file+tg12", self.answer("bench", "--url", self.server.url, "-n", 12, "--prompts", prompts))
+        row = json.loads(self.bench("--rate", 100, "-r", 7, "-o", "json"))[0]
+        self.assertEqual(row["n_requests"], 7)
+        for options in (["-p", 5, "--prompts", prompts], ["--prompts", "/nowhere"], ["--rate", "-1"]):
+            self.refusal(2, "bench", "--url", self.server.url, *options)
+        self.refusal(2, "bench", "--rate", 3)
+
     def test_says_what_is_wrong(self):
         self.assertIn("is a server there", self.refusal_of("http://127.0.0.1:1"))
         self.refusal(2, "bench", "--url", self.server.url, "-m", "model.gguf")

@@ -16,7 +16,7 @@
 #include "cli/bench/bench_report.h"
 #include "cli/bench/bench_run.h"
 #include "cli/bench/bench_text.h"
-#include "cli/bench/bench_url.h"
+#include "cli/bench/bench_url_flags.h"
 #include "cli/commands.h"
 #include "cli/inspect_facts.h"
 #include "cli/interrupt.h"
@@ -125,16 +125,7 @@ class BenchCommand : public Command {
            "the drafter does its work, but each guess is the text's own token with probability P; P,Q: and "
            "the second candidate with Q")
         .no_environment();
-    set.section("Server");
-    set.value("--url", "URL", url_.url,
-              "measure a server over its streams: tokens per second, first token, gaps between tokens")
-        .no_environment();
-    list("--concurrency", "LIST", concurrency_,
-         "clients at once (default 1); each sends -r requests, one after the other");
-    set.value("--dialect", "NAME", url_.dialect, "API: chat, completions, responses or messages")
-        .choices({"chat", "completions", "responses", "messages"})
-        .no_environment();
-    set.value("--api-key", "KEY", url_.key, "key that the server asks for");
+    add_url_options(set, url_);
     set.section("Setup");
     list("-t,--threads", "LIST", lists_.n_threads, "threads (default: one for each core)");
     list("-b,--batch-size", "LIST", lists_.n_batch, "logical batch (default 2048)");
@@ -215,8 +206,8 @@ class BenchCommand : public Command {
 
   ExitCode run(const Terminal& terminal) override {
     if (fail_below_ > 0.0 && compare_.empty()) throw ConfigError("--fail-below needs --compare FILE");
-    if (!url_.url.empty()) return run_url(terminal);
-    if (!concurrency_.empty()) throw ConfigError("--concurrency needs --url: whose clients?");
+    if (!url_.options.url.empty()) return run_url(terminal);
+    refuse_without_url(url_);
     const bool drafts = draft_.draft != "none";
     if (!drafts && !oracle_.empty()) throw ConfigError("--oracle needs --draft: who is to be right?");
     if (!oracle_.empty()) parse_oracle(oracle_);  // a bad one is refused at once
@@ -288,27 +279,15 @@ class BenchCommand : public Command {
 
   ExitCode run_url(const Terminal& terminal) {
     if (!models_.empty()) throw ConfigError("--url measures what a server serves: leave the model out");
-    const auto numbers = [](const char* option, const std::vector<std::string>& texts, int standard) {
-      std::vector<int> values = texts.empty() ? std::vector<int>{standard} : parse_int_lists(option, texts);
-      for (const int value : values)
-        if (value < 1 || value > 1 << 20)
-          throw ConfigError(fmt::format("{}: {} cannot be used with --url", option, value));
-      return values;
-    };
-    std::vector<UrlTest> tests;
-    for (const int n_prompt : numbers("-p", lists_.n_prompt, 512))
-      for (const int n_gen : numbers("-n", lists_.n_gen, 128))
-        for (const int n : numbers("--concurrency", concurrency_, 1))
-          tests.push_back({.n_clients = n, .n_prompt = n_prompt, .n_gen = n_gen});
-    while (url_.url.ends_with('/')) url_.url.pop_back();
-    if (url_.url.ends_with("/v1")) url_.url.resize(url_.url.size() - 3);
-    url_.text_source = text_.empty() ? "builtin" : text_;
-    url_.text = bench_text_of(url_.text_source);
-    url_.n_rounds = run_.n_repetitions;
-    url_.warm_up = warm_up_;
-    url_.stop = [] { return InterruptScope::interrupted(); };
+    UrlBenchOptions& options = url_.options;
+    options.text_source = text_.empty() ? "builtin" : text_;
+    options.text = bench_text_of(options.text_source);
+    options.n_rounds = run_.n_repetitions;
+    options.warm_up = warm_up_;
+    options.stop = [] { return InterruptScope::interrupted(); };
+    const std::vector<UrlTest> tests = url_tests(url_, lists_.n_prompt, lists_.n_gen);
     return print(terminal, make_url_table,
-                 [&](const std::function<void(Json)>& emit) { run_url_bench(url_, tests, emit); });
+                 [&](const std::function<void(Json)>& emit) { run_url_bench(options, tests, emit); });
   }
 
   void run_model(const Terminal& terminal, const std::string& model, const BenchPlan& plan,
@@ -570,8 +549,7 @@ class BenchCommand : public Command {
   std::string model_;  // the one that is measured
   std::string text_, format_ = "md", error_format_ = "none", compare_;
   BenchLists lists_;
-  UrlBenchOptions url_;
-  std::vector<std::string> concurrency_;
+  UrlBenchFlags url_;
   DraftFlags draft_;
   std::string oracle_;
   bool own_text_ = false;  // what the model writes itself

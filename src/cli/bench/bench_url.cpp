@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cmath>
 #include <numeric>
+#include <random>
+#include <sstream>
 
 #include "base/error.h"
 #include "cli/bench/bench_table.h"
@@ -65,7 +67,7 @@ void add_percentiles(Json& f, const std::string& name, const std::vector<double>
 class UrlTable : public MarkdownTable {
  public:
   explicit UrlTable(Sink sink)
-      : MarkdownTable({"model", "api", "test", "clients", "requests", "errors", "t/s", "stream t/s",
+      : MarkdownTable({"model", "api", "test", "clients", "rate/s", "requests", "errors", "t/s", "stream t/s",
                        "first p50 ms", "first p99 ms", "gap p50 ms", "gap p99 ms", "whole p50 s"},
                       std::move(sink)) {}
 
@@ -78,8 +80,12 @@ class UrlTable : public MarkdownTable {
     };
     if (column == "model") return f["model"];
     if (column == "api") return f["dialect"];
-    if (column == "test") return fmt::format("pp{}+tg{}", f["n_prompt"].get<int>(), f["n_gen"].get<int>());
-    if (column == "clients") return f["concurrency"].dump();
+    if (column == "test")
+      return f["n_prompt"].is_null()
+                 ? fmt::format("file+tg{}", f["n_gen"].get<int>())
+                 : fmt::format("pp{}+tg{}", f["n_prompt"].get<int>(), f["n_gen"].get<int>());
+    if (column == "clients") return f["concurrency"].is_null() ? "any" : f["concurrency"].dump();
+    if (column == "rate/s") return f["rate"].is_null() ? "" : number("rate", 1, 1);
     if (column == "requests") return f["n_requests"].dump();
     if (column == "errors") return f["errors"].dump();
     if (column == "t/s") return number("out_ts", 1, 2);
@@ -92,7 +98,8 @@ class UrlTable : public MarkdownTable {
   }
 };
 
-// The clients of one test. Each sends its next request when it has an answer.
+// The clients of one test. Each sends its next request when it has an answer; with a rate, requests are sent
+// when their time has come and a client is free.
 class Clients {
  public:
   Clients(const UrlBenchOptions& options, const StreamDialect& dialect, double bytes_per_token)
@@ -103,37 +110,49 @@ class Clients {
     test_ = test;
     records_.assign(static_cast<size_t>(n_requests), {});
     next_ = 0;
+    n_open_ = 0;
     StreamClient client;
+    const std::vector<double> times =
+        test.rate > 0.0 ? send_times(n_requests, test.rate) : std::vector<double>(records_.size(), 0.0);
     const Clock::time_point start = Clock::now();
-    for (int i = 0; i < test.n_clients; ++i) send_next(client);
-    if (!client.run(options_.stop)) return {};
+    const auto start_due = [&]() -> std::optional<std::chrono::milliseconds> {
+      while (next_ < times.size() && (test.n_clients == 0 || n_open_ < test.n_clients)) {
+        const double wait = times[next_] - seconds_since(start);
+        if (wait > 0.0) return std::chrono::milliseconds(static_cast<int64_t>(wait * 1e3) + 1);
+        send_next(client);
+      }
+      return std::nullopt;
+    };
+    if (!client.run(options_.stop, start_due)) return {};
     *seconds = seconds_since(start);
     return std::move(records_);
   }
 
  private:
   void send_next(StreamClient& client) {
-    if (next_ == records_.size()) return;
+    const UrlPrompt prompt = options_.prompts.empty() ? UrlPrompt{.text = text()}
+                                                      : options_.prompts[next_ % options_.prompts.size()];
     StreamRecord& record = records_[next_++];
+    ++n_open_;
     const auto reader = std::make_shared<StreamReader>(dialect_, record);
     const Clock::time_point sent = Clock::now();
     client.start(
         {.url = options_.url + std::string(dialect_.path),
          .key = options_.key,
-         .body = stream_body(dialect_, prompt(), test_.n_gen),
+         .body = stream_body(dialect_, prompt, prompt.max_tokens.value_or(test_.n_gen)),
          .on_bytes = [reader, sent](std::string_view bytes) { reader->take(bytes, seconds_since(sent)); },
          .on_end =
-             [this, &client, &record, sent](int status, const std::string& error) {
+             [this, &record, sent](int status, const std::string& error) {
+               --n_open_;
                record.end = seconds_since(sent);
                if (!error.empty()) record.error = error;
                if (status != 200) record.error = status == 0 ? error : fmt::format("status {}", status);
                if (record.error.empty() && !record.ended) record.error = "the stream ended early";
-               send_next(client);
              }});
   }
 
   // Another one for each request of a run, so that no server has read it before.
-  std::string prompt() {
+  std::string text() {
     std::string text = fmt::format("Note {}: ", ++n_prompts_);
     const std::string& source = options_.text;
     const auto size = static_cast<size_t>(bytes_per_token_ * test_.n_prompt);
@@ -155,6 +174,7 @@ class Clients {
   UrlTest test_;
   std::vector<StreamRecord> records_;
   size_t next_ = 0, n_prompts_ = 0;
+  int n_open_ = 0;  // requests without an answer
 };
 
 }  // namespace
@@ -223,9 +243,47 @@ void StreamReader::take_event(std::string_view data, double time) {
   }
 }
 
-std::string stream_body(const StreamDialect& dialect, const std::string& prompt, int n_gen) {
+std::vector<UrlPrompt> read_url_prompts(const std::string& lines, const std::string& source) {
+  std::vector<UrlPrompt> prompts;
+  std::istringstream in(lines);
+  int n_line = 0;
+  for (std::string line; std::getline(in, line);) {
+    ++n_line;
+    if (line.ends_with('\r')) line.pop_back();
+    if (line.find_first_not_of(" \t") == std::string::npos) continue;
+    const Json object = line.starts_with('{') ? Json::parse(line, nullptr, false) : Json();
+    UrlPrompt prompt;
+    if (!object.is_object()) {
+      prompt.text = line;
+    } else if (object.contains("messages") && object["messages"].is_array()) {
+      prompt.messages = object["messages"];
+    } else if (object.contains("prompt") && object["prompt"].is_string()) {
+      prompt.text = object["prompt"];
+    } else {
+      throw ConfigError(fmt::format("{}: line {} has neither a \"prompt\" nor \"messages\"", source, n_line));
+    }
+    if (object.is_object() && object.contains("max_tokens") && object["max_tokens"].is_number_integer())
+      prompt.max_tokens = object["max_tokens"].get<int>();
+    prompts.push_back(std::move(prompt));
+  }
+  if (prompts.empty()) throw ConfigError(source + ": there is no prompt in it");
+  return prompts;
+}
+
+std::vector<double> send_times(int n, double rate) {
+  std::mt19937_64 random(1);
+  std::exponential_distribution<double> gap(rate);
+  std::vector<double> times;
+  for (double time = 0.0; static_cast<int>(times.size()) < n; time += gap(random)) times.push_back(time);
+  return times;
+}
+
+std::string stream_body(const StreamDialect& dialect, const UrlPrompt& prompt, int n_gen) {
   Json body = {{"model", "bench"}, {"stream", true}, {"temperature", 0}, {"ignore_eos", true}};
-  const Json turns = Json::array({{{"role", "user"}, {"content", prompt}}});
+  const Json turns = prompt.messages.is_array() ? prompt.messages
+                                                : Json::array({{{"role", "user"}, {"content", prompt.text}}});
+  if (dialect.name == "completions" && prompt.messages.is_array())
+    throw ConfigError("completions continue a text: give prompts, or use another API for messages");
   if (dialect.name == "responses") {
     body["input"] = turns;
     body["max_output_tokens"] = n_gen;
@@ -233,7 +291,7 @@ std::string stream_body(const StreamDialect& dialect, const std::string& prompt,
   }
   body["max_tokens"] = n_gen;
   if (dialect.name == "completions")
-    body["prompt"] = prompt;
+    body["prompt"] = prompt.text;
   else
     body["messages"] = turns;
   if (dialect.name != "messages") body["stream_options"] = {{"include_usage", true}};
@@ -271,9 +329,10 @@ Json url_fields(const UrlBenchOptions& options, const UrlTest& test, const std::
   f["model"] = model;
   f["test_time"] = time_now();
   f["text_source"] = options.text_source;
-  f["n_prompt"] = test.n_prompt;
+  f["n_prompt"] = options.prompts.empty() ? Json(test.n_prompt) : Json(nullptr);
   f["n_gen"] = test.n_gen;
-  f["concurrency"] = test.n_clients;
+  f["concurrency"] = test.n_clients > 0 ? Json(test.n_clients) : Json(nullptr);
+  f["rate"] = test.rate > 0.0 ? Json(test.rate) : Json(nullptr);
   f["n_requests"] = records.size();
   f["errors"] = n_errors;
   f["error"] = error;
@@ -285,9 +344,11 @@ Json url_fields(const UrlBenchOptions& options, const UrlTest& test, const std::
     add_percentiles(f, name, *values);
   f["out_ts"] = static_cast<double>(n_written) / seconds;
   // What the streams write while they write: the time until their first token is left out.
-  f["stream_ts"] = rates.empty() ? Json(nullptr)
-                                 : Json(test.n_clients * std::accumulate(rates.begin(), rates.end(), 0.0) /
-                                        static_cast<double>(rates.size()));
+  // With a rate nobody knows how many there are at once.
+  f["stream_ts"] = rates.empty() || test.rate > 0.0
+                       ? Json(nullptr)
+                       : Json(test.n_clients * std::accumulate(rates.begin(), rates.end(), 0.0) /
+                              static_cast<double>(rates.size()));
   f["requests_per_s"] = static_cast<double>(whole.size()) / seconds;
   f["avg_ts"] = f["out_ts"];  // for --compare
   return f;
@@ -305,7 +366,9 @@ bool run_url_bench(const UrlBenchOptions& options, const std::vector<UrlTest>& t
   double bytes_per_token = kBytesPerToken;
   if (options.warm_up) {
     constexpr int kTokens = 256, kAnswer = 8;
-    Clients first(options, dialect, kBytesPerToken);
+    UrlBenchOptions own = options;
+    own.prompts.clear();
+    Clients first(own, dialect, kBytesPerToken);
     const auto records = first.run({.n_clients = 1, .n_prompt = kTokens, .n_gen = kAnswer}, 1, &seconds);
     if (records.empty()) return false;
     if (!records.front().error.empty())
@@ -317,7 +380,9 @@ bool run_url_bench(const UrlBenchOptions& options, const std::vector<UrlTest>& t
   }
   Clients clients(options, dialect, bytes_per_token);
   for (const UrlTest& test : tests) {
-    const std::vector<StreamRecord> records = clients.run(test, test.n_clients * options.n_rounds, &seconds);
+    const int n_requests = options.prompts.empty() ? std::max(1, test.n_clients) * options.n_rounds
+                                                   : static_cast<int>(options.prompts.size());
+    const std::vector<StreamRecord> records = clients.run(test, n_requests, &seconds);
     if (records.empty()) return false;
     emit(url_fields(options, test, records, seconds));
   }

@@ -22,19 +22,33 @@ struct StreamDialect {
 const StreamDialect& stream_dialect(const std::string& name);
 
 struct UrlTest {
-  int n_clients = 1;
+  int n_clients = 1;   // at once; with a rate 0: any number
   int n_prompt = 512;  // tokens, about; the server says how many there were
   int n_gen = 128;
+  double rate = 0.0;  // requests a second, at random times; 0: each client sends the next one after an answer
 };
+
+// What one request says.
+struct UrlPrompt {
+  std::string text = {};
+  Json messages = nullptr;             // a conversation instead
+  std::optional<int> max_tokens = {};  // nullopt: as the test has it
+};
+// A prompt for each line that is not empty: a JSON object with "prompt" or "messages", and "max_tokens" if it
+// wants; any other line is the text itself. Throws ConfigError: none, or an object without them.
+std::vector<UrlPrompt> read_url_prompts(const std::string& lines, const std::string& source);
+// When n requests are sent, in seconds: a Poisson process, the same every time.
+std::vector<double> send_times(int n, double rate);
 
 struct UrlBenchOptions {
   std::string url;  // of the server, without a path
   std::string key;  // empty: none
   std::string dialect = "chat";
-  std::string text;         // what prompts are made of
-  std::string text_source;  // its name
-  int n_rounds = 5;         // requests of each client, one after the other
-  bool warm_up = true;      // one request that is not timed
+  std::string text;                // what prompts are made of
+  std::string text_source;         // its name
+  std::vector<UrlPrompt> prompts;  // each is sent once, in their order; empty: prompts are made of the text
+  int n_rounds = 5;     // requests of each client, one after the other; with a rate and no clients: of all
+  bool warm_up = true;  // one request that is not timed
   std::function<bool()> stop;
 };
 
@@ -62,8 +76,8 @@ class StreamReader {
   std::string line_;
 };
 
-// The body of a request for n_gen tokens.
-std::string stream_body(const StreamDialect& dialect, const std::string& prompt, int n_gen);
+// The body of a request for n_gen tokens. Throws ConfigError: a conversation for an API without messages.
+std::string stream_body(const StreamDialect& dialect, const UrlPrompt& prompt, int n_gen);
 // Fields of one row, in order. `seconds`: from the first request to the end of the last answer.
 Json url_fields(const UrlBenchOptions& options, const UrlTest& test, const std::vector<StreamRecord>& records,
                 double seconds);

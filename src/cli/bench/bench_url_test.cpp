@@ -85,6 +85,32 @@ TEST(BenchUrl, TakesErrorsForWhatTheyAre) {
   EXPECT_THROW(stream_dialect("morse"), ConfigError);
 }
 
+TEST(BenchUrl, ReadsPromptsOfAFile) {
+  const std::vector<UrlPrompt> prompts = read_url_prompts(
+      "What is 1 + 1?\r\n\n{\"prompt\": \"two\\nlines\", \"max_tokens\": 7}\n"
+      "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n{ no object",
+      "file");
+  ASSERT_EQ(prompts.size(), 4u);
+  EXPECT_EQ(prompts[0].text, "What is 1 + 1?");
+  EXPECT_EQ(prompts[1].text, "two\nlines");
+  EXPECT_EQ(prompts[1].max_tokens, 7);
+  EXPECT_EQ(prompts[3].text, "{ no object");
+  const Json body = Json::parse(stream_body(stream_dialect("chat"), prompts[2], 5));
+  EXPECT_EQ(body["messages"][0]["content"], "hi");
+  EXPECT_EQ(body["max_tokens"], 5);
+  EXPECT_THROW(stream_body(stream_dialect("completions"), prompts[2], 5), ConfigError);
+  EXPECT_THROW(read_url_prompts("\n \n", "file"), ConfigError);
+  EXPECT_THROW(read_url_prompts("{\"text\": \"x\"}", "file"), ConfigError);
+}
+
+TEST(BenchUrl, SendsAtRandomTimesThatAreTheSameEveryTime) {
+  const std::vector<double> times = send_times(2000, 50.0);
+  EXPECT_EQ(times, send_times(2000, 50.0));
+  EXPECT_EQ(times.front(), 0.0);
+  EXPECT_TRUE(std::is_sorted(times.begin(), times.end()));
+  EXPECT_NEAR(times.back(), 2000 / 50.0, 4.0);
+}
+
 TEST(BenchUrl, CountsWhatCame) {
   std::vector<StreamRecord> records(4);
   for (size_t i = 0; i < 3; ++i) {

@@ -99,15 +99,17 @@ void StreamClient::start(StreamRequest request) {
   curl_multi_add_handle(impl_->multi, curl);
 }
 
-bool StreamClient::run(const std::function<bool()>& stop) {
-  while (!impl_->transfers.empty()) {
+bool StreamClient::run(const std::function<bool()>& stop, const StartDue& start_due) {
+  for (;;) {
     int n_running = 0;
     curl_multi_perform(impl_->multi, &n_running);
     impl_->take_ended();
+    const auto wait = start_due ? start_due() : std::nullopt;
+    if (impl_->transfers.empty() && !wait) return true;
     if (stop && stop()) return false;
-    if (n_running > 0) curl_multi_poll(impl_->multi, nullptr, 0, kPollMs, nullptr);
+    const auto most = wait ? std::min<int64_t>(wait->count(), kPollMs) : kPollMs;
+    curl_multi_poll(impl_->multi, nullptr, 0, static_cast<int>(most), nullptr);  // at once for a new one
   }
-  return true;
 }
 
 }  // namespace thermo

@@ -1,8 +1,10 @@
 // Many requests over HTTP at once, on one thread, each with its answer's bytes as they come. For `bench`.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -28,8 +30,10 @@ class StreamClient {
   // Also from within on_end(): connections are used again.
   void start(StreamRequest request);
   // Until every request has ended. False: `stop`, which is asked several times a second, said so; what ran
-  // is cut off without a last call.
-  bool run(const std::function<bool()>& stop);
+  // is cut off without a last call. `start_due`: starts what is due and says how long the next one has time;
+  // nullopt: none is left, or the end of another comes first.
+  using StartDue = std::function<std::optional<std::chrono::milliseconds>()>;
+  bool run(const std::function<bool()>& stop, const StartDue& start_due = {});
 
  private:
   struct Impl;

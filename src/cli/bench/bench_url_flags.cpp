@@ -1,0 +1,76 @@
+#include "cli/bench/bench_url_flags.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "cli/bench/bench_plan.h"
+#include "cli/input.h"
+
+namespace thermo {
+namespace {
+
+constexpr double kMaxRate = 10000.0;
+
+std::vector<int> numbers(const char* option, const std::vector<std::string>& texts, int standard) {
+  std::vector<int> values = texts.empty() ? std::vector<int>{standard} : parse_int_lists(option, texts);
+  for (const int value : values)
+    if (value < 1 || value > 1 << 20)
+      throw ConfigError(fmt::format("{}: {} cannot be used with --url", option, value));
+  return values;
+}
+
+}  // namespace
+
+void add_url_options(OptionSet& set, UrlBenchFlags& flags) {
+  set.section("Server");
+  set.value("--url", "URL", flags.options.url,
+            "measure a server over its streams: tokens per second, first token, gaps between tokens")
+      .no_environment();
+  set.list("--concurrency", "LIST", flags.concurrency,
+           "clients at once (default 1); each sends -r requests, one after the other")
+      .no_environment();
+  set.value(
+         "--rate", "R", flags.rate,
+         "send so many requests a second, at random times and whatever was answered; --concurrency is then "
+         "the most that run at once (default: any number)")
+      .range(0, kMaxRate)
+      .no_environment();
+  set.value(
+         "--prompts", "FILE", flags.prompts,
+         "send the prompts of a file, each once: a line is a text, or a JSON object with prompt or messages")
+      .no_environment();
+  set.value("--dialect", "NAME", flags.options.dialect, "API: chat, completions, responses or messages")
+      .choices({"chat", "completions", "responses", "messages"})
+      .no_environment();
+  set.value("--api-key", "KEY", flags.options.key, "key that the server asks for");
+}
+
+void refuse_without_url(const UrlBenchFlags& flags) {
+  if (!flags.concurrency.empty()) throw ConfigError("--concurrency needs --url: whose clients?");
+  if (flags.rate > 0.0) throw ConfigError("--rate needs --url: who is to be asked?");
+  if (!flags.prompts.empty()) throw ConfigError("--prompts needs --url: who is to be asked?");
+}
+
+std::vector<UrlTest> url_tests(UrlBenchFlags& flags, const std::vector<std::string>& n_prompt,
+                               const std::vector<std::string>& n_gen) {
+  UrlBenchOptions& options = flags.options;
+  while (options.url.ends_with('/')) options.url.pop_back();
+  if (options.url.ends_with("/v1")) options.url.resize(options.url.size() - 3);
+  if (!flags.prompts.empty()) {
+    if (!n_prompt.empty()) throw ConfigError("--prompts says what is asked: leave -p out");
+    options.prompts = read_url_prompts(read_text_file(flags.prompts), "--prompts " + flags.prompts);
+    options.text_source = flags.prompts;
+    for (const UrlPrompt& prompt : options.prompts)  // a bad one is refused at once
+      stream_body(stream_dialect(options.dialect), prompt, 1);
+  }
+  std::vector<int> clients = numbers("--concurrency", flags.concurrency, 1);
+  if (flags.rate > 0.0 && flags.concurrency.empty()) clients = {0};
+  std::vector<UrlTest> tests;
+  for (const int prompt : numbers("-p", n_prompt, 512))
+    for (const int gen : numbers("-n", n_gen, 128))
+      for (const int n : clients)
+        tests.push_back({.n_clients = n, .n_prompt = prompt, .n_gen = gen, .rate = flags.rate});
+  return tests;
+}
+
+}  // namespace thermo
