@@ -2,6 +2,7 @@
 // would write without it.
 #include <gtest/gtest.h>
 
+#include <future>
 #include <random>
 
 #include "base/units.h"
@@ -228,6 +229,30 @@ TEST(EngineCache, CopiesLittleBetweenTwoSteps) {
     service.cancel(handle);
     stream.wait();
   }
+}
+
+TEST(EngineCache, SaysWhatItHasOfAPromptAndChangesNothing) {
+  Engine engine(plankton(), options_for(1, 1024));
+  EngineThread service(engine, {});
+  const auto look_up = [&](const Text& prompt) {
+    std::promise<int> found;
+    service.look_up(prompt, [&](int n) { found.set_value(n); });
+    return found.get_future().get();
+  };
+  const Text first = text_of(1, 300), second = text_of(2, 300);
+  EXPECT_EQ(look_up(first), 0);
+  ask(service, first, 4, {250});
+  const Text answer = ask(service, second, 4).text;
+  Text edited = first;
+  edited[270] = (edited[270] + 1) % 4000;
+  EXPECT_EQ(look_up(edited), 250);
+  const CacheCounts before = service.state().cache;
+  EXPECT_EQ(look_up({}), 0);
+  EXPECT_GE(look_up(second + answer + Text{1, 2}), 303);
+  const CacheCounts after = service.state().cache;
+  EXPECT_EQ(after.bytes, before.bytes);
+  EXPECT_EQ(after.n_tokens, before.n_tokens);
+  EXPECT_EQ(ask(service, edited, 2).usage.n_cached, 250);
 }
 
 TEST(EngineCache, KeepsWhatAnInterruptedPromptHadRead) {

@@ -148,6 +148,15 @@ EngineThread::Impl::Slot& EngineThread::Impl::slot_for(std::span<const TokenId> 
   return *best;
 }
 
+// As start() would find them, in the best slot.
+int EngineThread::Impl::n_cached(std::span<const TokenId> prompt) const {
+  if (prompt.empty()) return 0;
+  int most = cache->match(prompt, static_cast<int>(prompt.size()) - 1).n;
+  for (const Slot& slot : slots)
+    most = std::max(most, slot.active ? slot.session.shareable(prompt) : slot.session.reusable(prompt));
+  return most;
+}
+
 std::vector<int> EngineThread::Impl::marks_of(const TokenRequest& request) const {
   std::vector<int> marks = request.marks;
   const int n = static_cast<int>(request.prompt.size());

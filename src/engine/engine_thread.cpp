@@ -102,6 +102,19 @@ void EngineThread::pause(RequestHandle request, bool paused) {
   impl_->wake.notify_one();
 }
 
+void EngineThread::look_up(std::vector<TokenId> prompt, std::function<void(int n_cached)> on_found) {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    if (!impl_->leaving) {
+      impl_->to_look_up.push_back({std::move(prompt), std::move(on_found)});
+      impl_->has_news = true;
+      impl_->wake.notify_one();
+      return;
+    }
+  }
+  on_found(0);
+}
+
 std::shared_ptr<const ExpertHeat> EngineThread::expert_heat() {
   const std::lock_guard lock(impl_->mutex);
   impl_->wake.notify_one();
@@ -159,11 +172,13 @@ void EngineThread::Impl::run() {
   for (Slot& slot : slots)
     if (slot.active) loop.cancel(slot.active->id);
   while (!loop.empty()) step();
+  for (const Lookup& lookup : std::exchange(to_look_up, {})) lookup.on_found(0);  // nobody adds to them
 }
 
 void EngineThread::Impl::take_orders(std::unique_lock<std::mutex>& lock) {
   const std::vector<RequestHandle> cancelled = std::exchange(to_cancel, {});
   const auto pauses = std::exchange(to_pause, {});
+  const auto lookups = std::exchange(to_look_up, {});
   std::vector<WaitingRequest> gone;
   for (const RequestHandle handle : cancelled) {
     std::optional<WaitingRequest> waiting = queue.remove(handle);
@@ -178,6 +193,7 @@ void EngineThread::Impl::take_orders(std::unique_lock<std::mutex>& lock) {
   for (Slot& slot : slots)
     for (const RequestHandle handle : cancelled)
       if (slot.active && handle == slot.active->handle) loop.cancel(slot.active->id);
+  for (const Lookup& lookup : lookups) lookup.on_found(n_cached(lookup.prompt));
   lock.lock();
 }
 

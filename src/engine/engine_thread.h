@@ -54,6 +54,7 @@ class EngineThread : public TokenService {
   void cancel(RequestHandle request) override;
   void pause(RequestHandle request, bool paused) override;
   TokenServiceState state() const override;
+  void look_up(std::vector<TokenId> prompt, std::function<void(int n_cached)> on_found) override;
   std::shared_ptr<const ExpertHeat> expert_heat() override;
   void order(HeatOrder order) override;
   int n_ctx() const override;

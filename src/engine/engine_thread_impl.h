@@ -72,6 +72,11 @@ struct EngineThread::Impl {
   RequestQueue queue;  // of parked ones only the keys
   std::vector<RequestHandle> to_cancel;
   std::vector<std::pair<RequestHandle, bool>> to_pause;
+  struct Lookup {
+    std::vector<TokenId> prompt;
+    std::function<void(int n_cached)> on_found;
+  };
+  std::vector<Lookup> to_look_up;
   uint64_t last_epoch = 0;
   bool leaving = false, has_news = false;
   TokenServiceState shown;
@@ -89,6 +94,7 @@ struct EngineThread::Impl {
   void run();
   void take_orders(std::unique_lock<std::mutex>& lock);
   void pause(RequestHandle handle, bool paused);
+  int n_cached(std::span<const TokenId> prompt) const;
   void share_slots(std::unique_lock<std::mutex>& lock);
   bool park(Slot& slot);
   void queue_parked(const Active& active);

@@ -28,6 +28,7 @@ class ScriptedEngine : public TokenService {
   void cancel(RequestHandle request) override;
   void pause(RequestHandle request, bool paused) override;
   TokenServiceState state() const override;
+  void look_up(std::vector<TokenId>, std::function<void(int n_cached)> on_found) override { on_found(0); }
   int n_ctx() const override;
   int n_slots() const override;
 

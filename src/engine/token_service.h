@@ -135,6 +135,9 @@ class TokenService {
   // A paused request keeps its slot and writes nothing. For readers that do not keep up.
   virtual void pause(RequestHandle request, bool paused) = 0;
   virtual TokenServiceState state() const = 0;
+  // How many tokens of a prompt need not be computed, as of now; changes nothing. Any thread; `on_found` is
+  // called later on the engine's thread, or here, and must not block.
+  virtual void look_up(std::vector<TokenId> prompt, std::function<void(int n_cached)> on_found) = 0;
   // The latest copy, at most a moment old if this is called again and again; nullptr: there is none yet.
   virtual std::shared_ptr<const ExpertHeat> expert_heat() { return nullptr; }
   // Writes the heat file, or forgets heat and hot experts, after the step that runs.

@@ -244,10 +244,29 @@ asio::awaitable<void> ApiHandler::dispatch(HttpExchange& exchange, const RouteMa
 asio::awaitable<Json> ApiHandler::token_endpoint(HttpExchange& exchange, const Route& route) {
   const std::optional<Access::Caller> caller = caller_of(exchange.request());
   const std::string owner = caller ? caller->name : std::string();
-  const std::unique_ptr<Json> reply = co_await on_worker(server_.workers, [this, &exchange, &route, &owner] {
-    return token_reply(route.endpoint, parse_body(exchange.request().body), server_, owner);
+  const std::unique_ptr<TokenReply> reply =
+      co_await on_worker(server_.workers, [this, &exchange, &route, &owner] {
+        return token_reply(route.endpoint, parse_body(exchange.request().body), server_, owner);
+      });
+  if (!reply->to_look_up.empty()) reply->body["n_cached"] = co_await n_cached(std::move(reply->to_look_up));
+  co_return std::move(reply->body);
+}
+
+// What the engine has of a prompt: after the step that runs.
+asio::awaitable<int> ApiHandler::n_cached(std::vector<TokenId> prompt) {
+  struct Found {
+    explicit Found(asio::any_io_executor executor) : done(std::move(executor)) {}
+    Signal done;
+    int n = 0;
+  };
+  const asio::any_io_executor here = co_await asio::this_coro::executor;
+  const auto found = std::make_shared<Found>(here);
+  server_.model->service->look_up(std::move(prompt), [found, here](int n) {
+    found->n = n;
+    asio::post(here, [found] { found->done.raise(); });
   });
-  co_return std::move(*reply);
+  co_await found->done.wait();
+  co_return found->n;
 }
 
 HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) {

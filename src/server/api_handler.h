@@ -35,6 +35,7 @@ class ApiHandler : public HttpHandler {
   asio::awaitable<void> answer(HttpExchange& exchange, const RouteMatch& match, Continuation* continuation);
   asio::awaitable<void> dispatch(HttpExchange& exchange, const RouteMatch& match, Continuation* continuation);
   asio::awaitable<Json> token_endpoint(HttpExchange& exchange, const Route& route);
+  asio::awaitable<int> n_cached(std::vector<TokenId> prompt);
   HttpReply look(const HttpRequest& request, const RouteMatch& match);
 
   ServerState& server_;

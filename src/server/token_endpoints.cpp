@@ -63,17 +63,21 @@ Json detokenize(const Json& body, const ServerState& server) {
 
 }  // namespace
 
-Json token_reply(Endpoint endpoint, const Json& body, const ServerState& server, const std::string& owner) {
-  if (endpoint == Endpoint::Tokenize) return tokenize(body, server, owner);
-  if (endpoint == Endpoint::Detokenize) return detokenize(body, server);
+TokenReply token_reply(Endpoint endpoint, const Json& body, const ServerState& server,
+                       const std::string& owner) {
+  if (endpoint == Endpoint::Tokenize) return {tokenize(body, server, owner), {}};
+  if (endpoint == Endpoint::Detokenize) return {detokenize(body, server), {}};
   const Dialect dialect = endpoint == Endpoint::CountTokens       ? Dialect::Messages
                           : endpoint == Endpoint::ResponsesTokens ? Dialect::Responses
                                                                   : Dialect::Chat;
-  const std::vector<TokenId> ids = prompt_ids(dialect, body, server, owner);
-  if (endpoint == Endpoint::CountTokens) return {{"input_tokens", ids.size()}};
-  if (endpoint == Endpoint::ApplyTemplate)
-    return {{"prompt", server.model->tokenizer->decode(ids, {.special = true})}, {"n_tokens", ids.size()}};
-  return {{"object", "response.input_tokens"}, {"input_tokens", ids.size()}};
+  std::vector<TokenId> ids = prompt_ids(dialect, body, server, owner);
+  if (endpoint == Endpoint::CountTokens) return {{{"input_tokens", ids.size()}}, {}};
+  if (endpoint == Endpoint::ApplyTemplate) {
+    Json reply = {{"prompt", server.model->tokenizer->decode(ids, {.special = true})},
+                  {"n_tokens", ids.size()}};
+    return {std::move(reply), std::move(ids)};
+  }
+  return {{{"object", "response.input_tokens"}, {"input_tokens", ids.size()}}, {}};
 }
 
 }  // namespace thermo

@@ -6,7 +6,14 @@
 
 namespace thermo {
 
+struct TokenReply {
+  Json body;
+  std::vector<TokenId>
+      to_look_up;  // a prompt: the reply's n_cached is what the engine has of it; empty: none
+};
+
 // The reply to a body at such an endpoint. `owner`: the name of the API key. Throws ApiError.
-Json token_reply(Endpoint endpoint, const Json& body, const ServerState& server, const std::string& owner);
+TokenReply token_reply(Endpoint endpoint, const Json& body, const ServerState& server,
+                       const std::string& owner);
 
 }  // namespace thermo

@@ -360,6 +360,11 @@ class Operations(ServeTest):
         self.assertGreater(len(plain), len(ids))
         template = self.server.post("/apply-template", ask(SUM))
         self.assertTrue(template["prompt"].endswith("<|im_start|>assistant\n<think>\n"), template)
+        self.server.post("/v1/chat/completions", ask(SUM, max_tokens=2))
+        again = self.server.post("/apply-template", ask(SUM))
+        self.assertGreater(again.pop("n_cached"), template["n_tokens"] - 8)
+        template.pop("n_cached")
+        self.assertEqual(again, template)
         count = self.server.post("/v1/chat/completions/input_tokens", ask(SUM))["input_tokens"]
         self.assertEqual(count, template["n_tokens"])
         self.assertEqual(count, self.server.post("/v1/responses/input_tokens", {"input": SUM})["input_tokens"])
