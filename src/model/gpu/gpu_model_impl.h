@@ -1,5 +1,5 @@
-// What a model on the GPU has; shared by gpu_model_load.cpp (loading, the plan), gpu_model.cpp (steps,
-// sequences) and gpu_forward.cpp (what a step launches).
+// What a model on the GPU has; shared by gpu_model_load.cpp (loading, the plan), gpu_model.cpp (steps),
+// gpu_sequences.cpp (checkpoints, pages) and gpu_forward.cpp (what a step launches).
 #pragma once
 
 #include <algorithm>
@@ -63,8 +63,8 @@ struct GpuModel::Impl {
   Event step_begin, step_end, features_end;
   // Copies of sequences in main memory: where they go, and the last one that was queued.
   static constexpr uint64_t kMostReadyBytes = uint64_t{1} << 30;
-  std::shared_ptr<LockedPool> host_pool = std::make_shared<LockedPool>(
-      device.index, std::min(kMostReadyBytes, cpu_info().memory_bytes / 64));
+  std::shared_ptr<LockedPool> host_pool =
+      std::make_shared<LockedPool>(device.index, std::min(kMostReadyBytes, cpu_info().memory_bytes / 64));
   std::shared_ptr<Event> copied = std::make_shared<Event>();
   CapturedGraph graphs[kStepKinds][std::size(kBuckets)];  // destroyed first
   CapturedGraph feature_graphs[std::size(kBuckets)];
