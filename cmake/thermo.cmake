@@ -46,6 +46,9 @@ function(thermo_isa_flags)
   foreach(file IN LISTS ARGN)
     if(file MATCHES "_avx2\\.cpp$")
       set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-mavx2;-mfma;-mf16c;-mbmi2${quick}")
+    elseif(file MATCHES "_avxvnni\\.cpp$")
+      set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS
+        "-ffp-contract=off;-mavx2;-mfma;-mf16c;-mbmi2;-mavxvnni${quick}")
     elseif(file MATCHES "_avx512\\.cpp$")
       set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS
         "-ffp-contract=off;-mavx2;-mfma;-mf16c;-mbmi2;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mavx512vbmi;-mprefer-vector-width=512;-Wno-uninitialized;-Wno-maybe-uninitialized${quick}")

@@ -12,6 +12,7 @@ struct CpuInfo {
   int n_cores = 1;   // cores this process may run on (one for each SMT pair)
   int n_numa_nodes = 1;
   bool avx2 = false;                    // with FMA, F16C and BMI2
+  bool avx_vnni = false;                // VPDPBUSD on 32-byte vectors
   bool avx512 = false;                  // F, BW, DQ, VL, VNNI and VBMI together: what our kernels need
   bool amx_int8 = false;                // in the processor and granted by the kernel
   uint64_t memory_bytes = 0;            // physical, or the cgroup's limit where that is smaller

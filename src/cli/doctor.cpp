@@ -82,6 +82,7 @@ Finding check_cpu() {
   const CpuInfo& cpu = cpu_info();
   std::string features;
   if (cpu.avx2) features += " avx2";
+  if (cpu.avx_vnni) features += " avx-vnni";
   if (cpu.avx512) features += " avx512";
   if (cpu.amx_int8) features += " amx-int8";
   return {Verdict::Ok, "processor",

@@ -109,7 +109,7 @@ std::string manual_page() {
                                    "THERMO_TEMP); where it is not set, the variable of "
                                    "llama.cpp is read (LLAMA_ARG_CTX_SIZE). NO_COLOR and CLICOLOR_FORCE are "
                                    "obeyed. THERMO_MAX_ISA caps the instruction "
-                                   "set: portable, avx2 or avx512.\n");
+                                   "set: portable, avx2, avxvnni or avx512.\n");
   out += ".SH FILES\n.TP\n\\fI~/.config/thermocline/config.toml\\fR\n" +
          roff("options by their long names\n") + ".TP\n\\fI~/.local/state/thermocline/history\\fR\n" +
          roff("what was typed in chat\n");

@@ -10,13 +10,15 @@
 namespace thermo {
 namespace {
 
+constexpr Isa kAll[] = {Isa::Portable, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx};
+
 Isa highest_isa() {
   static const Isa highest = [] {
     const char* const name = std::getenv("THERMO_MAX_ISA");
     if (name == nullptr || *name == '\0') return Isa::Amx;
     if (const std::optional<Isa> isa = isa_from_name(name)) return *isa;
     throw ConfigError(
-        fmt::format("THERMO_MAX_ISA is '{}', expected portable, avx2, avx512 or amx; unset it for no limit", name));
+        fmt::format("THERMO_MAX_ISA is '{}', expected {}; unset it for no limit", name, kIsaNames));
   }();
   return highest;
 }
@@ -28,6 +30,7 @@ bool isa_available(Isa isa) {
   switch (isa) {
     case Isa::Portable: return true;
     case Isa::Avx2: return cpu_info().avx2;
+    case Isa::AvxVnni: return cpu_info().avx_vnni;
     case Isa::Avx512: return cpu_info().avx512;
     case Isa::Amx: return cpu_info().amx_int8;
   }
@@ -36,7 +39,7 @@ bool isa_available(Isa isa) {
 
 std::vector<Isa> available_isas() {
   std::vector<Isa> isas;
-  for (Isa isa : {Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx})
+  for (Isa isa : kAll)
     if (isa_available(isa)) isas.push_back(isa);
   return isas;
 }
@@ -47,6 +50,7 @@ const char* isa_name(Isa isa) {
   switch (isa) {
     case Isa::Portable: return "portable";
     case Isa::Avx2: return "avx2";
+    case Isa::AvxVnni: return "avxvnni";
     case Isa::Avx512: return "avx512";
     case Isa::Amx: return "amx";
   }
@@ -54,7 +58,7 @@ const char* isa_name(Isa isa) {
 }
 
 std::optional<Isa> isa_from_name(std::string_view name) {
-  for (Isa isa : {Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx})
+  for (Isa isa : kAll)
     if (name == isa_name(isa)) return isa;
   return std::nullopt;
 }

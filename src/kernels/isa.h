@@ -1,8 +1,9 @@
 // Instruction-set paths of the CPU kernels. Chosen once, when the engine is built; every operation then
 // hands out its table of functions for that path (`xxx_kernels(isa)`), and no loop asks again.
 //
-// The environment variable THERMO_MAX_ISA=portable|avx2|avx512|amx hides better paths than that from everybody, so
-// that any machine can test the paths below its own. It is read here, once, because it limits tests as well.
+// The environment variable THERMO_MAX_ISA=portable|avx2|avxvnni|avx512|amx hides better paths than that from
+// everybody, so that any machine can test the paths below its own. It is read here, once, because it limits
+// tests as well.
 #pragma once
 
 #include <optional>
@@ -11,7 +12,10 @@
 
 namespace thermo {
 
-enum class Isa { Portable, Avx2, Avx512, Amx };  // each one includes the ones before it
+// Each one needs the ones before it, but for AvxVnni (VPDPBUSD on 32-byte vectors): some processors know the
+// instruction from AVX-512 only.
+enum class Isa { Portable, Avx2, AvxVnni, Avx512, Amx };
+inline constexpr const char* kIsaNames = "portable, avx2, avxvnni, avx512 or amx";
 
 // The best path this machine runs. These three throw ConfigError when THERMO_MAX_ISA names no path.
 Isa best_isa();
@@ -20,6 +24,6 @@ bool isa_available(Isa isa);
 std::vector<Isa> available_isas();
 
 const char* isa_name(Isa isa);
-std::optional<Isa> isa_from_name(std::string_view name);  // "portable", "avx2", "avx512", "amx"
+std::optional<Isa> isa_from_name(std::string_view name);  // one of kIsaNames
 
 }  // namespace thermo

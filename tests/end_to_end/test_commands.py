@@ -95,7 +95,7 @@ class Machine(ProgramTest):
         self.assertEqual(result.returncode, DEVICE, result.stderr)
         result = run("run", "-p", "Hi", "-n", "2", env={"THERMO_MAX_ISA": "sse9"})
         self.assertEqual(result.returncode, USAGE)
-        self.assertIn("THERMO_MAX_ISA is 'sse9', expected portable, avx2, avx512 or amx", result.stderr)
+        self.assertIn("THERMO_MAX_ISA is 'sse9', expected portable, avx2, avxvnni, avx512 or amx", result.stderr)
 
     def test_version(self):
         line = self.answer("version")

@@ -22,7 +22,7 @@ MODELS = os.path.join(ROOT, "models")
 SHAPES = ["qwen35moe-tiny", "qwen35-tiny", "laguna-tiny", "qwen3moe-tiny"]
 QUANTS = ["Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q3_K_M", "Q2_K", "Q6_K", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1",
           "IQ4_NL", "IQ4_XS", "MXFP4", "F16", "BF16", "F32"]
-ISAS = ["portable", "avx2", "avx512", "amx"]
+ISAS = ["portable", "avx2", "avxvnni", "avx512", "amx"]
 ENVIRONMENT = {**os.environ, "XDG_CACHE_HOME": "/dev/null"}  # leaves no file in the cache folder of who runs this
 
 # The fields of llama-bench, in its order, then ours.

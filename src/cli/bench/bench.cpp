@@ -141,7 +141,7 @@ class BenchCommand : public Command {
         .no_environment();
     list("-ctk,--cache-type-k", "LIST", lists_.k_type, "type of the keys: f32, f16, q8_0 (default f16)");
     list("-ctv,--cache-type-v", "LIST", lists_.v_type, "type of the values (default f16)");
-    list("--isa", "LIST", lists_.isa, "code path: auto, portable, avx2, avx512, amx (default auto)");
+    list("--isa", "LIST", lists_.isa, "code path: auto, portable, avx2, avxvnni, avx512, amx (default auto)");
     set.custom_flag(
            "--repack", [this](bool on) { lists_.repack = {on ? "1" : "0"}; },
            "lay weights out for the processor at load (default)")

@@ -76,7 +76,7 @@ std::optional<Isa> parse_isa(const std::string& name) {
   if (name == "auto") return std::nullopt;
   const std::optional<Isa> isa = isa_from_name(name);
   if (!isa)
-    throw ConfigError(fmt::format("--isa: '{}' is not known; use auto, portable, avx2, avx512 or amx", name));
+    throw ConfigError(fmt::format("--isa: '{}' is not known; use auto, {}", name, kIsaNames));
   if (!isa_available(*isa))
     throw ThermoError(ExitCode::Device,
                       fmt::format("--isa {}: this processor or this build does not have it; the best "

@@ -113,8 +113,8 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
            "chat: forget the oldest messages when the context is full (default off)")
       .advanced();
   set.value("--isa", "NAME", flags.isa,
-            "instruction set: auto, portable, avx2, avx512 or amx (default: the best there is)")
-      .choices({"auto", "portable", "avx2", "avx512", "amx"})
+            "instruction set: auto, portable, avx2, avxvnni, avx512 or amx (default: the best there is)")
+      .choices({"auto", "portable", "avx2", "avxvnni", "avx512", "amx"})
       .advanced();
   set.flag(
          "--repack", flags.repack,

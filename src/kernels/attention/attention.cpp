@@ -50,6 +50,7 @@ const AttentionKernels& attention_kernels(Isa isa) {
   switch (isa) {
 #if defined(__x86_64__)
     case Isa::Avx2:
+    case Isa::AvxVnni:
       return attention_kernels_avx2;
     case Isa::Avx512:
     case Isa::Amx:

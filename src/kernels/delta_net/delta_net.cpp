@@ -12,6 +12,7 @@ const DeltaNetKernels& delta_net_kernels(Isa isa) {
   switch (isa) {
 #if defined(__x86_64__)
     case Isa::Avx2:
+    case Isa::AvxVnni:
       return delta_net_kernels_avx2;
     case Isa::Avx512:
     case Isa::Amx:

@@ -1,5 +1,12 @@
-// Codes and small scales of panels in 32-byte vectors, 8 rows at a time: what quant_matmul_avx2.cpp
-// multiplies with. Anonymous namespace: see simd_avx512.h.
+// Codes and small scales of panels in 32-byte vectors, 8 rows at a time: what the AVX2 and the AVX-VNNI files
+// multiply with. Anonymous namespace: see simd_avx512.h.
+//
+// The two differ in kVnni. AVX2 multiplies and adds in 16-bit pairs, where only so many products fit, and
+// widens the pairs while it multiplies them with the small scale. VPDPBUSD adds four products to 32 bits at
+// once. Its codes are always unsigned, and its sums start at -2^kBiasLog2 * (sum of the activation codes):
+// the exact value for formats with an offset, and for Q4_K and Q5_K a shift that makes the sum of a chunk fit
+// into 16 bits, so that one VPDPWSSD multiplies it with its scale. The shift is taken back with the scales'
+// product with the sums of activations.
 #pragma once
 
 #include <immintrin.h>
@@ -13,6 +20,18 @@
 namespace thermo {
 namespace {
 
+// VEX where there is AVX-VNNI; the AVX-512 encoding lets the same code be tested where there is not.
+#if defined(__AVXVNNI__)
+#define THERMO_VNNI(name) _mm256_##name##_avx_epi32
+#elif defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#define THERMO_VNNI(name) _mm256_##name##_epi32
+#endif
+#if defined(THERMO_VNNI)
+inline constexpr bool kVnni = true;
+#else
+inline constexpr bool kVnni = false;
+#endif
+
 #define THERMO_INLINE [[gnu::always_inline]] inline
 #define THERMO_LAMBDA __attribute__((always_inline))
 
@@ -24,6 +43,9 @@ template <int N, class F>
 THERMO_INLINE void unroll(F&& f) {
   unroll_sequence(f, std::make_integer_sequence<int, N>{});
 }
+
+// A loop that disappears, where the compiler need not know the number.
+#define THERMO_EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); ++i)
 
 THERMO_INLINE __m256i load(const void* p) {
   return _mm256_load_si256(static_cast<const __m256i*>(p));
@@ -45,6 +67,25 @@ THERMO_INLINE __m256i shift(__m256i v) {
   else
     return v;
 }
+THERMO_INLINE void store(void* p, __m256i v) {
+  _mm256_store_si256(static_cast<__m256i*>(p), v);
+}
+// sum + a.b of four unsigned and four signed bytes, in every 32-bit lane
+THERMO_INLINE __m256i dot_bytes(__m256i sum, __m256i a, __m256i b) {
+#if defined(THERMO_VNNI)
+  return THERMO_VNNI(dpbusd)(sum, a, b);
+#else
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
+#endif
+}
+// sum + a.b of two 16-bit numbers, in every 32-bit lane
+THERMO_INLINE __m256i dot_words(__m256i sum, __m256i a, __m256i b) {
+#if defined(THERMO_VNNI)
+  return THERMO_VNNI(dpwssd)(sum, a, b);
+#else
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+#endif
+}
 THERMO_INLINE __m256 half8(const uint8_t* p) {
   return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -52,7 +93,8 @@ THERMO_INLINE __m256 half8(const uint8_t* p) {
 // ---- codes ----
 
 template <DType T>
-constexpr bool kSignedCodes = kPanelFormat<T>.bits == 8 || kPanelFormat<T>.table == CodeTable::Iq4;
+constexpr bool kSignedCodes =
+    !kVnni && (kPanelFormat<T>.bits == 8 || kPanelFormat<T>.table == CodeTable::Iq4);
 
 // How many VPMADDUBSW results fit into 16 bits.
 template <DType T>
@@ -60,13 +102,31 @@ constexpr int kChain = kPanelFormat<T>.table == CodeTable::Mxfp4 || kPanelFormat
                        : kPanelFormat<T>.bits == 6                                            ? 2
                                                                                               : 8;
 
+// Columns whose products are summed before they meet their scale.
+template <DType T>
+constexpr int kChunkCols = kVnni&& kPanelFormat<T>.bits == 5 ? 16 : kPanelFormat<T>.group_cols;
+
+// Where VPDPBUSD starts: see above; -1: at zero.
+template <DType T>
+constexpr int kBiasLog2 =
+    !kVnni                                                         ? -1
+    : kPanelFormat<T>.offset_log2 >= 0 || kPanelFormat<T>.bits < 4 ? kPanelFormat<T>.offset_log2
+                                                                   : kPanelFormat<T>.bits - 1;
+
+// The sum of a chunk fits into 16 bits.
+template <DType T>
+constexpr bool kShortSums = kVnni&& kChunkCols<T> * 127 *
+                                (kBiasLog2<T> >= 0 ? 1 << kBiasLog2<T> : (1 << kPanelFormat<T>.bits) - 1) <
+                            32768;
+
 template <DType T>
 struct alignas(32) CodeBytes {
   int8_t byte[32];
   consteval CodeBytes() : byte{} {
     for (int i = 0; i < 32; ++i)
-      byte[i] = static_cast<int8_t>(kPanelFormat<T>.table == CodeTable::Iq4 ? kIq4Values[i % 16]
-                                                                            : kMxfp4Values[i % 16] + 16);
+      byte[i] = static_cast<int8_t>(kPanelFormat<T>.table == CodeTable::Iq4
+                                        ? kIq4Values[i % 16] + (kSignedCodes<T> ? 0 : 128)
+                                        : kMxfp4Values[i % 16] + 16);
   }
 };
 template <DType T>
@@ -84,7 +144,8 @@ THERMO_INLINE __m256i code_vector(const uint8_t* sub) {
   };
   const auto either = [](__m256i a, __m256i b) THERMO_LAMBDA { return _mm256_or_si256(a, b); };
   if constexpr (f.bits == 8) {
-    return _mm256_xor_si256(load(sub + 64 * G), bytes(0x80));
+    const __m256i v = load(sub + 64 * G);
+    return kSignedCodes<T> ? _mm256_xor_si256(v, bytes(0x80)) : v;
   } else if constexpr (f.bits == 4) {
     const __m256i v = bits.template operator() < G % 4, G < 4 ? 0 : 4, 4, 0 > ();
     return f.table == CodeTable::None ? v : _mm256_shuffle_epi8(load(kCodeBytes<T>.byte), v);
@@ -118,43 +179,6 @@ THERMO_INLINE __m256i code_vector(const uint8_t* sub) {
   }
 }
 
-// sum[c] += (codes First..First+N-1 . activations of column c) * scale. `scale` has the scale in both 16-bit
-// halves of a row's lane; `at` is the activation column of code vector 0.
-template <DType T, int First, int N, int NC>
-THERMO_INLINE void dot(__m256i* sum, const uint8_t* sub, const int8_t* const* codes, int at, __m256i scale) {
-  if constexpr (kSignedCodes<T>) {
-    unroll<N>([&](auto j) THERMO_LAMBDA {
-      constexpr int g = First + j;
-      const __m256i v = code_vector<T, g>(sub);
-      const __m256i size = _mm256_abs_epi8(v);
-      unroll<NC>([&](auto c) THERMO_LAMBDA {
-        const __m256i pairs =
-            _mm256_maddubs_epi16(size, _mm256_sign_epi8(broadcast32(codes[c] + at + 4 * g), v));
-        sum[c] = _mm256_add_epi32(sum[c], _mm256_madd_epi16(pairs, scale));
-        asm("" : "+x"(sum[c]));
-      });
-    });
-  } else {
-    constexpr int kLength = kChain<T> < N ? kChain<T> : N;
-    unroll<N / kLength>([&](auto i) THERMO_LAMBDA {
-      __m256i pairs[NC];
-      unroll<kLength>([&](auto j) THERMO_LAMBDA {
-        constexpr int g = First + kLength * i + j;
-        const __m256i v = code_vector<T, g>(sub);
-        unroll<NC>([&](auto c) THERMO_LAMBDA {
-          const __m256i product = _mm256_maddubs_epi16(v, broadcast32(codes[c] + at + 4 * g));
-          pairs[c] = j == 0 ? product : _mm256_add_epi16(pairs[c], product);
-          // Here the sum is a register: else GCC turns the additions into a tree and spills its leaves.
-          asm("" : "+x"(pairs[c]));
-        });
-      });
-      unroll<NC>([&](auto c) THERMO_LAMBDA {
-        sum[c] = _mm256_add_epi32(sum[c], _mm256_madd_epi16(pairs[c], scale));
-      });
-    });
-  }
-}
-
 // ---- small scales of 256-column blocks, 8 rows ----
 
 THERMO_INLINE void unpack_six(const uint8_t* p, __m256i t[4]) {
@@ -167,12 +191,57 @@ THERMO_INLINE void unpack_six(const uint8_t* p, __m256i t[4]) {
                                          _mm256_and_si256(_mm256_srli_epi16(v2, 2), bytes(48))));
 }
 
+// VPSHUFB's places of one byte of every row: twice (low, high), or once where the sums are short. -1 gives
+// zero.
+struct alignas(32) ScalePlaces {
+  int8_t byte[32];
+  consteval ScalePlaces(int low, int high) : byte{} {
+    for (int i = 0; i < 32; ++i) {
+      const int place = i % 4 >= (kVnni ? 2 : 4) ? -1 : i % 2 == 0 ? low : high;
+      byte[i] = static_cast<int8_t>(place < 0 ? -128 : place + i % 16 / 4 * 4);
+    }
+  }
+};
+
+// The sums of activation codes that meet a type's small scales.
+template <DType T>
+THERMO_INLINE const int16_t* act_sums(const ActMeta256& meta) {
+  return kPanelFormat<T>.group_cols == 16 ? meta.sum16 : meta.sum32;
+}
+
+// Where the sums of a block's chunks start: -2^kBiasLog2 * (sum of the activation codes).
+template <DType T>
+struct alignas(32) Starts {
+  static_assert(kBiasLog2<T> < 0 || kChunkCols<T> == 32 || kBiasLog2<T> <= 5);
+  // Q6_K finds them ready.
+  static constexpr bool kReady = kChunkCols<T> == 16 && kBiasLog2<T> == 5;
+  int32_t value[kBiasLog2<T> < 0 || kReady ? 1 : 256 / kChunkCols<T>];
+
+  THERMO_INLINE const int32_t* prepare(const ActMeta256& meta) {
+    if constexpr (kReady) {
+      return meta.start32;
+    } else if constexpr (kBiasLog2<T> >= 0 && kChunkCols<T> == 16) {
+      unroll<2>([&](auto i) THERMO_LAMBDA {
+        store(value + 8 * i, _mm256_srai_epi32(load(meta.start32 + 8 * i), 5 - kBiasLog2<T>));
+      });
+    } else if constexpr (kBiasLog2<T> >= 0) {
+      const __m256i sums = _mm256_permutevar8x32_epi32(
+          _mm256_cvtepi16_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(meta.sum32))),
+          _mm256_setr_epi32(0, 2, 1, 3, 4, 6, 5, 7));
+      store(value, _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(sums, kBiasLog2<T>)));
+    }
+    return value;
+  }
+};
+
 template <DType T>
 struct Scales256 {
   static constexpr PanelFormat f = kPanelFormat<T>;
   static constexpr bool kUnsigned = f.scales == ScaleKind::SixMin || f.scales == ScaleKind::Nibble;
-  // What multiplies the sums of activations: minima, or scales where the codes carry an offset.
-  static constexpr bool kOffset = !f.has_min() && !kSignedCodes<T>;
+  // Scales too multiply the sums of activations, with this factor: to take the offset of the codes off, or to
+  // take the shift of the starts back.
+  static constexpr int kFactor = kVnni ? (f.has_min() && kBiasLog2<T> >= 0 ? 1 << kBiasLog2<T> : 0)
+                                       : (!f.has_min() && !kSignedCodes<T> ? -(1 << f.offset_log2) : 0);
   static constexpr int kSumVectors = f.group_cols == 16 ? 4 : 2;
   __m256i t[4];
   __m256i mins[4];
@@ -205,44 +274,41 @@ struct Scales256 {
     }
   }
 
-  // The scale of a group in both 16-bit halves of a row's lane.
+  // The scale of a group as its sums need it: in both 16-bit halves of a row's lane for pairs, in the lower
+  // one for short sums, else in 32 bits.
   template <int Group>
   THERMO_INLINE __m256i scale() const {
     constexpr int i = Group % 4;
-    constexpr int low = kUnsigned ? i : 0x80, high = kUnsigned ? 0x80 : i;  // 0x80 gives zero
-    constexpr int step = 4;
-    const __m256i places = _mm256_setr_epi8(
-        static_cast<char>(low), static_cast<char>(high), static_cast<char>(low), static_cast<char>(high),
-        static_cast<char>(low + step), static_cast<char>(high + step), static_cast<char>(low + step),
-        static_cast<char>(high + step), static_cast<char>(low + 2 * step), static_cast<char>(high + 2 * step),
-        static_cast<char>(low + 2 * step), static_cast<char>(high + 2 * step),
-        static_cast<char>(low + 3 * step), static_cast<char>(high + 3 * step),
-        static_cast<char>(low + 3 * step), static_cast<char>(high + 3 * step), static_cast<char>(low),
-        static_cast<char>(high), static_cast<char>(low), static_cast<char>(high),
-        static_cast<char>(low + step), static_cast<char>(high + step), static_cast<char>(low + step),
-        static_cast<char>(high + step), static_cast<char>(low + 2 * step), static_cast<char>(high + 2 * step),
-        static_cast<char>(low + 2 * step), static_cast<char>(high + 2 * step),
-        static_cast<char>(low + 3 * step), static_cast<char>(high + 3 * step),
-        static_cast<char>(low + 3 * step), static_cast<char>(high + 3 * step));
-    const __m256i words = _mm256_shuffle_epi8(t[Group / 4], places);
+    const __m256i v = t[Group / 4];
+    if constexpr (kVnni && !kShortSums<T>) return _mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * i), 24);
+    static constexpr ScalePlaces places(kUnsigned ? i : -1, kUnsigned ? -1 : i);
+    const __m256i words = _mm256_shuffle_epi8(v, load(places.byte));
     return kUnsigned ? words : _mm256_srai_epi16(words, 8);
   }
 
+  // The bytes of mins[j] or t[j] as 16-bit numbers: groups 0 2 and groups 1 3 of a row.
+  template <bool kMins>
+  THERMO_INLINE void pairs(int j, __m256i& even, __m256i& odd) const {
+    const __m256i v = kMins ? mins[j] : t[j];
+    if constexpr (kMins || kUnsigned) {
+      even = _mm256_and_si256(v, _mm256_set1_epi32(0x00ff00ff));
+      odd = _mm256_srli_epi16(v, 8);
+    } else {
+      even = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8);
+      odd = _mm256_srai_epi16(v, 8);
+    }
+  }
+
   // sum over groups of (min or scale) * (sum of the activation codes)
+  template <bool kMins>
   THERMO_INLINE __m256i sum_dot(const ActMeta256& meta) const {
-    const int16_t* sums = f.group_cols == 16 ? meta.sum16 : meta.sum32;
+    const int16_t* sums = act_sums<T>(meta);
     __m256i result = _mm256_setzero_si256();
     unroll<kSumVectors>([&](auto j) THERMO_LAMBDA {
       __m256i even, odd;
-      if constexpr (kOffset) {
-        even = _mm256_srai_epi16(_mm256_slli_epi16(t[j], 8), 8);
-        odd = _mm256_srai_epi16(t[j], 8);
-      } else {
-        even = _mm256_and_si256(mins[j], _mm256_set1_epi32(0x00ff00ff));
-        odd = _mm256_srli_epi16(mins[j], 8);
-      }
-      result = _mm256_add_epi32(result, _mm256_madd_epi16(even, broadcast32(sums + 4 * j)));
-      result = _mm256_add_epi32(result, _mm256_madd_epi16(odd, broadcast32(sums + 4 * j + 2)));
+      pairs<kMins>(j, even, odd);
+      result = dot_words(result, even, broadcast32(sums + 4 * j));
+      result = dot_words(result, odd, broadcast32(sums + 4 * j + 2));
     });
     return result;
   }

@@ -96,6 +96,8 @@ const QuantMatmulKernels& quant_matmul_kernels(Isa isa) {
       return kQuantMatmulPortable;
     case Isa::Avx2:
       return kQuantMatmulAvx2;
+    case Isa::AvxVnni:
+      return kQuantMatmulAvxVnni;
     case Isa::Avx512:
       return kQuantMatmulAvx512;
     case Isa::Amx:

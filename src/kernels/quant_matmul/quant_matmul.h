@@ -2,12 +2,12 @@
 //
 // Weights are repacked at load into panels of 16 matrix rows, so that one 64-byte vector holds 4 consecutive
 // columns of all 16 rows: one dot instruction feeds 16 outputs, there is no horizontal sum, and a panel is
-// one sequential stream. The same bytes serve the portable, AVX2, AVX-512 and AMX kernels. The layout of
-// each type is drawn in panel_layout.h.
+// one sequential stream. The same bytes serve the portable, AVX2, AVX-VNNI, AVX-512 and AMX kernels. The
+// layout of each type is drawn in panel_layout.h.
 //
 // Activations are quantised once per row to int8 for quantised weights; float weights multiply float rows.
 //
-// AVX2, AVX-512 and AMX kernels give the same bits for quantised weights, whatever n_act is: the product of a
+// AVX2, AVX-VNNI, AVX-512 and AMX kernels give the same bits for quantised weights, whatever n_act is: the product of a
 // block is an exact integer until it meets its float scale, and blocks are added in the order of columns with
 // the same multiply-adds. So do the experts' products on the GPU (panel_exact.cuh).
 #pragma once

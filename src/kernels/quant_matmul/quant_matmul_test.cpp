@@ -32,7 +32,10 @@ std::vector<Path> paths() {
   std::vector<Path> all;
   for (Isa isa : available_isas()) all.push_back({isa_name(isa), &quant_matmul_kernels(isa)});
 #if defined(__x86_64__)
-  if (isa_available(Isa::Avx512)) all.push_back({"amx emulated", &kQuantMatmulAmxEmulated});
+  if (isa_available(Isa::Avx512)) {
+    all.push_back({"amx emulated", &kQuantMatmulAmxEmulated});
+    all.push_back({"avxvnni by avx512", &kQuantMatmulVnniEvex});
+  }
 #endif
   return all;
 }

@@ -16,6 +16,7 @@ const RowOpKernels& row_op_kernels(Isa isa) {
   switch (isa) {
 #if defined(__x86_64__)
     case Isa::Avx2:
+    case Isa::AvxVnni:
       return row_op_kernels_avx2;
     case Isa::Avx512:
     case Isa::Amx:

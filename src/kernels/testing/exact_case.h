@@ -30,7 +30,7 @@ inline constexpr DType kQuantised[] = {DType::Q4_K,   DType::Q5_K, DType::Q6_K, 
 
 inline std::vector<Isa> vector_isas() {
   std::vector<Isa> isas;
-  for (const Isa isa : {Isa::Avx2, Isa::Avx512, Isa::Amx})
+  for (const Isa isa : {Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx})
     if (isa_available(isa)) isas.push_back(isa);
   return isas;
 }

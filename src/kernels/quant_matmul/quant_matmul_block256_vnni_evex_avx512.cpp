@@ -1,0 +1,14 @@
+// The AVX-VNNI kernel in the encoding of AVX-512: types with blocks of 256 columns.
+#if defined(__x86_64__)
+
+#include "kernels/quant_matmul/kernel_avx2.h"
+
+namespace thermo {
+
+void matmul_block256_vnni_evex(const PanelMatmulArgs& a) noexcept {
+  multiply_types256(a);
+}
+
+}  // namespace thermo
+
+#endif
