@@ -169,7 +169,9 @@ std::optional<SpeedEstimate> expected_speed(const GgufFile& file, const ModelCon
           work, rates,
           CardRates{.read = measure_gpu_read_bandwidth(),
                     .n_multiprocessors = gpu->n_multiprocessors,
-                    .link = kCardLink,
+                    .link = options.link_limit > 0
+                                ? std::min(kCardLink, static_cast<double>(options.link_limit))
+                                : kCardLink,
                     .hot_share = hot == 0 || plan.expert_bytes == 0
                                      ? 1.0
                                      : static_cast<double>(hot) / static_cast<double>(plan.expert_bytes)});

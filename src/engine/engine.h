@@ -97,6 +97,7 @@ struct EngineOptions {
   ExpertBudget expert_ram;    // main memory for experts, likewise; the rest stays in the file
   int pin_layers = 0;         // the first layers' experts are hot whatever their heat
   bool expert_swaps = true;   // move experts while running
+  uint64_t link_limit = 0;    // bytes a second to the device, to measure slower links; 0: what it can
   std::string heat_file;      // read at load when it exists, written when the engine ends; empty: none
   std::string trace_file;     // Chrome trace of every step; empty: none
   LoadProgressFn progress;    // called on the loading thread, any number of times; may be empty

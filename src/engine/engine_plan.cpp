@@ -75,6 +75,7 @@ void plan_on_gpu(EnginePlan& plan, const ModelConfig& config, const Weights& wei
   plan.model.experts.split = true;
   plan.model.experts.pin_layers = o.pin_layers;
   plan.model.experts.swaps = o.expert_swaps;
+  plan.model.experts.link_limit = o.link_limit;
   plan.model.experts.budget_bytes = asked ? cache.resolve(total, 0) : 0;
   plan_device();
   if (!asked && plan.memory.fits()) {
@@ -148,6 +149,7 @@ void plan_on_cpu(EnginePlan& plan, const ModelConfig& config, const GgufFile& fi
   }
   plan.model.experts.pin_layers = o.pin_layers;
   plan.model.experts.swaps = o.expert_swaps;
+  plan.model.experts.link_limit = o.link_limit;
   plan.memory = plan_memory(config, file, inputs);
   if (plan.memory.experts_in_file()) plan.model.experts.host_bytes = plan.memory.host_expert_bytes;
   append_note(note, plan.memory.note);

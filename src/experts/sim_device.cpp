@@ -1,11 +1,27 @@
 #include "experts/sim_device.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 
-namespace thermo {
+#include "base/pause.h"
 
-SimDevice::SimDevice(const ExpertCatalog& catalog, TraceWriter* trace)
-    : announced_(catalog.layers.size() * kMaxParcels), trace_(trace) {
+namespace thermo {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Sleeping is not exact to less than some 50 us, which is half of an expert's time on a fast link.
+void wait_until(Clock::time_point end) {
+  constexpr std::chrono::microseconds kInexact{200};
+  if (end - Clock::now() > kInexact) std::this_thread::sleep_until(end - kInexact);
+  while (Clock::now() < end) pause_cpu();
+}
+
+}  // namespace
+
+SimDevice::SimDevice(const ExpertCatalog& catalog, TraceWriter* trace, uint64_t link_limit)
+    : announced_(catalog.layers.size() * kMaxParcels), trace_(trace), link_limit_(link_limit) {
   int n = 0;
   for (const ExpertLayer& layer : catalog.layers) {
     first_.push_back(n);
@@ -83,6 +99,7 @@ void SimDevice::wait_stream(uint64_t ticket) noexcept {
 // The step's own copies first: the step waits for them.
 void SimDevice::copy_loop() noexcept {
   std::unique_lock lock(mutex_);
+  Clock::time_point link_free = Clock::now();
   for (;;) {
     const auto may_copy = [&] { return !copies_.empty() && copies_.front().after <= n_ended_; };
     work_.wait(lock, [&] { return stop_ || !streams_.empty() || may_copy(); });
@@ -93,7 +110,14 @@ void SimDevice::copy_loop() noexcept {
     queue.pop_front();
     lock.unlock();
     const int64_t begin_ns = trace_ ? now_ns() : 0;
+    const Clock::time_point begin = Clock::now();
     std::memcpy(c.to, c.from, c.n_bytes);
+    if (link_limit_ > 0) {
+      const std::chrono::duration<double> duration(static_cast<double>(c.n_bytes) /
+                                                   static_cast<double>(link_limit_));
+      link_free = std::max(link_free, begin) + std::chrono::duration_cast<Clock::duration>(duration);
+      wait_until(link_free);
+    }
     if (c.index >= 0) announced_[static_cast<size_t>(c.index)].store(c.word, std::memory_order_release);
     if (trace_)
       trace_->add({.lane = streaming ? TraceLane::Fetch : TraceLane::Copy,

@@ -19,7 +19,8 @@ namespace thermo {
 
 class SimDevice final : public SlotDevice, public ParcelDevice {
  public:
-  explicit SimDevice(const ExpertCatalog& catalog, TraceWriter* trace = nullptr);
+  // `link_limit`: bytes a second, 0: as fast as memory.
+  explicit SimDevice(const ExpertCatalog& catalog, TraceWriter* trace = nullptr, uint64_t link_limit = 0);
   ~SimDevice() override;
   SimDevice(const SimDevice&) = delete;
   SimDevice& operator=(const SimDevice&) = delete;
@@ -65,6 +66,7 @@ class SimDevice final : public SlotDevice, public ParcelDevice {
   std::vector<const std::byte*> table_, places_;  // written between steps, read by steps: one thread
   std::vector<std::atomic<uint64_t>> announced_;
   TraceWriter* trace_;
+  uint64_t link_limit_;
 
   std::mutex mutex_;
   std::condition_variable work_, progress_;

@@ -36,7 +36,7 @@ SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOpti
       slots_(ExpertStore::slot_bytes(catalog_, placement_)),
       guest_(guest_bytes_),
       parcels_(carries(options.split) ? Courier::places_bytes(catalog_) : 0),
-      device_(catalog_, options.split.trace),
+      device_(catalog_, options.split.trace, options.split.link_limit),
       ffns_(static_cast<size_t>(catalog_.n_expert)),
       seen_(catalog_.layers.size()),
       fetch_of_(kMaxFetchTable + 1),

@@ -18,6 +18,7 @@ struct SplitOptions {
   bool swaps = true;
   bool fetch = true;              // the fetch lane; without it every cold expert is computed by the processor
   bool cpu = true;                // the cpu lane; without it every cold expert is fetched
+  uint64_t link_limit = 0;        // bytes a second to the device, to measure slower links; 0: what it can
   bool read_ahead = true;         // guess the next layer's cold experts and read them early
   const HeatMap* heat = nullptr;  // to place by; it is copied
   TraceWriter* trace = nullptr;   // must outlive the model, as must the files

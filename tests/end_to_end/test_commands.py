@@ -87,6 +87,10 @@ class Machine(ProgramTest):
         self.assertIn("no CUDA", result.stderr)
         self.assertIn("a size was expected", self.refusal(USAGE, "plan", "--gpu-memory", "much"))
 
+    def test_a_limit_of_the_link_needs_a_rate(self):
+        for text in ("12G", "fast", "0/s", "12G/min"):
+            self.assertIn("bytes a second were expected", self.refusal(USAGE, "plan", "--link-limit", text))
+
     def test_a_cap_hides_better_instruction_sets(self):
         kernels = json.loads(self.answer("doctor", "--json", env={"THERMO_MAX_ISA": "portable"}))
         self.assertIn("portable", json.dumps(kernels))

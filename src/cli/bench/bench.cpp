@@ -169,6 +169,7 @@ class BenchCommand : public Command {
         .no_environment();
     set.flag("--expert-swaps", experts_.swaps, "move experts by their use while running (default on)")
         .no_environment();
+    add_link_limit(set, experts_).no_environment();
     list("--heat", "LIST", heat_lists_,
          "generation with split experts: cold (each run as right after loading), warm (after a run that is "
          "not "

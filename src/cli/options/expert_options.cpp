@@ -48,6 +48,11 @@ ExpertBudget expert_budget_option(std::string_view text) {
   return *budget;
 }
 
+Option& add_link_limit(OptionSet& set, ExpertFlags& flags) {
+  return set.rate("--link-limit", "RATE", flags.link_limit,
+                  "carry experts to the device no faster than this (12G/s), to see what a slower link gives");
+}
+
 void add_expert_options(OptionSet& set, ExpertFlags& flags) {
   const auto budget = [](std::string& target) {
     return [&target](std::string_view text) {
@@ -73,6 +78,7 @@ void add_expert_options(OptionSet& set, ExpertFlags& flags) {
       .range(0, 10000)
       .advanced();
   set.flag("--expert-swaps", flags.swaps, "move experts by their use while running (default on)").advanced();
+  add_link_limit(set, flags).advanced();
   set.flag("-cmoe,--cpu-moe", flags.cpu_moe, "the same as --expert-cache 0").advanced();
   set.value("-ncmoe,--n-cpu-moe", "N", flags.n_cpu_moe,
             "read as a budget: as much device memory as the experts of all but N layers take")
@@ -90,6 +96,7 @@ void set_expert_options(const ExpertFlags& flags, EngineOptions& options) {
   options.expert_ram = expert_budget_option(flags.ram);
   options.pin_layers = flags.pin_layers;
   options.expert_swaps = flags.swaps;
+  options.link_limit = flags.link_limit;
   options.heat_file = flags.heat_file;
   options.trace_file = flags.trace_file;
 }

@@ -17,16 +17,20 @@ struct ExpertFlags {
   std::string ram = "auto";
   int pin_layers = 0;
   bool swaps = true;
+  uint64_t link_limit = 0;  // 0: none
   std::string heat_file, trace_file;
   bool keep_heat = true;  // without a heat file: in the user's cache folder, see cli/kept_heat.h
-  bool cpu_moe = false;  // llama.cpp's name for a cache of 0
-  int n_cpu_moe = -1;    // and for a share: the experts of this many layers are cold
+  bool cpu_moe = false;   // llama.cpp's name for a cache of 0
+  int n_cpu_moe = -1;     // and for a share: the experts of this many layers are cold
 
   bool asks_for_a_cache() const { return cache != "auto" || cpu_moe || n_cpu_moe > 0; }
 };
 
-// --expert-cache --expert-ram --pin-layers --expert-swaps --heat-file --no-heat-file --trace -cmoe -ncmoe.
+// --expert-cache --expert-ram --pin-layers --expert-swaps --link-limit --heat-file --no-heat-file --trace
+// -cmoe -ncmoe.
 void add_expert_options(OptionSet& set, ExpertFlags& flags);
+// --link-limit alone.
+Option& add_link_limit(OptionSet& set, ExpertFlags& flags);
 // Refuses what is no budget: for options whose values are read later. Throws ConfigError.
 ExpertBudget expert_budget_option(std::string_view text);
 

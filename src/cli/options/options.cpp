@@ -184,6 +184,19 @@ Option& OptionSet::size(std::string_view names, std::string metavar, uint64_t& t
       std::move(help));
 }
 
+Option& OptionSet::rate(std::string_view names, std::string metavar, uint64_t& target, std::string help) {
+  return custom(
+      names, std::move(metavar),
+      [&target](std::string_view text) {
+        const std::optional<uint64_t> bytes =
+            text.ends_with("/s") ? parse_bytes(text.substr(0, text.size() - 2)) : std::nullopt;
+        if (!bytes || *bytes < MiB)
+          throw ConfigError("bytes a second were expected, at least 1M/s (12G/s, 800M/s)");
+        target = *bytes;
+      },
+      std::move(help));
+}
+
 Option& OptionSet::count(std::string_view names, std::string metavar, int& target, std::string help) {
   Option& option = custom(
       names, std::move(metavar), [&target](std::string_view text) { target = parse_count(text); },

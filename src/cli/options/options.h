@@ -121,6 +121,8 @@ class OptionSet {
   }
   // Bytes: "11G", "512MiB", "4096".
   Option& size(std::string_view names, std::string metavar, uint64_t& target, std::string help);
+  // Bytes a second: "12G/s".
+  Option& rate(std::string_view names, std::string metavar, uint64_t& target, std::string help);
   // Tokens: "4096", "128K".
   Option& count(std::string_view names, std::string metavar, int& target, std::string help);
   // May be given several times.

@@ -137,6 +137,23 @@ TEST(Options, RefusesNumbersWithRubbish) {
   EXPECT_EQ(parse_count("16M"), 16 << 20);
 }
 
+TEST(Options, TakesBytesASecond) {
+  OptionSet set;
+  uint64_t rate = 0;
+  set.rate("--link", "RATE", rate, "");
+  const auto give = [&set](const char* text) {
+    OptionValues values(set);
+    values.parse_arguments(std::vector<std::string>{"--link", text});
+    values.apply();
+  };
+  give("12G/s");
+  EXPECT_EQ(rate, uint64_t{12} << 30);
+  give("1.5MiB/s");
+  EXPECT_EQ(rate, uint64_t{3} << 19);
+  for (const char* text : {"12G", "/s", "G/s", "12G/min", "0/s", "-1G/s", "4096/s", "fast"})
+    EXPECT_THROW(give(text), ConfigError) << text;
+}
+
 TEST(Options, ChecksTheRangeOfACountAfterItsUnit) {
   OptionSet set;
   int n = 0;

@@ -9,7 +9,9 @@ namespace thermo {
 uint64_t CudaSlots::copy(std::byte* to, const std::byte* from, size_t n_bytes) noexcept {
   const uint64_t ticket = ++issued_;
   if (ticket > kEvents) wait(ticket - kEvents);  // its event is used again
+  begin_copies(n_bytes);
   cudaMemcpyAsync(to, from, n_bytes, cudaMemcpyHostToDevice, stream_.view().handle);
+  end_copies();
   events_[ticket % kEvents].record(stream_.view());
   if (trace_ != nullptr) started_[ticket % kEvents] = {now_ns(), n_bytes};
   return ticket;
@@ -56,7 +58,9 @@ void CudaParcels::publish_place(int index, const std::byte* address) noexcept {
 void CudaParcels::send(std::byte* to, const std::byte* from, size_t n_bytes, int index,
                        uint64_t word) noexcept {
   const int64_t begin_ns = trace_ != nullptr ? now_ns() : 0;
+  limit_.begin(kLane, n_bytes, stream_.view());
   cudaMemcpyAsync(to, from, n_bytes, cudaMemcpyHostToDevice, stream_.view().handle);
+  limit_.end(kLane, stream_.view());
   stream_.write(announced_ + index, word);
   if (trace_ != nullptr)
     trace_->add({.lane = TraceLane::Fetch,

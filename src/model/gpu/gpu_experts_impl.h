@@ -49,6 +49,7 @@ struct GpuExperts::Impl {
   DeviceBuffer n_pairs;     // [n_layer], and `near` of each layer
   DeviceBuffer slots, lent;
   DeviceBuffer parcels, announced, came;  // places; [n_layer][kMaxParcels] each
+  LinkLimit limit;
   CudaSlots device;
   CudaParcels link;
 
@@ -95,7 +96,8 @@ struct GpuExperts::Impl {
   size_t chosen_of_layer() const { return static_cast<size_t>(kMaxMailRows) * static_cast<size_t>(n_used); }
   ColdMail& mail() const { return *mail_memory.as<ColdMail>(); }
 
-  bool can_read_host() const { return arena_lock.locked() && host.complete(); }
+  // Kernels that read host memory do so at the link's own speed, so a limit takes this from them.
+  bool can_read_host() const { return arena_lock.locked() && host.complete() && options.link_limit == 0; }
 
   void take_mail();
   void take_large_step(Isa isa);
@@ -107,7 +109,7 @@ struct GpuExperts::Impl {
   void trace_step() noexcept;
   void stream_all() noexcept;
   void add_batches(int layer, const int32_t* experts, int n) noexcept;
-  void issue(size_t limit) noexcept;
+  void issue(size_t end) noexcept;
   void compute_batches(size_t begin, size_t end, const DeviceExpertArgs& args, StreamView stream) noexcept;
   void compute_few(int layer, const int32_t* first, const DeviceExpertArgs& args, StreamView stream) noexcept;
 };

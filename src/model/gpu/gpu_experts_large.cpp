@@ -49,10 +49,10 @@ void GpuExperts::Impl::add_batches(int layer, const int32_t* experts, int n) noe
   }
 }
 
-// Queues the copies of the batches before `limit`.
-void GpuExperts::Impl::issue(size_t limit) noexcept {
+// Queues the copies of the batches before `end`.
+void GpuExperts::Impl::issue(size_t end) noexcept {
   const uint64_t step = align_up<uint64_t>(catalog.max_expert_bytes(), kExpertAlign);
-  for (; n_issued < std::min(limit, batches.size()); ++n_issued) {
+  for (; n_issued < std::min(end, batches.size()); ++n_issued) {
     const Batch& batch = batches[n_issued];
     const size_t place = n_issued % kBatches;
     const ExpertLayer& layer = catalog.layers[static_cast<size_t>(batch.layer)];
@@ -68,6 +68,7 @@ void GpuExperts::Impl::issue(size_t limit) noexcept {
       }
     }
     if (!host.complete()) host.want(batch.layer, {batch.experts, static_cast<size_t>(batch.n)});
+    device.begin_copies(static_cast<size_t>(batch.n) * layer.expert_bytes);
     for (int i = 0; i < batch.n; ++i) {
       const std::byte* const from = host.complete() ? host.address(batch.layer, batch.experts[i])
                                                     : host.acquire(batch.layer, batch.experts[i]).gate.panels;
@@ -76,6 +77,7 @@ void GpuExperts::Impl::issue(size_t limit) noexcept {
       cudaMemcpyAsync(to, from, layer.expert_bytes, cudaMemcpyHostToDevice, device.stream().handle);
       table[batch.experts[i]] = reinterpret_cast<const uint8_t*>(to);
     }
+    device.end_copies();
     cudaMemcpyAsync(batch_tables.as<const uint8_t*>() + place * static_cast<size_t>(n_expert), table,
                     static_cast<size_t>(n_expert) * sizeof(const uint8_t*), cudaMemcpyHostToDevice,
                     device.stream().handle);

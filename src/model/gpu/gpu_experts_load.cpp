@@ -57,10 +57,11 @@ GpuExperts::Impl::Impl(const ExpertCatalog& experts, const ModelConfig& config, 
       parcels(Courier::places_bytes(catalog)),
       announced(n_words() * sizeof(uint64_t)),
       came(n_words() * sizeof(CameParcel)),
+      limit(o.link_limit),
       device(control_host.as<const uint8_t*>(), reinterpret_cast<int32_t*>(control_host.data() + n_cold_at()),
-             n_expert, o.trace),
+             n_expert, limit, o.trace),
       link(announced.as<uint64_t>(), control_host.as<const uint8_t*>() + n_layer * n_expert, device.dirty,
-           o.trace) {
+           limit, o.trace) {
   for (int il = 0; il < n_layer; ++il)
     reinterpret_cast<int32_t*>(control_host.data() + n_cold_at())[il] =
         catalog.layers[static_cast<size_t>(il)].n_expert();
