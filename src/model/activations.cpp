@@ -113,6 +113,7 @@ uint64_t Activations::planned_bytes(const ModelConfig& c, int n_batch, int n_thr
   return carved_bytes(c, n_batch, n_threads) - untouched + ActBuffer::planned_bytes(n_batch, input_dim(c)) +
          ActBuffer::planned_bytes(n_batch, mixed_dim(c)) +
          ExpertFfnScratch::planned_bytes(max_pairs(c, n_batch), c.max_n_ff()) +
+         (c.is_moe() ? WholeExperts::planned_bytes(c.max_n_ff(), c.n_embd, n_threads) : 0) +
          ExpertSums::planned_bytes(n_batch, c.n_embd) +
          LinearScratch::planned_bytes(n_threads, max_panel_bytes);
 }
@@ -122,6 +123,8 @@ Activations::Activations(const ModelConfig& c, int n_batch, int n_threads, size_
       mixed(n_batch, mixed_dim(c)),
       expert_first(static_cast<size_t>(c.route.n_expert) + 1),
       ffn_scratch(max_pairs(c, n_batch), c.max_n_ff(), max_groups(c), n_threads),
+      whole_experts(c.is_moe() ? WholeExperts(c.max_n_ff(), c.n_embd, max_groups(c), n_threads)
+                               : WholeExperts()),
       expert_sums(n_batch, c.n_embd),
       linear_scratch(n_threads, max_panel_bytes),
       memory_(carved_bytes(c, n_batch, n_threads)) {

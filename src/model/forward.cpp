@@ -460,6 +460,8 @@ void Forward::feed_forward(int il, const Block& block, const BlockWeights& w) no
                   .scratch = act_.ffn_scratch,
                   .row_ops = kernels_.rows,
                   .linear = linear_});
+  else if (act_.whole_experts.suits(args, pool_.size()))
+    act_.whole_experts.run(args, kernels_.rows, linear_);
   else
     expert_ffn_cpu(args, act_.ffn_scratch, kernels_.rows, linear_);
 }

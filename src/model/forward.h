@@ -10,6 +10,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/delta_net/delta_net.h"
 #include "kernels/expert_ffn/expert_ffn.h"
+#include "kernels/expert_ffn/whole_experts.h"
 #include "kernels/linear/linear.h"
 #include "kernels/quant_matmul/quant_matmul.h"
 #include "kernels/row_ops/row_ops.h"
@@ -71,6 +72,7 @@ struct Activations {
   std::vector<FfnGroup> groups;
   std::vector<int> expert_first;  // [n_expert + 1]
   ExpertFfnScratch ffn_scratch;
+  WholeExperts whole_experts;
   ExpertSums expert_sums;  // [rows][n_embd]
 
   float* taps;    // [taps of the network][rows of the step][n_embd]

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/dequantize/dequantize.h"
+#include "kernels/expert_ffn/whole_experts.h"
 
 namespace thermo {
 namespace {
@@ -149,6 +150,18 @@ std::vector<float> run_case(const Case& c, Isa isa) {
   expert_ffn_cpu(late, scratch, row_op_kernels(isa), context);
   EXPECT_EQ(late_y, y);
 
+  // Whole experts for each thread: the same bits.
+  WholeExperts whole(std::max(c.n_ff, c.n_ff_shared), c.n_embd, c.n_expert + 1, c.n_threads);
+  EXPECT_EQ(whole.suits(args, c.n_threads),
+            c.n_rows <= WholeExperts::kMaxRows && static_cast<int>(groups.size()) >= 4 * c.n_threads);
+  if (c.n_rows <= WholeExperts::kMaxRows) {
+    std::vector<float> whole_y(y.size(), 1.0f);
+    ExpertFfnArgs other = args;
+    other.y = whole_y.data();
+    whole.run(other, row_op_kernels(isa), context);
+    EXPECT_EQ(whole_y, y);
+  }
+
   // In two parts, the later groups first: the same bits.
   std::vector<float> cut_y(y.size(), 1.0f);
   ExpertFfnArgs part = args;
@@ -215,6 +228,7 @@ TEST(ExpertFfn, AddsTheWeightedSumOfItsExpertsForEveryRow) {
     run_case({DType::Q4_K, 256, 256, 512, 1, 4, 2, true}, isa);
     run_case({DType::Q4_K, 512, 256, 256, 67, 5, 2, true}, isa);
     run_case({DType::Q6_K, 256, 512, 256, 17, 8, 4, true}, isa);
+    run_case({DType::Q4_K, 512, 256, 512, 32, 16, 2, true}, isa);
   }
 }
 

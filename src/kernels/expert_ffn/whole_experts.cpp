@@ -1,0 +1,152 @@
+#include "kernels/expert_ffn/whole_experts.h"
+
+#include <algorithm>
+#include <numeric>
+#include <thread>
+
+#include "base/pause.h"
+#include "base/units.h"
+
+namespace thermo {
+namespace {
+
+// So many groups for each thread that nobody waits long for the last one.
+constexpr int kGroupsForThread = 4;
+
+constexpr int kSumPanels = 64;  // at a time
+static_assert(2 * kSumPanels * kPanelRows <= LinearScratch::kTileFloats);
+
+}  // namespace
+
+WholeExperts::WholeExperts(int max_ff, int n_embd, int max_groups, int n_threads)
+    : threads_(static_cast<size_t>(n_threads)),
+      order_(static_cast<size_t>(max_groups)),
+      groups_(n_threads),
+      columns_(n_threads),
+      n_computed_(std::make_unique<std::atomic<int>>(0)) {
+  for (Thread& thread : threads_) {
+    thread.hidden = ActBuffer(kMaxRows, max_ff);
+    thread.sums = ExpertSums(kMaxRows, n_embd);
+  }
+}
+
+size_t WholeExperts::planned_bytes(int max_ff, int n_embd, int n_threads) {
+  return static_cast<size_t>(n_threads) *
+         (ActBuffer::planned_bytes(kMaxRows, max_ff) + ExpertSums::planned_bytes(kMaxRows, n_embd));
+}
+
+bool WholeExperts::suits(const ExpertFfnArgs& args, int n_threads) const noexcept {
+  return args.n_rows <= kMaxRows && static_cast<int>(args.groups.size()) >= kGroupsForThread * n_threads;
+}
+
+void WholeExperts::run(const ExpertFfnArgs& args, const RowOpKernels& row_ops,
+                       const LinearContext& context) noexcept {
+  const int n_groups = static_cast<int>(args.groups.size()), n_threads = context.pool.size();
+  // A thread takes the same experts in every step, so that their weights stay in its caches, and others' when
+  // it has none left; the ones with most pairs first.
+  const std::span<int> order = std::span(order_).first(args.groups.size());
+  const auto group_at = [&](int i) -> const FfnGroup& { return args.groups[static_cast<size_t>(i)]; };
+  const auto owner_of = [&](int i) {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(group_at(i).ffn) / sizeof(Ffn) %
+                            static_cast<uintptr_t>(n_threads));
+  };
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](int a, int b) {
+    const int of_a = owner_of(a), of_b = owner_of(b);
+    return of_a != of_b ? of_a < of_b : group_at(a).n_pairs > group_at(b).n_pairs;
+  });
+  for (int thread = 0, begin = 0; thread < n_threads; ++thread) {
+    int end = begin;
+    while (end < n_groups && owner_of(order[static_cast<size_t>(end)]) == thread) ++end;
+    groups_.deal(thread, begin, end);
+    begin = end;
+  }
+  for (Thread& thread : threads_) thread.has_sums = false;
+  std::atomic<int>& computed = *n_computed_;
+  computed.store(0, std::memory_order_relaxed);
+  const int out_panels = n_panels(args.n_embd), tile = std::min(ceil_div(out_panels, n_threads), kSumPanels);
+  columns_.deal(ceil_div(out_panels, tile));
+
+  context.pool.run_threads([&](int thread) {
+    int n = 0;
+    groups_.drain(thread, [&](int i, int) {
+      compute(args, group_at(order[static_cast<size_t>(i)]), thread, row_ops, context);
+      ++n;
+    });
+    if (n > 0) computed.fetch_add(n, std::memory_order_acq_rel);
+    for (int spins = 0; computed.load(std::memory_order_acquire) < n_groups;) {
+      pause_cpu();
+      if (++spins < 1 << 14) continue;
+      std::this_thread::yield();
+      spins = 0;
+    }
+    columns_.drain(thread, [&](int task, int) {
+      add_sums(args, task * tile, std::min(tile, out_panels - task * tile), thread, row_ops, context);
+    });
+  });
+}
+
+void WholeExperts::compute(const ExpertFfnArgs& args, const FfnGroup& group, int thread,
+                           const RowOpKernels& row_ops, const LinearContext& context) noexcept {
+  Thread& own = threads_[static_cast<size_t>(thread)];
+  const Ffn& ffn = *group.ffn;
+  std::byte* const packed = context.scratch.panels(thread);
+  float* const gate = context.scratch.tile(thread, 0);
+  float* const up = context.scratch.tile(thread, 1);
+  const ActRange x{.x = args.x, .index = args.pair_rows + group.pair_begin, .n = group.n_pairs};
+  own.hidden.set_cols(ffn.gate.n_rows);
+  const auto for_each_tile = [&](const Matrix& w, const auto& body) {
+    for (int panel = 0; panel < n_panels(w.n_rows); panel += LinearScratch::kTilePanels) {
+      const int n = std::min(LinearScratch::kTilePanels, n_panels(w.n_rows) - panel);
+      body(panel, n, std::min(n * kPanelRows, w.n_rows - panel * kPanelRows));
+    }
+  };
+  for_each_tile(ffn.gate, [&](int panel, int n, int n_rows) {
+    multiply_tile(ffn.gate, panel, n, x, gate, n_rows, packed, context.kernels);
+    multiply_tile(ffn.up, panel, n, x, up, n_rows, packed, context.kernels);
+    row_ops.swiglu(gate, up, group.n_pairs * n_rows);
+    for (int i = 0; i < group.n_pairs; ++i)
+      std::copy_n(gate + static_cast<int64_t>(i) * n_rows, n_rows, own.hidden.row(i) + panel * kPanelRows);
+  });
+  ActFormats formats;
+  formats.add(ffn.down);
+  for (int i = 0; i < group.n_pairs; ++i) own.hidden.quantize(i, ffn.down.n_cols, formats, context.kernels);
+
+  const bool starts = !own.has_sums && group.n_pairs == args.n_rows;
+  if (!own.has_sums && !starts)
+    for (int r = 0; r < args.n_rows; ++r) std::fill_n(own.sums.row(r), args.n_embd, 0.0);
+  own.has_sums = true;
+  for_each_tile(ffn.down, [&](int panel, int n, int n_rows) {
+    multiply_tile(ffn.down, panel, n, {.x = &own.hidden, .n = group.n_pairs}, gate, n_rows, packed,
+                  context.kernels);
+    for (int i = 0; i < group.n_pairs; ++i) {
+      const int pair = group.pair_begin + i;
+      (starts ? row_ops.start_sum : row_ops.add_to_sum)(
+          own.sums.row(args.pair_rows[pair]) + panel * kPanelRows, gate + static_cast<int64_t>(i) * n_rows,
+          args.pair_weights[pair], n_rows);
+    }
+  });
+}
+
+// What all threads have of some columns.
+void WholeExperts::add_sums(const ExpertFfnArgs& args, int panel, int n_panels, int thread,
+                            const RowOpKernels& row_ops, const LinearContext& context) const noexcept {
+  double* const all = reinterpret_cast<double*>(context.scratch.tile(thread, 0));
+  const int first = panel * kPanelRows, n = std::min(n_panels * kPanelRows, args.n_embd - first);
+  for (int r = 0; r < args.n_rows; ++r) {
+    const double* sums = nullptr;
+    for (const Thread& other : threads_) {
+      if (!other.has_sums) continue;
+      const double* const part = other.sums.row(r) + first;
+      if (sums == nullptr) {
+        sums = part;
+        continue;
+      }
+      for (int i = 0; i < n; ++i) all[i] = sums[i] + part[i];
+      sums = all;
+    }
+    row_ops.add_sum(args.y + r * args.y_stride + first, sums, n);
+  }
+}
+
+}  // namespace thermo
