@@ -303,7 +303,7 @@ void Model::append_features(int sequence, const StateRows& features) noexcept {
 }
 
 void Model::commit(int sequence, std::span<const int32_t> path) noexcept {
-  impl_->sequence(sequence).commit_path(path, impl_->kernels.delta_net);
+  impl_->sequence(sequence).commit_path(path, impl_->kernels.delta_net, impl_->pool);
   if (impl_->heat) impl_->count_accepted(sequence, path);
 }
 

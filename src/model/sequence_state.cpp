@@ -167,40 +167,61 @@ SequenceState::Tape SequenceState::tape(int layer) noexcept {
   return {floats(at.conv_input), floats(at.k), floats(at.g), floats(at.delta)};
 }
 
-void SequenceState::commit_path(std::span<const int32_t> path, const DeltaNetKernels& kernels) noexcept {
-  const int n = static_cast<int>(path.size());
+void SequenceState::commit_path(std::span<const int32_t> path, const DeltaNetKernels& kernels,
+                                ThreadPool& pool) noexcept {
+  const int n = static_cast<int>(path.size()), n_layers = memory_->layout.n_layers();
+  for (int layer = 0; layer < n_layers; ++layer)
+    if (!memory_->layout.is_recurrent(layer)) move_keys(layer, path);
+  if (n > 0 && memory_->layout.n_recurrent() > 0) {
+    // A thread has the heads that it has in a step: their state lies in its cache.
+    pool.run(config_->ssm_n_head_k * n_layers, [&](int task, int) {
+      if (memory_->layout.is_recurrent(task % n_layers))
+        commit_head(task % n_layers, task / n_layers, path, kernels);
+    });
+  }
+  advance(n);
+}
+
+// Accepted rows move down to the end of the committed ones. path[d] >= d, so nothing is overwritten before it
+// moved.
+void SequenceState::move_keys(int layer, std::span<const int32_t> path) noexcept {
   const size_t k_bytes = memory_->layout.k_slot_bytes(), v_bytes = memory_->layout.v_slot_bytes();
-  for (int layer = 0; layer < memory_->layout.n_layers(); ++layer) {
-    if (!memory_->layout.is_recurrent(layer)) {
-      // Accepted rows move down to the end of the committed ones. path[d] >= d, so nothing is overwritten
-      // before it moved.
-      const KvView view = kv(layer);
-      const auto slot = [&](std::byte* base, int i, size_t bytes) {
-        return base + view.pages[i / kKvPage] * view.page_bytes + static_cast<size_t>(i % kKvPage) * bytes;
-      };
-      for (int d = 0; d < n; ++d) {
-        const int row = path[static_cast<size_t>(d)];
-        if (row == d) continue;
-        std::memcpy(slot(view.k, n_past_ + d, k_bytes), slot(view.k, n_past_ + row, k_bytes), k_bytes);
-        std::memcpy(slot(view.v, n_past_ + d, v_bytes), slot(view.v, n_past_ + row, v_bytes), v_bytes);
-      }
-      continue;
-    }
-    const Tape rows = tape(layer);
+  const KvView view = kv(layer);
+  const auto slot = [&](std::byte* base, int i, size_t bytes) {
+    return base + view.pages[i / kKvPage] * view.page_bytes + static_cast<size_t>(i % kKvPage) * bytes;
+  };
+  for (int d = 0; d < static_cast<int>(path.size()); ++d) {
+    const int row = path[static_cast<size_t>(d)];
+    if (row == d) continue;
+    std::memcpy(slot(view.k, n_past_ + d, k_bytes), slot(view.k, n_past_ + row, k_bytes), k_bytes);
+    std::memcpy(slot(view.v, n_past_ + d, v_bytes), slot(view.v, n_past_ + row, v_bytes), v_bytes);
+  }
+}
+
+// A key head and the value heads that read it: their state, and the columns of their channels.
+void SequenceState::commit_head(int layer, int kh, std::span<const int32_t> path,
+                                const DeltaNetKernels& kernels) noexcept {
+  const int dim = config_->ssm_dim, n_k = config_->ssm_n_head_k, n_v = config_->ssm_n_head_v;
+  const Tape rows = tape(layer);
+  const auto shift = [&](int first) {
+    shift_conv_state(conv_state(layer), rows.conv_input, path, config_->ssm_taps,
+                     config_->ssm_channel_stride(), first, first + dim);
+  };
+  shift(kh * dim);
+  shift((n_k + kh) * dim);
+  for (int head = kh; head < n_v; head += n_k) {
     kernels.commit({.k = rows.k,
                     .g = rows.g,
                     .delta = rows.delta,
-                    .k_stride = config_->ssm_n_head_k * config_->ssm_dim,
+                    .k_stride = n_k * dim,
                     .state = delta_state(layer),
                     .path = path,
-                    .n_head_k = config_->ssm_n_head_k,
-                    .n_head_v = config_->ssm_n_head_v,
-                    .dim = config_->ssm_dim},
-                   0, config_->ssm_n_head_v);
-    shift_conv_state(conv_state(layer), rows.conv_input, path, config_->ssm_taps,
-                     config_->ssm_channel_stride(), 0, config_->ssm_channels());
+                    .n_head_k = n_k,
+                    .n_head_v = n_v,
+                    .dim = dim},
+                   head, head + 1);
+    shift((2 * n_k + head) * dim);
   }
-  advance(n);
 }
 
 void shift_conv_state(float* state, const float* inputs, std::span<const int32_t> path, int taps, int stride,

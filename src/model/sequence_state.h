@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/host_buffer.h"
+#include "base/thread_pool.h"
 #include "kernels/attention/attention.h"
 #include "kernels/delta_net/delta_net.h"
 #include "model/backend.h"
@@ -78,9 +79,12 @@ class SequenceState {
   void advance(int n) noexcept;
   // Makes `path` of the uncommitted rows (increasing, each the parent of the next) the new end of the
   // sequence.
-  void commit_path(std::span<const int32_t> path, const DeltaNetKernels& kernels) noexcept;
+  void commit_path(std::span<const int32_t> path, const DeltaNetKernels& kernels, ThreadPool& pool) noexcept;
 
  private:
+  void move_keys(int layer, std::span<const int32_t> path) noexcept;
+  void commit_head(int layer, int kh, std::span<const int32_t> path, const DeltaNetKernels& kernels) noexcept;
+
   const ModelConfig* config_;
   SequenceMemory* memory_;
   KvType k_type_, v_type_;
