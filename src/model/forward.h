@@ -1,6 +1,7 @@
 // A step on the processor: runs the blocks of the network in turn, each on all rows of the step at once.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -123,6 +124,13 @@ class Forward {
  private:
   template <class Body>
   void for_rows(const Body& body) noexcept;
+  template <class Body>
+  void for_row_blocks(const Body& body) noexcept;
+  // What every core may read from its own cache.
+  static bool is_small(const Matrix& w) noexcept;
+  // Whether each thread multiplies some rows with the whole matrix, instead of all rows with a part of it:
+  // then nothing of a row has to move to another core.
+  bool goes_by_rows(const Matrix& w) const noexcept;
   int n_rows() const noexcept { return static_cast<int>(tokens_.size()); }
   // Blocks of layer `il` (-1: before the layers, n_layer: after them).
   void run_block(int il, const Block& block, const BlockWeights& w) noexcept;
@@ -138,19 +146,27 @@ class Forward {
   // h = rms(x) of all rows, plus the forms that the matrices of these roles multiply with.
   void norm(const BlockWeights& w, std::initializer_list<Role> readers) noexcept;
   void norm(const BlockWeights& w, ActFormats formats) noexcept;
+  void norm_row(const BlockWeights& w, ActFormats formats, int row) noexcept;
   void find_angles() noexcept;
   void prepare_heads(const Block& block, const BlockWeights& w) noexcept;
   void prepare_keys(const Block& block, const BlockWeights& w, int row) noexcept;
   void append_keys(int il, const RowGroup& group) noexcept;
-  void gate_heads(const Block& block, const BlockWeights& w) noexcept;
-  void delta_net_group(int il, const BlockWeights& w, const RowGroup& group) noexcept;
+  void gate_heads(const Block& block, int row) noexcept;
+  template <class Prepare>
+  void add_output(const Matrix& w, const Prepare& prepare) noexcept;
+  bool goes_by_heads(const BlockWeights& w) const noexcept;
+  void project_head(const BlockWeights& w, int kh, int thread, float* g, float* beta) noexcept;
+  void delta_net_head(int il, const BlockWeights& w, const RowGroup& group, int kh, int thread, float* g,
+                      float* beta) noexcept;
   void count_uses(int il, const Block& block, const BlockWeights& w, int n_routed) noexcept;
-  // Returns the number of routed groups.
-  int route(const RouteConfig& config, const BlockWeights& w) noexcept;
+  void choose_experts(const RouteConfig& config, const BlockWeights& w, ActFormats formats) noexcept;
+  int group_pairs(const RouteConfig& config, const BlockWeights& w) noexcept;
   float* angles_of(int rope, int row) const noexcept {
     return act_.angles + (static_cast<size_t>(rope) * tokens_.size() + static_cast<size_t>(row)) *
                              static_cast<size_t>(max_n_rot_);
   }
+
+  static constexpr int kFewRows = 64;
 
   const ModelConfig& config_;
   const Weights& weights_;
@@ -171,5 +187,51 @@ class Forward {
   std::span<const int32_t> logit_rows_;
   std::span<const StateRows> states_;
 };
+
+// A single row is not worth waking anybody for.
+template <class Body>
+void Forward::for_rows(const Body& body) noexcept {
+  pool_.run(n_rows(), [&](int row, int) { body(row); });
+}
+
+// Rows in as many blocks as there are threads: body(first, n, thread).
+template <class Body>
+void Forward::for_row_blocks(const Body& body) noexcept {
+  const int n_blocks = pool_.size();
+  pool_.run(n_blocks, [&](int block, int thread) {
+    const int first = n_rows() * block / n_blocks, end = n_rows() * (block + 1) / n_blocks;
+    body(first, end - first, thread);
+  });
+}
+
+// x += W mixed, where prepare(row) finishes the row of `mixed` before it is multiplied.
+template <class Prepare>
+void Forward::add_output(const Matrix& w, const Prepare& prepare) noexcept {
+  ActFormats formats;
+  formats.add(w);
+  const auto finish = [&](int r) {
+    prepare(r);
+    act_.mixed.quantize(r, w.n_cols, formats, kernels_.matmul);
+  };
+  if (!goes_by_rows(w)) {
+    for_rows(finish);
+    const LinearJob job{.w = &w, .x = &act_.mixed, .y = act_.x, .y_stride = config_.n_embd, .add = true};
+    linear_cpu({&job, 1}, n_rows(), nullptr, linear_);
+    return;
+  }
+  for_row_blocks([&](int first, int n, int thread) {
+    for (int r = first; r < first + n; ++r) finish(r);
+    float* const tile = act_.linear_scratch.tile(thread, 0);
+    for (int panel = 0; panel < n_panels(w.n_rows); panel += LinearScratch::kTilePanels) {
+      const int n_outputs = std::min(LinearScratch::kTilePanels * kPanelRows, w.n_rows - panel * kPanelRows);
+      multiply_tile(w, panel, n_panels(n_outputs), {.x = &act_.mixed, .first = first, .n = n}, tile,
+                    n_outputs, act_.linear_scratch.panels(thread), kernels_.matmul);
+      for (int i = 0; i < n; ++i) {
+        float* const x = act_.x + static_cast<int64_t>(first + i) * config_.n_embd + panel * kPanelRows;
+        for (int c = 0; c < n_outputs; ++c) x[c] += tile[static_cast<int64_t>(i) * n_outputs + c];
+      }
+    }
+  });
+}
 
 }  // namespace thermo

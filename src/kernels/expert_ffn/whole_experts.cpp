@@ -13,16 +13,13 @@ namespace {
 // So many groups for each thread that nobody waits long for the last one.
 constexpr int kGroupsForThread = 4;
 
-constexpr int kSumPanels = 64;  // at a time
-static_assert(2 * kSumPanels * kPanelRows <= LinearScratch::kTileFloats);
-
 }  // namespace
 
 WholeExperts::WholeExperts(int max_ff, int n_embd, int max_groups, int n_threads)
     : threads_(static_cast<size_t>(n_threads)),
       order_(static_cast<size_t>(max_groups)),
       groups_(n_threads),
-      columns_(n_threads),
+      sums_(n_threads),
       n_computed_(std::make_unique<std::atomic<int>>(0)) {
   for (Thread& thread : threads_) {
     thread.hidden = ActBuffer(kMaxRows, max_ff);
@@ -64,8 +61,10 @@ void WholeExperts::run(const ExpertFfnArgs& args, const RowOpKernels& row_ops,
   for (Thread& thread : threads_) thread.has_sums = false;
   std::atomic<int>& computed = *n_computed_;
   computed.store(0, std::memory_order_relaxed);
-  const int out_panels = n_panels(args.n_embd), tile = std::min(ceil_div(out_panels, n_threads), kSumPanels);
-  columns_.deal(ceil_div(out_panels, tile));
+  // At the end a thread adds the sums of some rows, where there are enough of them, or of some columns.
+  const bool by_rows = args.n_rows >= 2 * n_threads;
+  sums_.deal(n_threads);
+  const auto share = [&](int n, int i) { return n * i / n_threads; };
 
   context.pool.run_threads([&](int thread) {
     int n = 0;
@@ -80,8 +79,10 @@ void WholeExperts::run(const ExpertFfnArgs& args, const RowOpKernels& row_ops,
       std::this_thread::yield();
       spins = 0;
     }
-    columns_.drain(thread, [&](int task, int) {
-      add_sums(args, task * tile, std::min(tile, out_panels - task * tile), thread, row_ops, context);
+    sums_.drain(thread, [&](int i, int) {
+      const int all = by_rows ? args.n_rows : args.n_embd;
+      const Range part{share(all, i), share(all, i + 1)};
+      add_sums(args, by_rows ? part : Range{0, args.n_rows}, by_rows ? Range{0, args.n_embd} : part, row_ops);
     });
   });
 }
@@ -128,25 +129,23 @@ void WholeExperts::compute(const ExpertFfnArgs& args, const FfnGroup& group, int
   });
 }
 
-// What all threads have of some columns.
-void WholeExperts::add_sums(const ExpertFfnArgs& args, int panel, int n_panels, int thread,
-                            const RowOpKernels& row_ops, const LinearContext& context) const noexcept {
-  double* const all = reinterpret_cast<double*>(context.scratch.tile(thread, 0));
-  const int first = panel * kPanelRows, n = std::min(n_panels * kPanelRows, args.n_embd - first);
-  for (int r = 0; r < args.n_rows; ++r) {
-    const double* sums = nullptr;
-    for (const Thread& other : threads_) {
-      if (!other.has_sums) continue;
-      const double* const part = other.sums.row(r) + first;
-      if (sums == nullptr) {
-        sums = part;
-        continue;
+// What all threads have of some rows and columns.
+void WholeExperts::add_sums(const ExpertFfnArgs& args, Range rows, Range columns,
+                            const RowOpKernels& row_ops) const noexcept {
+  constexpr int kAtOnce = 256;
+  double all[kAtOnce];
+  for (int r = rows.begin; r < rows.end; ++r)
+    for (int first = columns.begin; first < columns.end; first += kAtOnce) {
+      const int n = std::min(kAtOnce, columns.end - first);
+      const double* sums = nullptr;
+      for (const Thread& thread : threads_) {
+        if (!thread.has_sums) continue;
+        const double* const part = thread.sums.row(r) + first;
+        for (int i = 0; i < n && sums != nullptr; ++i) all[i] = sums[i] + part[i];
+        sums = sums == nullptr ? part : all;
       }
-      for (int i = 0; i < n; ++i) all[i] = sums[i] + part[i];
-      sums = all;
+      row_ops.add_sum(args.y + r * args.y_stride + first, sums, n);
     }
-    row_ops.add_sum(args.y + r * args.y_stride + first, sums, n);
-  }
 }
 
 }  // namespace thermo

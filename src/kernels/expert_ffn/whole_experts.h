@@ -37,12 +37,15 @@ class WholeExperts {
 
   void compute(const ExpertFfnArgs& args, const FfnGroup& group, int thread, const RowOpKernels& row_ops,
                const LinearContext& context) noexcept;
-  void add_sums(const ExpertFfnArgs& args, int panel, int n_panels, int thread, const RowOpKernels& row_ops,
-                const LinearContext& context) const noexcept;
+  struct Range {
+    int begin, end;
+  };
+  void add_sums(const ExpertFfnArgs& args, Range rows, Range columns,
+                const RowOpKernels& row_ops) const noexcept;
 
   std::vector<Thread> threads_;
   std::vector<int> order_;  // groups
-  TaskRanges groups_{1}, columns_{1};
+  TaskRanges groups_{1}, sums_{1};
   std::unique_ptr<std::atomic<int>> n_computed_;  // on the heap, so that this can be moved
 };
 
