@@ -14,18 +14,19 @@ int max_n_rot(const ModelConfig& c) {
   for (const RopeConfig& rope : c.ropes) most = std::max(most, rope.n_rot);
   return most;
 }
-int mixed_dim(const ModelConfig& c) {
-  return std::max(q_dim(c), c.ssm_n_head_v > 0 ? c.ssm_inner() : 0);
-}
-
-// What norms and projections of states write: a block's input is as wide as the stream, states may be
-// several.
-int input_dim(const ModelConfig& c) {
-  int most = c.n_embd;
-  for (const auto* blocks : {&c.network.input, &c.network.features})
-    for (const Block& block : *blocks)
-      if (const TensorSpec* spec = block.find(Role::StateProjection)) most = std::max(most, spec->shape[0]);
+// The widest states that are projected.
+int states_dim(const std::vector<Block>& blocks) {
+  int most = 0;
+  for (const Block& block : blocks)
+    if (const TensorSpec* spec = block.find(Role::StateProjection)) most = std::max(most, spec->shape[0]);
   return most;
+}
+int mixed_dim(const ModelConfig& c) {
+  return std::max({q_dim(c), c.ssm_n_head_v > 0 ? c.ssm_inner() : 0, states_dim(c.network.features)});
+}
+// What norms write: a block's input is as wide as the stream, states may be several.
+int input_dim(const ModelConfig& c) {
+  return std::max(c.n_embd, states_dim(c.network.input));
 }
 
 // Pairs of (row, expert), the shared expert or the dense FFN included.
@@ -34,6 +35,12 @@ int max_pairs(const ModelConfig& c, int n_batch) {
 }
 int max_groups(const ModelConfig& c) {
   return c.route.n_expert + 1;
+}
+
+// Where all rows take one FFN, only those of small ones are of use.
+bool has_whole_experts(const ModelConfig& c) {
+  constexpr int kMostFf = 2048;
+  return c.is_moe() || c.max_n_ff() <= kMostFf;
 }
 
 // Hands out consecutive cache-aligned pieces; with no memory behind it, it only adds up.
@@ -113,7 +120,7 @@ uint64_t Activations::planned_bytes(const ModelConfig& c, int n_batch, int n_thr
   return carved_bytes(c, n_batch, n_threads) - untouched + ActBuffer::planned_bytes(n_batch, input_dim(c)) +
          ActBuffer::planned_bytes(n_batch, mixed_dim(c)) +
          ExpertFfnScratch::planned_bytes(max_pairs(c, n_batch), c.max_n_ff()) +
-         (c.is_moe() ? WholeExperts::planned_bytes(c.max_n_ff(), c.n_embd, n_threads) : 0) +
+         (has_whole_experts(c) ? WholeExperts::planned_bytes(c.max_n_ff(), c.n_embd, n_threads) : 0) +
          ExpertSums::planned_bytes(n_batch, c.n_embd) +
          LinearScratch::planned_bytes(n_threads, max_panel_bytes);
 }
@@ -123,12 +130,13 @@ Activations::Activations(const ModelConfig& c, int n_batch, int n_threads, size_
       mixed(n_batch, mixed_dim(c)),
       expert_first(static_cast<size_t>(c.route.n_expert) + 1),
       ffn_scratch(max_pairs(c, n_batch), c.max_n_ff(), max_groups(c), n_threads),
-      whole_experts(c.is_moe() ? WholeExperts(c.max_n_ff(), c.n_embd, max_groups(c), n_threads)
-                               : WholeExperts()),
+      whole_experts(has_whole_experts(c) ? WholeExperts(c.max_n_ff(), c.n_embd, max_groups(c), n_threads)
+                                         : WholeExperts()),
       expert_sums(n_batch, c.n_embd),
       linear_scratch(n_threads, max_panel_bytes),
       memory_(carved_bytes(c, n_batch, n_threads)) {
   groups.reserve(static_cast<size_t>(max_groups(c)));
+  attention.reserve(static_cast<size_t>(n_batch));
   Carver carver(memory_.data());
   carve(carver, c, n_batch, n_threads, this);
 }

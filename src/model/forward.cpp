@@ -36,7 +36,7 @@ void Forward::begin(std::span<const RowGroup> groups, std::span<const TokenId> t
 
 void Forward::run() noexcept {
   const Network& net = config_.network;
-  find_angles();
+  for_rows([&](int r) { find_angles(r); });
   for (size_t b = 0; b < net.input.size(); ++b) run_block(-1, net.input[b], weights_.input[b]);
   for (int il = 0; il < config_.n_layer; ++il) {
     const std::vector<Block>& blocks = net.layers[static_cast<size_t>(il)].blocks;
@@ -77,6 +77,14 @@ bool Forward::goes_by_rows(const Matrix& w) const noexcept {
   return n_rows() >= 2 * pool_.size() && n_rows() <= kFewRows && is_small(w);
 }
 
+void Forward::multiply_rows(const Matrix& w, const ActBuffer& x, int first, int n, float* y, int64_t stride,
+                            int thread) noexcept {
+  for (int panel = 0; panel < n_panels(w.n_rows); panel += LinearScratch::kTilePanels)
+    multiply_tile(w, panel, std::min(LinearScratch::kTilePanels, n_panels(w.n_rows) - panel),
+                  {.x = &x, .first = first, .n = n}, y + first * stride + panel * kPanelRows, stride,
+                  act_.linear_scratch.panels(thread), kernels_.matmul);
+}
+
 void Forward::embed(const BlockWeights& w) noexcept {
   for_rows([&](int r) {
     embed_row(w[Role::Embedding], r, act_.x + static_cast<size_t>(r) * static_cast<size_t>(config_.n_embd));
@@ -112,50 +120,9 @@ void Forward::nextn_input(const BlockWeights& w) noexcept {
   linear_cpu({&job, 1}, n_rows(), nullptr, linear_);
 }
 
-void Forward::run_features(const StateRows& states) noexcept {
-  const BlockWeights& features = weights_.features.front();
-  const Matrix& projection = features[Role::StateProjection];
-  find_angles();
-  ActFormats formats;
-  formats.add(projection);
-  act_.h.set_cols(projection.n_cols);
-  for_rows([&](int r) {
-    for (int tap = 0; tap < states.n_taps; ++tap)
-      std::copy_n(states.at(tap, r), states.n_embd,
-                  act_.h.row(r) + static_cast<int64_t>(tap) * states.n_embd);
-    act_.h.quantize(r, projection.n_cols, formats, kernels_.matmul);
-  });
-  const LinearJob job{.w = &projection, .x = &act_.h, .y = act_.x, .y_stride = config_.n_embd};
-  linear_cpu({&job, 1}, n_rows(), nullptr, linear_);
-
-  ActFormats readers;
-  const auto for_each_attention = [&](const auto& visit) {
-    for (int il = 0; il < config_.n_layer; ++il)
-      for (size_t b = 0; b < config_.network.layers[static_cast<size_t>(il)].blocks.size(); ++b) {
-        const Block& block = config_.network.layers[static_cast<size_t>(il)].blocks[b];
-        if (block.kind == BlockKind::Attention)
-          visit(il, block, weights_.layers[static_cast<size_t>(il)].blocks[b]);
-      }
-  };
-  for_each_attention([&](int, const Block&, const BlockWeights& w) {
-    readers.add(w[Role::K]);
-    readers.add(w[Role::V]);
-  });
-  norm(features, readers);
-  for_each_attention([&](int il, const Block& block, const BlockWeights& w) {
-    const LinearJob jobs[2] = {{.w = &w[Role::K], .x = &act_.h, .y = act_.k, .y_stride = w[Role::K].n_rows},
-                               {.w = &w[Role::V], .x = &act_.h, .y = act_.v, .y_stride = w[Role::V].n_rows}};
-    linear_cpu(jobs, n_rows(), nullptr, linear_);
-    for_rows([&](int r) { prepare_keys(block, w, r); });
-    for (const RowGroup& group : groups_) append_keys(il, group);
-  });
-}
-
-void Forward::find_angles() noexcept {
-  for_rows([&](int r) {
-    for (size_t i = 0; i < ropes_.size(); ++i)
-      rope_angles(ropes_[i], positions_[static_cast<size_t>(r)], angles_of(static_cast<int>(i), r));
-  });
+void Forward::find_angles(int r) noexcept {
+  for (size_t i = 0; i < ropes_.size(); ++i)
+    rope_angles(ropes_[i], positions_[static_cast<size_t>(r)], angles_of(static_cast<int>(i), r));
 }
 
 void Forward::norm(const BlockWeights& w, ActFormats formats) noexcept {
@@ -201,6 +168,15 @@ void Forward::feed_forward(int il, const Block& block, const BlockWeights& w) no
     }
   formats.add(w[Role::Router]);
   act_.groups.clear();
+  if (!block.routed() && act_.whole_experts.suits_rows(w.common, n_rows()) && goes_by_rows(w.common.gate) &&
+      goes_by_rows(w.common.up) && goes_by_rows(w.common.down)) {
+    act_.h.set_cols(config_.n_embd);
+    for_row_blocks([&](int first, int n, int thread) {
+      for (int r = first; r < first + n; ++r) norm_row(w, formats, r);
+      act_.whole_experts.add_rows(w.common, act_.h, first, n, thread, act_.x, kernels_.rows, linear_);
+    });
+    return;
+  }
   int n_routed = 0;
   if (!block.routed()) {
     norm(w, formats);
@@ -282,7 +258,7 @@ void Forward::choose_experts(const RouteConfig& config, const BlockWeights& w, A
     if (shared_weight != nullptr)
       act_.shared_weights[r] = sigmoid(kernels_.rows.dot(shared_weight, act_.h.row(r), config_.n_embd));
   };
-  if (!goes_by_rows(router) || n_panels(router.n_rows) > LinearScratch::kTilePanels) {
+  if (!goes_by_rows(router)) {
     norm(w, formats);
     const LinearJob job{.w = &router, .x = &act_.h, .y = act_.router_logits, .y_stride = n_expert};
     linear_cpu({&job, 1}, n_rows(), nullptr, linear_);
@@ -292,9 +268,7 @@ void Forward::choose_experts(const RouteConfig& config, const BlockWeights& w, A
   act_.h.set_cols(config_.n_embd);
   for_row_blocks([&](int first, int n, int thread) {
     for (int r = first; r < first + n; ++r) norm_row(w, formats, r);
-    multiply_tile(router, 0, n_panels(n_expert), {.x = &act_.h, .first = first, .n = n},
-                  act_.router_logits + static_cast<int64_t>(first) * n_expert, n_expert,
-                  act_.linear_scratch.panels(thread), kernels_.matmul);
+    multiply_rows(router, act_.h, first, n, act_.router_logits, n_expert, thread);
     for (int r = first; r < first + n; ++r) choose(r);
   });
 }

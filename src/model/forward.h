@@ -44,7 +44,8 @@ struct Activations {
 
   float* x;         // [rows][n_embd] residual stream
   ActBuffer h;      // [rows][n_embd] normed input of a block
-  ActBuffer mixed;  // [rows][q_dim or ssm_inner] what attention or DeltaNet hands to its output projection
+  // [rows][q_dim or ssm_inner] what attention or DeltaNet hands to its output projection; or states, gathered
+  ActBuffer mixed;
 
   // Attention.
   float* q_full;  // [rows][q_dim, or twice that with the gate inside] projected
@@ -54,6 +55,7 @@ struct Activations {
   float* gate;    // [rows][n_head or q_dim]
   float* angles;  // [ropes][rows][n_rot] cos, sin
   float* attention_scratch;
+  std::vector<AttentionArgs> attention;  // of each sequence
 
   // DeltaNet.
   float* conv_input;  // [rows][channels]
@@ -147,10 +149,16 @@ class Forward {
   void norm(const BlockWeights& w, std::initializer_list<Role> readers) noexcept;
   void norm(const BlockWeights& w, ActFormats formats) noexcept;
   void norm_row(const BlockWeights& w, ActFormats formats, int row) noexcept;
-  void find_angles() noexcept;
-  void prepare_heads(const Block& block, const BlockWeights& w) noexcept;
+  // Rows [first, first + n) on the calling thread: row r of y = W * row r of x.
+  void multiply_rows(const Matrix& w, const ActBuffer& x, int first, int n, float* y, int64_t stride,
+                     int thread) noexcept;
+  void find_angles(int row) noexcept;
+  void project_heads(int il, const Block& block, const BlockWeights& w) noexcept;
+  template <class Visit>
+  void for_each_attention(const Visit& visit) noexcept;
+  void prepare_heads(const Block& block, const BlockWeights& w, int row) noexcept;
   void prepare_keys(const Block& block, const BlockWeights& w, int row) noexcept;
-  void append_keys(int il, const RowGroup& group) noexcept;
+  void append_keys(int il, int first, int n) noexcept;
   void gate_heads(const Block& block, int row) noexcept;
   template <class Prepare>
   void add_output(const Matrix& w, const Prepare& prepare) noexcept;

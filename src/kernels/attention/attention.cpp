@@ -126,4 +126,29 @@ void attention_cpu(const AttentionArgs& args, const AttentionKernels& kernels, T
   }
 }
 
+// With several sequences there are tasks enough without splitting contexts.
+void attention_cpu(std::span<const AttentionArgs> sequences, const AttentionKernels& kernels,
+                   ThreadPool& pool, float* scratch) noexcept {
+  const auto tile_rows = [](const AttentionArgs& args) {
+    return std::max(1, kAttentionQueries / (args.n_head / args.n_head_kv));
+  };
+  const auto tasks_of = [&](const AttentionArgs& args) {
+    return (args.n_rows + tile_rows(args) - 1) / tile_rows(args) * args.n_head_kv;
+  };
+  int n_tasks = 0;
+  for (const AttentionArgs& args : sequences) n_tasks += tasks_of(args);
+  if (sequences.size() == 1 || n_tasks < 2 * pool.size()) {
+    for (const AttentionArgs& args : sequences) attention_cpu(args, kernels, pool, scratch);
+    return;
+  }
+  pool.run(n_tasks, [&](int task, int thread) {
+    size_t i = 0;
+    for (; task >= tasks_of(sequences[i]); ++i) task -= tasks_of(sequences[i]);
+    const AttentionArgs& args = sequences[i];
+    const int rows = tile_rows(args), begin = task / args.n_head_kv * rows;
+    kernels.attend(args, begin, std::min(args.n_rows, begin + rows), task % args.n_head_kv,
+                   scratch + static_cast<size_t>(thread) * AttentionScratch(args.head_dim).work_floats());
+  });
+}
+
 }  // namespace thermo

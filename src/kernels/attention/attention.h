@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/isa.h"
 
@@ -112,6 +113,10 @@ size_t attention_scratch_floats(int n_head, int n_head_kv, int head_dim);
 // split into their spans, so one decoded row still uses every thread.
 void attention_cpu(const AttentionArgs& args, const AttentionKernels& kernels, ThreadPool& pool,
                    float* scratch) noexcept;
+
+// The same for several sequences, in one parallel region where they are tasks enough.
+void attention_cpu(std::span<const AttentionArgs> sequences, const AttentionKernels& kernels,
+                   ThreadPool& pool, float* scratch) noexcept;
 
 void attention_ref(const AttentionArgs& args);  // double accumulation
 

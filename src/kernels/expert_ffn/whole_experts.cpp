@@ -16,7 +16,8 @@ constexpr int kGroupsForThread = 4;
 }  // namespace
 
 WholeExperts::WholeExperts(int max_ff, int n_embd, int max_groups, int n_threads)
-    : threads_(static_cast<size_t>(n_threads)),
+    : max_ff_(max_ff),
+      threads_(static_cast<size_t>(n_threads)),
       order_(static_cast<size_t>(max_groups)),
       groups_(n_threads),
       sums_(n_threads),
@@ -87,45 +88,73 @@ void WholeExperts::run(const ExpertFfnArgs& args, const RowOpKernels& row_ops,
   });
 }
 
-void WholeExperts::compute(const ExpertFfnArgs& args, const FfnGroup& group, int thread,
-                           const RowOpKernels& row_ops, const LinearContext& context) noexcept {
-  Thread& own = threads_[static_cast<size_t>(thread)];
-  const Ffn& ffn = *group.ffn;
+namespace {
+
+// body(panel, n_panels, rows of the matrix)
+template <class Body>
+void for_each_tile(const Matrix& w, const Body& body) {
+  for (int panel = 0; panel < n_panels(w.n_rows); panel += LinearScratch::kTilePanels) {
+    const int n = std::min(LinearScratch::kTilePanels, n_panels(w.n_rows) - panel);
+    body(panel, n, std::min(n * kPanelRows, w.n_rows - panel * kPanelRows));
+  }
+}
+
+}  // namespace
+
+void WholeExperts::find_hidden(const Ffn& ffn, const ActRange& x, int thread, const RowOpKernels& row_ops,
+                               const LinearContext& context) noexcept {
+  ActBuffer& hidden = threads_[static_cast<size_t>(thread)].hidden;
   std::byte* const packed = context.scratch.panels(thread);
-  float* const gate = context.scratch.tile(thread, 0);
-  float* const up = context.scratch.tile(thread, 1);
-  const ActRange x{.x = args.x, .index = args.pair_rows + group.pair_begin, .n = group.n_pairs};
-  own.hidden.set_cols(ffn.gate.n_rows);
-  const auto for_each_tile = [&](const Matrix& w, const auto& body) {
-    for (int panel = 0; panel < n_panels(w.n_rows); panel += LinearScratch::kTilePanels) {
-      const int n = std::min(LinearScratch::kTilePanels, n_panels(w.n_rows) - panel);
-      body(panel, n, std::min(n * kPanelRows, w.n_rows - panel * kPanelRows));
-    }
-  };
+  float *const gate = context.scratch.tile(thread, 0), *const up = context.scratch.tile(thread, 1);
+  hidden.set_cols(ffn.gate.n_rows);
   for_each_tile(ffn.gate, [&](int panel, int n, int n_rows) {
     multiply_tile(ffn.gate, panel, n, x, gate, n_rows, packed, context.kernels);
     multiply_tile(ffn.up, panel, n, x, up, n_rows, packed, context.kernels);
-    row_ops.swiglu(gate, up, group.n_pairs * n_rows);
-    for (int i = 0; i < group.n_pairs; ++i)
-      std::copy_n(gate + static_cast<int64_t>(i) * n_rows, n_rows, own.hidden.row(i) + panel * kPanelRows);
+    row_ops.swiglu(gate, up, x.n * n_rows);
+    for (int i = 0; i < x.n; ++i)
+      std::copy_n(gate + static_cast<int64_t>(i) * n_rows, n_rows, hidden.row(i) + panel * kPanelRows);
   });
   ActFormats formats;
   formats.add(ffn.down);
-  for (int i = 0; i < group.n_pairs; ++i) own.hidden.quantize(i, ffn.down.n_cols, formats, context.kernels);
+  for (int i = 0; i < x.n; ++i) hidden.quantize(i, ffn.down.n_cols, formats, context.kernels);
+}
 
+template <class Body>
+void WholeExperts::for_each_output(const Ffn& ffn, int n, int thread, const LinearContext& context,
+                                   const Body& body) noexcept {
+  float* const tile = context.scratch.tile(thread, 0);
+  for_each_tile(ffn.down, [&](int panel, int tile_panels, int n_rows) {
+    multiply_tile(ffn.down, panel, tile_panels, {.x = &threads_[static_cast<size_t>(thread)].hidden, .n = n},
+                  tile, n_rows, context.scratch.panels(thread), context.kernels);
+    for (int i = 0; i < n; ++i) body(i, panel * kPanelRows, tile + static_cast<int64_t>(i) * n_rows, n_rows);
+  });
+}
+
+void WholeExperts::compute(const ExpertFfnArgs& args, const FfnGroup& group, int thread,
+                           const RowOpKernels& row_ops, const LinearContext& context) noexcept {
+  Thread& own = threads_[static_cast<size_t>(thread)];
+  const int32_t* const rows = args.pair_rows + group.pair_begin;
+  const float* const weights = args.pair_weights + group.pair_begin;
+  find_hidden(*group.ffn, {.x = args.x, .index = rows, .n = group.n_pairs}, thread, row_ops, context);
   const bool starts = !own.has_sums && group.n_pairs == args.n_rows;
   if (!own.has_sums && !starts)
     for (int r = 0; r < args.n_rows; ++r) std::fill_n(own.sums.row(r), args.n_embd, 0.0);
   own.has_sums = true;
-  for_each_tile(ffn.down, [&](int panel, int n, int n_rows) {
-    multiply_tile(ffn.down, panel, n, {.x = &own.hidden, .n = group.n_pairs}, gate, n_rows, packed,
-                  context.kernels);
-    for (int i = 0; i < group.n_pairs; ++i) {
-      const int pair = group.pair_begin + i;
-      (starts ? row_ops.start_sum : row_ops.add_to_sum)(
-          own.sums.row(args.pair_rows[pair]) + panel * kPanelRows, gate + static_cast<int64_t>(i) * n_rows,
-          args.pair_weights[pair], n_rows);
-    }
+  for_each_output(*group.ffn, group.n_pairs, thread, context,
+                  [&](int i, int column, const float* products, int n) {
+                    (starts ? row_ops.start_sum : row_ops.add_to_sum)(own.sums.row(rows[i]) + column,
+                                                                      products, weights[i], n);
+                  });
+}
+
+void WholeExperts::add_rows(const Ffn& ffn, const ActBuffer& x, int first, int n, int thread, float* y,
+                            const RowOpKernels& row_ops, const LinearContext& context) noexcept {
+  double* const sum = threads_[static_cast<size_t>(thread)].sums.row(0);
+  const int64_t width = ffn.down.n_rows;
+  find_hidden(ffn, {.x = &x, .first = first, .n = n}, thread, row_ops, context);
+  for_each_output(ffn, n, thread, context, [&](int i, int column, const float* products, int n_columns) {
+    row_ops.start_sum(sum, products, 1.0f, n_columns);
+    row_ops.add_sum(y + (first + i) * width + column, sum, n_columns);
   });
 }
 

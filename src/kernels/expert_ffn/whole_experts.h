@@ -28,6 +28,14 @@ class WholeExperts {
   // As expert_ffn_cpu(). REQUIRES: suits().
   void run(const ExpertFfnArgs& args, const RowOpKernels& row_ops, const LinearContext& context) noexcept;
 
+  // Whether add_rows() may be called with this FFN and so many rows.
+  bool suits_rows(const Ffn& ffn, int n_rows) const noexcept {
+    return !threads_.empty() && n_rows <= kMaxRows && ffn.gate.n_rows <= max_ff_;
+  }
+  // An FFN that all rows take, for rows [first, first + n) on the calling thread: y[r] += ffn(x[r]).
+  void add_rows(const Ffn& ffn, const ActBuffer& x, int first, int n, int thread, float* y,
+                const RowOpKernels& row_ops, const LinearContext& context) noexcept;
+
  private:
   struct alignas(128) Thread {
     ActBuffer hidden;  // a row for each pair of one group
@@ -37,12 +45,20 @@ class WholeExperts {
 
   void compute(const ExpertFfnArgs& args, const FfnGroup& group, int thread, const RowOpKernels& row_ops,
                const LinearContext& context) noexcept;
+  // What `down` multiplies, of rows of x, into the first rows of the thread's `hidden`.
+  void find_hidden(const Ffn& ffn, const ActRange& x, int thread, const RowOpKernels& row_ops,
+                   const LinearContext& context) noexcept;
+  // Products of `down` with the first n rows of the thread's `hidden`: body(row, column, products, n).
+  template <class Body>
+  void for_each_output(const Ffn& ffn, int n, int thread, const LinearContext& context,
+                       const Body& body) noexcept;
   struct Range {
     int begin, end;
   };
   void add_sums(const ExpertFfnArgs& args, Range rows, Range columns,
                 const RowOpKernels& row_ops) const noexcept;
 
+  int max_ff_ = 0;
   std::vector<Thread> threads_;
   std::vector<int> order_;  // groups
   TaskRanges groups_{1}, sums_{1};
