@@ -23,6 +23,7 @@ void StepTimes::add(int n_rows, double seconds) {
 }
 
 void StepTimes::add_prompt(int n_rows, double seconds) {
+  if (n_rows < kPromptRows) return;
   const double row = seconds / n_rows;
   if (prompt_row_ == 0.0 || row < prompt_row_) prompt_row_ = row;
 }
@@ -36,8 +37,8 @@ double StepTimes::beyond(int last) const {
   int before = last - 1;
   while (before > 0 && known(before) == 0.0) --before;
   if (before > 0) return std::max(0.0, known(last) - known(before)) / (last - before);
-  if (prompt_row_ > 0.0) return std::min(prompt_row_, known(last) / last);
-  return kUnknownRow * known(last) / last;
+  const double share = prompt_row_ > 0.0 ? prompt_row_ : kUnknownRow * known(last) / last;
+  return std::min(share, kMostUnknown * known(last) / last);
 }
 
 double StepTimes::at(int n_rows) const {
@@ -120,10 +121,13 @@ int DraftPlanner::choose(std::span<const DraftNode> nodes, const RoundCosts& cos
   const double token = costs.plain_token();
   double best = 0.0, expected = 0.0;
   int n = 0;
+  bool sure = false;
   promises_ = false;
   n_looked_at_ = n_nodes;
   for (int i = 0; i < n_nodes; ++i) {
-    expected += std::exp(static_cast<double>(nodes[static_cast<size_t>(i)].score));
+    const DraftNode& node = nodes[static_cast<size_t>(i)];
+    sure = sure || (node.depth == kConvincing && std::exp(static_cast<double>(node.score)) >= kSure);
+    expected += std::exp(static_cast<double>(node.score));
     const double more = costs.more_rows(i + 1);
     const double rate = (rows + expected) / (costs.draft_seconds + costs.times.at(rows) + more);
     if (expected * token <= more * (1.0 + kMargin) || rate <= best) continue;
@@ -134,7 +138,7 @@ int DraftPlanner::choose(std::span<const DraftNode> nodes, const RoundCosts& cos
   expected_ = expected;
   cost_ = token > 0.0 ? costs.more_rows(n_nodes) / token : 0.0;
   state_ = n == 0 ? State::Off : State::On;
-  if (trusted || n_nodes == 0) return n;
+  if (trusted || sure || n_nodes == 0) return n;
   state_ = State::Guessing;
   return 0;
 }

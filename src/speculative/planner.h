@@ -10,8 +10,12 @@
 // gained or lost, and every plain token adds one percent of its time. Where it does not cover a draft,
 // nothing is asked, unless the last round promised a gain: then it may be overdrawn a little, since bad luck
 // is not yet a bad drafter. It begins with the time of a few tokens. A drafter that was never seen to be
-// right only guesses at first: its draft is compared with what plain steps write, which costs no more than
-// the draft. If nothing of two drafts was right, the rest of the advance is gone.
+// right, and is not sure of its first tokens, only guesses at first: its draft is compared with what plain
+// steps write, which costs no more than the draft. If nothing of two drafts was right, the rest of the advance
+// is gone.
+//
+// What steps of several rows take is not known before there was one, so it is expected to be little: then the
+// first good draft finds it out, for the price of one round at most.
 #pragma once
 
 #include <array>
@@ -43,7 +47,7 @@ class StepTimes {
   // Of a prompt: what a row took in a step of many.
   void add_prompt(int n_rows, double seconds);
   // Measured, or between two measured ones. Beyond them each row takes what the last ones took, or a row of a
-  // prompt, or kUnknownRow of a step of one. 0: nothing is known.
+  // prompt, or kUnknownRow of a step of one; and never more than kMostUnknown of it. 0: nothing is known.
   double at(int n_rows) const;
   // Whether a step of so many rows was measured itself, and not only once.
   bool is_known(int n_rows) const;
@@ -51,8 +55,9 @@ class StepTimes {
   static constexpr int kMaxRows = 64;
 
  private:
-  static constexpr double kUnknownRow = 0.15;
-  double beyond(int last) const;  // of a row
+  static constexpr double kUnknownRow = 0.15, kMostUnknown = 0.5;
+  static constexpr int kPromptRows = 64;  // fewer say little: a short prompt is often the first step of all
+  double beyond(int last) const;          // of a row
 
   std::array<SteadyTime, kMaxRows + 1> times_{};
   double prompt_row_ = 0.0;
@@ -120,6 +125,7 @@ class DraftPlanner {
   static constexpr int kFirstNodes = 8;
   static constexpr int kRoundsBetweenPlain = 100;  // the time of a plain step is measured now and then
   static constexpr int kConvincing = 3;            // tokens in a row that a guess was right for
+  static constexpr double kSure = 0.6;             // that a draft is right for so many tokens
 
   State state_ = State::Off;
   double account_ = 0.0;       // seconds

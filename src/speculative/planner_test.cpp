@@ -36,8 +36,14 @@ TEST(StepTimes, LiesBetweenWhatWasMeasured) {
 TEST(StepTimes, ExpectsOfUnknownRowsWhatPromptsTook) {
   StepTimes times;
   times.add(1, 1.0);
-  times.add_prompt(10, 6.0);
-  EXPECT_DOUBLE_EQ(times.at(5), 1.0 + 4 * 0.6);
+  times.add_prompt(10, 1.0);
+  EXPECT_DOUBLE_EQ(times.at(5), 1.0 + 4 * 0.15) << "a short prompt says nothing";
+  times.add_prompt(100, 40.0);
+  EXPECT_DOUBLE_EQ(times.at(5), 1.0 + 4 * 0.4);
+  StepTimes cold;
+  cold.add(1, 1.0);
+  cold.add_prompt(100, 300.0);
+  EXPECT_DOUBLE_EQ(cold.at(5), 1.0 + 4 * 0.5) << "a disturbed prompt does not forbid to try";
   times.add(5, 2.0);
   EXPECT_DOUBLE_EQ(times.at(9), 3.0) << "as the last rows that were measured";
 }
