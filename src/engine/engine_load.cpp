@@ -122,6 +122,7 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
   } else {
     e.backend = make_cpu_backend(std::move(config), std::move(weights), model, e.pool, options.progress);
     draft(static_cast<const Model&>(*e.backend).weights());
+    if (e.speculation && !options.draft.oracle) e.speculation->warm_up();
   }
   e.model_file = &file;
   if (const std::string fault = file.fault(); !fault.empty()) throw LoadError(fault);

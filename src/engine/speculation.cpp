@@ -31,6 +31,13 @@ Speculation::Speculation(std::unique_ptr<Drafter> drafter, Backend& target, cons
   telemetry_.state = "on";
 }
 
+void Speculation::warm_up() {
+  const DraftRequest request{.sequence = 0, .root = 0, .n_depths = drafter_->max_depth(), .n_ranks = kRanks};
+  Draft draft;
+  drafter_->draft({&request, 1}, {&draft, 1});
+  drafter_->truncate(0, 0);
+}
+
 void Speculation::before_step() {
   for (Sequence& s : sequences_) {
     if (s.first_row >= 0 && s.aside)

@@ -41,6 +41,10 @@ class Speculation {
 
   const Drafter& drafter() const { return *drafter_; }
 
+  // Drafts once for nobody: a network's first pass takes its memory from the system, which takes as long as
+  // twenty drafts of a small one. Before the first request.
+  void warm_up();
+
   // A step begins: the states of uncommitted rows are put aside.
   void before_step();
   // After a step. `seconds`: what it took.
