@@ -28,7 +28,13 @@ Speculation::Speculation(std::unique_ptr<Drafter> drafter, Backend& target, cons
     for (Sequence& s : sequences_)
       s.aside = target.make_states(options.max_rows, static_cast<int>(drafter_->states().size()));
   telemetry_.drafter = drafter_->name();
-  telemetry_.state = "on";
+}
+
+DraftTelemetry Speculation::telemetry() const {
+  DraftTelemetry telemetry = telemetry_;
+  telemetry.state =
+      last_planned_ < 0 ? "on" : sequences_[static_cast<size_t>(last_planned_)].planner.reason();
+  return telemetry;
 }
 
 void Speculation::warm_up() {
@@ -241,7 +247,7 @@ void Speculation::saw(int sequence, TokenId token) {
   if (right) ++s.n_guessed;
   if (right && s.n_guessed < s.draft.n_depths && (is_trusted() || s.n_guessed < kTrusted)) return;
   s.planner.finish_guess(s.n_guessed, costs(s));
-  telemetry_.state = s.planner.reason();
+  last_planned_ = sequence;
   s.n_guessed = -1;
 }
 
@@ -270,16 +276,15 @@ void Speculation::finish_round(int sequence, std::span<const int32_t> path, Toke
     const auto is_child = [&](const DraftNode& node) { return node.parent == parent; };
     if (std::none_of(s.tree.begin(), s.tree.end(), is_child)) break;  // nothing was drafted there
     const bool accepted = depth <= n_accepted;
-    if (accepted)
-      observe(s, depth, s.tree[static_cast<size_t>(path[static_cast<size_t>(depth)]) - 1].token);
-    else if (next >= 0)
-      observe(s, depth, next);
+    if (!accepted && next < 0) break;  // the answer ended: nobody knows what would have come
+    observe(s, depth,
+            accepted ? s.tree[static_cast<size_t>(path[static_cast<size_t>(depth)]) - 1].token : next);
     ++telemetry_.tried[static_cast<size_t>(depth)];
     if (accepted) ++telemetry_.accepted[static_cast<size_t>(depth)];
   }
   if (s.planned) {
     s.planner.finish_round(static_cast<int>(s.tree.size()), n_accepted, costs(s));
-    telemetry_.state = s.planner.reason();
+    last_planned_ = sequence;
   }
   s.tree.clear();
 }

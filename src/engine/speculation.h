@@ -81,7 +81,7 @@ class Speculation {
   // What followed a plain step of this sequence.
   void saw(int sequence, TokenId token);
 
-  const DraftTelemetry& telemetry() const { return telemetry_; }
+  DraftTelemetry telemetry() const;
 
  private:
   struct Sequence {
@@ -110,6 +110,7 @@ class Speculation {
   std::vector<Sequence> sequences_;
   StepTimes times_;
   double step_seconds_ = 0.0;  // of the last step
+  int last_planned_ = -1;      // the sequence that was planned for last; -1: none
   SteadyTime draft_time_;      // of a round's drafts
   Calibration calibration_;
   DraftTreeBuilder builder_;

@@ -117,7 +117,8 @@ int DraftPlanner::choose(std::span<const DraftNode> nodes, const RoundCosts& cos
   asked_ = true;
   disappointed_ = false;
   account_ -= costs.draft_seconds;
-  const int rows = 1 + costs.n_other, n_nodes = std::min(static_cast<int>(nodes.size()), most_);
+  const int rows = 1 + costs.n_other,
+            n_nodes = std::min(static_cast<int>(nodes.size()), trusted ? most_ : kUntrustedNodes);
   const double token = costs.plain_token();
   double best = 0.0, expected = 0.0;
   int n = 0;
@@ -138,7 +139,7 @@ int DraftPlanner::choose(std::span<const DraftNode> nodes, const RoundCosts& cos
   expected_ = expected;
   cost_ = token > 0.0 ? costs.more_rows(n_nodes) / token : 0.0;
   state_ = n == 0 ? State::Off : State::On;
-  if (trusted || sure || n_nodes == 0) return n;
+  if (trusted || (sure && n > 0) || n_nodes == 0) return n;
   state_ = State::Guessing;
   return 0;
 }

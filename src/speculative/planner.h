@@ -55,7 +55,7 @@ class StepTimes {
   static constexpr int kMaxRows = 64;
 
  private:
-  static constexpr double kUnknownRow = 0.15, kMostUnknown = 0.5;
+  static constexpr double kUnknownRow = 0.3, kMostUnknown = 0.5;
   static constexpr int kPromptRows = 64;  // fewer say little: a short prompt is often the first step of all
   double beyond(int last) const;          // of a row
 
@@ -122,7 +122,7 @@ class DraftPlanner {
   static constexpr double kCredit = 2.0;   // plain tokens that it may be overdrawn by
   static constexpr double kReserve = 6.0;  // rounds that earlier gains may pay for
   static constexpr int kWrongGuesses = 2;  // in a row, with nothing right before
-  static constexpr int kFirstNodes = 8;
+  static constexpr int kFirstNodes = 8, kUntrustedNodes = 3;
   static constexpr int kRoundsBetweenPlain = 100;  // the time of a plain step is measured now and then
   static constexpr int kConvincing = 3;            // tokens in a row that a guess was right for
   static constexpr double kSure = 0.6;             // that a draft is right for so many tokens

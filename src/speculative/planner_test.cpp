@@ -37,7 +37,7 @@ TEST(StepTimes, ExpectsOfUnknownRowsWhatPromptsTook) {
   StepTimes times;
   times.add(1, 1.0);
   times.add_prompt(10, 1.0);
-  EXPECT_DOUBLE_EQ(times.at(5), 1.0 + 4 * 0.15) << "a short prompt says nothing";
+  EXPECT_DOUBLE_EQ(times.at(5), 1.0 + 4 * 0.3) << "a short prompt says nothing";
   times.add_prompt(100, 40.0);
   EXPECT_DOUBLE_EQ(times.at(5), 1.0 + 4 * 0.4);
   StepTimes cold;
@@ -87,24 +87,25 @@ double lost_tokens(int right, double draft, double row, int n_tokens, bool trust
   const RoundCosts costs{.times = times, .draft_seconds = draft, .n_other = 0};
   const std::vector<DraftNode> nodes = chain({0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9});
   double time = 0.0;
-  int written = 0, guess = -1;
+  int written = 0, guess = -1, observed = 0;
   while (written < n_tokens) {
     int n = 0;
     if (planner.wants_draft(costs)) {
       time += draft;
-      n = planner.choose(nodes, costs, trusted);
+      n = planner.choose(nodes, costs, trusted || observed >= 4);
       guess = n == 0 ? 0 : -1;
     }
     const int accepted = std::min(n, right);
     time += times.at(1 + n);
     written += 1 + accepted;
+    observed += n > 0 ? accepted + 1 : 0;
     planner.finish_round(n, accepted, costs);
     if (guess < 0) continue;
+    ++observed;
     if (guess < right && guess < 4) {
       ++guess;
     } else {
       planner.finish_guess(guess, costs);
-      trusted = trusted || guess >= 4;
       guess = -1;
     }
   }
