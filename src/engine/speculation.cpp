@@ -11,7 +11,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kRanks = 8;    // candidates of a position: more lose nothing measurable
-constexpr int kTrusted = 4;  // tokens after which it is known how often a drafter is right
+constexpr int kTrusted = 3;  // tokens after which it is known how often a drafter is right
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
