@@ -108,6 +108,7 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
                            .min_depth = options.draft.min_depth,
                            .min_probability = options.draft.min_probability,
                            .max_candidates = options.draft.max_candidates,
+                           .cautious = options.draft.kind == DraftOptions::Kind::Auto,
                            .trace = e.trace.get(),
                            .n_sequences = model.n_sequences,
                            .max_rows = plan.draft.max_rows});

@@ -27,6 +27,7 @@ Speculation::Speculation(std::unique_ptr<Drafter> drafter, Backend& target, cons
   if (!drafter_->states().empty())
     for (Sequence& s : sequences_)
       s.aside = target.make_states(options.max_rows, static_cast<int>(drafter_->states().size()));
+  for (Sequence& s : sequences_) s.planner = DraftPlanner(options.cautious);
   telemetry_.drafter = drafter_->name();
 }
 
@@ -40,8 +41,12 @@ DraftTelemetry Speculation::telemetry() const {
 void Speculation::warm_up() {
   const DraftRequest request{.sequence = 0, .root = 0, .n_depths = drafter_->max_depth(), .n_ranks = kRanks};
   Draft draft;
-  drafter_->draft({&request, 1}, {&draft, 1});
-  drafter_->truncate(0, 0);
+  for (int i = 0; i < 2; ++i) {
+    const Clock::time_point start = Clock::now();
+    drafter_->draft({&request, 1}, {&draft, 1});
+    if (i > 0) draft_time_.add(seconds_since(start));
+    drafter_->truncate(0, 0);
+  }
 }
 
 void Speculation::before_step() {

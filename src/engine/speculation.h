@@ -22,6 +22,7 @@ struct SpeculationOptions {
   int min_depth = 0;             // a tree that is less deep is not verified
   float min_probability = 0.0f;  // candidates below it are left out
   int max_candidates = 0;        // of a position; 0: as many as are of use
+  bool cautious = false;         // short answers are written without drafts, where these are planned
   TraceWriter* trace = nullptr;  // nullptr: none
   int n_sequences = 1;
   int max_rows = 0;  // of an uncommitted step
@@ -41,8 +42,8 @@ class Speculation {
 
   const Drafter& drafter() const { return *drafter_; }
 
-  // Drafts once for nobody: a network's first pass takes its memory from the system, which takes as long as
-  // twenty drafts of a small one. Before the first request.
+  // Drafts twice for nobody: a network's first pass takes its memory from the system, which takes as long as
+  // twenty drafts of a small one; the second says what a draft takes. Before the first request.
   void warm_up();
 
   // A step begins: the states of uncommitted rows are put aside.

@@ -105,7 +105,7 @@ void Calibration::observe(int depth, std::span<const float> logprobs, int rank) 
 
 bool DraftPlanner::wants_draft(const RoundCosts& costs) const {
   if (state_ == State::Guessing || n_since_plain_ >= kRoundsBetweenPlain) return false;
-  return !asked_ || can_pay(costs);
+  return (!asked_ && !cautious_) || can_pay(costs);
 }
 
 bool DraftPlanner::can_pay(const RoundCosts& costs) const {
@@ -113,7 +113,7 @@ bool DraftPlanner::can_pay(const RoundCosts& costs) const {
 }
 
 int DraftPlanner::choose(std::span<const DraftNode> nodes, const RoundCosts& costs, bool trusted) {
-  if (!asked_) account_ += kAdvance * costs.plain_token();
+  if (!asked_ && !cautious_) account_ += kAdvance * costs.plain_token();
   asked_ = true;
   disappointed_ = false;
   account_ -= costs.draft_seconds;
@@ -150,7 +150,8 @@ void DraftPlanner::finish_round(int n_nodes, int n_accepted, const RoundCosts& c
       kReserve * (costs.draft_seconds + std::max(costs.plain_token(), costs.more_rows(n_nodes)));
   n_since_plain_ = n_nodes == 0 ? 0 : n_since_plain_ + 1;
   if (n_nodes == 0) {
-    account_ = std::max(account_, std::min(most, account_ + kShare * costs.plain_token()));
+    const double share = cautious_ && !asked_ ? kCautiousShare : kShare;
+    account_ = std::max(account_, std::min(most, account_ + share * costs.plain_token()));
     return;
   }
   account_ = std::min(most, account_ + n_accepted * costs.plain_token() - costs.more_rows(n_nodes));
@@ -170,7 +171,8 @@ void DraftPlanner::finish_guess(int n_right, const RoundCosts& costs) {
 
 std::string DraftPlanner::reason() const {
   if (state_ == State::On) return "on";
-  if (state_ == State::Guessing || !asked_) return "waiting: the drafter was not right yet";
+  if (state_ == State::Guessing || (!asked_ && !cautious_)) return "waiting: the drafter was not right yet";
+  if (!asked_) return "waiting: the answer is short";
   if (disappointed_) return "off: too few guesses were right";
   if (n_looked_at_ == 0) return "off: the drafter has no guess";
   return fmt::format(

@@ -11,8 +11,9 @@
 // nothing is asked, unless the last round promised a gain: then it may be overdrawn a little, since bad luck
 // is not yet a bad drafter. It begins with the time of a few tokens. A drafter that was never seen to be
 // right, and is not sure of its first tokens, only guesses at first: its draft is compared with what plain
-// steps write, which costs no more than the draft. If nothing of two drafts was right, the rest of the advance
-// is gone.
+// steps write, which costs no more than the draft. If nothing of two drafts was right, the rest of the
+// advance is gone. Where nobody asked for the drafter by name, there is no advance: plain tokens pay for the
+// first draft, too.
 //
 // What steps of several rows take is not known before there was one, so it is expected to be little: then the
 // first good draft finds it out, for the price of one round at most.
@@ -98,6 +99,9 @@ struct RoundCosts {
 // Of one sequence.
 class DraftPlanner {
  public:
+  // `cautious`: the account begins empty, so a short answer is written without any draft.
+  explicit DraftPlanner(bool cautious = false) : cautious_(cautious) {}
+
   // Whether to ask the drafter in this round.
   bool wants_draft(const RoundCosts& costs) const;
   // After it was asked: how many of a tree's nodes are worth verifying; 0: none. `trusted`: it is known how
@@ -117,7 +121,9 @@ class DraftPlanner {
   bool can_pay(const RoundCosts& costs) const;
 
   static constexpr double kMargin = 0.04;  // that a round must gain, in plain tokens for each node's cost
-  static constexpr double kShare = 0.01;   // of the time of plain tokens, for drafts that may be in vain
+  // Of the time of plain tokens, for drafts that may be in vain; the second one for the first draft of one
+  // that began with nothing.
+  static constexpr double kShare = 0.01, kCautiousShare = 0.025;
   static constexpr double kAdvance = 3.0;  // plain tokens that the account begins with
   static constexpr double kCredit = 2.0;   // plain tokens that it may be overdrawn by
   static constexpr double kReserve = 6.0;  // rounds that earlier gains may pay for
@@ -127,6 +133,7 @@ class DraftPlanner {
   static constexpr int kConvincing = 3;            // tokens in a row that a guess was right for
   static constexpr double kSure = 0.6;             // that a draft is right for so many tokens
 
+  bool cautious_;
   State state_ = State::Off;
   double account_ = 0.0;       // seconds
   bool asked_ = false;         // ever

@@ -122,6 +122,17 @@ TEST(DraftPlanner, LosesAlmostNothingToADrafterThatIsAlwaysWrong) {
       }
 }
 
+TEST(DraftPlanner, LeavesShortAnswersAloneWhereNobodyAskedForIt) {
+  for (const int n : {10, 30, 60, 100, 300}) {
+    DraftPlanner wrong(true), right(true);
+    EXPECT_LE(lost_tokens(0, 1.4, 0.4, n, false, wrong), 0.03 * n + 3 * 0.4);
+    EXPECT_LE(lost_tokens(7, 1.4, 0.4, n, false, right), n < 100 ? 0.03 * n : -0.1 * n) << n;
+  }
+  DraftPlanner planner(true);
+  EXPECT_EQ(lost_tokens(7, 1.4, 0.4, 40, false, planner), 0.0);
+  EXPECT_EQ(planner.reason(), "waiting: the answer is short");
+}
+
 TEST(DraftPlanner, DraftsWhereItPays) {
   DraftPlanner planner;
   EXPECT_LT(lost_tokens(7, 0.5, 0.2, 200, false, planner), -120.0);
