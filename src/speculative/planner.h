@@ -56,7 +56,7 @@ class StepTimes {
   static constexpr int kMaxRows = 64;
 
  private:
-  static constexpr double kUnknownRow = 0.3, kMostUnknown = 0.5;
+  static constexpr double kUnknownRow = 0.15, kMostUnknown = 0.5;
   static constexpr int kPromptRows = 64;  // fewer say little: a short prompt is often the first step of all
   double beyond(int last) const;          // of a row
 

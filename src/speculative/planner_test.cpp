@@ -37,7 +37,7 @@ TEST(StepTimes, ExpectsOfUnknownRowsWhatPromptsTook) {
   StepTimes times;
   times.add(1, 1.0);
   times.add_prompt(10, 1.0);
-  EXPECT_DOUBLE_EQ(times.at(5), 1.0 + 4 * 0.3) << "a short prompt says nothing";
+  EXPECT_DOUBLE_EQ(times.at(5), 1.0 + 4 * 0.15) << "a short prompt says nothing";
   times.add_prompt(100, 40.0);
   EXPECT_DOUBLE_EQ(times.at(5), 1.0 + 4 * 0.4);
   StepTimes cold;
