@@ -6,14 +6,12 @@
 //   - Positions are cut at multiples of 16 into tiles, and at multiples of a chunk (a tile for each warp of a
 //     block) into chunks. Chunk c belongs to part c % n_splits, whatever the length of the context. n_splits
 //     depends on model and card only.
-//   - The tiles of one warp in one part follow each other in one running softmax: scores by the same products
-//   in
-//     the same order, the largest score, then weights and sums relative to it.
-//   - The warps of a part are added up in order, then the parts (every so many of them by one thread, in
-//   order).
+//   - The tiles of one warp in one part follow each other in one running softmax: scores by the same
+//     products in the same order, the largest score, then weights and sums relative to it.
+//   - The warps of a part are added up in order, then the parts: every so many of them by one thread, in
+//     order.
 //   - A position that a row does not see has weight 0, and a tile, warp or part without any adds 0 with
-//   weight
-//     0: no bit changes. So rows can share tiles with others that see more, or less.
+//     weight 0: no bit changes. So rows can share tiles with others that see more, or less.
 //   - Uncommitted rows of a tree lie at slots that are not their positions. From the tile of the first
 //     uncommitted position on, a row gathers the slots of its own path into the places of their positions. A
 //     row whose ancestors are all rows before it needs no gathering.

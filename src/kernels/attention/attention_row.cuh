@@ -2,16 +2,15 @@
 // merging, gating. Three launches spend most of their time waiting for each other's results.
 //
 // The arithmetic is that of attention_few.cuh, bit for bit. A block has one kv head and a part of the cache;
-// each prepares the queries it
-// needs, and the block with the last part the new key and value too. What does not depend on the projections
-// is done before the wait: the stored keys and values are on their way, angles are computed. Parts go to the
-// blocks that merge them (one for each query head) through L2, each float beside the number of the launch, so
-// that reading them is also waiting for them. All blocks of the launch are resident: there is one to a
-// multiprocessor.
+// each prepares the queries it needs, and the block with the last part the new key and value too. What does
+// not depend on the projections is done before the wait: the stored keys and values are on their way, angles
+// are computed. Parts go to the blocks that merge them (one for each query head) through L2, each float
+// beside the number of the launch, so that reading them is also waiting for them. All blocks of the launch
+// are resident: there is one to a multiprocessor.
 //
-// A token of the 35B-A3B (10 such layers, 169 slots): 1.438 against 1.484 ms in three launches; at 16439
-// slots 1.605 against 1.659. Of the 9 us that are left at 169 slots: queries 1.6, attending 1.2, warps 1.5,
-// exchange and merging 3.
+// A token of the 35B-A3B (10 such layers, 169 slots), before rows in company had the same arithmetic: 1.438
+// against 1.484 ms in three launches; at 16439 slots 1.605 against 1.659. Of the 9 us that were left at 169
+// slots: queries 1.6, attending 1.2, warps 1.5, exchange and merging 3.
 #pragma once
 
 #include "kernels/attention/attention_few.cuh"
