@@ -134,21 +134,7 @@ class ExpertsCommand : public Command {
       terminal.note(
           "no model given: using the embedded one (Plankton, 35M parameters); -m FILE names another");
     const std::vector<TokenId> ids = token_ids(file, config, text);
-    if (device_holds_all(Engine::plan_for(file, options))) {  // and has no use for heat
-      if (options.device.kind != DeviceChoice::Kind::Auto)
-        throw ThermoError(ExitCode::Device,
-                          "the GPU holds every expert and counts none; use --device cpu, or leave some out "
-                          "with --expert-cache 90%");
-      options.device.kind = DeviceChoice::Kind::Cpu;
-    }
     count(terminal, file, options, ids);
-  }
-
-  // On a GPU, with no expert in main memory.
-  static bool device_holds_all(const MemoryPlan& plan) {
-    return !plan.device_name.empty() &&
-           std::none_of(plan.items.begin(), plan.items.end(),
-                        [](const MemoryPlanItem& item) { return item.name == "experts"; });
   }
 
   void count(const Terminal& terminal, const GgufFile& file, EngineOptions options,
@@ -158,9 +144,6 @@ class ExpertsCommand : public Command {
     Engine engine(file, options);
     progress.clear();
     terminal.note_unless_empty(engine.plan().note);
-    if (engine.heat() == nullptr)
-      throw ThermoError(ExitCode::Device,
-                        "the device took every expert after all and counts none; use --device cpu");
     Result<Session> session = engine.open_session();
     if (!session) throw ThermoError(ExitCode::Internal, session.error().message);
     const InterruptScope interrupts;

@@ -155,9 +155,10 @@ void EngineThread::Impl::run() {
       share_slots(lock);
       fill_slots(lock);
     }
-    if (!loop.idle()) step();
+    const bool steps = !loop.idle();
+    if (steps) step();
     cache->copy(options.copy_bytes);
-    watch.look(engine);
+    watch.look(engine, steps);
     show();
   }
   const auto waiting = [this]() -> std::optional<WaitingRequest> {

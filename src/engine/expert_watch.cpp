@@ -4,25 +4,22 @@
 
 namespace thermo {
 
-void ExpertWatch::look(Engine& engine) {
-  const HeatMap* const heat = engine.heat();
+// Heat is asked for only when it is needed: a GPU counts by itself, and its counts must be fetched.
+void ExpertWatch::look(Engine& engine, bool stepped) {
   const HeatOrder order = order_.exchange(HeatOrder::None);
   if (order == HeatOrder::Reset) engine.reset_experts();
-  if (heat == nullptr) {
-    asked_ = false;
-    return;
-  }
   const Clock::time_point now = Clock::now();
-  saved_ = heat->n_tokens() == n_tokens_saved_;
+  if (stepped) saved_ = false;
   if (order == HeatOrder::Save || (!saved_ && now >= last_save_ + save_every_)) {
     engine.save_heat();
-    n_tokens_saved_ = heat->n_tokens();
     saved_ = true;
     last_save_ = now;
   }
   if (!asked_ || now < last_copy_ + kCopyEvery) return;
   asked_ = false;
   last_copy_ = now;
+  const HeatMap* const heat = engine.heat();
+  if (heat == nullptr) return;
   auto copy = std::make_shared<ExpertHeat>();
   copy->n_tokens = heat->n_tokens();
   for (int layer = 0; layer < heat->n_layers(); ++layer) copy->n_expert.push_back(heat->n_expert(layer));

@@ -18,8 +18,8 @@ class ExpertWatch {
 
   explicit ExpertWatch(std::chrono::milliseconds save_every) : save_every_(save_every) {}
 
-  // The engine's thread, between steps: does what is due.
-  void look(Engine& engine);
+  // The engine's thread, between steps: does what is due. `stepped`: there was one since the last call.
+  void look(Engine& engine, bool stepped);
   // The same thread, before it waits for work: something to do although there is none, and when there is.
   bool wanted() const { return order_ != HeatOrder::None || Clock::now() >= due(); }
   Clock::time_point due() const {
@@ -37,7 +37,6 @@ class ExpertWatch {
   const std::chrono::milliseconds save_every_;
   // The engine's thread.
   Clock::time_point last_save_ = Clock::now(), last_copy_ = {};
-  uint64_t n_tokens_saved_ = 0;
   bool saved_ = true;  // nothing was counted since
 
   std::atomic<bool> asked_{false};

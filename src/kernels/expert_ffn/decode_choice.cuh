@@ -86,6 +86,12 @@ __device__ __forceinline__ const uint8_t* chosen_base_of(const BlockChoice& choi
       __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(dealt.base), slot));
 }
 
+// Counts the experts of the row: one warp of the step.
+__device__ __forceinline__ void count_uses(const DecodeFfnArgs& a, const BlockChoice& choice, int lane) {
+  if (a.routes.uses != nullptr && lane < a.config.n_expert_used)
+    atomicAdd(a.routes.uses + choice.chosen[lane], 1u);
+}
+
 // Tells the host: one warp of the step.
 __device__ __noinline__ void post_cold(const DecodeFfnArgs& a, const BlockChoice& choice,
                                        const BlockCold& block, const ColdChoice& dealt, float x_scale) {

@@ -217,6 +217,7 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
   if (warp == kExpertWarps - 1) {
     const float weight = weight_of_choice(a.config, a.bias, choice, lane);
     weights[lane] = lane == n_used ? shared_weight : weight;
+    if (blockIdx.x + 1 == gridDim.x) count_uses(a, choice, lane);
   }
   const float scale = norm_scale(squares, a.n_embd, a.norm.eps);
 

@@ -1,6 +1,7 @@
 // The feed-forward block of one row, from the residual stream to the residual stream. A first launch: norm,
-// router, and the shared expert's gate and up. Then everything else in one launch if the card and the shape allow
-// it and no expert can be cold; else gate and up of the chosen, and down, weighted sum and residual in another.
+// router, and the shared expert's gate and up. Then everything else in one launch if the card and the shape
+// allow it and no expert can be cold; else gate and up of the chosen, and down, weighted sum and residual in
+// another.
 #pragma once
 
 #include "kernels/linear/linear_cuda.h"
@@ -32,7 +33,7 @@ struct DecodeFfnArgs {
 
   DevicePrefetch next[4];     // asked into L2 while the router keeps the memory idle
   ConvShiftArgs conv;         // runs beside the router
-  DeviceRoutes routes;        // `partial`, and pair_weight[n_expert_used]
+  DeviceRoutes routes;        // `partial`, `uses`, and pair_weight[n_expert_used]
   float* hidden = nullptr;    // [n_expert_used + 1][hidden_stride]
   int64_t hidden_stride = 0;  // a multiple of 4
   // Where the blocks of one launch hand hidden rows to each other: decode_exchange_bytes(), zero when

@@ -177,7 +177,10 @@ __device__ void list_rows(const DeviceRouteArgs& a, const unsigned long long* us
   __shared__ int32_t count[kMaxDeviceExperts];
   __shared__ int32_t first[kMaxDeviceExperts + 1], slot[kMaxDeviceExperts + 1];
   const int n_expert = a.config.n_expert, n_used = a.config.n_expert_used;
-  for (int e = threadIdx.x; e < n_expert; e += kThreads) count[e] = __popcll(users[e]);
+  for (int e = threadIdx.x; e < n_expert; e += kThreads) {
+    count[e] = __popcll(users[e]);
+    if (a.out.uses != nullptr && count[e] > 0) atomicAdd(a.out.uses + e, static_cast<uint32_t>(count[e]));
+  }
   __syncthreads();
   lay_out_slots(a, count, first, slot, n_valid, base);
   __syncthreads();
@@ -372,7 +375,10 @@ __global__ void __launch_bounds__(kThreads) route_slots_kernel(const __grid_cons
   wait_for_inputs();
   lay_out_slots(a, a.out.expert_count, a.out.expert_first, a.out.expert_slot, *a.n_valid, expert_base(a));
   __syncthreads();
-  for (int e = threadIdx.x; e < a.config.n_expert; e += kThreads) a.out.expert_count[e] = 0;
+  for (int e = threadIdx.x; e < a.config.n_expert; e += kThreads) {
+    if (a.out.uses != nullptr) a.out.uses[e] += static_cast<uint32_t>(a.out.expert_count[e]);
+    a.out.expert_count[e] = 0;
+  }
 }
 
 // With a mailbox one block places everything, because whoever posts must know that all pairs are written.

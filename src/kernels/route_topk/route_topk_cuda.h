@@ -41,6 +41,8 @@ struct DeviceRoutes {
   // Between the blocks of a fused one.
   float* partial = nullptr;     // [kRouterParts][kMaxListRows][n_expert]
   uint32_t* counter = nullptr;  // [1], zero between steps
+
+  uint32_t* uses = nullptr;  // [n_expert] grows by the rows that use each; nullptr: nobody counts
 };
 
 struct DeviceRouteArgs {

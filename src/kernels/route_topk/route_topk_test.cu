@@ -76,7 +76,8 @@ void run_case(const RouteCase& c) {
                slot_of = guarded(experts + 1), chosen = guarded(rows * static_cast<size_t>(c.n_used)),
                rank = guarded(rows * static_cast<size_t>(c.n_used)),
                partial = guarded(static_cast<size_t>(kRouterParts * kMaxListRows) * experts),
-               counter = to_device(std::vector<uint32_t>{0});
+               counter = to_device(std::vector<uint32_t>{0}),
+               uses = to_device(std::vector<uint32_t>(experts, 5));
   // Quantised routers read the f16 form.
   DeviceRouteArgs args;
   args.config = config;
@@ -97,7 +98,8 @@ void run_case(const RouteCase& c) {
   args.out = {n_slots.as<int32_t>(), slot_memory.as<DeviceSlot>(), pair_row.as<int32_t>(),
               pair_of.as<int32_t>(), pair_weight.as<float>(),      counts.as<int32_t>(),
               first.as<int32_t>(),   slot_of.as<int32_t>(),        chosen.as<int32_t>(),
-              rank.as<int32_t>(),    partial.as<float>(),          counter.as<uint32_t>()};
+              rank.as<int32_t>(),    partial.as<float>(),          counter.as<uint32_t>(),
+              uses.as<uint32_t>()};
   for (int repeat = 0; repeat < 2; ++repeat) {  // counters are left as they were found
     route_topk_cuda(args, {});
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -131,6 +133,7 @@ void run_case(const RouteCase& c) {
   }
   for (const int expert : expert_of) EXPECT_NE(expert, -1);
 
+  std::vector<uint32_t> want_uses(experts, 5);
   for (int r = 0; r < c.n_rows; ++r) {
     const size_t at = static_cast<size_t>(r) * static_cast<size_t>(c.n_used + 1);
     if (r >= c.n_valid) {
@@ -142,6 +145,7 @@ void run_case(const RouteCase& c) {
     std::vector<float> weights(static_cast<size_t>(c.n_used));
     route_topk_ref(config, want_logits.data(), args.bias == nullptr ? nullptr : bias.data(), ids.data(),
                    weights.data());
+    for (const int32_t id : ids) want_uses[static_cast<size_t>(id)] += 2;  // it ran twice
     for (int k = 0; k <= c.n_used; ++k) {
       const int pair = got_pair[at + static_cast<size_t>(k)];
       if (k == c.n_used && !c.shared) {
@@ -157,6 +161,7 @@ void run_case(const RouteCase& c) {
       EXPECT_NEAR(got_weight[at + i], want, 1e-4f);
     }
   }
+  EXPECT_EQ(to_host(uses.as<uint32_t>(), experts), want_uses);
 }
 
 TEST(RouteCuda, ListsAreThoseOfTheReference) {

@@ -236,6 +236,7 @@ void GpuModel::Impl::run_experts(Pass& pass, int il, const Block& block, const G
   route.n_valid = pass.rows.n_valid;
   route.tile = args.large ? args.tile : kExpertSmallTile;
   route.out = act.routes;
+  route.out.uses = uses ? uses->of_layer(il) : nullptr;
   route_topk_cuda(route, stream.view());
   args.max_slots = max_route_slots(route.config, route.shared, n_rows, route.tile);
   args.max_slot_rows = std::min(n_rows, kExpertSmallTile);
@@ -375,6 +376,7 @@ void GpuModel::Impl::feed_forward(Pass& pass, int il, size_t b, const Block& blo
   if (pass.fused) {
     DecodeFfnArgs ffn = decode_ffn_args(block, w);
     ffn.cold = cold;
+    ffn.routes.uses = uses ? uses->of_layer(il) : nullptr;
     ffn.conv = norm.conv;
     prefetch_next(il, b, ffn);
     norm.conv = {};

@@ -152,7 +152,8 @@ ExpertTelemetry GpuModel::expert_telemetry() const noexcept {
   return impl_->experts == nullptr ? ExpertTelemetry{} : impl_->experts->telemetry();
 }
 const HeatMap* GpuModel::heat() const noexcept {
-  return impl_->experts == nullptr ? nullptr : &impl_->experts->heat();
+  if (impl_->experts != nullptr) return &impl_->experts->heat();
+  return impl_->uses == nullptr ? nullptr : &impl_->uses->heat();
 }
 GpuExperts* GpuModel::experts() noexcept {
   return impl_->experts.get();
@@ -187,6 +188,7 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   if (m.experts != nullptr && m.fault.empty()) m.fault = m.experts->fault();
   if (!m.check("a step") || !m.fault.empty()) return {};
   m.step_ms = Event::elapsed_ms(m.step_begin, m.step_end);
+  if (m.uses) m.uses->took_step(n);
   for (const SequenceRows& group : batch.groups)
     if (!group.uncommitted)
       m.set_past(group.sequence, n_past(group.sequence) + static_cast<int>(group.rows.size()));

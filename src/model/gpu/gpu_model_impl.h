@@ -25,6 +25,7 @@
 #include "model/gpu/gpu_model.h"
 #include "model/gpu/gpu_weights.h"
 #include "model/gpu/gpu_workspace.h"
+#include "model/gpu/use_counts.h"
 #include "model/kv_pages.h"
 
 namespace thermo {
@@ -48,6 +49,7 @@ struct GpuModel::Impl {
   PinnedBuffer input_pinned, logits_pinned, tops_pinned;
   HostBuffer logits_host;  // when more than kLogitRows rows are asked for
   GpuWorkspace act;
+  std::unique_ptr<UseCounts> uses;  // nullptr: nobody counts, or `experts` does
   StepInputs small, small_host, large, large_host, feature, feature_host;
   DevicePath *paths, *paths_host;  // of a commit
   int n_paths = 0;                 // that wait in paths_host

@@ -125,12 +125,17 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
       HostBuffer(static_cast<size_t>(o.n_batch) * static_cast<size_t>(config.n_vocab) * sizeof(float));
   upload_rope();
 
+  if (experts == nullptr && target == nullptr && config.is_moe())
+    uses = std::make_unique<UseCounts>(
+        o.experts.heat != nullptr ? *o.experts.heat : HeatMap(expert_catalog(config, w)), act.expert_uses,
+        config.route.n_expert, stream);
   fused_decode = can_fuse_decode();
   find_block_forms();
   n_past.resize(n_sequences);
   row_logits.reserve(static_cast<size_t>(o.n_batch));
   if (o.graphs) record_graphs();
   if (o.graphs && !config.network.features.empty()) record_features();
+  if (uses) uses->clear();
   if (!stream.synchronize()) throw CudaError(ExitCode::Device, "the GPU failed while the model was prepared");
 }
 

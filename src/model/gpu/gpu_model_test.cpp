@@ -6,11 +6,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/units.h"
 #include "device/buffer.h"
 #include "device/device_info.h"
 #include "device/testing/skip_without_gpu.h"
+#include "experts/heat.h"
 #include "gguf/gguf_file.h"
 #include "model/model.h"
 #include "model/testing/model_checks.h"
@@ -314,6 +316,35 @@ TEST(GpuPlankton, FindsTheTopOfTheRows) {
         const std::span<const float> fetched = gpu->fetch_logits(static_cast<int>(i));
         EXPECT_TRUE(std::equal(fetched.begin(), fetched.end(), row.begin(), row.end())) << n << " row " << i;
       }
+    }
+  }
+}
+
+// Kernels of one row, of few and of many count what they use, and nothing else does.
+TEST(GpuPlankton, CountsTheUsesOfExpertsThatAreAllOnTheCard) {
+  SKIP_WITHOUT_GPU();
+  const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
+  ThreadPool pool({.n_threads = 2});
+  const auto gpu = make_gpu(file, pool, KvType::F16, 1);
+  ASSERT_NE(gpu->heat(), nullptr);
+  EXPECT_TRUE(gpu->heat()->empty());
+  std::vector<TokenId> ids;
+  for (int i = 0; i < 128; ++i) ids.push_back(17 * i % 4000);
+  double total = 0.0;  // uses of a layer, faded
+  uint64_t n_tokens = 0;
+  for (const int n : {1, 1, 2, 7, 33, 64, 100, 128}) {
+    gpu->clear(0);
+    step_rows(*gpu, chain(std::span(ids).first(static_cast<size_t>(n))));
+    ASSERT_EQ(gpu->fault(), "");
+    const HeatMap& heat = *gpu->heat();
+    n_tokens += static_cast<uint64_t>(n);
+    total = (total + n * gpu->config().route.n_expert_used) * std::exp2(-n / 2048.0);
+    EXPECT_EQ(heat.n_tokens(), n_tokens);
+    for (int il = 0; il < heat.n_layers(); ++il) {
+      if (heat.n_expert(il) == 0) continue;
+      double sum = 0.0;
+      for (int e = 0; e < heat.n_expert(il); ++e) sum += heat.heat(il, e);
+      EXPECT_NEAR(sum, total, 1e-3 * total) << "layer " << il << " after " << n;
     }
   }
 }

@@ -141,6 +141,7 @@ void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, b
   routes.counter = carver.take<uint32_t>(1);
   routes.chosen = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
   routes.rank = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
+  expert_uses = carver.take<uint32_t>(static_cast<size_t>(c.n_layer) * static_cast<size_t>(n_expert));
   exchange = carver.take<std::byte>(decode_exchange_bytes(n_used, c.max_n_ff()));
   states = floats(states_width(c));
   joined = acts(rows, states_width(c), true, true, kHiddenScale);

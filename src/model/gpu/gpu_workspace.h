@@ -93,6 +93,7 @@ struct GpuWorkspace {
   float *router_logits, *shared_logit;
   float* norm_factor;  // of few rows
   DeviceRoutes routes;
+  uint32_t* expert_uses;                   // [layer][n_expert], of the main stack
   std::byte *exchange, *attention_tagged;  // of a decoded row
   float* states;                           // [rows][states_width()] of another network, as they came
   DeviceActsOut joined;                    // [rows][those of StateProjection], for that product
