@@ -282,14 +282,14 @@ void GpuModel::Impl::head(int n_logits, const int32_t* rows, int n_rows) noexcep
          n_logits, rows);
 }
 
-void GpuModel::Impl::top_of_head(int n_logits, const StepInputs& from) noexcept {
+void GpuModel::Impl::top_of_head(int n_logits, const StepInputs& from, int first) noexcept {
   top_logits_cuda({.logits = act.logits,
                    .n_vocab = config.n_vocab,
                    .max_rows = n_logits,
                    .n_rows = from.n_logits,
-                   .n_wanted = from.n_top,
+                   .n_wanted = from.n_top + first,
                    .scratch = act.top_scratch,
-                   .out = tops_pinned.as<TopLogits>()},
+                   .out = tops_pinned.as<TopLogits>() + first},
                   stream.view());
 }
 
@@ -437,7 +437,7 @@ void GpuModel::Impl::head_block(Pass& pass, const GpuBlockWeights& w) noexcept {
   begin_block(pass, w);
   if (pass.n_logits == 0) return;
   head(pass.n_logits, pass.from.logit_row, pass.n_rows);
-  top_of_head(pass.n_logits, pass.from);
+  top_of_head(pass.n_logits, pass.from, 0);
 }
 
 void GpuModel::Impl::run_block(Pass& pass, int il, size_t b, const Block& block,

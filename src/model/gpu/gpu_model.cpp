@@ -77,8 +77,6 @@ void GpuModel::Impl::lay_out(const StepBatch& batch, StepInputs& to, int n_rows)
   *to.n_valid = n;
   *to.n_groups = n_groups;
   *to.n_logits = static_cast<int32_t>(row_logits.size());
-  // More rows than the head computes at a time are all copied as they come.
-  if (row_logits.size() > static_cast<size_t>(kLogitRows)) std::fill_n(to.n_top, row_logits.size(), 0);
   for (int r = n; r < n_rows; ++r) {
     to.token[r] = 0;
     to.group[r] = -1;
@@ -88,13 +86,13 @@ void GpuModel::Impl::lay_out(const StepBatch& batch, StepInputs& to, int n_rows)
   }
 }
 
-// Queues copies of those of the first n rows of logits that are wanted as a whole. Rows lie at the same
-// offsets in both memories.
-void GpuModel::Impl::copy_logits(const StepInputs& wanted, int n) noexcept {
+// Queues copies of those of the n rows of logits from `first` on that are wanted as a whole. Rows lie at the
+// same offsets in both memories.
+void GpuModel::Impl::copy_logits(const StepInputs& wanted, int n, int first) noexcept {
   const size_t n_vocab = static_cast<size_t>(config.n_vocab);
   for (int begin = 0; begin < n;) {
     int end = begin;
-    while (end < n && wanted.n_top[end] == 0) ++end;
+    while (end < n && wanted.n_top[first + end] == 0) ++end;
     const size_t at = static_cast<size_t>(begin) * n_vocab;
     if (end > begin)
       cudaMemcpyAsync(logits_pinned.as<float>() + at, act.logits + at,
@@ -212,7 +210,7 @@ void GpuModel::Impl::replay(const StepBatch& batch, CapturedGraph& graph, int n_
   std::fill(small_host.logit_row + n_logits, small_host.logit_row + n_rows, 0);
   graph.replay(stream.view());
   step_end.record(stream.view());
-  copy_logits(small_host, n_logits);
+  copy_logits(small_host, n_logits, 0);
   if (experts != nullptr) experts->serve(n_rows, step_end);
   stream.synchronize();
   if (experts != nullptr) experts->finish(batch.n_rows());
@@ -228,7 +226,7 @@ void GpuModel::Impl::queue(const StepBatch& batch, StepKind kind) noexcept {
   copy_in_cuda(large.ancestors, large_host.ancestors, large.bytes, stream.view());
   enqueue(n, kind, std::min(n_logits, kLogitRows), large);
   step_end.record(stream.view());
-  copy_logits(large_host, std::min(n_logits, kLogitRows));
+  copy_logits(large_host, std::min(n_logits, kLogitRows), 0);
   if (split && !is_large) experts->serve(n, step_end);
   stream.synchronize();
   if (split && is_large) experts->finish_large();
@@ -244,18 +242,22 @@ void GpuModel::Impl::fetch_taps(int n_rows, float* to) noexcept {
   stream.synchronize();
 }
 
-// The first kLogitRows rows of logits are there; the rest is computed as many at a time.
+// The first kLogitRows rows of logits are there; the rest is computed as many at a time. What is wanted as a
+// whole is put aside.
 void GpuModel::Impl::compute_more_logits(int n_logits, int n_rows) noexcept {
   const size_t n_vocab = static_cast<size_t>(config.n_vocab);
   for (int done = 0; done < n_logits; done += kLogitRows) {
     const int now = std::min(kLogitRows, n_logits - done);
     if (done > 0) {
       head(now, large.logit_row + done, n_rows);
-      copy_logits(large_host, now);
+      top_of_head(now, large, done);
+      copy_logits(large_host, now, done);
       stream.synchronize();
     }
-    std::memcpy(logits_host.as<float>() + static_cast<size_t>(done) * n_vocab, logits_pinned.data(),
-                static_cast<size_t>(now) * n_vocab * sizeof(float));
+    for (size_t i = 0; i < static_cast<size_t>(now); ++i)
+      if (const size_t row = static_cast<size_t>(done) + i; large_host.n_top[row] == 0)
+        std::memcpy(logits_host.as<float>() + row * n_vocab, logits_pinned.as<float>() + i * n_vocab,
+                    n_vocab * sizeof(float));
   }
 }
 
@@ -264,10 +266,15 @@ std::span<const float> GpuModel::fetch_logits(int i) noexcept {
   if (!m.fault.empty()) return {};
   const RowLogits& wanted = m.row_logits[static_cast<size_t>(i)];
   if (wanted.top == nullptr) return wanted.logits;
-  const size_t n_vocab = static_cast<size_t>(m.config.n_vocab), at = static_cast<size_t>(i) * n_vocab;
-  float* const row = m.logits_pinned.as<float>() + at;
-  cudaMemcpyAsync(row, m.act.logits + at, n_vocab * sizeof(float), cudaMemcpyDeviceToHost,
-                  m.stream.view().handle);
+  const int n_logits = static_cast<int>(m.row_logits.size()), first = i / kLogitRows * kLogitRows;
+  const size_t n_vocab = static_cast<size_t>(m.config.n_vocab);
+  const bool many = n_logits > kLogitRows;
+  if (many)  // the device has the last of them
+    m.head(std::min(kLogitRows, n_logits - first), m.large.logit_row + first, m.n_step_rows);
+  float* const row =
+      (many ? m.logits_host.as<float>() : m.logits_pinned.as<float>()) + static_cast<size_t>(i) * n_vocab;
+  cudaMemcpyAsync(row, m.act.logits + static_cast<size_t>(i - first) * n_vocab, n_vocab * sizeof(float),
+                  cudaMemcpyDeviceToHost, m.stream.view().handle);
   m.stream.synchronize();
   if (!m.check("fetching logits")) return {};
   return {row, n_vocab};

@@ -93,7 +93,7 @@ struct GpuModel::Impl {
   void lay_out(const StepBatch& batch, StepInputs& to, int n_rows) noexcept;
   void replay(const StepBatch& batch, CapturedGraph& graph, int n_rows) noexcept;
   void queue(const StepBatch& batch, StepKind kind) noexcept;
-  void copy_logits(const StepInputs& wanted, int n) noexcept;
+  void copy_logits(const StepInputs& wanted, int n, int first) noexcept;
   void copy_pieces(int sequence, int n_tokens, bool with_kv, std::byte* checkpoint, bool restore) noexcept;
   void copy_block(const int32_t* table, const KvRange& range, std::byte* block, bool load) noexcept;
   void compute_more_logits(int n_logits, int n_rows) noexcept;
@@ -126,7 +126,8 @@ struct GpuModel::Impl {
   void project_out(const DeviceMatrix& w, const DeviceActsOut& x, const DeviceNormIn& norm,
                    int n_rows) noexcept;
   void head(int n_logits, const int32_t* rows, int n_rows) noexcept;
-  void top_of_head(int n_logits, const StepInputs& from) noexcept;
+  // Of rows `first` and on of what is wanted, which the head computed.
+  void top_of_head(int n_logits, const StepInputs& from, int first) noexcept;
   void linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_acts,
               const int32_t* row_index = nullptr, const DeviceNormIn& norm = {}) noexcept;
   // Normed rows as the projections of a step of n_rows read them.

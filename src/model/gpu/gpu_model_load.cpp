@@ -120,7 +120,7 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
   paths_host = reinterpret_cast<DevicePath*>(input_pinned.data() + used);
   logits_pinned =
       PinnedBuffer(static_cast<size_t>(kLogitRows) * static_cast<size_t>(config.n_vocab) * sizeof(float));
-  tops_pinned = PinnedBuffer(kLogitRows * sizeof(TopLogits));
+  tops_pinned = PinnedBuffer(static_cast<size_t>(std::max(o.n_batch, kLogitRows)) * sizeof(TopLogits));
   logits_host =
       HostBuffer(static_cast<size_t>(o.n_batch) * static_cast<size_t>(config.n_vocab) * sizeof(float));
   upload_rope();

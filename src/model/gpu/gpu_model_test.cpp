@@ -289,8 +289,10 @@ TEST(GpuPlankton, FindsTheTopOfTheRows) {
   const auto gpu = make_gpu(file, pool, KvType::F16, 1);
   const auto n_vocab = static_cast<size_t>(gpu->config().n_vocab);
   std::vector<TokenId> ids;
-  for (int i = 0; i < 100; ++i) ids.push_back(17 * i % 4000);
-  for (const size_t n : {size_t{1}, size_t{3}, size_t{32}, size_t{64}, size_t{100}}) {
+  for (int i = 0; i < 128; ++i) ids.push_back(17 * i % 4000);
+  // More rows than the head computes at a time, too.
+  for (const size_t n :
+       {size_t{1}, size_t{3}, size_t{32}, size_t{64}, size_t{65}, size_t{100}, size_t{128}}) {
     for (const LogitsNeed need : {LogitsNeed::Best, LogitsNeed::Top}) {
       std::vector<Row> rows = chain(std::span(ids).first(n));
       if (n == 100)
