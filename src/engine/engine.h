@@ -88,9 +88,9 @@ struct EngineOptions {
   // Performance.
   int n_threads = 0;  // 0: one for each physical core
   bool pin_threads = true;
-  std::optional<Isa> isa;  // nullopt: the best this machine has
-  bool repack = true;      // false: multiply from the file mapping, packing panels as they are used
-  int n_batch = 0;         // rows of a prefill chunk; 0: 512, on a GPU 2048
+  std::optional<Isa> isa;   // nullopt: the best this machine has
+  bool repack = true;       // false: multiply from the file mapping, packing panels as they are used
+  int n_batch = 0;          // rows of a prefill chunk; 0: 512, on a GPU 2048
   uint64_t gpu_memory = 0;  // bytes of the card that may be taken, everything counted; 0: what is free
   // Hot and cold experts; see docs/experts.md.
   ExpertBudget expert_cache;  // device memory for experts; auto: what fits
@@ -308,8 +308,10 @@ class RequestLoop {
   bool idle() const;
 
   // Runs one step; its events are valid until the next one. `max_prompt_rows`: so many prompt tokens at most,
-  // so that those that write need not wait long for the next step.
-  std::span<const RequestEvent> step(int max_prompt_rows = INT_MAX);
+  // so that those that write need not wait long for the next step. `meanwhile`: see StepBatch; not called
+  // where there is nothing to compute.
+  std::span<const RequestEvent> step(int max_prompt_rows = INT_MAX,
+                                     const std::function<void()>& meanwhile = {});
 
  private:
   struct Impl;

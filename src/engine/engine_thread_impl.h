@@ -40,7 +40,7 @@ struct EngineThread::Impl {
     int n_slice = 0;                // of the answer, in this slot
     bool paused = false;
     Clock::time_point submitted = {}, started = {}, first_token = {}, last_token = {};
-    std::vector<GeneratedToken> written = {};  // by the step that runs
+    std::vector<GeneratedToken> written = {};  // by the last step, not told yet
     // While it is parked.
     std::vector<TokenId> held = {};
     PrefixCache::Pin pin = {};
@@ -111,6 +111,8 @@ struct EngineThread::Impl {
   std::vector<int> marks_of(const TokenRequest& request) const;
   int max_prompt_rows() const;
   void step();
+  void tell_written();
+  static void tell_written(Active& active);
   void take_event(const RequestEvent& event);
   void end(Active& active, FinishReason reason, std::optional<Error> error);
   void end_waiting(WaitingRequest waiting, FinishReason reason, std::optional<Error> error);

@@ -106,7 +106,7 @@ struct RequestLoop::Impl {
   bool may_resume(const Request& request) const;
   bool give_way();
   size_t n_to_mark(Request& request) const;
-  void run();
+  void run(const std::function<void()>& meanwhile);
   Request& of_sequence(int sequence);
   void walk(Request& request, const StepOutput& output, size_t first, size_t n_rows);
   void settle(Request& request);
@@ -202,7 +202,7 @@ bool RequestLoop::idle() const {
   });
 }
 
-std::span<const RequestEvent> RequestLoop::step(int max_prompt_rows) {
+std::span<const RequestEvent> RequestLoop::step(int max_prompt_rows, const std::function<void()>& meanwhile) {
   Impl& m = *impl_;
   m.events.clear();
   for (const auto& request : m.requests) {
@@ -224,7 +224,7 @@ std::span<const RequestEvent> RequestLoop::step(int max_prompt_rows) {
   do {
     m.collect_rows(static_cast<size_t>(max_prompt_rows));
   } while (m.groups.empty() && m.give_way());
-  if (!m.groups.empty()) m.run();
+  if (!m.groups.empty()) m.run(meanwhile);
   std::erase_if(m.requests, [](const auto& request) { return request->ended; });
   return m.events;
 }
@@ -417,8 +417,8 @@ RequestLoop::Impl::Request& RequestLoop::Impl::of_sequence(int sequence) {
                         [&](const auto& r) { return r->session && r->session->sequence == sequence; });
 }
 
-void RequestLoop::Impl::run() {
-  const Result<StepOutput> output = engine.step({.groups = groups});
+void RequestLoop::Impl::run(const std::function<void()>& meanwhile) {
+  const Result<StepOutput> output = engine.step({.groups = groups, .meanwhile = &meanwhile});
   size_t n_logits = 0;
   for (const SequenceRows& group : groups) {
     Request& r = of_sequence(group.sequence);

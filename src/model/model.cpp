@@ -239,6 +239,7 @@ bool Model::load_kv(int sequence, const KvRange& range, const std::byte* block) 
 
 StepOutput Model::step(const StepBatch& batch) noexcept {
   Impl& m = *impl_;
+  batch.do_meanwhile();
   m.lay_out_rows(batch);
   const auto n = static_cast<size_t>(batch.n_rows());
   m.pass.begin(m.groups, std::span(m.tokens).first(n), std::span(m.positions).first(n), m.row_numbers,

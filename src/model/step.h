@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "kernels/sample/sample.h"
@@ -38,7 +39,13 @@ struct StepBatch {
   // Hidden states of another network that the rows come with, in their order, in the backend's memory; only
   // for a network that begins with a next-token input.
   std::span<const StateRows> states = {};
+  // Called once, on the caller's thread: where a device computes the step by itself, while it does; else
+  // before. Must not throw. For work that would otherwise keep the device waiting between two steps.
+  const std::function<void()>* meanwhile = nullptr;
 
+  void do_meanwhile() const {
+    if (meanwhile != nullptr && *meanwhile) (*meanwhile)();
+  }
   int n_rows() const {
     size_t n = 0;
     for (const SequenceRows& group : groups) n += group.rows.size();

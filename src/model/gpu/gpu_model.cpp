@@ -204,6 +204,7 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
 
 // A step that was recorded for n_rows rows.
 void GpuModel::Impl::replay(const StepBatch& batch, CapturedGraph& graph, int n_rows) noexcept {
+  if (experts != nullptr) batch.do_meanwhile();  // later this thread answers the device
   lay_out(batch, small_host, n_rows);
   if (experts != nullptr) begin_split(n_rows, small_host);
   const int n_logits = *small_host.n_logits;
@@ -211,15 +212,19 @@ void GpuModel::Impl::replay(const StepBatch& batch, CapturedGraph& graph, int n_
   graph.replay(stream.view());
   step_end.record(stream.view());
   copy_logits(small_host, n_logits, 0);
-  if (experts != nullptr) experts->serve(n_rows, step_end);
+  if (experts != nullptr)
+    experts->serve(n_rows, step_end);
+  else
+    batch.do_meanwhile();
   stream.synchronize();
   if (experts != nullptr) experts->finish(batch.n_rows());
 }
 
 void GpuModel::Impl::queue(const StepBatch& batch, StepKind kind) noexcept {
   const int n = batch.n_rows();
-  lay_out(batch, large_host, n);
   const bool split = experts != nullptr, is_large = n > kMaxMailRows;
+  if (split && !is_large) batch.do_meanwhile();
+  lay_out(batch, large_host, n);
   if (split && is_large) experts->begin_large(n, stream.view());
   if (split && !is_large) begin_split(n, large_host);
   const int n_logits = *large_host.n_logits;
@@ -227,7 +232,10 @@ void GpuModel::Impl::queue(const StepBatch& batch, StepKind kind) noexcept {
   enqueue(n, kind, std::min(n_logits, kLogitRows), large);
   step_end.record(stream.view());
   copy_logits(large_host, std::min(n_logits, kLogitRows), 0);
-  if (split && !is_large) experts->serve(n, step_end);
+  if (split && !is_large)
+    experts->serve(n, step_end);
+  else
+    batch.do_meanwhile();
   stream.synchronize();
   if (split && is_large) experts->finish_large();
   if (split && !is_large) experts->finish(n);
