@@ -92,7 +92,8 @@ spread() {
   "$program" --gtest_list_tests --gtest_filter="$filter" |
     awk '/^[^ ]/ { suite = $1 } /^ / { print suite $1 }' |
     logs=$logs xargs -P 12 -I{} bash -c 'test=$1; shift
-      "$@" --gtest_filter="$test" > "$logs/${test//\//_}" 2>&1 || { echo "FAILED $test"; exit 1; }' \
+      "$@" --gtest_filter="$test" > "$logs/${test//\//_}" 2>&1 ||
+        { echo "FAILED $test"; tail -n 20 "$logs/${test//\//_}"; exit 1; }' \
       - {} "$@" "$program" || status=$?
   cat "$logs"/*
   awk '/^\[  PASSED  \]/ { passed += $4 } /(ERROR|RACECHECK) SUMMARY/ { found += $4 } END {

@@ -256,7 +256,10 @@ TEST(ExpertFfnCuda, LargeStepsMatchTheReference) {
     const bool whole = dtype_info(t[0]).block_elements <= 32 && dtype_info(t[1]).block_elements <= 32 &&
                        dtype_info(t[2]).block_elements <= 32;
     const int n_embd = whole ? 352 : 512, n_ff = whole ? 160 : 256;
-    for (const int tile : {kExpertLowTile, kExpertTile}) {
+    // Compute capability 7.5 has no memory for the large tile.
+    std::vector<int> tiles = {kExpertLowTile};
+    if (expert_tile(1024, 1, 1) == kExpertTile) tiles.push_back(kExpertTile);
+    for (const int tile : tiles) {
       std::vector<Slot> each;
       for (int e = 0; e <= 5; ++e) each.push_back({e, {5 - e}});
       run_slots(t[0], t[1], t[2], n_embd, n_ff, 5, 6, each, tile);

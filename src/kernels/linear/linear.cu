@@ -30,6 +30,7 @@ struct SmallPlan {
   int first_block[kMaxLinearJobs + 1];
   int split_log2[kMaxLinearJobs];  // warps that share a panel
   int stage_bytes;                 // shared memory of a warp
+  int in_flight;                   // chunks of a warp
 };
 
 // Where one row comes from: rounded, from the residual stream through a norm, or as halves, and then the
@@ -84,7 +85,8 @@ __global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 ? 2 : 3)
       });
     });
   } else {
-    float* const steps = reinterpret_cast<float*>(stages + plan.steps_at) + panel_here * plan.panel_values / 16;
+    float* const steps =
+        reinterpret_cast<float*>(stages + plan.steps_at) + panel_here * plan.panel_values / 16;
     for_dot_type(w.dtype, [&]<DType T>() {
       const int n_chunks = bytes == nullptr ? 0 : dot_chunks(w.n_cols);
       const auto subs_of = [&](int chunk) { return min(8, (w.n_cols - chunk * 256) / 32); };
@@ -126,8 +128,7 @@ __global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 ? 2 : 3)
   } else {
     const float* const steps =
         reinterpret_cast<const float*>(stages + plan.steps_at) + p * plan.panel_values / 16;
-    sum = chain_all(from, blocks, plan.cuts, sum, kSource == DotSource::Add,
-                    [&](int b) { return steps[b]; });
+    sum = chain_all(from, blocks, plan.cuts, sum, kSource == DotSource::Add, [&](int b) { return steps[b]; });
   }
   *y = sum;
 }
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(256, NT8 == 1 ? 4 : 3)
       w, panel * 16 < w.n_rows ? w.panels + panel * w.panel_bytes : nullptr,
       (k_part << split) + (warp & ((1 << split) - 1)), job.k_parts << split, plan.args.x,
       [&](int a) { return row_index == nullptr ? first_act + a : row_index[first_act + a]; }, n_acts, lane,
-      stages + warp * plan.stage_bytes, part[warp],
+      stages + warp * plan.stage_bytes, plan.in_flight, part[warp],
       [] {
         allow_next();
         wait_for_inputs();
@@ -178,7 +179,7 @@ int all_panels_of(const DeviceLinearArgs& args) {
 }
 
 SmallPlan make_plan(const DeviceLinearArgs& args, int n_warps_log2, bool dot) {
-  SmallPlan plan{.args = args, .first_block = {}, .split_log2 = {}, .stage_bytes = 0};
+  SmallPlan plan{.args = args, .first_block = {}, .split_log2 = {}, .stage_bytes = 0, .in_flight = 1};
   const int all_panels = all_panels_of(args);
   for (int j = 0; j < args.n_jobs; ++j) {
     const DeviceMatrix& w = args.jobs[j].w;
@@ -216,12 +217,41 @@ void launch_dot(const DeviceLinearArgs& args, StreamView stream) {
   plan.values_at = static_cast<int>(bytes);
   bytes += sizeof(float) * static_cast<size_t>(panels * plan.panel_values);
   plan.steps_at = static_cast<int>(bytes);
-  if (kSource != DotSource::Norm) bytes += sizeof(float) * static_cast<size_t>(panels * plan.panel_values / 16);
+  if (kSource != DotSource::Norm)
+    bytes += sizeof(float) * static_cast<size_t>(panels * plan.panel_values / 16);
   // Only where it must be: the memory for it is taken from the cache that holds loads in flight, and a token
   // took a quarter longer.
   if (bytes > 32 * 1024) allow_shared(linear_dot_kernel<kSource, kWarpsLog2>, bytes);
-  launch(linear_dot_kernel<kSource, kWarpsLog2>,
-         static_cast<unsigned>(plan.small.first_block[args.n_jobs]), 32 << kWarpsLog2, bytes, stream, plan);
+  launch(linear_dot_kernel<kSource, kWarpsLog2>, static_cast<unsigned>(plan.small.first_block[args.n_jobs]),
+         32 << kWarpsLog2, bytes, stream, plan);
+}
+
+// With as many chunks in flight as the card has memory for; none: stage_bytes is too large for it.
+template <int NT8>
+SmallPlan plan_small(const DeviceLinearArgs& args) {
+  SmallPlan plan = make_plan(args, 3, false);
+  const auto bytes_of = [&](int most) {
+    int bytes = 0;
+    for (int j = 0; j < args.n_jobs; ++j) {
+      const DeviceMatrix& w = args.jobs[j].w;
+      const int chunks = chunks_per_warp(w.n_cols, args.jobs[j].k_parts << plan.split_log2[j]);
+      const int needed = warp_stage_bytes(w, NT8 == 1 ? min_of(args.n_acts, 8) : 0, min_of(most, chunks));
+      if (needed > bytes) bytes = needed;
+    }
+    return bytes;
+  };
+  constexpr int kOwn = 8 * NT8 * kPartFloats * static_cast<int>(sizeof(float)) + 1024;
+  plan.in_flight = 2;
+  do {
+    plan.stage_bytes = bytes_of(plan.in_flight);
+  } while (8 * plan.stage_bytes + kOwn > static_cast<int>(device_in_use().max_shared_bytes) &&
+           --plan.in_flight > 0);
+  return plan;
+}
+
+template <int NT8>
+bool fits_small(const DeviceLinearArgs& args) {
+  return plan_small<NT8>(args).in_flight > 0;
 }
 
 template <int NT8>
@@ -230,13 +260,7 @@ void launch_small(const DeviceLinearArgs& args, StreamView stream) {
     return allow_shared(linear_small_kernel<NT8>, 8 * kMaxWarpStageBytes), true;
   }();
   static_cast<void>(ready);
-  SmallPlan plan = make_plan(args, 3, false);
-  for (int j = 0; j < args.n_jobs; ++j) {
-    const DeviceMatrix& w = args.jobs[j].w;
-    const int bytes = warp_stage_bytes(w, NT8 == 1 ? (args.n_acts < 8 ? args.n_acts : 8) : 0,
-                                       chunks_per_warp(w.n_cols, args.jobs[j].k_parts << plan.split_log2[j]));
-    if (bytes > plan.stage_bytes) plan.stage_bytes = bytes;
-  }
+  const SmallPlan plan = plan_small<NT8>(args);
   const dim3 grid(static_cast<unsigned>(plan.first_block[args.n_jobs]),
                   static_cast<unsigned>(ceil_div(args.n_acts, NT8 * 8)));
   launch(linear_small_kernel<NT8>, grid, 256, 8 * static_cast<size_t>(plan.stage_bytes), stream, plan);
@@ -281,8 +305,9 @@ namespace {
 // Rows in the f16 form.
 void linear_plain(const DeviceLinearArgs& args, StreamView stream) {
   if (args.n_acts <= kMaxSmallActs && !linear_prefers_tiles(args)) {
-    if (args.n_acts <= 8) return launch_small<1>(args, stream);
-    if (args.n_acts <= 16) return launch_small<2>(args, stream);
+    // Two tiles of rows need the least shared memory: compute capability 7.5 has it for every type.
+    if (args.n_acts <= 8 && fits_small<1>(args)) return launch_small<1>(args, stream);
+    if (args.n_acts <= 16 || !fits_small<4>(args)) return launch_small<2>(args, stream);
     return launch_small<4>(args, stream);
   }
   DeviceLinearArgs rest = args;

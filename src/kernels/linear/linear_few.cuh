@@ -217,7 +217,7 @@ void launch_few(FewPlan& plan, StreamView stream) {
   const auto resident = [&](int stages) {
     return static_cast<int>(device.max_shared_bytes) / (bytes(stages) + kReserved) * device.n_multiprocessors;
   };
-  plan.n_stages = resident(3) >= n_blocks || resident(3) == resident(2) ? 3 : 2;
+  plan.n_stages = resident(3) > 0 && (resident(3) >= n_blocks || resident(3) == resident(2)) ? 3 : 2;
   launch(linear_few_kernel<kTiles, kAny>, static_cast<unsigned>(n_blocks), 32 * kFewWarps,
          static_cast<size_t>(bytes(plan.n_stages)), stream, plan);
 }

@@ -274,8 +274,9 @@ void run_added(DType dtype, int n_rows, int n_cols) {
   for (size_t i = 0; i < parts.size(); ++i) want[i % want.size()] += parts[i];
   args.n_acts = 1;
   for (size_t r = 0; r < kActs; ++r) {
-    DeviceBuffer x = to_device(std::vector<float>(stream.begin() + static_cast<std::ptrdiff_t>(r * rows),
-                                                  stream.begin() + static_cast<std::ptrdiff_t>((r + 1) * rows)));
+    DeviceBuffer x =
+        to_device(std::vector<float>(stream.begin() + static_cast<std::ptrdiff_t>(r * rows),
+                                     stream.begin() + static_cast<std::ptrdiff_t>((r + 1) * rows)));
     args.jobs[0] = {.w = args.jobs[0].w, .y = x.as<float>(), .y_stride = n_rows, .add = true};
     args.x = {};
     args.x.f16 = reinterpret_cast<const half*>(device_f16.data()) + r * static_cast<size_t>(n_cols);

@@ -25,9 +25,8 @@ inline constexpr int kMaxWarpStageBytes = kTableBytes + 2 * (kMaxChunkBytes + 8 
 __host__ __device__ constexpr int chunk_stage_bytes(const DeviceMatrix& w, int n_acts) {
   return 64 + w.body_bytes + n_acts * kStageRowBytes;
 }
-__host__ __device__ constexpr int warp_stage_bytes(const DeviceMatrix& w, int n_acts, int chunks_of_warp) {
-  return is_float_type(w.dtype) ? 0
-                                : kTableBytes + (chunks_of_warp > 1 ? 2 : 1) * chunk_stage_bytes(w, n_acts);
+__host__ __device__ constexpr int warp_stage_bytes(const DeviceMatrix& w, int n_acts, int chunks_in_flight) {
+  return is_float_type(w.dtype) ? 0 : kTableBytes + chunks_in_flight * chunk_stage_bytes(w, n_acts);
 }
 
 // Float weights: part[act * 16 + row] = the warp's share.
@@ -58,12 +57,13 @@ __device__ __forceinline__ void float_product(const DeviceMatrix& w, const uint8
 }
 
 // `row_of(a)`: activation row a = 0 .. 8 * NT8 - 1 of the tile; called after ready(). `panel` may be null:
-// nothing to do but ready(). `stage`: warp_stage_bytes() of shared memory of this warp.
+// nothing to do but ready(). `stage`: warp_stage_bytes() of shared memory of this warp, for `in_flight`
+// chunks: one or two.
 template <int NT8, class RowOf, class Ready>
 __device__ __forceinline__ void warp_product(const DeviceMatrix& w, const uint8_t* panel, int first_chunk,
                                              int chunk_step, const DeviceActs& x, const RowOf& row_of,
-                                             int n_acts, int lane, std::byte* stage, float* part,
-                                             const Ready& ready) {
+                                             int n_acts, int lane, std::byte* stage, int in_flight,
+                                             float* part, const Ready& ready) {
   const int n_cols = w.n_cols;
   const int n_chunks = (n_cols + 255) / 256;
   if (panel == nullptr) {
@@ -93,8 +93,8 @@ __device__ __forceinline__ void warp_product(const DeviceMatrix& w, const uint8_
     }
   };
   if (first_chunk < n_chunks) stage_chunk(chunks, w, panel, first_chunk, lane);
-  if (first_chunk + chunk_step < n_chunks)
-    stage_chunk(chunks + chunk_bytes, w, panel, first_chunk + chunk_step, lane);
+  const bool has_second = in_flight > 1 && first_chunk + chunk_step < n_chunks;
+  if (has_second) stage_chunk(chunks + chunk_bytes, w, panel, first_chunk + chunk_step, lane);
   ready();
   const uint4* rows[NT8];
   if constexpr (NT8 > 1) {
@@ -107,14 +107,17 @@ __device__ __forceinline__ void warp_product(const DeviceMatrix& w, const uint8_
   }
   if (first_chunk < n_chunks) stage_acts(first_chunk, 0);
   copy_commit();
-  if (first_chunk + chunk_step < n_chunks) stage_acts(first_chunk + chunk_step, 1);
+  if (has_second) stage_acts(first_chunk + chunk_step, 1);
   copy_commit();
   int which = 0;
 #pragma unroll 1
-  for (int chunk = first_chunk; chunk < n_chunks; chunk += chunk_step, which ^= 1) {
+  for (int chunk = first_chunk; chunk < n_chunks; chunk += chunk_step, which ^= in_flight - 1) {
     const int n_subs = min(8, (n_cols - chunk * 256) / 32);
     const std::byte* const here = chunks + which * chunk_bytes;
-    copy_wait<1>();
+    if (in_flight > 1)
+      copy_wait<1>();
+    else
+      copy_wait<0>();
     __syncwarp();
     const uint4* const acts =
         reinterpret_cast<const uint4*>(here + 64 + w.body_bytes + g * kStageRowBytes) + t;
@@ -132,7 +135,7 @@ __device__ __forceinline__ void warp_product(const DeviceMatrix& w, const uint8_
       StagedChunk<T>::template multiply<NT8>(bytes, table, n_subs, (n_acts + 7) / 8, lane, load_b, acc);
     });
     __syncwarp();
-    const int ahead = chunk + 2 * chunk_step;
+    const int ahead = chunk + in_flight * chunk_step;
     if (ahead < n_chunks) {
       stage_chunk(chunks + which * chunk_bytes, w, panel, ahead, lane);
       stage_acts(ahead, which);

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 
@@ -34,7 +35,10 @@ std::unique_ptr<GpuModel> make_split(const GgufFile& file, ThreadPool& pool, dou
   options.n_batch = 300;
   options.n_sequences = 2;
   options.isa = best_isa();
-  options.sequence = {.n_ctx = 512, .max_draft_rows = 64, .k_type = KvType::F32, .v_type = KvType::F32};
+  options.sequence = {.n_ctx = 512,
+                      .max_draft_rows = std::min(64, GpuModel::max_draft_rows(config)),
+                      .k_type = KvType::F32,
+                      .v_type = KvType::F32};
   options.experts.split = share >= 0.0;
   options.experts.budget_bytes =
       options.experts.split ? static_cast<uint64_t>(share * static_cast<double>(total)) : 0;

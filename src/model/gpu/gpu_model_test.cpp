@@ -39,6 +39,8 @@ std::unique_ptr<GpuModel> make_gpu(const GgufFile& file, ThreadPool& pool, const
   options.n_sequences = n_sequences;
   options.graphs = graphs;
   options.sequence = sequence;
+  // Compute capability 7.5 has the shared memory for a few less than 64.
+  options.sequence.max_draft_rows = std::min(sequence.max_draft_rows, GpuModel::max_draft_rows(config));
   return std::make_unique<GpuModel>(std::move(config), weights, options, pool, LoadProgressFn{});
 }
 
