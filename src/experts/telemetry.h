@@ -35,4 +35,8 @@ struct ExpertTelemetry {
   }
 };
 
+// Of all counters. What is none, as the sizes, is that of the newer one: `b`, and `now`.
+ExpertTelemetry operator+(const ExpertTelemetry& a, const ExpertTelemetry& b);
+ExpertTelemetry operator-(const ExpertTelemetry& now, const ExpertTelemetry& before);
+
 }  // namespace thermo

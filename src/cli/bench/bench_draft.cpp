@@ -43,7 +43,7 @@ bool write_once(Engine& engine, bool drafts, std::span<const TokenId> start, Gen
   if (stopped) return false;
   result.samples_ns.push_back(ns);
   result.busy_seconds += processor_seconds() - busy_before;
-  add_difference(experts_before, engine.expert_telemetry(), result.experts);
+  result.experts = result.experts + (engine.expert_telemetry() - experts_before);
   result.draft = result.draft + text->draft;
   result.output_sha256 = sha256_hex(std::as_bytes(std::span(written)));
   return true;

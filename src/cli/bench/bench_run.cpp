@@ -78,24 +78,6 @@ std::string time_now() {
   return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
 }
 
-void add_difference(const ExpertTelemetry& before, const ExpertTelemetry& after, ExpertTelemetry& sum) {
-  constexpr uint64_t ExpertTelemetry::*kCounters[] = {
-      &ExpertTelemetry::steps,        &ExpertTelemetry::tokens,        &ExpertTelemetry::layer_steps,
-      &ExpertTelemetry::all_hot,      &ExpertTelemetry::pairs,         &ExpertTelemetry::hot_pairs,
-      &ExpertTelemetry::cpu_pairs,    &ExpertTelemetry::fetched_pairs, &ExpertTelemetry::hot_bytes,
-      &ExpertTelemetry::cpu_bytes,    &ExpertTelemetry::fetched_bytes, &ExpertTelemetry::streamed_bytes,
-      &ExpertTelemetry::disk_bytes,   &ExpertTelemetry::moved,         &ExpertTelemetry::moved_bytes,
-      &ExpertTelemetry::cpu_ns,       &ExpertTelemetry::stall_ns,      &ExpertTelemetry::disk_wait_ns,
-      &ExpertTelemetry::cold_experts, &ExpertTelemetry::foreseen,      &ExpertTelemetry::ahead_bytes,
-      &ExpertTelemetry::parcels,      &ExpertTelemetry::carried_pairs, &ExpertTelemetry::parcels_came,
-      &ExpertTelemetry::parcels_kept, &ExpertTelemetry::routed_layers, &ExpertTelemetry::distinct_experts};
-  for (const auto counter : kCounters) sum.*counter += after.*counter - before.*counter;
-  sum.max_stall_ns = after.max_stall_ns;
-  sum.budget_bytes = after.budget_bytes;
-  sum.hot_expert_bytes = after.hot_expert_bytes;
-  sum.total_expert_bytes = after.total_expert_bytes;
-}
-
 void BenchResult::set_busy_ratio(int n_threads) {
   const double seconds =
       1e-9 * static_cast<double>(std::accumulate(samples_ns.begin(), samples_ns.end(), uint64_t{0}));
@@ -174,7 +156,7 @@ std::optional<BenchResult> run_bench_test(Engine& engine, Session& session, cons
       if (!go_on(0, 0)) return std::nullopt;
     }
     result.busy_seconds += processor_seconds() - busy_before;
-    add_difference(experts_before, engine.expert_telemetry(), result.experts);
+    result.experts = result.experts + (engine.expert_telemetry() - experts_before);
     result.samples_ns.push_back(sample_ns);
   }
   result.set_busy_ratio(engine.info().n_threads);
@@ -230,7 +212,7 @@ std::optional<BenchResult> run_rows_test(Engine& engine, Session& session, const
       total_ns += one_step();
     }
     busy_seconds += processor_seconds() - busy_before;
-    add_difference(experts_before, engine.expert_telemetry(), result.experts);
+    result.experts = result.experts + (engine.expert_telemetry() - experts_before);
     timed_seconds += 1e-9 * static_cast<double>(total_ns);
     result.samples_ns.push_back(total_ns / static_cast<uint64_t>(n_steps));
   }
@@ -286,7 +268,7 @@ std::optional<BenchResult> run_parallel_test(Engine& engine, std::span<Session> 
       }
     }
     result.busy_seconds += processor_seconds() - busy_before;
-    add_difference(experts_before, engine.expert_telemetry(), result.experts);
+    result.experts = result.experts + (engine.expert_telemetry() - experts_before);
     result.samples_ns.push_back(sample_ns);
     for (const Session& session : sessions) chosen.push_back(session.best());
     if (n_written != n_gen * sessions.size())

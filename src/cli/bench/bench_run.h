@@ -48,8 +48,6 @@ struct BenchRunOptions {
 
 double processor_seconds();  // of this process so far
 std::string time_now();      // for BenchResult::test_time
-// Adds what happened between two readings. Sizes are those of the later one.
-void add_difference(const ExpertTelemetry& before, const ExpertTelemetry& after, ExpertTelemetry& sum);
 
 // nullopt when `stop` said so. `ids` are the tokens to feed, at least depth + prompt + gen. Throws
 // ThermoError when the engine refuses.
