@@ -31,6 +31,7 @@ struct RequestLoop::Impl {
     size_t n_done = 0;            // of them
     size_t n_now = 0;             // of them, in the step that runs
     std::vector<int> marks;       // lengths of the session that are ahead, ascending
+    bool at_mark = false;         // the session has the length of one, and makes its checkpoint next
     bool waits = false;           // for the next step
     bool gave_way = false;        // it has no pages and waits for room
     bool rereads = false;         // what it read and wrote before it gave way
@@ -206,6 +207,8 @@ std::span<const RequestEvent> RequestLoop::step(int max_prompt_rows, const std::
   Impl& m = *impl_;
   m.events.clear();
   for (const auto& request : m.requests) {
+    // Not in the step before: its first token need not wait for the copy.
+    if (std::exchange(request->at_mark, false) && request->session) request->session->checkpoint();
     if (request->session == nullptr) {
       if (request->cancelled) m.end(*request, FinishReason::Cancelled);
       continue;
@@ -440,7 +443,7 @@ void RequestLoop::Impl::run(const std::function<void()>& meanwhile) {
     r.session->took_step(std::span(r.tokens).subspan(r.n_done, r.n_now), *output,
                          ends ? std::optional(n_logits++) : std::nullopt);
     r.n_done += r.n_now;
-    if (!r.marks.empty() && r.marks.front() == r.session->n_past()) r.session->checkpoint();
+    r.at_mark = !r.marks.empty() && r.marks.front() == r.session->n_past();
     if (!r.has_written())
       tell(r, PromptProgress{static_cast<int>(r.n_done - std::min(r.n_done, r.n_skip)),
                              static_cast<int>(r.tokens.size() - r.n_skip)});
