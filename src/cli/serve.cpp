@@ -91,6 +91,10 @@ class ServeCommand : public Command {
     options.cache_bytes = cache_ram_bytes(serve_.cache_ram, model.file(), options);
     load_model(model, options, engine_, terminal);
     note_unused_cache(engine_.experts, model.engine(), terminal);
+    if (engine_.warm_up) {
+      server.set_progress("warm up", 1.0);
+      model.engine().warm_up(options.cache_bytes);
+    }
 
     EngineThread service(model.engine(), engine_thread_options(serve_, options.cache_bytes));
     const StopAtEnd stop{server};  // before the service goes

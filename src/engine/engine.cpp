@@ -50,7 +50,7 @@ bool Engine::reset_experts() {
 }
 
 ExpertTelemetry Engine::expert_telemetry() const {
-  return impl_->backend->expert_telemetry();
+  return impl_->backend->expert_telemetry() - impl_->warm_up_telemetry;
 }
 const HeatMap* Engine::heat() const {
   return impl_->backend->heat();

@@ -3,6 +3,7 @@
 #include "experts/heat.h"
 #include "experts/telemetry.h"
 #include "kernels/isa.h"
+#include "model/backend.h"
 #include "model/model_config.h"
 
 #include <gtest/gtest.h>
@@ -477,6 +478,37 @@ TEST(Engine, ForgetsWhatItLearntAboutExperts) {
   EXPECT_TRUE(engine.reset_experts());
   EXPECT_TRUE(engine.heat()->empty());
   EXPECT_LT(hits(), warm);
+}
+
+TEST(Engine, LeavesNothingOfItsWarmUp) {
+  const std::vector<TokenId> tokens = prompt();
+  const std::vector<TokenId> want = answer(small(), tokens);
+  for (const DeviceChoice device : {kCpu, kStandIn})
+    for (const bool drafts : {false, true}) {
+      EngineOptions options = small();
+      options.device = device;
+      options.n_batch = 64;
+      options.n_sequences = 3;
+      if (device == kStandIn) options.expert_cache = budget("40%");
+      if (drafts) options.draft.kind = DraftOptions::Kind::Lookup;
+      Engine engine(plankton(), options);
+      const ExpertTelemetry before = engine.expert_telemetry();
+      const int n_free = engine.kv_pool().n_free;
+      engine.warm_up(64 << 20);
+      EXPECT_TRUE(engine.heat()->empty());
+      EXPECT_EQ(engine.heat()->n_tokens(), 0u);
+      const ExpertTelemetry after = engine.expert_telemetry();
+      EXPECT_EQ(after.tokens, before.tokens);
+      EXPECT_EQ(after.pairs, before.pairs);
+      EXPECT_EQ(after.routed_layers, before.routed_layers);
+      EXPECT_EQ(after.hot_expert_bytes, before.hot_expert_bytes);
+      EXPECT_EQ(engine.kv_pool().n_free, n_free);
+      EXPECT_EQ(engine.draft_telemetry().n_plain + engine.draft_telemetry().n_rounds, 0u);
+      Session session = std::move(engine.open_session().value());
+      ASSERT_TRUE(session.append(tokens).ok());
+      EXPECT_EQ(greedy(session, 24), want);
+      EXPECT_EQ(engine.draft_telemetry().drafter.empty(), !drafts);
+    }
 }
 
 TEST(Engine, KnowsTheBestTokenWithoutTheLogits) {

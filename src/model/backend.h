@@ -146,6 +146,8 @@ class Backend {
 
   // How experts were used; nullptr: nobody counts.
   virtual const HeatMap* heat() const noexcept = 0;
+  // Between steps: counting goes on from this, which is of the same model. REQUIRES: somebody counts.
+  virtual void set_heat(const HeatMap& heat) = 0;
   virtual ExpertTelemetry expert_telemetry() const noexcept = 0;
   virtual bool reset_experts() = 0;  // see Engine
 };

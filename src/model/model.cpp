@@ -314,6 +314,9 @@ HeatMap* Model::heat() noexcept {
 const HeatMap* Model::heat() const noexcept {
   return impl_->heat;
 }
+void Model::set_heat(const HeatMap& heat) {
+  *impl_->heat = heat;
+}
 bool Model::reset_experts() {
   return impl_->experts != nullptr && impl_->experts->reset();
 }

@@ -62,6 +62,7 @@ class Model final : public Backend {
   bool load_kv(int sequence, const KvRange& range, const std::byte* block) noexcept override;
 
   const HeatMap* heat() const noexcept override;
+  void set_heat(const HeatMap& heat) override;
   ExpertTelemetry expert_telemetry() const noexcept override;
   bool reset_experts() override;
 

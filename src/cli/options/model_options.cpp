@@ -57,9 +57,6 @@ void add_llama_switches(OptionSet& set) {
            },
            std::string("accepted: ") + one.help)
         .advanced();
-  set.custom_flag(
-         "--warmup", [](bool) {}, "accepted: the first step needs no warm-up")
-      .advanced();
 }
 
 void add_engine_options(OptionSet& set, EngineFlags& flags) {
@@ -109,6 +106,9 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
       .bare("on")
       .advanced();
   add_llama_switches(set);
+  set.flag("--warmup", flags.warm_up,
+           "serve: compute a little before the first request, which is then as fast as the next (default on)")
+      .advanced();
   set.flag("--context-shift", flags.context_shift,
            "chat: forget the oldest messages when the context is full (default off)")
       .advanced();

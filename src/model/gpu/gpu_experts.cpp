@@ -187,6 +187,9 @@ ExpertTelemetry GpuExperts::telemetry() const noexcept {
 const HeatMap& GpuExperts::heat() const noexcept {
   return impl_->heat;
 }
+void GpuExperts::set_heat(const HeatMap& heat) {
+  impl_->heat = heat;
+}
 const LaneSplit& GpuExperts::lanes() const noexcept {
   return impl_->core.lanes();
 }

@@ -63,6 +63,7 @@ class GpuExperts {
   void reset();
   ExpertTelemetry telemetry() const noexcept;
   const HeatMap& heat() const noexcept;
+  void set_heat(const HeatMap& heat);
   const LaneSplit& lanes() const noexcept;
   ExpertStore& store() noexcept;
 

@@ -153,6 +153,12 @@ const HeatMap* GpuModel::heat() const noexcept {
   if (impl_->experts != nullptr) return &impl_->experts->heat();
   return impl_->uses == nullptr ? nullptr : &impl_->uses->heat();
 }
+void GpuModel::set_heat(const HeatMap& heat) {
+  if (impl_->experts != nullptr)
+    impl_->experts->set_heat(heat);
+  else
+    impl_->uses->set_heat(heat);
+}
 GpuExperts* GpuModel::experts() noexcept {
   return impl_->experts.get();
 }

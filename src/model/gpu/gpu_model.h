@@ -83,6 +83,7 @@ class GpuModel final : public Backend {
 
   // All zero and nullptr unless experts are split.
   const HeatMap* heat() const noexcept override;
+  void set_heat(const HeatMap& heat) override;
   ExpertTelemetry expert_telemetry() const noexcept override;
   bool reset_experts() override;
   GpuExperts* experts() noexcept;

@@ -32,6 +32,12 @@ const HeatMap& UseCounts::heat() noexcept {
   return heat_;
 }
 
+void UseCounts::set_heat(const HeatMap& heat) {
+  clear();
+  n_rows_ = 0;
+  heat_ = heat;
+}
+
 // A failure shows in the next step.
 void UseCounts::collect() noexcept {
   cudaMemcpyAsync(host_.data(), counts_, host_.size(), cudaMemcpyDeviceToHost, stream_.view().handle);

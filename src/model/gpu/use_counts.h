@@ -26,6 +26,7 @@ class UseCounts {
   void took_step(int n_rows) noexcept;
   // Between steps.
   const HeatMap& heat() noexcept;
+  void set_heat(const HeatMap& heat);
 
  private:
   void collect() noexcept;
