@@ -11,6 +11,7 @@ namespace {
 volatile std::sig_atomic_t g_interrupts = 0;
 volatile std::sig_atomic_t g_gentle = 0;      // signals that only set a flag
 volatile std::sig_atomic_t g_terminated = 0;  // the signal that asked to end
+volatile std::sig_atomic_t g_reload = 0;      // SIGHUP came, and asks for that
 
 void on_signal(int signal) {
   g_interrupts = g_interrupts + 1;
@@ -59,6 +60,18 @@ ExitCode InterruptScope::exit_code() noexcept {
 }
 void InterruptScope::reset() noexcept {
   if (g_terminated == 0) g_interrupts = 0;
+}
+
+void InterruptScope::reload_on_hangup() noexcept {
+  struct sigaction action {};
+  action.sa_handler = [](int) { g_reload = 1; };
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGHUP, &action, nullptr);
+}
+bool InterruptScope::take_reload() noexcept {
+  const bool asked = g_reload != 0;
+  g_reload = 0;
+  return asked;
 }
 
 }  // namespace thermo

@@ -26,6 +26,9 @@ class InterruptScope {
   static ExitCode exit_code() noexcept;
   // The next interrupt counts as the first one again.
   static void reset() noexcept;
+  // From now on SIGHUP asks to read files again instead.
+  static void reload_on_hangup() noexcept;
+  static bool take_reload() noexcept;  // whether it asked since the last call
 };
 
 }  // namespace thermo

@@ -19,6 +19,7 @@
 #include "cli/options/draft_options.h"
 #include "cli/options/serve_options.h"
 #include "cli/plan_json.h"
+#include "cli/supervisor.h"
 #include "cli/version.h"
 #include "engine/memory_plan.h"
 #include "server/server.h"
@@ -89,9 +90,11 @@ class ServeCommand : public Command {
     };
     options.n_sequences = n_sequences(model, options);
     options.cache_bytes = cache_ram_bytes(serve_.cache_ram, model.file(), options);
+    tell_supervisor("STATUS=loading the model");
     load_model(model, options, engine_, terminal);
     note_unused_cache(engine_.experts, model.engine(), terminal);
     if (engine_.warm_up) {
+      tell_supervisor("STATUS=warming up");
       server.set_progress("warm up", 1.0);
       model.engine().warm_up(options.cache_bytes);
     }
@@ -106,11 +109,18 @@ class ServeCommand : public Command {
     if (serve_.stdio) server.serve_pipe(STDIN_FILENO, STDOUT_FILENO);
     terminal.note(serve_.stdio ? "ready: one request to a line"
                                : fmt::format("ready: {}", server.urls().front()));
+    tell_supervisor("READY=1\nSTATUS=ready");
 
+    if (!serve_.api_key_file.empty()) InterruptScope::reload_on_hangup();
+    Watchdog watchdog;
     while (!InterruptScope::interrupted() && !server.shutdown_requested() && server.fault().empty() &&
-           !server.pipe_ended())
+           !server.pipe_ended()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      watchdog.feed();
+      if (InterruptScope::take_reload()) reload_keys(server);
+    }
     const std::string fault = server.fault();
+    tell_supervisor("STOPPING=1");
     if (fault.empty()) log_info("server", "shutting down");
     server.shut_down();
     if (!fault.empty()) throw ThermoError(ExitCode::DeviceFault, fault);
@@ -134,6 +144,19 @@ class ServeCommand : public Command {
     }
     options.access.keys = {generate_key()};
     return options.access.keys.front();
+  }
+
+  // What the file of keys says now. A file that cannot be read or has none leaves them as they are: nobody
+  // opens a server by mistake.
+  void reload_keys(Server& server) const {
+    try {
+      const AccessOptions access = server_options(serve_).access;
+      if (access.keys.empty()) throw ConfigError(fmt::format("there is no key in {}", serve_.api_key_file));
+      server.set_access(access);
+      log_info("server", "keys were read again: {}", access.keys.size());
+    } catch (const std::exception& error) {
+      log_warning("server", "keys stay as they are: {}", error.what());
+    }
   }
 
   // Once, and not to the log.

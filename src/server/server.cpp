@@ -114,6 +114,10 @@ void Server::set_ready(ServedModel model) {
   });
 }
 
+void Server::set_access(const AccessOptions& access) {
+  impl_->on_io([&] { impl_->state.access = Access(access); });
+}
+
 void Server::set_failed(std::string why) {
   impl_->on_io([&] { impl_->state.failure = std::move(why); });
 }
