@@ -29,9 +29,9 @@ struct AnswerStats {
   double predicted_seconds = 0.0;
   double first_token_seconds = 0.0;  // from the start of the request
   uint64_t seed = 0;
-  std::string
-      reasoning_close;   // how reasoning ended, where something watched it: "natural", "budget", "tool_call"
-  DraftTelemetry draft;  // of this answer
+  std::string reasoning_close;  // how reasoning ended, where something watched it: "natural", "budget",
+                                // "client", "tool_call"
+  DraftTelemetry draft;         // of this answer
 
   void take(const TokenUsage& usage);
   double prompt_rate() const;     // tokens per second; 0 when there is nothing to divide

@@ -152,12 +152,12 @@ void AnswerConstraint::accept(int32_t token) {
 }
 
 void AnswerConstraint::limit_thought() {
+  if (at_.phase != Phase::Thought || !forced_.empty() || reasoning_close_ != nullptr) return;
   const int budget = rules_->options_.reasoning_budget;
-  if (at_.phase != Phase::Thought || budget < 0 || n_thought_ < budget || !forced_.empty() ||
-      reasoning_close_ != nullptr)
-    return;
+  const bool used_up = budget >= 0 && n_thought_ >= budget;
+  if (!used_up && !end_asked_.load(std::memory_order_relaxed)) return;
   forced_.assign(rules_->close_for_budget_.begin(), rules_->close_for_budget_.end());
-  reasoning_close_ = "budget";
+  reasoning_close_ = used_up ? "budget" : "client";
 }
 
 // Moves on; false: the token has no place here.

@@ -11,6 +11,7 @@
 // found, and forbidden, in the text.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -81,7 +82,7 @@ class AnswerRules {
   std::vector<std::string> ignored_;
 };
 
-// One request's. A copy goes its own way.
+// One request's.
 class AnswerConstraint : public TokenConstraint {
  public:
   // `starts_in_reasoning`: the prompt ends inside an open <think>.
@@ -95,8 +96,12 @@ class AnswerConstraint : public TokenConstraint {
   // A token that was not allowed ends the constraint: everything is allowed after it.
   void accept(int32_t token) override;
 
+  // Any thread: the reasoning ends after the next token, as if its budget were used up. No effect on an
+  // answer that does not reason any more.
+  void end_reasoning() { end_asked_.store(true, std::memory_order_relaxed); }
+
   // How the reasoning ended: nullptr while it goes on or where there was none, else "natural", "budget",
-  // "tool_call".
+  // "client", "tool_call".
   const char* reasoning_close() const { return reasoning_close_; }
   // Masks that were asked for, and the time they took together.
   int n_masks() const { return n_masks_; }
@@ -131,6 +136,7 @@ class AnswerConstraint : public TokenConstraint {
   double mask_seconds_ = 0.0;
   std::deque<int32_t> forced_;
   const char* reasoning_close_ = nullptr;
+  std::atomic<bool> end_asked_{false};
 };
 
 }  // namespace thermo

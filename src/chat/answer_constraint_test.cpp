@@ -305,6 +305,28 @@ TEST(AnswerConstraint, EndsReasoningWhenItsBudgetIsUsedUp) {
   }
 }
 
+TEST(AnswerConstraint, EndsReasoningWhenSomebodyAsksForIt) {
+  const Words& words = with_markers();
+  ConstraintOptions options;
+  options.budget_message = "\nEnough.\n";
+  AnswerConstraint constraint = constraint_of(words, options, true);
+  const std::vector<int32_t> thought = words.tokenizer.encode("one two three");
+  constraint.accept(thought[0]);
+  EXPECT_FALSE(constraint.forced());
+  constraint.end_reasoning();
+  constraint.accept(thought[1]);
+  std::string text;
+  while (const auto forced = constraint.forced()) {
+    constraint.accept(*forced);
+    text += words.tokenizer.token_bytes(*forced);
+  }
+  EXPECT_EQ(text, "\nEnough.\n</think>\n\n");
+  EXPECT_STREQ(constraint.reasoning_close(), "client");
+  constraint.end_reasoning();  // too late
+  constraint.accept(thought[2]);
+  EXPECT_FALSE(constraint.forced());
+}
+
 TEST(AnswerConstraint, ClosesAThoughtBeforeACall) {
   const Words& words = with_markers();
   ConstraintOptions options;

@@ -8,12 +8,14 @@
 #include "server/live_view.h"
 #include "server/on_worker.h"
 #include "server/operations.h"
+#include "server/request_body.h"
 #include "server/token_endpoints.h"
 
 namespace thermo {
 namespace {
 
 constexpr auto kHeatCopy = std::chrono::milliseconds(50);
+constexpr auto kDeepHealth = std::chrono::seconds(30);
 
 bool is_id(std::string_view text) {
   const auto good = [](char c) {
@@ -32,10 +34,9 @@ std::string lower(std::string_view text) {
 
 void check_body_type(const HttpRequest& request) {
   if (request.method != "POST") return;
-  if (const std::string encoding = lower(request.header("content-encoding"));
-      !encoding.empty() && encoding != "identity")
+  if (const std::string_view encoding = request.header("content-encoding"); !is_known_encoding(encoding))
     throw ApiError(415, "unsupported_media_type",
-                   "a body with the encoding '" + encoding + "' cannot be read");
+                   fmt::format("a body with the encoding '{}' cannot be read", encoding.substr(0, 100)));
   const std::string type = lower(request.header("content-type"));
   const std::string kind = type.substr(0, type.find_first_of("; "));
   const size_t charset = type.find("charset=");
@@ -233,6 +234,8 @@ asio::awaitable<void> ApiHandler::dispatch(HttpExchange& exchange, const RouteMa
   if (route.needs_model) {
     const Json answer = co_await token_endpoint(exchange, route);
     reply = json_reply(answer);
+  } else if (route.endpoint == Endpoint::Health && request.query_value("deep") == "1") {
+    reply = co_await deep_health(request);
   } else {
     reply = look(request, match);
   }
@@ -246,10 +249,49 @@ asio::awaitable<Json> ApiHandler::token_endpoint(HttpExchange& exchange, const R
   const std::string owner = caller ? caller->name : std::string();
   const std::unique_ptr<TokenReply> reply =
       co_await on_worker(server_.workers, [this, &exchange, &route, &owner] {
-        return token_reply(route.endpoint, parse_body(exchange.request().body), server_, owner);
+        return token_reply(route.endpoint, body_of(exchange.request()), server_, owner);
       });
   if (!reply->to_look_up.empty()) reply->body["n_cached"] = co_await n_cached(std::move(reply->to_look_up));
   co_return std::move(reply->body);
+}
+
+Json ApiHandler::body_of(const HttpRequest& request) const {
+  return body_json(request, server_.options.http.max_body_bytes);
+}
+
+// Whether the engine still writes: a token for nobody.
+asio::awaitable<HttpReply> ApiHandler::deep_health(const HttpRequest& request) {
+  if (!caller_of(request))
+    throw ApiError(401, "invalid_api_key", "a valid API key is needed: send it as a bearer token");
+  require_model(server_);
+  struct Probe {
+    explicit Probe(asio::any_io_executor executor) : done(std::move(executor)) {}
+    Signal done;
+    bool wrote = false;
+  };
+  const asio::any_io_executor here = co_await asio::this_coro::executor;
+  const auto probe = std::make_shared<Probe>(here);
+  const auto begin = std::chrono::steady_clock::now();
+  TokenRequest tokens;
+  tokens.prompt = server_.model->tokenizer->encode("1");
+  tokens.options.max_tokens = 1;
+  tokens.options.sampling.temperature = 0.0f;
+  tokens.side_request = true;
+  tokens.on_event = [probe, here](TokenEvent event) {
+    const auto* const ended = std::get_if<TokensEnded>(&event);
+    if (ended == nullptr) return;
+    asio::post(here, [probe, wrote = !ended->error] {
+      probe->wrote = wrote;
+      probe->done.raise();
+    });
+  };
+  const Result<RequestHandle> handle = server_.model->service->submit(std::move(tokens));
+  if (!handle) throw ApiError(503, "engine_failed", handle.error().message);
+  const bool ended = co_await probe->done.wait_until(begin + kDeepHealth);
+  if (!ended) server_.model->service->cancel(*handle);
+  if (!ended || !probe->wrote) throw ApiError(503, "engine_failed", "the engine wrote nothing in time");
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+  co_return json_reply({{"status", "ok"}, {"ms", took.count()}});
 }
 
 // What the engine has of a prompt: after the step that runs.
@@ -267,6 +309,15 @@ asio::awaitable<int> ApiHandler::n_cached(std::vector<TokenId> prompt) {
   });
   co_await found->done.wait();
   co_return found->n;
+}
+
+// By its own id or that of its reply; the caller's own, or anybody's for an administrator.
+LiveRequest& ApiHandler::live_request(std::string_view id, const std::optional<Access::Caller>& caller) {
+  for (const auto& live : server_.live)
+    if (caller && (caller->admin || caller->name == live->key_name) &&
+        (live->id == id || live->reply_id == id))
+      return *live;
+  throw ApiError(404, "not_found", "there is no such request");
 }
 
 HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) {
@@ -302,15 +353,21 @@ HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) 
     }
     case Endpoint::Requests:
       return json_reply(requests_json(server_));
-    case Endpoint::CancelRequest:
-      for (const auto& live : server_.live) {
-        const bool own = caller && (caller->admin || caller->name == live->key_name);
-        if (!own || (live->id != match.rest && live->reply_id != match.rest)) continue;
-        live->cancelled = true;
-        live->signal.raise();
-        return json_reply({{"id", match.rest}, {"cancelled", true}});
-      }
-      throw ApiError(404, "not_found", "there is no such request");
+    case Endpoint::CancelRequest: {
+      LiveRequest& live = live_request(match.rest, caller);
+      live.cancelled = true;
+      live.signal.raise();
+      return json_reply({{"id", match.rest}, {"cancelled", true}});
+    }
+    case Endpoint::Control: {
+      const Json body = body_of(request);
+      Fields fields(body);
+      if (fields.string("action").value_or("") != "reasoning_end")
+        throw invalid_value("action", "action: reasoning_end was expected");
+      for (const auto& constraint : live_request(fields.string("id").value_or(""), caller).constraints)
+        constraint->end_reasoning();
+      return json_reply({{"success", true}});
+    }
     case Endpoint::Plan:
       require_model(server_);
       return json_reply(server_.model->plan);
@@ -325,7 +382,7 @@ HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) 
     }
     case Endpoint::Heat: {
       require_model(server_);
-      const Json body = parse_body(request.body);
+      const Json body = body_of(request);
       const std::string action = Fields(body).string("action").value_or("");
       if (action != "save" && action != "reset")
         throw invalid_value("action", "action: save or reset was expected");

@@ -35,7 +35,10 @@ class ApiHandler : public HttpHandler {
   asio::awaitable<void> answer(HttpExchange& exchange, const RouteMatch& match, Continuation* continuation);
   asio::awaitable<void> dispatch(HttpExchange& exchange, const RouteMatch& match, Continuation* continuation);
   asio::awaitable<Json> token_endpoint(HttpExchange& exchange, const Route& route);
+  Json body_of(const HttpRequest& request) const;
+  asio::awaitable<HttpReply> deep_health(const HttpRequest& request);
   asio::awaitable<int> n_cached(std::vector<TokenId> prompt);
+  LiveRequest& live_request(std::string_view id, const std::optional<Access::Caller>& caller);
   HttpReply look(const HttpRequest& request, const RouteMatch& match);
 
   ServerState& server_;

@@ -58,7 +58,8 @@ std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const Generation
   options.tool_choice = choice.mode == CallChoice::Mode::Required ? ToolChoice::Required : ToolChoice::Auto;
   options.tool_dialect = tool_dialect(model.chat_template);
   options.parallel_calls = request.parallel_tools;
-  if (options.reasoning_budget < 0 && options.grammar == nullptr && options.tools.empty()) return {};
+  // A thought can be ended from outside, too.
+  if (!in_reasoning && options.grammar == nullptr && options.tools.empty()) return {};
 
   const Result<std::shared_ptr<const AnswerRules>> rules =
       AnswerRules::compile(*model.tokenizer, model.trie, options);

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "server/on_worker.h"
 #include "server/operations.h"
+#include "server/request_body.h"
 
 namespace thermo {
 namespace {
@@ -27,6 +28,14 @@ AnswerParser::Events merged(AnswerParser::Events events) {
       out.push_back(std::move(event));
   }
   return out;
+}
+
+// "00-<32 hexadecimal digits>-...": those digits; empty: there are none.
+std::string trace_id(std::string_view traceparent) {
+  const std::string_view id = traceparent.substr(0, 36).substr(std::min<size_t>(3, traceparent.size()));
+  const bool good = traceparent.size() >= 55 && traceparent[2] == '-' && traceparent[35] == '-' &&
+                    id.substr(0, 32).find_first_not_of("0123456789abcdef") == std::string_view::npos;
+  return good ? std::string(id.substr(0, 32)) : std::string();
 }
 
 class Generation {
@@ -115,6 +124,7 @@ void Generation::list() {
   live_->dialect = dialect_name(request().dialect);
   live_->session = request().session_key;
   live_->n_prompt = prepared_.n_prompt();
+  live_->constraints = prepared_.constraints;
   listed_ = server_.live.insert(server_.live.end(), live_);
   is_listed_ = true;
   ++server_.by_key[caller_.key_name];
@@ -519,10 +529,11 @@ void Generation::record(const char* outcome) {
       m.count("thermocline_reasoning_closed_total",
               fmt::format("how=\"{}\"", stats.reasoning_close.empty() ? "natural" : stats.reasoning_close));
   }
-  log_info("server", "req={} {}{} {} prompt={} ({} cached) out={} ttft={:.2f}s {:.1f} tok/s {}",
+  const std::string trace = trace_id(exchange_.request().header("traceparent"));
+  log_info("server", "req={} {}{}{} {} prompt={} ({} cached) out={} ttft={:.2f}s {:.1f} tok/s {}",
            exchange_.request().id, dialect_name(request().dialect),
-           caller_.key_name.empty() ? "" : " key=" + caller_.key_name, outcome, n_prompt, n_cached, n_out,
-           ttft, rate, reason);
+           caller_.key_name.empty() ? "" : " key=" + caller_.key_name, trace.empty() ? "" : " trace=" + trace,
+           outcome, n_prompt, n_cached, n_out, ttft, rate, reason);
 }
 
 }  // namespace
@@ -537,7 +548,8 @@ asio::awaitable<void> generate(ServerState& server, HttpExchange& exchange, Dial
     const KnownTurns turns{*server.turns, caller.key_name};
     prepared =
         co_await on_worker(server.workers, [&server, &exchange, &shell, &turns, dialect, continuation] {
-          GenerationRequest request = read_request(dialect, parse_body(exchange.request().body), server);
+          GenerationRequest request = read_request(
+              dialect, body_json(exchange.request(), server.options.http.max_body_bytes), server);
           if (continuation != nullptr && continuation->max_tokens)
             request.max_tokens = continuation->max_tokens;
           shell = request;

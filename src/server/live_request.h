@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "chat/answer_constraint.h"
 #include "engine/token_service.h"
 #include "server/http/signal.h"
 #include "server/metrics.h"
@@ -71,7 +72,8 @@ class LiveRequest : public std::enable_shared_from_this<LiveRequest> {
   std::chrono::steady_clock::time_point first_token = {};
   int n_prompt = 0, n_cached = 0, n_prompt_done = 0, n_written = 0;
   std::vector<RequestHandle> handles;
-  bool cancelled = false;  // by somebody else than its client
+  std::vector<std::shared_ptr<AnswerConstraint>> constraints;  // of its answers; empty: there are none
+  bool cancelled = false;                                      // by somebody else than its client
 
  private:
   static constexpr int kMaxTaken = 64;

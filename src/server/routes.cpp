@@ -17,6 +17,7 @@ constexpr Route kRoutes[] = {
      true},
     {"POST", "/v1/responses/input_tokens", Endpoint::ResponsesTokens, Key::User, Dialect::Responses, false,
      true},
+    {"POST", "/v1/chat/completions/control", Endpoint::Control, Key::User, Dialect::Chat},
     {"POST", "/tokenize", Endpoint::Tokenize, Key::User, Dialect::Native, false, true},
     {"POST", "/detokenize", Endpoint::Detokenize, Key::User, Dialect::Native, false, true},
     {"POST", "/apply-template", Endpoint::ApplyTemplate, Key::User, Dialect::Native, false, true},

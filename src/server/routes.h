@@ -18,6 +18,7 @@ enum class Endpoint {
   CountTokens,
   ChatTokens,
   ResponsesTokens,
+  Control,
   Tokenize,
   Detokenize,
   ApplyTemplate,

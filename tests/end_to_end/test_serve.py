@@ -158,6 +158,25 @@ class Chat(ServeTest):
         self.assertIn("Paris", self.server.post("/v1/chat/completions", body)["choices"][0]["message"]["content"])
 
 
+    def test_a_thought_can_be_ended(self):
+        end = self.server.post("/tokenize", {"content": "</think>"})["tokens"]
+        body = ask("What is 17 + 25?", max_tokens=400, logit_bias={str(id): -100 for id in end})
+        kinds, done = [], False
+        for _, chunk in self.server.stream("/v1/chat/completions", body):
+            if chunk == "[DONE]":
+                break
+            last = chunk
+            delta = chunk["choices"][0]["delta"] if chunk["choices"] else {}
+            kinds += [kind for kind in ("reasoning", "content") if delta.get(kind)]
+            if kinds and not done:
+                done = True
+                self.assertEqual(self.server.post("/v1/chat/completions/control", {"id": chunk["id"], "action": "reasoning_end"}), {"success": True})
+        self.assertEqual(sorted(set(kinds)), ["content", "reasoning"])
+        self.assertEqual(last["timings"]["reasoning_close"], "client")
+        self.refused("/v1/chat/completions/control", {"id": "nobody", "action": "reasoning_end"}, 404, "not_found")
+        self.refused("/v1/chat/completions/control", {"id": "nobody", "action": "think"}, 400, "invalid_value")
+
+
 class Completions(ServeTest):
     def test_continues_texts(self):
         reply = self.server.post("/v1/completions", {"prompt": ["def add(a, b):\n", "import "], "max_tokens": 8, "temperature": 0})

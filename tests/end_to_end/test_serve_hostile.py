@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Requests that nobody should send to `serve`: each gets its row of the error table, or a closed connection."""
 import concurrent.futures
+import gzip
 import json
 import os
 import random
@@ -109,6 +110,10 @@ class Hostile(unittest.TestCase):
             "type": (post(chat, ok).replace(b"application/json", b"text/plain"), 415),
             "charset": (post(chat, ok).replace(b"application/json", b"application/json; charset=latin1"), 415),
             "encoding": (post(chat, ok, "Content-Encoding: br"), 415),
+            "no gzip": (post(chat, ok, "Content-Encoding: gzip"), 400),
+            "half of gzip": (post(chat, gzip.compress(ok)[:-9], "Content-Encoding: gzip"), 400),
+            "gzip": (post("/tokenize", gzip.compress(b'{"content": "x"}'), "Content-Encoding: gzip"), 200),
+            "bomb": (post(chat, gzip.compress(b'{"a": "' + b" " * 50_000_000 + b'"}'), "Content-Encoding: gzip"), 413),
             "host": (post(chat, ok).replace(b"Host: localhost", b"Host: evil.example"), 403),
             "host that looks local": (post(chat, ok).replace(b"Host: localhost", b"Host: 127.0.0.1.evil.example"), 403),
             "long header": (post(chat, ok, "X-Long: " + "x" * 40000), 431),

@@ -8,6 +8,7 @@ import io
 import json
 import pathlib
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -24,6 +25,72 @@ def heat_of(path):
     heat = json.loads(pathlib.Path(path).read_text())
     assert heat["format"] == "thermocline-heat"
     return heat["n_tokens"]
+
+
+class Start(unittest.TestCase):
+    def test_warms_up_unseen(self):
+        for option in ("--warmup", "--no-warmup"):
+            with Server(option, "-c", "512") as server:
+                _, samples = metrics_format.parse(server.get("/metrics"))
+                counted = {name: value for name, _, value in samples}
+                self.assertEqual(counted["thermocline_steps_total"], 0)
+                self.assertEqual(counted["thermocline_prefix_cache_tokens"], 0)
+                self.assertEqual("warmed up" in server.logged(), option == "--warmup")
+
+    def test_tells_its_supervisor(self):
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+            path = str(pathlib.Path(folder) / "notify")
+            listener.bind(path)
+            listener.settimeout(20)
+            with Server("-c", "512", env={"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "400000"}) as server:
+                heard = [listener.recv(1000)]
+                while heard.count(b"WATCHDOG=1") < 2:
+                    heard.append(listener.recv(1000))
+                server.stop()
+                while heard[-1] != b"STOPPING=1":
+                    heard.append(listener.recv(1000))
+            self.assertIn(b"READY=1\nSTATUS=ready", heard)
+
+    def test_reads_keys_again(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "keys"
+            path.write_text("old\n")
+            with Server("-c", "512", "--api-key-file", path) as server:
+                def status(key):
+                    return server.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})[0]
+
+                def wait_for(text):
+                    end = time.monotonic() + 10
+                    while text not in server.logged() and time.monotonic() < end:
+                        time.sleep(0.02)
+                self.assertEqual((status("old"), status("new")), (200, 401))
+                path.write_text("new\n")
+                server.process.send_signal(signal.SIGHUP)
+                wait_for("keys were read again")
+                self.assertEqual((status("old"), status("new")), (401, 200))
+                path.write_text("# none\n")
+                server.process.send_signal(signal.SIGHUP)
+                wait_for("keys stay as they are")
+                self.assertEqual((status("old"), status("new")), (401, 200))
+                self.assertEqual(server.stop(), 0)
+
+
+class Health(unittest.TestCase):
+    def test_asks_the_engine_itself(self):
+        with Server("--api-key", "k", "-c", "512") as server:
+            self.assertEqual(server.get("/health"), {"status": "ok"})
+            self.assertEqual(server.request("GET", "/health?deep=1")[0], 401)
+            status, _, reply = server.request("GET", "/health?deep=1", headers={"Authorization": "Bearer k"})
+            self.assertEqual((status, reply["status"]), (200, "ok"))
+            self.assertGreater(reply["ms"], 0)
+
+    def test_logs_traces(self):
+        with Server("-c", "512") as server:
+            trace = "0af7651916cd43dd8448eb211c80319c"
+            for header in (f"00-{trace}-b7ad6b7169203331-01", "00-" + "x" * 60, "", "-"):
+                server.post("/v1/chat/completions", SUM, headers={"traceparent": header})
+            self.assertEqual(server.logged().count("trace="), 1)
+            self.assertIn(f"trace={trace}", server.logged())
 
 
 class Metrics(unittest.TestCase):

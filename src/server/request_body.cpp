@@ -1,0 +1,34 @@
+#include "server/request_body.h"
+
+#include "server/api/api_error.h"
+#include "server/api/fields.h"
+#include "server/http/gzip.h"
+
+namespace thermo {
+namespace {
+
+bool is_gzip(std::string_view encoding) {
+  return encoding == "gzip" || encoding == "x-gzip";
+}
+
+}  // namespace
+
+bool is_known_encoding(std::string_view encoding) {
+  return encoding.empty() || encoding == "identity" || is_gzip(encoding);
+}
+
+Json body_json(const HttpRequest& request, size_t max_bytes) {
+  if (!is_gzip(request.header("content-encoding"))) return parse_body(request.body);
+  std::string text;
+  switch (gunzip(request.body, max_bytes, text)) {
+    case Gunzip::Broken:
+      throw ApiError(400, "invalid_json", "the body is not what gzip makes");
+    case Gunzip::TooLarge:
+      throw ApiError(413, "body_too_large", "the body of the request is too large when it is decompressed");
+    case Gunzip::Ok:
+      break;
+  }
+  return parse_body(text);
+}
+
+}  // namespace thermo
