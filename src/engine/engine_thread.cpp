@@ -232,6 +232,9 @@ void EngineThread::Impl::step() {
   const double time = seconds(Clock::now() - begin);
   tell_written();  // nothing is left where a step ran
   for (const RequestEvent& event : events) take_event(event);
+  for (Slot& slot : slots)  // a first token is waited for
+    if (slot.active && slot.active->n_written == static_cast<int>(slot.active->written.size()))
+      tell_written(*slot.active);
   if (n_step_prompt > 0) prompt_row_rate.add(n_step_prompt, time);
   if (n_step_prompt > 0) prompt_rate.add(n_step_prompt, time);
   if (n_step_written > 0) decode_rate.add(n_step_written, time);
