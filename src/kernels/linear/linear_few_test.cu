@@ -123,6 +123,54 @@ TEST(LinearFewCuda, HasTheProcessorsBitsForEveryTypeAndNumberOfRows) {
   run_case(DType::Q4_K, DType::IQ4_XS, 130, 512);
 }
 
+// A matrix with many panels, the same ones again and again: a kernel that stays on the card multiplies it.
+TEST(LinearFewCuda, AHeadHasTheProcessorsBits) {
+  SKIP_WITHOUT_GPU();
+  if (vector_isas().empty()) GTEST_SKIP() << "needs AVX2";
+  const QuantMatmulKernels& kernels = quant_matmul_kernels(vector_isas().front());
+  constexpr size_t kOwn = 2000, kTimes = 70, kOutputs = kOwn * kTimes - 5;
+  std::vector<int32_t> index(kRows);
+  for (int r = 0; r < kRows; ++r) index[static_cast<size_t>(r)] = (r * 7 + 3) % kRows;
+  DeviceBuffer device_index = to_device(index);
+  for (const auto& [dtype, n_cols] :
+       {std::pair(DType::Q6_K, 2048), {DType::Q4_K, 1280}, {DType::Q8_0, 352}}) {
+    std::mt19937 random(static_cast<unsigned>(n_cols));
+    const std::vector<float> x = spiky(static_cast<size_t>(kRows) * static_cast<size_t>(n_cols), random);
+    HostMatrix w(dtype, kOwn, n_cols, random, 0.05f);
+    const ActRows acts(dtype, x.data(), kRows, n_cols, 1.0f, kernels);
+    const std::vector<float> want = multiply(w, acts, kRows, kernels);
+    std::vector<std::byte> panels;
+    for (size_t i = 0; i < kTimes; ++i) panels.insert(panels.end(), w.panels.begin(), w.panels.end());
+    const DeviceBuffer device_panels = to_device(panels);
+    const DeviceRowsOf rows(acts, n_cols);
+    DeviceLinearArgs args;
+    args.jobs[0].w = w.at(reinterpret_cast<size_t>(device_panels.data()));
+    args.jobs[0].w.n_rows = kOutputs;
+    args.jobs[0].y_stride = kOutputs;
+    args.n_jobs = 1;
+    (act_format(dtype) == ActFormat::Q8x256 ? args.x.blocks256 : args.x.blocks32) = rows.memory.data();
+    args.x.blocks_stride = dot_chunks(n_cols);
+    args.row_index = device_index.as<int32_t>();
+    for (const size_t n_acts : {2, 9, 15, 17, 33, 64}) {
+      DeviceBuffer y = to_device(std::vector<float>(n_acts * kOutputs + 16, -7.0f));
+      args.jobs[0].y = y.as<float>();
+      args.n_acts = static_cast<int>(n_acts);
+      linear_cuda(args, {});
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      const std::vector<float> got = to_host(y.as<float>(), n_acts * kOutputs + 16);
+      for (size_t a = 0; a < n_acts; ++a)
+        for (size_t begin = 0; begin < kOutputs; begin += kOwn)
+          expect_bits(got.data() + a * kOutputs + begin, want.data() + static_cast<size_t>(index[a]) * kOwn,
+                      std::min(kOwn, kOutputs - begin),
+                      std::string(dtype_name(dtype)) + ", row " + std::to_string(a) + " of " +
+                          std::to_string(n_acts) + ", from " + std::to_string(begin));
+      for (size_t i = n_acts * kOutputs; i < got.size(); ++i)
+        ASSERT_EQ(got[i], -7.0f) << "written past the end";
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
 // Parts of a sum add up to it, and are the same for every number of rows.
 TEST(LinearFewCuda, PartsDoNotDependOnTheNumberOfRows) {
   SKIP_WITHOUT_GPU();

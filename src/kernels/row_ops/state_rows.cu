@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) join_rows_kernel(const __grid_consta
   }
   const ActsOut out{static_cast<half*>(a.out.f16), a.out.f32, a.out.f16_stride, a.out.f32_stride,
                     a.out.scale};
-  for (int c = threadIdx.x; c < a.n_cols; c += kThreads)
+  for (int c = blockIdx.z * kThreads + threadIdx.x; c < a.n_cols; c += gridDim.z * kThreads)
     out.put(row, first + c, piece.norm == nullptr ? x[c] : x[c] * scale * piece.norm[c]);
 }
 
@@ -63,7 +63,14 @@ void gather_rows_cuda(const GatherRowsArgs& args, StreamView stream) noexcept {
 }
 
 void join_rows_cuda(const JoinRowsArgs& args, StreamView stream) noexcept {
-  launch(join_rows_kernel, dim3(static_cast<unsigned>(args.n_rows), static_cast<unsigned>(args.n_pieces)),
+  // Rows of features are long and have no norm, so many blocks share one: 25 us for 8 rows of 10240 columns
+  // with a block each.
+  bool any_norm = false;
+  for (int i = 0; i < args.n_pieces; ++i) any_norm = any_norm || args.pieces[i].norm != nullptr;
+  const int blocks = any_norm ? 1 : ceil_div(args.n_cols, kThreads);
+  launch(join_rows_kernel,
+         dim3(static_cast<unsigned>(args.n_rows), static_cast<unsigned>(args.n_pieces),
+              static_cast<unsigned>(blocks)),
          kThreads, 0, stream, args);
 }
 
