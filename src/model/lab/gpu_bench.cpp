@@ -1,7 +1,9 @@
 // Whole-model measurements on the GPU without the engine around it:
 //   gpu_bench MODEL.gguf [--split PERCENT] [--no-fetch] [--no-cpu] [--no-ahead] [--no-swaps] [--ctx N]
-//   [--prefill N] [--deep N] [--steps N] [--no-graphs]
-//   [--only decode|logits|rows|prefill|deep|repeat|one|big|uncommitted]
+//   [--prefill N] [--deep N] [--steps N] [--no-graphs] [--draft DRAFTER.gguf] [--profile]
+//   [--only decode|logits|rows|draft|prefill|deep|repeat|one|big|uncommitted]
+// --profile: a profiler sees the last step of each row count, and the last draft.
+#include <cuda_profiler_api.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,6 +15,7 @@
 #include "device/device_info.h"
 #include "experts/lane_split.h"
 #include "gguf/gguf_file.h"
+#include "model/drafter_network.h"
 #include "model/gpu/gpu_model.h"
 
 using namespace thermo;
@@ -47,10 +50,10 @@ double median(std::vector<double> v) {
 
 int main(int argc, char** argv) {
   int n_ctx = 4096, prefill = 2048, deep = 0, steps = 100;
-  bool graphs = true;
+  bool graphs = true, profile = false;
   double split = -1.0;  // share of the experts' bytes in GPU memory; negative: resident
   SplitOptions experts;
-  std::string only;
+  std::string only, draft;
   for (int i = 2; i < argc; ++i) {
     const std::string flag = argv[i];
     if (flag == "--no-graphs")
@@ -63,6 +66,8 @@ int main(int argc, char** argv) {
       experts.read_ahead = false;
     else if (flag == "--no-swaps")
       experts.swaps = false;
+    else if (flag == "--profile")
+      profile = true;
     else if (i + 1 >= argc)
       return 2;
     else if (flag == "--ctx")
@@ -77,6 +82,8 @@ int main(int argc, char** argv) {
       split = std::atof(argv[++i]) / 100.0;
     else if (flag == "--only")
       only = argv[++i];
+    else if (flag == "--draft")
+      draft = argv[++i];
   }
   const auto wants = [&](const char* what) { return only.empty() || only.find(what) != std::string::npos; };
   if (deep > 0) n_ctx = std::max(n_ctx, deep + 256);
@@ -85,6 +92,13 @@ int main(int argc, char** argv) {
   const GgufFile file(argv[1]);
   ThreadPool pool;
   ModelConfig config = read_model_config(file);
+  std::unique_ptr<GgufFile> draft_file;
+  DflashConfig dflash;
+  if (!draft.empty()) {
+    draft_file = std::make_unique<GgufFile>(draft);
+    dflash = read_dflash_config(*draft_file, config);
+    insert_taps(config.network, config.n_layer, dflash.states);
+  }
   const Weights weights = Weights::load(config, file, false, pool, {});
   ModelOptions options;
   options.n_batch = std::max(prefill, 64);
@@ -146,8 +160,11 @@ int main(int argc, char** argv) {
     std::vector<double> wall, device;
     for (int i = 0; i < count + 5; ++i) {
       const std::vector<Row> rows = chain(n_rows, i, n_vocab, uncommitted);
+      const bool last = profile && i + 1 == count + 5;
       const double t = now();
+      if (last) cudaProfilerStart();
       step(model, rows, uncommitted, need);
+      if (last) cudaProfilerStop();
       if (i >= 5) {
         wall.push_back((now() - t) * 1e3);
         device.push_back(model.last_step_ms());
@@ -198,6 +215,31 @@ int main(int argc, char** argv) {
                  device / one);
     }
     model.clear(0);
+    std::fflush(stdout);
+  }
+  if (draft_file && wants("draft")) {
+    // A round: seven rows were accepted, then a block is filled.
+    ModelOptions own = options;
+    own.n_batch = 256;
+    own.sequence.max_draft_rows = dflash.block;
+    const Weights draft_weights = load_dflash_weights(dflash, *draft_file, weights, false, pool);
+    GpuModel drafter(dflash.model, draft_weights, own, pool, {}, &model);
+    step(model, chain(7, 1, n_vocab), true);
+    std::vector<Row> rows;
+    for (int slot = 0; slot < dflash.block; ++slot)
+      rows.push_back({.token = slot == 0 ? 1 : dflash.mask, .parent = slot - 1, .want_logits = slot > 0});
+    std::vector<double> wall, device;
+    for (int i = 0; i < 40; ++i) {
+      const double t = now();
+      if (profile && i == 39) cudaProfilerStart();
+      drafter.append_features(0, model.states());
+      step(drafter, rows, true, LogitsNeed::Few);
+      if (profile && i == 39) cudaProfilerStop();
+      wall.push_back((now() - t) * 1e3);
+      device.push_back(drafter.last_step_ms());
+    }
+    fmt::print("draft of {}: {:.3f} ms wall, {:.3f} ms device without features {}\n", dflash.block - 1,
+               median(wall), median(device), drafter.fault());
     std::fflush(stdout);
   }
   if (wants("prefill")) {
