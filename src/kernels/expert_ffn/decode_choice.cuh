@@ -1,4 +1,4 @@
-// One row's choice of experts, made by every block that needs it, and what becomes of cold ones.
+// A row's choice of experts, made by every block that needs it, and what becomes of cold ones.
 #pragma once
 
 #include "kernels/expert_ffn/decode_ffn_cuda.h"
@@ -7,19 +7,20 @@
 
 namespace thermo {
 
-// The logit of expert threadIdx.x.
-__device__ __forceinline__ float logit_of(const DecodeFfnArgs& a) {
+// The logit of expert e of a row of kRows.
+template <int kRows = 1>
+__device__ __forceinline__ float logit_of(const DecodeFfnArgs& a, int e, int row = 0) {
   float sum = -INFINITY;
-  if (static_cast<int>(threadIdx.x) < a.config.n_expert) {
+  if (e < a.config.n_expert) {
     sum = 0.0f;
 #pragma unroll
     for (int p = 0; p < kRouterParts; ++p)
-      sum += __ldcg(a.routes.partial + p * a.config.n_expert + threadIdx.x);
+      sum += __ldcg(a.routes.partial + (p * kRows + row) * a.config.n_expert + e);
   }
   return sum;
 }
-__device__ __forceinline__ const uint8_t* base_of(const DecodeFfnArgs& a) {
-  return static_cast<int>(threadIdx.x) < a.config.n_expert ? a.base[threadIdx.x] : nullptr;
+__device__ __forceinline__ const uint8_t* base_of(const DecodeFfnArgs& a, int e) {
+  return e < a.config.n_expert ? a.base[e] : nullptr;
 }
 // What a block must know about cold experts. One warp asks for it: a line that every warp of every block asks
 // for comes late (3.7 us more for a layer).
@@ -86,7 +87,7 @@ __device__ __forceinline__ const uint8_t* chosen_base_of(const BlockChoice& choi
       __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(dealt.base), slot));
 }
 
-// Counts the experts of the row: one warp of the step.
+// Counts the experts of a row: one warp of the step.
 __device__ __forceinline__ void count_uses(const DecodeFfnArgs& a, const BlockChoice& choice, int lane) {
   if (a.routes.uses != nullptr && lane < a.config.n_expert_used)
     atomicAdd(a.routes.uses + choice.chosen[lane], 1u);

@@ -1,4 +1,4 @@
-// The routed experts of one row in one launch: choice, gate and up, down, weighted sum, residual.
+// The routed experts of one or two rows in one launch: choice, gate and up, down, weighted sum, residual.
 //
 // A block to a multiprocessor, all of them resident. When a block knows the choice it asks for everything it
 // will read of the experts, gate and up first, down after them, as copies into shared memory: 128 KiB a
@@ -6,6 +6,12 @@
 // 2 x 16 hidden columns and hands them to all others through L2, as floats: who reads finds out by reading
 // that they are there, with no counter and no fence. A reader rounds them itself, because 256 columns of 16
 // blocks share a step. Then it makes 16 outputs.
+//
+// Two rows would need twice the memory. So all four panels of gate and up that a block then has are asked for
+// at first, and down takes their places as they were multiplied. Nobody looks whether the rows have experts
+// in common: who reads one later finds it in L2. A launch takes 24 us where that of one row takes 16 (ncu).
+// With three panels and down of the first row at first it was as long: the fourth queued after down, and all
+// blocks wait for it.
 //
 // 1.350 against 1.405 ms a token for two launches, before experts had the processor's bits. These cost 1.8 %:
 // 1.414 against 1.389 ms. It was 8 % while 16 threads walked all experts of their output one after the other,
@@ -29,7 +35,7 @@ namespace thermo {
 // it over all of them, so who reads finds out by reading that a column is there.
 inline constexpr uint32_t kNotYet = 0xffffffffu;
 
-// [0]: number of the launch; [n_expert_used][round_up(n_ff, 256)] floats from 128 bytes on.
+// [0]: number of the launch; [rows * n_expert_used][round_up(n_ff, 256)] floats from 128 bytes on.
 inline constexpr int kExchangeHead = 128;
 
 __device__ __forceinline__ float* exchange_rows(const DecodeFfnArgs& a) {
@@ -42,7 +48,7 @@ __host__ __device__ constexpr int exchange_stride(int n_ff) {
 // By all blocks of a layer's first launch that run this, when they have waited.
 __device__ __forceinline__ void clear_exchange(const DecodeFfnArgs& a, int block, int n_blocks) {
   if (a.exchange == nullptr || a.cold.mail != nullptr) return;
-  const int n = a.config.n_expert_used * exchange_stride(a.down.n_cols) / 4;
+  const int n = a.n_rows * a.config.n_expert_used * exchange_stride(a.down.n_cols) / 4;
   for (int i = block * blockDim.x + threadIdx.x; i < n; i += n_blocks * blockDim.x)
     reinterpret_cast<uint4*>(exchange_rows(a))[i] = {kNotYet, kNotYet, kNotYet, kNotYet};
 }
@@ -89,72 +95,92 @@ struct ExpertsPlan {
 };
 
 inline constexpr int kExpertWarps = 16;
-inline constexpr size_t kExpertsOwn = 12 * 1024;  // shared memory, more than the kernel declares itself
-inline constexpr int kExpertPairs = 2;            // (expert, 16 hidden columns) of a block, at most
+inline constexpr size_t kExpertsOwn = 4 * 1024;  // shared memory, more than the kernel declares itself
+inline constexpr int kRowPairs = 2;              // (expert, 16 hidden columns) of a block and row, at most
 
-// What the launch needs in shared memory: the rounded row, a chunk of a hidden row for each warp, values of
+// What the launch needs in shared memory: the rounded rows, a chunk of a hidden row for each warp, values of
 // gate and up, values and steps of down, panels.
 struct ExpertsShared {
-  size_t acts, part_in, part_out, steps_out, stage_in, stage_out, stage_shared, bytes;
-  int in_blocks, out_values;  // of a panel of gate; of all of down, with the shared expert's
+  size_t hidden, part_in, part_out, steps_out, stage_in, stage_out, stage_shared, bytes;
+  int in_blocks, row_values;  // of a panel of gate; of all of down of a row, with the shared expert's
 
   __host__ __device__ ExpertsShared(const ExpertsPlan& p) {
-    const size_t n_used = static_cast<size_t>(p.a.config.n_expert_used);
+    const size_t n_used = static_cast<size_t>(p.a.config.n_expert_used),
+                 rows = static_cast<size_t>(p.a.n_rows);
     in_blocks = blocks_of(p.a.gate);
-    out_values = p.a.config.n_expert_used * p.out_chunks * chunk_blocks_of(p.a.down) +
+    row_values = p.a.config.n_expert_used * p.out_chunks * chunk_blocks_of(p.a.down) +
                  p.shared_chunks * chunk_blocks_of(p.a.shared_down);
-    acts = sizeof(BlockActs) * kExpertWarps;
-    part_in = acts + sizeof(BlockActs) * static_cast<size_t>(dot_chunks(p.a.n_embd));
-    part_out = part_in + sizeof(float) * 16 * 2 * kExpertPairs * static_cast<size_t>(in_blocks);
-    steps_out = part_out + sizeof(float) * 16 * static_cast<size_t>(out_values);
-    stage_in = (steps_out + sizeof(float) * static_cast<size_t>(out_values) + 127) / 128 * 128;
-    stage_out = stage_in + 2 * kExpertPairs * p.a.gate.panel_bytes;
-    stage_shared = stage_out + n_used * p.a.down.panel_bytes;
+    const size_t out_values = rows * static_cast<size_t>(row_values);
+    hidden = sizeof(BlockActs) * rows * static_cast<size_t>(dot_chunks(p.a.n_embd));
+    // Candidates lie here before hidden rows do, terms of sums after them.
+    const size_t of_warps = sizeof(BlockActs) * kExpertWarps, terms = sizeof(long long) * 16 * n_used * rows;
+    part_in = hidden + (of_warps > terms ? of_warps : terms);
+    part_out = part_in + sizeof(float) * 16 * 2 * kRowPairs * rows * static_cast<size_t>(in_blocks);
+    steps_out = part_out + sizeof(float) * 16 * out_values;
+    const size_t end = steps_out + sizeof(float) * out_values,
+                 candidates = hidden + sizeof(BlockCandidates) * rows;
+    stage_in = ((end > candidates ? end : candidates) + 127) / 128 * 128;
+    stage_out = stage_in + 2 * kRowPairs * rows * p.a.gate.panel_bytes;
+    stage_shared = stage_out + (rows == 1 ? n_used * p.a.down.panel_bytes : 0);
     bytes = stage_shared + (p.shared_chunks > 0 ? p.a.shared_down.panel_bytes : 0);
   }
 };
 
 // T: of gate and up.
-template <DType T>
+template <DType T, int kRows>
 __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ ExpertsPlan plan) {
-  constexpr int kHalf = kExpertWarps / 2;
+  constexpr int kHalf = kExpertWarps / 2, kPairs = kRowPairs * kRows;
+  static_assert(kRows <= 2 && 32 * kHalf == kBlockExperts);
   extern __shared__ __align__(128) std::byte shared[];
-  __shared__ BlockChoice choice;
-  __shared__ float squares[kExpertWarps / 2];
-  static_assert(kExpertWarps / 2 <= kMaxNormChunks);
-  __shared__ float weights[32];
-  __shared__ long long terms[OutputSum::kMaxTerms];
-  // Panels of gate and up, panels of down, the shared expert's.
-  constexpr int kSharedBarrier = 2 * kExpertPairs + 31, kExpertBarriers = kSharedBarrier + 1;
+  __shared__ BlockChoice choices[kRows];
+  __shared__ float squares[kRows][kHalf];
+  static_assert(kHalf <= kMaxNormChunks);
+  __shared__ float weights[kRows][32];
+  // Panels of gate and up, panels of down of each row, the shared expert's.
+  constexpr int kSharedBarrier = 2 * kPairs + 31 * kRows, kExpertBarriers = kSharedBarrier + 1;
   __shared__ __align__(8) uint64_t barriers[kExpertBarriers];
+  const auto down_barrier = [&](int row, int slot) { return &barriers[2 * kPairs + 31 * row + slot]; };
   const DecodeFfnArgs& a = plan.a;
   const ExpertsShared at(plan);
   constexpr bool kBig = kPanelFormat<T>.block_cols == 256;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  BlockActs& hidden_acts = reinterpret_cast<BlockActs*>(shared)[warp];
-  BlockActs* const acts = reinterpret_cast<BlockActs*>(shared + at.acts);
+  BlockActs* const acts = reinterpret_cast<BlockActs*>(shared);
+  BlockActs* const hidden_acts = reinterpret_cast<BlockActs*>(shared + at.hidden) + warp;
   float* const part_in = reinterpret_cast<float*>(shared + at.part_in);
   float* const part_out = reinterpret_cast<float*>(shared + at.part_out);
   float* const steps_out = reinterpret_cast<float*>(shared + at.steps_out);
   const int n_used = a.config.n_expert_used, out_items = n_used * plan.out_chunks;
-  const int out_panel = blockIdx.x;
+  const int out_panel = blockIdx.x, n_chunks = dot_chunks(a.n_embd);
 
   // What the warp multiplies of gate and up: chunk warp % 8 of the same 16 rows of both.
   const int in_chunk = warp % kHalf, in_subs = min(8, (a.n_embd - in_chunk * 256) / 32);
-  int n_pairs = 0, in_slot[kExpertPairs], in_panel[kExpertPairs];
+  int n_pairs = 0, in_slot[kPairs], in_panel[kPairs];  // slots of the second row follow those of the first
 #pragma unroll
-  for (int i = 0; i < kExpertPairs; ++i) {
+  for (int i = 0; i < kPairs; ++i) {
     const int pair = blockIdx.x + i * gridDim.x;
-    if (pair < n_used * plan.in_panels) ++n_pairs;
+    if (pair < kRows * n_used * plan.in_panels) ++n_pairs;
     in_slot[i] = pair / plan.in_panels;
     in_panel[i] = pair - in_slot[i] * plan.in_panels;
   }
+  // Without addresses that are computed: these stay in registers.
+  const auto of_pair = [](const int(&values)[kPairs], int i) {
+    int value = values[0];
+#pragma unroll
+    for (int k = 1; k < kPairs; ++k)
+      if (i == k) value = values[k];
+    return value;
+  };
+  const auto row_of = [&](int slot) { return kRows > 1 && slot >= n_used ? 1 : 0; };
+  static_assert(kRowPairs == 2);
   touch_params(plan);
-  // The first half of the warps chooses, the other half makes the acts.
-  const int acts_chunk = (warp + kHalf) % kExpertWarps;
+  // One row: the first half of the warps chooses, the other half makes the acts. Two: each half does both for
+  // one of them.
+  const int row_here = kRows > 1 ? warp / kHalf : 0;
+  const int acts_chunk = kRows > 1 ? warp % kHalf : (warp + kHalf) % kExpertWarps;
+  const int e = kRows > 1 ? static_cast<int>(threadIdx.x) % kBlockExperts : static_cast<int>(threadIdx.x);
   NormWeights norm_weights;
   norm_weights.load(a.norm.weight, a.n_embd, acts_chunk, lane);
-  const uint8_t* const mine = base_of(a);
+  const uint8_t* const mine = base_of(a, e);
   if (threadIdx.x < kExpertBarriers) bulk_init(&barriers[threadIdx.x]);
   if (threadIdx.x == kSharedBarrier && plan.shared_chunks > 0) {
     const uint32_t bytes = static_cast<uint32_t>(a.shared_down.panel_bytes);
@@ -163,120 +189,164 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
               &barriers[kSharedBarrier]);
   }
   wait_for_inputs();
-  const float logit = logit_of(a);
+  const float logit = logit_of<kRows>(a, e, row_here);
   // A block without hidden columns must not read x: it may be late, and others write it.
   if (n_pairs > 0 && acts_chunk < kHalf) {
-    if (acts_chunk < dot_chunks(a.n_embd)) {
+    if (acts_chunk < n_chunks) {
       NormRow row;
-      row.load(a.norm.x, acts_chunk, a.n_embd, lane);
+      row.load(a.norm.x + row_here * a.n_embd, acts_chunk, a.n_embd, lane);
       const float square = row.make_acts(norm_weights, [&](float4 low, float4 high) {
-        put_block_acts<kPanelFormat<T>.block_cols, false>(low, high, lane, acts[acts_chunk]);
+        put_block_acts<kPanelFormat<T>.block_cols, false>(low, high, lane,
+                                                          acts[row_here * n_chunks + acts_chunk]);
       });
-      if (lane == 0) squares[acts_chunk] = square;
+      if (lane == 0) squares[row_here][acts_chunk] = square;
     }
   }
-  const int out_row = out_panel * 16 + threadIdx.x;
-  const bool sums = threadIdx.x < 16 && out_row < a.n_embd;
-  float sum = sums ? a.x[out_row] : 0.0f;
-  const float shared_weight = a.shared_weight == nullptr ? 1.0f : a.routes.pair_weight[n_used];
-  offer_candidate(a.config, logit, a.bias, mine, choice);
+  // The first sixteen threads of a row have its sums in the end.
+  const int row_threads = 16 * OutputSum::row_groups<kRows>(n_used);
+  const int out_act = kRows > 1 && static_cast<int>(threadIdx.x) >= row_threads ? 1 : 0;
+  const int out_row = out_panel * 16 + threadIdx.x - out_act * row_threads;
+  const bool sums = static_cast<int>(threadIdx.x) < out_act * row_threads + 16 && out_row < a.n_embd;
+  float* const x_out = a.x + out_act * a.n_embd + out_row;
+  float sum = sums ? *x_out : 0.0f;
+  const auto shared_weight_of = [&](int row) {
+    return a.shared_weight == nullptr ? 1.0f : a.routes.pair_weight[row * (n_used + 1) + n_used];
+  };
+  const int weighs = kExpertWarps - 1 - warp;  // the row whose weights this warp makes
+  const float shared_weight = shared_weight_of(min(weighs, kRows - 1));
+  BlockCandidates& candidates = reinterpret_cast<BlockCandidates*>(shared + at.hidden)[row_here];
+  offer_candidate(a.config, e, logit, a.bias, mine, candidates);
   __syncthreads();
-  rank_candidates<true>(a.config, choice);
+  rank_candidates<true>(a.config, e, kRows > 1 ? kBlockExperts : 32 * kExpertWarps, candidates,
+                        choices[row_here]);
   __syncthreads();
 
   // Ask for everything, gate and up first: few long copies, each takes 40 ns to begin.
+  const auto ask_down = [&](int row, int slot, std::byte* stage) {
+    const uint8_t* const base = choices[row].chosen_base[slot];
+    if (base == nullptr) return;
+    const uint32_t bytes = static_cast<uint32_t>(a.down.panel_bytes);
+    bulk_expect(down_barrier(row, slot), bytes);
+    bulk_copy(stage + slot * a.down.panel_bytes,
+              base + reinterpret_cast<size_t>(a.down.panels) + out_panel * a.down.panel_bytes, bytes,
+              down_barrier(row, slot));
+  };
+  // Panel p of gate and up: both of a pair lie together.
+  const auto stage_of = [&](int p) { return at.stage_in + p * a.gate.panel_bytes; };
+  const auto ask_in = [&](int p) {
+    const int i = p / 2, slot = of_pair(in_slot, i), row = row_of(slot);
+    const DeviceMatrix& w = p % 2 == 0 ? a.gate : a.up;
+    const uint8_t* const base = i < n_pairs ? choices[row].chosen_base[slot - row * n_used] : nullptr;
+    if (base == nullptr) return;
+    const uint32_t bytes = static_cast<uint32_t>(w.panel_bytes);
+    bulk_expect(&barriers[p], bytes);
+    bulk_copy(shared + stage_of(p),
+              base + reinterpret_cast<size_t>(w.panels) + of_pair(in_panel, i) * w.panel_bytes, bytes,
+              &barriers[p]);
+  };
   if (lane == 0) {
-    if (warp < 2 * kExpertPairs) {
-      const int i = warp % kExpertPairs;
-      const DeviceMatrix& w = warp < kExpertPairs ? a.gate : a.up;
-      const uint8_t* const base =
-          i < n_pairs ? choice.chosen_base[i == 0 ? in_slot[0] : in_slot[1]] : nullptr;
-      if (base != nullptr) {
-        const uint32_t bytes = static_cast<uint32_t>(w.panel_bytes);
-        bulk_expect(&barriers[warp], bytes);
-        bulk_copy(
-            shared + at.stage_in + warp * w.panel_bytes,
-            base + reinterpret_cast<size_t>(w.panels) + (i == 0 ? in_panel[0] : in_panel[1]) * w.panel_bytes,
-            bytes, &barriers[warp]);
-      }
-    } else {
-      for (int slot = warp - 2 * kExpertPairs; slot < n_used; slot += kExpertWarps - 2 * kExpertPairs) {
-        const uint8_t* const base = choice.chosen_base[slot];
-        if (base == nullptr) continue;
-        const uint32_t bytes = static_cast<uint32_t>(a.down.panel_bytes);
-        uint64_t* const barrier = &barriers[2 * kExpertPairs + slot];
-        bulk_expect(barrier, bytes);
-        bulk_copy(shared + at.stage_out + slot * a.down.panel_bytes,
-                  base + reinterpret_cast<size_t>(a.down.panels) + out_panel * a.down.panel_bytes, bytes,
-                  barrier);
-      }
-    }
+    if (warp < 2 * kPairs)
+      ask_in(warp);
+    else if (kRows == 1)
+      for (int slot = warp - 2 * kPairs; slot < n_used; slot += kExpertWarps - 2 * kPairs)
+        ask_down(0, slot, shared + at.stage_out);
   }
   __syncwarp();
   allow_next();
-  if (warp == kExpertWarps - 1) {
-    const float weight = weight_of_choice(a.config, a.bias, choice, lane);
-    weights[lane] = lane == n_used ? shared_weight : weight;
-    if (blockIdx.x + 1 == gridDim.x) count_uses(a, choice, lane);
+  if (weighs < kRows) {
+    const float weight = weight_of_choice(a.config, a.bias, choices[weighs], lane);
+    weights[weighs][lane] = lane == n_used ? shared_weight : weight;
+    if (blockIdx.x + 1 == gridDim.x) count_uses(a, choices[weighs], lane);
   }
-  const float scale = norm_scale(squares, a.n_embd, a.norm.eps);
+  // Of the pairs that this lane may have to hand over.
+  float scales[kRows];
+#pragma unroll
+  for (int k = 0; k < kRows; ++k)
+    scales[k] = norm_scale(squares[row_of(lane < 16 ? in_slot[kRowPairs * k] : in_slot[kRowPairs * k + 1])],
+                           a.n_embd, a.norm.eps);
 
-  // Gate and up.
-  if (in_subs > 0) {
-    SubCodes x[1];
-    x[0].load_and_sum<T>(acts[in_chunk], lane >> 2);
+  // Gate and up, and hidden columns to whoever waits for them.
+  const int which = warp / kHalf;
+  const auto multiply_pairs = [&](int begin, int end) {
+    if (in_subs <= 0) return;
 #pragma unroll 1
-    for (int i = 0; i < n_pairs; ++i) {
-      const int panel = (warp < kHalf ? 0 : kExpertPairs) + i;
+    for (int i = begin; i < end; ++i) {
+      SubCodes x[1];
+      x[0].load_and_sum<T>(acts[row_of(of_pair(in_slot, i)) * n_chunks + in_chunk], lane >> 2);
+      const int panel = 2 * i + which;
       bulk_wait(&barriers[panel]);
       DotChunk<T> data;
-      data.template load<true>(
-          reinterpret_cast<const uint8_t*>(shared) + at.stage_in + panel * a.gate.panel_bytes, in_chunk,
-          in_subs, lane);
+      data.template load<true>(reinterpret_cast<const uint8_t*>(shared) + stage_of(panel), in_chunk, in_subs,
+                               lane);
       dot_values<T, 1>(data, x, in_subs, lane,
                        part_in + (panel * at.in_blocks + in_chunk * kChunkBlocks<T>)*16);
     }
-  }
-  __syncthreads();
+  };
   float* const exchange = exchange_rows(a);
   const int row_stride = exchange_stride(a.down.n_cols);
-  if (warp == 0) {
-    const int i = lane / 16, r = lane % 16;
-    const int slot = i == 0 ? in_slot[0] : in_slot[1], panel = i == 0 ? in_panel[0] : in_panel[1];
+  // Two pairs by a warp.
+  const auto hand_over_pairs = [&](int first, float scale) {
+    const int i = first + lane / 16, r = lane % 16;
+    const int slot = of_pair(in_slot, i), panel = of_pair(in_panel, i), row = row_of(slot);
     if (i < n_pairs && panel * 16 + r < a.gate.n_rows) {
-      const auto sum_of = [&](int which) {
-        return chain_values(part_in + (which * kExpertPairs + i) * at.in_blocks * 16 + r, at.in_blocks, acts,
-                            kBig, scale);
+      const auto sum_of = [&](int part) {
+        return chain_values(part_in + (2 * i + part) * at.in_blocks * 16 + r, at.in_blocks,
+                            acts + row * n_chunks, kBig, scale);
       };
       hand_over(exchange + slot * row_stride + panel * 16 + r, swiglu_exact(sum_of(0), sum_of(1)));
     }
     __syncwarp();
+  };
+  // Two rows: down of a row takes the places of two pairs.
+  const auto down_stage = [&](int row) { return kRows == 1 ? at.stage_out : stage_of(2 * kRowPairs * row); };
+  const auto replace_by_down = [&](int row) {
+    if (lane == 0) {
+      bulk_reuse();
+      for (int slot = warp; slot < n_used; slot += kExpertWarps)
+        ask_down(row, slot, shared + down_stage(row));
+    }
+    __syncwarp();
+  };
+  if constexpr (kRows > 1) {
+    multiply_pairs(0, min(n_pairs, kRowPairs));
+    __syncthreads();
+    replace_by_down(0);
+    if (warp == kExpertWarps - 1) hand_over_pairs(0, scales[0]);
+    multiply_pairs(kRowPairs, n_pairs);
+  } else {
+    multiply_pairs(0, n_pairs);
   }
+  __syncthreads();
+  if constexpr (kRows > 1) replace_by_down(1);
+  if (warp == 0) hand_over_pairs(kPairs - kRowPairs, scales[kRows - 1]);
 
   // Down; first the shared expert's, which is known.
   const int out_blocks = chunk_blocks_of(a.down), shared_blocks = chunk_blocks_of(a.shared_down);
-  bool is_shared = warp < plan.shared_chunks;
+  bool is_shared = warp < kRows * plan.shared_chunks;
   int item = warp;
 #pragma unroll 1
-  while (is_shared || item < out_items) {
-    const int slot = is_shared ? n_used : item / plan.out_chunks,
-              chunk = is_shared ? warp : item - slot * plan.out_chunks;
+  while (is_shared || item < kRows * out_items) {
+    const int row = kRows > 1 && (is_shared ? warp >= plan.shared_chunks : item >= out_items) ? 1 : 0;
+    const int here = item - row * out_items;
+    const int slot = is_shared ? n_used : here / plan.out_chunks,
+              chunk = is_shared ? warp - row * plan.shared_chunks : here - slot * plan.out_chunks;
     const DeviceMatrix& w = is_shared ? a.shared_down : a.down;
-    bulk_wait(&barriers[is_shared ? kSharedBarrier : 2 * kExpertPairs + slot]);
-    const uint8_t* const panel = reinterpret_cast<const uint8_t*>(shared) +
-                                 (is_shared ? at.stage_shared : at.stage_out + slot * a.down.panel_bytes);
-    const int value = is_shared ? out_items * out_blocks + chunk * shared_blocks : item * out_blocks;
+    bulk_wait(is_shared ? &barriers[kSharedBarrier] : down_barrier(row, slot));
+    const size_t stage = is_shared ? at.stage_shared : down_stage(row) + slot * a.down.panel_bytes;
+    const uint8_t* const panel = reinterpret_cast<const uint8_t*>(shared) + stage;
+    const int value = row * at.row_values +
+                      (is_shared ? out_items * out_blocks + chunk * shared_blocks : here * out_blocks);
     const int n_subs = min(8, (w.n_cols - chunk * 256) / 32);
     for_dot_type(w.dtype, [&]<DType D>() {
       DotChunk<D> data;
       data.template load<true>(panel, chunk, n_subs, lane);
       ActPiece piece;
       if (is_shared) {
-        piece.load(a.hidden + n_used * a.hidden_stride, chunk, w.n_cols, lane);
+        piece.load(a.hidden + (row * (n_used + 1) + n_used) * a.hidden_stride, chunk, w.n_cols, lane);
       } else if (const int column = ActPiece::column(chunk, lane); column < w.n_cols) {
-        take_columns(exchange + slot * row_stride + column, piece);
+        take_columns(exchange + (row * n_used + slot) * row_stride + column, piece);
       }
-      hidden_values<D>(data, piece, n_subs, lane, hidden_acts, part_out + value * 16, steps_out + value);
+      hidden_values<D>(data, piece, n_subs, lane, *hidden_acts, part_out + value * 16, steps_out + value);
     });
     if (is_shared)
       is_shared = false;
@@ -286,13 +356,14 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
   __syncthreads();
   const OutputSum out{.values = part_out,
                       .steps = steps_out,
-                      .weights = weights,
+                      .weights = weights[0],
                       .n_used = n_used,
                       .slot_values = plan.out_chunks * out_blocks,
                       .row_blocks = blocks_of(a.down),
-                      .shared = plan.shared};
-  const GridSum total = out.all(terms);
-  if (sums) a.x[out_row] = __fadd_rn(sum, total.value());
+                      .shared = plan.shared,
+                      .row_values = at.row_values};
+  const GridSum total = out.all<kRows>(reinterpret_cast<long long*>(shared + at.hidden));
+  if (sums) *x_out = __fadd_rn(sum, total.value());
 }
 
 template <auto* kKernel>
@@ -302,26 +373,38 @@ auto* experts_kernel(size_t shared) {
   return kKernel;
 }
 
+inline ExpertsPlan experts_plan(const DecodeFfnArgs& a) {
+  return {.a = a,
+          .in_panels = ceil_div(a.gate.n_rows, 16),
+          .out_chunks = dot_chunks(a.down.n_cols),
+          .shared_chunks = a.shared_down.n_rows > 0 ? dot_chunks(a.shared_down.n_cols) : 0,
+          .shared = a.shared_down};
+}
+
 // Whether the blocks are all resident at once, and have the memory; decided once for each shape by the host.
-inline bool launch_experts(const DecodeFfnArgs& a, StreamView stream) {
+inline bool experts_possible(const DecodeFfnArgs& a) {
   const DeviceInfo& card = device_in_use();
-  if (a.exchange == nullptr || a.config.n_expert == 0 || !dependent_launch()) return false;
-  const int blocks = ceil_div(a.n_embd, 16);
-  const ExpertsPlan plan{.a = a,
-                         .in_panels = ceil_div(a.gate.n_rows, 16),
-                         .out_chunks = dot_chunks(a.down.n_cols),
-                         .shared_chunks = a.shared_down.n_rows > 0 ? dot_chunks(a.shared_down.n_cols) : 0,
-                         .shared = a.shared_down};
-  const ExpertsShared shared(plan);
-  if (blocks > card.n_multiprocessors || plan.in_panels * a.config.n_expert_used > kExpertPairs * blocks ||
-      dot_chunks(a.n_embd) > kExpertWarps / 2 || plan.shared_chunks > kExpertWarps ||
-      shared.bytes + kExpertsOwn > card.max_shared_bytes)
+  if (a.exchange == nullptr || a.config.n_expert == 0 || a.cold.mail != nullptr || !dependent_launch())
     return false;
+  const int blocks = ceil_div(a.n_embd, 16);
+  const ExpertsPlan plan = experts_plan(a);
+  const size_t n_used = static_cast<size_t>(a.config.n_expert_used);
+  return blocks <= card.n_multiprocessors && plan.in_panels * a.config.n_expert_used <= kRowPairs * blocks &&
+         dot_chunks(a.n_embd) <= kExpertWarps / 2 && a.n_rows * plan.shared_chunks <= kExpertWarps &&
+         (a.n_rows == 1 || n_used * a.down.panel_bytes <= 2 * kRowPairs * a.gate.panel_bytes) &&
+         ExpertsShared(plan).bytes + kExpertsOwn <= card.max_shared_bytes;
+}
+
+// REQUIRES: experts_possible().
+inline void launch_experts(const DecodeFfnArgs& a, StreamView stream) {
+  const ExpertsPlan plan = experts_plan(a);
   for_dot_type(a.gate.dtype, [&]<DType T>() {
-    launch(experts_kernel<decode_experts_kernel<T>>(card.max_shared_bytes), static_cast<unsigned>(blocks),
-           32 * kExpertWarps, shared.bytes, stream, plan);
+    const size_t most = device_in_use().max_shared_bytes;
+    launch(a.n_rows == 1 ? experts_kernel<decode_experts_kernel<T, 1>>(most)
+                         : experts_kernel<decode_experts_kernel<T, 2>>(most),
+           static_cast<unsigned>(ceil_div(a.n_embd, 16)), 32 * kExpertWarps, ExpertsShared(plan).bytes,
+           stream, plan);
   });
-  return true;
 }
 
 }  // namespace thermo

@@ -1,6 +1,6 @@
-// One row. Bytes are few per launch (35B-A3B: 3 and 14.7 MB), so what counts is the chain of waits: every
-// launch asks for its weights before it waits for the one before, norms are made by their readers, and sums
-// over experts by the block that has all of them.
+// One row, or two. Bytes are few per launch (35B-A3B: 3 and 14.7 MB), so what counts is the chain of waits:
+// every launch asks for its weights before it waits for the one before, norms are made by their readers, and
+// sums over experts by the block that has all of them.
 //
 //   front: blocks 0 .. 63 multiply 16 rows x 512 columns of the router; who needs the choice makes it from
 //          their sums. The blocks after them compute the shared expert's gate and up, which depend on no
@@ -60,16 +60,20 @@ __device__ __forceinline__ void prefetch(const DecodeFfnArgs& a, int block) {
   }
 }
 
-// silu(gate) * up of 16 rows, from the values of their blocks.
+// silu(gate) * up of 16 rows of the matrices, from the values of their blocks, sixteen threads for each of
+// the kRows rows of the step.
+template <int kRows = 1>
 __device__ __forceinline__ void store_hidden(const DecodeFfnArgs& a, const DeviceMatrix& w, const float* gate,
                                              const float* up, const BlockActs* acts, float scale, int panel,
                                              int slot) {
-  const int r = threadIdx.x, row = panel * 16 + r;
+  const int r = threadIdx.x % 16, act = kRows > 1 ? threadIdx.x / 16 : 0, row = panel * 16 + r;
   if (row >= w.n_rows) return;
   const bool big = act_group_cols(w.dtype) == 256;
-  const int n_blocks = blocks_of(w);
-  a.hidden[slot * a.hidden_stride + row] = swiglu_exact(chain_values(gate + r, n_blocks, acts, big, scale),
-                                                        chain_values(up + r, n_blocks, acts, big, scale));
+  const int n_blocks = blocks_of(w), from = act * 16 + r;
+  acts += act * dot_chunks(a.n_embd);
+  a.hidden[(act * (a.config.n_expert_used + 1) + slot) * a.hidden_stride + row] =
+      swiglu_exact(chain_values<16 * kRows>(gate + from, n_blocks, acts, big, scale),
+                   chain_values<16 * kRows>(up + from, n_blocks, acts, big, scale));
 }
 // The same of a dense layer, whose sums are cut.
 __device__ __noinline__ void store_hidden_cut(const FrontPlan& plan, const float* gate, const float* up,
@@ -84,8 +88,9 @@ __device__ __noinline__ void store_hidden_cut(const FrontPlan& plan, const float
   plan.a.hidden[plan.a.config.n_expert_used * plan.a.hidden_stride + row] = swiglu_exact(sum(gate), sum(up));
 }
 
-template <DType T>
-__device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[16], float* squares, float* dots) {
+template <DType T, int kRows>
+__device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[kRows * 16], float* squares,
+                                      float* dots) {
   constexpr int kLoads = kRouterLoads, kWarps = kRouterWarps;
   const DecodeFfnArgs& a = plan.a;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q = lane & 3;
@@ -111,33 +116,44 @@ __device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[16], 
   count_launch(a);
   clear_exchange(a, blockIdx.x, plan.router_blocks);
 
-  // All loads first: one trip to L2.
+  // All loads first: one trip to L2. Chunks of the second row follow those of the first.
   const int n_chunks = dot_chunks(n_cols);
+  const auto row_of = [&](int item) { return kRows > 1 && item >= n_chunks ? 1 : 0; };
+  const auto load_own = [&](int item, NormRow& to) {
+    const int row = row_of(item);
+    to.load(a.norm.x + row * n_cols, item - row * n_chunks, n_cols, lane);
+  };
   NormRow own;
-  own.load(a.norm.x, warp, n_cols, lane);
-  float acc[4] = {};
+  if (warp < kRows * n_chunks) load_own(warp, own);
+  float acc[kRows][4] = {};
   for (int from = begin; from < end; from += 8 * kLoads) {
     if (from != begin) load(from);
-    float x[kLoads];
+    float x[kRows][kLoads];
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) x[i] = a.norm.x[min(from + lane / 4 + 8 * i, n_cols - 1)];
+    for (int r = 0; r < kRows; ++r)
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) add_router_column(w[i], __fmul_rn(x[i], norm[i]), acc);
+      for (int i = 0; i < kLoads; ++i)
+        x[r][i] = a.norm.x[r * n_cols + min(from + lane / 4 + 8 * i, n_cols - 1)];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) add_router_column(w[i], __fmul_rn(x[r][i], norm[i]), acc[r]);
   }
-  for (int chunk = warp; chunk < n_chunks; chunk += kWarps) {
-    if (chunk != warp) {
+  for (int item = warp; item < kRows * n_chunks; item += kWarps) {
+    if (item != warp) {
       own = {};
-      own.load(a.norm.x, chunk, n_cols, lane);
+      load_own(item, own);
     }
+    const int row = row_of(item), chunk = item - row * n_chunks;
     const float square = add_lanes(add_squares(add_squares(0.0f, own.low), own.high));
-    if (lane == 0) squares[chunk] = square;
+    if (lane == 0) squares[row * kMaxNormChunks + chunk] = square;
     if (!has_gate) continue;
     NormWeights n, g;
     n.load(a.norm.weight, n_cols, chunk, lane);
     g.load(a.shared_weight, n_cols, chunk, lane);
     const float dot =
         add_lanes(add_products(add_products(0.0f, own.low, n.low, g.low), own.high, n.high, g.high));
-    if (lane == 0) dots[chunk] = dot;
+    if (lane == 0) dots[row * kMaxNormChunks + chunk] = dot;
   }
   // The processor's copy of the row; its factor follows with the pairs.
   if (blockIdx.x == 0 && a.cold.mail != nullptr && *a.cold.n_cold > 0)
@@ -146,33 +162,38 @@ __device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[16], 
                    n = __ldg(reinterpret_cast<const float4*>(a.norm.weight) + c);
       reinterpret_cast<float4*>(a.cold.x)[c] = times(x, n);
     }
-  scatter_sums(acc, lane);
-  if (lane < 16) part[warp][router_row(lane)] = acc[0];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    scatter_sums(acc[r], lane);
+    if (lane < 16) part[warp][r * 16 + router_row(lane)] = acc[r][0];
+  }
   __syncthreads();
   // Which parcels are here: as late as it can be asked, by a warp that has nothing else to do.
   if (warp == 1 && blockIdx.x == 0 && a.cold.mail != nullptr && lane < kMaxParcels)
     a.cold.came[lane] = look_at_parcel(a.cold, lane);
-  if (warp != 0) return;
-  const float scale = norm_scale(squares, n_cols, a.norm.eps);
-  const int e = panel * 16 + lane;
-  if (lane < 16 && e < n_expert)
-    a.routes.partial[k_part * n_expert + e] = __fmul_rn(add_router_parts(&part[0][lane], 16), scale);
-  if (has_gate && lane == 0)
-    a.routes.pair_weight[n_used] = sigmoid_device(__fmul_rn(add_chunks(dots, n_chunks), scale));
+  if (warp != 0 || lane >= 16 * kRows) return;
+  const int row = lane / 16, e = panel * 16 + lane % 16;
+  const float scale = norm_scale(squares + row * kMaxNormChunks, n_cols, a.norm.eps);
+  if (e < n_expert)
+    a.routes.partial[(k_part * kRows + row) * n_expert + e] =
+        __fmul_rn(add_router_parts(&part[0][lane], kRows * 16), scale);
+  if (has_gate && lane % 16 == 0)
+    a.routes.pair_weight[row * (n_used + 1) + n_used] =
+        sigmoid_device(__fmul_rn(add_chunks(dots + row * kMaxNormChunks, n_chunks), scale));
 }
 
 // T: of the router. S: of the shared expert's gate and up; F32: they differ.
-template <DType T, DType S>
+template <DType T, DType S, int kRows>
 __global__ void __launch_bounds__(kFrontThreads, 2)
     decode_front_kernel(const __grid_constant__ FrontPlan plan) {
   constexpr int kWarps = kFrontThreads / 32;
-  __shared__ __align__(16) float part[kWarps][16];
-  __shared__ float squares[kMaxNormChunks], dots[kMaxNormChunks];
+  __shared__ __align__(16) float part[kWarps][kRows * 16];
+  __shared__ float squares[kRows * kMaxNormChunks], dots[kRows * kMaxNormChunks];
   extern __shared__ __align__(16) std::byte stages[];
   const DecodeFfnArgs& a = plan.a;
   const int block = static_cast<int>(blockIdx.x);
   touch_params(plan);
-  if (block < plan.router_blocks) return route<T>(plan, part, squares, dots);
+  if (block < plan.router_blocks) return route<T, kRows>(plan, part, squares, dots);
   if (block >= plan.router_blocks + plan.shared_blocks) {
     const int other = block - plan.router_blocks - plan.shared_blocks;
     allow_next();
@@ -181,45 +202,45 @@ __global__ void __launch_bounds__(kFrontThreads, 2)
     if (other < plan.conv_blocks) shift_conv(a.conv, other);
     return;
   }
-  const InShared at(a.shared_gate, a.n_embd);
+  const InShared at(a.shared_gate, a.n_embd, kRows);
   BlockActs* const acts = reinterpret_cast<BlockActs*>(stages);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int panel = block - plan.router_blocks;
   const bool is_gate = warp < kWarps / 2;
   const DeviceMatrix& w = is_gate ? a.shared_gate : a.shared_up;
   NormWeights norm_weights;
-  norm_weights.load(a.norm.weight, a.n_embd, warp, lane);
+  norm_weights.load(a.norm.weight, a.n_embd, norm_chunk(a.n_embd, warp), lane);
   const uint8_t* const bytes = w.panels + panel * w.panel_bytes;
   const auto ready = [&] {
     allow_next();
     wait_for_inputs();
     count_launch(a);
-    make_norm_acts(a.norm.x, a.norm.weight, norm_weights, a.n_embd, warp, kWarps, lane, squares,
-                   [&](int chunk, float4 low, float4 high) {
-                     if (act_group_cols(S == DType::F32 ? w.dtype : S) == 256)
-                       put_block_acts<256, false>(low, high, lane, acts[chunk]);
-                     else
-                       put_block_acts<32, false>(low, high, lane, acts[chunk]);
-                   });
+    make_norm_acts<kRows>(a.norm.x, a.norm.weight, norm_weights, a.n_embd, warp, kWarps, lane, squares,
+                          [&](int chunk, float4 low, float4 high) {
+                            if (act_group_cols(S == DType::F32 ? w.dtype : S) == 256)
+                              put_block_acts<256, false>(low, high, lane, acts[chunk]);
+                            else
+                              put_block_acts<32, false>(low, high, lane, acts[chunk]);
+                          });
     __syncthreads();
   };
   const int first = warp % (kWarps / 2);
   float* const gate = reinterpret_cast<float*>(stages + at.gate);
   float* const up = reinterpret_cast<float*>(stages + at.up);
   const auto run = [&]<DType W>() {
-    in_values<W>(w, bytes, first, kWarps / 2, acts, lane, is_gate ? gate : up, ready);
+    in_values<W, kRows>(w, bytes, first, kWarps / 2, acts, lane, is_gate ? gate : up, ready);
   };
   if constexpr (S == DType::F32)
     for_dot_type(w.dtype, run);
   else
     run.template operator()<S>();
   __syncthreads();
-  if (threadIdx.x >= 16) return;
-  const float scale = norm_scale(squares, a.n_embd, a.norm.eps);
-  if (plan.cuts.any())
+  if (threadIdx.x >= 16 * kRows) return;
+  const float scale = norm_scale(squares + threadIdx.x / 16 * kMaxNormChunks, a.n_embd, a.norm.eps);
+  if (kRows == 1 && plan.cuts.any())
     store_hidden_cut(plan, gate, up, acts, scale, panel);
   else
-    store_hidden(a, w, gate, up, acts, scale, panel, a.config.n_expert_used);
+    store_hidden<kRows>(a, w, gate, up, acts, scale, panel, a.config.n_expert_used);
 }
 
 // kSplit: experts may be cold. Then there is one more block, which tells the host: it takes microseconds, and
@@ -238,25 +259,26 @@ __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_c
   // The first half of the warps chooses, the other half makes the first acts.
   const int acts_warp = (warp + kWarps / 2) % kWarps;
   NormWeights norm_weights;
-  norm_weights.load(a.norm.weight, a.n_embd, acts_warp, lane);
+  norm_weights.load(a.norm.weight, a.n_embd, norm_chunk(a.n_embd, acts_warp), lane);
+  __shared__ BlockCandidates candidates;
   __shared__ BlockChoice choice;
   __shared__ BlockCold cold;
   const bool posts = kSplit && blockIdx.x + 1 == gridDim.x;
-  const uint8_t* const mine = base_of(a);
+  const uint8_t* const mine = base_of(a, threadIdx.x);
   wait_for_inputs();
   if (posts && blockIdx.y != 0) return;
   allow_next();  // after the wait: the next kernel reads the logits before its own
-  const float logit = logit_of(a);
+  const float logit = logit_of(a, threadIdx.x);
   BlockColdPart cold_part;
   if (kSplit && warp == kWarps - 1) cold_part.begin(a.cold, lane);
   make_norm_acts(a.norm.x, a.norm.weight, norm_weights, a.n_embd, acts_warp, kWarps, lane, squares,
                  [&](int chunk, float4 low, float4 high) {
                    put_block_acts<kPanelFormat<T>.block_cols, false>(low, high, lane, acts[chunk]);
                  });
-  offer_candidate(a.config, logit, a.bias, mine, choice);
+  offer_candidate(a.config, threadIdx.x, logit, a.bias, mine, candidates);
   if (kSplit && warp == kWarps - 1) cold_part.end(cold, lane);
   __syncthreads();
-  rank_candidates<true>(a.config, choice);
+  rank_candidates<true>(a.config, threadIdx.x, blockDim.x, candidates, choice);
   __syncthreads();
   ColdChoice dealt;
   if constexpr (kSplit) dealt = deal_cold(a, choice, cold, lane);
@@ -292,6 +314,7 @@ __host__ __device__ constexpr size_t out_values_at(int n_warps) {
 template <DType T, bool kSplit>
 __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPlan plan) {
   extern __shared__ __align__(16) std::byte stages[];
+  __shared__ BlockCandidates candidates;
   __shared__ BlockChoice choice;
   __shared__ float weights[32];
   __shared__ long long terms[OutputSum::kMaxTerms];
@@ -334,10 +357,11 @@ __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPla
   if (n_used > 0) {
     BlockColdPart cold_part;
     if (kSplit && warp == n_warps - 1) cold_part.begin(a.cold, lane);
-    offer_candidate(a.config, logit_of(a), a.bias, base_of(a), choice);
+    offer_candidate(a.config, threadIdx.x, logit_of(a, threadIdx.x), a.bias, base_of(a, threadIdx.x),
+                    candidates);
     if (kSplit && warp == n_warps - 1) cold_part.end(cold, lane);
     __syncthreads();
-    rank_candidates<true>(a.config, choice);
+    rank_candidates<true>(a.config, threadIdx.x, blockDim.x, candidates, choice);
     __syncthreads();
     if (warp == 0) {
       const float weight = weight_of_choice(a.config, a.bias, choice, lane);
@@ -413,7 +437,8 @@ bool decode_ffn_possible(const DecodeFfnArgs& a) noexcept {
   constexpr size_t kOwn = 12 * 1024;  // more than the kernels declare themselves
   const auto fits = [](size_t bytes) { return bytes + kOwn <= device_in_use().max_shared_bytes; };
   const auto fits_all = [&] {
-    return fits(InShared(a.gate, a.n_embd).bytes) && fits(InShared(a.shared_gate, a.n_embd).bytes) &&
+    return fits(InShared(a.gate, a.n_embd).bytes) &&
+           fits(InShared(a.shared_gate, a.n_embd, a.n_rows).bytes) &&
            fits(out_shared_bytes(plan_out(a), kMaxOutWarps));
   };
   return good(a.gate) && a.gate.dtype == a.up.dtype && good(a.down) && good(a.shared_gate) &&
@@ -422,11 +447,11 @@ bool decode_ffn_possible(const DecodeFfnArgs& a) noexcept {
          dot_chunks(a.n_embd) <= kMaxNormChunks &&
          (a.config.n_expert == 0 || (is_float_type(a.router.dtype) && a.config.n_expert <= kBlockExperts &&
                                      a.config.n_expert_used < 32)) &&
-         fits_all();
+         (a.n_rows == 1 || experts_possible(a)) && fits_all();
 }
 
 size_t decode_exchange_bytes(int n_used, int n_ff) noexcept {
-  return kExchangeHead + sizeof(float) * static_cast<size_t>(n_used * exchange_stride(n_ff));
+  return kExchangeHead + sizeof(float) * static_cast<size_t>(kMaxNormActs * n_used * exchange_stride(n_ff));
 }
 
 namespace {
@@ -465,19 +490,25 @@ void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
       static_cast<unsigned>(front.router_blocks + front.shared_blocks + front.conv_blocks +
                             (args.next[0].bytes > 0 ? kPrefetchBlocks : 0));
   const auto launch_front = [&]<DType S>() {
-    const size_t bytes = InShared(args.shared_gate, args.n_embd).bytes;
-    launch(with_shared(!routed || args.router.dtype == DType::F32 ? decode_front_kernel<DType::F32, S>
-                       : args.router.dtype == DType::F16          ? decode_front_kernel<DType::F16, S>
-                                                                  : decode_front_kernel<DType::BF16, S>,
-                       bytes),
-           blocks, kFrontThreads, bytes, stream, front);
+    const size_t bytes = InShared(args.shared_gate, args.n_embd, args.n_rows).bytes;
+    const auto of_type = [&]<DType T>() {
+      launch(
+          with_shared(args.n_rows == 1 ? decode_front_kernel<T, S, 1> : decode_front_kernel<T, S, 2>, bytes),
+          blocks, kFrontThreads, bytes, stream, front);
+    };
+    if (!routed || args.router.dtype == DType::F32)
+      of_type.template operator()<DType::F32>();
+    else if (args.router.dtype == DType::F16)
+      of_type.template operator()<DType::F16>();
+    else
+      of_type.template operator()<DType::BF16>();
   };
   if (args.shared_gate.dtype != args.shared_up.dtype)
     launch_front.template operator()<DType::F32>();
   else
     for_dot_type(args.shared_gate.dtype, launch_front);
   const bool split = routed && args.cold.mail != nullptr;
-  if (!split && launch_experts(args, stream)) return;
+  if (experts_possible(args)) return launch_experts(args, stream);
   if (routed) {
     const dim3 grid(static_cast<unsigned>(ceil_div(args.gate.n_rows, 16) + split),
                     static_cast<unsigned>(args.config.n_expert_used));

@@ -1,7 +1,7 @@
 // The feed-forward block of one row, from the residual stream to the residual stream. A first launch: norm,
 // router, and the shared expert's gate and up. Then everything else in one launch if the card and the shape
 // allow it and no expert can be cold; else gate and up of the chosen, and down, weighted sum and residual in
-// another.
+// another. Two rows: only where one launch does it.
 #pragma once
 
 #include "kernels/linear/linear_cuda.h"
@@ -19,8 +19,9 @@ struct DevicePrefetch {
 
 struct DecodeFfnArgs {
   DeviceNormIn norm;   // of x
-  float* x = nullptr;  // [n_embd], in and out
+  float* x = nullptr;  // [n_rows][n_embd], in and out
   int n_embd = 0;
+  int n_rows = 1;  // or 2
 
   RouteConfig config;                    // n_expert 0: a dense layer, only the shared matrices
   DeviceMatrix router;                   // of floats
@@ -33,22 +34,22 @@ struct DecodeFfnArgs {
 
   DevicePrefetch next[4];     // asked into L2 while the router keeps the memory idle
   ConvShiftArgs conv;         // runs beside the router
-  DeviceRoutes routes;        // `partial`, `uses`, and pair_weight[n_expert_used]
-  float* hidden = nullptr;    // [n_expert_used + 1][hidden_stride]
+  DeviceRoutes routes;        // `partial`, `uses`, and pair_weight[n_rows][n_expert_used + 1]
+  float* hidden = nullptr;    // [n_rows][n_expert_used + 1][hidden_stride]
   int64_t hidden_stride = 0;  // a multiple of 4
   // Where the blocks of one launch hand hidden rows to each other: decode_exchange_bytes(), zero when
   // made. nullptr: gate, up and down are launches of their own.
   void* exchange = nullptr;
 };
 
-// For n_used experts of n_ff hidden columns.
+// For n_used experts of n_ff hidden columns and up to two rows.
 size_t decode_exchange_bytes(int n_used, int n_ff) noexcept;
 // What the first launch of each decode_ffn_cuda() counts up there.
 inline const uint32_t* decode_launch_number(const void* exchange) {
   return static_cast<const uint32_t*>(exchange);
 }
 
-// Whether these kernels know the types.
+// Whether these kernels know the types, and two rows have the memory and `exchange`.
 bool decode_ffn_possible(const DecodeFfnArgs& args) noexcept;
 
 void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept;

@@ -149,7 +149,7 @@ __global__ void norm_scale_kernel(const float* x, const float* weight, int n_col
   __shared__ float squares[kMaxNormChunks];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   NormWeights first;
-  first.load(weight, n_cols, warp, lane);
+  first.load(weight, n_cols, norm_chunk(n_cols, warp), lane);
   make_norm_acts(x, weight, first, n_cols, warp, 16, lane, squares, [](int, float4, float4) {});
   __syncthreads();
   if (threadIdx.x == 0) *scale = norm_scale(squares, n_cols, eps);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "device/device_info.h"
 #include "device/testing/skip_without_gpu.h"
@@ -184,9 +185,8 @@ void run_slots(DType in, DType out, DType shared_type, int n_embd, int n_ff, int
   args.routes.pair_row = device_rows.as<int32_t>();
   args.max_slots = max_slots;
   args.max_slot_rows = std::min(n_rows, kExpertSmallTile);
-  args.x = {
-      device_f16.data(),       device_x.as<float>(),   static_cast<int64_t>(stride), n_embd, 1.0f,
-      device_groups256.data(), device_groups32.data(), static_cast<int64_t>(chunks)};
+  args.x = {device_f16.data(),       device_x.as<float>(),   static_cast<int64_t>(stride), n_embd, 1.0f,
+            device_groups256.data(), device_groups32.data(), static_cast<int64_t>(chunks)};
   args.hidden = {hidden16.data(), hidden32.as<float>(), static_cast<int64_t>(hidden_stride), n_ff,
                  kHiddenScale};
   args.y = y.as<float>();
@@ -275,8 +275,49 @@ TEST(ExpertFfnCuda, LargeStepsMatchTheReference) {
             {{0, {2}}, {1, {0, 3, 9, 4, 11}}, {2, rows_up_to(9)}, {3, rows_up_to(12)}}, kExpertLowTile);
 }
 
+// Two rows, the second another one or the same, have the bits of each alone.
+void run_two_rows(DecodeFfnArgs args, const std::vector<float>& x, std::mt19937& random) {
+  std::normal_distribution<float> normal(0.0f, 1.0f);
+  const size_t n = x.size();
+  DeviceBuffer device_x(sizeof(float) * (2 * n + kGuards)), uses(sizeof(uint32_t) * args.config.n_expert);
+  args.norm.x = args.x = device_x.as<float>();
+  args.routes.uses = uses.as<uint32_t>();
+  const auto run = [&](int n_rows, std::vector<float> rows) {
+    rows.resize(static_cast<size_t>(n_rows) * n + kGuards, kGuard);
+    args.n_rows = n_rows;
+    EXPECT_EQ(cudaMemcpy(device_x.data(), rows.data(), rows.size() * sizeof(float), cudaMemcpyHostToDevice),
+              cudaSuccess);
+    EXPECT_EQ(cudaMemset(uses.data(), 0, uses.size()), cudaSuccess);
+    decode_ffn_cuda(args, {});
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    rows = to_host(device_x.as<float>(), rows.size());
+    for (size_t i = static_cast<size_t>(n_rows) * n; i < rows.size(); ++i)
+      EXPECT_EQ(rows[i], kGuard) << "written past the end";
+    return rows;
+  };
+  for (const bool same : {false, true}) {
+    std::vector<float> other = x, both = x;
+    if (!same)
+      for (float& v : other) v = 3.0f * normal(random);
+    both.insert(both.end(), other.begin(), other.end());
+    std::vector<uint32_t> counts[2];
+    std::vector<float> want[2];
+    for (int r = 0; r < 2; ++r) {
+      want[r] = run(1, r == 0 ? x : other);
+      counts[r] = to_host(uses.as<uint32_t>(), static_cast<size_t>(args.config.n_expert));
+    }
+    const std::vector<float> got = run(2, both);
+    for (size_t r = 0; r < 2; ++r)
+      EXPECT_EQ(std::memcmp(got.data() + r * n, want[r].data(), n * sizeof(float)), 0) << "row " << r;
+    const std::vector<uint32_t> counted =
+        to_host(uses.as<uint32_t>(), static_cast<size_t>(args.config.n_expert));
+    for (size_t e = 0; e < counted.size(); ++e) EXPECT_EQ(counted[e], counts[0][e] + counts[1][e]);
+  }
+}
+
+// `two`: whether two rows fit into the shared memory of a large card.
 void run_decode(DType in, DType out, DType shared_type, DType router_type, int n_embd, int n_ff, int n_expert,
-                int n_used, bool gated) {
+                int n_used, bool gated, bool two) {
   SCOPED_TRACE(testing::Message() << dtype_name(in) << " " << dtype_name(out) << " shared "
                                   << dtype_name(shared_type) << " embd " << n_embd << " ff " << n_ff
                                   << " experts " << n_expert);
@@ -318,9 +359,9 @@ void run_decode(DType in, DType out, DType shared_type, DType router_type, int n
   guarded.resize(x.size() + kGuards, kGuard);
   DeviceBuffer device_x = to_device(guarded), device_norm = to_device(norm), device_bias = to_device(bias),
                device_shared = to_device(shared_weight), panels = to_device(router.panels);
-  DeviceBuffer weights(sizeof(float) * static_cast<size_t>(n_used + 1)),
-      partial(sizeof(float) * static_cast<size_t>(kRouterParts * n_expert + 1)),
-      hidden(sizeof(float) * static_cast<size_t>((n_used + 1) * n_ff));
+  DeviceBuffer weights(sizeof(float) * 2 * static_cast<size_t>(n_used + 1)),
+      partial(sizeof(float) * 2 * static_cast<size_t>(kRouterParts * n_expert + 1)),
+      hidden(sizeof(float) * 2 * static_cast<size_t>((n_used + 1) * n_ff));
   DecodeFfnArgs args;
   args.norm = {device_x.as<float>(), device_norm.as<float>(), 1e-6f};
   args.x = device_x.as<float>();
@@ -356,17 +397,24 @@ void run_decode(DType in, DType out, DType shared_type, DType router_type, int n
     for (size_t i = 0; i < x.size(); ++i) got[i] -= x[i];
     expect_close(got, want, kUnit, together ? "sum, one launch" : "sum");
   }
+  args.n_rows = 2;
+  const bool possible = decode_ffn_possible(args);
+  if (device_in_use().max_shared_bytes >= 227 * 1024 && device_in_use().n_multiprocessors >= 128)
+    EXPECT_EQ(possible, two);
+  if (possible) run_two_rows(args, x, random);
 }
 
-TEST(DecodeFfnCuda, OneRowMatchesTheReference) {
+TEST(DecodeFfnCuda, OneRowMatchesTheReferenceAndTwoHaveItsBits) {
   SKIP_WITHOUT_GPU();
   using enum DType;
-  run_decode(Q4_K, Q6_K, Q4_K, F32, 512, 256, 20, 4, true);
-  run_decode(Q4_K, Q4_K, Q4_K, F16, 2048, 512, 40, 8, true);
-  run_decode(Q5_K, Q5_K, Q8_0, BF16, 768, 512, 250, 3, false);
-  run_decode(Q8_0, Q8_0, Q8_0, F32, 352, 160, 17, 17, true);
-  run_decode(Q6_K, Q4_K, Q5_K, F32, 2304, 768, 9, 1, true);
-  run_decode(Q4_K, Q4_K, Q4_K, F32, 1024, 5888, 0, 0, false);  // dense
+  run_decode(Q4_K, Q6_K, Q4_K, F32, 512, 256, 20, 4, true, true);
+  run_decode(Q4_K, Q4_K, Q4_K, F16, 2048, 512, 16, 8, true, true);
+  run_decode(Q4_K, Q6_K, Q6_K, F32, 2048, 512, 16, 8, true, true);  // 35B-A3B
+  run_decode(Q5_K, Q5_K, Q8_0, BF16, 768, 256, 250, 3, false, true);
+  run_decode(Q8_0, Q8_0, Q8_0, F32, 352, 160, 17, 2, true, true);
+  run_decode(Q8_0, Q8_0, Q8_0, F32, 352, 160, 17, 17, true, false);
+  run_decode(Q6_K, Q4_K, Q5_K, F32, 2304, 768, 9, 1, true, false);
+  run_decode(Q4_K, Q4_K, Q4_K, F32, 1024, 5888, 0, 0, false, false);  // dense
 }
 
 }  // namespace

@@ -36,6 +36,12 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, uint
       : "memory");
 #endif
 }
+// Before copies to memory that the block has read, after the barrier that says so.
+__device__ __forceinline__ void bulk_reuse() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void bulk_wait(uint64_t* barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(

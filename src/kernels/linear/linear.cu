@@ -1,10 +1,11 @@
 // y = W x for the rows of a step.
 //
-// One row (decode): bound by the bytes of W. One launch for all matrices that read the same input; the warps
-// of a block share a panel, each with one or two chunks of 256 columns, so that the whole matrix is in flight
-// at once and a warp waits for memory once: integer dot products (dot_product.cuh). Up to 64 rows that come
-// rounded: integer tensor cores (linear_few.cuh), with the same bits. Other rows, and float weights:
-// warp_product.cuh for few, f16 tensor cores with activations in shared memory for more (linear_tiles.cu).
+// One row, or two that come through a norm or are added to y (decode): bound by the bytes of W. One launch
+// for all matrices that read the same input; the warps of a block share a panel, each with one or two chunks
+// of 256 columns, so that the whole matrix is in flight at once and a warp waits for memory once: integer dot
+// products (dot_product.cuh). Up to 64 rows that come rounded: integer tensor cores (linear_few.cuh), with
+// the same bits. Other rows, and float weights: warp_product.cuh for few, f16 tensor cores with activations
+// in shared memory for more (linear_tiles.cu).
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/linear/dot_product.cuh"
@@ -43,15 +44,16 @@ struct DotPlan {
   RowBlocks blocks[kMaxLinearJobs];
   int values_at, panel_values;  // in shared memory: bytes; floats of a panel
   int steps_at;                 // bytes; as many floats for a panel as it has blocks
+  int late_at;                  // bytes; two rows through a norm: see make_norm_acts()
 };
 
-// One row. `split_log2` may reach kWarpsLog2. Shared memory: rows that are rounded here, then values of the
-// blocks of each panel, then their steps; through a norm those are in the rounded row.
-template <DotSource kSource, int kWarpsLog2>
+// One or two rows. `split_log2` may reach kWarpsLog2. Shared memory: rows that are rounded here, then values
+// of the blocks of each panel, then their steps; through a norm those are in the rounded rows.
+template <DotSource kSource, int kWarpsLog2, int kRows>
 __global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 ? 2 : 3)
     linear_dot_kernel(const __grid_constant__ DotPlan plan) {
   constexpr int kWarps = 1 << kWarpsLog2;
-  __shared__ float squares[kSource == DotSource::Norm ? kMaxNormChunks : 1];
+  __shared__ float squares[kSource == DotSource::Norm ? kRows * kMaxNormChunks : 1];
   extern __shared__ __align__(16) std::byte stages[];
   const DeviceLinearArgs& args = plan.small.args;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -72,15 +74,17 @@ __global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 ? 2 : 3)
   if constexpr (kSource == DotSource::Norm) {
     const DeviceNormIn& norm = args.norm;
     NormWeights norm_weights;
-    norm_weights.load(norm.weight, w.n_cols, warp, lane);
+    norm_weights.load(norm.weight, w.n_cols, norm_chunk(w.n_cols, warp), lane);
     for_dot_type(w.dtype, [&]<DType T>() {
-      in_values<T>(w, bytes, first_chunk, step, made, lane, mine, [&] {
+      in_values<T, kRows>(w, bytes, first_chunk, step, made, lane, mine, [&] {
         allow_next();
         wait_for_inputs();
-        make_norm_acts(norm.x, norm.weight, norm_weights, w.n_cols, warp, kWarps, lane, squares,
-                       [&](int chunk, float4 low, float4 high) {
-                         put_block_acts<kPanelFormat<T>.block_cols, false>(low, high, lane, made[chunk]);
-                       });
+        make_norm_acts<kRows>(
+            norm.x, norm.weight, norm_weights, w.n_cols, warp, kWarps, lane, squares,
+            [&](int at, float4 low, float4 high) {
+              put_block_acts<kPanelFormat<T>.block_cols, false>(low, high, lane, made[at]);
+            },
+            kRows > 1 ? reinterpret_cast<float*>(stages + plan.late_at) : nullptr);
         __syncthreads();
       });
     });
@@ -95,40 +99,61 @@ __global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 ? 2 : 3)
       if (first_chunk + step < n_chunks) prefetch_chunk(w, bytes, first_chunk + step, lane);
       allow_next();
       wait_for_inputs();
-      const int64_t row = args.row_index == nullptr ? 0 : args.row_index[0];
 #pragma unroll 1
       for (int chunk = first_chunk; chunk < n_chunks; chunk += step) {
         if (chunk != first_chunk) data.load(bytes, chunk, subs_of(chunk), lane);
-        const int at = chunk * kChunkBlocks<T>;
+        const int at = chunk * kChunkBlocks<T> * kRows;
         if constexpr (kSource == DotSource::Blocks) {
           const void* const rows = kPanelFormat<T>.block_cols == 256 ? args.x.blocks256 : args.x.blocks32;
-          const BlockActs& acts = static_cast<const BlockActs*>(rows)[row * args.x.blocks_stride + chunk];
-          stored_values<T>(data, acts, subs_of(chunk), lane, mine + at * 16, steps + at);
+          const BlockActs* acts[kRows];
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
+            const int64_t row = args.row_index == nullptr ? r : args.row_index[r];
+            acts[r] = static_cast<const BlockActs*>(rows) + row * args.x.blocks_stride + chunk;
+          }
+          stored_values<T, kRows>(data, acts, subs_of(chunk), lane, mine + at * 16, steps + at);
         } else {
-          ActPiece piece;
-          piece.load_halves(static_cast<const half*>(args.x.f16), chunk, w.n_cols, args.x.scale, lane);
-          hidden_values<T>(data, piece, subs_of(chunk), lane, made[warp], mine + at * 16, steps + at);
+          // All loads first; then one row after the other, so that registers are enough.
+          uint4 halves[kRows] = {};
+#pragma unroll
+          for (int r = 0; r < kRows; ++r)
+            if (ActPiece::column(chunk, lane) < w.n_cols)
+              halves[r] = *reinterpret_cast<const uint4*>(static_cast<const half*>(args.x.f16) +
+                                                          r * args.x.f16_stride + chunk * 256 + lane * 8);
+#pragma unroll 1
+          for (int r = 0; r < kRows; ++r) {
+            uint4 now = halves[0];
+            if (kRows > 1 && r > 0) now = halves[kRows - 1];
+            ActPiece piece;
+            piece.take_halves(now, args.x.scale);
+            hidden_values<T, kRows>(data, piece, subs_of(chunk), lane, made[warp], mine + (at + r) * 16,
+                                    steps + at + r);
+          }
         }
       }
     });
   }
   // The sums are short, so their latency counts: what is known before the barrier is made before it.
-  const int r = threadIdx.x & 15, p = threadIdx.x >> 4, row = (first_panel + p) * 16 + r;
-  const bool has = p < panels_here && row < w.n_rows;
-  float* const y = job.y + row;
+  const int r = threadIdx.x & 15, p = (threadIdx.x >> 4) & (panels_here - 1),
+            act = threadIdx.x >> 4 >> (kWarpsLog2 - split), row = (first_panel + p) * 16 + r;
+  const bool has = act < kRows && row < w.n_rows;
+  float* const y = job.y + act * job.y_stride + row;
   float sum = has && kSource == DotSource::Add ? *y : 0.0f, scale = 1.0f;
-  if (kSource == DotSource::Norm && has) scale = norm_scale(squares, w.n_cols, args.norm.eps);
+  if (kSource == DotSource::Norm && has)
+    scale = norm_scale(squares + act * kMaxNormChunks, w.n_cols, args.norm.eps);
   __syncthreads();
   if (!has) return;
-  const float* const from = values + p * plan.panel_values + r;
+  const float* const from = values + p * plan.panel_values + act * 16 + r;
   if constexpr (kSource == DotSource::Norm) {
     const bool big = blocks.chunk_blocks == 1;
-    sum = chain_all(from, blocks, plan.cuts, 0.0f, false,
-                    [&](int b) { return __fmul_rn(step_of_block(made, big, b), scale); });
+    const BlockActs* const acts = made + act * blocks.n_chunks;
+    sum = chain_all<16 * kRows>(from, blocks, plan.cuts, 0.0f, false,
+                                [&](int b) { return __fmul_rn(step_of_block(acts, big, b), scale); });
   } else {
     const float* const steps =
-        reinterpret_cast<const float*>(stages + plan.steps_at) + p * plan.panel_values / 16;
-    sum = chain_all(from, blocks, plan.cuts, sum, kSource == DotSource::Add, [&](int b) { return steps[b]; });
+        reinterpret_cast<const float*>(stages + plan.steps_at) + p * plan.panel_values / 16 + act;
+    sum = chain_all<16 * kRows>(from, blocks, plan.cuts, sum, kSource == DotSource::Add,
+                                [&](int b) { return steps[b * kRows]; });
   }
   *y = sum;
 }
@@ -194,36 +219,46 @@ SmallPlan make_plan(const DeviceLinearArgs& args, int n_warps_log2, bool dot) {
   return plan;
 }
 
-template <DotSource kSource, int kWarpsLog2>
-void launch_dot(const DeviceLinearArgs& args, StreamView stream) {
+template <DotSource kSource, int kWarpsLog2, int kRows>
+void launch_dot_rows(const DeviceLinearArgs& args, StreamView stream) {
   const DeviceLinearJob(&jobs)[kMaxLinearJobs] = args.jobs;
   DotPlan plan{.small = make_plan(args, kWarpsLog2, true),
                .cuts = linear_sum_cuts(args),
                .blocks = {jobs[0].w, jobs[1].w, jobs[2].w, jobs[3].w},
                .values_at = 0,
                .panel_values = 0,
-               .steps_at = 0};
+               .steps_at = 0,
+               .late_at = 0};
   int panels = 0;
   for (int j = 0; j < args.n_jobs; ++j) {
-    const int values = 16 * plan.blocks[j].n;
+    const int values = kRows * 16 * plan.blocks[j].n;
     if (values > plan.panel_values) plan.panel_values = values;
     const int here = (1 << kWarpsLog2) >> plan.small.split_log2[j];
     if (here > panels) panels = here;
   }
   size_t bytes = 0;
   if (kSource == DotSource::Norm)
-    bytes = sizeof(BlockActs) * static_cast<size_t>(dot_chunks(args.jobs[0].w.n_cols));
+    bytes = kRows * sizeof(BlockActs) * static_cast<size_t>(dot_chunks(args.jobs[0].w.n_cols));
   if (kSource == DotSource::Add) bytes = sizeof(BlockActs) << kWarpsLog2;
   plan.values_at = static_cast<int>(bytes);
   bytes += sizeof(float) * static_cast<size_t>(panels * plan.panel_values);
   plan.steps_at = static_cast<int>(bytes);
   if (kSource != DotSource::Norm)
     bytes += sizeof(float) * static_cast<size_t>(panels * plan.panel_values / 16);
+  plan.late_at = static_cast<int>(bytes);
+  if (kSource == DotSource::Norm && kRows > 1) bytes += sizeof(float) * 256 << kWarpsLog2;
   // Only where it must be: the memory for it is taken from the cache that holds loads in flight, and a token
   // took a quarter longer.
-  if (bytes > 32 * 1024) allow_shared(linear_dot_kernel<kSource, kWarpsLog2>, bytes);
-  launch(linear_dot_kernel<kSource, kWarpsLog2>, static_cast<unsigned>(plan.small.first_block[args.n_jobs]),
-         32 << kWarpsLog2, bytes, stream, plan);
+  if (bytes > 32 * 1024) allow_shared(linear_dot_kernel<kSource, kWarpsLog2, kRows>, bytes);
+  launch(linear_dot_kernel<kSource, kWarpsLog2, kRows>,
+         static_cast<unsigned>(plan.small.first_block[args.n_jobs]), 32 << kWarpsLog2, bytes, stream, plan);
+}
+template <DotSource kSource, int kWarpsLog2>
+void launch_dot(const DeviceLinearArgs& args, StreamView stream) {
+  if (args.n_acts == 2)
+    launch_dot_rows<kSource, kWarpsLog2, 2>(args, stream);
+  else
+    launch_dot_rows<kSource, kWarpsLog2, 1>(args, stream);
 }
 
 // With as many chunks in flight as the card has memory for; none: stage_bytes is too large for it.
@@ -290,14 +325,15 @@ DeviceMatrix with_chunks(DeviceMatrix m) noexcept {
   return m;
 }
 
-bool linear_reads_norm(const DeviceMatrix& w) noexcept {
+bool linear_reads_norm(const DeviceMatrix& w, int n_acts) noexcept {
   if (w.n_rows == 0) return true;
   if (!has_dot(w.dtype)) return false;
   const int n_chunks = dot_chunks(w.n_cols);
   const size_t panels = n_chunks >= 8 ? 2 : 8;  // of a block, at most
   const size_t values = panels * 17 * sizeof(float) * static_cast<size_t>(blocks_of(w));
   return n_chunks <= kMaxNormChunks &&
-         values + kMaxNormChunks * sizeof(BlockActs) + 1024 <= device_in_use().max_shared_bytes;
+         static_cast<size_t>(n_acts) * (values + kMaxNormChunks * sizeof(BlockActs) + 4096) + 1024 <=
+             device_in_use().max_shared_bytes;
 }
 
 namespace {
@@ -320,6 +356,8 @@ void linear_plain(const DeviceLinearArgs& args, StreamView stream) {
 
 }  // namespace
 
+constexpr int kHeadRows = 1 << 16;
+
 void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
   if (args.norm.x != nullptr) return launch_dot<DotSource::Norm, 3>(args, stream);
   if (args.jobs[0].add) return launch_dot<DotSource::Add, 4>(args, stream);
@@ -329,9 +367,11 @@ void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
     DeviceLinearArgs& to = linear_few_possible(args, j) ? few : others;
     to.jobs[to.n_jobs++] = args.jobs[j];
   }
-  bool dot = args.n_acts == 1;
+  // Two rows only where memory is the bound: 4 or 5 bits are fewer instructions on tensor cores.
+  bool dot = args.n_acts <= kMaxNormActs;
   for (int j = 0; j < few.n_jobs; ++j)
-    dot = dot && few.jobs[j].k_parts == 1 && linear_reads_norm(few.jobs[j].w);
+    dot = dot && few.jobs[j].k_parts == 1 && linear_reads_norm(few.jobs[j].w, args.n_acts) &&
+          (args.n_acts == 1 || (few.jobs[j].w.dtype == DType::Q6_K && few.jobs[j].w.n_rows >= kHeadRows));
   if (few.n_jobs > 0 && dot)
     launch_dot<DotSource::Blocks, 3>(few, stream);
   else if (few.n_jobs > 0)

@@ -19,12 +19,14 @@ struct DeviceLinearJob {
   bool add = false;  // y += instead; only where linear_reads_norm()
 };
 
-// One activation row x * weight / sqrt(mean(x^2) + eps), made by whoever reads it: a norm without a launch.
+// Activation rows x * weight / sqrt(mean(x^2) + eps), made by whoever reads them: a norm without a launch.
 struct DeviceNormIn {
-  const float* x = nullptr;       // [n_cols]
+  const float* x = nullptr;       // [kMaxNormActs or fewer][n_cols]
   const float* weight = nullptr;  // [n_cols]
   float eps = 0.0f;
 };
+
+inline constexpr int kMaxNormActs = 2;
 
 inline constexpr int kMaxLinearJobs = 4;
 
@@ -33,7 +35,7 @@ struct DeviceLinearArgs {
   DeviceLinearJob jobs[kMaxLinearJobs];
   int n_jobs = 0;
   DeviceActs x;
-  DeviceNormIn norm;                   // not null: one row, instead of x; only where linear_reads_norm()
+  DeviceNormIn norm;                   // not null: instead of x; only where linear_reads_norm()
   const int32_t* row_index = nullptr;  // activation row of each of the n_acts inputs; nullptr: 0, 1, 2, ...
   int n_acts = 0;
 };
@@ -52,8 +54,9 @@ inline constexpr int kMaxLinearParts = 8;
 inline constexpr int kMaxCutActs = 512;
 int linear_parts(const DeviceMatrix& w, int n_acts) noexcept;
 
-// Whether products with this matrix can read through a norm and add to y.
-bool linear_reads_norm(const DeviceMatrix& w) noexcept;
+// Whether products of n_acts rows, kMaxNormActs at most, with this matrix can read through a norm and add to
+// y.
+bool linear_reads_norm(const DeviceMatrix& w, int n_acts) noexcept;
 
 void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept;
 

@@ -261,21 +261,24 @@ void run_norm(DType first, DType second, int n_rows, int n_cols) {
   std::vector<float> want[2];
   for (size_t j = 0; j < 2; ++j)
     want[j] = to_host(y[j].as<float>(), static_cast<size_t>(kActs) * static_cast<size_t>(w[j].n_rows));
-  args.n_acts = 1;
-  for (size_t r = 0; r < kActs; ++r) {
-    args.norm = {x.as<float>() + r * static_cast<size_t>(n_cols), norm.as<float>(), 1e-6f};
-    linear_cuda(args, {});
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    for (size_t j = 0; j < 2; ++j) {
-      const size_t n = static_cast<size_t>(w[j].n_rows);
-      expect_bits(to_host(y[j].as<float>(), n).data(), want[j].data() + r * n, n,
-                  std::string(dtype_name(w[j].dtype)) + " " + std::to_string(n) + " x " +
-                      std::to_string(n_cols) + ", row " + std::to_string(r));
+  for (const size_t n_acts : {1, 2}) {
+    args.n_acts = static_cast<int>(n_acts);
+    for (size_t r = 0; r + n_acts <= kActs; ++r) {
+      args.norm = {x.as<float>() + r * static_cast<size_t>(n_cols), norm.as<float>(), 1e-6f};
+      linear_cuda(args, {});
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      for (size_t j = 0; j < 2; ++j) {
+        const size_t n = static_cast<size_t>(w[j].n_rows);
+        expect_bits(to_host(y[j].as<float>(), n_acts * n).data(), want[j].data() + r * n, n_acts * n,
+                    std::string(dtype_name(w[j].dtype)) + " " + std::to_string(n) + " x " +
+                        std::to_string(n_cols) + ", " + std::to_string(n_acts) + " from row " +
+                        std::to_string(r));
+      }
     }
   }
 }
 
-TEST(LinearFewCuda, OneRowThroughANormHasTheBitsOfSeveral) {
+TEST(LinearFewCuda, OneRowAndTwoThroughANormHaveTheBitsOfSeveral) {
   SKIP_WITHOUT_GPU();
   run_norm(DType::Q4_K, DType::Q6_K, 77, 256);
   run_norm(DType::Q4_K, DType::Q8_0, 1000, 2048);
@@ -320,23 +323,26 @@ void run_added(DType dtype, int n_rows, int n_cols) {
   std::vector<float> want = stream;
   const std::vector<float> parts = to_host(y.as<float>(), kActs * rows * static_cast<size_t>(n_parts));
   for (size_t i = 0; i < parts.size(); ++i) want[i % want.size()] += parts[i];
-  args.n_acts = 1;
-  for (size_t r = 0; r < kActs; ++r) {
-    DeviceBuffer x =
-        to_device(std::vector<float>(stream.begin() + static_cast<std::ptrdiff_t>(r * rows),
-                                     stream.begin() + static_cast<std::ptrdiff_t>((r + 1) * rows)));
-    args.jobs[0] = {.w = args.jobs[0].w, .y = x.as<float>(), .y_stride = n_rows, .add = true};
-    args.x = {};
-    args.x.f16 = reinterpret_cast<const half*>(device_f16.data()) + r * static_cast<size_t>(n_cols);
-    linear_cuda(args, {});
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    expect_bits(to_host(x.as<float>(), rows).data(), want.data() + r * rows, rows,
-                std::string(dtype_name(dtype)) + " " + std::to_string(n_rows) + " x " +
-                    std::to_string(n_cols) + ", row " + std::to_string(r));
+  for (const size_t n_acts : {1, 2}) {
+    args.n_acts = static_cast<int>(n_acts);
+    for (size_t r = 0; r + n_acts <= kActs; ++r) {
+      const auto row = stream.begin() + static_cast<std::ptrdiff_t>(r * rows);
+      DeviceBuffer x = to_device(std::vector<float>(row, row + static_cast<std::ptrdiff_t>(n_acts * rows)));
+      args.jobs[0] = {.w = args.jobs[0].w, .y = x.as<float>(), .y_stride = n_rows, .add = true};
+      args.x = {};
+      args.x.f16 = reinterpret_cast<const half*>(device_f16.data()) + r * static_cast<size_t>(n_cols);
+      args.x.f16_stride = n_cols;
+      linear_cuda(args, {});
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      expect_bits(to_host(x.as<float>(), n_acts * rows).data(), want.data() + r * rows, n_acts * rows,
+                  std::string(dtype_name(dtype)) + " " + std::to_string(n_rows) + " x " +
+                      std::to_string(n_cols) + ", " + std::to_string(n_acts) + " from row " +
+                      std::to_string(r));
+    }
   }
 }
 
-TEST(LinearFewCuda, OneRowAddedHasTheBitsOfSeveral) {
+TEST(LinearFewCuda, OneRowAndTwoAddedHaveTheBitsOfSeveral) {
   SKIP_WITHOUT_GPU();
   for (const DType dtype : {DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::Q8_0}) {
     run_added(dtype, 2048, 4096);

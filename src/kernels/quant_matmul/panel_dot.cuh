@@ -170,21 +170,21 @@ struct DotChunk {
 };
 
 // Sums over the eight lanes of a quarter, spread over them. Half of the values change sides in each step.
-template <class V, int N>
+// Steps are template arguments: as a loop, sixteen values ended up in memory.
+template <int kMask = 4, int kLeft = 0, class V, int N>
 __device__ __forceinline__ void scatter_sums(V (&v)[N], int lane) {
+  constexpr int n = kLeft == 0 ? N : kLeft;
+  if constexpr (n > 1) {
+    const bool upper = (lane & kMask) != 0;
 #pragma unroll
-  for (int mask = 4, n = N; mask<32; mask *= 2, n = n> 1 ? n / 2 : 1) {
-    const bool upper = (lane & mask) != 0;
-    if (n > 1) {
-#pragma unroll
-      for (int i = 0; i < n / 2; ++i) {
-        const V mine = upper ? v[i + n / 2] : v[i], other = upper ? v[i] : v[i + n / 2];
-        v[i] = mine + __shfl_xor_sync(0xffffffffu, other, mask);
-      }
-    } else {
-      v[0] += __shfl_xor_sync(0xffffffffu, v[0], mask);
+    for (int i = 0; i < n / 2; ++i) {
+      const V mine = upper ? v[i + n / 2] : v[i], other = upper ? v[i] : v[i + n / 2];
+      v[i] = mine + __shfl_xor_sync(0xffffffffu, other, kMask);
     }
+  } else {
+    v[0] += __shfl_xor_sync(0xffffffffu, v[0], kMask);
   }
+  if constexpr (kMask < 16) scatter_sums<2 * kMask, (n > 1 ? n / 2 : 1)>(v, lane);
 }
 
 }  // namespace thermo

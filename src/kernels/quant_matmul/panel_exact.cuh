@@ -132,7 +132,9 @@ struct ActPiece {
   // From the f16 form; `scale`: of it.
   __device__ __forceinline__ void load_halves(const half* row, int chunk, int n_cols, float scale, int lane) {
     if (column(chunk, lane) >= n_cols) return;
-    const uint4 v = *reinterpret_cast<const uint4*>(row + chunk * 256 + lane * 8);
+    take_halves(*reinterpret_cast<const uint4*>(row + chunk * 256 + lane * 8), scale);
+  }
+  __device__ __forceinline__ void take_halves(const uint4& v, float scale) {
     // Stored as 0 2 1 3 (act_place).
     const float2 a = __half22float2(as_half2(v.x)), b = __half22float2(as_half2(v.y)),
                  c = __half22float2(as_half2(v.z)), d = __half22float2(as_half2(v.w));
@@ -252,9 +254,9 @@ __device__ __forceinline__ LaneValue lane_value(const DotChunk<T>& data, int (&s
   return {value, kOne ? 0 : place >> 2, 4 * (lane & 3) + i, !kOne || b2 == 0};
 }
 
-// Values of a chunk, by the warp that has it: values[(block * kActs + a) * 16 + row], block of the chunk.
+// Values of a chunk, by the warp that has it: values[(block * kSpread + a) * 16 + row], block of the chunk.
 // n_subs: those inside the matrix.
-template <DType T, int kActs>
+template <DType T, int kActs, int kSpread = kActs>
 __device__ __forceinline__ void dot_values(const DotChunk<T>& data, const SubCodes (&acts)[kActs], int n_subs,
                                            int lane, float* values) {
   const int s = lane >> 2, q = lane & 3;
@@ -270,7 +272,7 @@ __device__ __forceinline__ void dot_values(const DotChunk<T>& data, const SubCod
       float v[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) v[i] = block_value(half_of(data.d, i), sums[a * 4 + i]);
-      *reinterpret_cast<float4*>(values + (s * kActs + a) * 16 + 4 * q) = {v[0], v[1], v[2], v[3]};
+      *reinterpret_cast<float4*>(values + (s * kSpread + a) * 16 + 4 * q) = {v[0], v[1], v[2], v[3]};
     }
   }
 }

@@ -114,28 +114,31 @@ __device__ __forceinline__ void choose_any(const RouteConfig& config, const Logi
     choose<kMaxDeviceExperts / 32>(config, logit, bias, lane, id, weight);
 }
 
-// The choice of one row by a block of at least kBlockExperts threads, expert e in thread e: the fastest way
-// for a single row, 0.5 us against several of one warp. A warp ranks its own 32 by comparing each with each;
+// The choice of one row by kBlockExperts threads or more, expert e in thread e: the fastest way for a single
+// row, 0.5 us against several of one warp. A warp ranks its own 32 by comparing each with each;
 // the first n_expert_used of every warp are ranked against each other. n_expert <= kBlockExperts,
 // n_expert_used <= 31.
 inline constexpr int kBlockExperts = 256;
 
-struct BlockChoice {
-  // Candidates: the first of each warp.
+// The first of each warp. Not needed once they are ranked.
+struct BlockCandidates {
   alignas(16) unsigned long long key[8 * 32];  // order_key above, 0xffff - expert below
   float value[8 * 32];
   const uint8_t* base[8 * 32];
-  // Result, by place.
+  float scratch[2][8];
+};
+// By place.
+struct BlockChoice {
   const uint8_t* chosen_base[32];
   float chosen_value[32];
   int32_t chosen[32];
-  float scratch[2][8];
 };
 
-// Begins with the thread's logit (`base`: where its expert lies), ends before a barrier.
-__device__ __forceinline__ void offer_candidate(const RouteConfig& config, float x, const float* bias,
-                                                const uint8_t* base, BlockChoice& c) {
-  const int e = threadIdx.x, warp = e / 32, lane = e % 32, n_used = config.n_expert_used;
+// Begins with the logit of expert e (`base`: where it lies), ends before a barrier. All threads of the block
+// take part, those of the same row have the same `c`.
+__device__ __forceinline__ void offer_candidate(const RouteConfig& config, int e, float x, const float* bias,
+                                                const uint8_t* base, BlockCandidates& c) {
+  const int warp = e / 32, lane = e % 32, n_used = config.n_expert_used;
   const bool here = e < config.n_expert;
   const bool softmax = config.gating == Gating::Softmax;
   // Where the order is that of the logits and only ratios count, the chosen alone are turned into weights.
@@ -178,13 +181,14 @@ __device__ __forceinline__ void offer_candidate(const RouteConfig& config, float
   c.base[at] = base;
 }
 
-// Between two barriers: fills chosen, chosen_value and chosen_base. kQuads: four threads to a candidate where
+// Between two barriers, by thread e of n_threads: fills `chosen`. kQuads: four threads to a candidate where
 // there are as many, 0.3 us less.
 template <bool kQuads = false>
-__device__ __forceinline__ void rank_candidates(const RouteConfig& config, BlockChoice& c) {
+__device__ __forceinline__ void rank_candidates(const RouteConfig& config, int e, int n_threads,
+                                                const BlockCandidates& c, BlockChoice& chosen) {
   const int n_used = config.n_expert_used, n = 8 * n_used;
-  const bool wide = kQuads && static_cast<int>(blockDim.x) >= 4 * n;
-  const int at = wide ? threadIdx.x / 4 : threadIdx.x, share = wide ? threadIdx.x % 4 : 0;
+  const bool wide = kQuads && n_threads >= 4 * n;
+  const int at = wide ? e / 4 : e, share = wide ? e % 4 : 0;
   if (at >= n) return;
   const unsigned long long key = c.key[at];
   int before = 0;
@@ -199,9 +203,9 @@ __device__ __forceinline__ void rank_candidates(const RouteConfig& config, Block
     before += __shfl_xor_sync(quad, before, 2);
   }
   if (before >= n_used || share != 0) return;
-  c.chosen[before] = 0xffff - static_cast<int>(key & 0xffffu);
-  c.chosen_value[before] = c.value[at];
-  c.chosen_base[before] = c.base[at];
+  chosen.chosen[before] = 0xffff - static_cast<int>(key & 0xffffu);
+  chosen.chosen_value[before] = c.value[at];
+  chosen.chosen_base[before] = c.base[at];
 }
 
 // The weight of place `lane`, by one warp, after the barrier.

@@ -1,8 +1,8 @@
 // Up to 64 rows: the router's product, then one launch in which a block chooses for each row and the last of
 // them to finish lists slots and pairs. The 2 MB of a float router (35B-A3B) are spread over 64 blocks for
 // every 8 rows, asked for before the wait for the norm and multiplied from registers, with the bits of one
-// row. Beyond 64 rows the product runs on tensor cores, a warp chooses for a row, one block lays out the slots
-// and one kernel places the pairs.
+// row. Beyond 64 rows the product runs on tensor cores, a warp chooses for a row, one block lays out the
+// slots and one kernel places the pairs.
 //
 // The last block of the product as the one that chooses for all rows took 11, 15 and 17 us in all for 2, 4
 // and 8 rows, and 52 for 32.
@@ -238,8 +238,8 @@ __global__ void __launch_bounds__(32 * kRouterWarps)
         const int c = min(from + lane / 4 + 8 * i, n_cols - 1);
 #pragma unroll
         for (int r = 0; r < kRows; ++r)
-          add_router_column(w[i], __fmul_rn(x[static_cast<int64_t>(min(r, n_rows - 1)) * n_cols + c], norm[i]),
-                            acc[r]);
+          add_router_column(
+              w[i], __fmul_rn(x[static_cast<int64_t>(min(r, n_rows - 1)) * n_cols + c], norm[i]), acc[r]);
       }
     }
 #pragma unroll
@@ -311,11 +311,12 @@ __device__ __forceinline__ void choose_row(const DeviceRouteArgs& a, const float
   int id = 0;
   float weight = 0.0f;
   if (n_expert <= kBlockExperts) {
+    __shared__ BlockCandidates candidates;
     __shared__ BlockChoice choice;
     const int e = static_cast<int>(threadIdx.x);
-    offer_candidate(a.config, e < n_expert ? logit(e) : 0.0f, a.bias, nullptr, choice);
+    offer_candidate(a.config, e, e < n_expert ? logit(e) : 0.0f, a.bias, nullptr, candidates);
     __syncthreads();
-    rank_candidates(a.config, choice);
+    rank_candidates(a.config, e, kThreads, candidates, choice);
     __syncthreads();
     if (warp != 0) return;
     weight = weight_of_choice(a.config, a.bias, choice, lane);

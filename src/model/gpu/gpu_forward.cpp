@@ -21,7 +21,7 @@ namespace thermo {
 struct GpuModel::Impl::Pass {
   int n_rows;
   StepKind kind;
-  bool fused;  // one row: output projections and FFNs add to the residual stream themselves
+  bool fused;  // one row or two: output projections and FFNs add to the residual stream themselves
   int n_logits;
   const StepInputs& from;
   DeviceRows rows;
@@ -41,7 +41,7 @@ void GpuModel::Impl::linear(std::initializer_list<DeviceLinearJob> jobs, const D
   linear_cuda(args, stream.view());
 }
 
-// With a norm: of one row, straight from the residual stream. Output projections then add to it.
+// With a norm: straight from the residual stream. Output projections then add to it.
 void GpuModel::Impl::project_in(std::initializer_list<DeviceLinearJob> jobs, const DeviceNormIn& norm,
                                 int n_rows) noexcept {
   linear(jobs, normed(n_rows).read(), n_rows, nullptr, norm);
@@ -126,7 +126,7 @@ void GpuModel::Impl::attention(Pass& pass, int il, const Block& block, const Gpu
   const DeviceActsOut out = mixed_for(w[Role::Output]);
   DeviceAttentionArgs args = attention_args(pass.rows, n_rows, il, block, w);
   args.out = out;
-  args.tagged = norm.x != nullptr ? act.attention_tagged : nullptr;
+  args.tagged = pass.fused ? act.attention_tagged : nullptr;
   args.launch = decode_launch_number(act.exchange);
   attention_cuda(args, stream.view());
   project_out(w[Role::Output], out, norm, n_rows);
@@ -246,11 +246,13 @@ void GpuModel::Impl::run_experts(Pass& pass, int il, const Block& block, const G
     expert_ffn_cuda(args, stream.view());
 }
 
-DecodeFfnArgs GpuModel::Impl::decode_ffn_args(const Block& block, const GpuBlockWeights& w) noexcept {
+DecodeFfnArgs GpuModel::Impl::decode_ffn_args(const Block& block, const GpuBlockWeights& w,
+                                              int n_rows) noexcept {
   DecodeFfnArgs args;
   args.norm = {act.x, w.floats(Role::Norm), config.norm_eps};
   args.x = act.x;
   args.n_embd = config.n_embd;
+  args.n_rows = n_rows;
   args.config = block.route;
   args.router = w[Role::Router];
   args.bias = w.floats(Role::RouterBias);
@@ -264,15 +266,16 @@ DecodeFfnArgs GpuModel::Impl::decode_ffn_args(const Block& block, const GpuBlock
   return args;
 }
 
-bool GpuModel::Impl::can_fuse_decode() noexcept {
-  bool good = config.n_embd % 32 == 0 && act.hidden.f32_stride % 4 == 0;
+bool GpuModel::Impl::can_fuse_decode(int n_rows) noexcept {
+  bool good =
+      config.n_embd % 32 == 0 && act.hidden.f32_stride % 4 == 0 && (n_rows == 1 || experts == nullptr);
   for_each_main_block(config, weights, [&](const Block& block, const GpuBlockWeights& w) {
     if (block.kind == BlockKind::FeedForward) {
-      good = good && decode_ffn_possible(decode_ffn_args(block, w));
+      good = good && decode_ffn_possible(decode_ffn_args(block, w, n_rows));
       return;
     }
     for (const TensorSpec& spec : block.tensors)
-      if (spec.form == TensorForm::Matrix) good = good && linear_reads_norm(w[spec.role]);
+      if (spec.form == TensorForm::Matrix) good = good && linear_reads_norm(w[spec.role], n_rows);
   });
   return good;
 }
@@ -374,7 +377,7 @@ void GpuModel::Impl::feed_forward(Pass& pass, int il, size_t b, const Block& blo
   norm.shared_gate = nullptr;
   norm.cold_out = {};
   if (pass.fused) {
-    DecodeFfnArgs ffn = decode_ffn_args(block, w);
+    DecodeFfnArgs ffn = decode_ffn_args(block, w, pass.n_rows);
     ffn.cold = cold;
     ffn.routes.uses = uses ? uses->of_layer(il) : nullptr;
     ffn.conv = norm.conv;
@@ -554,7 +557,7 @@ void GpuModel::Impl::enqueue_features(int n_rows) noexcept {
 void GpuModel::Impl::enqueue(int n_rows, StepKind kind, int n_logits, const StepInputs& from) noexcept {
   Pass pass{.n_rows = n_rows,
             .kind = kind,
-            .fused = n_rows == 1 && fused_decode,
+            .fused = n_rows <= most_fused_rows,
             .n_logits = n_logits,
             .from = from,
             .rows = from.device_rows(kind),

@@ -72,7 +72,7 @@ struct GpuModel::Impl {
   CapturedGraph feature_graphs[std::size(kBuckets)];
   std::string fault;
   float step_ms = 0.0f;
-  bool fused_decode = false;                             // one row runs without launches for norms
+  int most_fused_rows = 0;                               // so many run without launches for norms
   bool reads_blocks256 = false, reads_blocks32 = false;  // projections of few rows
 
   Impl(ModelConfig config, const Weights& weights, const ModelOptions& options, ThreadPool& pool,
@@ -118,9 +118,9 @@ struct GpuModel::Impl {
                    const DeviceCold& cold) noexcept;
   void head_block(Pass& pass, const GpuBlockWeights& w) noexcept;
   void tap(const Block& block, const float* from, int n_rows) noexcept;
-  DecodeFfnArgs decode_ffn_args(const Block& block, const GpuBlockWeights& w) noexcept;
+  DecodeFfnArgs decode_ffn_args(const Block& block, const GpuBlockWeights& w, int n_rows) noexcept;
   void prefetch_next(int il, size_t b, DecodeFfnArgs& ffn) noexcept;
-  bool can_fuse_decode() noexcept;
+  bool can_fuse_decode(int n_rows) noexcept;
   void project_in(std::initializer_list<DeviceLinearJob> jobs, const DeviceNormIn& norm, int n_rows) noexcept;
   DeviceActsOut mixed_for(const DeviceMatrix& output) const noexcept;
   void project_out(const DeviceMatrix& w, const DeviceActsOut& x, const DeviceNormIn& norm,

@@ -129,7 +129,7 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
     uses = std::make_unique<UseCounts>(
         o.experts.heat != nullptr ? *o.experts.heat : HeatMap(expert_catalog(config, w)), act.expert_uses,
         config.route.n_expert, stream);
-  fused_decode = can_fuse_decode();
+  while (most_fused_rows < kMaxNormActs && can_fuse_decode(most_fused_rows + 1)) ++most_fused_rows;
   find_block_forms();
   n_past.resize(n_sequences);
   row_logits.reserve(static_cast<size_t>(o.n_batch));
