@@ -24,6 +24,8 @@ const char* gate_name(HeadGate gate) {
 
 const char* router_name(Gating gating) {
   switch (gating) {
+    case Gating::Every:
+      return "no";
     case Gating::Softmax:
       return "softmax";
     case Gating::Sigmoid:
@@ -39,6 +41,8 @@ const char* router_name(Gating gating) {
 std::string describe_feed_forward(const Block& block) {
   const TensorSpec* const common = block.find(Role::FfnGate);
   if (!block.routed()) return fmt::format("FFN {}", rows_of(*common));
+  if (block.route.gating == Gating::Every)
+    return fmt::format("FFN {} in {} parts", block.find(Role::ExpertGate)->shape[1], block.route.n_expert);
   std::string text =
       fmt::format("experts {} of {}, {} wide, {} router{}", block.route.n_expert_used, block.route.n_expert,
                   rows_of(*block.find(Role::ExpertGate)), router_name(block.route.gating),

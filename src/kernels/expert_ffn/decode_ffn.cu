@@ -97,7 +97,7 @@ __device__ __forceinline__ void route(const FrontPlan& plan, float (*part)[kRows
   const int panel = blockIdx.x / kRouterParts, k_part = blockIdx.x % kRouterParts;
   const int n_cols = a.n_embd, n_expert = a.config.n_expert, n_used = a.config.n_expert_used;
   const RouterShare share(n_cols, k_part, warp);
-  const int begin = share.begin, end = share.end;
+  const int begin = share.begin, end = a.router.n_rows > 0 ? share.end : share.begin;
   const uint8_t* const weights = a.router.panels + panel * a.router.panel_bytes;
   const bool has_gate = blockIdx.x == 0 && a.shared_weight != nullptr;
   float4 w[kLoads];

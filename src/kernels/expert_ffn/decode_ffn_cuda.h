@@ -24,7 +24,7 @@ struct DecodeFfnArgs {
   int n_rows = 1;  // or 2
 
   RouteConfig config;                    // n_expert 0: a dense layer, only the shared matrices
-  DeviceMatrix router;                   // of floats
+  DeviceMatrix router;                   // of floats; n_rows 0: none (Gating::Every)
   const float* bias = nullptr;           // [n_expert] or nullptr
   const uint8_t* const* base = nullptr;  // [n_expert] in device memory; nullptr: a cold expert
   DeviceCold cold;                       // what becomes of cold ones

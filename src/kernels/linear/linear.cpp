@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/units.h"
+#include "kernels/quant_matmul/pack.h"
 
 namespace thermo {
 namespace {
@@ -121,7 +122,7 @@ void multiply_tile(const Matrix& w, int panel, int tile_panels, const ActRange& 
     panels = w.panels + static_cast<size_t>(panel) * bytes;
   } else {
     for (int p = 0; p < tile_panels; ++p)
-      pack_panel(w.dtype, w.rows, w.n_rows, w.n_cols, panel + p,
+      pack_panel(w.dtype, w.rows, w.row_stride, w.n_rows, w.n_cols, panel + p,
                  panel_scratch + static_cast<size_t>(p) * bytes);
     panels = panel_scratch;
   }

@@ -15,6 +15,7 @@ struct Matrix {
   int n_cols = 0;                     // inputs
   const std::byte* panels = nullptr;  // repacked (kernels/quant_matmul); nullptr: pack from `rows` when used
   const std::byte* rows = nullptr;    // as in the file
+  size_t row_stride = 0;              // bytes between these; 0: they follow each other
 
   bool empty() const { return n_rows == 0; }
   uint64_t n_bytes() const {

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "kernels/quant_matmul/pack.h"
 #include "kernels/quant_matmul/panel_layout.h"
 #include "kernels/quant_matmul/quant_matmul.h"
 
@@ -164,12 +165,12 @@ inline void write_scales(const uint8_t* block, int r, uint8_t* header, uint32_t*
 }
 
 template <DType T>
-void pack_quant(const std::byte* rows, int n_rows, int n_cols, int panel, std::byte* out) noexcept {
+void pack_quant(const std::byte* rows, int n_rows, int n_cols, int panel, std::byte* out,
+                size_t row_stride) noexcept {
   // Its functions are called on kPanelFormat<T> itself: clang 14 does not take f for a constant.
   constexpr PanelFormat f = kPanelFormat<T>;
   const int block_bytes = dtype_info(T).block_bytes;
   const int n_blocks = n_cols / f.block_cols;
-  const size_t row_stride = static_cast<size_t>(n_blocks) * static_cast<size_t>(block_bytes);
   static constexpr uint8_t kZeroBlock[256] = {};
   const uint8_t* first =
       reinterpret_cast<const uint8_t*>(rows) + static_cast<size_t>(panel) * kPanelRows * row_stride;
@@ -201,8 +202,8 @@ void pack_quant(const std::byte* rows, int n_rows, int n_cols, int panel, std::b
 }
 
 template <class Element>
-void pack_float(const std::byte* rows, int n_rows, int n_cols, int panel, std::byte* out) noexcept {
-  const size_t row_stride = static_cast<size_t>(n_cols) * sizeof(Element);
+void pack_float(const std::byte* rows, int n_rows, int n_cols, int panel, std::byte* out,
+                size_t row_stride) noexcept {
   const std::byte* first = rows + static_cast<size_t>(panel) * kPanelRows * row_stride;
   const int rows_here = n_rows - panel * kPanelRows < kPanelRows ? n_rows - panel * kPanelRows : kPanelRows;
   Element* o = reinterpret_cast<Element*>(out);
@@ -228,16 +229,22 @@ void pack_float(const std::byte* rows, int n_rows, int n_cols, int panel, std::b
 
 void pack_panel(DType dtype, const std::byte* rows, int n_rows, int n_cols, int panel,
                 std::byte* out) noexcept {
+  pack_panel(dtype, rows, 0, n_rows, n_cols, panel, out);
+}
+
+void pack_panel(DType dtype, const std::byte* rows, size_t row_stride, int n_rows, int n_cols, int panel,
+                std::byte* out) noexcept {
+  const size_t stride = row_stride > 0 ? row_stride : row_bytes(dtype, static_cast<uint64_t>(n_cols));
   switch (dtype) {
     case DType::F32:
-      return pack_float<uint32_t>(rows, n_rows, n_cols, panel, out);
+      return pack_float<uint32_t>(rows, n_rows, n_cols, panel, out, stride);
     case DType::F16:
     case DType::BF16:
-      return pack_float<uint16_t>(rows, n_rows, n_cols, panel, out);
+      return pack_float<uint16_t>(rows, n_rows, n_cols, panel, out, stride);
     default:
       break;
   }
-#define CASE(t) return pack_quant<DType::t>(rows, n_rows, n_cols, panel, out)
+#define CASE(t) return pack_quant<DType::t>(rows, n_rows, n_cols, panel, out, stride)
   THERMO_FOR_QUANT_TYPE(dtype, CASE)
 #undef CASE
   THERMO_CHECK(false, "pack_panel needs a weight type");

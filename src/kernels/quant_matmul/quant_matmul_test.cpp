@@ -1,4 +1,5 @@
 #include "kernels/quant_matmul/quant_matmul.h"
+#include "kernels/quant_matmul/pack.h"
 
 #include <gtest/gtest.h>
 
@@ -329,6 +330,25 @@ TEST_P(EveryType, PackingOnlyMovesBits) {
       }
     }
   }
+}
+
+TEST_P(EveryType, PacksSomeColumnsOfAMatrix) {
+  const DType dtype = GetParam();
+  Random random(2);
+  const int n_rows = 17, n_cols = 2 * block_of(dtype), n_all = 3 * n_cols;
+  const size_t part = row_bytes(dtype, static_cast<uint64_t>(n_cols)), stride = 3 * part;
+  const std::vector<std::byte> rows = random_rows(dtype, n_rows, n_all, random);
+  std::vector<std::byte> middle;
+  for (size_t r = 0; r < static_cast<size_t>(n_rows); ++r) {
+    const auto from = rows.begin() + static_cast<std::ptrdiff_t>(r * stride + part);
+    middle.insert(middle.end(), from, from + static_cast<std::ptrdiff_t>(part));
+  }
+  const Bytes want = pack_matrix(dtype, middle.data(), n_rows, n_cols);
+  Bytes got(want.size());
+  for (int p = 0; p < n_panels(n_rows); ++p)
+    pack_panel(dtype, rows.data() + part, stride, n_rows, n_cols, p,
+               got.data() + static_cast<size_t>(p) * panel_bytes(dtype, n_cols));
+  EXPECT_EQ(std::memcmp(got.data(), want.data(), want.size()), 0);
 }
 
 TEST_P(EveryType, PanelsAreAsSmallAsTheFile) {

@@ -20,6 +20,7 @@ __device__ __forceinline__ float from_order_key(uint32_t key) {
 }
 
 __device__ __forceinline__ float gate_value(Gating gating, float x, float top) {
+  if (gating == Gating::Every) return 1.0f;
   if (gating == Gating::Sigmoid) return sigmoid_device(x);
   if (gating == Gating::SqrtSoftplus) return sqrtf(softplus_device(x));
   return expf(x - top);

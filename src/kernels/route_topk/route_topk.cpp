@@ -1,8 +1,10 @@
 #include "kernels/route_topk/route_topk.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "kernels/simd/simd_portable.h"
 
@@ -77,6 +79,10 @@ void route_topk(const RouteConfig& config, float* logits, const float* bias, int
     for (int i = 0; i < k; ++i) weights[i] = weight_of(logits[ids[i]]);
   };
   switch (config.gating) {
+    case Gating::Every:
+      std::iota(ids, ids + k, 0);
+      std::fill(weights, weights + k, 1.0f);
+      return;
     case Gating::Softmax: {
       const float top = largest(logits, n);
       if (bias == nullptr) {

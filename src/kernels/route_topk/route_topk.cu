@@ -405,9 +405,10 @@ __global__ void __launch_bounds__(256) route_place_kernel(const __grid_constant_
   }
 }
 
-// Returns in how many parts the logits are.
+// Returns in how many parts the logits are. Without a router there are none, and nobody looks at them.
 int multiply_router(const DeviceRouteArgs& args, StreamView stream) {
   if (args.config.n_expert == 0) return 1;
+  if (args.router.n_rows == 0) return 0;
   DeviceLinearArgs linear;
   linear.jobs[0] = {args.router, args.logits, args.config.n_expert};
   linear.n_jobs = 1;
@@ -438,7 +439,7 @@ void route_topk_cuda(const DeviceRouteArgs& args, StreamView stream) noexcept {
     const float* logits = args.logits;
     int64_t part_stride = static_cast<int64_t>(args.n_rows) * n_expert;
     int n_parts = kRouterParts;
-    if (n_expert > 0 && is_float_type(args.router.dtype)) {
+    if (args.router.n_rows > 0 && is_float_type(args.router.dtype)) {
       const dim3 grid(static_cast<unsigned>(ceil_div(n_expert, 16)), kRouterParts,
                       static_cast<unsigned>(ceil_div(args.n_rows, kRouterRows)));
       launch(args.router.dtype == DType::F32   ? router_small_kernel<DType::F32>

@@ -5,8 +5,9 @@
 
 namespace thermo {
 
-// Numbers of the file format's expert_gating_func.
-enum class Gating : uint8_t { Softmax = 1, Sigmoid = 2, SoftmaxSelected = 3, SqrtSoftplus = 4 };
+// Numbers of the file format's expert_gating_func. Every: there is no router, each row takes all experts with
+// weight 1 (the parts of a dense FFN).
+enum class Gating : uint8_t { Every = 0, Softmax = 1, Sigmoid = 2, SoftmaxSelected = 3, SqrtSoftplus = 4 };
 
 struct RouteConfig {
   Gating gating = Gating::Softmax;
@@ -21,7 +22,7 @@ struct RouteConfig {
 // ids are always in range and distinct.
 // If no chosen weight is above zero (nothing but NaN), normalized weights are even. Softmax without bias
 // chooses by the logits; sigmoid and sqrt-softplus by their f32 values, so that saturated experts tie as they
-// do in the references.
+// do in the references. Every: logits are not looked at; n_expert_used is n_expert.
 void route_topk(const RouteConfig& config, float* logits, const float* bias, int32_t* ids,
                 float* weights) noexcept;
 void route_topk_ref(const RouteConfig& config, float* logits, const float* bias, int32_t* ids,

@@ -19,6 +19,9 @@ void route_topk_ref(const RouteConfig& config, float* logits, const float* bias,
     if (!std::isnan(x)) total += std::exp(x - top);
   for (double& x : scores) {
     switch (config.gating) {
+      case Gating::Every:
+        x = 1.0;
+        break;
       case Gating::Softmax:
         x = std::exp(x - top) / total;
         break;

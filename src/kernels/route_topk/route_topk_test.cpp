@@ -80,6 +80,13 @@ TEST(RouteTopk, BreaksTiesByTheLowestIndex) {
   }
 }
 
+TEST(RouteTopk, TakesEveryExpertWhereThereIsNoRouter) {
+  const RouteConfig config = {.gating = Gating::Every, .n_expert = 3, .n_expert_used = 3, .normalize = false};
+  const Routed got = route(config, {2.0f, NAN, -1.0f}, nullptr);
+  EXPECT_EQ(got.ids, (std::vector<int32_t>{0, 1, 2}));
+  EXPECT_EQ(got.weights, (std::vector<float>{1.0f, 1.0f, 1.0f}));
+}
+
 TEST(RouteTopk, BiasMovesTheChoiceButNotTheWeights) {
   const RouteConfig config = {
       .gating = Gating::Sigmoid, .n_expert = 4, .n_expert_used = 2, .weights_scale = 2.5f};

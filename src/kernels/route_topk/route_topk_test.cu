@@ -58,7 +58,8 @@ void run_case(const RouteCase& c) {
   for (int e = 0; e < c.n_expert; ++e)
     base.push_back(reinterpret_cast<const uint8_t*>(static_cast<size_t>(e + 1) << 20));
 
-  const RouteConfig config{c.gating, c.n_expert, c.n_used, true, 2.5f};
+  const bool every = c.gating == Gating::Every;  // without a router
+  const RouteConfig config{c.gating, c.n_expert, c.n_used, !every, every ? 1.0f : 2.5f};
   const size_t pairs = static_cast<size_t>(max_route_pairs(config, c.shared, c.n_rows)),
                slots = static_cast<size_t>(max_route_slots(config, c.shared, c.n_rows, c.tile)),
                entries = static_cast<size_t>(c.n_rows) * static_cast<size_t>(c.n_used + 1),
@@ -81,7 +82,7 @@ void run_case(const RouteCase& c) {
   // Quantised routers read the f16 form.
   DeviceRouteArgs args;
   args.config = config;
-  args.router = router.at(reinterpret_cast<size_t>(panels.data()));
+  if (!every) args.router = router.at(reinterpret_cast<size_t>(panels.data()));
   args.x.f32 = device_x.as<float>();
   args.x.f32_stride = kCols;
   args.stream = device_stream.as<float>();
@@ -174,6 +175,13 @@ TEST(RouteCuda, ListsAreThoseOfTheReference) {
       run_case(
           {.n_expert = 37, .n_used = 3, .n_rows = n_rows, .n_valid = n_rows, .tile = tile, .shared = false});
       run_case({.n_expert = 300, .n_used = 31, .n_rows = n_rows, .n_valid = n_rows, .tile = tile});
+      run_case({.gating = Gating::Every,
+                .n_expert = 17,
+                .n_used = 17,
+                .n_rows = n_rows,
+                .n_valid = n_rows,
+                .tile = tile,
+                .shared = false});
     }
   for (const Gating gating :
        {Gating::Softmax, Gating::Sigmoid, Gating::SoftmaxSelected, Gating::SqrtSoftplus})
