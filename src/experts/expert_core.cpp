@@ -15,6 +15,7 @@ uint64_t arena_bytes(const ExpertCatalog& catalog, const SplitOptions& options) 
 
 // Experts that may move at the end of a prompt, and of the first step after it.
 constexpr int kMovesAfterPrompt = 64;
+constexpr float kNeverHotter = 1e30f;
 
 }  // namespace
 
@@ -57,12 +58,14 @@ ExpertCore::~ExpertCore() = default;
 
 void ExpertCore::attach(const Device& device, const Placement& placement, const Guesses& guesses,
                         const Progress& progress) {
-  store_ = std::make_unique<ExpertStore>(catalog_, host_, device.slots, placement, heat_,
-                                         ExpertStoreOptions{.slots = device.slot_memory,
-                                                            .guest = device.lent_memory,
-                                                            .max_in_flight = kMovesAfterPrompt,
-                                                            .pin_layers = options_.pin_layers,
-                                                            .frozen = !options_.swaps});
+  ExpertStoreOptions store{.slots = device.slot_memory,
+                           .guest = device.lent_memory,
+                           .max_in_flight = kMovesAfterPrompt,
+                           .pin_layers = options_.pin_layers,
+                           .frozen = !options_.swaps};
+  // Where every token uses all of them none replaces another; free memory is filled again after a prompt.
+  if (catalog_.n_active >= catalog_.n_expert) store.hysteresis = kNeverHotter;
+  store_ = std::make_unique<ExpertStore>(catalog_, host_, device.slots, placement, heat_, store);
   store_->fill(progress);
   if (guesses.routers.empty()) return;
   forecast_ = std::make_unique<ExpertForecast>(guesses.route, guesses.routers, 1, guesses.isa, *guesses.pool);

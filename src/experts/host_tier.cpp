@@ -26,6 +26,7 @@
 #include "base/thread_pool.h"
 #include "base/units.h"
 #include "experts/trace.h"
+#include "kernels/quant_matmul/pack.h"
 #include "kernels/quant_matmul/quant_matmul.h"
 
 namespace thermo {
@@ -245,6 +246,8 @@ Status HostTier::Impl::read_matrix(const Matrix& view, std::span<std::byte> buff
   for (const std::unique_ptr<FileReader>& file : files) {
     const std::span<const std::byte> bytes = file->file().bytes();
     if (view.rows < bytes.data() || view.rows >= bytes.data() + bytes.size()) continue;
+    // Some columns of each row: through the mapping, so that the other columns' parts find them in memory.
+    if (view.row_stride > 0) break;
     auto got = file->read(static_cast<uint64_t>(view.rows - bytes.data()), view.n_bytes(), buffer);
     if (!got) return got.error();
     m.rows = *got;
@@ -252,7 +255,7 @@ Status HostTier::Impl::read_matrix(const Matrix& view, std::span<std::byte> buff
   }
   const size_t bytes = panel_bytes(m.dtype, m.n_cols);
   for (int p = 0; p < n_panels(m.n_rows); ++p)
-    pack_panel(m.dtype, m.rows, m.n_rows, m.n_cols, p, to + static_cast<size_t>(p) * bytes);
+    pack_panel(m.dtype, m.rows, m.row_stride, m.n_rows, m.n_cols, p, to + static_cast<size_t>(p) * bytes);
   return {};
 }
 

@@ -18,8 +18,9 @@ uint64_t guest_bytes(const ExpertCatalog& catalog, uint64_t budget) {
   return std::min(budget / 8 / slot, kMaxGuests) * slot;
 }
 
-bool carries(const SplitOptions& split) {
-  return split.read_ahead && split.fetch;
+// Without routers there is nothing to guess.
+bool carries(const SimExpertsOptions& options) {
+  return options.split.read_ahead && options.split.fetch && !options.routers.empty();
 }
 
 }  // namespace
@@ -35,7 +36,7 @@ SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOpti
       placement_(place_by_heat(catalog_, core_.heat(), options.split, guest_bytes_)),
       slots_(ExpertStore::slot_bytes(catalog_, placement_)),
       guest_(guest_bytes_),
-      parcels_(carries(options.split) ? Courier::places_bytes(catalog_) : 0),
+      parcels_(carries(options) ? Courier::places_bytes(catalog_) : 0),
       device_(catalog_, options.split.trace, options.split.link_limit),
       ffns_(static_cast<size_t>(catalog_.n_expert)),
       seen_(catalog_.layers.size()),
@@ -55,7 +56,7 @@ SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOpti
   core_.attach({.slots = device_,
                 .slot_memory = {slots_.data(), ExpertStore::slot_bytes(catalog_, placement_)},
                 .lent_memory = {guest_.data(), guest_bytes_},
-                .link = carries(options.split) ? &device_ : nullptr,
+                .link = carries(options) ? &device_ : nullptr,
                 .parcel_memory = parcels_.data()},
                placement_,
                {.route = options.route,

@@ -31,7 +31,7 @@ int input_dim(const ModelConfig& c) {
 
 // Pairs of (row, expert), the shared expert or the dense FFN included.
 int max_pairs(const ModelConfig& c, int n_batch) {
-  return n_batch * (c.is_moe() ? c.route.n_expert_used + 1 : 1);
+  return n_batch * (c.route.n_expert_used + 1);
 }
 int max_groups(const ModelConfig& c) {
   return c.route.n_expert + 1;

@@ -258,10 +258,10 @@ void Forward::choose_experts(const RouteConfig& config, const BlockWeights& w, A
     if (shared_weight != nullptr)
       act_.shared_weights[r] = sigmoid(kernels_.rows.dot(shared_weight, act_.h.row(r), config_.n_embd));
   };
-  if (!goes_by_rows(router)) {
+  if (router.empty() || !goes_by_rows(router)) {
     norm(w, formats);
     const LinearJob job{.w = &router, .x = &act_.h, .y = act_.router_logits, .y_stride = n_expert};
-    linear_cpu({&job, 1}, n_rows(), nullptr, linear_);
+    if (!router.empty()) linear_cpu({&job, 1}, n_rows(), nullptr, linear_);
     for_rows(choose);
     return;
   }

@@ -66,7 +66,7 @@ struct Model::Impl {
     std::iota(row_numbers.begin(), row_numbers.end(), 0);
     if (experts)
       heat = &experts->heat();
-    else if (config.is_moe())
+    else if (config.route.n_expert > 0)
       heat = &own_heat.emplace(expert_catalog(config, weights));
     pass.attach(heat, experts.get());
     draft_experts.resize(sequences.size());

@@ -80,7 +80,12 @@ int ModelConfig::n_routed_layers() const {
 }
 
 int ModelConfig::max_n_ff() const {
-  return std::max({n_ff, n_ff_expert, n_ff_shared});
+  int most = 0;
+  for (size_t l = 0; l < static_cast<size_t>(n_layer); ++l)
+    for (const Block& block : network.layers[l].blocks)
+      for (const Role role : {Role::FfnGate, Role::ExpertGate})
+        if (const TensorSpec* tensor = block.find(role)) most = std::max(most, rows_of(*tensor));
+  return most;
 }
 
 std::string ModelConfig::describe(uint64_t n_params) const {

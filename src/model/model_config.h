@@ -45,7 +45,8 @@ struct ModelConfig {
 
   Network network;
 
-  bool is_moe() const { return route.n_expert > 0; }
+  bool is_moe() const { return route.n_expert > 0 && route.gating != Gating::Every; }
+  bool has_parts() const { return route.n_expert > 0 && route.gating == Gating::Every; }  // dense_parts.h
   bool recurrent(int layer) const { return network.layers[static_cast<size_t>(layer)].recurrent(); }
   int n_attention_layers() const;  // main stack
   int n_recurrent_layers() const;
@@ -56,7 +57,7 @@ struct ModelConfig {
   // channels) one head's columns of all rows would share a few sets of the cache.
   int ssm_channel_stride() const { return (ssm_channels() / 16 | 1) * 16; }
   int max_n_head() const { return network.max_n_head(); }
-  int max_n_ff() const;  // widest FFN of any kind
+  int max_n_ff() const;  // widest FFN of any kind, main stack; of one that is cut, a part
   int n_kv_dim() const { return n_head_kv * head_dim; }
 
   // "qwen35moe 35B.A3B": family and rough size, for tables.

@@ -80,6 +80,8 @@ struct TensorSpec {
   // Experts only: the rows of each expert that are meant, where gate and up share a tensor.
   int row_begin = 0;
   int n_rows = 0;
+  // Experts only: a matrix [inputs, outputs] is cut into so many, by outputs (gate, up) or inputs (down).
+  int n_parts = 0;
   // Not in this file: a drafter has it of its target.
   bool of_target = false;
 };
@@ -99,7 +101,8 @@ struct Block {
   HeadGate gate = HeadGate::None;
   int rope = 0;            // which of ModelConfig::ropes
   bool both_ways = false;  // the rows of a step see each other, later ones too
-  // FeedForward: n_expert 0 where every row takes the same FFN and nothing else.
+  // FeedForward: n_expert 0 where every row takes the same FFN and nothing else. Gating::Every: that FFN, cut
+  // into parts that can lie in different places (dense_parts.h).
   RouteConfig route{};
   // Tap: which of the hidden states of a step.
   int tap = 0;

@@ -15,6 +15,7 @@
 #include "base/units.h"
 #include "gguf/gguf_file.h"
 #include "kernels/dequantize/dequantize.h"
+#include "kernels/quant_matmul/pack.h"
 #include "kernels/quant_matmul/quant_matmul.h"
 
 namespace thermo {
@@ -42,13 +43,18 @@ class Binder {
   // This tensor's matrix of each expert.
   void experts(const TensorSpec& spec, std::vector<Ffn>& ffns) {
     const GgufTensor& tensor = checked(spec.name, spec.shape);
-    ffns.resize(static_cast<size_t>(spec.shape[2]));
+    ffns.resize(static_cast<size_t>(spec.n_parts > 0 ? spec.n_parts : spec.shape[2]));
     for (size_t e = 0; e < ffns.size(); ++e) {
       Matrix& matrix = spec.role == Role::ExpertGate ? ffns[e].gate
                        : spec.role == Role::ExpertUp ? ffns[e].up
                                                      : ffns[e].down;
-      matrix = slice(tensor, spec.shape[0], spec.n_rows,
-                     e * static_cast<uint64_t>(spec.shape[1]) + static_cast<uint64_t>(spec.row_begin));
+      if (spec.n_parts > 0 && spec.role == Role::ExpertDown)
+        matrix = some_columns(tensor, spec, e);
+      else if (spec.n_parts > 0)
+        matrix = slice(tensor, spec.shape[0], spec.n_rows, e * static_cast<uint64_t>(spec.n_rows));
+      else
+        matrix = slice(tensor, spec.shape[0], spec.n_rows,
+                       e * static_cast<uint64_t>(spec.shape[1]) + static_cast<uint64_t>(spec.row_begin));
     }
   }
 
@@ -105,6 +111,14 @@ class Binder {
             .n_cols = n_cols,
             .panels = nullptr,
             .rows = tensor.data + first_row * row_bytes(tensor.dtype, static_cast<uint64_t>(n_cols))};
+  }
+  // Part `e` of a matrix that is cut by inputs.
+  Matrix some_columns(const GgufTensor& tensor, const TensorSpec& spec, size_t e) {
+    Matrix matrix = slice(tensor, spec.shape[0], spec.shape[1], 0);
+    matrix.row_stride = row_bytes(tensor.dtype, static_cast<uint64_t>(matrix.n_cols));
+    matrix.n_cols /= spec.n_parts;
+    matrix.rows += e * row_bytes(tensor.dtype, static_cast<uint64_t>(matrix.n_cols));
+    return matrix;
   }
 
   const GgufFile& file_;
@@ -229,7 +243,8 @@ void pack_all(const ModelConfig& c, Weights& w, bool with_experts, std::byte* ou
       const Matrix& m = *task.matrix;
       const size_t bytes = panel_bytes(m.dtype, m.n_cols);
       for (int p = task.panel_begin; p < task.panel_end; ++p)
-        pack_panel(m.dtype, m.rows, m.n_rows, m.n_cols, p, task.out + static_cast<size_t>(p) * bytes);
+        pack_panel(m.dtype, m.rows, m.row_stride, m.n_rows, m.n_cols, p,
+                   task.out + static_cast<size_t>(p) * bytes);
     });
     done += round_bytes;
     round_bytes = 0;
@@ -307,6 +322,7 @@ Weights Weights::load(const ModelConfig& config, const GgufFile& file, bool repa
 }
 
 std::vector<RouterView> router_views(const ModelConfig& config, const Weights& weights) {
+  if (!config.is_moe()) return {};
   std::vector<RouterView> views(static_cast<size_t>(config.n_layer));
   for (size_t l = 0; l < views.size(); ++l)
     for (const BlockWeights& w : weights.layers[l].blocks)

@@ -101,7 +101,8 @@ void for_each_main_block(const ModelConfig& config, WeightsT& weights, const Vis
       visit(config.network.layers[l].blocks[b], weights.layers[l].blocks[b]);
 }
 
-// The routers of the main stack, one for each layer, dense ones included; views of `weights`.
+// The routers of the main stack, one for each layer, dense ones included; views of `weights`. Empty: the
+// model has none.
 std::vector<RouterView> router_views(const ModelConfig& config, const Weights& weights);
 
 // The routed experts of the main stack.

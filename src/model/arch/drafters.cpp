@@ -154,6 +154,7 @@ ModelConfig nextn_network(const ModelConfig& target) {
   c.network.output = {blocks.back()};
   c.n_layer = 1;
   c.n_nextn = 0;
+  if (target.has_parts()) c.route = {};  // its own FFN is whole
   drop_delta_net(c);
   tap_last_norm(c);
   return c;

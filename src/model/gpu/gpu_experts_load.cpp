@@ -21,6 +21,11 @@ ExpertCore::Progress stage(const LoadProgressFn& progress, const char* name) {
   };
 }
 
+// Parts of a dense FFN are all used, so there is nothing to guess and to send ahead.
+uint64_t parcel_bytes(const ModelConfig& config, const ExpertCatalog& catalog) {
+  return config.is_moe() ? Courier::places_bytes(catalog) : 0;
+}
+
 }  // namespace
 
 int batch_experts_of(const ExpertCatalog& catalog) {
@@ -54,7 +59,7 @@ GpuExperts::Impl::Impl(const ExpertCatalog& experts, const ModelConfig& config, 
       control(control_host.size()),
       host_table(table_bytes()),
       n_pairs(2 * static_cast<size_t>(n_layer) * sizeof(int32_t)),
-      parcels(Courier::places_bytes(catalog)),
+      parcels(parcel_bytes(config, catalog)),
       announced(n_words() * sizeof(uint64_t)),
       came(n_words() * sizeof(CameParcel)),
       limit(o.link_limit),
@@ -89,7 +94,7 @@ void GpuExperts::Impl::attach(const ModelConfig& config, const Weights& weights,
   const Placement placement = place_by_heat(catalog, heat, options, 0);
   slots = DeviceBuffer(ExpertStore::slot_bytes(catalog, placement));
   lent = DeviceBuffer(lent_bytes(catalog));
-  const bool guesses = options.read_ahead && options.cpu && host.complete();
+  const bool guesses = config.is_moe() && options.read_ahead && options.cpu && host.complete();
   const bool carries = guesses && options.fetch && arena_lock.locked() && Stream::can_write();
   // Options that give experts no memory give them none between prompts either.
   const bool lends = options.budget_bytes > 0;
@@ -172,10 +177,12 @@ std::vector<GpuMemoryItem> GpuExperts::plan(const ModelConfig& config, const Wei
   const HeatMap heat = options.heat != nullptr ? *options.heat : HeatMap(catalog);
   const uint64_t n_layer = static_cast<uint64_t>(config.n_layer),
                  n_expert = static_cast<uint64_t>(config.route.n_expert);
+  const bool in_parts = config.has_parts();
   return {
-      {"hot experts", ExpertStore::slot_bytes(catalog, place_by_heat(catalog, heat, options, 0))},
-      {"expert streaming", lent_bytes(catalog) + Courier::places_bytes(catalog)},
-      {"expert tables",
+      {in_parts ? "FFN parts" : "hot experts",
+       ExpertStore::slot_bytes(catalog, place_by_heat(catalog, heat, options, 0))},
+      {in_parts ? "FFN streaming" : "expert streaming", lent_bytes(catalog) + parcel_bytes(config, catalog)},
+      {in_parts ? "FFN tables" : "expert tables",
        ((2 * n_layer + kBatches) * n_expert + Courier::place_sizes(catalog).size()) * sizeof(const uint8_t*) +
            3 * n_layer * sizeof(int32_t) + n_layer * kMaxParcels * (sizeof(uint64_t) + sizeof(CameParcel))}};
 }

@@ -1,5 +1,6 @@
-// Split experts on the GPU: whatever is hot, whichever lane computes the rest, however it changes while
-// running, the outputs are those of the reference. Skipped where there is no GPU.
+// Split experts, and the parts of a dense model (qwen35), on the GPU: whatever is hot, whichever lane
+// computes the rest, however it changes while running, the outputs are those of the reference. Skipped where
+// there is no GPU.
 #include "model/gpu/gpu_experts.h"
 
 #include <gtest/gtest.h>
@@ -12,6 +13,7 @@
 #include "experts/expert_store.h"
 #include "gguf/gguf_file.h"
 #include "model/gpu/gpu_model.h"
+#include "model/testing/quantised_file.h"
 #include "model/testing/recorded_model.h"
 
 namespace thermo {
@@ -24,7 +26,7 @@ enum class Lanes { Cpu, Fetch, Both };
 // `share`: of the experts' bytes that are hot; negative: nothing is split.
 std::unique_ptr<GpuModel> make_split(const GgufFile& file, ThreadPool& pool, double share, Lanes lanes,
                                      bool swaps = true) {
-  ModelConfig config = read_model_config(file);
+  ModelConfig config = share >= 0.0 ? read_split_config(file) : read_model_config(file);
   insert_all_taps(config.network, config.n_layer);
   const Weights weights = Weights::load(config, file, false, pool, {});
   uint64_t total = 0;
@@ -49,7 +51,7 @@ std::unique_ptr<GpuModel> make_split(const GgufFile& file, ThreadPool& pool, dou
 }
 
 class GpuSplitTest : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(All, GpuSplitTest, testing::Values("qwen35moe", "laguna", "qwen3moe"),
+INSTANTIATE_TEST_SUITE_P(All, GpuSplitTest, testing::Values("qwen35moe", "laguna", "qwen3moe", "qwen35"),
                          [](const auto& test) { return test.param; });
 
 TEST_P(GpuSplitTest, MatchesTheReferenceForEveryShareAndLane) {
@@ -129,22 +131,22 @@ TEST_P(GpuSplitTest, RunsDraftTreesLikeTheResidentModel) {
 
 // Quantised experts have the same bits wherever they are computed (decision 11): single rows, the few rows
 // that cold experts are posted for, the more that are dealt between copies and the processor, and prompts.
-TEST(GpuSplit, QuantisedExpertsGiveTheSameBitsForEveryShareAndLane) {
-  SKIP_WITHOUT_GPU();
-  if (!isa_available(Isa::Avx2)) GTEST_SKIP() << "needs AVX2";
-  const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
+using Runs = std::vector<std::pair<size_t, size_t>>;  // tokens, and rows of a step
+const Runs kFewRows = {{24, 1}, {24, 2}, {35, 7}, {64, 32}, {80, 40}},
+           kAllRows = {{24, 1}, {24, 2}, {35, 7}, {64, 32}, {80, 40}, {200, 100}, {300, 300}};
+void expect_same_bits(const GgufFile& file, std::initializer_list<double> shares,
+                      const Runs& runs = kAllRows) {
   ThreadPool pool({.n_threads = 4});
+  const auto n_vocab = static_cast<unsigned>(std::min(2000, read_model_config(file).n_vocab));
   std::vector<TokenId> ids;
   std::mt19937 random(3);
-  for (int i = 0; i < 300; ++i) ids.push_back(static_cast<TokenId>(random() % 2000));
-  const std::pair<size_t, size_t> runs[] = {{24, 1},  {24, 2},    {35, 7},   {64, 32},
-                                            {80, 40}, {200, 100}, {300, 300}};
-  std::vector<std::vector<float>> want(std::size(runs));
-  for (const double share : {-1.0, 0.0, 0.3, 0.6, 1.0})
+  for (int i = 0; i < 300; ++i) ids.push_back(static_cast<TokenId>(random() % n_vocab));
+  std::vector<std::vector<float>> want(runs.size());
+  for (const double share : shares)
     for (const Lanes lanes : {Lanes::Both, Lanes::Cpu, Lanes::Fetch}) {
       if ((share < 0.0 || share == 1.0) && lanes != Lanes::Both) continue;
       const auto model = make_split(file, pool, share, lanes);
-      for (size_t i = 0; i < std::size(runs); ++i) {
+      for (size_t i = 0; i < runs.size(); ++i) {
         const auto [n, chunk] = runs[i];
         const Outputs got = run_in_chunks(*model, std::span(ids).first(n), chunk);
         ASSERT_EQ(model->fault(), "");
@@ -154,6 +156,25 @@ TEST(GpuSplit, QuantisedExpertsGiveTheSameBitsForEveryShareAndLane) {
             << "share " << share << " lanes " << static_cast<int>(lanes) << " chunk " << chunk;
       }
     }
+}
+
+TEST(GpuSplit, QuantisedExpertsGiveTheSameBitsForEveryShareAndLane) {
+  SKIP_WITHOUT_GPU();
+  if (!isa_available(Isa::Avx2)) GTEST_SKIP() << "needs AVX2";
+  expect_same_bits(GgufFile(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf"),
+                   {-1.0, 0.0, 0.3, 0.6, 1.0});
+}
+
+TEST(GpuSplit, PartsOfADenseModelGiveTheSameBitsForEveryShareAndLane) {
+  SKIP_WITHOUT_GPU();
+  if (!isa_available(Isa::Avx2)) GTEST_SKIP() << "needs AVX2";
+  const RecordedModel fixture("qwen35");
+  const QuantisedFile quantised(fixture.file);
+  expect_same_bits(quantised.open(), {0.0, 0.4, 1.0});
+  // In one piece, few rows of a wide FFN are added up in the same parts.
+  const QuantisedFile wide(fixture.file, 2048);
+  expect_same_bits(wide.open(), {0.0, 0.4, 1.0});
+  expect_same_bits(wide.open(), {-1.0, 0.4}, kFewRows);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "base/units.h"
 #include "device/cuda_check.h"
 #include "experts/catalog.h"
+#include "kernels/quant_matmul/pack.h"
 #include "kernels/quant_matmul/quant_matmul.h"
 #include "model/gpu/gpu_experts.h"
 
@@ -87,7 +88,7 @@ class Uploader {
         if (m.panels != nullptr)
           std::memcpy(out, m.panels + static_cast<size_t>(p) * bytes, bytes);
         else
-          pack_panel(m.dtype, m.rows, m.n_rows, m.n_cols, p, out);
+          pack_panel(m.dtype, m.rows, m.row_stride, m.n_rows, m.n_cols, p, out);
       }
     });
     cuda_check(

@@ -15,6 +15,7 @@
 #include "device/device_info.h"
 #include "experts/lane_split.h"
 #include "gguf/gguf_file.h"
+#include "model/dense_parts.h"
 #include "model/drafter_network.h"
 #include "model/gpu/gpu_model.h"
 
@@ -92,6 +93,7 @@ int main(int argc, char** argv) {
   const GgufFile file(argv[1]);
   ThreadPool pool;
   ModelConfig config = read_model_config(file);
+  if (const int n_parts = dense_parts(config, file); split >= 0.0 && n_parts > 0) cut_dense(config, n_parts);
   std::unique_ptr<GgufFile> draft_file;
   DflashConfig dflash;
   if (!draft.empty()) {
@@ -147,7 +149,7 @@ int main(int argc, char** argv) {
             static_cast<double>(std::max<uint64_t>(1, t.cold_experts - before.cold_experts)),
         per_token(t.ahead_bytes, before.ahead_bytes) * 1e-6);
     const LaneSplit& lanes = model.experts()->lanes();
-    for (const int cold : {1, 2, 3, 4, 8}) {
+    for (const int cold : {1, 2, 3, 4, 8, 15}) {
       fmt::print("  {} cold: fetches {};", cold, lanes.fetch(cold));
       for (int f = 0; f <= std::min(cold, 4); ++f)
         fmt::print(" {}: {:.0f} us (cpu {:.0f}, gpu {:.0f})", f, lanes.layer_us(cold, f),

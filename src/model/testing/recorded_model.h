@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "gguf/gguf_file.h"
+#include "model/dense_parts.h"
 #include "model/model_config.h"
 #include "model/step.h"
 
@@ -39,6 +40,13 @@ struct RecordedModel {
     return recorded_values<float>(expected, name);
   }
 };
+
+// The network of a file as it is split: a dense one in parts.
+inline ModelConfig read_split_config(const GgufFile& file) {
+  ModelConfig config = read_model_config(file);
+  if (const int n_parts = dense_parts(config, file); n_parts > 0) cut_dense(config, n_parts);
+  return config;
+}
 
 inline std::vector<Row> chain(std::span<const TokenId> ids) {
   std::vector<Row> rows;
