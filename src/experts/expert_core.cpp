@@ -1,6 +1,7 @@
 #include "experts/expert_core.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include "kernels/route_topk/cold_mail.h"
@@ -16,6 +17,8 @@ uint64_t arena_bytes(const ExpertCatalog& catalog, const SplitOptions& options) 
 // Experts that may move at the end of a prompt, and of the first step after it.
 constexpr int kMovesAfterPrompt = 64;
 constexpr float kNeverHotter = 1e30f;
+// The most rows of steps whose times are kept together.
+constexpr int kLaneRows[] = {1, 4, 16};
 
 }  // namespace
 
@@ -49,7 +52,7 @@ ExpertCore::ExpertCore(ExpertCatalog catalog, HeatMap heat, const SplitOptions& 
       arena_(arena_bytes(catalog_, options)),
       host_(catalog_,
             {.arena = {arena_.data(), arena_.size()}, .files = options.files, .trace = options.trace}),
-      lanes_(kMaxFetchTable) {
+      lanes_(std::size(kLaneRows) + 1, LaneSplit(kMaxFetchTable)) {
   host_.load(pool, hottest_first(catalog_, heat_), progress);
   counts_.budget_bytes = options.budget_bytes;
   counts_.total_expert_bytes = catalog_.total_bytes();
@@ -88,6 +91,8 @@ void ExpertCore::detach() noexcept {
 
 uint32_t ExpertCore::begin_step(int n_rows, bool prompt) noexcept {
   host_.set_passing(prompt);
+  lanes_now_ =
+      static_cast<size_t>(std::lower_bound(std::begin(kLaneRows), std::end(kLaneRows), n_rows) - kLaneRows);
   prompt_ = prompt;
   after_prompt_ = false;
   // Chunks of one prompt follow each other: the memory goes back when something else comes.
@@ -113,7 +118,7 @@ void ExpertCore::deal(std::span<int32_t> fetch_of, int n_rows, bool can_read) no
   else if (!options_.cpu)
     std::iota(fetch_of.begin(), fetch_of.end(), 0);
   else
-    lanes_.fill(fetch_of, courier_ != nullptr && n_rows == 1);
+    lanes().fill(fetch_of, courier_ != nullptr && n_rows == 1);
 }
 
 void ExpertCore::settle(int layer, uint32_t came, uint32_t carried) noexcept {

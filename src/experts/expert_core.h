@@ -99,8 +99,10 @@ class ExpertCore {
   HostTier& host() noexcept { return host_; }
   const HostTier& host() const noexcept { return host_; }
   ExpertStore& store() noexcept { return *store_; }
-  LaneSplit& lanes() noexcept { return lanes_; }
-  const LaneSplit& lanes() const noexcept { return lanes_; }
+  // For steps of about as many rows as the one that was begun last: the processor's time grows with them, the
+  // link's does not.
+  LaneSplit& lanes() noexcept { return lanes_[lanes_now_]; }
+  const LaneSplit& lanes() const noexcept { return lanes_[lanes_now_]; }
   ReadAhead* ahead() noexcept { return ahead_.get(); }  // nullptr: nothing is guessed
   bool carries() const noexcept { return courier_ != nullptr; }
   bool lent() const noexcept { return lent_; }  // to prompts, now
@@ -117,7 +119,8 @@ class ExpertCore {
   SplitOptions options_;
   HostBuffer arena_;
   HostTier host_;
-  LaneSplit lanes_;
+  std::vector<LaneSplit> lanes_;
+  size_t lanes_now_ = 0;
   std::unique_ptr<ExpertStore> store_;
   std::unique_ptr<ExpertForecast> forecast_, far_forecast_;
   std::unique_ptr<Courier> courier_;
