@@ -17,6 +17,7 @@
 #include "cli/user_folders.h"
 #include "engine/gpu_backend.h"
 #include "kernels/isa.h"
+#include "model/dense_parts.h"
 #include "model/weights.h"
 
 namespace thermo {
@@ -27,7 +28,6 @@ namespace {
 
 constexpr int kVersion = 1;           // of the file; the kernels' speed changes with the program, too
 constexpr double kSmallShare = 0.03;  // types below this share of the bytes count as the most frequent one
-constexpr int kBatch = 512;           // rows of a prompt chunk on the processor, where nothing is asked for
 constexpr double kCardLink = 24e9;    // PCIe 4 x16, where it was not measured
 
 // What is kept: rates by processor, instruction set and threads.
@@ -148,9 +148,10 @@ uint64_t bytes_of(const std::vector<MemoryPlanItem>& items, const std::string& n
 
 }  // namespace
 
-std::optional<SpeedEstimate> expected_speed(const GgufFile& file, const ModelConfig& config,
+std::optional<SpeedEstimate> expected_speed(const GgufFile& file, ModelConfig config,
                                             const EngineOptions& options, const MemoryPlan& plan,
                                             bool again) {
+  if (plan.ffn_parts > 0) cut_dense(config, plan.ffn_parts);
   if (options.device.kind == DeviceChoice::Kind::StandIn || plan.experts_in_file()) return std::nullopt;
   const TokenWork work = token_work(config, Weights::bind(config, file));
   const std::vector<DType> types = types_to_know(work);
@@ -164,7 +165,7 @@ std::optional<SpeedEstimate> expected_speed(const GgufFile& file, const ModelCon
       std::string note;
       const std::optional<GpuChoice> gpu = choose_gpu(options.device, note);
       if (!gpu) return std::nullopt;
-      const uint64_t hot = bytes_of(plan.device_items, "hot experts");
+      const uint64_t hot = bytes_of(plan.device_items, plan.ffn_parts > 0 ? "FFN parts" : "hot experts");
       return expected_speed(
           work, rates,
           CardRates{.read = measure_gpu_read_bandwidth(),
@@ -172,13 +173,14 @@ std::optional<SpeedEstimate> expected_speed(const GgufFile& file, const ModelCon
                     .link = options.link_limit > 0
                                 ? std::min(kCardLink, static_cast<double>(options.link_limit))
                                 : kCardLink,
-                    .hot_share = hot == 0 || plan.expert_bytes == 0
+                    .hot_share = plan.expert_bytes == 0
                                      ? 1.0
-                                     : static_cast<double>(hot) / static_cast<double>(plan.expert_bytes)});
+                                     : static_cast<double>(hot) / static_cast<double>(plan.expert_bytes),
+                    .n_batch = plan.n_batch});
     }
     const uint64_t weights = file.total_tensor_bytes();
     const bool cached = weights <= cpu_info().l3_bytes;
-    return expected_speed(work, rates, options.n_batch > 0 ? options.n_batch : kBatch, cached);
+    return expected_speed(work, rates, plan.n_batch, cached);
   } catch (const MemoryError&) {
     return std::nullopt;
   }

@@ -16,7 +16,7 @@ namespace thermo {
 // instruction set and number of threads; what is missing there is measured now, which takes a second or two,
 // and `again` measures once more: the best counts. nullopt: nothing can be said (the stand-in; experts in the
 // file, where the disk decides; too little memory to measure with).
-std::optional<SpeedEstimate> expected_speed(const GgufFile& file, const ModelConfig& config,
+std::optional<SpeedEstimate> expected_speed(const GgufFile& file, ModelConfig config,
                                             const EngineOptions& options, const MemoryPlan& plan, bool again);
 
 // "prefill 180, decode 58 tokens/s".

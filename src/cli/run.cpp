@@ -94,8 +94,7 @@ class RunCommand : public Command {
       terminal.note(fmt::format("the context of {} tokens is full: the answer ends here", n_ctx));
     terminal.note(answer.stats.describe());
     terminal.note_unless_empty(describe(answer.stats.draft));
-    if (const std::string experts = describe(model.engine().expert_telemetry()); !experts.empty())
-      terminal.note(experts);
+    if (const std::string experts = describe(model.engine()); !experts.empty()) terminal.note(experts);
     return answer.interrupted ? InterruptScope::exit_code() : ExitCode::Ok;
   }
 

@@ -46,6 +46,7 @@ int Engine::n_batch() const {
   return impl_->n_batch;
 }
 bool Engine::reset_experts() {
+  if (config().has_parts()) return false;  // they have no heat
   return impl_->backend->reset_experts();
 }
 

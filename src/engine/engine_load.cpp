@@ -11,6 +11,7 @@
 #include "engine/engine_impl.h"
 #include "engine/engine_plan.h"
 #include "gguf/gguf_file.h"
+#include "model/dense_parts.h"
 #include "model/model.h"
 #include "model/weights.h"
 
@@ -56,6 +57,7 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
   ModelConfig config = describe_model(file, options);
   EnginePlan plan = plan_engine(config, file, options);
   insert_taps(config.network, config.n_layer, plan.draft.states);
+  if (plan.memory.ffn_parts > 0) cut_dense(config, plan.memory.ffn_parts);
   ModelOptions& model = plan.model;
   // Threads that spin between regions keep the readers of the file and the lane of the stand-in off the
   // cores.
@@ -144,7 +146,7 @@ void Engine::Impl::open_trace(const std::string& path, const GgufFile& file) {
 std::optional<HeatMap> Engine::Impl::read_heat(const std::string& path, const ModelConfig& config,
                                                const Weights& weights, const GgufFile& file) {
   const ExpertCatalog catalog = expert_catalog(config, weights);
-  if (catalog.total_bytes() == 0) {
+  if (!config.is_moe()) {
     log_warning("engine", "{} is not used: this model has no experts", path);
     return std::nullopt;
   }

@@ -13,12 +13,15 @@
 #include "experts/placement.h"
 #include "gguf/gguf_file.h"
 #include "kernels/delta_net/delta_net.h"
+#include "model/dense_parts.h"
 #include "model/weights.h"
 
 namespace thermo {
 namespace {
 
 constexpr int kBatchCpu = 512, kBatchGpu = 2048;
+// With FFNs in parts a row has a sum for each part, and these take memory that parts could have.
+constexpr int kBatchParts = 1024;
 
 void append_note(std::string& note, const std::string& more) {
   if (!note.empty() && !more.empty()) note += "; ";
@@ -27,8 +30,9 @@ void append_note(std::string& note, const std::string& more) {
 
 // What to know about a device budget that holds fewer experts of a layer than a step and the one after it
 // choose; empty: nothing.
-std::string floor_note(const ExpertCatalog& catalog, const SplitOptions& experts) {
-  if (!experts.split || experts.budget_bytes == 0) return "";  // none is what was asked for
+std::string floor_note(const ExpertCatalog& catalog, const SplitOptions& experts, bool is_parts) {
+  // None is what was asked for. Of an FFN's parts each one on the device counts the same.
+  if (!experts.split || experts.budget_bytes == 0 || is_parts) return "";
   const Placement placement = place_experts({.catalog = &catalog,
                                              .heat = nullptr,
                                              .budget_bytes = experts.budget_bytes,
@@ -42,10 +46,25 @@ std::string floor_note(const ExpertCatalog& catalog, const SplitOptions& experts
       format_bytes(experts.budget_bytes), placement.floor, wanted);
 }
 
-// The model with the states that its drafter reads.
-ModelConfig with_taps(ModelConfig config, const DraftPlan& draft) {
+// The model with the states that its drafter reads, its FFNs cut if they are to be.
+ModelConfig as_planned(ModelConfig config, const DraftPlan& draft, int ffn_parts) {
   insert_taps(config.network, config.n_layer, draft.states);
+  if (ffn_parts > 0) cut_dense(config, ffn_parts);
   return config;
+}
+
+// Whether a dense model is split because less than all of it was asked for.
+bool asks_for_parts(ModelConfig config, const GgufFile& file, int n_parts, const ExpertBudget& cache) {
+  if (n_parts == 0 || cache.is_auto()) return false;
+  cut_dense(config, n_parts);
+  const uint64_t total = expert_catalog(config, Weights::bind(config, file)).total_bytes();
+  return cache.resolve(total, total) < total;
+}
+
+std::string share_note(const MemoryPlan& memory, uint64_t hot_bytes) {
+  return fmt::format("{} has {:.0f} % of the feed-forward weights, the processor computes the others",
+                     memory.device_name,
+                     100.0 * static_cast<double>(hot_bytes) / static_cast<double>(memory.expert_bytes));
 }
 
 // With everything in GPU memory where it fits, else with the experts split: as many hot as there is room for,
@@ -68,7 +87,8 @@ void plan_on_gpu(EnginePlan& plan, const ModelConfig& config, const Weights& wei
                                      plan.model.experts.split);
   };
   const bool asked = !cache.is_auto();
-  if (total == 0 || !asked || cache.resolve(total, total) >= total) {
+  const bool in_parts = config.has_parts();
+  if (!in_parts && (total == 0 || !asked || cache.resolve(total, total) >= total)) {
     plan_device();
     if (plan.memory.fits() || total == 0 || asked) return;
   }
@@ -88,31 +108,49 @@ void plan_on_gpu(EnginePlan& plan, const ModelConfig& config, const Weights& wei
   }
   // In main memory: all of them, or what there is room for.
   const uint64_t room = inputs.available_bytes - std::min(inputs.available_bytes, plan.memory.total_bytes);
-  const uint64_t host =
-      std::min(std::max(ram.resolve(total, total), HostTier::min_bytes(catalog)), room - room / 16);
+  const uint64_t host = in_parts ? total
+                                 : std::min(std::max(ram.resolve(total, total), HostTier::min_bytes(catalog)),
+                                            room - room / 16);
   plan.model.experts.host_bytes = host >= total ? 0 : host;
-  plan.memory.items.push_back({"experts", std::min(host, total),
+  plan.memory.expert_bytes = total;
+  plan.memory.host_expert_bytes = std::min(host, total);
+  plan.memory.items.push_back({in_parts ? "FFN parts" : "experts", std::min(host, total),
                                host >= total
                                    ? "all of them, page-locked"
                                    : fmt::format("of {}, the rest in the file", format_bytes(total))});
-  const uint64_t routers = host >= total ? 2 * ExpertForecast::planned_bytes(catalog) : 0;
+  const uint64_t routers = host >= total && !in_parts ? 2 * ExpertForecast::planned_bytes(catalog) : 0;
   if (routers > 0)
     plan.memory.items.push_back({"working ahead", routers, "routers in four bits, to guess experts early"});
   plan.memory.total_bytes += std::min(host, total) + routers;
-  append_note(plan.memory.note, floor_note(catalog, plan.model.experts));
+  append_note(plan.memory.note, in_parts && plan.memory.fits()
+                                    ? share_note(plan.memory, plan.model.experts.budget_bytes)
+                                    : floor_note(catalog, plan.model.experts, in_parts));
 }
 
 // With the drafter that is asked for. One that was not asked for by name is left out where there is no room.
 void plan_gpu_and_drafter(EnginePlan& plan, const ModelConfig& config, const GgufFile& file,
                           MemoryPlanInputs& inputs, const EngineOptions& o) {
-  const auto plan_with = [&](const DraftOptions& draft) {
+  const int n_parts = dense_parts(config, file);
+  const auto plan_in_parts = [&](int ffn_parts) {
     plan.model.experts = {};
+    plan.model.n_batch = inputs.n_batch = o.n_batch > 0 ? o.n_batch : ffn_parts > 0 ? kBatchParts : kBatchGpu;
+    const ModelConfig planned = as_planned(config, plan.draft, ffn_parts);
+    const Weights weights = Weights::bind(planned, file);
+    // Parts need the room more than a long context that nobody asked for.
+    MemoryPlanInputs roomy = inputs;
+    if (ffn_parts > 0 && inputs.n_ctx == 0) roomy.n_ctx = std::min(kRoomyContext, config.n_ctx_train);
+    plan_on_gpu(plan, planned, weights, roomy, o);
+    if (!plan.memory.fits() && roomy.n_ctx != inputs.n_ctx) plan_on_gpu(plan, planned, weights, inputs, o);
+    plan.memory.ffn_parts = ffn_parts;
+  };
+  const auto plan_with = [&](const DraftOptions& draft) {
     plan.draft = plan_draft(draft, config, inputs.n_threads);
     if (draft.budget == 0) plan.draft.max_rows = std::min(plan.draft.max_rows, max_gpu_draft_rows(config));
     plan.model.sequence.max_draft_rows = inputs.max_draft_rows =
         std::max(o.max_draft_rows, plan.draft.max_rows);
-    const ModelConfig tapped = with_taps(config, plan.draft);
-    plan_on_gpu(plan, tapped, Weights::bind(tapped, file), inputs, o);
+    const bool asked = asks_for_parts(config, file, n_parts, o.expert_cache);
+    plan_in_parts(asked ? n_parts : 0);
+    if (!plan.memory.fits() && n_parts > 0 && !asked && o.expert_cache.is_auto()) plan_in_parts(n_parts);
   };
   plan_with(o.draft);
   if (plan.memory.fits() || plan.draft.kind == DraftOptions::Kind::None) return;
@@ -127,8 +165,10 @@ void plan_gpu_and_drafter(EnginePlan& plan, const ModelConfig& config, const Ggu
 }
 
 // On the processor, with or without the stand-in device.
-void plan_on_cpu(EnginePlan& plan, const ModelConfig& config, const GgufFile& file, MemoryPlanInputs& inputs,
+void plan_on_cpu(EnginePlan& plan, const ModelConfig& whole, const GgufFile& file, MemoryPlanInputs& inputs,
                  const EngineOptions& o) {
+  const int ffn_parts = plan.model.stand_in && o.repack ? dense_parts(whole, file) : 0;
+  const ModelConfig config = as_planned(whole, plan.draft, ffn_parts);
   plan.model.n_batch = inputs.n_batch = o.n_batch > 0 ? o.n_batch : kBatchCpu;
   const ExpertBudget &cache = o.expert_cache, &ram = o.expert_ram;
   const ExpertCatalog catalog = expert_catalog(config, Weights::bind(config, file));
@@ -136,7 +176,7 @@ void plan_on_cpu(EnginePlan& plan, const ModelConfig& config, const GgufFile& fi
   if (plan.model.stand_in && (total == 0 || !o.repack)) {
     plan.model.stand_in = false;
     append_note(plan.memory.note,
-                total == 0 ? "this model has no experts to split; the CPU does everything"
+                total == 0 ? "this model has nothing to split; the CPU does everything"
                            : "the stand-in device needs repacked weights; the CPU does everything");
   }
   std::string note = plan.memory.note;
@@ -145,15 +185,17 @@ void plan_on_cpu(EnginePlan& plan, const ModelConfig& config, const GgufFile& fi
     plan.model.experts.split = true;
     plan.model.experts.budget_bytes = cache.resolve(total, total);
     inputs.stand_in_bytes = plan.model.experts.budget_bytes;
-    inputs.ahead_bytes = 2 * ExpertForecast::planned_bytes(catalog) + Courier::places_bytes(catalog);
+    inputs.ahead_bytes =
+        config.has_parts() ? 0 : 2 * ExpertForecast::planned_bytes(catalog) + Courier::places_bytes(catalog);
   }
   plan.model.experts.pin_layers = o.pin_layers;
   plan.model.experts.swaps = o.expert_swaps;
   plan.model.experts.link_limit = o.link_limit;
   plan.memory = plan_memory(config, file, inputs);
+  plan.memory.ffn_parts = ffn_parts;
   if (plan.memory.experts_in_file()) plan.model.experts.host_bytes = plan.memory.host_expert_bytes;
   append_note(note, plan.memory.note);
-  append_note(note, floor_note(catalog, plan.model.experts));
+  append_note(note, floor_note(catalog, plan.model.experts, config.has_parts()));
   plan.memory.note = note;
 }
 
@@ -220,7 +262,6 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
   if (plan.gpu && o.gpu_memory > 0) plan.gpu->free_bytes = std::min(plan.gpu->free_bytes, o.gpu_memory);
   if (plan.gpu) {
     plan.model.device = plan.gpu->index;
-    plan.model.n_batch = inputs.n_batch = o.n_batch > 0 ? o.n_batch : kBatchGpu;
     plan_gpu_and_drafter(plan, config, file, inputs, o);
     if (!plan.memory.fits()) {
       const std::string shortage =
@@ -244,7 +285,7 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
           std::max(o.max_draft_rows, plan.draft.max_rows);
       inputs.drafter_bytes = plan.draft.fixed_bytes;
       inputs.drafter_token_bytes = plan.draft.token_bytes;
-      plan_on_cpu(plan, with_taps(config, plan.draft), file, inputs, o);
+      plan_on_cpu(plan, config, file, inputs, o);
     };
     try {
       plan_with(o.draft);
@@ -255,6 +296,7 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
   }
   append_note(note, plan.memory.note);
   plan.memory.note = note;
+  plan.memory.n_batch = plan.model.n_batch;
   plan.model.sequence.n_ctx = plan.memory.n_ctx;
   plan.model.sequence.n_pages = plan.memory.n_pages;
   const SequenceLayout layout = plan.gpu ? SequenceLayout::on_gpu(config, plan.model.sequence)

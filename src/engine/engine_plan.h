@@ -14,7 +14,7 @@ namespace thermo {
 struct EnginePlan {
   std::optional<GpuChoice> gpu;  // nullopt: the processor
   ModelOptions model;
-  MemoryPlan memory;
+  MemoryPlan memory;  // ffn_parts: the network is to be cut so (cut_dense())
   DraftPlan draft;
 };
 

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
 
 #include "base/error.h"
@@ -436,6 +437,44 @@ TEST(Engine, WritesTheSameTextOnTheStandInDevice) {
       options.expert_ram = budget(ram);
       EXPECT_EQ(answer(options, tokens), want) << cache << " " << ram;
     }
+}
+
+// Its FFNs are split where they are not with the whole model: the text is the same at every share, in steps
+// of one row, in prompts and with drafts.
+TEST(Engine, WritesTheSameTextOfADenseModelAtEveryShare) {
+  const GgufFile file(std::string(THERMO_TEST_DATA) + "/qwen35-f32.gguf");
+  std::vector<TokenId> tokens;
+  for (int i = 0; i < 60; ++i) tokens.push_back((i * i + 7) % 20);
+  const auto answer_of = [&](const EngineOptions& options, double hot) {
+    Engine engine(file, options);
+    EXPECT_EQ(engine.config().has_parts(), hot >= 0.0);
+    EXPECT_EQ(engine.plan().ffn_parts > 0, hot >= 0.0);
+    std::vector<float> logits;
+    Session session = std::move(engine.open_session().value());
+    EXPECT_TRUE(session.append(tokens).ok());
+    const std::vector<TokenId> answer = greedy(session, 24);
+    logits.assign(session.logits().begin(), session.logits().end());
+    if (hot >= 0.0) {
+      EXPECT_NEAR(engine.expert_telemetry().hit_rate(), hot, 0.1);
+    }
+    return std::pair(answer, logits);
+  };
+  EngineOptions options = small();
+  const auto whole = answer_of(options, -1.0);
+  options.device = kStandIn;
+  std::optional<std::pair<std::vector<TokenId>, std::vector<float>>> want;
+  for (const DraftOptions::Kind kind : {DraftOptions::Kind::None, DraftOptions::Kind::Lookup})
+    for (const auto& [share, hot] : {std::pair("100%", 1.0), {"40%", 0.4}, {"0", 0.0}}) {
+      options.expert_cache = budget(share);
+      options.draft.kind = kind;
+      const auto got = answer_of(options, hot);
+      if (!want) want = got;
+      EXPECT_EQ(got, *want) << share;
+    }
+  EXPECT_EQ(want->first, whole.first);
+  const MemoryPlan plan = Engine::plan_for(file, options);
+  EXPECT_TRUE(std::any_of(plan.items.begin(), plan.items.end(),
+                          [](const MemoryPlanItem& item) { return item.name == "FFN parts"; }));
 }
 
 TEST(Engine, TellsWhatTheStandInDeviceDid) {

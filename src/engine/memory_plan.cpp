@@ -114,7 +114,7 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
     plan.total_bytes += bytes;
   };
   add(sizes.experts > 0 ? "core weights" : "weights", sizes.core, "repacked for the processor");
-  add("experts", host_experts,
+  add(config.has_parts() ? "FFN parts" : "experts", host_experts,
       plan.experts_in_file() ? fmt::format("of {}, the rest in the file", format_bytes(sizes.experts))
                              : fmt::format("all {}, repacked for the processor", sizes.n_experts));
   const SequenceLayout layout = SequenceLayout::on_cpu(config, sequence);
@@ -136,11 +136,12 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
   if (plan.experts_in_file())
     add("reserve", std::min(kFileReserve, sizes.experts / 8), "pages of the file, buffers of its readers");
   if (in.stand_in_bytes) {
-    add("stand-in device", *in.stand_in_bytes, "its memory for hot experts");
+    add("stand-in device", *in.stand_in_bytes,
+        config.has_parts() ? "its memory for parts of FFNs" : "its memory for hot experts");
     add("working ahead", in.ahead_bytes, "routers in four bits, experts on their way");
     plan.device_name = "stand-in device";
-    plan.device_items = {
-        {"expert budget", *in.stand_in_bytes, fmt::format("of {}", format_bytes(sizes.experts))}};
+    plan.device_items = {{config.has_parts() ? "FFN parts" : "expert budget", *in.stand_in_bytes,
+                          fmt::format("of {}", format_bytes(sizes.experts))}};
     plan.device_total_bytes = plan.device_available_bytes = *in.stand_in_bytes;
   }
   return plan;

@@ -45,12 +45,16 @@ struct MemoryPlan {
   int n_ctx = 0;
   int n_pages = 0;                    // of keys and values (kKvPage tokens each), for all sequences together
   int n_checkpoints = 0;              // that a session may keep
+  int n_batch = 0;                    // most rows of a step
   std::vector<MemoryPlanItem> items;  // taken from main memory
   uint64_t mapped_bytes = 0;          // read through the file mapping; the system may drop and re-read it
   uint64_t total_bytes = 0;           // of the items
   uint64_t available_bytes = 0;
   uint64_t expert_bytes = 0;       // of all routed experts, packed
   uint64_t host_expert_bytes = 0;  // main memory for them; less than all: the rest stays in the file
+  // A dense model that is larger than the device: each FFN is cut into so many parts (model/dense_parts.h),
+  // which then are the experts. 0: it is not cut.
+  int ffn_parts = 0;
 
   // On a GPU; empty when the processor does everything.
   std::string device_name;

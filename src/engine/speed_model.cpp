@@ -43,6 +43,11 @@ const TypeRates& rates_of(const MachineRates& machine, DType dtype) {
   return at != machine.types.end() ? at->second : machine.types.begin()->second;
 }
 
+// Bytes a second of weights from memory: not more than it was seen to deliver.
+double one_row_rate(const MachineRates& machine, DType dtype) {
+  return std::min(rates_of(machine, dtype).one_row, machine.read);
+}
+
 // Between the measured numbers of rows, on a scale of powers.
 double macs_per_second(const TypeRates& rates, double bytes_per_mac, double n_rows) {
   const double one = rates.one_row / bytes_per_mac;
@@ -82,7 +87,8 @@ SpeedEstimate expected_speed(const TokenWork& work, const MachineRates& machine,
   double decode = 0.0, prefill = 0.0;
   for (const TypeWork& type : work.types) {
     const TypeRates& rates = rates_of(machine, type.dtype);
-    decode += static_cast<double>(type.core_bytes + type.expert_bytes) / (rates.one_row * gain);
+    decode +=
+        static_cast<double>(type.core_bytes + type.expert_bytes) / (one_row_rate(machine, type.dtype) * gain);
     const double density = bytes_per_mac(type.dtype);
     prefill += type.core_macs / macs_per_second(rates, density, n_batch);
     if (type.expert_macs > 0.0)
@@ -95,19 +101,24 @@ SpeedEstimate expected_speed(const TokenWork& work, const MachineRates& machine,
 }
 
 SpeedEstimate expected_speed(const TokenWork& work, const MachineRates& machine, const CardRates& card) {
-  double core = 0.0, experts = 0.0, macs = 0.0, cold_s_per_byte = 0.0, processor = 0.0;
+  double core = 0.0, experts = 0.0, macs = 0.0, cold_s_per_byte = 0.0, processor = 0.0, prefill = 0.0;
   for (const TypeWork& type : work.types) {
     core += static_cast<double>(type.core_bytes);
     experts += static_cast<double>(type.expert_bytes);
     macs += type.core_macs + type.expert_macs;
-    processor += static_cast<double>(type.expert_bytes) / rates_of(machine, type.dtype).one_row;
+    processor += static_cast<double>(type.expert_bytes) / one_row_rate(machine, type.dtype);
   }
   const double cold = (1.0 - card.hot_share) * experts;
-  if (cold > 0.0) cold_s_per_byte = 1.0 / (experts / processor * kDecodeShare + card.link);
+  // Both read main memory.
+  if (cold > 0.0)
+    cold_s_per_byte = 1.0 / std::min(machine.read, experts / processor * kDecodeShare + card.link);
   const double decode = (core + card.hot_share * experts + static_cast<double>(work.state_bytes)) /
                             (kCardReadShare * card.read) +
                         work.n_layers * kCardPerLayer + cold * cold_s_per_byte;
-  return {.prefill = kCardMacsPerSm * card.n_multiprocessors / macs, .decode = 1.0 / decode};
+  prefill = macs / (kCardMacsPerSm * card.n_multiprocessors);
+  // Copies run beside the products.
+  if (cold > 0.0) prefill = std::max(prefill, cold / work.expert_share / (card.link * card.n_batch));
+  return {.prefill = 1.0 / prefill, .decode = 1.0 / decode};
 }
 
 }  // namespace thermo

@@ -49,6 +49,7 @@ struct CardRates {
   int n_multiprocessors = 0;
   double link = 0.0;       // bytes a second from main memory
   double hot_share = 1.0;  // of the experts' bytes; the rest is cold
+  int n_batch = 2048;      // rows of a prompt chunk, for each of which the cold ones are sent
 };
 
 struct SpeedEstimate {
@@ -58,7 +59,7 @@ struct SpeedEstimate {
 // On the processor, prompts in chunks of `n_batch` rows. `cached`: the weights of a token fit into the
 // caches.
 SpeedEstimate expected_speed(const TokenWork& work, const MachineRates& machine, int n_batch, bool cached);
-// On a card, cold experts shared by the processor and the link.
+// On a card, cold experts shared by the processor and the link, and sent to the card for prompts.
 SpeedEstimate expected_speed(const TokenWork& work, const MachineRates& machine, const CardRates& card);
 
 }  // namespace thermo

@@ -167,8 +167,17 @@ class Budgets(ProgramTest):
     def test_a_cache_that_is_not_used_is_said(self):
         self.assertIn("no effect", run(*ASK, "--device", "cpu", "--expert-cache", "40%").stderr)
         self.assertNotIn("no effect", run(*ASK, "--device", "cpu").stderr)
+
+    def test_a_dense_model_is_split_in_parts(self):
         dense = synth(temporary_folder(self), "qwen35-tiny")
-        self.assertIn("no experts", run("bench", "-m", dense, *QUICK[1:], *SIM, "--expert-cache", "40%").stderr)
+        self.assertRegex(self.answer("plan", dense, *SIM, "--expert-cache", "50%"), r"FFN parts +[0-9.]+ KiB   of ")
+        rows = json.loads(self.answer("bench", "-m", dense, "-p", "0", "-n", "16", "-r", "1", "--no-bandwidth", *SIM,
+                                      "--expert-cache", "50%", "-o", "json"))
+        self.assertEqual(len(rows), 1)
+        self.assertAlmostEqual(rows[0]["expert_hit_ratio"], 0.5, delta=0.01)
+        texts = {self.answer("verify", "-m", dense, "--tokens", "40", *SIM, "--expert-cache", share).splitlines()[-1]
+                 for share in ("100%", "50%", "0")}
+        self.assertEqual(len(texts), 1)
 
 
 class HeatFiles(ProgramTest):

@@ -329,8 +329,7 @@ void Conversation::show_stats(const std::string&) {
                   service_.n_ctx()));
   if (last_.n_completion > 0) say("last: " + last_.describe());
   // Nothing is computed between answers.
-  if (const std::string experts = describe(model_.engine().expert_telemetry()); !experts.empty())
-    say(experts);
+  if (const std::string experts = describe(model_.engine()); !experts.empty()) say(experts);
 }
 
 void Conversation::save(const std::string& path) {

@@ -103,6 +103,7 @@ void set_expert_options(const ExpertFlags& flags, EngineOptions& options) {
 
 void set_expert_options(const ExpertFlags& flags, const ModelConfig& config, EngineOptions& options) {
   set_expert_options(flags, options);
+  if (!config.is_moe() && flags.cpu_moe) options.expert_cache = {};  // it names experts, and there are none
   if (flags.n_cpu_moe < 0 || !config.is_moe()) return;
   const int n_moe = config.n_routed_layers();
   const int n_hot = n_moe - std::min(flags.n_cpu_moe, n_moe);
@@ -113,11 +114,12 @@ void set_expert_options(const ExpertFlags& flags, const ModelConfig& config, Eng
 
 void note_unused_cache(const ExpertFlags& flags, const Engine& engine, const Terminal& terminal) {
   if (!flags.asks_for_a_cache()) return;
-  if (!engine.config().is_moe()) {
-    terminal.note("--expert-cache has no effect: this model has no experts");
+  if (engine.config().has_parts()) return;
+  if (!engine.config().is_moe() && engine.info().device != "cpu") {
+    terminal.note("--expert-cache has no effect: this model has no experts, and all of it is on the device");
   } else if (engine.info().device == "cpu") {
     terminal.note(
-        "--expert-cache has no effect: the processor computes every expert where it is; --device sim plays a "
+        "--expert-cache has no effect: the processor computes everything where it is; --device sim plays a "
         "device");
   }
 }
@@ -126,10 +128,13 @@ ExpertCatalog expert_catalog(const ModelConfig& config, const GgufFile& file) {
   return expert_catalog(config, Weights::bind(config, file));
 }
 
-std::string describe(const ExpertTelemetry& t) {
+std::string describe(const Engine& engine) {
+  const ExpertTelemetry t = engine.expert_telemetry();
   if (t.pairs == 0) return "";
   const uint64_t n_tokens = std::max<uint64_t>(1, t.tokens);
-  std::string text = fmt::format("experts {:.1f} % hot, {} moved", 100.0 * t.hit_rate(), t.moved);
+  std::string text = engine.config().has_parts()
+                         ? fmt::format("FFN parts {:.1f} % on the device", 100.0 * t.hit_rate())
+                         : fmt::format("experts {:.1f} % hot, {} moved", 100.0 * t.hit_rate(), t.moved);
   const auto bytes = [&](uint64_t n, const char* what) {
     if (n > 0) text += fmt::format(", {}/token {}", format_bytes(n / n_tokens), what);
   };

@@ -48,6 +48,6 @@ ExpertCatalog expert_catalog(const ModelConfig& config, const GgufFile& file);
 
 // "experts 93.1 % hot, 12 moved, 1.20 MiB/token by the processor, waited 85 us/token"; empty when no expert
 // was anywhere else than where it was computed.
-std::string describe(const ExpertTelemetry& telemetry);
+std::string describe(const Engine& engine);
 
 }  // namespace thermo

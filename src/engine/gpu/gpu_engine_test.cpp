@@ -279,6 +279,29 @@ TEST(GpuEngine, LeavesDeviceMemoryAsItWasWhileExpertsMove) {
   expect_memory_as_it_was("40%", 200);
 }
 
+// A card that holds all but some of the feed-forward weights: the rest is the processor's.
+TEST(GpuEngine, SplitsADenseModelThatIsLargerThanTheCard) {
+  SKIP_WITHOUT_GPU();
+  const GgufFile file(std::string(THERMO_TEST_DATA) + "/qwen35-f32.gguf");
+  std::vector<TokenId> tokens;
+  for (int i = 0; i < 60; ++i) tokens.push_back((i * i + 7) % 20);
+  const auto answer_of = [&](const EngineOptions& options) {
+    Engine engine(file, options);
+    Session session = std::move(engine.open_session().value());
+    EXPECT_TRUE(session.append(tokens).ok());
+    return generate(session, {.temperature = 0.0f}, 24);
+  };
+  EngineOptions options = on_gpu();
+  const MemoryPlan whole = Engine::plan_for(file, options);
+  EXPECT_EQ(whole.ffn_parts, 0);
+  const std::vector<TokenId> want = answer_of(options);
+  for (const char* const share : {"0", "40%"}) {
+    options.expert_cache = budget(share);
+    EXPECT_GT(Engine::plan_for(file, options).ffn_parts, 0);
+    EXPECT_EQ(answer_of(options), want) << share;
+  }
+}
+
 // Another program, as far as the engine can tell.
 class Hog {
  public:
