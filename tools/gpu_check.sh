@@ -116,6 +116,12 @@ if wants verify; then
     part "verify $name" 60 "$thermocline" verify -m "tests/data/$name-f32.gguf" --expected "tests/data/$name-expected.gguf" \
       --device cuda:0 --cache-type-k f32 --cache-type-v f32 --tolerance 1e-4
   done
+  # A dense model in parts: the fixture, and FFNs of the real size.
+  part 'verify qwen35 split' 60 "$thermocline" verify -m tests/data/qwen35-f32.gguf --expected tests/data/qwen35-expected.gguf \
+    --device cuda:0 --expert-cache 40% --cache-type-k f32 --cache-type-v f32 --tolerance 1e-4
+  part 'write qwen35' 60 "$thermocline" synth "$logs/qwen35.gguf" --shape qwen35-9b --layers 4 --vocab 4096 -q
+  part 'verify qwen35 9b split' 60 "$thermocline" verify -m "$logs/qwen35.gguf" --tokens 70 --device cuda:0 \
+    --expert-cache 40% --tolerance 1
   # Heads and experts of the real size, without a gate and a shared expert; single rows against larger steps.
   part 'write qwen3moe' 60 "$thermocline" synth "$logs/qwen3moe.gguf" --shape qwen3moe-30b-a3b --layers 3 --vocab 4096 -q
   part 'verify qwen3moe 30b' 60 "$thermocline" verify -m "$logs/qwen3moe.gguf" --tokens 70 --device cuda:0 --tolerance 1
