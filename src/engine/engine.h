@@ -133,8 +133,8 @@ class Engine {
   const MemoryPlan& plan() const;
   int n_ctx() const;
   int n_batch() const;
-  // Steps of every kind for nobody, a second of them at most, so that the first request need not wait for what
-  // is made or loaded when it is first used. Afterwards nothing is left of them: heat, hot experts and
+  // Steps of every kind for nobody, a second of them at most, so that the first request need not wait for
+  // what is made or loaded when it is first used. Afterwards nothing is left of them: heat, hot experts and
   // telemetry are as before. `cache_bytes`: what a prefix cache will have. Throws ThermoError after a device
   // fault. REQUIRES: no session is open.
   void warm_up(uint64_t cache_bytes);

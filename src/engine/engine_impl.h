@@ -38,7 +38,7 @@ struct Engine::Impl {
   std::vector<bool> taken;                   // sequences that a Session holds
   // Of each sequence: the parents of its uncommitted rows, empty when it has none.
   std::vector<std::vector<int32_t>> uncommitted;
-  ExpertTelemetry warm_up_telemetry;         // what of the backend's is not told
+  ExpertTelemetry warm_up_telemetry;   // what of the backend's is not told
   std::vector<Session::Impl*> unread;  // sessions whose logits are still on the device
 
   // What was read of the heat file, and where heat goes at the end; empty: nowhere.

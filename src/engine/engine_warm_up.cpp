@@ -124,8 +124,7 @@ void Engine::warm_up(uint64_t cache_bytes) {
   e.backend->reset_experts();
   if (heat) e.backend->set_heat(*heat);
   e.warm_up_telemetry = e.backend->expert_telemetry();
-  log_info("engine", "warmed up in {:.2f} s",
-           std::chrono::duration<double>(Clock::now() - start).count());
+  log_info("engine", "warmed up in {:.2f} s", std::chrono::duration<double>(Clock::now() - start).count());
 }
 
 }  // namespace thermo

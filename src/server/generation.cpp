@@ -30,14 +30,6 @@ AnswerParser::Events merged(AnswerParser::Events events) {
   return out;
 }
 
-// "00-<32 hexadecimal digits>-...": those digits; empty: there are none.
-std::string trace_id(std::string_view traceparent) {
-  const std::string_view id = traceparent.substr(0, 36).substr(std::min<size_t>(3, traceparent.size()));
-  const bool good = traceparent.size() >= 55 && traceparent[2] == '-' && traceparent[35] == '-' &&
-                    id.substr(0, 32).find_first_not_of("0123456789abcdef") == std::string_view::npos;
-  return good ? std::string(id.substr(0, 32)) : std::string();
-}
-
 class Generation {
  public:
   Generation(ServerState& server, HttpExchange& exchange, PreparedRequest prepared, CallerInfo caller,

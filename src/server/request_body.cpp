@@ -1,5 +1,7 @@
 #include "server/request_body.h"
 
+#include <algorithm>
+
 #include "server/api/api_error.h"
 #include "server/api/fields.h"
 #include "server/http/gzip.h"
@@ -29,6 +31,13 @@ Json body_json(const HttpRequest& request, size_t max_bytes) {
       break;
   }
   return parse_body(text);
+}
+
+std::string trace_id(std::string_view traceparent) {
+  const std::string_view id = traceparent.substr(0, 36).substr(std::min<size_t>(3, traceparent.size()));
+  const bool good = traceparent.size() >= 55 && traceparent[2] == '-' && traceparent[35] == '-' &&
+                    id.substr(0, 32).find_first_not_of("0123456789abcdef") == std::string_view::npos;
+  return good ? std::string(id.substr(0, 32)) : std::string();
 }
 
 }  // namespace thermo

@@ -46,11 +46,11 @@ struct DeviceRoutes {
 };
 
 struct DeviceRouteArgs {
-  RouteConfig config;  // n_expert 0: no routing, only the shared expert
-  DeviceMatrix router;  // n_rows 0: none (Gating::Every)
-  DeviceActs x;  // what the router reads; a float router with up to kMaxListRows rows:
-  const float* stream = nullptr;         // [rows][n_embd], times the norm's weights [n_embd], times the
-  const float* norm = nullptr;           // norm's factor [rows]
+  RouteConfig config;             // n_expert 0: no routing, only the shared expert
+  DeviceMatrix router;            // n_rows 0: none (Gating::Every)
+  DeviceActs x;                   // what the router reads; a float router with up to kMaxListRows rows:
+  const float* stream = nullptr;  // [rows][n_embd], times the norm's weights [n_embd], times the
+  const float* norm = nullptr;    // norm's factor [rows]
   const float* factor = nullptr;
   float* logits = nullptr;               // [router_logit_rows()][n_expert] scratch
   const float* bias = nullptr;           // [n_expert] or nullptr

@@ -66,9 +66,9 @@ void run_case(const RouteCase& c) {
                experts = static_cast<size_t>(c.n_expert), rows = static_cast<size_t>(c.n_rows);
   const auto guarded = [](size_t words) { return to_device(std::vector<int32_t>(words + kGuards, kGuard)); };
   DeviceBuffer panels = to_device(router.panels), device_x = to_device(x), device_bias = to_device(bias),
-               device_logit = to_device(logit), device_stream = to_device(stream), device_norm = to_device(norm),
-               device_factor = to_device(factor), device_base = to_device(base),
-               n_valid = to_device(std::vector<int32_t>{c.n_valid});
+               device_logit = to_device(logit), device_stream = to_device(stream),
+               device_norm = to_device(norm), device_factor = to_device(factor),
+               device_base = to_device(base), n_valid = to_device(std::vector<int32_t>{c.n_valid});
   const size_t logit_rows = router_logit_rows(c.n_rows);
   DeviceBuffer logits = guarded(logit_rows * experts), n_slots = guarded(1),
                slot_memory = guarded(slots * sizeof(DeviceSlot) / 4), pair_row = guarded(pairs),
