@@ -206,6 +206,26 @@ TEST(RequestLoop, NeverLetsAStreamWaitForAPrompt) {
   }
 }
 
+TEST(RequestLoop, HasOneMomentForOtherWorkInEveryStep) {
+  Engine engine(plankton(), options_for(1));
+  Session session = std::move(engine.open_session().value());
+  RequestLoop loop(engine);
+  int n_moments = 0;
+  const auto count = [&] { ++n_moments; };
+  EXPECT_TRUE(loop.step(INT_MAX, count).empty());
+  EXPECT_EQ(n_moments, 0) << "nothing was computed";
+  const Task t = task(2);
+  ASSERT_TRUE(loop.add(session, t.prompt, t.options).has_value());
+  std::map<RequestId, Ended> all;
+  int n_steps = 0;
+  for (;; ++n_steps) {
+    take_events(loop.step(16, count), all);
+    if (loop.empty()) break;
+    EXPECT_EQ(n_moments, n_steps + 1);
+  }
+  EXPECT_EQ(all.begin()->second.text.size(), static_cast<size_t>(t.options.max_tokens));
+}
+
 TEST(RequestLoop, StopsARequestAndGoesOnWithTheOthers) {
   Engine engine(plankton(), options_for(3));
   std::vector<Session> sessions;
