@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/log.h"
+#include "base/sha256.h"
+#include "engine/disk_cache.h"
 #include "engine/engine_impl.h"
 #include "engine/engine_plan.h"
 #include "engine/session.h"
@@ -200,7 +203,31 @@ std::unique_ptr<PrefixCache> Engine::make_prefix_cache(uint64_t limit_bytes) {
           backend->block_bytes() + (impl_->speculation ? impl_->speculation->block_bytes() : size_t{0}),
       .needs_points = !backend->can_cut(),
       .point_bytes = [backend](int n) { return backend->checkpoint_bytes(n, false); },
-      .make_memory = [backend](size_t n_bytes) { return backend->make_host_memory(n_bytes); }});
+      .make_memory = [backend](size_t n_bytes) { return backend->make_host_memory(n_bytes); },
+      .finish_copies = [backend] { backend->finish_copies(); },
+      .bytes_of = [backend](const Checkpoint& point) { return backend->bytes_of(point); },
+      .make_point = [backend](int n, auto bytes) { return backend->make_checkpoint(n, bytes); }});
+}
+
+std::unique_ptr<DiskCache> Engine::make_disk_cache(const std::string& folder, uint64_t limit_bytes) {
+  const Impl& e = *impl_;
+  const Backend& backend = *e.backend;
+  Sha256 id;
+  const auto add = [&id](std::string_view text) { id.update(std::as_bytes(std::span(text))); };
+  add(fmt::format("{} {} {} {} {} {}\n", e.info.device, static_cast<int>(e.info.k_type),
+                  static_cast<int>(e.info.v_type), backend.block_bytes(), backend.checkpoint_bytes(1, false),
+                  e.speculation ? e.speculation->telemetry().drafter : ""));
+  // Names and shapes, and a little of what is in them: two trainings of one model differ in every tensor.
+  for (const GgufTensor& tensor : e.model_file->tensors()) {
+    add(fmt::format("{} {} {}\n", tensor.name, static_cast<int>(tensor.dtype), describe_shape(tensor)));
+    id.update({tensor.data, std::min<size_t>(tensor.n_bytes, 64)});
+  }
+  return std::make_unique<DiskCache>(DiskCacheOptions{
+      .folder = folder,
+      .model = id.finish(),
+      .limit_bytes = limit_bytes,
+      .block_bytes = backend.block_bytes() + (e.speculation ? e.speculation->block_bytes() : size_t{0}),
+      .needs_points = !backend.can_cut()});
 }
 
 Result<Session> Engine::open_session() {

@@ -25,6 +25,7 @@
 
 namespace thermo {
 
+class DiskCache;
 class GgufFile;
 class HeatMap;
 class PrefixCache;
@@ -156,6 +157,8 @@ class Engine {
 
   // A cache for the engine's sessions, which must go before the engine. 0 bytes: it keeps nothing.
   std::unique_ptr<PrefixCache> make_prefix_cache(uint64_t limit_bytes);
+  // Texts of that cache on disk, also those of earlier runs. Throws ConfigError.
+  std::unique_ptr<DiskCache> make_disk_cache(const std::string& folder, uint64_t limit_bytes);
 
   // A free sequence, or an error when all n_sequences are taken.
   Result<Session> open_session();

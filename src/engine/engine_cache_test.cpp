@@ -2,6 +2,7 @@
 // would write without it.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <future>
 #include <random>
 
@@ -170,6 +171,57 @@ TEST(EngineCache, ChangesNoBitOfAnAnswerWithADrafter) {
     expect_same_with_a_cache(file, draft_with(Kind::Lookup, 4));
   }
   expect_same_with_a_cache(plankton(), draft_with(Kind::Mtp, 3));
+}
+
+// Two conversations, each in turn, in two runs of the program: the second one goes on with both.
+void expect_same_after_a_restart(const GgufFile& file, const DraftOptions& draft, uint64_t cache_bytes) {
+  const std::string folder = testing::TempDir() + "/thermo_engine_disk_test";
+  std::filesystem::remove_all(folder);
+  std::vector<Reply> replies[2];
+  for (const bool on_disk : {false, true}) {
+    Text texts[2];
+    for (int run = 0; run < 2; ++run) {
+      EngineOptions options = options_for(1, 2048);
+      options.n_batch = 64;
+      options.draft = draft;
+      Engine engine(file, options);
+      const int n_vocab = engine.config().n_vocab;
+      EngineThread service(engine, {.cache_bytes = on_disk ? cache_bytes : 0,
+                                    .disk_folder = folder,
+                                    .disk_bytes = on_disk ? 256 * MiB : 0});
+      for (int turn = 0; turn < 2; ++turn)
+        for (int i = 0; i < 2; ++i) {
+          texts[i] = texts[i] + text_of(100 * i + 10 * run + turn, 300, n_vocab);
+          const int n = static_cast<int>(texts[i].size());
+          const Reply reply = ask(service, texts[i], 16, {n - 20});
+          EXPECT_TRUE(!on_disk || run + turn == 0 || reply.usage.n_cached >= n - 340)
+              << run << " " << turn << " " << i << ": " << reply.usage.n_cached << " of " << n;
+          texts[i] = texts[i] + reply.text;
+          replies[on_disk].push_back(reply);
+        }
+      const bool reads = on_disk && (run == 1 || cache_bytes < 64 * MiB);
+      EXPECT_EQ(service.state().cache.n_disk_read > 0, reads) << run;
+    }
+  }
+  for (size_t i = 0; i < replies[0].size(); ++i) {
+    EXPECT_EQ(replies[1][i].text, replies[0][i].text) << i;
+    EXPECT_EQ(replies[1][i].logprobs, replies[0][i].logprobs) << i;  // to the last bit
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST(EngineCache, GoesOnAfterARestart) {
+  for (const char* name : {"qwen35moe", "laguna", "qwen3moe"}) {
+    SCOPED_TRACE(name);
+    const GgufFile file(std::string(THERMO_TEST_DATA) + "/" + name + "-f32.gguf");
+    expect_same_after_a_restart(file, {}, 256 * MiB);
+  }
+  expect_same_after_a_restart(plankton(), draft_with(Kind::Mtp, 3), 256 * MiB);
+}
+
+TEST(EngineCache, FindsOnDiskWhatLeftMemory) {
+  // There is room for one of the two conversations.
+  expect_same_after_a_restart(plankton(), {}, 2 * MiB);
 }
 
 // A drafter that comes back from the cache guesses as well as one that was there all the time.

@@ -57,6 +57,7 @@ bool EngineThread::Impl::park(Slot& slot) {
 
 void EngineThread::Impl::fill_slots(std::unique_lock<std::mutex>& lock) {
   while (can_start()) {
+    if (reads_text(queue.next())) return;
     WaitingRequest next = queue.pop();
     ++shown.n_running;
     const auto found = parked.find(next.handle.epoch);
@@ -73,9 +74,49 @@ void EngineThread::Impl::fill_slots(std::unique_lock<std::mutex>& lock) {
   }
 }
 
+// Whether a disk has much more of a prompt than memory has: then it begins when that was read.
+bool EngineThread::Impl::reads_text(const WaitingRequest& next) {
+  if (disk == nullptr || next.handle.epoch == last_read || parked.contains(next.handle.epoch)) return false;
+  last_read = next.handle.epoch;
+  const std::vector<TokenId>& prompt = next.request.prompt;
+  const int most = static_cast<int>(prompt.size()) - 1;
+  if (disk->match(prompt, most) < n_cached(prompt) + PrefixCache::kBlockTokens / 2) return false;
+  reading = true;
+  disk->read(prompt, most, [this](std::shared_ptr<const SavedText> text) {
+    const std::lock_guard guard(mutex);
+    text_read = std::move(text);
+    reading = false;
+    has_news = true;
+    wake.notify_one();
+  });
+  return true;
+}
+
+void EngineThread::Impl::take_text(std::unique_lock<std::mutex>& lock) {
+  const std::shared_ptr<const SavedText> text = std::exchange(text_read, nullptr);
+  if (text == nullptr) return;
+  lock.unlock();
+  cache->put(text);
+  lock.lock();
+}
+
+void EngineThread::Impl::write_text(std::span<const TokenId> text) {
+  if (static_cast<int>(text.size()) < PrefixCache::kBlockTokens / 2 || disk->has(text)) return;
+  if (std::optional<SavedText> saved = cache->save(text)) disk->write(std::move(*saved));
+}
+
+// When the thread ends: one at a time, so that there is never more than one of them in memory twice.
+void EngineThread::Impl::write_texts() {
+  if (disk == nullptr) return;
+  for (const std::vector<TokenId>& text : cache->texts()) {
+    write_text(text);
+    disk->flush();
+  }
+}
+
 // The next request has a slot and room for its prompt.
 bool EngineThread::Impl::can_start() const {
-  return !queue.empty() && has_free_slot() && has_room(queue.next());
+  return !queue.empty() && !reading && has_free_slot() && has_room(queue.next());
 }
 
 // Pages of keys and values for its prompt, beside a page more for each request that runs and can grow. New

@@ -153,6 +153,7 @@ void EngineThread::Impl::run() {
       closing = leaving;
       if (leaving) break;
       take_orders(lock);
+      take_text(lock);
       share_slots(lock);
       fill_slots(lock);
     }
@@ -175,6 +176,7 @@ void EngineThread::Impl::run() {
     if (slot.active) loop.cancel(slot.active->id);
   while (!loop.empty()) step();
   for (const Lookup& lookup : std::exchange(to_look_up, {})) lookup.on_found(0);  // nobody adds to them
+  write_texts();
 }
 
 void EngineThread::Impl::take_orders(std::unique_lock<std::mutex>& lock) {
@@ -354,6 +356,7 @@ void EngineThread::Impl::show() {
   const DraftTelemetry draft = engine.draft_telemetry();
   const ExpertTelemetry experts = engine.expert_telemetry();
   const KvPoolState pool = engine.kv_pool();
+  const DiskCacheState on_disk = disk ? disk->state() : DiskCacheState{};
   const std::lock_guard lock(mutex);
   shown.experts = {.hot_uses = experts.hot_pairs,
                    .cpu_uses = experts.cpu_pairs,
@@ -371,7 +374,13 @@ void EngineThread::Impl::show() {
                  .n_evicted = kept.n_evicted,
                  .n_refused = kept.n_refused,
                  .n_uncopied = kept.n_uncopied,
-                 .most_copied = kept.most_copied};
+                 .most_copied = kept.most_copied,
+                 .disk_limit_bytes = on_disk.limit_bytes,
+                 .disk_bytes = on_disk.bytes,
+                 .n_disk_texts = on_disk.n_texts,
+                 .n_disk_read = on_disk.n_read,
+                 .n_disk_written = on_disk.n_written,
+                 .n_disk_evicted = on_disk.n_evicted};
   shown.slots = std::move(states);
   shown.n_paused = n_paused;
   shown.n_parked = static_cast<int>(parked.size());

@@ -13,6 +13,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 
 #include "engine/token_service.h"
 
@@ -25,6 +26,8 @@ struct EngineThreadOptions {
   int checkpoint_every = 4096;     // tokens of a long prompt between points to come back to
   std::chrono::milliseconds save_heat_every{60'000};
   uint64_t cache_bytes = uint64_t{256} << 20;  // main memory for the prefix cache; 0: none
+  std::string disk_folder = {};                // where texts go that leave it, and all when the thread ends
+  uint64_t disk_bytes = 0;                     // 0: nowhere
   int quantum = 0;  // tokens of an answer after which others that wait get its slot; 0: none do
   // Performance.
   // Of a step that reads a prompt while nobody writes, so that a cancelled prompt does not go on for long.

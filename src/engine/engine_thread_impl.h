@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "engine/disk_cache.h"
 #include "engine/engine_thread.h"
 #include "engine/expert_watch.h"
 #include "engine/prefix_cache.h"
@@ -77,14 +78,20 @@ struct EngineThread::Impl {
     std::function<void(int n_cached)> on_found;
   };
   std::vector<Lookup> to_look_up;
-  uint64_t last_epoch = 0;
+  uint64_t last_epoch = 0, last_read = 0;  // requests; the last one whose text was looked for on disk
+  bool reading = false;                    // that text; nobody begins before it is there
+  std::shared_ptr<const SavedText> text_read;
   bool leaving = false, has_news = false;
   TokenServiceState shown;
   std::thread thread;
+  std::unique_ptr<DiskCache> disk;  // nullptr: none; its thread calls this
 
   Impl(Engine& e, const EngineThreadOptions& o)
       : engine(e), options(o), loop(e), cache(e.make_prefix_cache(o.cache_bytes)), watch(o.save_heat_every) {
     loop.on_shortage([this] { return give_back(); });
+    if (o.disk_bytes == 0 || o.cache_bytes == 0) return;
+    disk = e.make_disk_cache(o.disk_folder, o.disk_bytes);
+    cache->on_evict([this](std::span<const TokenId> text) { write_text(text); });
   }
 
   Status check(const TokenRequest& request) const;
@@ -98,6 +105,10 @@ struct EngineThread::Impl {
   void share_slots(std::unique_lock<std::mutex>& lock);
   bool park(Slot& slot);
   void queue_parked(const Active& active);
+  bool reads_text(const WaitingRequest& next);
+  void take_text(std::unique_lock<std::mutex>& lock);
+  void write_text(std::span<const TokenId> text);
+  void write_texts();
   void fill_slots(std::unique_lock<std::mutex>& lock);
   bool can_start() const;  // under the lock
   bool has_room(const WaitingRequest& next) const;

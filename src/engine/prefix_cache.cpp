@@ -1,11 +1,10 @@
-#include "engine/prefix_cache.h"
-
 #include <algorithm>
 #include <tuple>
 #include <utility>
 
 #include "base/check.h"
 #include "base/units.h"
+#include "engine/prefix_cache_impl.h"
 
 namespace thermo {
 namespace {
@@ -15,38 +14,6 @@ constexpr double kAgeRequests = 16;      // uses of others after which something
 constexpr double kInnerWorth = 1.0 / 4;  // of a point that later ones of its text follow
 
 }  // namespace
-
-struct PrefixCache::Point {
-  int n = 0;  // tokens
-  SequencePoint saved;
-  uint64_t bytes = 0;
-  uint64_t last_used = 0;
-  bool side = false;
-  int n_pins = 0;
-};
-
-struct PrefixCache::Block {
-  Block* parent = nullptr;
-  int begin = 0;  // of its first token
-  std::vector<TokenId> tokens = {};
-  std::unique_ptr<HostMemory> kv = nullptr;  // nullptr: nothing was copied yet; it counts all the same
-  int n_copied = 0;                          // of the tokens
-  std::shared_ptr<KvSource> source = {};     // of the others
-  std::vector<std::unique_ptr<Block>> children = {};  // only a full block has some
-  std::vector<Point> points = {};                     // ascending
-  uint64_t last_used = 0;
-  bool side = false;
-  int n_pins = 0;
-
-  int end() const { return begin + static_cast<int>(tokens.size()); }
-  int n_uncopied() const { return static_cast<int>(tokens.size()) - n_copied; }
-};
-
-// Blocks from the root on, and the point at the end, if there is one.
-struct PrefixCache::Path {
-  std::vector<Block*> blocks;
-  Point* point = nullptr;
-};
 
 // Something that can be pushed out: a point, or (without points) the last block of a text.
 struct PrefixCache::Victim {
@@ -360,6 +327,10 @@ bool PrefixCache::evict(uint64_t n_bytes, bool side) {
     const Victim victim = victims.top();
     victims.pop();
     Block* const parent = victim.block->parent;
+    const bool is_end =
+        victim.block->children.empty() && (victim.point < 0 || victim.point == victim.block->points.back().n);
+    if (on_evict_ && is_end && victim.conversation)
+      on_evict_(text_of(*victim.block, victim.point < 0 ? victim.block->end() : victim.point));
     drop(victim);
     if (victim.point < 0 && parent != root_.get()) list_block(*parent, side, victims);
   }

@@ -32,6 +32,8 @@
 
 namespace thermo {
 
+struct SavedText;
+
 // What keys and values lack.
 struct SequencePoint {
   std::unique_ptr<Checkpoint> memory;  // nullptr: nothing is needed
@@ -71,6 +73,11 @@ struct PrefixCacheOptions {
   bool needs_points = false;
   std::function<size_t(int n_tokens)> point_bytes = {};
   std::function<std::unique_ptr<HostMemory>(size_t)> make_memory = {};
+  // Before what is in memory is read or written by the processor; a checkpoint as bytes, and back; see
+  // Backend.
+  std::function<void()> finish_copies = {};
+  std::function<std::span<const std::byte>(const Checkpoint&)> bytes_of = {};
+  std::function<std::unique_ptr<Checkpoint>(int n, std::span<const std::byte>)> make_point = {};
 };
 
 // What it has and did; see TokenServiceState.
@@ -110,6 +117,15 @@ class PrefixCache {
   void copy(uint64_t max_bytes);
   bool has_uncopied() const { return !uncopied_.empty(); }
 
+  // Called before a text loses its end; may call save(). Not for side requests' texts.
+  void on_evict(std::function<void(std::span<const TokenId> text)> told) { on_evict_ = std::move(told); }
+  // A copy of a text that it has, with its last points. nullopt: there is no memory to copy it to.
+  std::optional<SavedText> save(std::span<const TokenId> text);
+  // Keeps a text that was saved. False: there is no room.
+  bool put(std::shared_ptr<const SavedText> text);
+  // All texts but those of side requests, the one that was used last at the end.
+  std::vector<std::vector<TokenId>> texts() const;
+
   // A text that was stored stays until it is let go.
   struct Block;
   struct Pin {
@@ -127,6 +143,7 @@ class PrefixCache {
   struct Victim;
   struct Path;
 
+  static std::vector<TokenId> text_of(const Block& block, int n);
   static int n_common(const Block& block, std::span<const TokenId> rest);
   template <class F>
   void visit(const Block& block, std::span<const TokenId> tokens, std::vector<Block*>& path, F&& f) const;
@@ -152,6 +169,7 @@ class PrefixCache {
   uint64_t bytes_of_token() const;  // keys and values
 
   PrefixCacheOptions options_;
+  std::function<void(std::span<const TokenId>)> on_evict_;
   std::unique_ptr<Block> root_;
   uint64_t n_copied_ = 0;  // bytes, in this call
   uint64_t now_ = 0;

@@ -144,6 +144,13 @@ class Backend {
   // n_past().
   virtual bool load_kv(int sequence, const KvRange& range, const std::byte* block) noexcept = 0;
 
+  // For texts that leave memory. Copies to main memory that were queued are done after this.
+  virtual void finish_copies() noexcept = 0;
+  virtual std::span<const std::byte> bytes_of(const Checkpoint& checkpoint) const noexcept = 0;
+  // One that was bytes, without keys and values. nullptr: there is no memory for it, or it is not of this
+  // length.
+  virtual std::unique_ptr<Checkpoint> make_checkpoint(int n_past, std::span<const std::byte> bytes) = 0;
+
   // How experts were used; nullptr: nobody counts.
   virtual const HeatMap* heat() const noexcept = 0;
   // Between steps: counting goes on from this, which is of the same model. REQUIRES: somebody counts.

@@ -237,6 +237,14 @@ bool Model::load_kv(int sequence, const KvRange& range, const std::byte* block) 
   return impl_->sequence(sequence).load_kv(range, block);
 }
 
+std::span<const std::byte> Model::bytes_of(const Checkpoint& point) const noexcept {
+  return SequenceState::bytes_of(point).first(checkpoint_bytes(point.n_past(), point.has_kv()));
+}
+std::unique_ptr<Checkpoint> Model::make_checkpoint(int n_past, std::span<const std::byte> bytes) {
+  if (bytes.size() != checkpoint_bytes(n_past, false)) return nullptr;
+  return SequenceState::make_checkpoint(n_past, bytes);
+}
+
 StepOutput Model::step(const StepBatch& batch) noexcept {
   Impl& m = *impl_;
   batch.do_meanwhile();

@@ -60,6 +60,9 @@ class Model final : public Backend {
   std::unique_ptr<KvPin> pin_kv(int sequence) override;
   void save_kv(const KvPin& pin, const KvRange& range, std::byte* block) noexcept override;
   bool load_kv(int sequence, const KvRange& range, const std::byte* block) noexcept override;
+  void finish_copies() noexcept override {}
+  std::span<const std::byte> bytes_of(const Checkpoint& checkpoint) const noexcept override;
+  std::unique_ptr<Checkpoint> make_checkpoint(int n_past, std::span<const std::byte> bytes) override;
 
   const HeatMap* heat() const noexcept override;
   void set_heat(const HeatMap& heat) override;

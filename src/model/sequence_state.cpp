@@ -89,6 +89,21 @@ std::unique_ptr<Checkpoint> SequenceState::checkpoint(bool with_kv, std::unique_
   }
 }
 
+std::span<const std::byte> SequenceState::bytes_of(const Checkpoint& point) noexcept {
+  const HostBuffer& memory = static_cast<const HostCheckpoint&>(point).memory;
+  return {memory.data(), memory.size()};
+}
+
+std::unique_ptr<Checkpoint> SequenceState::make_checkpoint(int n_past, std::span<const std::byte> bytes) {
+  try {
+    HostBuffer memory(bytes.size());
+    std::copy(bytes.begin(), bytes.end(), memory.data());
+    return std::make_unique<HostCheckpoint>(n_past, false, std::move(memory));
+  } catch (const MemoryError&) {
+    return nullptr;
+  }
+}
+
 bool SequenceState::restore(const Checkpoint& point) noexcept {
   THERMO_CHECK(point.has_kv() || point.n_past() <= n_past_, "a checkpoint of a longer past");
   if (!memory_->pages.replace(index_, point.n_past(), point.has_kv())) {

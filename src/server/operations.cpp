@@ -126,12 +126,18 @@ void engine_metrics(std::string& out, const ServerState& server) {
                     pages ? state.n_pages : static_cast<int>(state.slots.size())),
         1.0}});
   const CacheCounts& cache = state.cache;
-  write_family(out, "thermocline_cache_bytes", "gauge", "Main memory that caches have taken.",
+  write_family(out, "thermocline_cache_bytes", "gauge", "Memory that caches have taken.",
                {{"tier=\"ram\"", static_cast<double>(cache.bytes)},
+                {"tier=\"disk\"", static_cast<double>(cache.disk_bytes)},
                 {"tier=\"turn_store\"", static_cast<double>(turns.bytes())}});
-  write_family(out, "thermocline_cache_limit_bytes", "gauge", "Main memory that caches may take.",
+  write_family(out, "thermocline_cache_limit_bytes", "gauge", "Memory that caches may take.",
                {{"tier=\"ram\"", static_cast<double>(cache.limit_bytes)},
+                {"tier=\"disk\"", static_cast<double>(cache.disk_limit_bytes)},
                 {"tier=\"turn_store\"", static_cast<double>(turns.limit_bytes())}});
+  write_family(out, "thermocline_prefix_cache_disk_texts_total", "counter",
+               "Texts of the prefix cache that a disk was asked for.",
+               {{"direction=\"read\"", static_cast<double>(cache.n_disk_read)},
+                {"direction=\"write\"", static_cast<double>(cache.n_disk_written)}});
   gauge("thermocline_prefix_cache_tokens", "Tokens whose keys and values the prefix cache has.",
         static_cast<double>(cache.n_tokens));
   gauge("thermocline_prefix_cache_uncopied_tokens", "Of these, those that are still to be copied.",
@@ -139,8 +145,9 @@ void engine_metrics(std::string& out, const ServerState& server) {
   gauge("thermocline_prefix_cache_checkpoints", "Checkpoints of recurrent state in the prefix cache.",
         static_cast<double>(cache.n_points));
   write_family(out, "thermocline_prefix_cache_evictions_total", "counter",
-               "Blocks and checkpoints pushed out of the prefix cache.",
-               {{"tier=\"ram\"", static_cast<double>(cache.n_evicted)}});
+               "Blocks and checkpoints pushed out of the prefix cache, and texts off its disk.",
+               {{"tier=\"ram\"", static_cast<double>(cache.n_evicted)},
+                {"tier=\"disk\"", static_cast<double>(cache.n_disk_evicted)}});
   write_family(out, "thermocline_prefix_cache_refusals_total", "counter",
                "Texts that the prefix cache had no room for.", {{"", static_cast<double>(cache.n_refused)}});
   gauge("thermocline_requests_parked", "Requests whose time slice is over and that wait for a slot.",
@@ -335,10 +342,16 @@ Json props_json(const ServerState& server, bool admin) {
                           {"high", 32256},
                           {"xhigh", 56832},
                           {"max", 81408}}}};
-  props["cache"] = {{"hits", state.n_prompt_cached},   {"misses", state.n_prompt_computed},
-                    {"bytes", state.cache.bytes},      {"limit_bytes", state.cache.limit_bytes},
-                    {"tokens", state.cache.n_tokens},  {"checkpoints", state.cache.n_points},
-                    {"evicted", state.cache.n_evicted}};
+  props["cache"] = {{"hits", state.n_prompt_cached},
+                    {"misses", state.n_prompt_computed},
+                    {"bytes", state.cache.bytes},
+                    {"limit_bytes", state.cache.limit_bytes},
+                    {"tokens", state.cache.n_tokens},
+                    {"checkpoints", state.cache.n_points},
+                    {"evicted", state.cache.n_evicted},
+                    {"disk_bytes", state.cache.disk_bytes},
+                    {"disk_limit_bytes", state.cache.disk_limit_bytes},
+                    {"disk_texts", state.cache.n_disk_texts}};
   props["speculation"] = {
       {"drafters", state.draft.drafter.empty() ? Json::array() : Json::array({state.draft.drafter})},
       {"policy", state.draft.state}};

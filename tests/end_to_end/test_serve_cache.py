@@ -2,10 +2,13 @@
 """Conversations with `serve` that go on: what is read again, what is repeated, and who waits for whom."""
 import concurrent.futures
 import json
+import pathlib
 import re
+import signal
+import tempfile
 import unittest
 
-from harness import USAGE, ProgramTest
+from harness import USAGE, ProgramTest, run
 from server_harness import WEATHER, Server, ask
 
 CHAT = "/v1/chat/completions"
@@ -108,6 +111,30 @@ class Conversations(unittest.TestCase):
                  max_tokens=8)
             self.assertRegex(server.logged(), r"leaves a known text at token \d+ \(cached \d+\): .*animal.* instead of ")
             self.assertGreater(metric(server, "thermocline_prompt_divergence_tokens_total")[""], 0)
+
+
+class Disk(unittest.TestCase):
+    def test_a_conversation_goes_on_after_a_restart(self):
+        with tempfile.TemporaryDirectory() as folder:
+            options = ("-c", "2048", "--cache-disk", "100M", "--cache-dir", folder)
+            messages = [{"role": "user", "content": " ".join(f"word{i}" for i in range(300))}]
+            with Server(*options) as server:
+                first = talk(server, messages, max_tokens=20, temperature=0)
+                self.assertEqual(server.stop(), 0)
+            messages += [first["choices"][0]["message"], {"role": "user", "content": "Go on."}]
+            with Server("-c", "2048") as server:
+                want = talk(server, messages, max_tokens=20, temperature=0)
+            for how in (signal.SIGKILL, signal.SIGTERM):
+                with Server(*options) as server:
+                    second = talk(server, messages, max_tokens=20, temperature=0)
+                    self.assertGreater(second["timings"]["cache_n"], first["usage"]["prompt_tokens"] - 64)
+                    self.assertEqual(second["choices"][0]["message"]["content"], want["choices"][0]["message"]["content"])
+                    self.assertGreater(server.get("/props")["cache"]["disk_bytes"], 0)
+                    server.stop(how)
+            self.assertFalse([path for path in pathlib.Path(folder).rglob("*.tmp")])
+
+    def test_options_belong_together(self):
+        self.assertIn("--cache-disk", run("serve", "--cache-dir", "/tmp").stderr)
 
 
 class Slices(unittest.TestCase):

@@ -10,6 +10,7 @@
 #include "base/units.h"
 #include "cli/input.h"
 #include "cli/options/cache_options.h"
+#include "cli/user_folders.h"
 #include "cli/version.h"
 
 namespace thermo {
@@ -159,6 +160,13 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
 
   set.section("Cache");
   add_cache_ram_option(set, flags.cache_ram);
+  set.size(
+         "--cache-disk", "SIZE", flags.cache_disk,
+         "disk space for texts that leave the prefix cache; they are there again after a restart (default 0)")
+      .advanced();
+  set.value("--cache-dir", "FOLDER", flags.cache_dir,
+            "where they are (default: thermocline/texts in the user's state folder)")
+      .advanced();
   set.count(
          "--checkpoint-every", "N", flags.checkpoint_every,
          "tokens between points that a changed prompt can go back to; 0: only between turns (default 4096)")
@@ -194,6 +202,8 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
 }
 
 ServerOptions server_options(const ServeFlags& flags) {
+  if (flags.cache_disk == 0 && !flags.cache_dir.empty())
+    throw ConfigError("--cache-dir is used with --cache-disk only: say how much, as in --cache-disk 20G");
   ServerOptions options;
   HttpOptions& http = options.http;
   http.listen = flags.listen;
@@ -256,13 +266,18 @@ ServerOptions server_options(const ServeFlags& flags) {
 }
 
 EngineThreadOptions engine_thread_options(const ServeFlags& flags, uint64_t cache_bytes) {
-  return {.max_waiting = flags.max_queue,
-          .max_waiting_tokens = flags.max_queue_tokens,
-          .checkpoint_every = flags.checkpoint_every,
-          .save_heat_every = parse_duration(flags.heat_save_interval),
-          .cache_bytes = cache_bytes,
-          .quantum = flags.quantum,
-          .max_decode_stall_ms = flags.max_decode_stall_ms};
+  if (flags.cache_disk > 0 && cache_bytes == 0)
+    throw ConfigError("--cache-disk keeps what leaves the prefix cache, which --cache-ram has switched off");
+  return {
+      .max_waiting = flags.max_queue,
+      .max_waiting_tokens = flags.max_queue_tokens,
+      .checkpoint_every = flags.checkpoint_every,
+      .save_heat_every = parse_duration(flags.heat_save_interval),
+      .cache_bytes = cache_bytes,
+      .disk_folder = flags.cache_dir.empty() ? in_user_state("thermocline/texts").string() : flags.cache_dir,
+      .disk_bytes = flags.cache_disk,
+      .quantum = flags.quantum,
+      .max_decode_stall_ms = flags.max_decode_stall_ms};
 }
 
 }  // namespace thermo

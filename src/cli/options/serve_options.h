@@ -27,7 +27,8 @@ struct ServeFlags {
   std::string parallel = "auto";
   int max_queue = 64, max_queue_tokens = 0, key_concurrency = 0, max_decode_stall_ms = 300,
       checkpoint_every = 4096, quantum = 256;
-  std::string cache_ram = "auto", turn_store = "64M";
+  std::string cache_ram = "auto", cache_dir, turn_store = "64M";
+  uint64_t cache_disk = 0;
   uint64_t max_body_size = 64 << 20;
   int max_connections = 1024, threads_http = 0;
   std::string header_timeout = "10s", body_timeout = "30s", keepalive_timeout = "75s",

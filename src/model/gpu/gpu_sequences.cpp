@@ -121,6 +121,27 @@ bool GpuModel::restore(int sequence, const Checkpoint& point) noexcept {
   return true;
 }
 
+void GpuModel::finish_copies() noexcept {
+  impl_->copied->synchronize();
+}
+
+std::span<const std::byte> GpuModel::bytes_of(const Checkpoint& point) const noexcept {
+  return {static_cast<const LockedCheckpoint&>(point).memory.data(),
+          checkpoint_bytes(point.n_past(), point.has_kv())};
+}
+
+std::unique_ptr<Checkpoint> GpuModel::make_checkpoint(int n_past, std::span<const std::byte> bytes) {
+  if (bytes.size() != checkpoint_bytes(n_past, false)) return nullptr;
+  try {
+    auto point = std::make_unique<LockedCheckpoint>(
+        n_past, false, CopyMemory(impl_->host_pool, impl_->copied, bytes.size()));
+    std::copy(bytes.begin(), bytes.end(), point->memory.data());
+    return point;
+  } catch (const MemoryError&) {
+    return nullptr;
+  }
+}
+
 bool GpuModel::can_cut() const noexcept {
   return impl_->layout.can_cut();
 }
