@@ -49,8 +49,9 @@ int Engine::n_batch() const {
   return impl_->n_batch;
 }
 bool Engine::reset_experts() {
-  if (config().has_parts()) return false;  // they have no heat
-  return impl_->backend->reset_experts();
+  const bool done = !config().has_parts() && impl_->backend->reset_experts();  // parts have no heat
+  if (!done && impl_->first_heat) impl_->backend->set_heat(*impl_->first_heat);
+  return done;
 }
 
 ExpertTelemetry Engine::expert_telemetry() const {
@@ -64,6 +65,15 @@ KvPoolState Engine::kv_pool() const {
 }
 void Engine::save_heat() {
   impl_->write_heat();
+}
+void Engine::load_heat() {
+  Impl& e = *impl_;
+  if (e.heat_path.empty() || !e.first_heat) return log_warning("engine", "there is no heat file to read");
+  HeatMap heat = *e.first_heat;
+  if (const Status status = thermo::load_heat(e.heat_path, e.heat_info, heat); !status)
+    return log_warning("engine", "{}", status.error().message);
+  e.backend->set_heat(heat);
+  e.heat_base = {.ours = heat, .file = heat};
 }
 DraftTelemetry Engine::draft_telemetry() const {
   return impl_->speculation ? impl_->speculation->telemetry() : DraftTelemetry{};

@@ -141,12 +141,15 @@ class Engine {
   void warm_up(uint64_t cache_bytes);
   // What the expert machinery did so far; all zero where every expert is where it is computed.
   ExpertTelemetry expert_telemetry() const;
-  // Between steps: heat and hot experts as they were right after loading. False: nothing is split, or what
-  // was read from the file stays in memory.
+  // Between steps: heat and hot experts as they were right after loading. False: only heat, as nothing is
+  // split, or what was read from the file stays in memory.
   bool reset_experts();
   const HeatMap* heat() const;  // nullptr: nobody counts
   // Writes the heat file, if there is one, as the destructor does.
   void save_heat();
+  // Between steps: counts from what the file says now; experts follow step by step. What it cannot be read as
+  // is logged.
+  void load_heat();
   // What drafting did so far; without a drafter its name is empty.
   DraftTelemetry draft_telemetry() const;
   // For measurements: whether sessions that are opened from here on draft. REQUIRES: none is open.

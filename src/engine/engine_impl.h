@@ -45,6 +45,7 @@ struct Engine::Impl {
   std::string heat_path;
   HeatFileInfo heat_info;
   HeatBase heat_base;
+  std::optional<HeatMap> first_heat;  // right after loading; nullopt: nobody counts
 
   explicit Impl(const ThreadPoolOptions& threads) : pool(threads) {}
 

@@ -127,6 +127,7 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
     draft(static_cast<const Model&>(*e.backend).weights());
     if (e.speculation && !options.draft.oracle) e.speculation->warm_up();
   }
+  if (e.backend->heat() != nullptr) e.first_heat = *e.backend->heat();
   e.model_file = &file;
   if (const std::string fault = file.fault(); !fault.empty()) throw LoadError(fault);
   e.info.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -155,7 +156,7 @@ std::optional<HeatMap> Engine::Impl::read_heat(const std::string& path, const Mo
   HeatMap heat(catalog);
   std::error_code error;
   if (std::filesystem::exists(path, error)) {
-    if (const Status status = load_heat(path, heat_info, heat); !status) {
+    if (const Status status = thermo::load_heat(path, heat_info, heat); !status) {
       log_warning("engine", "{}; it is left as it is, and every expert counts the same",
                   status.error().message);
       return heat;

@@ -121,7 +121,7 @@ void Engine::warm_up(uint64_t cache_bytes) {
   }
   set_drafting(true);
   if (!status) throw ThermoError(ExitCode::DeviceFault, status.error().message);
-  e.backend->reset_experts();
+  reset_experts();
   if (heat) e.backend->set_heat(*heat);
   e.warm_up_telemetry = e.backend->expert_telemetry();
   log_info("engine", "warmed up in {:.2f} s", std::chrono::duration<double>(Clock::now() - start).count());

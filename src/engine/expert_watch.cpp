@@ -8,6 +8,7 @@ namespace thermo {
 void ExpertWatch::look(Engine& engine, bool stepped) {
   const HeatOrder order = order_.exchange(HeatOrder::None);
   if (order == HeatOrder::Reset) engine.reset_experts();
+  if (order == HeatOrder::Load) engine.load_heat();
   const Clock::time_point now = Clock::now();
   if (stepped) saved_ = false;
   if (order == HeatOrder::Save || (!saved_ && now >= last_save_ + save_every_)) {

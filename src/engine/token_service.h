@@ -93,7 +93,7 @@ struct ExpertHeat {
   std::vector<float> heat;    // of all experts, layer after layer
   uint64_t n_tokens = 0;      // that were counted
 };
-enum class HeatOrder { None, Save, Reset };
+enum class HeatOrder { None, Save, Load, Reset };
 
 // The prefix cache: what it has, and what it did; see engine/prefix_cache.h.
 struct CacheCounts {
@@ -143,7 +143,7 @@ class TokenService {
   virtual void look_up(std::vector<TokenId> prompt, std::function<void(int n_cached)> on_found) = 0;
   // The latest copy, at most a moment old if this is called again and again; nullptr: there is none yet.
   virtual std::shared_ptr<const ExpertHeat> expert_heat() { return nullptr; }
-  // Writes the heat file, or forgets heat and hot experts, after the step that runs.
+  // Writes the heat file or reads it, or forgets heat and hot experts, after the step that runs.
   virtual void order(HeatOrder) {}
   virtual int n_ctx() const = 0;
   virtual int n_slots() const = 0;

@@ -384,9 +384,11 @@ HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) 
       require_model(server_);
       const Json body = body_of(request);
       const std::string action = Fields(body).string("action").value_or("");
-      if (action != "save" && action != "reset")
-        throw invalid_value("action", "action: save or reset was expected");
-      server_.model->service->order(action == "save" ? HeatOrder::Save : HeatOrder::Reset);
+      if (action != "save" && action != "load" && action != "reset")
+        throw invalid_value("action", "action: save, load or reset was expected");
+      server_.model->service->order(action == "save"   ? HeatOrder::Save
+                                    : action == "load" ? HeatOrder::Load
+                                                       : HeatOrder::Reset);
       return json_reply({{"action", action}, {"status", "ordered"}});
     }
     case Endpoint::Shutdown:

@@ -257,6 +257,15 @@ class Heat(unittest.TestCase):
                 self.assertGreater(heat_of(path), 0)
                 self.assertEqual(server.request("POST", "/thermo/heat", {"action": "melt"})[0], 400)
 
+                def tokens_after(action):
+                    server.post("/thermo/heat", {"action": action})
+                    time.sleep(0.3)
+                    server.get("/thermo/experts")  # the copy after this one
+                    time.sleep(0.3)
+                    return server.get("/thermo/experts")["n_tokens"]
+                self.assertEqual(tokens_after("reset"), 0)
+                self.assertEqual(tokens_after("load"), heat_of(path))
+
     def test_orders_need_an_administrator(self):
         with Server("--api-key", "user:u,admin:a", "-c", "512") as server:
             for key, status in (("u", 403), ("a", 200)):
