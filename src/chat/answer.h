@@ -30,7 +30,7 @@ struct AnswerStats {
   double first_token_seconds = 0.0;  // from the start of the request
   uint64_t seed = 0;
   std::string reasoning_close;  // how reasoning ended, where something watched it: "natural", "budget",
-                                // "client", "tool_call"
+                                // "client", "loop", "tool_call"
   DraftTelemetry draft;         // of this answer
 
   void take(const TokenUsage& usage);

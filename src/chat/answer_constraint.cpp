@@ -144,6 +144,7 @@ void AnswerConstraint::accept(int32_t token) {
   if (!take(token)) at_ = {.phase = Phase::Broken};
   if (before == Phase::Thought) {
     ++n_thought_;
+    loops_ = rules_->options_.ends_loops && repeats_itself(token);
     if (at_.phase != Phase::Thought && reasoning_close_ == nullptr) reasoning_close_ = "natural";
   } else if (at_.phase == Phase::Thought) {
     n_thought_ = 0;
@@ -155,9 +156,25 @@ void AnswerConstraint::limit_thought() {
   if (at_.phase != Phase::Thought || !forced_.empty() || reasoning_close_ != nullptr) return;
   const int budget = rules_->options_.reasoning_budget;
   const bool used_up = budget >= 0 && n_thought_ >= budget;
-  if (!used_up && !end_asked_.load(std::memory_order_relaxed)) return;
+  const bool asked = end_asked_.load(std::memory_order_relaxed);
+  if (!used_up && !asked && !loops_) return;
   forced_.assign(rules_->close_for_budget_.begin(), rules_->close_for_budget_.end());
-  reasoning_close_ = used_up ? "budget" : "client";
+  reasoning_close_ = used_up ? "budget" : asked ? "client" : "loop";
+}
+
+// Whether the last tokens are one block, again and again.
+bool AnswerConstraint::repeats_itself(int32_t token) {
+  constexpr size_t kShortest = 16, kLongest = 256;  // blocks
+  constexpr int kTimes = 6;
+  n_same_.resize(kLongest + 1);
+  bool found = false;
+  for (size_t period = kShortest; period <= std::min(kLongest, thought_.size()); ++period) {
+    int& n = n_same_[period];
+    n = thought_[thought_.size() - period] == token ? n + 1 : 0;
+    found |= n >= static_cast<int>(period) * (kTimes - 1);
+  }
+  thought_.push_back(token);
+  return found;
 }
 
 // Moves on; false: the token has no place here.

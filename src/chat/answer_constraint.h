@@ -40,6 +40,7 @@ struct ConstraintOptions {
   // Reasoning.
   bool may_reason = true;     // the answer may open a thought itself, before anything else
   int reasoning_budget = -1;  // tokens of it; -1: any number
+  bool ends_loops = false;    // reasoning that repeats itself ends, too
   // Written when the budget is used up, before the closing marker.
   std::string budget_message =
       "\n\nConsidering the limited time by the user, I have to give the solution based on the thinking "
@@ -101,7 +102,7 @@ class AnswerConstraint : public TokenConstraint {
   void end_reasoning() { end_asked_.store(true, std::memory_order_relaxed); }
 
   // How the reasoning ended: nullptr while it goes on or where there was none, else "natural", "budget",
-  // "client", "tool_call".
+  // "client", "loop", "tool_call".
   const char* reasoning_close() const { return reasoning_close_; }
   // Masks that were asked for, and the time they took together.
   int n_masks() const { return n_masks_; }
@@ -127,10 +128,14 @@ class AnswerConstraint : public TokenConstraint {
   bool enter_calls(Position& at, std::string_view rest) const;
   bool take(int32_t token);
   void limit_thought();
+  bool repeats_itself(int32_t token);
 
   std::shared_ptr<const AnswerRules> rules_;
   Position at_;
   int n_thought_ = 0;
+  std::vector<int32_t> thought_;  // its tokens, where loops are looked for
+  std::vector<int> n_same_;       // of each period: tokens in a row that are those of a period ago
+  bool loops_ = false;
   std::vector<uint64_t> mask_;  // scratch of mask()
   int n_masks_ = 0;
   double mask_seconds_ = 0.0;

@@ -327,6 +327,31 @@ TEST(AnswerConstraint, EndsReasoningWhenSomebodyAsksForIt) {
   EXPECT_FALSE(constraint.forced());
 }
 
+TEST(AnswerConstraint, EndsReasoningThatRepeatsItself) {
+  const Words& words = with_markers();
+  const auto n_until_forced = [&](int period, bool ends_loops, int odd_one) {
+    ConstraintOptions options;
+    options.ends_loops = ends_loops;
+    AnswerConstraint constraint = constraint_of(words, options, true);
+    int n = 0;
+    for (; n < 5000 && !constraint.forced(); ++n) {
+      const auto noise = static_cast<uint32_t>(n % period) * 2654435761u;
+      const std::string letter(1, n == odd_one ? 'Z' : static_cast<char>('a' + (noise >> 16) % 26));
+      constraint.accept(words.tokenizer.encode(letter).front());
+    }
+    if (n < 5000) {
+      EXPECT_STREQ(constraint.reasoning_close(), "loop");
+    }
+    return n;
+  };
+  for (const int period : {16, 17, 100, 256})
+    EXPECT_LE(n_until_forced(period, true, -1), 6 * period) << period;
+  EXPECT_EQ(n_until_forced(16, true, -1), 96);
+  EXPECT_GT(n_until_forced(100, true, 450), 800);  // it was no loop yet
+  EXPECT_EQ(n_until_forced(300, true, -1), 5000);
+  EXPECT_EQ(n_until_forced(16, false, -1), 5000);
+}
+
 TEST(AnswerConstraint, ClosesAThoughtBeforeACall) {
   const Words& words = with_markers();
   ConstraintOptions options;

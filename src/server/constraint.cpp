@@ -39,7 +39,7 @@ std::shared_ptr<const Grammar> grammar_of(const OutputFormat& format, std::vecto
 
 std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const GenerationRequest& request,
                                                                 const ServedModel& model, bool in_reasoning,
-                                                                int max_tokens, size_t n,
+                                                                int max_tokens, size_t n, bool ends_loops,
                                                                 std::vector<std::string>& ignored) {
   ConstraintOptions options;
   options.may_reason = request.dialect != Dialect::Completions && request.split_reasoning;
@@ -48,6 +48,7 @@ std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const Generation
     const int most = max_tokens - reply_reserve(max_tokens);
     options.reasoning_budget = options.reasoning_budget < 0 ? most : std::min(options.reasoning_budget, most);
   }
+  options.ends_loops = in_reasoning && ends_loops;
   options.grammar = grammar_of(request.format, ignored);
   const CallChoice& choice = request.tool_choice;
   if (choice.mode != CallChoice::Mode::None)

@@ -16,19 +16,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kPauseAbove = 1 << 20, kResumeBelow = 1 << 18;  // unsent bytes
 constexpr auto kForever = std::chrono::hours(24 * 365);
-
-// Neighbours of one kind become one event.
-AnswerParser::Events merged(AnswerParser::Events events) {
-  AnswerParser::Events out;
-  for (AnswerEvent& event : events) {
-    const bool text = event.kind != AnswerEvent::Kind::CallBegin && event.kind != AnswerEvent::Kind::CallEnd;
-    if (text && !out.empty() && out.back().kind == event.kind && out.back().call == event.call)
-      out.back().text += event.text;
-    else
-      out.push_back(std::move(event));
-  }
-  return out;
-}
+constexpr double kSpaceEvery = 15.0;  // seconds
 
 class Generation {
  public:
@@ -258,8 +246,16 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
     exchange_.begin_stream(std::move(head));
     send(writer_->begin(prepared_.n_prompt()));
   }
-  const double asked =
-      request().ping_seconds.value_or(std::chrono::duration<double>(server_.options.ping_interval).count());
+  // A client that asks for it gets spaces before its reply, so that nothing between gives the connection up.
+  const bool spaces = !streaming_ && exchange_.request().header("x-keepalive") == "whitespace";
+  if (spaces) {
+    HttpReply head;
+    head.headers = headers;
+    exchange_.begin_stream(std::move(head));
+  }
+  const double asked = spaces ? kSpaceEvery
+                              : request().ping_seconds.value_or(
+                                    std::chrono::duration<double>(server_.options.ping_interval).count());
   const auto ping = asked > 0.0
                         ? std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(asked))
                         : Clock::duration(kForever);
@@ -289,7 +285,11 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
       failure_ = ApiError(503, "queue_timeout", "no slot became free in time; try again later");
       failure_->retry_seconds = retry_seconds(server_);
     }
-    if (streaming_ && open() && !failure_ && now >= last_sent_ + ping) send(writer_->heartbeat());
+    if (open() && !failure_ && now >= last_sent_ + ping) {
+      if (streaming_) send(writer_->heartbeat());
+      if (spaces) send(" ");
+      last_sent_ = now;
+    }
   }
   if (exchange_.gone() || live_->cancelled) {
     server_.metrics.count("thermocline_cancelled_total", fmt::format("phase=\"{}\"", phase()));
@@ -305,8 +305,10 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
     if (!live_->cancelled) record("error");
     if (continuation_ != nullptr) continuation_->finish_reason = "error";
     server_.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", failure_->code));
-    if (!streaming_) throw *failure_;
-    send(writer_->fail(*failure_));
+    if (!streaming_ && !spaces) throw *failure_;
+    // The status was sent: the error is in the body.
+    send(spaces ? error_json(*failure_, request().dialect, exchange_.request().id).dump()
+                : writer_->fail(*failure_));
     exchange_.end_stream();
     co_return;
   }
@@ -314,6 +316,9 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
   for (Choice& choice : choices_) answers.push_back(std::move(choice.answer));
   if (streaming_) {
     send(writer_->end(answers));
+    exchange_.end_stream();
+  } else if (spaces) {
+    send(json_reply(writer_->whole(answers)).body);
     exchange_.end_stream();
   } else {
     HttpReply reply = json_reply(writer_->whole(answers));
@@ -568,21 +573,12 @@ asio::awaitable<void> generate(ServerState& server, HttpExchange& exchange, Dial
     exchange.end_stream();
     co_return;
   }
-  const auto names = [](const std::vector<std::string>& list) {
-    std::string text;
-    for (const std::string& name : list) {
-      if (text.size() + name.size() > 1000) break;
-      text += (text.empty() ? "" : ", ");
-      for (const char c : name) text += c > ' ' && c <= '~' && c != ',' ? c : '_';
-    }
-    return text;
-  };
   if (prepared->n_spliced > 0)
     server.metrics.count("thermocline_turn_store_splices_total", "", prepared->n_spliced);
   if (!prepared->request.ignored_fields.empty())
-    headers.emplace_back("X-Ignored-Fields", names(prepared->request.ignored_fields));
+    headers.emplace_back("X-Ignored-Fields", header_list(prepared->request.ignored_fields));
   if (!prepared->request.ignored_tools.empty())
-    headers.emplace_back("X-Ignored-Tools", names(prepared->request.ignored_tools));
+    headers.emplace_back("X-Ignored-Tools", header_list(prepared->request.ignored_tools));
   const TokenServiceState state = server.model->service->state();
   const int n_free = static_cast<int>(state.slots.size()) - state.n_running;
   headers.emplace_back("X-Queue-Position", fmt::format("{}", n_free > 0 ? 0 : state.n_waiting + 1));

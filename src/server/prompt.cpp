@@ -222,7 +222,7 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
   const size_t n_answers = prepared.prompts.size() * static_cast<size_t>(request.n);
   const auto begin = std::chrono::steady_clock::now();
   prepared.constraints = make_constraints(request, model, prepared.in_reasoning, generate.max_tokens,
-                                          n_answers, request.ignored_fields);
+                                          n_answers, options.loop_guard, request.ignored_fields);
   prepared.constraint_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (const Status status = validate(generate.sampling, vocab.n_tokens()); !status)
@@ -241,6 +241,7 @@ GenerationRequest read_request(Dialect dialect, const Json& body, const ServerSt
   defaults.keep_billing_header = server.options.keep_billing_header;
   defaults.anthropic_thinking = server.options.anthropic_thinking;
   defaults.prefill_assistant = server.options.prefill_assistant;
+  defaults.tokens_of = [&model](const std::string& text) { return model.tokenizer->encode(text); };
   GenerationRequest request = dialect == Dialect::Messages      ? read_messages_request(body, defaults)
                               : dialect == Dialect::Responses   ? read_responses_request(body, defaults)
                               : dialect == Dialect::Completions ? read_completions_request(body, defaults)

@@ -27,9 +27,10 @@ struct ServerOptions {
   bool keep_billing_header = false;
   bool anthropic_thinking = false;
   bool prefill_assistant = false;
-  int max_waiting = 64;     // as the engine's queue has it
+  bool loop_guard = true;                  // reasoning that repeats itself is ended
+  int max_waiting = 64;                    // as the engine's queue has it
   std::optional<bool> preserve_reasoning;  // of earlier answers; nullopt: where the template can
-  int key_concurrency = 0;  // requests of one key at a time; 0: any number
+  int key_concurrency = 0;                 // requests of one key at a time; 0: any number
   bool serve_slots = true, serve_props = true, serve_metrics = true;
   Json version = Json::object();  // what /version says
   // Times; zero: none.
@@ -38,7 +39,7 @@ struct ServerOptions {
   std::chrono::milliseconds shutdown_grace{30'000};
   // Performance.
   uint64_t turn_store_bytes = uint64_t{64} << 20;  // see turn_store.h; 0: none
-  int n_workers = 2;  // threads that read bodies and render prompts
+  int n_workers = 2;                               // threads that read bodies and render prompts
 };
 
 // The facts of a model that is ready. Everything it points to outlives the server.

@@ -55,7 +55,7 @@ class Hostile(unittest.TestCase):
         ]
         for more in [{"temperature": 9}, {"temperature": "hot"}, {"top_p": -1}, {"top_k": 10**9}, {"n": 0}, {"n": 99}, {"n": 1.5},
                      {"max_tokens": "many"}, {"stop": [""]}, {"stop": ["x"] * 17}, {"stop": ["x" * 300]}, {"stop": 5},
-                     {"seed": -5}, {"seed": "x"}, {"logit_bias": {"x": 1}}, {"logit_bias": {"5": 101}}, {"logit_bias": []},
+                     {"seed": -5}, {"seed": "x"}, {"logit_bias": {"": 1}}, {"logit_bias": {"99999999": 1}}, {"logit_bias": {"x": "y"}}, {"logit_bias": {"5": 101}}, {"logit_bias": []},
                      {"logprobs": 1}, {"top_logprobs": 5}, {"top_logprobs": 21, "logprobs": True}, {"stream": "yes"},
                      {"tools": {}}, {"tools": [{"type": "function"}]}, {"tools": [{"type": "function", "function": {"name": "a b"}}]},
                      {"tools": [{"type": "function", "function": {"name": "f"}}] * 2},

@@ -84,6 +84,13 @@ class Health(unittest.TestCase):
             self.assertEqual((status, reply["status"]), (200, "ok"))
             self.assertGreater(reply["ms"], 0)
 
+    def test_keeps_connections_alive_with_spaces(self):
+        with Server("-c", "512", "--timeout", "60s") as server:
+            for body, key in ((SUM, "choices"), ({**SUM, "n": 99}, "error")):
+                status, _, reply = server.request("POST", "/v1/chat/completions", body, headers={"X-Keepalive": "whitespace"})
+                self.assertIn(key, reply)
+                self.assertEqual(status, 200 if key == "choices" else 400)  # refused before anything was sent
+
     def test_logs_traces(self):
         with Server("-c", "512") as server:
             trace = "0af7651916cd43dd8448eb211c80319c"

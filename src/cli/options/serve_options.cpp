@@ -195,6 +195,10 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
             "keep the reasoning of earlier answers in the prompt: on, off or auto (where the template can)")
       .choices({"on", "off", "auto"})
       .advanced();
+  set.value("--loop-guard", "WHEN", flags.loop_guard,
+            "end reasoning that repeats a block of 16 to 256 tokens six times: on or off (default on)")
+      .choices({"on", "off"})
+      .advanced();
   set.value("--anthropic-thinking", "WHEN", flags.anthropic_thinking,
             "reasoning of /v1/messages without a word about it: off, or auto (the template's default)")
       .choices({"off", "auto"})
@@ -252,6 +256,7 @@ ServerOptions server_options(const ServeFlags& flags) {
   options.default_max_tokens = flags.default_max_tokens < 0 ? 1 << 30 : flags.default_max_tokens;
   options.keep_billing_header = flags.keep_billing_header;
   options.anthropic_thinking = flags.anthropic_thinking == "auto";
+  options.loop_guard = flags.loop_guard == "on";
   options.prefill_assistant = flags.prefill_assistant;
   options.key_concurrency = flags.key_concurrency;
   options.serve_metrics = flags.metrics;

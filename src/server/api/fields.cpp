@@ -138,7 +138,7 @@ void Fields::accept(std::initializer_list<const char*> names) {
 
 void Fields::refuse(const std::string& name, const std::string& why) {
   const Json* value = find(name);
-  if (value == nullptr || *value == Json(false)) return;
+  if (value == nullptr || *value == Json(false) || *value == Json(0)) return;
   if ((value->is_array() || value->is_object() || value->is_string()) && value->empty()) return;
   throw unsupported(path(name), path(name) + ": " + why);
 }

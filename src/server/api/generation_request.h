@@ -88,6 +88,7 @@ struct RequestDefaults {
   bool keep_billing_header = false;
   bool anthropic_thinking = false;  // without a word about it: the template's default instead of off
   bool prefill_assistant = false;
+  std::function<std::vector<int32_t>(const std::string&)> tokens_of;  // a text as the vocabulary has it
 };
 
 // From the bodies of the APIs. Throw ApiError.

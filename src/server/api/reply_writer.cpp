@@ -77,6 +77,18 @@ AnswerStats ReplyWriter::total(std::span<const Answer> answers, int* n_reasoning
   return all;
 }
 
+AnswerParser::Events merged(AnswerParser::Events events) {
+  AnswerParser::Events out;
+  for (AnswerEvent& event : events) {
+    const bool text = event.kind != AnswerEvent::Kind::CallBegin && event.kind != AnswerEvent::Kind::CallEnd;
+    if (text && !out.empty() && out.back().kind == event.kind && out.back().call == event.call)
+      out.back().text += event.text;
+    else
+      out.push_back(std::move(event));
+  }
+  return out;
+}
+
 std::unique_ptr<ReplyWriter> make_reply_writer(ReplyContext context) {
   switch (context.request->dialect) {
     case Dialect::Completions:

@@ -67,6 +67,8 @@ std::unique_ptr<ReplyWriter> make_completions_writer(ReplyContext context);
 std::unique_ptr<ReplyWriter> make_messages_writer(ReplyContext context);
 std::unique_ptr<ReplyWriter> make_responses_writer(ReplyContext context);
 
+// Neighbours of one kind become one event.
+AnswerParser::Events merged(AnswerParser::Events events);
 // "call_" and 24 letters and digits that nobody else gets.
 std::string fresh_id(std::string_view prefix);
 // One event: an optional name, one line of data.

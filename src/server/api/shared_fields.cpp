@@ -22,23 +22,29 @@ void set(std::optional<double> value, float& target) {
   if (value) target = static_cast<float>(*value);
 }
 
+// An id, or else a text: then the tokens that it has.
+std::vector<int32_t> tokens_of_key(const std::string& key, const std::string& path,
+                                   const RequestDefaults& defaults) {
+  int32_t id = -1;
+  const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
+  const bool is_number = error != std::errc::invalid_argument && end == key.data() + key.size();
+  if (!is_number && !key.empty() && defaults.tokens_of) return defaults.tokens_of(key);
+  if (!is_number || error != std::errc() || id < 0 || id >= defaults.n_vocab)
+    throw invalid_value(
+        path, fmt::format("{}: a token id of 0..{} or a text was expected", path, defaults.n_vocab - 1));
+  return {id};
+}
+
 void read_logit_bias(Fields& fields, const RequestDefaults& defaults, SamplingParams& sampling) {
   const Json* bias = fields.object("logit_bias");
   if (bias == nullptr) return;
   for (const auto& [key, value] : bias->items()) {
     const std::string path = fields.path("logit_bias") + "." + key;
-    int32_t id = -1;
-    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
-    if (error != std::errc() || end != key.data() + key.size() || id < 0 || id >= defaults.n_vocab)
-      throw invalid_value(path,
-                          fmt::format("{}: a token id of 0..{} was expected", path, defaults.n_vocab - 1));
-    if (value == Json(false)) {
-      sampling.logit_bias[id] = kBanToken;
-      continue;
-    }
-    if (!value.is_number() || value.get<double>() < -100.0 || value.get<double>() > 100.0)
+    const bool banned = value == Json(false);
+    if (!banned && (!value.is_number() || value.get<double>() < -100.0 || value.get<double>() > 100.0))
       throw invalid_value(path, path + ": a number of -100..100 or false was expected");
-    sampling.logit_bias[id] = value.get<float>();
+    for (const int32_t id : tokens_of_key(key, path, defaults))
+      sampling.logit_bias[id] = banned ? kBanToken : value.get<float>();
   }
 }
 

@@ -98,6 +98,17 @@ std::string chunk_of(std::string_view bytes) {
   return fmt::format("{:x}\r\n{}\r\n", bytes.size(), bytes);
 }
 
+std::string header_list(const std::vector<std::string>& names) {
+  constexpr size_t kMostBytes = 1000;
+  std::string text;
+  for (const std::string& name : names) {
+    if (text.size() + name.size() > kMostBytes) break;
+    text += text.empty() ? "" : ", ";
+    for (const char c : name) text += c > ' ' && c <= '~' && c != ',' ? c : '_';
+  }
+  return text;
+}
+
 void split_target(std::string_view target, HttpRequest& request) {
   // A proxy's form names the host as well.
   if (target.starts_with("http://") || target.starts_with("https://")) {

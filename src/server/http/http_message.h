@@ -43,5 +43,7 @@ std::string chunk_of(std::string_view bytes);
 // "/v1/messages?beta=true" to path and query.
 void split_target(std::string_view target, HttpRequest& request);
 std::string http_date();
+// Names with commas, as many as a header should have; other characters than visible ASCII become "_".
+std::string header_list(const std::vector<std::string>& names);
 
 }  // namespace thermo
