@@ -161,7 +161,7 @@ class Options(ProgramTest):
         with Server("--cache-ram", "64M", "--turn-store", "1M") as server:
             items = {item["name"]: item["bytes"] for item in server.get("/thermo/plan")["tiers"][0]["items"]}
             self.assertEqual(items["prefix cache"], LIMIT)
-            self.assertEqual(metric(server, "thermocline_cache_limit_bytes"), {'tier="ram"': LIMIT, 'tier="turn_store"': 1 << 20})
+            self.assertEqual(metric(server, "thermocline_cache_limit_bytes"), {'tier="ram"': LIMIT, 'tier="disk"': 0, 'tier="turn_store"': 1 << 20})
             self.assertEqual(server.get("/props")["cache"]["limit_bytes"], LIMIT)
         with Server(env={"LLAMA_ARG_CACHE_RAM": "32"}) as server:
             self.assertEqual(server.get("/props")["cache"]["limit_bytes"], 32 << 20)
