@@ -1,5 +1,5 @@
 // Steps before the first request. A GPU loads kernels when they are first launched, and the system gives
-// memory when it is first touched: a first token would take ten times as long as the next.
+// memory when it is first touched: a first token would wait for that.
 #include <algorithm>
 #include <chrono>
 

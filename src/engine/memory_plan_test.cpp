@@ -1,0 +1,178 @@
+#include "engine/memory_plan.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "gguf/gguf_file.h"
+#include "model/model_config.h"
+
+namespace thermo {
+namespace {
+
+const GgufFile& plankton() {
+  static const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
+  return file;
+}
+
+TEST(MemoryPlan, HalvesTheContextUntilItFits) {
+  const GgufFile dense(std::string(THERMO_TEST_DATA) + "/qwen35-f32.gguf");
+  const ModelConfig config = read_model_config(dense);
+  MemoryPlanInputs inputs;
+  inputs.available_bytes = 8 * GiB;
+  const MemoryPlan wide = plan_memory(config, dense, inputs);
+  EXPECT_EQ(wide.n_ctx, 2048);
+  inputs.available_bytes = wide.total_bytes - 1;
+  EXPECT_EQ(plan_memory(config, dense, inputs).n_ctx, 1024);
+  inputs.n_ctx = 2048;  // asked for: never silently less
+  EXPECT_THROW(plan_memory(config, dense, inputs), MemoryError);
+  uint64_t sum = 0;
+  for (const MemoryPlanItem& item : wide.items) sum += item.bytes;
+  EXPECT_EQ(sum, wide.total_bytes);
+}
+
+// Reading every step's experts from the file costs more than a shorter context, up to a point.
+TEST(MemoryPlan, ShortensALongContextBeforeExpertsMoveToTheFile) {
+  const ModelConfig config = read_model_config(plankton());
+  ModelConfig longer = config;
+  longer.n_ctx_train = 32768;
+  MemoryPlanInputs inputs;
+  inputs.available_bytes = 8 * GiB;
+  const MemoryPlan wide = plan_memory(longer, plankton(), inputs);
+  EXPECT_EQ(wide.n_ctx, 32768);
+  inputs.available_bytes = wide.total_bytes - 1;
+  EXPECT_EQ(plan_memory(longer, plankton(), inputs).n_ctx, 16384);
+  EXPECT_FALSE(plan_memory(longer, plankton(), inputs).experts_in_file());
+  inputs.n_ctx = kRoomyContext;
+  inputs.available_bytes = plan_memory(longer, plankton(), inputs).total_bytes - 1;
+  inputs.n_ctx = 0;
+  const MemoryPlan tight = plan_memory(longer, plankton(), inputs);
+  EXPECT_EQ(tight.n_ctx, kRoomyContext);
+  EXPECT_TRUE(tight.experts_in_file());
+}
+
+// Sequences share pages: with -c at least one whole context, otherwise some for each.
+TEST(MemoryPlan, HasFewerPagesWhereNotAllContextsFit) {
+  const ModelConfig config = read_model_config(plankton());
+  MemoryPlanInputs inputs;
+  inputs.available_bytes = 8 * GiB;
+  inputs.n_sequences = 8;
+  inputs.n_ctx = 4096;
+  const MemoryPlan all = plan_memory(config, plankton(), inputs);
+  EXPECT_EQ(all.n_pages, 8 * 16);
+  inputs.n_pages = 16;
+  const MemoryPlan one = plan_memory(config, plankton(), inputs);
+  EXPECT_EQ(one.n_pages, 16);
+  EXPECT_LT(one.total_bytes, all.total_bytes);
+  inputs.n_pages = 3;  // less than a context: that
+  EXPECT_EQ(plan_memory(config, plankton(), inputs).n_pages, 16);
+  inputs.n_pages = 0;
+  for (const uint64_t share : {uint64_t{1}, uint64_t{2}, uint64_t{3}}) {
+    inputs.available_bytes = one.total_bytes + (all.total_bytes - one.total_bytes) * share / 4;
+    const MemoryPlan plan = plan_memory(config, plankton(), inputs);
+    EXPECT_TRUE(plan.fits());
+    EXPECT_FALSE(plan.experts_in_file());
+    EXPECT_EQ(plan.n_ctx, 4096);
+    EXPECT_GT(plan.n_pages, 16);
+    EXPECT_LT(plan.n_pages, 8 * 16);
+    const auto kv = std::find_if(plan.items.begin(), plan.items.end(),
+                                 [](const MemoryPlanItem& item) { return item.name == "kv cache"; });
+    ASSERT_NE(kv, plan.items.end());
+    EXPECT_NE(kv->detail.find("shared by 8 sequences of up to 4096"), std::string::npos) << kv->detail;
+  }
+  // The context is ours to choose: shorter ones before too few pages.
+  ModelConfig longer = config;
+  longer.n_ctx_train = 32768;
+  inputs.n_ctx = 0;
+  inputs.available_bytes = 8 * GiB;
+  const MemoryPlan wide = plan_memory(longer, plankton(), inputs);
+  EXPECT_EQ(wide.n_ctx, 32768);
+  inputs.available_bytes = wide.total_bytes / 2;
+  const MemoryPlan tight = plan_memory(longer, plankton(), inputs);
+  EXPECT_TRUE(tight.fits());
+  EXPECT_GE(tight.n_pages, tight.n_ctx / 256 + 7 * 16);
+}
+
+TEST(MemoryPlan, HasFewerPagesOnADevice) {
+  const ModelConfig config = read_model_config(plankton());
+  MemoryPlanInputs inputs;
+  inputs.available_bytes = 8 * GiB;
+  inputs.n_sequences = 4;
+  inputs.n_ctx = 4096;
+  const size_t page = SequenceLayout::on_gpu(config, {.n_ctx = 4096}).page_bytes(KvKind::Full);
+  const auto items = [&](int, int n_pages) {
+    return std::vector<MemoryPlanItem>{{"kv cache", static_cast<uint64_t>(n_pages) * page, ""}};
+  };
+  const uint64_t reserve = 512 * MiB;
+  EXPECT_EQ(plan_device_memory(config, inputs, "card", reserve + 64 * page, items).n_pages, 64);
+  const MemoryPlan some = plan_device_memory(config, inputs, "card", reserve + 40 * page, items);
+  EXPECT_TRUE(some.fits());
+  EXPECT_EQ(some.n_pages, 16 + 18);  // three quarters of the rest
+  EXPECT_FALSE(plan_device_memory(config, inputs, "card", reserve + 15 * page, items).fits());
+  // Beside experts that need the room more; here it is little.
+  EXPECT_EQ(plan_device_memory(config, inputs, "card", reserve + 64 * page, items, true).n_pages, 64);
+}
+
+TEST(MemoryPlan, ChoosesAContextForADevice) {
+  const ModelConfig config = read_model_config(plankton());
+  MemoryPlanInputs inputs;
+  inputs.available_bytes = 8 * GiB;
+  const auto items = [](int n_ctx, int) {
+    return std::vector<MemoryPlanItem>{{"kv cache", static_cast<uint64_t>(n_ctx) * MiB, ""}};
+  };
+  EXPECT_EQ(plan_device_memory(config, inputs, "card", 16 * GiB, items).n_ctx, 4096);
+  EXPECT_EQ(plan_device_memory(config, inputs, "card", 3 * GiB, items).n_ctx, 2048);
+  EXPECT_FALSE(plan_device_memory(config, inputs, "card", 512 * MiB, items).fits());
+  inputs.n_ctx = 4096;  // asked for: never silently less
+  EXPECT_FALSE(plan_device_memory(config, inputs, "card", 3 * GiB, items).fits());
+}
+
+TEST(MemoryPlan, NamesWhatWouldFit) {
+  const ModelConfig config = read_model_config(plankton());
+  MemoryPlanInputs inputs;
+  inputs.available_bytes = 8 * GiB;
+  inputs.n_ctx = 512;
+  inputs.expert_ram = 0;  // as few experts as can do
+  const uint64_t needed = plan_memory(config, plankton(), inputs).total_bytes;
+  inputs.available_bytes = needed - 1 * MiB;
+  try {
+    plan_memory(config, plankton(), inputs);
+    FAIL() << "must not fit";
+  } catch (const MemoryError& error) {
+    EXPECT_NE(std::string(error.what()).find("without repacking"), std::string::npos) << error.what();
+    EXPECT_EQ(error.remedy(), Remedy::FileMapping);
+  }
+}
+
+TEST(MemoryPlan, LeavesExpertsInTheFileWhereTheyDoNotFit) {
+  const ModelConfig config = read_model_config(plankton());
+  MemoryPlanInputs inputs;
+  inputs.available_bytes = 8 * GiB;
+  inputs.n_ctx = 1024;
+  const MemoryPlan all = plan_memory(config, plankton(), inputs);
+  EXPECT_FALSE(all.experts_in_file());
+  EXPECT_EQ(all.note, "");
+  inputs.available_bytes = all.total_bytes - 1;
+  const MemoryPlan some = plan_memory(config, plankton(), inputs);
+  EXPECT_TRUE(some.experts_in_file());
+  EXPECT_TRUE(some.fits());
+  EXPECT_EQ(some.n_ctx, 1024);
+  EXPECT_LT(some.host_expert_bytes, some.expert_bytes);
+  EXPECT_GT(some.host_expert_bytes, some.expert_bytes / 2);
+  EXPECT_NE(some.note.find("the rest in the file"), std::string::npos) << some.note;
+  uint64_t sum = 0;
+  for (const MemoryPlanItem& item : some.items) sum += item.bytes;
+  EXPECT_EQ(sum, some.total_bytes);
+  // Asked for: as much as that, or the least that works.
+  inputs.available_bytes = 8 * GiB;
+  inputs.expert_ram = some.expert_bytes * 3 / 4;
+  EXPECT_EQ(plan_memory(config, plankton(), inputs).host_expert_bytes, some.expert_bytes * 3 / 4);
+  inputs.expert_ram = 0;
+  const MemoryPlan least = plan_memory(config, plankton(), inputs);
+  EXPECT_GT(least.host_expert_bytes, 0u);
+  EXPECT_LT(least.host_expert_bytes, some.expert_bytes);
+  EXPECT_NE(least.note, "");
+}
+
+}  // namespace
+}  // namespace thermo
