@@ -44,9 +44,9 @@ struct DecodeFfnArgs {
 
 // For n_used experts of n_ff hidden columns and up to two rows.
 size_t decode_exchange_bytes(int n_used, int n_ff) noexcept;
-// What the first launch of each decode_ffn_cuda() counts up there.
-inline const uint32_t* decode_launch_number(const void* exchange) {
-  return static_cast<const uint32_t*>(exchange);
+// What the first launch of each decode_ffn_cuda() counts up there, or the norms of a step without it.
+inline uint32_t* decode_launch_number(void* exchange) {
+  return static_cast<uint32_t*>(exchange);
 }
 
 // Whether these kernels know the types, and two rows have the memory and `exchange`.

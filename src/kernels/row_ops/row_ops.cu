@@ -99,6 +99,7 @@ __global__ void __launch_bounds__(kThreads) residual_norm_kernel(const __grid_co
     shift_conv(a.conv, row - a.n_rows);
     return;
   }
+  if (a.count != nullptr && row == 0 && threadIdx.x == 0) *a.count += 1;
   const int n_parts = a.parts == nullptr ? 0 : a.n_parts;
   if (static_cast<int>(threadIdx.x) < n_parts) {
     const int k = static_cast<int>(threadIdx.x), at = row * n_parts + k;

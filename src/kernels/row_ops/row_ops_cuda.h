@@ -73,6 +73,7 @@ struct ResidualNormArgs {
   const float* shared_gate = nullptr;  // [n_embd]; nullptr: none
   float* shared_logit = nullptr;       // [rows] = shared_gate . h
   int n_rows, n_embd;
+  uint32_t* count = nullptr;  // counted up once, if there
   ConvShiftArgs conv;
   DeviceCold cold_in;   // of the layer that ends here: waits for its answer, if it posted, and adds it
   DeviceCold cold_out;  // of the layer that begins here: x * norm and the factor go to its mail, if it has

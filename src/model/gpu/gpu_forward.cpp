@@ -126,7 +126,7 @@ void GpuModel::Impl::attention(Pass& pass, int il, const Block& block, const Gpu
   const DeviceActsOut out = mixed_for(w[Role::Output]);
   DeviceAttentionArgs args = attention_args(pass.rows, n_rows, il, block, w);
   args.out = out;
-  args.tagged = pass.fused ? act.attention_tagged : nullptr;
+  args.tagged = n_rows == 1 ? act.attention_tagged : nullptr;
   args.launch = decode_launch_number(act.exchange);
   attention_cuda(args, stream.view());
   project_out(w[Role::Output], out, norm, n_rows);
@@ -266,9 +266,23 @@ DecodeFfnArgs GpuModel::Impl::decode_ffn_args(const Block& block, const GpuBlock
   return args;
 }
 
+// A dense model of this size spends its time on bytes, not on launches. One row has norms as launches of
+// their own, as several have: else each block of a product would make the norm again.
+bool GpuModel::Impl::is_wide_dense() noexcept {
+  constexpr size_t kWide = 16 << 20;
+  bool wide = true;
+  for_each_main_block(config, weights, [&](const Block& block, const GpuBlockWeights& w) {
+    if (block.kind != BlockKind::FeedForward) return;
+    const DeviceMatrix& gate = w[Role::FfnGate];
+    wide = wide && dense_is_few(block, w, 1) &&
+           2 * gate.panel_bytes * static_cast<size_t>(ceil_div(gate.n_rows, 16)) >= kWide;
+  });
+  return wide;
+}
+
 bool GpuModel::Impl::can_fuse_decode(int n_rows) noexcept {
-  bool good =
-      config.n_embd % 32 == 0 && act.hidden.f32_stride % 4 == 0 && (n_rows == 1 || experts == nullptr);
+  bool good = config.n_embd % 32 == 0 && act.hidden.f32_stride % 4 == 0 &&
+              (n_rows == 1 || experts == nullptr) && !is_wide_dense();
   for_each_main_block(config, weights, [&](const Block& block, const GpuBlockWeights& w) {
     if (block.kind == BlockKind::FeedForward) {
       good = good && decode_ffn_possible(decode_ffn_args(block, w, n_rows));
@@ -568,6 +582,7 @@ void GpuModel::Impl::enqueue(int n_rows, StepKind kind, int n_logits, const Step
                      .factor_last = is_few(n_rows),
                      .n_rows = n_rows,
                      .n_embd = config.n_embd,
+                     .count = n_rows == 1 ? decode_launch_number(act.exchange) : nullptr,
                      .conv = {},
                      .cold_in = {},
                      .cold_out = {}}};

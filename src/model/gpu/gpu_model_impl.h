@@ -120,6 +120,7 @@ struct GpuModel::Impl {
   void tap(const Block& block, const float* from, int n_rows) noexcept;
   DecodeFfnArgs decode_ffn_args(const Block& block, const GpuBlockWeights& w, int n_rows) noexcept;
   void prefetch_next(int il, size_t b, DecodeFfnArgs& ffn) noexcept;
+  bool is_wide_dense() noexcept;
   bool can_fuse_decode(int n_rows) noexcept;
   void project_in(std::initializer_list<DeviceLinearJob> jobs, const DeviceNormIn& norm, int n_rows) noexcept;
   DeviceActsOut mixed_for(const DeviceMatrix& output) const noexcept;
