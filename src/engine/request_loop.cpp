@@ -310,6 +310,7 @@ void RequestLoop::Impl::draft() {
                   .position = r.session->n_past() + 1};
     // A cancelled one only computes what it has written.
     ask.max_nodes = r.cancelled ? 0 : std::min({share, n_left, engine.n_ctx() - r.session->n_past() - 1});
+    ask.ends = ask.max_nodes < std::min(share, speculation->drafter().max_depth());
   }
   speculation->draft(asks);
 }

@@ -23,7 +23,8 @@ Speculation::Speculation(std::unique_ptr<Drafter> drafter, Backend& target, cons
     : drafter_(std::move(drafter)),
       target_(target),
       options_(options),
-      sequences_(static_cast<size_t>(options.n_sequences)) {
+      sequences_(static_cast<size_t>(options.n_sequences)),
+      times_(target.step_sizes()) {
   if (!drafter_->states().empty())
     for (Sequence& s : sequences_)
       s.aside = target.make_states(options.max_rows, static_cast<int>(drafter_->states().size()));
@@ -195,7 +196,7 @@ void Speculation::draft(std::span<const DraftAsk> asks) {
     Sequence& s = at(requests_[i].sequence);
     std::swap(s.draft, drafts_[i]);
     if (s.draft.n_ranks > 1) couple(s.draft, ask->choice);
-    make_tree(s, ask->max_nodes);
+    make_tree(s, *ask);
     n_nodes += static_cast<int64_t>(s.tree.size());
   }
   if (options_.trace)
@@ -208,7 +209,7 @@ void Speculation::draft(std::span<const DraftAsk> asks) {
          .args = {{{"sequences", static_cast<int64_t>(requests_.size())}, {"nodes", n_nodes}}}});
 }
 
-void Speculation::make_tree(Sequence& s, int max_nodes) {
+void Speculation::make_tree(Sequence& s, const DraftAsk& ask) {
   adjusted_ = s.draft;
   const float least = options_.min_probability > 0.0f ? std::log(options_.min_probability)
                                                       : -std::numeric_limits<float>::infinity();
@@ -218,10 +219,12 @@ void Speculation::make_tree(Sequence& s, int max_nodes) {
     calibration_.adjust(depth, adjusted_.logprobs_at(depth));
   }
   const int budget = options_.budget > 0 ? options_.budget : kMaxDraftNodes;
-  builder_.build(adjusted_.candidates(), std::min({max_nodes, options_.max_rows - 1, budget}), s.tree,
+  builder_.build(adjusted_.candidates(), std::min({ask.max_nodes, options_.max_rows - 1, budget}), s.tree,
                  drafter_->repeat_weight());
   if (s.planned) {
-    s.tree.resize(static_cast<size_t>(s.planner.choose(s.tree, costs(s), is_trusted())));
+    const DraftView view{
+        .nodes = s.tree, .trusted = is_trusted(), .doubt = calibration_.doubt(), .cut = ask.ends};
+    s.tree.resize(static_cast<size_t>(s.planner.choose(view, costs(s))));
     s.n_guessed = s.tree.empty() && s.draft.n_depths > 0 ? 0 : -1;
   }
   int deepest = 0;

@@ -32,6 +32,7 @@ struct DraftAsk {
   int sequence = 0;
   TokenId root = 0;
   int max_nodes = 0;  // that are of use: the answer may end, or the context
+  bool ends = false;  // that is why there are so few
   SampledChoice choice = {};
 };
 
@@ -103,7 +104,7 @@ class Speculation {
   bool is_trusted() const;
   // The text had `token` after `depth - 1` tokens that were drafted.
   int observe(const Sequence& s, int depth, TokenId token);
-  void make_tree(Sequence& s, int max_nodes);
+  void make_tree(Sequence& s, const DraftAsk& ask);
 
   std::unique_ptr<Drafter> drafter_;
   Backend& target_;

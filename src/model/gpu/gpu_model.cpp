@@ -128,6 +128,10 @@ StepKind kind_of(const StepBatch& batch) {
 
 }  // namespace
 
+std::span<const int> GpuModel::step_sizes() const noexcept {
+  return kBuckets;
+}
+
 const ModelConfig& GpuModel::config() const {
   return impl_->config;
 }

@@ -1,7 +1,7 @@
 // A model whose weights, memory and arithmetic are on a GPU. The same step as model/model.h, see step.h for
 // what a step is.
 //
-// Steps of up to 32 rows replay a recorded graph, one per row bucket; larger ones queue their kernels. The
+// Steps of up to 64 rows replay a recorded graph, one per row bucket; larger ones queue their kernels. The
 // host writes a step's rows to page-locked memory, starts it, and waits once for the logits. One thread at a
 // time may call a GpuModel.
 #pragma once
@@ -49,6 +49,7 @@ class GpuModel final : public Backend {
 
   const ModelConfig& config() const override;
   bool is_gpu() const noexcept override { return true; }
+  std::span<const int> step_sizes() const noexcept override;
   // When less than all logits of a row is needed they stay on the device, until they are fetched.
   StepOutput step(const StepBatch& batch) noexcept override;
   std::span<const float> fetch_logits(int i) noexcept override;
