@@ -41,4 +41,11 @@ void HostBuffer::reset(size_t n_bytes) noexcept {
   if (data_ && n_bytes > 0) ::madvise(data_, n_bytes < size_ ? n_bytes : size_, MADV_DONTNEED);
 }
 
+void touch_pages(std::byte* data, size_t n_bytes) noexcept {
+  for (size_t at = 0; at < n_bytes; at += HostBuffer::kPageBytes) {
+    volatile std::byte& byte = data[at];
+    byte = byte;
+  }
+}
+
 }  // namespace thermo

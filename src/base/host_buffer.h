@@ -32,4 +32,7 @@ class HostBuffer {
   size_t size_ = 0;
 };
 
+// Takes the pages of this memory now, instead of when they are first written. They keep what they have.
+void touch_pages(std::byte* data, size_t n_bytes) noexcept;
+
 }  // namespace thermo

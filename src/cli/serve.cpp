@@ -96,10 +96,10 @@ class ServeCommand : public Command {
     if (engine_.warm_up) {
       tell_supervisor("STATUS=warming up");
       server.set_progress("warm up", 1.0);
-      model.engine().warm_up(options.cache_bytes);
     }
-
-    EngineThread service(model.engine(), engine_thread_options(serve_, options.cache_bytes));
+    EngineThreadOptions thread_options = engine_thread_options(serve_, options.cache_bytes);
+    thread_options.warm_up = engine_.warm_up;
+    EngineThread service(model.engine(), thread_options);
     const StopAtEnd stop{server};  // before the service goes
     const InterruptScope interrupts;
     server.set_ready(served_model(model, renderer, service, sampling, options.n_sequences));

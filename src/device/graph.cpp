@@ -17,6 +17,8 @@ CapturedGraph::CapturedGraph(StreamView stream, const std::function<void()>& wor
   const cudaError_t status = cudaGraphInstantiate(&exec_, graph, 0);
   cudaGraphDestroy(graph);
   cuda_check(status, "preparing a recorded step");
+  // Otherwise the first replay would wait for it.
+  cuda_check(cudaGraphUpload(exec_, stream.handle), "preparing a recorded step");
 }
 
 CapturedGraph::~CapturedGraph() {

@@ -214,6 +214,7 @@ std::unique_ptr<PrefixCache> Engine::make_prefix_cache(uint64_t limit_bytes) {
       .needs_points = !backend->can_cut(),
       .point_bytes = [backend](int n) { return backend->checkpoint_bytes(n, false); },
       .make_memory = [backend](size_t n_bytes) { return backend->make_host_memory(n_bytes); },
+      .make_spare_point = [backend](int n) { return backend->make_checkpoint(n, {}); },
       .finish_copies = [backend] { backend->finish_copies(); },
       .bytes_of = [backend](const Checkpoint& point) { return backend->bytes_of(point); },
       .make_point = [backend](int n, auto bytes) { return backend->make_checkpoint(n, bytes); }});

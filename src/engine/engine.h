@@ -134,11 +134,12 @@ class Engine {
   const MemoryPlan& plan() const;
   int n_ctx() const;
   int n_batch() const;
-  // Steps of every kind for nobody, a second of them at most, so that the first request need not wait for
-  // what is made or loaded when it is first used. Afterwards nothing is left of them: heat, hot experts and
-  // telemetry are as before. `cache_bytes`: what a prefix cache will have. Throws ThermoError after a device
-  // fault. REQUIRES: no session is open.
-  void warm_up(uint64_t cache_bytes);
+  // Steps of every kind for nobody, and memory for what the cache will be asked to keep of the first texts,
+  // so that the first request need not wait for what is made, loaded or taken when it is first used. It takes
+  // a few seconds at most. Afterwards nothing is left of the steps: heat, hot experts, telemetry and what the
+  // cache keeps are as before. Returns how many rows of a prompt it read in a second; 0: that is not known.
+  // Throws ThermoError after a device fault. REQUIRES: no session is open; the cache is new.
+  double warm_up(PrefixCache& cache);
   // What the expert machinery did so far; all zero where every expert is where it is computed.
   ExpertTelemetry expert_telemetry() const;
   // Between steps: heat and hot experts as they were right after loading. False: only heat, as nothing is

@@ -283,6 +283,40 @@ TEST(EngineCache, CopiesLittleBetweenTwoSteps) {
   }
 }
 
+// As many requests as there are slots, right after the start.
+TEST(EngineCache, HasMemoryReadyForTheFirstRequests) {
+  const GgufFile laguna(std::string(THERMO_TEST_DATA) + "/laguna-f32.gguf");  // points of several sizes
+  for (const GgufFile* file : {&plankton(), &laguna})
+    for (const bool warm_up : {false, true}) {
+      EngineOptions options = options_for(3, 1024);
+      if (file == &plankton()) options.draft = draft_with(Kind::Lookup, 4);
+      Engine engine(*file, options);
+      EngineThread service(engine, {.cache_bytes = 256 * MiB, .warm_up = warm_up});
+      const CacheCounts before = service.state().cache;
+      EXPECT_EQ(before.spare_bytes > 0, warm_up);
+      EXPECT_EQ(before.bytes, before.spare_bytes);
+      EXPECT_EQ(before.n_blocks + before.n_points + before.n_tokens + before.n_taken, 0u);
+      std::vector<Listener> listeners(3);
+      for (int i = 0; i < 3; ++i) {
+        TokenRequest request = request_of(listeners[static_cast<size_t>(i)],
+                                          text_of(i, 300 + 77 * i, engine.config().n_vocab), 20);
+        request.marks = {50, 290 + 77 * i};
+        ASSERT_TRUE(service.submit(std::move(request)).has_value());
+      }
+      for (Listener& listener : listeners) EXPECT_FALSE(listener.wait().error);
+      const auto is_done = [&] {
+        const CacheCounts now = service.state().cache;
+        return now.n_points >= 9 && now.n_uncopied == 0;
+      };
+      while (!is_done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const CacheCounts after = service.state().cache;
+      EXPECT_EQ(after.n_taken == 0, warm_up) << after.n_taken;
+      if (warm_up) {
+        EXPECT_EQ(after.bytes, before.bytes);
+      }
+    }
+}
+
 TEST(EngineCache, SaysWhatItHasOfAPromptAndChangesNothing) {
   Engine engine(plankton(), options_for(1, 1024));
   EngineThread service(engine, {});

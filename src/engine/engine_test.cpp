@@ -1,5 +1,6 @@
 #include "engine/engine.h"
 #include "engine/memory_plan.h"
+#include "engine/prefix_cache.h"
 #include "experts/heat.h"
 #include "experts/telemetry.h"
 #include "kernels/isa.h"
@@ -404,7 +405,13 @@ TEST(Engine, LeavesNothingOfItsWarmUp) {
       Engine engine(plankton(), options);
       const ExpertTelemetry before = engine.expert_telemetry();
       const int n_free = engine.kv_pool().n_free;
-      engine.warm_up(64 << 20);
+      {
+        const std::unique_ptr<PrefixCache> cache = engine.make_prefix_cache(64 << 20);
+        EXPECT_GT(engine.warm_up(*cache), 0.0);
+        const PrefixCacheState kept = cache->state();
+        EXPECT_EQ(kept.n_blocks + kept.n_points + kept.n_tokens + kept.n_evicted, 0u);
+        EXPECT_GT(kept.spare_bytes, 0u);
+      }
       EXPECT_TRUE(engine.heat()->empty());
       EXPECT_EQ(engine.heat()->n_tokens(), 0u);
       const ExpertTelemetry after = engine.expert_telemetry();

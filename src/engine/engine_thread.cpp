@@ -16,6 +16,8 @@ constexpr int kFirstPromptRows = 64;  // before a step was measured
 
 EngineThread::EngineThread(Engine& engine, const EngineThreadOptions& options)
     : impl_(std::make_unique<Impl>(engine, options)) {
+  if (options.warm_up)
+    if (const double rate = engine.warm_up(*impl_->cache); rate > 0.0) impl_->prompt_row_rate.add(rate, 1.0);
   for (;;) {
     Result<Session> session = engine.open_session();
     if (!session) break;
@@ -352,7 +354,7 @@ void EngineThread::Impl::show() {
     states.push_back(state_of(slot));
   }
   for (const auto& [epoch, active] : parked) n_paused += active->paused ? 1 : 0;
-  const PrefixCacheState& kept = cache->state();
+  const PrefixCacheState kept = cache->state();
   const DraftTelemetry draft = engine.draft_telemetry();
   const ExpertTelemetry experts = engine.expert_telemetry();
   const KvPoolState pool = engine.kv_pool();
@@ -375,6 +377,8 @@ void EngineThread::Impl::show() {
                  .n_refused = kept.n_refused,
                  .n_uncopied = kept.n_uncopied,
                  .most_copied = kept.most_copied,
+                 .spare_bytes = kept.spare_bytes,
+                 .n_taken = kept.n_taken,
                  .disk_limit_bytes = on_disk.limit_bytes,
                  .disk_bytes = on_disk.bytes,
                  .n_disk_texts = on_disk.n_texts,

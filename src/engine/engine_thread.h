@@ -35,6 +35,7 @@ struct EngineThreadOptions {
   double max_prompt_step_seconds = 0.5;
   int max_decode_stall_ms = 300;  // between two tokens of an answer while another one's prompt is read
   uint64_t copy_bytes = uint64_t{8} << 20;  // to the prefix cache between two steps: a millisecond or two
+  bool warm_up = false;                     // before the first request; see Engine::warm_up()
 
   // For a program that asks one thing after the other, and remembers what its session does.
   static EngineThreadOptions for_one_user() {
@@ -49,6 +50,7 @@ struct EngineThreadOptions {
 class EngineThread : public TokenService {
  public:
   // Takes every sequence of the engine, which must outlive it and which nobody else may call meanwhile.
+  // Throws ThermoError after a device fault in the warm-up.
   EngineThread(Engine& engine, const EngineThreadOptions& options);
   // Ends every request (Cancelled), then the thread.
   ~EngineThread() override;

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "engine/engine_impl.h"
 #include "engine/prefix_cache.h"
 #include "model/model_config.h"
@@ -14,10 +15,20 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr double kStepSeconds = 1.0, kGpuStepSeconds = 3.0;  // of steps, at most; a GPU has more kinds
+constexpr double kMemorySeconds = 3.0;                       // of taking memory, at most
+constexpr int kTextTokens = 1024;                            // of a first text that memory is taken for
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
 class WarmUp {
  public:
   WarmUp(Engine& engine, bool is_gpu, int max_draft_rows)
       : engine_(engine), is_gpu_(is_gpu), max_draft_rows_(max_draft_rows) {}
+
+  double prompt_rate() const { return prompt_rate_; }
 
   Status run(PrefixCache& cache) {
     std::vector<Session> sessions;
@@ -31,7 +42,10 @@ class WarmUp {
              [&] { return verify_draft(sessions.front()); },
              [&] { return keep_and_load(sessions.front(), cache); }}) {
       for (Session& session : sessions) session.clear();
-      if (is_late()) break;
+      if (is_late()) {
+        log_info("engine", "the warm-up ends early: steps take long");
+        break;
+      }
       // A pool of few pages refuses what is long.
       if (Status status = part(); !status && status.error().code == ErrorCode::DeviceFault) return status;
     }
@@ -46,27 +60,36 @@ class WarmUp {
       ids[i] = static_cast<TokenId>((i + 1) * 7919 % static_cast<size_t>(engine_.config().n_vocab));
     return ids;
   }
-  bool is_late() const { return Clock::now() - begin_ > std::chrono::seconds(1); }
+  bool is_late() const { return seconds_since(begin_) > (is_gpu_ ? kGpuStepSeconds : kStepSeconds); }
 
-  // Chunks of all sizes: other kernels serve other numbers of rows.
-  Status read_prompts(Session& session) const {
-    const int most = is_gpu_ ? engine_.n_batch() : 4;
+  // Chunks of all sizes: other kernels serve other numbers of rows. The last one once more, to see how long
+  // it takes when everything is there.
+  Status read_prompts(Session& session) {
+    const int most = std::min(is_gpu_ ? engine_.n_batch() : 4, engine_.n_ctx() - 8);
     for (int n = 1;; n = std::min(2 * n, most)) {
-      session.clear();
-      if (Status status = session.append(tokens(n)); !status) return status;
-      if (n == most || is_late()) return {};
+      for (int i = 0; i < (n == most ? 2 : 1); ++i) {
+        session.clear();
+        const Clock::time_point begin = Clock::now();
+        if (Status status = session.append(tokens(n)); !status) return status;
+        if (i == 1) prompt_rate_ = n / seconds_since(begin);
+        if (is_late()) return {};
+      }
+      if (n == most) return {};
     }
   }
 
-  // Rows of several sequences, and each way to choose from logits.
+  // Rows of several sequences, beside a prompt that takes more than one step, and each way to choose from
+  // logits.
   Status write_answers(std::vector<Session>& sessions) const {
     RequestLoop loop(engine_);
     for (size_t i = 0; i < sessions.size(); ++i) {
+      const int n_prompt = is_gpu_ && i == 0 ? engine_.n_batch() + engine_.n_batch() / 4 : 2;
       GenerateOptions options;
       options.max_tokens = 2;
       options.sampling.temperature = i % 3 == 0 ? 0.0f : 1.0f;
       if (i % 3 == 2) options.sampling.n_probs = 1;
-      if (const auto request = loop.add(sessions[i], tokens(2), options); !request) return request.error();
+      if (const auto request = loop.add(sessions[i], tokens(n_prompt), options); !request)
+        return request.error();
     }
     while (!loop.empty())
       for (const RequestEvent& event : loop.step())
@@ -104,27 +127,32 @@ class WarmUp {
   const bool is_gpu_;
   const int max_draft_rows_;
   const Clock::time_point begin_ = Clock::now();
+  double prompt_rate_ = 0.0;  // rows a second
 };
 
 }  // namespace
 
-void Engine::warm_up(uint64_t cache_bytes) {
+double Engine::warm_up(PrefixCache& cache) {
   Impl& e = *impl_;
-  const auto start = Clock::now();
+  const Clock::time_point start = Clock::now();
   std::optional<HeatMap> heat;
   if (e.backend->heat() != nullptr) heat = *e.backend->heat();
   set_drafting(false);  // a drafter learns from every step
-  Status status;
-  {
-    const std::unique_ptr<PrefixCache> cache = make_prefix_cache(cache_bytes);
-    status = WarmUp(*this, e.backend->is_gpu(), e.max_draft_rows).run(*cache);
-  }
+  WarmUp steps(*this, e.backend->is_gpu(), e.max_draft_rows);
+  const Status status = steps.run(cache);
   set_drafting(true);
   if (!status) throw ThermoError(ExitCode::DeviceFault, status.error().message);
   reset_experts();
   if (heat) e.backend->set_heat(*heat);
   e.warm_up_telemetry = e.backend->expert_telemetry();
-  log_info("engine", "warmed up in {:.2f} s", std::chrono::duration<double>(Clock::now() - start).count());
+  const double step_seconds = seconds_since(start);
+  cache.clear();
+  const Clock::time_point taking = Clock::now();
+  cache.prepare(e.n_sequences, std::min(kTextTokens, n_ctx()),
+                [&] { return seconds_since(taking) > kMemorySeconds; });
+  log_info("engine", "warmed up: {:.2f} s of steps, {} of memory for texts in {:.2f} s", step_seconds,
+           format_bytes(cache.state().spare_bytes), seconds_since(taking));
+  return steps.prompt_rate();
 }
 
 }  // namespace thermo

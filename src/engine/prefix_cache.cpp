@@ -12,6 +12,7 @@ namespace {
 constexpr int kShownTokens = 16;         // of a text that went on differently
 constexpr double kAgeRequests = 16;      // uses of others after which something is worth half
 constexpr double kInnerWorth = 1.0 / 4;  // of a point that later ones of its text follow
+constexpr size_t kPointsOfText = 3;      // after the instructions, the prompt and the answer
 
 }  // namespace
 
@@ -147,9 +148,9 @@ bool PrefixCache::store(std::span<const TokenId> tokens, bool side, SequenceAcce
   state_.most_copied = std::max(state_.most_copied, n_copied_);
   bool stored = path.blocks.size() == n_blocks && path.blocks.back()->end() >= n;
   if (stored && wants_point) {
-    Point point{.n = n, .saved = from.checkpoint(std::move(spare_point_))};
-    state_.bytes -= std::exchange(spare_point_bytes_, 0);
-    point.bytes = point_bytes(n);
+    SparePoint spare = take_spare_point(point_bytes(n));
+    if (spare.memory == nullptr) ++state_.n_taken;
+    Point point{.n = n, .saved = from.checkpoint(std::move(spare.memory)), .bytes = spare.bytes};
     stored = point.saved.memory != nullptr;
     if (stored) {
       state_.bytes += point.bytes;
@@ -221,12 +222,96 @@ void PrefixCache::take_spare(Block& block) {
   state_.bytes -= bytes_of_block();
 }
 
+// The smallest one that has so many bytes; their number: there is none.
+size_t PrefixCache::spare_point(uint64_t n_bytes) const {
+  size_t best = spare_points_.size();
+  for (size_t i = 0; i < spare_points_.size(); ++i)
+    if (spare_points_[i].bytes >= n_bytes &&
+        (best == spare_points_.size() || spare_points_[i].bytes < spare_points_[best].bytes))
+      best = i;
+  return best;
+}
+
+// Without memory: there is none.
+PrefixCache::SparePoint PrefixCache::take_spare_point(uint64_t n_bytes) {
+  const size_t i = spare_point(n_bytes);
+  if (i == spare_points_.size()) return {nullptr, n_bytes};
+  SparePoint spare = std::move(spare_points_[i]);
+  spare_points_.erase(spare_points_.begin() + static_cast<std::ptrdiff_t>(i));
+  state_.bytes -= spare.bytes;
+  return spare;
+}
+
+// The last one, but not that one.
+void PrefixCache::drop_spare_point(size_t but) {
+  if (but == spare_points_.size() - 1) std::swap(spare_points_.front(), spare_points_.back());
+  state_.bytes -= spare_points_.back().bytes;
+  spare_points_.pop_back();
+}
+
+uint64_t PrefixCache::spare_bytes() const {
+  uint64_t bytes = spare_blocks_.size() * bytes_of_block();
+  for (const SparePoint& point : spare_points_) bytes += point.bytes;
+  return bytes;
+}
+
+PrefixCacheState PrefixCache::state() const {
+  PrefixCacheState state = state_;
+  state.spare_bytes = spare_bytes();
+  return state;
+}
+
+void PrefixCache::prepare(int n_texts, int n_tokens, const std::function<bool()>& is_late) {
+  const auto n_blocks = static_cast<size_t>(ceil_div(n_tokens, kBlockTokens));
+  int largest = n_tokens;  // of the texts that end in the last block, the one with the largest point
+  for (int n = std::max(1, n_tokens - kBlockTokens + 1); n < n_tokens; ++n)
+    if (point_bytes(n) > point_bytes(largest)) largest = n;
+  const uint64_t bytes_of_point = point_bytes(largest);
+  std::erase_if(spare_points_, [&](const SparePoint& point) {
+    const bool is_small = point.bytes < bytes_of_point;
+    if (is_small) state_.bytes -= point.bytes;
+    return is_small;
+  });
+  const auto may_take = [&](uint64_t bytes) {
+    return state_.bytes + bytes <= options_.limit_bytes && !is_late();
+  };
+  for (size_t n = 1; n <= static_cast<size_t>(n_texts); ++n) {
+    while (spare_blocks_.size() < n * n_blocks) {
+      if (!may_take(bytes_of_block())) return;
+      std::unique_ptr<HostMemory> memory = options_.make_memory(options_.block_bytes);
+      if (memory == nullptr) return;
+      touch_pages(memory->data(), memory->size());
+      spare_blocks_.push_back(std::move(memory));
+      state_.bytes += bytes_of_block();
+    }
+    while (options_.needs_points && spare_points_.size() < n * kPointsOfText) {
+      if (!may_take(bytes_of_point)) return;
+      std::unique_ptr<Checkpoint> memory = options_.make_spare_point(largest);
+      if (memory == nullptr) return;
+      spare_points_.push_back({std::move(memory), bytes_of_point});
+      state_.bytes += bytes_of_point;
+    }
+  }
+}
+
+void PrefixCache::clear() {
+  const auto told = std::exchange(on_evict_, nullptr);
+  while (!root_->children.empty() && evict(UINT64_MAX, false)) {
+  }
+  on_evict_ = told;
+  state_ = {.limit_bytes = state_.limit_bytes, .bytes = state_.bytes};
+  now_ = 0;
+}
+
 // Up to n more of its tokens. False: there is no memory for them.
 bool PrefixCache::copy_tokens(Block& block, int n) {
   n = std::min(n, block.n_uncopied());
   if (n == 0) return true;
   if (block.kv == nullptr) take_spare(block);
-  if (block.kv == nullptr) block.kv = options_.make_memory(options_.block_bytes);
+  if (block.kv == nullptr) {
+    block.kv = options_.make_memory(options_.block_bytes);
+    ++state_.n_taken;
+  }
   if (block.kv == nullptr) return false;
   const int begin = block.begin + block.n_copied;
   block.source->save_kv(begin, begin + n, block.kv->data());
@@ -295,10 +380,10 @@ void PrefixCache::unpin(const Pin& pin) {
 bool PrefixCache::make_room(size_t n_blocks, uint64_t point_bytes, bool side) {
   for (;;) {
     const uint64_t new_blocks = n_blocks - std::min(n_blocks, spare_blocks_.size());
-    const bool reuses = point_bytes > 0 && spare_point_ != nullptr;
-    // A spare point is given up or replaced when a point is made.
-    const uint64_t kept = state_.bytes - (point_bytes > 0 ? spare_point_bytes_ : 0);
-    const uint64_t needed = kept + new_blocks * bytes_of_block() + point_bytes;
+    const size_t reused = point_bytes > 0 ? spare_point(point_bytes) : spare_points_.size();
+    const bool reuses = reused < spare_points_.size();
+    const uint64_t needed =
+        state_.bytes + new_blocks * bytes_of_block() + (reuses ? uint64_t{0} : point_bytes);
     if (needed <= options_.limit_bytes) return true;
     // Memory that nothing of this takes.
     if (spare_blocks_.size() > n_blocks) {
@@ -306,9 +391,8 @@ bool PrefixCache::make_room(size_t n_blocks, uint64_t point_bytes, bool side) {
       state_.bytes -= bytes_of_block();
       continue;
     }
-    if (spare_point_ != nullptr && !reuses) {
-      spare_point_.reset();
-      state_.bytes -= std::exchange(spare_point_bytes_, 0);
+    if (spare_points_.size() > (reuses ? 1u : 0u)) {
+      drop_spare_point(reused);
       continue;
     }
     if (!evict(needed - options_.limit_bytes, side)) return false;
@@ -320,9 +404,7 @@ bool PrefixCache::evict(uint64_t n_bytes, bool side) {
   Victims victims;
   for (const auto& child : root_->children) list_victims(*child, 0, side, victims);
   if (victims.empty()) return false;
-  const auto in_use = [this] {
-    return state_.bytes - spare_blocks_.size() * bytes_of_block() - spare_point_bytes_;
-  };
+  const auto in_use = [this] { return state_.bytes - spare_bytes(); };
   for (const uint64_t before = in_use(); !victims.empty() && before - in_use() < n_bytes;) {
     const Victim victim = victims.top();
     victims.pop();
@@ -374,9 +456,7 @@ void PrefixCache::drop(const Victim& victim) {
   const auto point = std::find_if(block.points.begin(), block.points.end(),
                                   [&](const Point& p) { return p.n == victim.point; });
   --state_.n_points;
-  state_.bytes -= spare_point_bytes_;
-  spare_point_bytes_ = point->bytes;
-  spare_point_ = std::move(point->saved.memory);
+  spare_points_.push_back({std::move(point->saved.memory), point->bytes});
   block.points.erase(point);
   prune(&block);
 }

@@ -73,6 +73,8 @@ struct PrefixCacheOptions {
   bool needs_points = false;
   std::function<size_t(int n_tokens)> point_bytes = {};
   std::function<std::unique_ptr<HostMemory>(size_t)> make_memory = {};
+  // Memory of a point that nobody has written yet; nullptr: there is none.
+  std::function<std::unique_ptr<Checkpoint>(int n_tokens)> make_spare_point = {};
   // Before what is in memory is read or written by the processor; a checkpoint as bytes, and back; see
   // Backend.
   std::function<void()> finish_copies = {};
@@ -88,6 +90,8 @@ struct PrefixCacheState {
   uint64_t n_refused = 0;                             // texts that there was no room for
   uint64_t n_uncopied = 0;   // of the tokens, those whose keys and values are still in pages of a sequence
   uint64_t most_copied = 0;  // bytes of keys and values in one call of store() or copy()
+  uint64_t spare_bytes = 0;  // of `bytes`, what nothing is in
+  uint64_t n_taken = 0;      // blocks and points for which the system was asked for memory
 };
 
 class PrefixCache {
@@ -113,6 +117,12 @@ class PrefixCache {
   // the sequence has no room, and what it holds is of no use.
   bool load(std::span<const TokenId> tokens, int n, int n_same, bool side, SequenceAccess& to);
 
+  // Takes memory for so many texts of up to n_tokens, as far as the limit allows, so that those who store
+  // them need not wait for the system. Ends early when it is late.
+  void prepare(int n_texts, int n_tokens, const std::function<bool()>& is_late);
+  // As if nothing had been stored; the memory stays. REQUIRES: nothing is pinned.
+  void clear();
+
   // Goes on copying what was stored: about so many bytes at most. There is nothing left: no effect.
   void copy(uint64_t max_bytes);
   bool has_uncopied() const { return !uncopied_.empty(); }
@@ -136,12 +146,16 @@ class PrefixCache {
   std::optional<Pin> pin(std::span<const TokenId> tokens);
   void unpin(const Pin& pin);
 
-  const PrefixCacheState& state() const { return state_; }
+  PrefixCacheState state() const;
 
  private:
   struct Point;
   struct Victim;
   struct Path;
+  struct SparePoint {
+    std::unique_ptr<Checkpoint> memory;
+    uint64_t bytes = 0;
+  };
 
   static std::vector<TokenId> text_of(const Block& block, int n);
   static int n_common(const Block& block, std::span<const TokenId> rest);
@@ -151,6 +165,10 @@ class PrefixCache {
   Path walk(std::span<const TokenId> tokens);
   void grow(Path& path, std::span<const TokenId> tokens, SequenceAccess& from);
   void take_spare(Block& block);
+  SparePoint take_spare_point(uint64_t n_bytes);
+  size_t spare_point(uint64_t n_bytes) const;
+  void drop_spare_point(size_t but);
+  uint64_t spare_bytes() const;
   bool copy_tokens(Block& block, int n);
   bool copy_rest(Block& block) { return copy_tokens(block, kBlockTokens); }
   void give_up(Block* block);
@@ -177,8 +195,7 @@ class PrefixCache {
   std::deque<Block*> uncopied_;  // a text's first block first
   // Memory that the next ones take; it counts.
   std::vector<std::unique_ptr<HostMemory>> spare_blocks_;
-  std::unique_ptr<Checkpoint> spare_point_;
-  uint64_t spare_point_bytes_ = 0;
+  std::vector<SparePoint> spare_points_;
 };
 
 }  // namespace thermo

@@ -122,7 +122,8 @@ PrefixCacheOptions options_for(uint64_t limit, bool needs_points) {
           .block_bytes = PrefixCache::kBlockTokens * kTokenBytes,
           .needs_points = needs_points,
           .point_bytes = [](int) { return kPointBytes; },
-          .make_memory = [](size_t bytes) { return std::make_unique<CountedMemory>(bytes); }};
+          .make_memory = [](size_t bytes) { return std::make_unique<CountedMemory>(bytes); },
+          .make_spare_point = [](int n) { return std::make_unique<CountedPoint>(n, Text{}, kPointBytes); }};
 }
 
 Text text_of(int seed, int n) {
@@ -319,6 +320,47 @@ TEST(PrefixCache, NeverExceedsItsLimit) {
     EXPECT_EQ(taken_bytes, 0u);
     EXPECT_EQ(FakeSource::n_sources, 0);
   }
+}
+
+// Whoever stores a first text does not wait for memory.
+TEST(PrefixCache, TakesMemoryForTheFirstTexts) {
+  for (const bool needs_points : {false, true}) {
+    PrefixCache cache(options_for(10 * MiB, needs_points));
+    cache.prepare(4, 600, [] { return false; });
+    const uint64_t prepared = cache.state().spare_bytes;
+    EXPECT_GE(prepared, taken_bytes);
+    EXPECT_EQ(cache.state().bytes, prepared);
+    EXPECT_EQ(cache.state().n_blocks + cache.state().n_points + cache.state().n_tokens, 0u);
+    for (int i = 0; i < 4; ++i)
+      for (const int n : {40, 500, 600}) EXPECT_TRUE(store(cache, text_of(i, n)));
+    cache.copy(UINT64_MAX);
+    EXPECT_EQ(cache.state().n_taken, 0u);
+    EXPECT_EQ(cache.state().bytes, prepared);
+    EXPECT_EQ(cache.state().spare_bytes, 0u);
+    EXPECT_TRUE(store(cache, text_of(5, 10)));
+    EXPECT_EQ(cache.state().n_taken, needs_points ? 2u : 1u);
+
+    cache.clear();
+    EXPECT_EQ(match(cache, text_of(1, 600)), 0);
+    EXPECT_EQ(cache.state().n_blocks + cache.state().n_points + cache.state().n_evicted, 0u);
+    EXPECT_EQ(cache.state().spare_bytes, cache.state().bytes);
+    EXPECT_GT(cache.state().bytes, prepared);
+  }
+  EXPECT_EQ(taken_bytes, 0u);
+}
+
+TEST(PrefixCache, TakesNoMoreMemoryThanItMayHave) {
+  most_bytes = 0;
+  PrefixCache cache(options_for(300'000, true));
+  cache.prepare(100, 600, [] { return false; });
+  EXPECT_LE(cache.state().bytes, 300'000u);
+  EXPECT_GT(cache.state().bytes, 250'000u);
+  // What is prepared makes room for what is stored, whichever of the two is short.
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(store(cache, text_of(i, i % 2 == 0 ? 30 : 2000)));
+  EXPECT_LE(most_bytes, 300'000u);
+  PrefixCache late(options_for(300'000, true));
+  late.prepare(100, 600, [] { return true; });
+  EXPECT_EQ(late.state().bytes, 0u);
 }
 
 // Others go on soon: only the tokens of the last page are copied at once, then a few bytes at a time. The

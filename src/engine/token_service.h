@@ -103,6 +103,8 @@ struct CacheCounts {
   uint64_t n_refused = 0;    // texts that there was no room for
   uint64_t n_uncopied = 0;   // tokens that are still to be copied
   uint64_t most_copied = 0;  // bytes of keys and values that were copied between two steps, at most
+  uint64_t spare_bytes = 0;  // of `bytes`, those that are taken and empty
+  uint64_t n_taken = 0;      // times that a text waited for the system to give memory
   // On disk; see engine/disk_cache.h.
   uint64_t disk_limit_bytes = 0, disk_bytes = 0;
   uint64_t n_disk_texts = 0, n_disk_read = 0, n_disk_written = 0, n_disk_evicted = 0;

@@ -150,8 +150,8 @@ class Backend {
   // For texts that leave memory. Copies to main memory that were queued are done after this.
   virtual void finish_copies() noexcept = 0;
   virtual std::span<const std::byte> bytes_of(const Checkpoint& checkpoint) const noexcept = 0;
-  // One that was bytes, without keys and values. nullptr: there is no memory for it, or it is not of this
-  // length.
+  // One that was bytes, without keys and values; no bytes: memory for checkpoint() to reuse. nullptr: there
+  // is no memory for it, or it is not of this length.
   virtual std::unique_ptr<Checkpoint> make_checkpoint(int n_past, std::span<const std::byte> bytes) = 0;
 
   // How experts were used; nullptr: nobody counts.

@@ -241,8 +241,9 @@ std::span<const std::byte> Model::bytes_of(const Checkpoint& point) const noexce
   return SequenceState::bytes_of(point).first(checkpoint_bytes(point.n_past(), point.has_kv()));
 }
 std::unique_ptr<Checkpoint> Model::make_checkpoint(int n_past, std::span<const std::byte> bytes) {
-  if (bytes.size() != checkpoint_bytes(n_past, false)) return nullptr;
-  return SequenceState::make_checkpoint(n_past, bytes);
+  const size_t n_bytes = checkpoint_bytes(n_past, false);
+  if (!bytes.empty() && bytes.size() != n_bytes) return nullptr;
+  return SequenceState::make_checkpoint(n_past, n_bytes, bytes);
 }
 
 StepOutput Model::step(const StepBatch& batch) noexcept {

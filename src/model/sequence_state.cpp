@@ -75,7 +75,7 @@ std::unique_ptr<Checkpoint> SequenceState::checkpoint(bool with_kv, std::unique_
     const size_t n_bytes = layout.piece_bytes(n_past_, with_kv);
     HostBuffer buffer;
     if (reuse) std::swap(buffer, static_cast<HostCheckpoint&>(*reuse).memory);
-    if (buffer.size() != align_up<size_t>(n_bytes, HostBuffer::kPageBytes)) buffer = HostBuffer(n_bytes);
+    if (buffer.size() < n_bytes) buffer = HostBuffer(n_bytes);
     auto point = std::make_unique<HostCheckpoint>(n_past_, with_kv, std::move(buffer));
     std::byte* to = point->memory.data();
     layout.for_each_piece(index_, memory_->pages.tables(index_), n_past_, with_kv,
@@ -94,9 +94,11 @@ std::span<const std::byte> SequenceState::bytes_of(const Checkpoint& point) noex
   return {memory.data(), memory.size()};
 }
 
-std::unique_ptr<Checkpoint> SequenceState::make_checkpoint(int n_past, std::span<const std::byte> bytes) {
+std::unique_ptr<Checkpoint> SequenceState::make_checkpoint(int n_past, size_t n_bytes,
+                                                           std::span<const std::byte> bytes) {
   try {
-    HostBuffer memory(bytes.size());
+    HostBuffer memory(n_bytes);
+    if (bytes.empty()) touch_pages(memory.data(), memory.size());
     std::copy(bytes.begin(), bytes.end(), memory.data());
     return std::make_unique<HostCheckpoint>(n_past, false, std::move(memory));
   } catch (const MemoryError&) {

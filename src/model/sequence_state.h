@@ -56,7 +56,9 @@ class SequenceState {
   std::unique_ptr<Checkpoint> checkpoint(bool with_kv, std::unique_ptr<Checkpoint> reuse) const;
   bool restore(const Checkpoint& checkpoint) noexcept;
   static std::span<const std::byte> bytes_of(const Checkpoint& checkpoint) noexcept;  // and some after them
-  static std::unique_ptr<Checkpoint> make_checkpoint(int n_past, std::span<const std::byte> bytes);
+  // Of so many bytes; they may be absent.
+  static std::unique_ptr<Checkpoint> make_checkpoint(int n_past, size_t n_bytes,
+                                                     std::span<const std::byte> bytes);
   bool can_truncate(int n) const noexcept;
   void truncate(int n) noexcept;
   void share(const SequenceState& from, int n) noexcept;

@@ -138,6 +138,11 @@ void engine_metrics(std::string& out, const ServerState& server) {
                "Texts of the prefix cache that a disk was asked for.",
                {{"direction=\"read\"", static_cast<double>(cache.n_disk_read)},
                 {"direction=\"write\"", static_cast<double>(cache.n_disk_written)}});
+  gauge("thermocline_prefix_cache_spare_bytes", "Memory that the prefix cache has taken and nothing is in.",
+        static_cast<double>(cache.spare_bytes));
+  write_family(out, "thermocline_prefix_cache_memory_waits_total", "counter",
+               "Blocks and checkpoints for which there was no spare memory, so that the system was asked.",
+               {{"", static_cast<double>(cache.n_taken)}});
   gauge("thermocline_prefix_cache_tokens", "Tokens whose keys and values the prefix cache has.",
         static_cast<double>(cache.n_tokens));
   gauge("thermocline_prefix_cache_uncopied_tokens", "Of these, those that are still to be copied.",

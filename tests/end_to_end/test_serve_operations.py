@@ -36,6 +36,11 @@ class Start(unittest.TestCase):
                 self.assertEqual(counted["thermocline_steps_total"], 0)
                 self.assertEqual(counted["thermocline_prefix_cache_tokens"], 0)
                 self.assertEqual("warmed up" in server.logged(), option == "--warmup")
+                # The first request waits for no memory.
+                server.post("/v1/chat/completions", SUM)
+                _, samples = metrics_format.parse(server.get("/metrics"))
+                waits = {name: value for name, _, value in samples}["thermocline_prefix_cache_memory_waits_total"]
+                self.assertEqual(waits == 0, option == "--warmup")
 
     def test_tells_its_supervisor(self):
         with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:

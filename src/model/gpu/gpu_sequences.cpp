@@ -131,10 +131,11 @@ std::span<const std::byte> GpuModel::bytes_of(const Checkpoint& point) const noe
 }
 
 std::unique_ptr<Checkpoint> GpuModel::make_checkpoint(int n_past, std::span<const std::byte> bytes) {
-  if (bytes.size() != checkpoint_bytes(n_past, false)) return nullptr;
+  const size_t n_bytes = checkpoint_bytes(n_past, false);
+  if (!bytes.empty() && bytes.size() != n_bytes) return nullptr;
   try {
-    auto point = std::make_unique<LockedCheckpoint>(
-        n_past, false, CopyMemory(impl_->host_pool, impl_->copied, bytes.size()));
+    auto point = std::make_unique<LockedCheckpoint>(n_past, false,
+                                                    CopyMemory(impl_->host_pool, impl_->copied, n_bytes));
     std::copy(bytes.begin(), bytes.end(), point->memory.data());
     return point;
   } catch (const MemoryError&) {
