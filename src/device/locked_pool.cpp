@@ -37,11 +37,16 @@ LockedBuffer LockedPool::take(size_t n_bytes) {
   return buffer.size() > 0 ? std::move(buffer) : LockedBuffer(n_bytes);
 }
 
-void LockedPool::give_back(LockedBuffer buffer) {
-  const std::scoped_lock lock(mutex_);
-  if (ready_bytes_ + buffer.size() > most_bytes_) return;
-  ready_bytes_ += buffer.size();
-  ready_.push_back(std::move(buffer));
+void LockedPool::give_back(LockedBuffer buffer, const Event& last_copy) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (ready_bytes_ + buffer.size() <= most_bytes_) {
+      ready_bytes_ += buffer.size();
+      ready_.push_back(std::move(buffer));
+      return;
+    }
+  }
+  last_copy.synchronize();
 }
 
 void LockedPool::note(size_t n_bytes, bool was_ready) {

@@ -10,6 +10,7 @@
 
 #include "base/host_buffer.h"
 #include "device/buffer.h"
+#include "device/stream.h"
 
 namespace thermo {
 
@@ -39,8 +40,8 @@ class LockedPool {
 
   // At least so many bytes, and little more; what is in them is not defined. Throws MemoryError.
   LockedBuffer take(size_t n_bytes);
-  // For the next one who asks. Nobody copies from or to it any more.
-  void give_back(LockedBuffer buffer);
+  // For the next one who asks, whose copies come after `last_copy`, or for the system, after that copy.
+  void give_back(LockedBuffer buffer, const Event& last_copy);
 
  private:
   struct Size {

@@ -16,6 +16,7 @@ namespace {
 TEST(LockedPoolCuda, GivesPiecesThatNobodyElseHas) {
   SKIP_WITHOUT_GPU();
   LockedPool pool(0, 64 * MiB);
+  const Event none;
   std::vector<LockedBuffer> taken;
   std::set<std::byte*> addresses;
   for (int i = 0; i < 24; ++i) {
@@ -28,7 +29,7 @@ TEST(LockedPoolCuda, GivesPiecesThatNobodyElseHas) {
     ASSERT_TRUE(addresses.insert(buffer.data()).second);
     if (i % 7 == 6) {  // some come back meanwhile
       addresses.erase(taken.front().data());
-      pool.give_back(std::move(taken.front()));
+      pool.give_back(std::move(taken.front()), none);
       taken.erase(taken.begin());
     }
   }

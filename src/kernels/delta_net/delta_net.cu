@@ -167,29 +167,6 @@ __global__ void __launch_bounds__(kFusedThreads<kDim>)
     }
 }
 
-bool has_clusters() {
-  return device_in_use().compute_capability >= 90;
-}
-
-// launch() with the blocks of a row in clusters of n.
-template <class... Params, class... Args>
-void launch_clusters(void (*kernel)(Params...), int n, dim3 grid, dim3 block, size_t shared_bytes,
-                     StreamView stream, const Args&... args) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream.handle;
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {static_cast<unsigned>(n), 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = attributes;
-  config.numAttrs = dependent_launch() ? 2 : 1;
-  cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
-}
-
 template <int kDim, int kStages>
 void launch_chunks(const DeviceDeltaNetArgs& a, StreamView stream) {
   using Shape = ChunkShape<kDim>;

@@ -1,8 +1,7 @@
-// What the kernels of DeltaNet share: the convolution of a head, the state in registers, and the blocks of a
-// cluster that have a head together.
+// What the kernels of DeltaNet share: the convolution of a head, and the state in registers.
 #pragma once
 
-#include "device/launch.cuh"
+#include "device/cluster.cuh"
 #include "kernels/delta_net/delta_net_cuda.h"
 #include "kernels/row_ops/warp_ops.cuh"
 
@@ -166,34 +165,5 @@ template <int kDim>
 inline constexpr int kRuleThreads = kDim* StateTile<kDim>::kLanes;
 template <int kDim, int kSplit = 1>
 inline constexpr int kFusedThreads = kRuleThreads<kDim> / kSplit < 128 ? 128 : kRuleThreads<kDim> / kSplit;
-
-// A cluster is the blocks of a head.
-__device__ __forceinline__ int cluster_rank() {
-  uint32_t rank = 0;
-#if __CUDA_ARCH__ >= 900
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-#endif
-  return static_cast<int>(rank);
-}
-// Writes to the same variable of block `rank`.
-__device__ __forceinline__ void put_in_block(const float* variable, int rank, float x) {
-#if __CUDA_ARCH__ >= 900
-  uint32_t address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(address)
-      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(variable))), "r"(rank));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
 
 }  // namespace thermo

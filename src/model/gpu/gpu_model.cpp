@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "base/error.h"
@@ -321,7 +322,9 @@ void GpuModel::Impl::reserve(int sequence, int n) noexcept {
 
 // Once in so many tokens. The entries travel with the launches, so nobody waits for what is queued.
 void GpuModel::Impl::flush_tables() noexcept {
+  bool waits = true;
   pages->for_each_change([&](size_t first, size_t n) {
+    if (std::exchange(waits, false)) wait_for_copies();  // of pages that have another owner now
     for (size_t done = 0; done < n; done += kMaxPageEntries) {
       DevicePageEntries entries{tables.as<int32_t>() + first + done,
                                 static_cast<int>(std::min<size_t>(n - done, kMaxPageEntries)),

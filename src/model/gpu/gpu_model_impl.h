@@ -68,6 +68,9 @@ struct GpuModel::Impl {
   std::shared_ptr<LockedPool> host_pool =
       std::make_shared<LockedPool>(device.index, std::min(kMostReadyBytes, cpu_info().memory_bytes / 64));
   std::shared_ptr<Event> copied = std::make_shared<Event>();
+  Stream copies;              // of those that run beside the steps
+  Event written;              // what they read
+  DeviceBuffer staged_state;  // of a sequence, on its way; empty: there is only one sequence, which waits
   CapturedGraph graphs[kStepKinds][std::size(kBuckets)];  // destroyed first
   CapturedGraph feature_graphs[std::size(kBuckets)];
   std::string fault;
@@ -94,6 +97,8 @@ struct GpuModel::Impl {
   void replay(const StepBatch& batch, CapturedGraph& graph, int n_rows) noexcept;
   void queue(const StepBatch& batch, StepKind kind) noexcept;
   void copy_logits(const StepInputs& wanted, int n, int first) noexcept;
+  void begin_copies() noexcept;
+  void wait_for_copies() noexcept;
   void copy_pieces(int sequence, int n_tokens, bool with_kv, std::byte* checkpoint, bool restore) noexcept;
   void copy_block(const int32_t* table, const KvRange& range, std::byte* block, bool load) noexcept;
   void compute_more_logits(int n_logits, int n_rows) noexcept;

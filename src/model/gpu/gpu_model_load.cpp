@@ -16,6 +16,10 @@
 namespace thermo {
 namespace {
 
+size_t staged_state_bytes(const SequenceLayout& layout, int n_sequences) {
+  return n_sequences > 1 ? layout.recurrent_bytes() : 0;
+}
+
 void check_shapes(const ModelConfig& c) {
   const auto refuse = [](const char* what, int value, const char* expected) {
     throw LoadError(
@@ -85,6 +89,7 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
   pages = std::make_unique<KvPages>(layout, o.n_sequences, o.n_batch, table_entries,
                                     [this](KvKind kind, int from, int to) {
                                       const size_t bytes = layout.page_bytes(kind);
+                                      wait_for_copies();
                                       cudaMemcpyAsync(pool_of(kind) + static_cast<size_t>(to) * bytes,
                                                       pool_of(kind) + static_cast<size_t>(from) * bytes,
                                                       bytes, cudaMemcpyDeviceToDevice, stream.view().handle);
@@ -95,6 +100,7 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
                "keys of features go to all layers alike");
   recurrent = DeviceBuffer(n_sequences * layout.recurrent_bytes());
   tape = DeviceBuffer(n_sequences * layout.tape_bytes());
+  staged_state = DeviceBuffer(staged_state_bytes(layout, o.n_sequences));
   const bool small_ffn = any_small_ffn(config, w), float_mixed = any_float_output(config, w);
   GpuCarver count(nullptr);
   act.carve(count, config, o.n_batch, small_ffn, float_mixed, device.n_multiprocessors);
@@ -213,6 +219,7 @@ std::vector<GpuMemoryItem> plan_items(const ModelConfig& c, const Weights& w, co
            {kv_pool_name(KvKind::Sliding), layout.pool_bytes(KvKind::Sliding, o.n_sequences, o.n_batch)},
            {"recurrent state", n * layout.recurrent_bytes()},
            {"draft tape", n * layout.tape_bytes()},
+           {"checkpoint on its way", staged_state_bytes(layout, o.n_sequences)},
            {"activations", count.used()},
            {"norms and tables", GpuWeights::planned_small_bytes(c, w, !split) + rope_bytes(c)},
            {"rows of a step",

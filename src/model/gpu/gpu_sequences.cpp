@@ -11,7 +11,8 @@
 namespace thermo {
 namespace {
 
-// Memory that copies were queued to and from. Nobody waits for them but who gives the memory back.
+// Memory that copies were queued to and from. Copies that follow come after them; only who gives the memory
+// back to the system, or writes to it, waits.
 class CopyMemory {
  public:
   CopyMemory(std::shared_ptr<LockedPool> pool, std::shared_ptr<Event> copied, size_t n_bytes)
@@ -19,9 +20,7 @@ class CopyMemory {
   CopyMemory(CopyMemory&&) = default;
   CopyMemory& operator=(CopyMemory&&) = delete;
   ~CopyMemory() {
-    if (buffer_.size() == 0) return;
-    if (!copied_->reached()) copied_->synchronize();
-    pool_->give_back(std::move(buffer_));
+    if (buffer_.size() > 0) pool_->give_back(std::move(buffer_), *copied_);
   }
   std::byte* data() const noexcept { return buffer_.data(); }
   size_t size() const noexcept { return buffer_.size(); }
@@ -54,12 +53,24 @@ class LockedMemory final : public HostMemory {
 
 }  // namespace
 
+// Copies to main memory run beside the steps, in a stream of their own: pages that they read are not written
+// again before wait_for_copies(), and the state of a sequence, which every step writes, is copied on the card
+// first. What one of the streams copies comes after what the other copied before.
+void GpuModel::Impl::begin_copies() noexcept {
+  written.record(stream.view());
+  written.hold_back(copies.view());
+}
+void GpuModel::Impl::wait_for_copies() noexcept {
+  copied->hold_back(stream.view());
+}
+
 // Copies between the pieces of a sequence and a checkpoint. They are queued: what follows in the stream sees
 // them done.
 void GpuModel::Impl::copy_pieces(int sequence, int n_tokens, bool with_kv, std::byte* checkpoint,
                                  bool restore) noexcept {
   finish_commits();
   flush_tables();
+  wait_for_copies();
   const auto base_of = [&](SequenceLayout::Region region) {
     if (region == SequenceLayout::Region::Recurrent) return recurrent.data();
     return pool_of(region == SequenceLayout::Region::Sliding ? KvKind::Sliding : KvKind::Full);
@@ -67,17 +78,27 @@ void GpuModel::Impl::copy_pieces(int sequence, int n_tokens, bool with_kv, std::
   layout.for_each_piece(
       sequence, pages->tables(sequence), n_tokens, with_kv, [&](auto region, size_t offset, size_t bytes) {
         std::byte* const piece = base_of(region) + offset;
-        cudaMemcpyAsync(restore ? piece : checkpoint, restore ? checkpoint : piece, bytes,
-                        restore ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream.view().handle);
+        if (restore) {
+          cudaMemcpyAsync(piece, checkpoint, bytes, cudaMemcpyHostToDevice, stream.view().handle);
+        } else if (region == SequenceLayout::Region::Recurrent && bytes <= staged_state.size()) {
+          cudaMemcpyAsync(staged_state.data(), piece, bytes, cudaMemcpyDeviceToDevice, stream.view().handle);
+          begin_copies();
+          cudaMemcpyAsync(checkpoint, staged_state.data(), bytes, cudaMemcpyDeviceToHost,
+                          copies.view().handle);
+        } else {
+          cudaMemcpyAsync(checkpoint, piece, bytes, cudaMemcpyDeviceToHost, stream.view().handle);
+        }
         checkpoint += bytes;
       });
-  copied->record(stream.view());
+  if (!restore) begin_copies();
+  copied->record(restore ? stream.view() : copies.view());
   check(restore ? "restoring a checkpoint" : "a checkpoint");
 }
 
 void GpuModel::clear(int sequence) noexcept {
   Impl& m = *impl_;
   m.drop_commits(sequence);
+  m.wait_for_copies();
   const size_t bytes = m.layout.recurrent_bytes();
   if (bytes > 0)
     cudaMemsetAsync(m.recurrent.data() + static_cast<size_t>(sequence) * bytes, 0, bytes,
@@ -136,6 +157,7 @@ std::unique_ptr<Checkpoint> GpuModel::make_checkpoint(int n_past, std::span<cons
   try {
     auto point = std::make_unique<LockedCheckpoint>(n_past, false,
                                                     CopyMemory(impl_->host_pool, impl_->copied, n_bytes));
+    if (!bytes.empty()) impl_->copied->synchronize();  // the last copy may be to this memory
     std::copy(bytes.begin(), bytes.end(), point->memory.data());
     return point;
   } catch (const MemoryError&) {
@@ -156,6 +178,7 @@ void GpuModel::truncate(int sequence, int n) noexcept {
   THERMO_CHECK(n <= n_past(sequence) && can_truncate(sequence, n), "memory that cannot be cut there");
   if (n == 0) return clear(sequence);
   impl_->finish_commits();
+  impl_->wait_for_copies();
   impl_->pages->cut(sequence, n);
   impl_->n_past[static_cast<size_t>(sequence)] = n;
 }
@@ -223,14 +246,19 @@ bool GpuModel::load_kv(int sequence, const KvRange& range, const std::byte* bloc
 void GpuModel::Impl::copy_block(const int32_t* table, const KvRange& range, std::byte* block,
                                 bool load) noexcept {
   if (!fault.empty()) return;
+  if (load)
+    wait_for_copies();
+  else
+    begin_copies();
+  const StreamView at_work = load ? stream.view() : copies.view();
   std::byte* const base = pool_of(KvKind::Full);
   layout.for_each_block_piece(
       table, range.position, range.slot, range.n, [&](size_t offset, size_t at, size_t bytes) {
         std::byte *const piece = base + offset, *const host = block + at;
         cudaMemcpyAsync(load ? piece : host, load ? host : piece, bytes,
-                        load ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream.view().handle);
+                        load ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, at_work.handle);
       });
-  copied->record(stream.view());
+  copied->record(at_work);
   check(load ? "loading keys and values" : "saving keys and values");
 }
 
