@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -26,9 +27,10 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int kVersion = 1;           // of the file; the kernels' speed changes with the program, too
+constexpr int kVersion = 2;           // of the file; the kernels' speed changes with the program, too
 constexpr double kSmallShare = 0.03;  // types below this share of the bytes count as the most frequent one
-constexpr double kCardLink = 24e9;    // PCIe 4 x16, where it was not measured
+constexpr double kCardLink = 24e9;    // PCIe 4 x16, where it cannot be measured
+constexpr double kAlike = 0.1;        // two measurements that differ by less are believed
 
 // What is kept: rates by processor, instruction set and threads.
 class RatesFile {
@@ -41,11 +43,14 @@ class RatesFile {
     if (!content_["machines"].is_object()) content_["machines"] = Json::object();
   }
 
-  // nullptr: not a number above 0.
-  static std::optional<double> number(const Json& object, const std::string& key) {
+  // What was measured of a thing, the better half of it: the best, and the one after it.
+  static std::vector<double> numbers(const Json& object, const std::string& key) {
+    std::vector<double> numbers;
     const auto at = object.find(key);
-    if (at == object.end() || !at->is_number() || !(at->get<double>() > 0.0)) return std::nullopt;
-    return at->get<double>();
+    if (at == object.end() || !at->is_array()) return numbers;
+    for (const Json& value : *at)
+      if (value.is_number() && value.get<double>() > 0.0) numbers.push_back(value.get<double>());
+    return numbers;
   }
 
   Json& machine(const std::string& key) {
@@ -94,7 +99,8 @@ std::vector<DType> types_to_know(const TokenWork& work) {
 }
 
 // Reads what is known and measures the rest. Other programs only make it slower, so of several measurements
-// the best is what the machine can do. Throws MemoryError where there is no memory to measure with.
+// the best is what the machine can do; until two of them agree, each call measures once more. Throws
+// MemoryError where there is no memory to measure with.
 MachineRates rates_here(const std::vector<DType>& types, Isa isa, int n_threads, bool again) {
   RatesFile file;
   Json& known = file.machine(fmt::format("{}, {}, {} threads", cpu_info().name, isa_name(isa), n_threads));
@@ -103,34 +109,42 @@ MachineRates rates_here(const std::vector<DType>& types, Isa isa, int n_threads,
     if (!pool) pool.emplace(ThreadPoolOptions{.n_threads = n_threads});
     return *pool;
   };
-  const auto get = [&](const char* key, bool larger_is_better, const auto& measure) {
-    const std::optional<double> before = RatesFile::number(known, key);
-    if (before && !again) return *before;
-    double value = measure();
-    if (before) value = larger_is_better ? std::max(*before, value) : std::min(*before, value);
-    known[key] = value;
-    return value;
+  const auto get = [&](const std::string& key, bool larger_is_better, const auto& measure) {
+    std::vector<double> values = RatesFile::numbers(known, key);
+    const bool settled = values.size() > 1 && std::abs(values[0] - values[1]) <= kAlike * values[0];
+    if (settled && !again) return values[0];
+    values.push_back(measure());
+    std::sort(values.begin(), values.end());
+    if (larger_is_better) std::reverse(values.begin(), values.end());
+    if (values.size() > 2) values.erase(values.begin() + 2, values.end());
+    known[key] = values;
+    return values[0];
   };
-  MachineRates rates;
-  rates.read = get("read", true, [&] { return measure_read_bandwidth(threads()); });
-  rates.region_s = get("region_s", false, [&] { return measure_region(threads()); });
-  for (const DType dtype : types) {
-    const std::string name = dtype_name(dtype);
-    std::optional<TypeRates> now;
-    const auto rate = [&](const char* what, double TypeRates::*member) {
-      return get((name + "_" + what).c_str(), true, [&] {
-        if (!now) now = measure_matmul(dtype, isa, threads());
-        return (*now).*member;
-      });
-    };
-    rates.types[dtype] = {.one_row = rate("one_row", &TypeRates::one_row),
-                          .few_rows = rate("few_rows", &TypeRates::few_rows),
-                          .many_rows = rate("many_rows", &TypeRates::many_rows)};
-  }
-  const DType first = types.front();
-  rates.cache_gain = get("cache_gain", true, [&] {
-    return measure_cache_gain(first, isa, rates.types[first].one_row, threads());
-  });
+  const auto collect = [&] {
+    MachineRates rates;
+    rates.read = get("read", true, [&] { return measure_read_bandwidth(threads()); });
+    for (const DType dtype : types) {
+      const std::string name = dtype_name(dtype);
+      std::optional<TypeRates> now;
+      const auto rate = [&](const char* what, double TypeRates::*member) {
+        return get(name + "_" + what, true, [&] {
+          if (!now) now = measure_matmul(dtype, isa, threads());
+          return (*now).*member;
+        });
+      };
+      rates.types[dtype] = {.one_row = rate("one_row", &TypeRates::one_row),
+                            .few_rows = rate("few_rows", &TypeRates::few_rows),
+                            .many_rows = rate("many_rows", &TypeRates::many_rows)};
+    }
+    const DType first = types.front();
+    rates.small_s = get("small_s", false, [&] { return measure_small_product(first, isa, threads()); });
+    rates.cache_gain = get("cache_gain", true, [&] {
+      return measure_cache_gain(first, isa, rates.types[first].one_row, threads());
+    });
+    return rates;
+  };
+  MachineRates rates = collect();
+  if (pool && !again) rates = collect();  // what was measured now, once more
   if (pool) file.save();
   return rates;
 }
@@ -166,17 +180,18 @@ std::optional<SpeedEstimate> expected_speed(const GgufFile& file, ModelConfig co
       const std::optional<GpuChoice> gpu = choose_gpu(options.device, note);
       if (!gpu) return std::nullopt;
       const uint64_t hot = bytes_of(plan.device_items, plan.ffn_parts > 0 ? "FFN parts" : "hot experts");
+      const double measured = measure_gpu_link_bandwidth(), link = measured > 0.0 ? measured : kCardLink;
       return expected_speed(
           work, rates,
-          CardRates{.read = measure_gpu_read_bandwidth(),
-                    .n_multiprocessors = gpu->n_multiprocessors,
-                    .link = options.link_limit > 0
-                                ? std::min(kCardLink, static_cast<double>(options.link_limit))
-                                : kCardLink,
-                    .hot_share = plan.expert_bytes == 0
-                                     ? 1.0
-                                     : static_cast<double>(hot) / static_cast<double>(plan.expert_bytes),
-                    .n_batch = plan.n_batch});
+          CardRates{
+              .read = measure_gpu_read_bandwidth(),
+              .n_multiprocessors = gpu->n_multiprocessors,
+              .link = options.link_limit > 0 ? std::min(link, static_cast<double>(options.link_limit)) : link,
+              .hot_share = plan.expert_bytes == 0
+                               ? 1.0
+                               : static_cast<double>(hot) / static_cast<double>(plan.expert_bytes),
+              .parts = plan.ffn_parts > 0,
+              .n_batch = plan.n_batch});
     }
     const uint64_t weights = file.total_tensor_bytes();
     const bool cached = weights <= cpu_info().l3_bytes;

@@ -66,4 +66,30 @@ double measure_device_read_bandwidth() noexcept {
   return best_ms > 0.0f ? static_cast<double>(n_bytes) / best_ms * 1e3 : 0.0;
 }
 
+double measure_device_link_bandwidth() noexcept {
+  constexpr size_t kBytes = size_t{64} << 20;
+  constexpr int kCopies = 8;
+  void *device = nullptr, *host = nullptr;
+  cudaEvent_t begin = nullptr, end = nullptr;
+  float best_ms = 0.0f;
+  if (cudaMalloc(&device, kBytes) == cudaSuccess && cudaMallocHost(&host, kBytes) == cudaSuccess &&
+      cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess) {
+    for (int copy = 0; copy < kCopies; ++copy) {
+      float ms = 0.0f;
+      cudaEventRecord(begin);
+      cudaMemcpyAsync(device, host, kBytes, cudaMemcpyHostToDevice);
+      cudaEventRecord(end);
+      if (cudaEventSynchronize(end) != cudaSuccess || cudaEventElapsedTime(&ms, begin, end) != cudaSuccess)
+        break;
+      if (copy > 0 && ms > 0.0f) best_ms = best_ms == 0.0f ? ms : std::min(best_ms, ms);
+    }
+  }
+  cudaGetLastError();
+  if (begin != nullptr) cudaEventDestroy(begin);
+  if (end != nullptr) cudaEventDestroy(end);
+  if (host != nullptr) cudaFreeHost(host);
+  if (device != nullptr) cudaFree(device);
+  return best_ms > 0.0f ? static_cast<double>(kBytes) / best_ms * 1e3 : 0.0;
+}
+
 }  // namespace thermo

@@ -72,6 +72,10 @@ double measure_gpu_read_bandwidth() {
   return measure_device_read_bandwidth();
 }
 
+double measure_gpu_link_bandwidth() {
+  return measure_device_link_bandwidth();
+}
+
 std::unique_ptr<Backend> make_gpu_backend(ModelConfig config, const Weights& weights,
                                           const ModelOptions& options, ThreadPool& pool,
                                           const LoadProgressFn& progress) {
@@ -114,6 +118,10 @@ int max_gpu_draft_rows(const ModelConfig&) {
 }
 
 double measure_gpu_read_bandwidth() {
+  return 0.0;
+}
+
+double measure_gpu_link_bandwidth() {
   return 0.0;
 }
 

@@ -44,6 +44,8 @@ int max_gpu_draft_rows(const ModelConfig& config);
 
 // Bytes per second that the GPU in use reads from its memory; 0 when it has no memory left to try.
 double measure_gpu_read_bandwidth();
+// That main memory reaches it with; 0 when it cannot be measured.
+double measure_gpu_link_bandwidth();
 
 // `weights` bound without repacking; not needed afterwards, but with split experts its file is.
 std::unique_ptr<Backend> make_gpu_backend(ModelConfig config, const Weights& weights,

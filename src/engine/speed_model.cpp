@@ -6,16 +6,22 @@
 namespace thermo {
 namespace {
 
-// Of the processor: kDecodeShare is fitted to three runs of one thread (35B-A3B, dense and Laguna shapes of
-// few layers), the others are estimates. Of a card: estimates after one H200, compared with no run. See
-// docs/memory.md.
-constexpr double kRegionsPerLayer = 6.0;   // fork and join
+// Fitted to 17 runs on one machine (an H200 and 16 cores, also as 8 and 4 cores and as cards of 8 to 24 GB);
+// see docs/memory.md.
+constexpr double kProductsPerLayer = 8.0;  // one after the other, each with all threads
+constexpr double kDecodeShare = 0.92;      // of what memory or the kernels give: borders between products
 constexpr double kSerialPerLayer = 4e-6;   // norms, routing, sums between them
-constexpr double kDecodeShare = 0.74;      // of the kernels' speed that a step reaches: borders, imbalance
-constexpr double kPrefillShare = 0.80;     // likewise; what is not a product
-constexpr double kCardReadShare = 0.72;    // of the card's bandwidth that decoding reaches
-constexpr double kCardPerLayer = 20e-6;    // hand-overs between launches
+constexpr double kPrefillShare = 0.80;     // of the kernels' speed; what is not a product
+constexpr double kCardReadShare = 0.55;    // of the card's bandwidth that decoding reaches
+constexpr double kCardPerLayer = 15.5e-6;  // hand-overs between launches
 constexpr double kCardMacsPerSm = 0.7e12;  // multiply-adds of a prompt, for each multiprocessor
+constexpr double kCardPromptRead = 0.32;   // of the bandwidth, where each weight is read for a few rows
+constexpr double kHandOver = 18e-6;        // of a layer with cold experts: mailbox, there and back
+constexpr double kLaneShare = 0.87;        // of the kernels' speed that the processor's lane reaches
+constexpr double kLaneProducts = 2.0;      // of a layer
+constexpr double kColdUses = 0.9;          // of what evenly used experts would be: the used ones become hot
+constexpr double kCarried = 0.3;  // of the link's bytes, and of the cold ones at most: sent in time and used
+constexpr double kStreamShare = 0.98;  // of the link's speed that the experts of a prompt get
 
 void add(std::vector<TypeWork>& types, const Matrix& m, double times, bool expert) {
   if (m.empty()) return;
@@ -84,41 +90,61 @@ TokenWork token_work(const ModelConfig& config, const Weights& weights) {
 
 SpeedEstimate expected_speed(const TokenWork& work, const MachineRates& machine, int n_batch, bool cached) {
   const double gain = cached ? machine.cache_gain : 1.0;
+  const int n_rows = std::min(n_batch, kPromptRows);
   double decode = 0.0, prefill = 0.0;
   for (const TypeWork& type : work.types) {
     const TypeRates& rates = rates_of(machine, type.dtype);
     decode +=
         static_cast<double>(type.core_bytes + type.expert_bytes) / (one_row_rate(machine, type.dtype) * gain);
     const double density = bytes_per_mac(type.dtype);
-    prefill += type.core_macs / macs_per_second(rates, density, n_batch);
+    prefill += type.core_macs / macs_per_second(rates, density, n_rows);
     if (type.expert_macs > 0.0)
-      prefill += type.expert_macs / macs_per_second(rates, density, n_batch * work.expert_share);
+      prefill += type.expert_macs / macs_per_second(rates, density, n_rows * work.expert_share);
   }
-  const double between = work.n_layers * (kRegionsPerLayer * machine.region_s + kSerialPerLayer);
+  const double between = work.n_layers * (kProductsPerLayer * machine.small_s + kSerialPerLayer);
   decode += static_cast<double>(work.state_bytes) / (machine.read * gain);
-  prefill += work.state_macs / rates_of(machine, DType::F32).many_rows + between / n_batch;
+  prefill += work.state_macs / rates_of(machine, DType::F32).many_rows + between / n_rows;
   return {.prefill = kPrefillShare / prefill, .decode = 1.0 / (decode / kDecodeShare + between)};
 }
 
+namespace {
+
+// What a token waits for the processor's lane: it computes the cold experts that the link did not bring in
+// time, while a token takes `rest` besides.
+double lane_seconds(double cold, double s_per_byte, double rest, int n_layers, const MachineRates& machine,
+                    const CardRates& card) {
+  const double fixed = n_layers * kLaneProducts * machine.small_s;
+  if (card.parts) return cold * s_per_byte + fixed;
+  // Both read main memory.
+  const double carried = std::min(kCarried * card.link, std::max(0.0, machine.read - 1.0 / s_per_byte));
+  const double all = (rest + fixed + cold * s_per_byte) / (1.0 + carried * s_per_byte);
+  return std::max(all - rest, (1.0 - kCarried) * cold * s_per_byte + fixed);
+}
+
+}  // namespace
+
 SpeedEstimate expected_speed(const TokenWork& work, const MachineRates& machine, const CardRates& card) {
-  double core = 0.0, experts = 0.0, macs = 0.0, cold_s_per_byte = 0.0, processor = 0.0, prefill = 0.0;
+  double core = 0.0, experts = 0.0, macs = 0.0, processor = 0.0;
   for (const TypeWork& type : work.types) {
     core += static_cast<double>(type.core_bytes);
     experts += static_cast<double>(type.expert_bytes);
     macs += type.core_macs + type.expert_macs;
     processor += static_cast<double>(type.expert_bytes) / one_row_rate(machine, type.dtype);
   }
-  const double cold = (1.0 - card.hot_share) * experts;
-  // Both read main memory.
-  if (cold > 0.0)
-    cold_s_per_byte = 1.0 / std::min(machine.read, experts / processor * kDecodeShare + card.link);
-  const double decode = (core + card.hot_share * experts + static_cast<double>(work.state_bytes)) /
-                            (kCardReadShare * card.read) +
-                        work.n_layers * kCardPerLayer + cold * cold_s_per_byte;
-  prefill = macs / (kCardMacsPerSm * card.n_multiprocessors);
-  // Copies run beside the products.
-  if (cold > 0.0) prefill = std::max(prefill, cold / work.expert_share / (card.link * card.n_batch));
-  return {.prefill = 1.0 / prefill, .decode = 1.0 / decode};
+  const bool split = experts > 0.0 && card.hot_share < 1.0;
+  const double cold = split ? (card.parts ? 1.0 : kColdUses) * (1.0 - card.hot_share) * experts : 0.0;
+  double decode =
+      (core + experts - cold + static_cast<double>(work.state_bytes)) / (kCardReadShare * card.read) +
+      work.n_layers * (kCardPerLayer + (split ? kHandOver : 0.0));
+  if (split)
+    decode += lane_seconds(cold, processor / experts / kLaneShare, decode, work.n_layers, machine, card);
+  // A chunk of a prompt uses nearly all experts; copies of the cold ones run beside the products.
+  const double all_experts = experts > 0.0 ? experts / work.expert_share : 0.0;
+  const int n_rows = std::min(card.n_batch, kPromptRows);
+  double chunk = n_rows * macs / (kCardMacsPerSm * card.n_multiprocessors) +
+                 (core + all_experts) / (kCardPromptRead * card.read);
+  if (split) chunk = std::max(chunk, (1.0 - card.hot_share) * all_experts / (kStreamShare * card.link));
+  return {.prefill = n_rows / chunk, .decode = 1.0 / decode};
 }
 
 }  // namespace thermo

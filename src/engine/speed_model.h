@@ -39,7 +39,7 @@ inline constexpr int kFewRows = 16, kManyRows = 256;
 struct MachineRates {
   std::map<DType, TypeRates> types;
   double read = 0.0;        // bytes a second from memory
-  double region_s = 0.0;    // a parallel region with nothing to do
+  double small_s = 0.0;     // that a small product takes beyond its bytes
   double cache_gain = 1.0;  // how much faster one row is when the weights stay in the caches
 };
 
@@ -49,17 +49,21 @@ struct CardRates {
   int n_multiprocessors = 0;
   double link = 0.0;       // bytes a second from main memory
   double hot_share = 1.0;  // of the experts' bytes; the rest is cold
-  int n_batch = 2048;      // rows of a prompt chunk, for each of which the cold ones are sent
+  bool parts = false;      // the experts are parts of dense FFNs: every token uses all of them
+  int n_batch = 2048;      // most rows of a prompt chunk
 };
 
+// Tokens a second: of a prompt of kPromptRows tokens, and of an answer in a short context.
 struct SpeedEstimate {
-  double prefill = 0.0, decode = 0.0;  // tokens a second, short context
+  double prefill = 0.0, decode = 0.0;
 };
+inline constexpr int kPromptRows = 512;
 
-// On the processor, prompts in chunks of `n_batch` rows. `cached`: the weights of a token fit into the
-// caches.
+// On the processor, prompts in chunks of at most `n_batch` rows. `cached`: the weights of a token fit into
+// the caches.
 SpeedEstimate expected_speed(const TokenWork& work, const MachineRates& machine, int n_batch, bool cached);
-// On a card, cold experts shared by the processor and the link, and sent to the card for prompts.
+// On a card, cold experts computed by the processor unless the link brought them in time, and sent to the
+// card for prompts.
 SpeedEstimate expected_speed(const TokenWork& work, const MachineRates& machine, const CardRates& card);
 
 }  // namespace thermo

@@ -22,6 +22,7 @@ namespace {
 constexpr size_t kMaxStreams = 8;
 constexpr size_t kLine = 64;
 constexpr size_t kAhead = 16 * kLine;
+constexpr size_t kParts = 16;  // of a thread's memory: who comes late leaves some to the others
 
 // Reads [data, data + n_bytes) as kStreams parts side by side. n_bytes is a multiple of kStreams * kLine.
 template <size_t kStreams, bool kPrefetch>
@@ -65,15 +66,17 @@ double measure_read_bandwidth(ThreadPool& pool) {
   const auto n_threads = static_cast<size_t>(pool.size());
   const uint64_t budget = std::min<uint64_t>(2 * GiB, available_memory_bytes() / 4);
   size_t per_thread = std::min<uint64_t>(256 * MiB, budget / n_threads);
-  per_thread = std::max<size_t>(per_thread, MiB) / (kMaxStreams * kLine) * (kMaxStreams * kLine);
+  per_thread =
+      std::max<size_t>(per_thread, MiB) / (kParts * kMaxStreams * kLine) * (kParts * kMaxStreams * kLine);
   const HostBuffer buffer = memory_to_read(n_threads, per_thread);
   if (buffer.size() == 0) return 0.0;
-  std::vector<uint64_t> sums(n_threads * 8);  // a line each
+  const size_t part = per_thread / kParts;
+  std::vector<uint64_t> sums(n_threads * kParts * 8);  // a line each
 
   // Every thread reads what it wrote first, so that the pages lie on its own memory node.
-  const int n_tasks = static_cast<int>(n_threads);
+  const int n_tasks = static_cast<int>(n_threads * kParts);
   pool.run(n_tasks, [&](int task, int) {
-    std::memset(buffer.data() + static_cast<size_t>(task) * per_thread, task + 1, per_thread);
+    std::memset(buffer.data() + static_cast<size_t>(task) * part, task + 1, part);
   });
   double best_seconds = 1e30;
   for (const ReadFn read : kWays) {
@@ -82,7 +85,7 @@ double measure_read_bandwidth(ThreadPool& pool) {
       const Clock::time_point before = Clock::now();
       pool.run(n_tasks, [&](int task, int) {
         const auto index = static_cast<size_t>(task);
-        sums[index * 8] ^= read(buffer.data() + index * per_thread, per_thread);
+        sums[index * 8] ^= read(buffer.data() + index * part, part);
       });
       const Clock::time_point after = Clock::now();
       best_seconds = std::min(best_seconds, std::chrono::duration<double>(after - before).count());

@@ -1,11 +1,11 @@
 #include "cli/bench/kernel_rates.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <cstring>
+#include <span>
 #include <vector>
 
+#include "base/cpu_info.h"
 #include "base/host_buffer.h"
 #include "base/thread_pool.h"
 #include "base/units.h"
@@ -15,12 +15,22 @@ namespace thermo {
 namespace {
 
 constexpr int kCols = 2048;                // as wide as the models in question
-constexpr size_t kFromMemory = 128 * MiB;  // far more than the caches of one processor hold for long
-constexpr size_t kFromCache = 2 * MiB;
+constexpr size_t kSmallProduct = 4 * MiB;  // as the projections and experts of a layer
+constexpr size_t kCachePerThread = 1 * MiB;
 constexpr auto kLongEnough = std::chrono::milliseconds(60);
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// More than the caches hold a useful part of, where there is room.
+size_t bytes_from_memory() {
+  const uint64_t enough = std::clamp<uint64_t>(2 * cpu_info().l3_bytes, 256 * MiB, GiB);
+  return std::max<uint64_t>(64 * MiB, std::min(enough, available_memory_bytes() / 8));
+}
+
+size_t bytes_from_cache(const ThreadPool& pool) {
+  return std::max<size_t>(2, static_cast<size_t>(pool.size())) * kCachePerThread;
 }
 
 // The shortest of a few runs, in seconds: what other programs take away is not the machine's.
@@ -61,21 +71,29 @@ class TestMatrix {
   Matrix matrix_;
 };
 
-// Seconds of a product with so many rows.
-double time_product(const Matrix& w, int n_rows, Isa isa, ThreadPool& pool) {
+// Seconds of products with so many rows, one after the other. All have the same columns.
+double time_products(std::span<const Matrix> ws, int n_rows, Isa isa, ThreadPool& pool) {
   const QuantMatmulKernels& kernels = quant_matmul_kernels(isa);
   const LinearScratch scratch(pool.size(), 0);
   ActBuffer x(n_rows, kCols);
   x.set_cols(kCols);
   ActFormats formats;
-  formats.add(w);
+  formats.add(ws.front());
   for (int r = 0; r < n_rows; ++r) {
     for (int c = 0; c < kCols; ++c) x.row(r)[c] = static_cast<float>((c * 37 + r * 11) % 101) / 50.0f - 1.0f;
     x.quantize(r, kCols, formats, kernels);
   }
-  std::vector<float> y(static_cast<size_t>(n_rows) * static_cast<size_t>(w.n_rows));
-  const LinearJob job{.w = &w, .x = &x, .y = y.data(), .y_stride = w.n_rows};
-  return shortest([&] { linear_cpu({&job, 1}, n_rows, nullptr, {kernels, pool, scratch}); });
+  std::vector<float> y(static_cast<size_t>(n_rows) * static_cast<size_t>(ws.front().n_rows));
+  return shortest([&] {
+    for (const Matrix& w : ws) {
+      const LinearJob job{.w = &w, .x = &x, .y = y.data(), .y_stride = w.n_rows};
+      linear_cpu({&job, 1}, n_rows, nullptr, {kernels, pool, scratch});
+    }
+  });
+}
+
+double time_product(const Matrix& w, int n_rows, Isa isa, ThreadPool& pool) {
+  return time_products({&w, 1}, n_rows, isa, pool);
 }
 
 double macs(const Matrix& w, int n_rows) {
@@ -85,8 +103,8 @@ double macs(const Matrix& w, int n_rows) {
 }  // namespace
 
 TypeRates measure_matmul(DType dtype, Isa isa, ThreadPool& pool) {
-  const TestMatrix large(dtype, kFromMemory, pool);
-  const TestMatrix small(dtype, kFromCache, pool);
+  const TestMatrix large(dtype, bytes_from_memory(), pool);
+  const TestMatrix small(dtype, bytes_from_cache(pool), pool);
   return {
       .one_row = static_cast<double>(large.matrix().n_bytes()) / time_product(large.matrix(), 1, isa, pool),
       .few_rows = macs(large.matrix(), kFewRows) / time_product(large.matrix(), kFewRows, isa, pool),
@@ -94,25 +112,27 @@ TypeRates measure_matmul(DType dtype, Isa isa, ThreadPool& pool) {
 }
 
 double measure_cache_gain(DType dtype, Isa isa, double from_memory, ThreadPool& pool) {
-  const TestMatrix small(dtype, kFromCache, pool);
+  const TestMatrix small(dtype, bytes_from_cache(pool), pool);
   const double rate =
       static_cast<double>(small.matrix().n_bytes()) / time_product(small.matrix(), 1, isa, pool);
   return std::max(1.0, rate / from_memory);
 }
 
-double measure_region(ThreadPool& pool) {
-  // Every thread has to come, as where there is work for all; one that has no core is not waited for.
-  constexpr auto kPatience = std::chrono::microseconds(50);
-  const int n_threads = pool.size();
-  return shortest([&] {
-    std::atomic<int> here{0};
-    pool.run(n_threads, [&](int, int) {
-      const auto start = std::chrono::steady_clock::now();
-      here.fetch_add(1);
-      while (here.load() < n_threads && std::chrono::steady_clock::now() - start < kPatience) {
-      }
-    });
-  });
+double measure_small_product(DType dtype, Isa isa, ThreadPool& pool) {
+  const TestMatrix large(dtype, bytes_from_memory(), pool);
+  const size_t panel = panel_bytes(dtype, kCols);
+  const int n_panels = large.matrix().n_rows / kPanelRows,
+            n_each = std::max(1, static_cast<int>(kSmallProduct / panel));
+  std::vector<Matrix> pieces;
+  for (int p = 0; p + n_each <= n_panels; p += n_each) {
+    pieces.push_back(large.matrix());
+    pieces.back().n_rows = n_each * kPanelRows;
+    pieces.back().panels += static_cast<size_t>(p) * panel;
+  }
+  if (pieces.empty()) return 0.0;
+  const double whole =
+      time_product(large.matrix(), 1, isa, pool) * static_cast<double>(pieces.size()) * n_each / n_panels;
+  return std::max(1e-7, (time_products(pieces, 1, isa, pool) - whole) / static_cast<double>(pieces.size()));
 }
 
 }  // namespace thermo
