@@ -13,16 +13,30 @@ __device__ __forceinline__ int cluster_rank() {
 #endif
   return static_cast<int>(rank);
 }
+// Where the same variable of block `rank` lies.
+__device__ __forceinline__ uint32_t in_block(const void* variable, int rank) {
+  uint32_t address = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(address)
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(variable))), "r"(rank));
+#endif
+  return address;
+}
 // Writes to the same variable of block `rank`.
 __device__ __forceinline__ void put_in_block(const float* variable, int rank, float x) {
 #if __CUDA_ARCH__ >= 900
-  uint32_t address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(address)
-      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(variable))), "r"(rank));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(in_block(variable, rank)), "f"(x) : "memory");
 #endif
 }
+__device__ __forceinline__ void put_in_block(const float4* variable, int rank, const float4& x) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(in_block(variable, rank)), "f"(x.x),
+               "f"(x.y), "f"(x.z), "f"(x.w)
+               : "memory");
+#endif
+}
+// Both by all threads of all blocks of the cluster. What was written before arriving is seen after waiting.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");

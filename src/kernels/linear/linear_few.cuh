@@ -8,7 +8,7 @@
 // not in every chunk.
 //
 // A matrix with so many panels that every warp of the card gets several, the head of a model, has a kernel of
-// its own: blocks of 16 warps stay, keep all columns of the rows, and each warp streams one panel after the
+// its own: blocks of 16 warps or 24 stay, keep all columns of the rows, and each warp streams one panel after the
 // other without meeting the others again.
 //
 // An output is a sum of chains over the blocks of a cut in the order of columns. Columns are cut by the
@@ -202,12 +202,14 @@ __global__ void __launch_bounds__(32 * kFewWarps, kTiles == 1   ? 5
                     y);
 }
 
-inline constexpr int kMaxStreamWarps = 16;
+// Of a block: as many as registers allow where 16 rows make instructions the bound.
+template <int kTiles>
+inline constexpr int kMaxStreamWarps = kTiles == 2 ? 24 : 16;
 
 // One matrix of a type that has_dot(), whose sums are not cut. Shared memory: the rows, then the chunks of
 // each warp.
 template <int kTiles>
-__global__ void __launch_bounds__(32 * kMaxStreamWarps, 1)
+__global__ void __launch_bounds__(32 * kMaxStreamWarps<kTiles>, 1)
     linear_stream_kernel(const __grid_constant__ FewPlan plan) {
   extern __shared__ __align__(16) std::byte shared[];
   const DeviceLinearArgs& args = plan.args;
@@ -283,11 +285,11 @@ bool launch_stream(FewPlan& plan, StreamView stream) {
   const DeviceLinearJob& job = plan.args.jobs[0];
   const int most = static_cast<int>(device.max_shared_bytes), n_panels = ceil_div(job.w.n_rows, 16);
   if (plan.args.n_jobs > 1 || job.k_parts > 1 || plan.cuts_log2 > 0 ||
-      n_panels < 4 * kMaxStreamWarps * device.n_multiprocessors)
+      n_panels < 4 * kMaxStreamWarps<kTiles> * device.n_multiprocessors)
     return false;
   const int rows_bytes = dot_chunks(job.w.n_cols) * kFewChunkRows<kTiles>;
   const auto bytes = [&](int warps, int stages) { return rows_bytes + warps * stages * plan.chunk_bytes; };
-  int n_warps = kMaxStreamWarps;
+  int n_warps = kMaxStreamWarps<kTiles>;
   while (n_warps >= 8 && bytes(n_warps, 2) > most) n_warps -= 4;
   if (n_warps < 8) return false;
   static const bool ready = [=] {

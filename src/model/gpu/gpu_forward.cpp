@@ -511,6 +511,7 @@ void GpuModel::Impl::enqueue_features(int n_rows) noexcept {
   const GpuBlockWeights& w = weights.features.front();
   const DeviceMatrix& projection = w[Role::StateProjection];
   copy_in_cuda(feature.ancestors, feature_host.ancestors, feature.bytes, stream.view());
+  if (drafts_blocks && n_rows <= kMaxDraftRows) return draft_features(n_rows);
   join_rows_cuda({.pieces = {{act.states, nullptr}, {}},
                   .n_pieces = 1,
                   .n_cols = projection.n_cols,
@@ -587,11 +588,16 @@ void GpuModel::Impl::enqueue(int n_rows, StepKind kind, int n_logits, const Step
                      .cold_in = {},
                      .cold_out = {}}};
   const Network& net = config.network;
-  for (size_t b = 0; b < net.input.size(); ++b) run_block(pass, -1, b, net.input[b], weights.input[b]);
-  for (int il = 0; il < config.n_layer; ++il) {
-    const std::vector<Block>& blocks = net.layers[static_cast<size_t>(il)].blocks;
-    const GpuLayerWeights& layer = weights.layers[static_cast<size_t>(il)];
-    for (size_t b = 0; b < blocks.size(); ++b) run_block(pass, il, b, blocks[b], layer.blocks[b]);
+  if (drafts_blocks && n_rows <= kMaxDraftRows && kind == StepKind::Uncommitted) {
+    pass.fused = false;
+    draft_layers(pass.rows, n_rows);
+  } else {
+    for (size_t b = 0; b < net.input.size(); ++b) run_block(pass, -1, b, net.input[b], weights.input[b]);
+    for (int il = 0; il < config.n_layer; ++il) {
+      const std::vector<Block>& blocks = net.layers[static_cast<size_t>(il)].blocks;
+      const GpuLayerWeights& layer = weights.layers[static_cast<size_t>(il)];
+      for (size_t b = 0; b < blocks.size(); ++b) run_block(pass, il, b, blocks[b], layer.blocks[b]);
+    }
   }
   for (size_t b = 0; b < net.output.size(); ++b)
     run_block(pass, config.n_layer, b, net.output[b], weights.output[b]);

@@ -18,6 +18,7 @@
 #include "device/stream.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/delta_net/delta_net_cuda.h"
+#include "kernels/draft_block/draft_block_cuda.h"
 #include "kernels/expert_ffn/decode_ffn_cuda.h"
 #include "kernels/linear/linear_cuda.h"
 #include "kernels/row_ops/row_ops_cuda.h"
@@ -76,6 +77,7 @@ struct GpuModel::Impl {
   std::string fault;
   float step_ms = 0.0f;
   int most_fused_rows = 0;                               // so many run without launches for norms
+  bool drafts_blocks = false;                            // up to kMaxDraftRows rows in few launches
   bool reads_blocks256 = false, reads_blocks32 = false;  // projections of few rows
 
   Impl(ModelConfig config, const Weights& weights, const ModelOptions& options, ThreadPool& pool,
@@ -106,6 +108,13 @@ struct GpuModel::Impl {
   void enqueue(int n_rows, StepKind kind, int n_logits, const StepInputs& from) noexcept;
   struct Pass;  // a step while it is queued
   void enqueue_features(int n_rows) noexcept;
+  // A drafter's layers by the kernels of draft_block, see gpu_draft_block.cpp.
+  bool can_draft_blocks() noexcept;
+  void draft_layers(const DeviceRows& rows, int n_rows) noexcept;
+  void draft_features(int n_rows) noexcept;
+  DraftStream draft_stream(const float* norm) const noexcept;
+  DraftRows draft_normed(int n_squares) const noexcept;
+  DraftHeadsArgs draft_heads(const DeviceRows& rows, int n_rows, int rope) const noexcept;
   DeviceActs round_few(const DeviceMatrix& w, const DeviceActsOut& rows, int n_rows) noexcept;
   void project_states(const DeviceMatrix& w, int n_rows) noexcept;
   void nextn_input(Pass& pass, const GpuBlockWeights& w) noexcept;

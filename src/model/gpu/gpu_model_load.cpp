@@ -137,6 +137,7 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
         config.route.n_expert, stream);
   while (most_fused_rows < kMaxNormActs && can_fuse_decode(most_fused_rows + 1)) ++most_fused_rows;
   find_block_forms();
+  drafts_blocks = can_draft_blocks();
   n_past.resize(n_sequences);
   row_logits.reserve(static_cast<size_t>(o.n_batch));
   if (o.graphs) record_graphs();

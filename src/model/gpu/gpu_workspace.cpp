@@ -147,6 +147,7 @@ void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, b
   joined = acts(rows, states_width(c), true, true, kHiddenScale);
   blocks(joined, few_rows, states_width(c));
   feature_kv = floats(c.network.features.empty() ? 0 : 2 * c.n_layer * c.n_kv_dim());
+  draft_counters = carver.take<uint64_t>(c.network.features.empty() ? 0 : static_cast<size_t>(c.n_head_kv));
   taps = floats(c.network.n_taps * c.n_embd);
   logits = carver.take<float>(static_cast<size_t>(kLogitRows) * static_cast<size_t>(c.n_vocab));
   top_scratch = carver.take<float>(static_cast<size_t>(kLogitRows) * top_logits_scratch_floats());

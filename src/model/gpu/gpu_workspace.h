@@ -98,6 +98,7 @@ struct GpuWorkspace {
   float* states;                           // [rows][states_width()] of another network, as they came
   DeviceActsOut joined;                    // [rows][those of StateProjection], for that product
   float* feature_kv;                       // [layer][K, V][rows][n_kv_dim] as projected
+  uint64_t* draft_counters;                // of draft_attention_cuda()
   float* taps;                             // [taps of the network][n_batch][n_embd]
   float* logits;                           // [kLogitRows][n_vocab]
   float* top_scratch;                      // of each of these rows

@@ -87,7 +87,7 @@ int main(int argc, char** argv) {
       draft = argv[++i];
   }
   const auto wants = [&](const char* what) { return only.empty() || only.find(what) != std::string::npos; };
-  if (deep > 0) n_ctx = std::max(n_ctx, deep + 256);
+  if (deep > 0) n_ctx = std::max(n_ctx, deep + 512);
 
   const double start = now();
   const GgufFile file(argv[1]);
@@ -230,19 +230,29 @@ int main(int argc, char** argv) {
     std::vector<Row> rows;
     for (int slot = 0; slot < dflash.block; ++slot)
       rows.push_back({.token = slot == 0 ? 1 : dflash.mask, .parent = slot - 1, .want_logits = slot > 0});
-    std::vector<double> wall, device;
-    for (int i = 0; i < 40; ++i) {
-      const double t = now();
-      if (profile && i == 39) cudaProfilerStart();
-      drafter.append_features(0, model.states());
-      step(drafter, rows, true, LogitsNeed::Few);
-      if (profile && i == 39) cudaProfilerStop();
-      wall.push_back((now() - t) * 1e3);
-      device.push_back(drafter.last_step_ms());
+    const auto time_drafts = [&] {
+      std::vector<double> wall, device;
+      for (int i = 0; i < 40; ++i) {
+        const double t = now();
+        if (profile && i == 39) cudaProfilerStart();
+        drafter.append_features(0, model.states());
+        step(drafter, rows, true, LogitsNeed::Few);
+        if (profile && i == 39) cudaProfilerStop();
+        wall.push_back((now() - t) * 1e3);
+        device.push_back(drafter.last_step_ms());
+      }
+      fmt::print("draft of {} at {}: {:.3f} ms wall, {:.3f} ms device without features {}\n", dflash.block - 1,
+                 drafter.n_past(0), median(wall), median(device), drafter.fault());
+      std::fflush(stdout);
+    };
+    time_drafts();
+    if (deep > 0) {
+      step(model, chain(own.n_batch, 2, n_vocab));
+      while (drafter.n_past(0) + own.n_batch <= deep) drafter.append_features(0, model.states());
+      step(model, chain(7, 1, n_vocab), true);
+      profile = false;
+      time_drafts();
     }
-    fmt::print("draft of {}: {:.3f} ms wall, {:.3f} ms device without features {}\n", dflash.block - 1,
-               median(wall), median(device), drafter.fault());
-    std::fflush(stdout);
   }
   if (wants("prefill")) {
     for (const int n : {128, 512, prefill}) {

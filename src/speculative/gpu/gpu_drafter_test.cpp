@@ -10,11 +10,12 @@
 namespace thermo {
 namespace {
 
-DrafterPlace on_gpu(bool graphs = true) {
+DrafterPlace on_gpu(bool graphs = true, KvType kv = KvType::F32) {
   return {.repack = false,
-          .make = [graphs](const ModelConfig& config, const Weights& weights, ModelOptions options,
-                           ThreadPool& pool) {
+          .make = [graphs, kv](const ModelConfig& config, const Weights& weights, ModelOptions options,
+                               ThreadPool& pool) {
             options.graphs = graphs;
+            options.sequence.k_type = options.sequence.v_type = kv;
             return std::make_unique<GpuModel>(config, weights, options, pool, LoadProgressFn{});
           }};
 }
@@ -28,6 +29,13 @@ TEST(GpuDflashDrafter, GivesTheRecordedBlocks) {
 TEST(GpuDflashDrafter, FillsPlanktonsBlockAsRecorded) {
   SKIP_WITHOUT_GPU();
   expect_planktons_block(on_gpu());
+}
+
+// With such a cache the layers are computed in few launches, where the card can.
+TEST(GpuDflashDrafter, FillsPlanktonsBlockOverACacheOfHalves) {
+  SKIP_WITHOUT_GPU();
+  for (const KvType kv : {KvType::F16, KvType::Q8_0})
+    for (const bool graphs : {true, false}) expect_planktons_block(on_gpu(graphs, kv));
 }
 
 TEST(GpuMtpDrafter, GivesTheRecordedLogitsAndChains) {
