@@ -186,7 +186,7 @@ int DraftPlanner::choose(const DraftView& draft, const RoundCosts& costs) {
     const double now = expected * token - (1.0 + kMargin) * more;
     gain = std::max(gain, now);
     hope = std::max(hope, hoped * token - more);
-    if (now <= 0.0 || rate <= best || costs.at_most(i + 1) > can_lose) continue;
+    if (now <= 0.0 || rate <= best || costs.at_most(i + 1) - kUnlucky * expected * token > can_lose) continue;
     best = rate;
     n = i + 1;
   }

@@ -182,8 +182,9 @@ class DraftPlanner {
   static constexpr double kShare = 0.005, kHopefulShare = 0.02;
   static constexpr double kFirstDrafts = 2.0;  // that need no probe's share
   static constexpr double kKept = 3.0;         // plain tokens that hope does not spend
-  static constexpr double kOverdraft = 3.0,
+  static constexpr double kOverdraft = 2.5,
                           kAtRisk = 0.25;   // plain tokens, and share of the account, for a round
+  static constexpr double kUnlucky = 0.25;  // of the expected tokens, that such a round has at least
   static constexpr double kReserve = 14.0;  // plain tokens: what earlier gains may pay for
   static constexpr int kFirstNodes = 7, kUntrustedNodes = 3;
   static constexpr int kMostBetweenPlain = 100;  // rounds: the time of a plain step is measured now and then

@@ -112,12 +112,35 @@ TEST(DraftPlanner, TakesTheBestRateOfAll) {
       expected += std::exp(static_cast<double>(nodes[static_cast<size_t>(n) - 1].score));
       const double rate = (1.0 + expected) / (draft + times.at(n + 1)), more = times.at(n + 1) - times.at(1);
       if (expected * times.at(1) <= 1.08 * more || rate <= best) continue;
-      if (more > 3.0 + 0.25 * (4.0 - draft)) continue;  // too much at once for the account
+      // Too much at once for the account.
+      if (more - 0.25 * expected * times.at(1) > 2.5 + 0.25 * (4.0 - draft)) continue;
       best = rate;
       want = n;
     }
     EXPECT_EQ(planner.choose({.nodes = nodes, .trusted = true}, costs), want);
   }
+}
+
+// As where a text repeats itself.
+TEST(DraftPlanner, TakesALongDraftThatItIsSureOf) {
+  StepTimes times;
+  add_twice(times, 1, 1.0);
+  DraftPlanner planner;
+  std::vector<DraftNode> nodes;
+  for (int depth = 1; depth <= 48; ++depth)
+    nodes.push_back({.token = 1,
+                     .parent = depth - 1,
+                     .depth = depth,
+                     .rank = 0,
+                     .score = -0.01f * static_cast<float>(depth)});
+  int n = 0;
+  for (int round = 0; round < 8; ++round) {
+    const RoundCosts costs{.times = times, .draft_seconds = 0.01, .n_other = 0};
+    n = planner.choose({.nodes = nodes, .trusted = true}, costs);
+    times.add(1 + n, 1.0 + 0.05 * n);
+    planner.finish_round(n, n, costs);
+  }
+  EXPECT_EQ(n, 48);
 }
 
 // A drafter whose chains are right for `right` tokens, and which says 0.9 of each; what it costs, in plain
