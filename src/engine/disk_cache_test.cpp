@@ -1,6 +1,7 @@
 #include "engine/disk_cache.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <future>
@@ -60,7 +61,8 @@ class DiskCacheTest : public testing::Test {
     return found;
   }
 
-  const fs::path folder_ = fs::path(testing::TempDir()) / "thermo_disk_cache_test";
+  const fs::path folder_ =
+      fs::path(testing::TempDir()) / ("thermo_disk_cache_test." + std::to_string(::getpid()));
 };
 
 TEST_F(DiskCacheTest, HasTextsOfEarlierRuns) {

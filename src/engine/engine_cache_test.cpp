@@ -1,6 +1,7 @@
 // Requests that find their beginning in the prefix cache: they compute only what is new and write what they
 // would write without it.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <future>
@@ -175,7 +176,7 @@ TEST(EngineCache, ChangesNoBitOfAnAnswerWithADrafter) {
 
 // Two conversations, each in turn, in two runs of the program: the second one goes on with both.
 void expect_same_after_a_restart(const GgufFile& file, const DraftOptions& draft, uint64_t cache_bytes) {
-  const std::string folder = testing::TempDir() + "/thermo_engine_disk_test";
+  const std::string folder = testing::TempDir() + "/thermo_engine_disk_test." + std::to_string(::getpid());
   std::filesystem::remove_all(folder);
   std::vector<Reply> replies[2];
   for (const bool on_disk : {false, true}) {
