@@ -1,11 +1,11 @@
-// Attention of up to 16 rows in one launch. A block has a kv head, all rows, and every n-th tile of 64 slots of
-// the cache; a warp has one query head, so that the 16 rows of an mma are the step's rows. Tiles that were
+// Attention of up to 16 rows in one launch. A block has a kv head, all rows, and every n-th tile of 64 slots
+// of the cache; a warp has one query head, so that the 16 rows of an mma are the step's rows. Tiles that were
 // there before the step are fetched before the kernel in front has ended.
 //
-// Where there is more than one tile, the blocks of a kv head leave sums, largest scores and sums of weights of
-// their tiles, wait for each other, and each merges some of the queries. All blocks run at once: there is one
-// for each multiprocessor at most, and no later kernel starts before they all have. Who waits gives up in the
-// end, because a wrong draft does no harm.
+// Where there is more than one tile, the blocks of a kv head leave sums, largest scores and sums of weights
+// of their tiles, wait for each other, and each merges some of the queries. All blocks run at once: there is
+// one for each multiprocessor at most, and no later kernel starts before they all have. Who waits gives up in
+// the end, because a wrong draft does no harm.
 #include "base/check.h"
 #include "device/launch.cuh"
 #include "kernels/attention/attention_stage.cuh"
@@ -34,8 +34,7 @@ struct TileWalk {
 // Registers are left for a block of the kernel that follows, so that its weights are on their way. kHalves:
 // both caches are f16.
 template <int kDim, bool kHalves>
-__global__ void __maxnreg__(160)
-    draft_attention_kernel(const __grid_constant__ DraftAttentionArgs plan) {
+__global__ void __maxnreg__(160) draft_attention_kernel(const __grid_constant__ DraftAttentionArgs plan) {
   constexpr int kSteps = kDim / 16;
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ Reach reaches[kMaxDraftRows];
@@ -97,13 +96,12 @@ __global__ void __maxnreg__(160)
       }
       const int sequence = a.rows.group_sequence[asked.group];
       std::byte* const keys = stages + stage * kStageBytes<kDim>;
-      stage_slots<kDim, kSlots, kThreads>(
-          kHalves ? KvType::F16 : a.kv.k_type, keys, paged_head(a.kv, false, sequence, a.n_head_kv, kv_head, kDim), slot, end,
-          static_cast<int>(threadIdx.x));
-      stage_slots<kDim, kSlots, kThreads>(
-          kHalves ? KvType::F16 : a.kv.v_type, keys + kSlots * kDim * 2,
-          paged_head(a.kv, true, sequence, a.n_head_kv, kv_head, kDim), slot, end,
-          static_cast<int>(threadIdx.x));
+      stage_slots<kDim, kSlots, kThreads>(kHalves ? KvType::F16 : a.kv.k_type, keys,
+                                          paged_head(a.kv, false, sequence, a.n_head_kv, kv_head, kDim), slot,
+                                          end, static_cast<int>(threadIdx.x));
+      stage_slots<kDim, kSlots, kThreads>(kHalves ? KvType::F16 : a.kv.v_type, keys + kSlots * kDim * 2,
+                                          paged_head(a.kv, true, sequence, a.n_head_kv, kv_head, kDim), slot,
+                                          end, static_cast<int>(threadIdx.x));
       asked.tile += n_parts;
       settle(asked);
     }
@@ -139,7 +137,8 @@ __global__ void __maxnreg__(160)
     const std::byte* const keys = stages + stage * kStageBytes<kDim>;
     stage = (stage + 1) % kStages;
     if (!has_head) continue;
-    const MatrixLane<kDim> key_lane(keys, 0, true, lane), value_lane(keys + kSlots * kDim * 2, 0, false, lane);
+    const MatrixLane<kDim> key_lane(keys, 0, true, lane),
+        value_lane(keys + kSlots * kDim * 2, 0, false, lane);
     float score[kSlots / 8][4] = {};
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
@@ -284,11 +283,13 @@ __global__ void __maxnreg__(160)
 template <int kDim, bool kHalves>
 void start_one(const DraftAttentionArgs& args, StreamView stream) {
   constexpr size_t kBytes = kQueryBytes<kDim> + kStages * kStageBytes<kDim>;
-  static const bool ready = [] { return allow_shared(draft_attention_kernel<kDim, kHalves>, kBytes), true; }();
+  static const bool ready = [] {
+    return allow_shared(draft_attention_kernel<kDim, kHalves>, kBytes), true;
+  }();
   static_cast<void>(ready);
   launch(draft_attention_kernel<kDim, kHalves>,
-         dim3(static_cast<unsigned>(args.args.n_head_kv), static_cast<unsigned>(args.args.n_splits)), kThreads,
-         kBytes, stream, args);
+         dim3(static_cast<unsigned>(args.args.n_head_kv), static_cast<unsigned>(args.args.n_splits)),
+         kThreads, kBytes, stream, args);
 }
 
 template <int kDim>

@@ -3,8 +3,8 @@
 //   [q, k, v: norm, product, heads] [attention] [output: product, residual] [gate, up: norm, product, swiglu]
 //   [down: product, residual]
 //
-// A drafter only proposes, so its rows need no bits in common with other ways to compute them: activations are
-// f16, sums f32. They have the same bits in every run.
+// A drafter only proposes, so its rows need no bits in common with other ways to compute them: activations
+// are f16, sums f32. They have the same bits in every run.
 //
 // A norm has no launch: who completes the residual stream leaves x * weight in f16 and the squares of what it
 // added up, and who reads that multiplies its sums by 1 / sqrt(mean square).
@@ -54,8 +54,8 @@ bool draft_heads_possible(const DeviceMatrix& w, int head_dim) noexcept;
 bool draft_out_possible(const DeviceMatrix& w) noexcept;
 bool draft_gate_possible(const DeviceMatrix& w) noexcept;
 
-// Heads from rows: projected, queries and keys normed and rotated; keys and values go to the cache, queries to
-// `q` as draft_attention_cuda() reads them.
+// Heads from rows: projected, queries and keys normed and rotated; keys and values go to the cache, queries
+// to `q` as draft_attention_cuda() reads them.
 enum class DraftHead : int32_t { Query, Key, Value };
 inline constexpr int kMaxDraftHeadJobs = 32;
 struct DraftHeadsArgs {

@@ -106,8 +106,7 @@ void run_out(int n_rows, int n_embd, int n_cols, bool add) {
   const TestRows rows(n_rows, n_cols, in, 3.0f);
   const std::vector<float> before = in.normal(as_size(n_rows) * as_size(n_embd)),
                            norm = in.uniform(as_size(n_embd), 0.5f, 1.5f);
-  const DeviceArray<float> x(before), weight(norm),
-      squares(as_size(draft_squares(n_embd)) * kMaxDraftRows);
+  const DeviceArray<float> x(before), weight(norm), squares(as_size(draft_squares(n_embd)) * kMaxDraftRows);
   const size_t stride = as_size(align_up(n_embd, 32));
   const DeviceArray<half> f16(as_size(n_rows) * stride);
   draft_out_cuda({.w = w.at(reinterpret_cast<size_t>(panels.data())),
@@ -155,7 +154,8 @@ void run_gate(int n_rows, int n_ff, int n_cols) {
   SCOPED_TRACE(::testing::Message() << n_rows << " rows, " << n_ff << " x " << n_cols);
   Inputs in(static_cast<uint64_t>(n_rows * 7 + n_ff + n_cols));
   std::mt19937 random(5);
-  const HostMatrix gate(DType::Q8_0, n_ff, n_cols, random, 0.05f), up(DType::Q8_0, n_ff, n_cols, random, 0.05f);
+  const HostMatrix gate(DType::Q8_0, n_ff, n_cols, random, 0.05f),
+      up(DType::Q8_0, n_ff, n_cols, random, 0.05f);
   ASSERT_TRUE(draft_gate_possible(gate.at(0)));
   const DeviceBuffer gate_panels = to_device(gate.panels), up_panels = to_device(up.panels);
   const TestRows rows(n_rows, n_cols, in, 2.0f);
@@ -231,8 +231,9 @@ TEST(DraftBlockCuda, TakesRowsOfAnEmbedding) {
       const double size = length(&want[r * kColumns], kColumns);
       EXPECT_NEAR(squares.read()[r] / (size * size), 1.0, 1e-5);
       for (size_t c = 0; c < kColumns; ++c) want[r * kColumns + c] *= norm[c];
-      EXPECT_LE(error_of(read_places(f16.read(), r, kColumns, kColumns).data(), &want[r * kColumns], kColumns),
-                kRounding);
+      EXPECT_LE(
+          error_of(read_places(f16.read(), r, kColumns, kColumns).data(), &want[r * kColumns], kColumns),
+          kRounding);
     }
   }
 }
@@ -245,8 +246,9 @@ void run_rows(const Case& c, int n_cols, uint64_t seed) {
   std::mt19937 random(static_cast<unsigned>(seed));
   const DeviceStep step(c.groups, c.n_padding, true, seed, true);
   const int n_rows = step.n_rows;
-  SCOPED_TRACE(::testing::Message() << n_rows << " rows, " << n_head << "/" << n_head_kv << " heads of " << dim
-                                    << ", past " << c.groups.front().past << ", " << n_cols << " columns");
+  SCOPED_TRACE(::testing::Message() << n_rows << " rows, " << n_head << "/" << n_head_kv << " heads of "
+                                    << dim << ", past " << c.groups.front().past << ", " << n_cols
+                                    << " columns");
   ASSERT_TRUE(draft_attention_possible(n_head, n_head_kv, dim, c.k_type, c.v_type));
   const float eps = 1e-5f;
   const HostMatrix w[3] = {{DType::Q8_0, q_dim, n_cols, random, 0.05f},
@@ -377,7 +379,8 @@ TEST(DraftBlockCuda, AttendsFromRowsToMixedRows) {
   run({.shape = {3, 1, 64}, .groups = {{70, 1}}, .both_ways = true}, 2080);
   run({.shape = small, .groups = {{90, 8}, {7, 5}, {200, 2}}, .n_padding = 1, .both_ways = true}, 256);
   for (const KvType type : {KvType::F16, KvType::Q8_0})
-    run({.shape = large, .groups = {{150, 16}}, .k_type = type, .v_type = KvType::Q8_0, .both_ways = true}, 256);
+    run({.shape = large, .groups = {{150, 16}}, .k_type = type, .v_type = KvType::Q8_0, .both_ways = true},
+        256);
 }
 
 }  // namespace

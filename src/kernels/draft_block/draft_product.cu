@@ -128,7 +128,8 @@ __global__ void __launch_bounds__(kDraftThreads, 2)
   const int head = group - plan.first_group[j];
   float* const extra = reinterpret_cast<float*>(draft_shared + draft_shared_bytes(n_panels, kUnits));
   HeadsEnd end{plan, job, head, extra, reinterpret_cast<float2*>(extra + plan.args.head_dim), nullptr};
-  draft_product<kUnits>(plan.shape, [&](int p) { return panel_of(job.w, head * n_panels + p); }, end);
+  draft_product<kUnits>(
+      plan.shape, [&](int p) { return panel_of(job.w, head * n_panels + p); }, end);
 }
 
 // ---- the residual stream ----
@@ -183,7 +184,8 @@ template <int kUnits>
 __global__ void __launch_bounds__(kDraftThreads, 2) draft_out_kernel(const __grid_constant__ OutPlan plan) {
   const int group = static_cast<int>(blockIdx.x) >> plan.shape.ranks_log2;
   OutEnd end{plan, group, {}, {}};
-  draft_product<kUnits>(plan.shape, [&](int p) { return panel_of(plan.w, group * kOutPanels + p); }, end);
+  draft_product<kUnits>(
+      plan.shape, [&](int p) { return panel_of(plan.w, group * kOutPanels + p); }, end);
 }
 
 // ---- swiglu ----
@@ -263,7 +265,8 @@ bool draft_block_possible() noexcept {
 }
 
 bool draft_heads_possible(const DeviceMatrix& w, int head_dim) noexcept {
-  return w.dtype == DType::Q8_0 && head_dim <= 128 && draft_cut(w.n_cols, head_dim / 16, kHeadRanksLog2).units > 0;
+  return w.dtype == DType::Q8_0 && head_dim <= 128 &&
+         draft_cut(w.n_cols, head_dim / 16, kHeadRanksLog2).units > 0;
 }
 bool draft_out_possible(const DeviceMatrix& w) noexcept {
   return w.dtype == DType::Q8_0 && draft_cut(w.n_cols, kOutPanels, kOutRanksLog2).units > 0;
@@ -296,10 +299,10 @@ void draft_out_cuda(const DraftOutArgs& args, StreamView stream) noexcept {
 
 void draft_gate_cuda(const DraftGateArgs& args, StreamView stream) noexcept {
   const DraftCut cut = draft_cut(args.gate.n_cols, 2 * kGatePanels, kGateRanksLog2);
-  const GatePlan plan{shape_of(args.in, args.n_rows, args.gate, 2 * kGatePanels, cut), args, 1.0f / args.scale};
+  const GatePlan plan{shape_of(args.in, args.n_rows, args.gate, 2 * kGatePanels, cut), args,
+                      1.0f / args.scale};
   for_draft_units(cut.units, [&]<int kUnits>() {
-    start<draft_gate_kernel<kUnits>>(plan, ceil_div(args.gate.n_rows, 16 * kGatePanels), kUnits, 0,
-                    stream);
+    start<draft_gate_kernel<kUnits>>(plan, ceil_div(args.gate.n_rows, 16 * kGatePanels), kUnits, 0, stream);
   });
 }
 
@@ -340,7 +343,8 @@ __global__ void __launch_bounds__(512) draft_embed_kernel(const __grid_constant_
 
 void draft_embed_cuda(const DeviceMatrix& table, const int32_t* tokens, int n_rows, const DraftStream& to,
                       StreamView stream) noexcept {
-  launch(draft_embed_kernel, static_cast<unsigned>(n_rows), 512, 0, stream, EmbedPlan{table, tokens, to, 1.0f / to.scale});
+  launch(draft_embed_kernel, static_cast<unsigned>(n_rows), 512, 0, stream,
+         EmbedPlan{table, tokens, to, 1.0f / to.scale});
 }
 
 }  // namespace thermo

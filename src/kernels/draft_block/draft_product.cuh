@@ -2,10 +2,10 @@
 //
 // The 8 warps of each block have some columns each, the same for all panels of the group. Their weights are
 // asked for at once, before the wait for the kernel before, and lie whole in shared memory: while one kernel
-// computes, the next one's weights arrive. A warp reads its columns of the rows into registers, once, straight
-// from L2, multiplies one panel after the other on tensor cores, and leaves the sums where the panel's weights
-// lay. The block adds up its warps and hands each block of the cluster the sums of that block's rows; so every
-// row ends in one place with all columns of the group, and a warp finishes it.
+// computes, the next one's weights arrive. A warp reads its columns of the rows into registers, once,
+// straight from L2, multiplies one panel after the other on tensor cores, and leaves the sums where the
+// panel's weights lay. The block adds up its warps and hands each block of the cluster the sums of that
+// block's rows; so every row ends in one place with all columns of the group, and a warp finishes it.
 //
 // The order of sums is fixed: columns of a warp, warps, blocks.
 //
@@ -137,8 +137,7 @@ __device__ __forceinline__ void draft_product(const DraftShape& s, const PanelAt
         const auto widen = [&](uint32_t word, int row, uint32_t& even, uint32_t& odd) {
           even =
               as_bits(__hmul2(__hsub2(as_half2(__byte_perm(word, 0x64646464u, 0x4240)), base), scale[row]));
-          odd =
-              as_bits(__hmul2(__hsub2(as_half2(__byte_perm(word, 0x64646464u, 0x4341)), base), scale[row]));
+          odd = as_bits(__hmul2(__hsub2(as_half2(__byte_perm(word, 0x64646464u, 0x4341)), base), scale[row]));
         };
         uint32_t w[2][4];
         widen(low.x, 0, w[0][0], w[0][2]);

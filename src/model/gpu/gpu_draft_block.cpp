@@ -114,12 +114,11 @@ void GpuModel::Impl::draft_layers(const DeviceRows& rows, int n_rows) noexcept {
                      .stride = act.hidden.f16_stride,
                      .scale = act.hidden.scale},
                     stream.view());
-    draft_out_cuda(
-        {.w = ffn[Role::FfnDown],
-         .in = {.f16 = act.hidden.f16, .stride = act.hidden.f16_stride, .scale = act.hidden.scale},
-         .n_rows = n_rows,
-         .stream = draft_stream(norm_of(il + 1, 0))},
-        stream.view());
+    draft_out_cuda({.w = ffn[Role::FfnDown],
+                    .in = {.f16 = act.hidden.f16, .stride = act.hidden.f16_stride, .scale = act.hidden.scale},
+                    .n_rows = n_rows,
+                    .stream = draft_stream(norm_of(il + 1, 0))},
+                   stream.view());
   }
 }
 
