@@ -1,9 +1,7 @@
-// The layers of a DFlash drafter for up to 16 rows: five launches a layer, and three for features. What they
-// leave is what the blocks of gpu_forward.cpp leave: keys and values in the cache, and the residual stream,
-// complete.
-#include <algorithm>
-#include <cmath>
-
+// What a DFlash drafter has that other networks have not: keys and values from features, and layers for up to
+// 16 rows, five launches each, and three for features. These leave what the blocks of gpu_forward.cpp leave:
+// keys and values in the cache, and the residual stream, complete.
+#include "device/copy_in.h"
 #include "kernels/row_ops/state_rows_cuda.h"
 #include "model/gpu/gpu_model_impl.h"
 
@@ -122,7 +120,7 @@ void GpuModel::Impl::draft_layers(const DeviceRows& rows, int n_rows) noexcept {
   }
 }
 
-// Keys and values of every layer from act.states.
+// As enqueue_features(), of up to 16 rows.
 void GpuModel::Impl::draft_features(int n_rows) noexcept {
   const GpuBlockWeights& w = weights.features.front();
   DeviceActsOut joined = act.joined;
@@ -154,6 +152,69 @@ void GpuModel::Impl::draft_features(int n_rows) noexcept {
     if (heads.n_jobs + 2 > kMaxDraftHeadJobs) flush();
   });
   flush();
+}
+
+// Queues what makes keys and values of every layer from act.states. What the host put into `feature` may make
+// the last rows padding.
+void GpuModel::Impl::enqueue_features(int n_rows) noexcept {
+  const GpuBlockWeights& w = weights.features.front();
+  const DeviceMatrix& projection = w[Role::StateProjection];
+  copy_in_cuda(feature.ancestors, feature_host.ancestors, feature.bytes, stream.view());
+  if (drafts_blocks && n_rows <= kMaxDraftRows) return draft_features(n_rows);
+  join_rows_cuda({.pieces = {{act.states, nullptr}, {}},
+                  .n_pieces = 1,
+                  .n_cols = projection.n_cols,
+                  .n_rows = n_rows,
+                  .eps = config.norm_eps,
+                  .out = act.joined},
+                 stream.view());
+  project_states(projection, n_rows);
+  residual_norm_cuda({.x = act.x,
+                      .norm = w.floats(Role::Norm),
+                      .eps = config.norm_eps,
+                      .h = normed(n_rows),
+                      .factor_last = is_few(n_rows),
+                      .n_rows = n_rows,
+                      .n_embd = config.n_embd,
+                      .conv = {},
+                      .cold_in = {},
+                      .cold_out = {}},
+                     stream.view());
+  // All layers' keys and values first, as many products in a launch as it takes.
+  const int64_t size = static_cast<int64_t>(options.n_batch) * config.n_kv_dim();
+  const Rope& rope = ropes.front();
+  DeviceKvAppendArgs append{.rows = feature.device_rows(StepKind::Committed),
+                            .kv = kv_of(0),
+                            .layer_bytes = static_cast<int64_t>(layout.kv_layer_bytes()),
+                            .n_layers = 0,
+                            .n_rows = n_rows,
+                            .n_head_kv = config.n_head_kv,
+                            .head_dim = config.head_dim,
+                            .eps = config.norm_eps,
+                            .k = act.feature_kv,
+                            .v = act.feature_kv + size,
+                            .layer_stride = 2 * size,
+                            .k_norm = {},
+                            .inv_freq = rope.inv_freq,
+                            .n_rot = rope.n_rot,
+                            .rope_magnitude = rope.magnitude};
+  DeviceLinearArgs products;
+  products.x = normed(n_rows).read();
+  products.n_acts = n_rows;
+  float* to = act.feature_kv;
+  for_each_main_block(config, weights, [&](const Block& block, const GpuBlockWeights& layer) {
+    if (block.kind != BlockKind::Attention) return;
+    append.k_norm[append.n_layers++] = layer.floats(Role::KNorm);
+    for (const Role role : {Role::K, Role::V}) {
+      products.jobs[products.n_jobs++] = {layer[role], to, config.n_kv_dim()};
+      to += size;
+    }
+    if (products.n_jobs < kMaxLinearJobs) return;
+    linear_cuda(products, stream.view());
+    products.n_jobs = 0;
+  });
+  if (products.n_jobs > 0) linear_cuda(products, stream.view());
+  kv_append_cuda(append, stream.view());
 }
 
 }  // namespace thermo
