@@ -15,9 +15,9 @@ import sys
 folder, command = pathlib.Path(sys.argv[1]), sys.argv[3:]
 shutil.rmtree(folder, ignore_errors=True)
 folder.mkdir(parents=True)
-every = {"log_path": folder / "report", "exitcode": 99}
+every = {"log_path": folder / "report", "exitcode": 99, "handle_sigbus": 0}  # a mapped file may become shorter: ours to handle
 options = {
-    "ASAN_OPTIONS": every | {"detect_leaks": 1, "allocator_may_return_null": 1, "handle_sigbus": 0},
+    "ASAN_OPTIONS": every | {"detect_leaks": 1, "allocator_may_return_null": 1},
     "UBSAN_OPTIONS": every | {"print_stacktrace": 1},
     "TSAN_OPTIONS": every | {"suppressions": pathlib.Path(__file__).with_name("tsan.supp"), "second_deadlock_stack": 1},
 }

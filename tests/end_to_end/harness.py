@@ -16,6 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = os.environ.get("THERMOCLINE", str(ROOT / "build/bin/thermocline"))
 MODEL = ROOT / "models/plankton-q4_k_m.gguf"
 DATA = ROOT / "tests/data"
+SANITIZED = bool(os.environ.get("SANITIZED"))  # programs are some ten times slower then: see tests/sanitized.py
 
 USAGE, MODEL_ERROR, MEMORY, DEVICE, DEVICE_FAULT, INTERRUPTED = 2, 3, 4, 6, 7, 130
 
@@ -30,7 +31,7 @@ def clean_environment(**extra):
 
 
 def run(*arguments, stdin="", env=None, timeout=120):
-    timeout *= 10 if os.environ.get("SANITIZED") else 1  # programs are slow then
+    timeout *= 10 if SANITIZED else 1
     return subprocess.run([PROGRAM, *map(str, arguments)], input=stdin, capture_output=True, encoding="utf-8",
                           errors="surrogateescape", timeout=timeout, env=clean_environment(**(env or {})))
 

@@ -2,7 +2,6 @@
 import contextlib
 import http.client
 import json
-import os
 import pathlib
 import signal
 import socket
@@ -10,7 +9,7 @@ import subprocess
 import tempfile
 import time
 
-from harness import PROGRAM, clean_environment
+from harness import PROGRAM, SANITIZED, clean_environment
 
 WEATHER = {"type": "function", "function": {
     "name": "get_weather", "description": "Get the weather of a city",
@@ -27,7 +26,7 @@ class Server:
         listen = [] if any(a in ("--host", "--listen") for a in arguments) else ["--port", "0"]
         self.process = subprocess.Popen([PROGRAM, "serve", "--port-file", str(port_file), *listen, *map(str, arguments)],
                                         stdout=subprocess.DEVNULL, stderr=self.log, env=clean_environment(**(env or {})))
-        end = time.monotonic() + 120
+        end = time.monotonic() + (600 if SANITIZED else 120)
         while not (port_file.exists() and port_file.read_text().endswith("\n")):
             if self.process.poll() is not None or time.monotonic() > end:
                 self.process.kill()
@@ -54,7 +53,7 @@ class Server:
         return code
 
     def close(self):
-        if self.process.poll() is None and os.environ.get("SANITIZED"):
+        if self.process.poll() is None and SANITIZED:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.stop()  # what is left at the end is looked for then
         if self.process.poll() is None:

@@ -18,7 +18,7 @@ import threading
 import time
 import unittest
 
-from harness import run
+from harness import SANITIZED, run
 from server_harness import Server, ask
 
 LONG = "--long" in sys.argv
@@ -84,6 +84,7 @@ def resident_bytes(server):
     return int(pathlib.Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
+@unittest.skipIf(SANITIZED, "a sanitizer says nothing about speed")
 class Speed(unittest.TestCase):
     """Ratios of runs that alternate, the best of a few: other programs on the machine take from both."""
 
@@ -150,10 +151,10 @@ class Together(unittest.TestCase):
             self.assertEqual(failures, [])
             self.assertEqual(health.bad, 0)
             self.assertTrue(all(n_answers), n_answers)
-            self.assertEqual(idle(server, 5), ([], []))
+            self.assertEqual(idle(server, 60 if SANITIZED else 5), ([], []))
         print(f"64 clients: {sum(n_answers)} answers in {seconds} s; /health p50 {1e3 * statistics.median(health.times):.1f} ms, p99 {1e3 * health.percentile(0.99):.1f} ms")
         # This client is Python and shares the cores: the short form only sees what is stuck.
-        self.assertLess(health.percentile(0.99), 0.05 if LONG else 1.0)
+        self.assertLess(health.percentile(0.99), 0.05 if LONG else 30.0 if SANITIZED else 1.0)
 
 
 class Vanish(unittest.TestCase):
@@ -168,15 +169,15 @@ class Vanish(unittest.TestCase):
         return client
 
     def test_they_leave_nothing_and_disturb_nobody(self):
-        n = 500 if LONG else 150
+        n, n_story, patience = (500 if LONG else 60 if SANITIZED else 150), (150 if SANITIZED else 600), (120 if SANITIZED else 10)
         with Server("--parallel", "3", "--max-queue", "600", "-c", "4096") as server:
-            expected = server.post("/v1/completions", story(0, 600))["choices"][0]["text"]
+            expected = server.post("/v1/completions", story(0, n_story))["choices"][0]["text"]
             server.post("/v1/completions", {"prompt": "word " * 3000, "max_tokens": 1})
-            self.assertEqual(idle(server, 5), ([], []))
+            self.assertEqual(idle(server, patience), ([], []))
             files, memory = open_files(server), resident_bytes(server)
             with concurrent.futures.ThreadPoolExecutor(1) as pool, Health(server) as health:
                 for wave in range(3):
-                    other = pool.submit(server.post, "/v1/completions", story(0, 600), timeout=300)
+                    other = pool.submit(server.post, "/v1/completions", story(0, n_story), timeout=300)
                     clients = []
                     for i in range(n // 3):
                         # Long prompts, long answers, and with few slots most of them wait.
@@ -187,7 +188,7 @@ class Vanish(unittest.TestCase):
                         client.close()
                     self.assertEqual(other.result()["choices"][0]["text"], expected)
                     start = time.monotonic()
-                    self.assertEqual(idle(server, 10), ([], []))
+                    self.assertEqual(idle(server, patience), ([], []))
                     print(f"wave {wave}: {len(clients)} clients gone, {time.monotonic() - start:.2f} s after the other answer nothing is left")
             self.assertEqual(health.bad, 0)
             text = server.get("/metrics")
@@ -196,7 +197,8 @@ class Vanish(unittest.TestCase):
                     break
                 time.sleep(0.1)
             self.assertLessEqual(open_files(server), files + 2)
-            self.assertLess(resident_bytes(server), memory + (64 << 20))
+            if not SANITIZED:  # which keeps freed memory for a while
+                self.assertLess(resident_bytes(server), memory + (64 << 20))
             cancelled = {line.split()[0].split('"')[1]: float(line.split()[1]) for line in text.splitlines() if line.startswith("thermocline_cancelled_total{")}
             self.assertGreater(sum(cancelled.values()), n // 2, cancelled)
             self.assertIn("queued", cancelled)
@@ -214,7 +216,7 @@ class Vanish(unittest.TestCase):
                 continue
             share = buckets[f"{bound:g}"] / buckets["+Inf"]
             print(f"{phase}: {buckets['+Inf']:.0f} cancelled, {100 * share:.1f} % within {bound:g} s")
-            if LONG or phase == "queued":
+            if LONG or (phase == "queued" and not SANITIZED):
                 self.assertGreater(share, 0.99 if LONG else 0.8)
 
 
