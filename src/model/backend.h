@@ -80,8 +80,8 @@ class Backend {
 
   virtual const ModelConfig& config() const = 0;
   virtual bool is_gpu() const noexcept = 0;
-  // The numbers of rows that small steps are computed with, in order: any other takes as long as the next one.
-  // Empty: all.
+  // The numbers of rows that small steps are computed with, in order: any other takes as long as the next
+  // one. Empty: all.
   virtual std::span<const int> step_sizes() const noexcept { return {}; }
 
   // REQUIRES (checked by Engine::step, which refuses instead): groups of different sequences without

@@ -8,8 +8,8 @@
 // not in every chunk.
 //
 // A matrix with so many panels that every warp of the card gets several, the head of a model, has a kernel of
-// its own: blocks of 16 warps or 24 stay, keep all columns of the rows, and each warp streams one panel after the
-// other without meeting the others again.
+// its own: blocks of 16 warps or 24 stay, keep all columns of the rows, and each warp streams one panel after
+// the other without meeting the others again.
 //
 // An output is a sum of chains over the blocks of a cut in the order of columns. Columns are cut by the
 // shapes of the matrices alone, whoever computes a cut: so a row has the same bits whatever else is in the

@@ -241,8 +241,8 @@ int main(int argc, char** argv) {
         wall.push_back((now() - t) * 1e3);
         device.push_back(drafter.last_step_ms());
       }
-      fmt::print("draft of {} at {}: {:.3f} ms wall, {:.3f} ms device without features {}\n", dflash.block - 1,
-                 drafter.n_past(0), median(wall), median(device), drafter.fault());
+      fmt::print("draft of {} at {}: {:.3f} ms wall, {:.3f} ms device without features {}\n",
+                 dflash.block - 1, drafter.n_past(0), median(wall), median(device), drafter.fault());
       std::fflush(stdout);
     };
     time_drafts();
