@@ -31,6 +31,9 @@ class PositionNoise {
     return mix64(key_ + (static_cast<uint64_t>(static_cast<uint32_t>(token)) + 1) * kStep);
   }
 
+  // In [0, 1), for choices that are not of a token.
+  double uniform() const noexcept { return static_cast<double>(bits(-1) >> 11) * 0x1p-53; }
+
   // Standard Gumbel noise, finite.
   double gumbel(int32_t token) const noexcept { return gumbel_of(bits(token)); }
 

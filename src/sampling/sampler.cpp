@@ -2,7 +2,7 @@
 //
 //   edit     bias, penalties and DRY touch few tokens; the row is copied only if one of them applies
 //   gather   one pass finds the top_k tokens (or all within reach of the other cuts)
-//   cut      typical, top_p and min_p work on the candidates
+//   cut      typical, top_p, min_p and XTC work on the candidates
 //   choose   the candidate with the largest logit / temperature + Gumbel noise
 //
 // For 248,320 tokens on one core of an AMD EPYC with plain SSE2: greedy 16 us, top_k 20 with top_p 21 us, the
@@ -191,6 +191,7 @@ int32_t Sampler::sample(std::span<const float> logits, int64_t position, const T
   gather(row, lazy_filter);
   if (candidates_.empty()) return last_resort(filter);
   cut_min_p();
+  cut_xtc(position);
   return choose(position);
 }
 
@@ -284,6 +285,7 @@ std::optional<int32_t> Sampler::sample(const TopLogits& top, int64_t position, c
                            std::exp(static_cast<double>(top.max) - static_cast<double>(candidates_[0].logit));
   if (!gather_top(top, filter ? unlisted : edited ? INFINITY : -1.0)) return std::nullopt;
   cut_min_p();
+  cut_xtc(position);
   return choose(position);
 }
 
@@ -419,6 +421,23 @@ void Sampler::cut_min_p() {
   for (const Candidate& c : candidates_) max = std::max(max, c.logit);
   const double lowest = static_cast<double>(max) + std::log(static_cast<double>(params_.min_p));
   std::erase_if(candidates_, [&](const Candidate& c) { return static_cast<double>(c.logit) < lowest; });
+}
+
+void Sampler::cut_xtc(int64_t position) {
+  if (params_.xtc_probability <= 0.0f || candidates_.size() < 2) return;
+  if (PositionNoise(seed_, params_.choice, position).uniform() >= params_.xtc_probability) return;
+  const auto first = std::min_element(candidates_.begin(), candidates_.end(), comes_first);
+  const double max = first->logit;
+  double total = 0.0;
+  for (const Candidate& c : candidates_) total += std::exp(static_cast<double>(c.logit) - max);
+  const auto is_top = [&](const Candidate& c) {
+    return std::exp(static_cast<double>(c.logit) - max) >= params_.xtc_threshold * total;
+  };
+  const Candidate* last = nullptr;
+  for (const Candidate& c : candidates_)
+    if (is_top(c) && (last == nullptr || comes_first(*last, c))) last = &c;
+  if (last == nullptr) return;
+  std::erase_if(candidates_, [&, kept = last->id](const Candidate& c) { return is_top(c) && c.id != kept; });
 }
 
 // The first candidate with the largest score. Most candidates are dismissed by a bound on their noise,

@@ -91,6 +91,7 @@ class Sampler {
   void cut_typical();
   void cut_top_p(double total);
   void cut_min_p();
+  void cut_xtc(int64_t position);
   int32_t choose(int64_t position) const;
 
   SamplingParams params_;

@@ -75,6 +75,8 @@ TEST(Sampler, ChoosesWhatTheSlowSamplerChooses) {
     p.min_p = pick(0.0f, 0.0f, 0.05f, 1.0f);
     p.typical_p = pick(1.0f, 1.0f, 0.5f);
     p.top_n_sigma = pick(0.0f, -1.0f, 1.0f, 3.0f);
+    p.xtc_probability = pick(0.0f, 0.0f, 0.5f, 1.0f);
+    p.xtc_threshold = pick(0.0f, 0.1f, 0.3f);
     p.presence_penalty = pick(0.0f, 1.5f, -1.0f);
     p.frequency_penalty = pick(0.0f, 0.5f);
     p.repetition_penalty = pick(1.0f, 1.2f, 0.8f);
@@ -103,6 +105,29 @@ TEST(Sampler, ChoosesWhatTheSlowSamplerChooses) {
       ASSERT_EQ(sampler.sample(logits, position, story.filter), naive_sample(logits, p, story, position))
           << "round " << round;
   }
+}
+
+TEST(Sampler, ExcludesTopChoicesAsOftenAsItIsToldTo) {
+  std::vector<float> logits(10, -20.0f);
+  logits[3] = 2.0f, logits[5] = 1.5f, logits[7] = 1.0f, logits[8] = -3.0f;
+  SamplingParams p = uncut();
+  p.xtc_probability = 0.4f;
+  p.xtc_threshold = 0.15f;
+  Sampler sampler(p, 10);
+  int n_first = 0;
+  constexpr int kDraws = 20000;
+  for (int i = 0; i < kDraws; ++i) {
+    const int32_t token = sampler.sample(logits, i);
+    n_first += token == 3 || token == 5;
+    EXPECT_NE(token, 0);
+  }
+  const std::map<int32_t, double> plain = naive_distribution(logits, uncut());
+  EXPECT_NEAR(n_first / static_cast<double>(kDraws), 0.6 * (plain.at(3) + plain.at(5)), 0.02);
+  // Nothing is excluded where only one token is above the threshold.
+  p.xtc_probability = 1.0f;
+  p.xtc_threshold = 0.51f;
+  Sampler one(p, 10), all(uncut(), 10);
+  for (int i = 0; i < 200; ++i) EXPECT_EQ(one.sample(logits, i), all.sample(logits, i));
 }
 
 TEST(Sampler, KeepsExactlyTheTopK) {

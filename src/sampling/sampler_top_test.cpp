@@ -57,6 +57,7 @@ TEST(SamplerTop, ChoosesWhatTheRowGivesOrNothing) {
     p.min_p = pick(0.0f, 0.0f, 0.05f, 0.3f, 1.0f);
     p.typical_p = pick(1.0f, 1.0f, 0.7f);
     p.top_n_sigma = pick(0.0f, 0.0f, 0.0f, 1.0f);
+    p.xtc_probability = pick(0.0f, 0.0f, 0.5f);
     p.presence_penalty = pick(0.0f, 0.0f, 0.0f, 1.5f, 1.5f, -1.0f);
     p.frequency_penalty = pick(0.0f, 0.0f, 0.0f, 0.5f, 0.5f, -0.5f);
     p.repetition_penalty = pick(1.0f, 1.0f, 1.0f, 1.3f, 1.3f, 0.8f);

@@ -34,6 +34,8 @@ Status validate(const SamplingParams& p, int n_vocab) {
       {"top_p", p.top_p, 0.0f, 1.0f, " (1 is off)"},
       {"min_p", p.min_p, 0.0f, 1.0f, " (0 is off)"},
       {"typical_p", p.typical_p, 0.0f, 1.0f, " (1 is off)"},
+      {"xtc_probability", p.xtc_probability, 0.0f, 1.0f, " (0 is off)"},
+      {"xtc_threshold", p.xtc_threshold, 0.0f, 1.0f, ""},
       {"presence_penalty", p.presence_penalty, -2.0f, 2.0f, " (0 is off)"},
       {"frequency_penalty", p.frequency_penalty, -2.0f, 2.0f, " (0 is off)"},
       {"repetition_penalty", p.repetition_penalty, 0.1f, 10.0f, " (1 is off)"},

@@ -2,7 +2,7 @@
 // knows token ids and no text.
 //
 // The filters apply in a fixed order: bias, penalties, token filter, DRY, top_n_sigma, top_k, typical_p,
-// top_p, min_p, temperature, choice.
+// top_p, min_p, XTC, temperature, choice.
 #pragma once
 
 #include <cmath>
@@ -26,6 +26,10 @@ struct SamplingParams {
   float min_p = 0.0f;        // 0..1; at least this share of the most likely token's probability; 0: off
   float typical_p = 1.0f;    // 0..1; tokens nearest to the expected surprise, this much in total; 1: off
   float top_n_sigma = 0.0f;  // 0..100; logits within this many deviations of the largest; 0 or -1: off
+  // XTC ("exclude top choices"): at this share of the positions, of the tokens with at least the threshold of
+  // what the other cuts left only the least likely one stays.
+  float xtc_probability = 0.0f;  // 0..1; 0: off
+  float xtc_threshold = 0.1f;    // 0..1; above a half there is never more than one such token
 
   // Penalties. The first two look at the generated tokens of this reply only, the third at prompt and reply.
   float presence_penalty = 0.0f;    // -2..2; subtracted from the logit of every token that occurred

@@ -69,6 +69,8 @@ TEST(SamplingParams, RefusalsNameTheFieldTheValueAndTheRange) {
       {{.top_k = -2}, "top_k is -2", "-1 to 100"},
       {{.top_p = 1.01f}, "top_p is 1.01", "0 to 1"},
       {{.min_p = -0.5f}, "min_p", "0 to 1"},
+      {{.xtc_probability = 1.5f}, "xtc_probability", "0 to 1"},
+      {{.xtc_threshold = -0.1f}, "xtc_threshold", "0 to 1"},
       {{.typical_p = 2.0f}, "typical_p", "0 to 1"},
       {{.top_n_sigma = -0.5f}, "top_n_sigma is -0.5", "0 to 100"},
       {{.presence_penalty = 2.5f}, "presence_penalty", "-2 to 2"},

@@ -35,6 +35,8 @@ Json sampling_json(const SamplingParams& s) {
           {"min_p", s.min_p},
           {"typical_p", s.typical_p},
           {"top_n_sigma", s.top_n_sigma},
+          {"xtc_probability", s.xtc_probability},
+          {"xtc_threshold", s.xtc_threshold},
           {"presence_penalty", s.presence_penalty},
           {"frequency_penalty", s.frequency_penalty},
           {"repeat_penalty", s.repetition_penalty},

@@ -130,6 +130,17 @@ inline std::vector<Candidate> naive_candidates(const std::vector<float>& logits,
   return kept;
 }
 
+// What XTC leaves of the candidates at a position where it applies.
+inline std::vector<Candidate> naive_xtc(const std::vector<Candidate>& kept, const SamplingParams& p) {
+  double total = 0;
+  for (const Candidate& c : kept) total += std::exp(static_cast<double>(c.logit) - kept[0].logit);
+  size_t n_top = 0;
+  while (n_top < kept.size() &&
+         std::exp(static_cast<double>(kept[n_top].logit) - kept[0].logit) >= p.xtc_threshold * total)
+    ++n_top;
+  return {kept.begin() + static_cast<ptrdiff_t>(n_top > 0 ? n_top - 1 : 0), kept.end()};
+}
+
 inline std::map<int32_t, double> naive_distribution(const std::vector<float>& logits, const SamplingParams& p,
                                                     const Story& story = {}) {
   const std::vector<Candidate> kept = naive_candidates(naive_edit(logits, p, story), p);
@@ -143,7 +154,7 @@ inline std::map<int32_t, double> naive_distribution(const std::vector<float>& lo
 
 inline int32_t naive_sample(const std::vector<float>& logits, const SamplingParams& p, const Story& story,
                             int64_t position) {
-  const std::vector<Candidate> kept = naive_candidates(naive_edit(logits, p, story), p);
+  std::vector<Candidate> kept = naive_candidates(naive_edit(logits, p, story), p);
   if (p.temperature == 0) {
     SamplingParams uncut;
     uncut.top_k = 0;
@@ -151,6 +162,7 @@ inline int32_t naive_sample(const std::vector<float>& logits, const SamplingPara
     return naive_candidates(naive_edit(logits, p, story), uncut)[0].id;
   }
   const PositionNoise noise(*p.seed, p.choice, position);
+  if (noise.uniform() < p.xtc_probability) kept = naive_xtc(kept, p);
   int32_t best = -1;
   double best_score = -INFINITY;
   for (const Candidate& c : kept) {

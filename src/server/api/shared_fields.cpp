@@ -57,6 +57,8 @@ void read_sampling(Fields& fields, const RequestDefaults& defaults, GenerationRe
   set(fields.number("min_p", 0.0, 1.0), s.min_p);
   set(fields.number("typical_p", 0.0, 1.0), s.typical_p);
   set(fields.number("top_n_sigma", -1.0, 100.0), s.top_n_sigma);
+  set(fields.number("xtc_probability", 0.0, 1.0), s.xtc_probability);
+  set(fields.number("xtc_threshold", 0.0, 1.0), s.xtc_threshold);
   set(fields.number("presence_penalty", -2.0, 2.0), s.presence_penalty);
   set(fields.number("frequency_penalty", -2.0, 2.0), s.frequency_penalty);
   set(fields.number("repeat_penalty", 0.1, 10.0), s.repetition_penalty);
@@ -79,9 +81,9 @@ void read_sampling(Fields& fields, const RequestDefaults& defaults, GenerationRe
       throw invalid_value(fields.path("seed"), "seed: a whole number of 0..2^64-1, or -1 was expected");
   }
   read_logit_bias(fields, defaults, s);
-  for (const char* name : {"mirostat", "xtc_probability", "samplers", "dry_sequence_breakers"})
+  for (const char* name : {"mirostat", "samplers", "dry_sequence_breakers"})
     fields.refuse(name, "this sampler is not supported");
-  fields.accept({"mirostat_tau", "mirostat_eta", "xtc_threshold"});
+  fields.accept({"mirostat_tau", "mirostat_eta"});
   if (const auto n = fields.integer("n", 1, kMaxChoices)) {
     request.n = static_cast<int>(*n);
     if (request.n > defaults.max_choices)
