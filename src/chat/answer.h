@@ -50,6 +50,7 @@ struct Answer {
   bool context_full = false;
   int n_reasoning_tokens = 0;
   std::vector<GeneratedToken> content_logprobs;  // of the visible tokens; empty unless asked for
+  std::vector<GeneratedToken> prompt_logprobs;   // of the prompt's tokens; the first one has none
   AnswerStats stats;
 };
 

@@ -194,6 +194,7 @@ struct GenerateOptions {
   int max_tokens = -1;               // -1: up to the end of the context
   std::vector<TokenId> stop_tokens;  // end-of-generation tokens; not reported
   std::vector<TokenId> script;       // for measurements: written first, whatever is chosen
+  bool prompt_logprobs = false;      // as n_probs, of the prompt's tokens, which are all computed then
   // What the answer may say; nullptr: anything. Of this request alone: it is told every token.
   std::shared_ptr<TokenConstraint> constraint;
 };
@@ -275,11 +276,15 @@ using RequestId = uint64_t;  // given once
 struct PromptProgress {
   int done, total;  // tokens
 };
+// The next tokens of the prompt with their log probabilities, which its first one has not.
+struct PromptTokens {
+  std::vector<GeneratedToken> tokens;
+};
 
 // What happened to a request in a step. A result or an error is its last event.
 struct RequestEvent {
   RequestId request;
-  std::variant<PromptProgress, GeneratedToken, GenerateResult, Error> what;
+  std::variant<PromptProgress, PromptTokens, GeneratedToken, GenerateResult, Error> what;
 };
 
 // Requests that are computed together: each step holds the next row of every request that is writing, with

@@ -318,6 +318,43 @@ TEST(EngineCache, HasMemoryReadyForTheFirstRequests) {
     }
 }
 
+// Evaluations ask for the log probabilities of texts: all rows are computed, whatever the cache has.
+TEST(EngineCache, TellsLogProbabilitiesOfPrompts) {
+  const Text prompt = text_of(1, 200);
+  for (const Kind kind : {Kind::None, Kind::Lookup}) {
+    EngineOptions options = options_for(2, 512);
+    if (kind != Kind::None) options.draft = draft_with(kind, 4);
+    Engine engine(plankton(), options);
+    EngineThread service(engine, {});
+    // The same of tokens that are written one after the other.
+    Listener listener;
+    TokenRequest scripted = request_of(listener, {prompt.front()}, 199);
+    scripted.options.script.assign(prompt.begin() + 1, prompt.end());
+    scripted.options.sampling.n_probs = 3;
+    ASSERT_TRUE(service.submit(std::move(scripted)).has_value());
+    listener.wait();
+    ASSERT_EQ(listener.text(), Text(prompt.begin() + 1, prompt.end()));
+    for (const int n_written : {0, 5}) {
+      Listener told;
+      TokenRequest request = request_of(told, prompt, n_written);
+      request.options.sampling.n_probs = 3;
+      request.options.prompt_logprobs = true;
+      ASSERT_TRUE(service.submit(std::move(request)).has_value());
+      const TokensEnded ended = told.wait();
+      EXPECT_EQ(ended.usage.n_cached, 0);
+      EXPECT_EQ(static_cast<int>(told.text().size()), n_written);
+      Text tokens;
+      std::vector<float> logprobs;
+      for (const GeneratedToken& token : told.prompt()) {
+        tokens.push_back(token.id);
+        for (const TokenLogprob& entry : token.logprobs) logprobs.push_back(entry.logprob);
+      }
+      EXPECT_EQ(tokens, prompt);
+      EXPECT_EQ(logprobs, listener.logprobs());
+    }
+  }
+}
+
 TEST(EngineCache, SaysWhatItHasOfAPromptAndChangesNothing) {
   Engine engine(plankton(), options_for(1, 1024));
   EngineThread service(engine, {});

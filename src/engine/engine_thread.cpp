@@ -272,6 +272,8 @@ void EngineThread::Impl::take_event(const RequestEvent& event) {
     const int n_done = a.usage.n_cached + progress->done;
     n_step_prompt += n_done - std::exchange(a.n_done, n_done);
     a.request.on_event(PromptRead{a.n_done, a.usage.n_prompt, a.usage.n_cached});
+  } else if (const auto* prompt = std::get_if<PromptTokens>(&event.what)) {
+    a.request.on_event(*prompt);
   } else if (const auto* token = std::get_if<GeneratedToken>(&event.what)) {
     a.last_token = Clock::now();
     if (a.n_written++ == 0) a.first_token = a.last_token;

@@ -19,6 +19,11 @@
 #include "sampling/constrained_sampler.h"
 
 namespace thermo {
+namespace {
+
+constexpr size_t kMaxLogitRows = 64;  // of a prompt, where each row has logits: a row is a megabyte
+
+}  // namespace
 
 struct RequestLoop::Impl {
   struct Request {
@@ -36,6 +41,7 @@ struct RequestLoop::Impl {
     bool gave_way = false;        // it has no pages and waits for room
     bool rereads = false;         // what it read and wrote before it gave way
     size_t n_skip = 0;            // of the tokens, those that the session had before the request
+    size_t n_told = 0;            // of the prompt, with log probabilities
     bool starved = false;         // the step that is put together has no page for it
     bool paused = false;
     bool cancelled = false;
@@ -53,6 +59,9 @@ struct RequestLoop::Impl {
     bool has_written() const { return result.n_generated > 0; }
     bool is_writing() const { return has_written() && !rereads; }
     size_t n_left() const { return tokens.size() - n_done; }
+    bool tells_prompt() const {
+      return options.prompt_logprobs && options.sampling.n_probs && !has_written();
+    }
     // What is written where the sampler chose `token`.
     TokenId scripted(TokenId token) const {
       const auto at = static_cast<size_t>(result.n_generated);
@@ -107,6 +116,7 @@ struct RequestLoop::Impl {
   bool may_resume(const Request& request) const;
   bool give_way();
   size_t n_to_mark(Request& request) const;
+  void tell_prompt(Request& request, const StepOutput& output, size_t first);
   void run(const std::function<void()>& meanwhile);
   Request& of_sequence(int sequence);
   void walk(Request& request, const StepOutput& output, size_t first, size_t n_rows);
@@ -268,7 +278,7 @@ bool RequestLoop::Impl::write(Request& r, TokenId token, std::span<const float> 
 void RequestLoop::Impl::add_group(Request& r, size_t n) {
   const size_t first = rows.size();
   r.n_now = n;
-  Session::Impl::add_rows(std::span(r.tokens).subspan(r.n_done, n), n == r.n_left(), rows);
+  Session::Impl::add_rows(std::span(r.tokens).subspan(r.n_done, n), n == r.n_left(), r.tells_prompt(), rows);
   groups.push_back(
       {.sequence = r.session->sequence, .rows = std::span<const Row>(rows).subspan(first), .need = r.need()});
 }
@@ -348,7 +358,9 @@ void RequestLoop::Impl::collect_rows(size_t max_prompt_rows) {
       request->session->hold(request->tokens, 0, request->tokens.size() - 1);
       request->n_done = static_cast<size_t>(request->session->n_past());
     }
-    const size_t count = reserve(*request, std::min({n_prompt, request->n_left(), n_to_mark(*request)}));
+    const size_t most = request->tells_prompt() ? kMaxLogitRows : SIZE_MAX;
+    const size_t count =
+        reserve(*request, std::min({n_prompt, request->n_left(), n_to_mark(*request), most}));
     if (count == 0) continue;
     add_group(*request, count);
     n_prompt -= count;
@@ -441,6 +453,10 @@ void RequestLoop::Impl::run(const std::function<void()>& meanwhile) {
     }
     const bool wrote = r.is_writing();
     const bool ends = r.n_now == r.n_left();
+    if (r.tells_prompt()) {
+      tell_prompt(r, *output, n_logits);
+      n_logits += r.n_now - (ends ? 1 : 0);
+    }
     r.session->took_step(std::span(r.tokens).subspan(r.n_done, r.n_now), *output,
                          ends ? std::optional(n_logits++) : std::nullopt);
     r.n_done += r.n_now;
@@ -453,6 +469,19 @@ void RequestLoop::Impl::run(const std::function<void()>& meanwhile) {
     if (wrote && !r.ended && r.session->speculation)
       r.session->speculation->saw(group.sequence, r.tokens.front());
   }
+}
+
+// What the rows of the step say of the tokens after them. One that gave way may read its prompt again.
+void RequestLoop::Impl::tell_prompt(Request& r, const StepOutput& output, size_t first) {
+  PromptTokens told;
+  if (r.n_told == 0) told.tokens.push_back({r.tokens[r.n_told++], {}});
+  for (size_t i = 0; i < r.n_now && r.n_told < r.tokens.size(); ++i) {
+    if (r.n_done + i + 1 != r.n_told) continue;
+    const TokenId token = r.tokens[r.n_told++];
+    told.tokens.push_back(
+        {token, top_logprobs(output.rows[first + i].logits, token, *r.options.sampling.n_probs)});
+  }
+  if (!told.tokens.empty()) tell(r, std::move(told));
 }
 
 // Goes down the tree as far as what is chosen was guessed. The last choice is the next root.

@@ -89,10 +89,11 @@ Status Session::Impl::check_room(size_t n_tokens) const {
                Remedy::LargerContext};
 }
 
-void Session::Impl::add_rows(std::span<const TokenId> ids, bool ends, std::vector<Row>& rows) {
+void Session::Impl::add_rows(std::span<const TokenId> ids, bool ends, bool each, std::vector<Row>& rows) {
   for (size_t i = 0; i < ids.size(); ++i)
-    rows.push_back(
-        {.token = ids[i], .parent = static_cast<int32_t>(i) - 1, .want_logits = ends && i + 1 == ids.size()});
+    rows.push_back({.token = ids[i],
+                    .parent = static_cast<int32_t>(i) - 1,
+                    .want_logits = each || (ends && i + 1 == ids.size())});
 }
 
 void Session::Impl::took_step(std::span<const TokenId> ids, const StepOutput& output,
@@ -130,7 +131,7 @@ Status Session::append(std::span<const TokenId> tokens, const PrefillProgressFn&
                                    chunk = rest.first(std::min(rest.size(), n_batch));
     const bool ends = chunk.size() == rest.size();
     s.rows.clear();
-    Impl::add_rows(chunk, ends, s.rows);
+    Impl::add_rows(chunk, ends, false, s.rows);
     const SequenceRows group{.sequence = s.sequence, .rows = s.rows, .need = LogitsNeed::Top};
     Result<StepOutput> output = s.engine->step({.groups = {&group, 1}});
     if (!output) return output.error();

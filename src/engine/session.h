@@ -46,8 +46,8 @@ struct Session::Impl {
   bool fetch_logits();
   // Whether so many tokens more fit.
   Status check_room(size_t n_tokens) const;
-  // Adds the rows of the next tokens; the last one wants logits if `ends`.
-  static void add_rows(std::span<const TokenId> ids, bool ends, std::vector<Row>& rows);
+  // Adds the rows of the next tokens. `ends`, `each`: the last one, or each one wants logits.
+  static void add_rows(std::span<const TokenId> ids, bool ends, bool each, std::vector<Row>& rows);
   // After a step that computed them: the session holds these tokens, and logits if rows[i] are its own.
   void took_step(std::span<const TokenId> ids, const StepOutput& output, std::optional<size_t> i);
   // After a commit of uncommitted rows with these tokens. `logits`: the i-th of the last step's output that

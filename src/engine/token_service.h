@@ -52,7 +52,7 @@ struct TokensEnded {
   std::optional<Error> error;  // then `reason` means nothing
   TokenUsage usage;
 };
-using TokenEvent = std::variant<PromptRead, TokensWritten, TokensEnded>;
+using TokenEvent = std::variant<PromptRead, PromptTokens, TokensWritten, TokensEnded>;
 
 struct TokenRequest {
   std::vector<TokenId> prompt;

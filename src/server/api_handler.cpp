@@ -337,8 +337,12 @@ HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) 
       return json_reply(server_.options.version);
     case Endpoint::Metrics: {
       HttpReply reply;
-      reply.content_type = "text/plain; version=0.0.4; charset=utf-8";
+      const bool open =
+          request.header("accept").find("application/openmetrics-text") != std::string_view::npos;
+      reply.content_type = open ? "application/openmetrics-text; version=1.0.0; charset=utf-8"
+                                : "text/plain; version=0.0.4; charset=utf-8";
       reply.body = metrics_text(server_);
+      if (open) reply.body = open_metrics(reply.body);
       return reply;
     }
     case Endpoint::Props:

@@ -34,7 +34,8 @@ class Generation {
                                    .model = model_.id,
                                    .fingerprint = model_.fingerprint,
                                    .request_id = exchange.request().id,
-                                   .echoed_prompts = prepared_.echoed_prompts})) {}
+                                   .echoed_prompts = prepared_.echoed_prompts,
+                                   .reasoning_fields = server.options.reasoning_fields})) {}
   ~Generation();
 
   // Throws ApiError when it is refused.
@@ -48,6 +49,8 @@ class Generation {
     std::vector<GeneratedToken> tokens = {};  // with log probabilities, when they are asked for
     std::vector<TokenId> ids = {};
     int n_tokens = 0;  // up to a stop text
+    int n_cached = 0;
+    Clock::time_point started = {}, first = {};  // reading, and the first token
     bool stopping = false, ended = false;
   };
 
@@ -65,6 +68,7 @@ class Generation {
   void go_on(Choice& choice, TokenRequest& tokens);
   void keep_new(AnswerParser::Events& events);
   void show(int index, AnswerParser::Events events);
+  AnswerStats stats_so_far(int index) const;
   void send(const std::string& bytes);
   void cancel_all();
   void check_reader();
@@ -335,12 +339,19 @@ void Generation::take(int index, TokenEvent event) {
   Choice& choice = choices_[static_cast<size_t>(index)];
   if (auto* read = std::get_if<PromptRead>(&event)) {
     if (live_->state == "queued") live_->state = "prefill";
-    live_->n_cached = read->n_cached;
+    live_->n_cached = choice.n_cached = read->n_cached;
+    if (choice.started == Clock::time_point{}) choice.started = Clock::now();
     live_->n_prompt_done = read->done;
     const double ms = std::chrono::duration<double>(Clock::now() - live_->since).count() * 1e3;
     if (streaming_ && request().return_progress)
       send(writer_->progress(read->done, read->total, read->n_cached, ms));
     if (read->done == read->total) submit_others(index);
+  } else if (auto* prompt = std::get_if<PromptTokens>(&event)) {
+    std::vector<GeneratedToken>& told = choice.answer.prompt_logprobs;
+    told.insert(told.end(), prompt->tokens.begin(), prompt->tokens.end());
+    const size_t n_prompt =
+        prepared_.prompts[static_cast<size_t>(index) / static_cast<size_t>(request().n)].size();
+    if (streaming_ && told.size() == n_prompt) send(writer_->echo(index, told));
   } else if (auto* written = std::get_if<TokensWritten>(&event)) {
     submit_others(index);
     if (!choice.stopping) take_tokens(index, written->tokens);
@@ -353,7 +364,7 @@ void Generation::take_tokens(int index, const std::vector<GeneratedToken>& token
   Choice& choice = choices_[static_cast<size_t>(index)];
   AnswerParser::Events events;
   for (const GeneratedToken& token : tokens) {
-    ++choice.n_tokens;
+    if (choice.n_tokens++ == 0) choice.first = Clock::now();
     choice.ids.push_back(token.id);
     if (live_->n_written++ == 0) live_->first_token = Clock::now();
     if (continuation_ != nullptr) continuation_->written.push_back(token.id);
@@ -382,7 +393,24 @@ void Generation::show(int index, AnswerParser::Events events) {
   std::vector<GeneratedToken> tokens;
   if (!choice.tokens.empty())
     for (const size_t i : choice.parser.take_content_tokens()) tokens.push_back(choice.tokens[i]);
+  if (request().timings_per_token) writer_->set_stats(stats_so_far(index));
   send(writer_->pieces(index, merged(std::move(events)), tokens));
+}
+
+// As this side sees it; what the engine measured comes at the end.
+AnswerStats Generation::stats_so_far(int index) const {
+  const Choice& choice = choices_[static_cast<size_t>(index)];
+  const auto seconds = [](Clock::duration time) { return std::chrono::duration<double>(time).count(); };
+  AnswerStats stats;
+  stats.n_prompt = static_cast<int>(
+      prepared_.prompts[static_cast<size_t>(index) / static_cast<size_t>(request().n)].size());
+  stats.n_cached = choice.n_cached;
+  stats.n_completion = choice.n_tokens;
+  stats.queue_seconds = seconds(choice.started - live_->since);
+  stats.prompt_seconds = seconds(choice.first - choice.started);
+  stats.first_token_seconds = seconds(choice.first - live_->since);
+  stats.predicted_seconds = seconds(Clock::now() - choice.first);
+  return stats;
 }
 
 void Generation::take_end(int index, const TokensEnded& ended) {

@@ -93,6 +93,26 @@ std::string label_value(std::string_view text) {
   return out;
 }
 
+std::string open_metrics(std::string_view text) {
+  constexpr std::string_view kTotal = "_total", kBound = "le=\"";
+  std::string out;
+  while (!text.empty()) {
+    std::string line(text.substr(0, text.find('\n') + 1));
+    text.remove_prefix(line.size());
+    if (line.starts_with('#')) {  // "# TYPE name ..."
+      const size_t name = line.find(' ', 2) + 1, end = line.find(' ', name);
+      if (std::string_view(line).substr(name, end - name).ends_with(kTotal))
+        line.erase(end - kTotal.size(), kTotal.size());
+    } else if (const size_t bound = line.find(kBound); bound != std::string::npos) {
+      const size_t end = line.find('"', bound + kBound.size());
+      const std::string_view number(line.data() + bound + kBound.size(), end - bound - kBound.size());
+      if (number.find_first_not_of("0123456789") == std::string_view::npos) line.insert(end, ".0");
+    }
+    out += line;
+  }
+  return out + "# EOF\n";
+}
+
 void write_family(std::string& text, std::string_view name, std::string_view type, std::string_view help,
                   const std::vector<Sample>& samples) {
   head(text, name, type, help);

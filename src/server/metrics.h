@@ -38,6 +38,9 @@ struct Sample {
 };
 void write_family(std::string& text, std::string_view name, std::string_view type, std::string_view help,
                   const std::vector<Sample>& samples);
+// The same as OpenMetrics 1.0 has it: a counter's family has no "_total", bounds of buckets have a point, and
+// the end is marked.
+std::string open_metrics(std::string_view text);
 // A label's value, with quotes and line ends escaped.
 std::string label_value(std::string_view text);
 

@@ -187,7 +187,9 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
         // An end token at the end would be answered by nothing.
         if (vocab.add_eos() && ids.size() > 1 && vocab.eos() && ids.back() == *vocab.eos()) ids.pop_back();
         prepared.prompts.push_back(std::move(ids));
-        prepared.echoed_prompts.push_back(*text);
+        // With log probabilities the text is that of the tokens, which have offsets in it.
+        prepared.echoed_prompts.push_back(
+            request.logprobs ? tokenizer.decode(prepared.prompts.back(), {.special = true}) : *text);
       } else {
         prepared.prompts.push_back(std::get<std::vector<int32_t>>(prompt));
         prepared.echoed_prompts.push_back(tokenizer.decode(prepared.prompts.back(), {.special = true}));
@@ -210,6 +212,7 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
 
   GenerateOptions& generate = prepared.options;
   generate.sampling = request.sampling;
+  generate.prompt_logprobs = request.echo && request.logprobs;
   const int room = n_ctx - static_cast<int>(n_longest) + 1;
   const int wanted = request.max_tokens.value_or(options.default_max_tokens);
   generate.max_tokens = wanted > room ? -1 : wanted;  // the end of the context ends it then

@@ -27,6 +27,7 @@ struct ServerOptions {
   bool keep_billing_header = false;
   bool anthropic_thinking = false;
   bool prefill_assistant = false;
+  std::vector<std::string> reasoning_fields = {"reasoning_content", "reasoning"};  // of chat replies
   bool loop_guard = true;                  // reasoning that repeats itself is ended
   int max_waiting = 64;                    // as the engine's queue has it
   std::optional<bool> preserve_reasoning;  // of earlier answers; nullopt: where the template can

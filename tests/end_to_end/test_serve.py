@@ -195,6 +195,39 @@ class Completions(ServeTest):
             for c in data["choices"])
         self.assertEqual(streamed, reply["choices"][0]["text"])
 
+    def test_tells_log_probabilities_of_prompts(self):
+        body = {"prompt": "def add(a, b):\n    return", "max_tokens": 0, "temperature": 0, "echo": True, "logprobs": 2}
+        for _ in range(2):  # the second one is not taken from the cache
+            reply = self.server.post("/v1/completions", body)
+            choice = reply["choices"][0]
+            found = choice["logprobs"]
+            self.assertEqual((choice["text"], choice["finish_reason"]), (body["prompt"], "length"))
+            self.assertEqual(reply["usage"]["prompt_tokens"], len(found["tokens"]))
+            self.assertEqual(reply["usage"]["completion_tokens"], 0)
+        self.assertEqual("".join(found["tokens"]), body["prompt"])
+        for i, offset in enumerate(found["text_offset"]):
+            self.assertTrue(body["prompt"].encode()[offset:].startswith(found["tokens"][i].encode()))
+        self.assertEqual((found["token_logprobs"][0], found["top_logprobs"][0]), (None, None))
+        for chosen, top in zip(found["token_logprobs"][1:], found["top_logprobs"][1:]):
+            self.assertLessEqual(chosen, 0)
+            self.assertGreaterEqual(max(top.values()), chosen)
+        # With an answer: the lists go on, in one object and in a stream.
+        body = {**body, "max_tokens": 4}
+        whole = self.server.post("/v1/completions", body)["choices"][0]
+        self.assertEqual(whole["logprobs"]["token_logprobs"][:len(found["tokens"])], found["token_logprobs"])
+        self.assertEqual("".join(whole["logprobs"]["tokens"]), whole["text"])
+        events = [data["choices"][0] for _, data in self.server.stream("/v1/completions", body) if data != "[DONE]"]
+        self.assertEqual("".join(c["text"] for c in events), whole["text"])
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            self.assertEqual([x for c in events if c["logprobs"] for x in c["logprobs"][name]], whole["logprobs"][name])
+
+    def test_times_of_every_chunk(self):
+        for path, body in (("/v1/chat/completions", ask(SUM)), ("/v1/completions", {"prompt": "One day", "max_tokens": 8})):
+            counts = [data["timings"]["predicted_n"] for _, data in self.server.stream(path, {**body, "timings_per_token": True})
+                      if data != "[DONE]" and "timings" in data]
+            self.assertEqual(counts, sorted(counts))
+            self.assertGreater(len(set(counts)), 2)
+
 
 class Messages(ServeTest):
     TOOL = {"name": "get_weather", "description": "Get the weather of a city",

@@ -119,6 +119,7 @@ class Metrics(unittest.TestCase):
             stream.close()  # a client that goes away
             time.sleep(1.5)
             text = server.get("/metrics")
+            _, headers, openly = server.request("GET", "/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0,*/*;q=0.1"})
         for one in (fresh, text):
             self.assertEqual(metrics_format.problems(one), [])
             self.assertIn(metrics_format.promtool(one), ([], None))
@@ -130,6 +131,13 @@ class Metrics(unittest.TestCase):
         for name in ("thermocline_cancelled_total", "thermocline_cancel_latency_seconds_count", "thermocline_grammar_compile_seconds_count",
                      "thermocline_structured_outputs_total", "thermocline_host_memory_bytes", "thermocline_spec_rounds_total", "process_threads"):
             self.assertIn(name, names)
+        self.assertEqual(headers["content-type"], "application/openmetrics-text; version=1.0.0; charset=utf-8")
+        self.assertTrue(openly.endswith("\n# EOF\n"))
+        heads = [line.split()[1:4] for line in openly.splitlines() if line.startswith("# TYPE")]
+        self.assertEqual(len({name for _, name, _ in heads}), len(families))
+        self.assertEqual({name + "_total" * (kind == "counter") for _, name, kind in heads}, set(families))
+        self.assertEqual({line.split("{")[0].split()[0] for line in openly.splitlines() if not line.startswith("#")}, names)
+        self.assertRegex(openly, r'thermocline_request_duration_seconds_bucket{dialect="chat",le="1\.0"} \d+\n')
         info = next(labels for name, labels, _ in samples if name == "thermocline_cache_config_info")
         self.assertGreater(int(info["block_size"]) * int(info["num_gpu_blocks"]), 0)
 

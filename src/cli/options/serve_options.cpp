@@ -195,6 +195,10 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
             "keep the reasoning of earlier answers in the prompt: on, off or auto (where the template can)")
       .choices({"on", "off", "auto"})
       .advanced();
+  set.value("--reasoning-field", "NAME", flags.reasoning_field,
+            "where chat replies have reasoning: reasoning_content, reasoning, both or none (default both)")
+      .choices({"both", "reasoning_content", "reasoning", "none"})
+      .advanced();
   set.value("--loop-guard", "WHEN", flags.loop_guard,
             "end reasoning that repeats a block of 16 to 256 tokens six times: on or off (default on)")
       .choices({"on", "off"})
@@ -257,6 +261,8 @@ ServerOptions server_options(const ServeFlags& flags) {
   options.keep_billing_header = flags.keep_billing_header;
   options.anthropic_thinking = flags.anthropic_thinking == "auto";
   options.loop_guard = flags.loop_guard == "on";
+  if (flags.reasoning_field == "none") options.reasoning_fields.clear();
+  if (flags.reasoning_field.starts_with("reasoning")) options.reasoning_fields = {flags.reasoning_field};
   options.prefill_assistant = flags.prefill_assistant;
   options.key_concurrency = flags.key_concurrency;
   options.serve_metrics = flags.metrics;

@@ -36,7 +36,8 @@ struct ServeFlags {
               shutdown_grace = "30s", heat_save_interval = "60s";
   int default_max_tokens = 32768;
   bool strict_model = false, keep_billing_header = false, prefill_assistant = false;
-  std::string anthropic_thinking = "off", reasoning_preserve = "auto", loop_guard = "on";
+  std::string anthropic_thinking = "off", reasoning_preserve = "auto", loop_guard = "on",
+              reasoning_field = "both";
 };
 
 void add_serve_options(OptionSet& set, ServeFlags& flags);

@@ -21,6 +21,8 @@ class TokenListener {
           for (const TokenLogprob& entry : token.logprobs) logprobs_.push_back(entry.logprob);
         }
       if (auto* read = std::get_if<PromptRead>(&event)) n_read_ = read->done;
+      if (auto* prompt = std::get_if<PromptTokens>(&event))
+        prompt_.insert(prompt_.end(), prompt->tokens.begin(), prompt->tokens.end());
       if (auto* ended = std::get_if<TokensEnded>(&event)) {
         EXPECT_FALSE(ended_) << "an event after the last one";
         ended_ = std::move(*ended);
@@ -50,6 +52,10 @@ class TokenListener {
     const std::lock_guard lock(mutex_);
     return logprobs_;
   }
+  std::vector<GeneratedToken> prompt() const {
+    const std::lock_guard lock(mutex_);
+    return prompt_;
+  }
   int n_read() const {
     const std::lock_guard lock(mutex_);
     return n_read_;
@@ -60,6 +66,7 @@ class TokenListener {
   std::condition_variable changed_;
   std::vector<TokenId> text_;
   std::vector<float> logprobs_;
+  std::vector<GeneratedToken> prompt_;
   int n_read_ = 0;  // of the prompt
   std::optional<TokensEnded> ended_;
 };

@@ -244,7 +244,6 @@ GenerationRequest read_completions_request(const Json& body, const RequestDefaul
   if (const auto logprobs = fields.integer("logprobs", 0, 20)) {
     request.logprobs = true;
     request.sampling.n_probs = static_cast<int>(*logprobs);
-    if (request.echo) throw unsupported("echo", "echo: log probabilities of the prompt are not supported");
   }
   fields.refuse("suffix", "filling in the middle is not supported");
   read_reasoning(fields, request);

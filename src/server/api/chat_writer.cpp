@@ -51,6 +51,10 @@ class ChunkWriter : public ReplyWriter {
     Json out = head(object_name());
     out["choices"] = std::move(choices);
     if (request().include_usage) out["usage"] = nullptr;
+    if (so_far_) {
+      out["timings"] = timings_json(*so_far_);
+      out["timings"].erase("seed");  // it is known at the end
+    }
     return out;
   }
   // Closes the last chunk of a choice; timings ride on it when no usage chunk follows.
@@ -87,7 +91,7 @@ class ChatWriter : public ChunkWriter {
     for (const AnswerEvent& event : events) {
       switch (event.kind) {
         case AnswerEvent::Kind::Reasoning:
-          out += delta(choice, {{"reasoning_content", event.text}, {"reasoning", event.text}});
+          if (!context_.reasoning_fields.empty()) out += delta(choice, reasoning(event.text));
           break;
         case AnswerEvent::Kind::Content:
           out += delta(choice, {{"content", event.text}}, tokens);
@@ -126,7 +130,7 @@ class ChatWriter : public ChunkWriter {
         answer.tool_calls[k].id = call_id(index, static_cast<int>(k));
       Json choice;
       choice["index"] = index;
-      choice["message"] = message_json(answer);
+      choice["message"] = message(answer);
       choice["logprobs"] = request().logprobs ? logprobs_or_empty(answer.content_logprobs) : Json(nullptr);
       choice["finish_reason"] = answer.finish_reason;
       choices.push_back(std::move(choice));
@@ -138,6 +142,17 @@ class ChatWriter : public ChunkWriter {
   const char* object_name() const override { return "chat.completion.chunk"; }
 
  private:
+  Json reasoning(const std::string& text) const {
+    Json fields = Json::object();
+    for (const std::string& name : context_.reasoning_fields) fields[name] = text;
+    return fields;
+  }
+  Json message(Answer& answer) const {
+    const std::string thought = std::exchange(answer.reasoning, {});
+    Json all = message_json(answer);
+    if (!thought.empty()) all.update(reasoning(thought));
+    return all;
+  }
   Json logprobs_or_empty(std::span<const GeneratedToken> tokens) const {
     if (tokens.empty()) return {{"content", Json::array()}, {"refusal", nullptr}};
     return logprobs_json(tokens, *context_.tokenizer);
@@ -163,9 +178,14 @@ class CompletionsWriter : public ChunkWriter {
 
   std::string begin(int) override {
     std::string out;
-    for (size_t i = 0; request().echo && i < offsets_.size(); ++i)
+    for (size_t i = 0; request().echo && !request().logprobs && i < offsets_.size(); ++i)
       out += text_chunk(static_cast<int>(i), echoed(i), nullptr);
     return out;
+  }
+
+  std::string echo(int choice, std::span<const GeneratedToken> prompt) override {
+    const auto i = static_cast<size_t>(choice);
+    return text_chunk(choice, echoed(i), legacy_logprobs(prompt, offsets_[i]));
   }
 
   std::string pieces(int choice, const AnswerParser::Events& events,
@@ -189,9 +209,11 @@ class CompletionsWriter : public ChunkWriter {
     Json choices = Json::array();
     for (size_t i = 0; i < answers.size(); ++i) {
       size_t offset = 0;
+      std::vector<GeneratedToken> tokens = answers[i].prompt_logprobs;
+      tokens.insert(tokens.end(), answers[i].content_logprobs.begin(), answers[i].content_logprobs.end());
       choices.push_back({{"text", (request().echo ? echoed(i) : "") + answers[i].content},
                          {"index", i},
-                         {"logprobs", legacy_logprobs(answers[i].content_logprobs, offset)},
+                         {"logprobs", legacy_logprobs(tokens, offset)},
                          {"finish_reason", finish_reason(answers[i])}});
     }
     return whole_reply("text_completion", std::move(choices), answers);
@@ -216,10 +238,12 @@ class CompletionsWriter : public ChunkWriter {
     if (!request().logprobs) return nullptr;
     Json names = Json::array(), values = Json::array(), tops = Json::array(), offsets = Json::array();
     for (const GeneratedToken& token : tokens) {
-      const Json chosen = logprob_entry(token.logprobs.front(), *context_.tokenizer);
+      const bool is_known = !token.logprobs.empty();  // not of the first token of a prompt
+      const Json chosen = logprob_entry(is_known ? token.logprobs.front() : TokenLogprob{token.id, 0.0f},
+                                        *context_.tokenizer);
       names.push_back(chosen["token"]);
-      values.push_back(chosen["logprob"]);
-      Json top = Json::object();
+      values.push_back(is_known ? chosen["logprob"] : Json(nullptr));
+      Json top = is_known ? Json::object() : Json(nullptr);
       for (size_t k = 1; k < token.logprobs.size(); ++k) {
         const Json entry = logprob_entry(token.logprobs[k], *context_.tokenizer);
         top[entry["token"].get<std::string>()] = entry["logprob"];

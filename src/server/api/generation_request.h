@@ -70,6 +70,7 @@ struct GenerationRequest {
   bool stream = false;
   bool include_usage = false;
   bool return_progress = false;
+  bool timings_per_token = false;
   std::optional<double> ping_seconds;  // negative: none
   bool logprobs = false;               // to be reported
 

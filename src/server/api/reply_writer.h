@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -20,6 +21,8 @@ struct ReplyContext {
   std::string fingerprint;  // changes when the same request may give another answer
   std::string request_id;
   std::vector<std::string> echoed_prompts = {};  // completions: text that comes before the answer, by prompt
+  // Chat: names under which reasoning is sent.
+  std::vector<std::string> reasoning_fields = {"reasoning_content", "reasoning"};
 };
 
 class ReplyWriter {
@@ -29,9 +32,13 @@ class ReplyWriter {
 
   // The stream, in this order. Each returns whole events.
   virtual std::string begin(int n_prompt) = 0;
+  // Its prompt, with log probabilities, where both are wanted.
+  virtual std::string echo(int, std::span<const GeneratedToken>) { return {}; }
   // What an answer brought; `tokens`: those whose text it is, when log probabilities are wanted.
   virtual std::string pieces(int choice, const AnswerParser::Events& events,
                              std::span<const GeneratedToken> tokens) = 0;
+  // What is known of the answer that pieces() is called for next, where each event has it.
+  void set_stats(AnswerStats so_far) { so_far_ = std::move(so_far); }
   virtual std::string finish(int choice, const Answer& answer) = 0;
   virtual std::string end(std::span<const Answer> answers) = 0;
   // Instead of the rest.
@@ -53,6 +60,7 @@ class ReplyWriter {
   AnswerStats total(std::span<const Answer> answers, int* n_reasoning) const;
 
   ReplyContext context_;
+  std::optional<AnswerStats> so_far_;
   std::string id_;
   int64_t created_;
 

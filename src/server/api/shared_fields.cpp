@@ -141,6 +141,7 @@ void read_stream(Fields& fields, GenerationRequest& request) {
     note_unknown(inner, request);
   }
   request.return_progress = fields.boolean("return_progress").value_or(false);
+  request.timings_per_token = fields.boolean("timings_per_token").value_or(false);
   request.ping_seconds = fields.number("sse_ping_interval", -1.0, 3600.0);
 }
 

@@ -125,6 +125,46 @@ TEST(ChatWriter, StreamsWhatTheWholeReplyHas) {
   }
 }
 
+TEST(ChatWriter, SendsReasoningUnderTheNamesThatAreWanted) {
+  const GenerationRequest r = request(Dialect::Chat);
+  for (const std::vector<std::string>& names :
+       std::vector<std::vector<std::string>>{{}, {"reasoning"}, {"reasoning_content", "reasoning"}}) {
+    const auto writer = make_reply_writer({.request = &r,
+                                           .tokenizer = nullptr,
+                                           .model = "m",
+                                           .fingerprint = "f",
+                                           .request_id = "req",
+                                           .reasoning_fields = names});
+    const std::vector<Event> events = parse(writer->pieces(0, {{Kind::Reasoning, "think", -1}}, {}));
+    ASSERT_EQ(events.size(), names.empty() ? 0u : 1u);
+    Json want = Json::object();
+    for (const std::string& name : names) want[name] = "think";
+    if (!names.empty()) {
+      EXPECT_EQ(events[0].data["choices"][0]["delta"], want);
+    }
+    const std::vector<Answer> answers = {answer()};
+    const Json message = writer->whole(answers)["choices"][0]["message"];
+    for (const char* name : {"reasoning_content", "reasoning"})
+      EXPECT_EQ(message.value(name, ""), want.contains(name) ? "think hard" : "") << name;
+  }
+}
+
+TEST(ChatWriter, HasTimesOnEveryEventWhereTheyAreAskedFor) {
+  for (const Dialect dialect : {Dialect::Chat, Dialect::Completions}) {
+    const GenerationRequest r = request(dialect);
+    const auto writer = make_reply_writer(
+        {.request = &r, .tokenizer = nullptr, .model = "m", .fingerprint = "f", .request_id = "req"});
+    AnswerStats so_far;
+    so_far.n_prompt = 10;
+    so_far.n_completion = 3;
+    writer->set_stats(so_far);
+    const std::vector<Event> events = parse(writer->pieces(0, {{Kind::Content, "Hel", -1}}, {}));
+    ASSERT_EQ(events.size(), 1u);
+    EXPECT_EQ(events[0].data["timings"]["predicted_n"], 3);
+    EXPECT_FALSE(events[0].data["timings"].contains("seed"));
+  }
+}
+
 TEST(MessagesWriter, StopsEachBlockBeforeTheNext) {
   const Written w = write(Dialect::Messages, 1);
   std::vector<std::string> names;
