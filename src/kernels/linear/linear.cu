@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 ? 2 : 3)
 // about 350 for a chunk of Q4_K: gate and up (100 MB) take 31 us whether or not 15 MB of them are in L2
 // already. Tried and lost: a block to a multiprocessor that deals chunks of all its panels to 24 warps, 30 us
 // on average against 26, or to 16 with two chunks in registers each, gate and up 37 us; the row rounded by
-// these blocks, 26 us more for down; weights brought to L2 by blocks beside the norms and roundings, 6.34 ms.
+// these blocks, down 49 us; weights brought to L2 by blocks beside the norms and roundings, 6.34 ms.
 constexpr int kPartWarps = 4, kPartShare = 2, kPartItems = kPartWarps / kPartShare, kPartAhead = 3;
 
 struct PartsPlan {
