@@ -5,7 +5,7 @@
 // of 256 columns, so that the whole matrix is in flight at once and a warp waits for memory once: integer dot
 // products (dot_product.cuh). Up to 64 rows that come rounded: integer tensor cores (linear_few.cuh), with
 // the same bits. Other rows, and float weights: warp_product.cuh for few, f16 tensor cores with activations
-// in shared memory for more (linear_tiles.cu).
+// in shared memory for more (linear_tiles.cu, on Hopper linear_wide.cu).
 #include "base/units.h"
 #include "device/launch.cuh"
 #include "kernels/linear/dot_product.cuh"

@@ -38,6 +38,10 @@ struct DeviceLinearArgs {
   DeviceNormIn norm;                   // not null: instead of x; only where linear_reads_norm()
   const int32_t* row_index = nullptr;  // activation row of each of the n_acts inputs; nullptr: 0, 1, 2, ...
   int n_acts = 0;
+  // For more than kMaxFewActs rows as tiles, which some cards multiply faster; less than linear_room(): they
+  // stay rows.
+  void* room = nullptr;
+  size_t room_bytes = 0;
 };
 
 // From 2 rows up to here quantised weights multiply x.blocks256 and x.blocks32, where these are there.
@@ -57,6 +61,9 @@ int linear_parts(const DeviceMatrix& w, int n_acts) noexcept;
 // Whether products of n_acts rows, kMaxNormActs at most, with this matrix can read through a norm and add to
 // y.
 bool linear_reads_norm(const DeviceMatrix& w, int n_acts) noexcept;
+
+// What DeviceLinearArgs::room needs for n_acts rows on this card; 0: nothing.
+size_t linear_room(int n_acts, int n_cols) noexcept;
 
 void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept;
 

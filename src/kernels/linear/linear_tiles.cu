@@ -1,4 +1,5 @@
-// y = W x for many rows. Quantised weights: tile_product.cuh, in one of two shapes:
+// y = W x for many rows. Quantised weights: on Hopper linear_wide.cu, else tile_product.cuh, in one of two
+// shapes:
 //
 // Many tiles: two panels a warp, tiles of 64 or 128 activation rows. Few tiles (up to a few hundred rows of
 // the usual matrices): linear_thin_kernel, and sums that are cut over blocks where the reader adds them up
@@ -15,6 +16,7 @@
 #include "kernels/linear/dot_product.cuh"
 #include "kernels/linear/exact_mma.cuh"
 #include "kernels/linear/linear_tiles_cuda.h"
+#include "kernels/linear/linear_wide_cuda.h"
 #include "kernels/linear/tile_product.cuh"
 #include "kernels/quant_matmul/panel_columns.cuh"
 
@@ -294,6 +296,7 @@ int thin_tiles(const DeviceLinearJob& job, int n_acts) {
 }  // namespace
 
 int linear_parts(const DeviceMatrix& w, int n_acts) noexcept {
+  if (wide_preferred(w, n_acts)) return wide_parts(w, n_acts);
   if (n_acts <= (thin_possible(w.dtype) ? kMaxPanelActs : kMaxSmallActs)) return 2;
   if (is_float_type(w.dtype)) return 1;
   const int most = n_acts <= kMaxCutActs ? kMaxLinearParts : 1;
@@ -342,6 +345,19 @@ bool has_tiles(const DeviceLinearArgs& args, int job) noexcept {
 
 void linear_tiles_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
   bool done[kMaxLinearJobs] = {};
+  DeviceLinearArgs wide = args;
+  wide.n_jobs = 0;
+  for (int j = 0; j < args.n_jobs; ++j) {
+    if (args.room_bytes < linear_room(args.n_acts, args.jobs[j].w.n_cols)) continue;
+    // A small matrix goes with a large one of its type.
+    for (int i = 0; i < args.n_jobs && !done[j]; ++i)
+      done[j] = args.jobs[i].w.dtype == args.jobs[j].w.dtype && wide_preferred(args.jobs[i].w, args.n_acts);
+    if (done[j]) wide.jobs[wide.n_jobs++] = args.jobs[j];
+  }
+  if (wide.n_jobs > 0) {
+    wide_tiles_cuda(args.x, args.row_index, args.n_acts, wide.jobs[0].w.n_cols, args.room, stream);
+    linear_wide_cuda(wide, args.room, stream);
+  }
   TilePlan thin{.args = args, .first_block = {}};
   thin.args.n_jobs = 0;
   int tiles = 0;
@@ -349,7 +365,8 @@ void linear_tiles_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept
   for (int j = 0; j < args.n_jobs; ++j) {
     const DeviceLinearJob& job = args.jobs[j];
     const int more = thin_tiles(job, args.n_acts);
-    if (!thin_possible(job.w.dtype) || tiles + more > kThinTiles * device_in_use().n_multiprocessors)
+    if (done[j] || !thin_possible(job.w.dtype) ||
+        tiles + more > kThinTiles * device_in_use().n_multiprocessors)
       continue;
     tiles += more;
     thin.args.jobs[thin.args.n_jobs++] = job;
