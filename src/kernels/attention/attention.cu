@@ -385,7 +385,7 @@ Plan plan_of(const DeviceAttentionArgs& a) {
       kManySharedBytes<kDim> <= device_in_use().max_shared_bytes)
     return {Way::Many, {kManyQueries / per_kv, kManySlots}};
   if (floats || per_kv > kMaxFewQueries) return {Way::Floats, {1, 16}};
-  return {Way::Few, {std::min(a.n_rows, kMaxFewQueries / per_kv), 16}};
+  return {Way::Few, {a.singles ? 1 : std::min(a.n_rows, kMaxFewQueries / per_kv), 16}};
 }
 
 // Warps of a block: the same for all steps, as their number shows in the bits.

@@ -165,6 +165,8 @@ TEST(AttentionCuda, GivesARowTheSameBitsBesideOtherSequences) {
       Case c{shape, {{5, 1}, {300, 1}, {64, 1}, {0, 1}, {130, 2}}, type, type};
       c.n_padding = 2;
       ASSERT_NO_FATAL_FAILURE(expect_bits_of_decoding(c, true, seed++));
+      c.groups.back() = {700, 1};  // a row of each
+      ASSERT_NO_FATAL_FAILURE(expect_bits_of_decoding(c, true, seed++));
       c.groups = {{70, 1, true}, {33, 9}, {0, 3, true}, {128, 21}, {15, 6}};
       c.n_padding = 0;
       c.uncommitted = true;

@@ -58,6 +58,7 @@ struct DeviceAttentionArgs {
   float scale;
   int window;      // 0: none
   bool both_ways;  // the rows of a group are a chain and see the ones after them, too
+  bool singles;    // no two rows are of one sequence
   float eps;
 
   const float* q_full;  // [rows][n_head][head_dim, or twice that with the gate after it]

@@ -5,10 +5,11 @@
 // Up to 64 rows: one block per (head, sequence), or a cluster of four where the card has clusters, does
 // everything from the raw projection to the gated norm (delta_net_fused.cuh): 2.1 MB of state in and out per
 // layer of the 35B-A3B. Uncommitted rows (a draft tree) too. The bits of a row are those of plain decoding.
-// More rows: convolution and norms for all rows at once, then the rule alone in chunks on tensor cores
-// (delta_net_chunk.cuh), then the gated norm. If the card lacks the memory or the instructions for chunks,
-// the rule runs row by row, a quarter of a head per block and no barrier in the row loop: 0.5 us a row and
-// layer instead of 0.15.
+// The decoded rows of many sequences have a kernel of their own where there are clusters
+// (delta_net_many.cuh). More rows: convolution and norms for all rows at once, then the rule alone in chunks
+// on tensor cores (delta_net_chunk.cuh), then the gated norm. If the card lacks the memory or the
+// instructions for chunks, the rule runs row by row, a quarter of a head per block and no barrier in the row
+// loop: 0.5 us a row and layer instead of 0.15.
 #include "kernels/delta_net/delta_net_cuda.h"
 
 #include "base/check.h"
@@ -16,6 +17,7 @@
 #include "device/launch.cuh"
 #include "kernels/delta_net/delta_net_chunk.cuh"
 #include "kernels/delta_net/delta_net_fused.cuh"
+#include "kernels/delta_net/delta_net_many.cuh"
 #include "kernels/delta_net/delta_net_parts.cuh"
 
 namespace thermo {
@@ -234,13 +236,25 @@ void launch_fused(const DeviceDeltaNetArgs& a, int max_rows, StreamView stream) 
          bytes, stream, a, max_rows);
 }
 
-// Groups of a row or a few, the decoded rows of many sequences, run as in small steps: a chunk for each would
-// be mostly empty.
+// Groups of a row or a few, the decoded rows of many sequences. False: there is no such kernel for this card.
+template <int kDim>
+bool launch_many(const DeviceDeltaNetArgs& a, StreamView stream) {
+  if constexpr (kSplits<kDim>) {
+    if (!has_clusters()) return false;
+    launch(delta_net_many_kernel<kDim>,
+           dim3(static_cast<unsigned>(a.n_head_v), static_cast<unsigned>(a.max_groups)), kManyThreads, 0,
+           stream, a, kManyRows);
+    return true;
+  }
+  return false;
+}
+
+// Short groups run as in small steps: a chunk for each would be mostly empty.
 template <int kDim>
 void launch_large(DeviceDeltaNetArgs a, StreamView stream) {
   if (a.max_groups > 1) {
-    launch_fused<kDim, false, true>(a, kMaxSplitRows, stream);
-    a.short_rows = kMaxSplitRows;
+    if (!launch_many<kDim>(a, stream)) launch_fused<kDim, false, true>(a, kManyRows, stream);
+    a.short_rows = kManyRows;
   }
   const unsigned rows = static_cast<unsigned>(a.n_rows), heads = static_cast<unsigned>(a.n_head_v);
   // Chunks leave their result where v was.
@@ -250,7 +264,11 @@ void launch_large(DeviceDeltaNetArgs a, StreamView stream) {
     return device_in_use().compute_capability >= 80 && n_stages <= a.max_stages &&
            ChunkShape<kDim>::scan_bytes(n_stages) <= device_in_use().max_shared_bytes;
   };
-  if (fits(2)) {
+  // Two blocks with a stage each on a multiprocessor, rather than a second round of blocks with two.
+  const int blocks = kDim / ChunkShape<kDim>::kJ * a.n_head_v * a.max_groups;
+  const bool crowded = blocks > device_in_use().n_multiprocessors &&
+                       2 * ChunkShape<kDim>::scan_bytes(1) <= device_in_use().max_shared_bytes - 1024;
+  if (fits(2) && !(crowded && fits(1))) {
     launch_chunks<kDim, 2>(a, stream);
   } else if (fits(1)) {
     launch_chunks<kDim, 1>(a, stream);
@@ -269,8 +287,9 @@ void launch_large(DeviceDeltaNetArgs a, StreamView stream) {
 template <int kDim, bool kPrepared>
 void launch_groups(const DeviceDeltaNetArgs& a, StreamView stream) {
   if (a.rows.any_uncommitted) launch_fused<kDim, true, kPrepared>(a, a.max_uncommitted_rows, stream);
-  if (a.max_group_rows > 0 && a.n_rows <= kMaxFusedDeltaRows)
-    launch_fused<kDim, false, kPrepared>(a, a.max_group_rows, stream);
+  if (a.max_group_rows == 0 || a.n_rows > kMaxFusedDeltaRows) return;
+  if (kPrepared && a.max_group_rows <= kManyRows && launch_many<kDim>(a, stream)) return;
+  launch_fused<kDim, false, kPrepared>(a, a.max_group_rows, stream);
 }
 
 template <int kDim>

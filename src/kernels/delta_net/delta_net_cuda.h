@@ -51,8 +51,7 @@ struct DeviceDeltaNetArgs {
   float* rule_out;  // [rows][n_head_v * dim] scratch of large steps
   float* scores;    // [rows][n_head_v][kDeltaChunkRows] scratch of large steps
   DeviceActsOut out;
-  int short_rows =
-      0;  // set by delta_net_cuda: committed groups of a large step up to here run as few rows do
+  int short_rows = 0;  // set by delta_net_cuda: committed groups of a large step that another kernel has
   int max_stages = 2;  // fewer for tests: what cards with less memory do
 
   constexpr int n_channels() const { return (2 * n_head_k + n_head_v) * dim; }

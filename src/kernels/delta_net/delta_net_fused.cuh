@@ -20,7 +20,6 @@
 
 namespace thermo {
 
-inline constexpr int kMaxSplitRows = 4;    // groups of a large step up to here run as in small steps
 inline constexpr int kMaxOwnConvRows = 8;  // of a step whose blocks convolve what they need themselves
 inline constexpr int kRoundRows = 32;      // committed rows that lie in shared memory at a time
 

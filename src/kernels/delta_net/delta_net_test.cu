@@ -131,9 +131,10 @@ struct StepOnDevice {
     args.rows = step.rows();
     args.n_rows = step.n_rows;
     args.max_groups = static_cast<int>(step.groups.size());
-    bool any_committed = false;
-    for (size_t group = 0; group < step.groups.size(); ++group) any_committed |= !step.uncommitted(group);
-    args.max_group_rows = any_committed ? step.n_rows : 0;
+    args.max_group_rows = 0;
+    for (size_t group = 0; group < step.groups.size(); ++group)
+      if (!step.uncommitted(group))
+        args.max_group_rows = std::max(args.max_group_rows, step.groups[group].n_rows);
     args.max_uncommitted_rows = std::min({step.n_rows, kTapeRows, max_uncommitted_delta_rows(of.shape.dim)});
     args.n_head_k = c.shape.n_head_k;
     args.n_head_v = c.shape.n_head_v;
@@ -549,6 +550,11 @@ TEST(DeltaNetCuda, GivesARowTheSameBitsInEveryStep) {
         ASSERT_NO_FATAL_FAILURE(expect_bits_of_decoding({shape, {{5, n_rows}}, true}, false, seed++));
     }
     // Several sequences, and padding.
+    std::vector<StepGroup> many;
+    for (int i = 0; i < 34; ++i) many.push_back({i % 3, i % 7 == 0 ? 4 : i % 5 == 0 ? 2 : 1});
+    ASSERT_NO_FATAL_FAILURE(expect_bits_of_decoding({shape, many, false, 1.0f, 3}, true, seed++));
+    many.back().n_rows = 5;
+    ASSERT_NO_FATAL_FAILURE(expect_bits_of_decoding({shape, many}, true, seed++));
     ASSERT_NO_FATAL_FAILURE(expect_bits_of_decoding({shape, {{1, 1}, {1, 2}, {3, 1}}}, true, seed++));
     ASSERT_NO_FATAL_FAILURE(
         expect_bits_of_decoding({shape, {{1, 20}, {0, 1}, {3, 12}, {9, 5}}, false, 1.0f, 26}, true, seed++));

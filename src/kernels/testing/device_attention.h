@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
+#include <algorithm>
 
 #include <cmath>
 #include <vector>
@@ -176,6 +177,8 @@ struct StepOnDevice {
             .scale = 1.0f / std::sqrt(static_cast<float>(c.shape.head_dim)),
             .window = c.window,
             .both_ways = c.both_ways,
+            .singles = std::all_of(c.groups.begin(), c.groups.end(),
+                                   [](const StepGroup& group) { return group.n_rows == 1; }),
             .eps = kEps,
             .q_full = q_full.data(),
             .k = k.data(),
