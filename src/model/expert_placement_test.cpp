@@ -236,6 +236,28 @@ TEST_P(ExpertPlacementTest, CountsTheSameHeatWhereverExpertsAre) {
   EXPECT_GT(sum, 0.0);
 }
 
+TEST_P(ExpertPlacementTest, CountsOnlyTheRowsOfADraftThatWereAccepted) {
+  const std::span<const TokenId> prompt = std::span(fixture.ids).first(20),
+                                 text = std::span(fixture.ids).subspan(20, 3);
+  run_in_chunks(*plain, prompt, 20);
+  const std::vector<Row> accepted = chain(text);
+  step_rows(*plain, accepted);
+  const auto other = [&](size_t i) { return fixture.ids[40 + i]; };
+  // A wrong guess beside each right one.
+  const std::vector<Row> tree = {{.token = text[0], .parent = -1}, {.token = other(0), .parent = 0},
+                                 {.token = text[1], .parent = 0},  {.token = other(1), .parent = 2},
+                                 {.token = text[2], .parent = 2},  {.token = other(2), .parent = 4}};
+  const std::vector<int32_t> path = {0, 2, 4};
+  const std::unique_ptr<Model> drafts = plain_model(fixture.file, pool);
+  const SplitModel split = sim_model(fixture.file, pool, {.share = 0.3});
+  for (Model* const model : {drafts.get(), split.model.get()}) {
+    run_in_chunks(*model, prompt, 20);
+    step_rows(*model, tree, {.uncommitted = true});
+    model->commit(0, path);
+    EXPECT_EQ(model->heat()->values(), plain->heat()->values());
+  }
+}
+
 TEST_P(ExpertPlacementTest, KeepsPinnedLayersHot) {
   const SplitModel split = sim_model(fixture.file, pool, {.share = 0.8, .pin_layers = 2});
   for (int round = 0; round < 3; ++round) run_in_chunks(*split.model, fixture.ids, 1);

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "model/draft_uses.h"
 #include "model/forward.h"
 #include "model/sequence_state.h"
 
@@ -35,12 +36,7 @@ struct Model::Impl {
   std::vector<int32_t> row_numbers;
   int words_per_row;
   int n_step_rows = 0;  // of the last step
-  // Of each sequence: what its uncommitted rows chose, [layer][row][n_expert_used].
-  struct DraftExperts {
-    std::vector<int32_t> ids;
-    size_t n_rows = 0;
-  };
-  std::vector<DraftExperts> draft_experts;
+  DraftUses draft_uses;
 
   Impl(ModelConfig c, Weights w, const ModelOptions& o, ThreadPool& p, std::unique_ptr<ExpertRunner> runner)
       : config(std::move(c)),
@@ -69,15 +65,11 @@ struct Model::Impl {
     else if (config.route.n_expert > 0)
       heat = &own_heat.emplace(expert_catalog(config, weights));
     pass.attach(heat, experts.get());
-    draft_experts.resize(sequences.size());
     if (heat)
-      for (DraftExperts& chosen : draft_experts)
-        chosen.ids.resize(static_cast<size_t>(config.n_layer) *
-                          static_cast<size_t>(o.sequence.max_draft_rows) *
-                          static_cast<size_t>(config.route.n_expert_used));
+      draft_uses.reserve(o.n_sequences, config.n_layer, o.sequence.max_draft_rows,
+                         config.route.n_expert_used);
   }
 
-  void count_accepted(int sequence, std::span<const int32_t> path) noexcept;
   void lay_out_rows(const StepBatch& batch) noexcept;
   SequenceState& sequence(int index) noexcept { return sequences[static_cast<size_t>(index)]; }
   RowGroup lay_out_group(const SequenceRows& rows, int begin) noexcept;
@@ -122,29 +114,14 @@ RowGroup Model::Impl::lay_out_group(const SequenceRows& group, int begin) noexce
     own[static_cast<size_t>(r) / 64] |= uint64_t{1} << (r % 64);
   }
   const bool tree = group.uncommitted;
-  DraftExperts& chosen = draft_experts[static_cast<size_t>(group.sequence)];
-  if (tree) chosen.n_rows = group.rows.size();
+  if (tree && heat) draft_uses.begin(group.sequence, n);
   return {.sequence = &state,
           .row_begin = begin,
           .n_rows = n,
           .uncommitted = tree,
           .ancestors = tree ? AncestorBits{bits, words_per_row} : AncestorBits{},
           .parents = tree ? parent_of : nullptr,
-          .experts = tree && heat ? chosen.ids.data() : nullptr};
-}
-
-void Model::Impl::count_accepted(int index, std::span<const int32_t> path) noexcept {
-  const DraftExperts& chosen = draft_experts[static_cast<size_t>(index)];
-  const auto n_used = static_cast<size_t>(config.route.n_expert_used);
-  for (int il = 0; il < config.n_layer; ++il) {
-    if (!config.network.layers[static_cast<size_t>(il)].routed()) continue;
-    for (const int32_t row : path)
-      for (size_t k = 0; k < n_used; ++k)
-        heat->use(
-            il, chosen.ids[(static_cast<size_t>(il) * chosen.n_rows + static_cast<size_t>(row)) * n_used + k],
-            1.0f);
-  }
-  heat->advance(static_cast<int>(path.size()));
+          .experts = tree && heat ? draft_uses.of_layer(group.sequence, 0) : nullptr};
 }
 
 Model::Model(ModelConfig config, Weights weights, const ModelOptions& options, ThreadPool& pool,
@@ -314,7 +291,7 @@ void Model::append_features(int sequence, const StateRows& features) noexcept {
 
 void Model::commit(int sequence, std::span<const int32_t> path) noexcept {
   impl_->sequence(sequence).commit_path(path, impl_->kernels.delta_net, impl_->pool);
-  if (impl_->heat) impl_->count_accepted(sequence, path);
+  if (impl_->heat) impl_->draft_uses.count(sequence, path, *impl_->heat);
 }
 
 HeatMap* Model::heat() noexcept {

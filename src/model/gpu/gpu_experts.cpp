@@ -127,8 +127,17 @@ void GpuExperts::Impl::trace_step() noexcept {
   }
 }
 
-void GpuExperts::finish(int n_rows) noexcept {
+void GpuExperts::finish(std::span<const SequenceRows> groups) noexcept {
   Impl& m = *impl_;
+  int n_rows = 0, n_committed = 0;
+  for (const SequenceRows& group : groups) {
+    const int n = static_cast<int>(group.rows.size());
+    n_rows += n;
+    if (group.uncommitted)
+      m.draft_uses.begin(group.sequence, n);
+    else
+      n_committed += n;
+  }
   for (int il = 0; il < m.n_layer; ++il) {
     const ExpertLayer& layer = m.catalog.layers[static_cast<size_t>(il)];
     if (layer.n_expert() == 0) continue;
@@ -136,10 +145,8 @@ void GpuExperts::finish(int n_rows) noexcept {
     const int16_t* const ids = m.chosen.as<int16_t>() + static_cast<size_t>(il) * m.chosen_of_layer();
     int hot = 0;
     const int n = n_rows * m.n_used;
-    for (int i = 0; i < n; ++i) {
-      m.heat.use(il, ids[i]);
-      hot += m.core.store().hot(il, ids[i]);
-    }
+    for (int i = 0; i < n; ++i) hot += m.core.store().hot(il, ids[i]);
+    m.count_uses(il, ids, groups);
     ++m.count.layer_steps;
     m.count.pairs += static_cast<uint64_t>(n);
     m.count.hot_pairs += static_cast<uint64_t>(hot);
@@ -164,7 +171,7 @@ void GpuExperts::finish(int n_rows) noexcept {
     }
   }
   if (m.options.trace != nullptr) m.trace_step();
-  m.heat.advance(n_rows);
+  if (n_committed > 0) m.heat.advance(n_committed);
   for (int il = 0; il < m.n_layer; ++il) {
     if (m.catalog.layers[static_cast<size_t>(il)].n_expert() == 0) continue;
     const ColdRecord& record = m.records.as<ColdRecord>()[il];
@@ -173,6 +180,22 @@ void GpuExperts::finish(int n_rows) noexcept {
   m.core.end_step();
   if (m.mail().gave_up != 0) m.fault = "the processor did not answer in time";
   m.check_file();
+}
+
+// `ids`: [row][n_used] of the whole step.
+void GpuExperts::Impl::count_uses(int il, const int16_t* ids, std::span<const SequenceRows> groups) noexcept {
+  for (const SequenceRows& group : groups) {
+    const size_t n = group.rows.size() * static_cast<size_t>(n_used);
+    if (group.uncommitted)
+      std::copy_n(ids, n, draft_uses.of_layer(group.sequence, il));
+    else
+      for (size_t i = 0; i < n; ++i) heat.use(il, ids[i]);
+    ids += n;
+  }
+}
+
+void GpuExperts::commit(int sequence, std::span<const int32_t> path) noexcept {
+  impl_->draft_uses.count(sequence, path, impl_->heat);
 }
 
 const char* GpuExperts::fault() const noexcept {

@@ -19,6 +19,7 @@
 #include "kernels/expert_ffn/expert_ffn_cuda.h"
 #include "kernels/isa.h"
 #include "kernels/route_topk/cold_mail.h"
+#include "model/backend.h"
 #include "model/gpu/gpu_memory.h"
 #include "model/model_config.h"
 #include "model/weights.h"
@@ -32,8 +33,8 @@ class ThreadPool;
 class GpuExperts {
  public:
   // `weights` bound without repacking; its file must outlive this. Throws MemoryError, CudaError.
-  GpuExperts(const ModelConfig& config, const Weights& weights, const SplitOptions& options, int n_batch,
-             Isa isa, ThreadPool& pool, const LoadProgressFn& progress);
+  GpuExperts(const ModelConfig& config, const Weights& weights, const ModelOptions& options, ThreadPool& pool,
+             const LoadProgressFn& progress);
   ~GpuExperts();
 
   static std::vector<GpuMemoryItem> plan(const ModelConfig& config, const Weights& weights,
@@ -45,16 +46,18 @@ class GpuExperts {
 
   // Around a step of up to kMaxMailRows rows, on the thread that starts it: begin(), start the graph, serve()
   // until `end` is reached, finish(). begin() fills in what the step's input block needs. serve() counts the
-  // rows of the graph, padding included; finish() those of the step.
+  // rows of the graph, padding included; finish() those of the step. Heat of uncommitted rows is counted by
+  // commit(), for those that are kept.
   void begin(int n_rows, uint32_t& ticket, std::span<int32_t> fetch_of, StreamView stream) noexcept;
   void serve(int n_rows, const Event& end) noexcept;
-  void finish(int n_rows) noexcept;
+  void finish(std::span<const SequenceRows> groups) noexcept;
+  void commit(int sequence, std::span<const int32_t> path) noexcept;
 
   // A larger step: begin_large(), run_large() for each routed layer, and when the stream has been
-  // synchronised finish_large().
+  // synchronised finish_large(). It knows how many rows an expert had, not which: guesses count at once.
   void begin_large(int n_rows, StreamView stream) noexcept;
   void run_large(int layer, DeviceExpertArgs args, int n_rows, StreamView stream) noexcept;
-  void finish_large() noexcept;
+  void finish_large(std::span<const SequenceRows> groups) noexcept;
 
   // Why a step is void; empty: it is not.
   const char* fault() const noexcept;

@@ -13,6 +13,7 @@
 #include "experts/cpu_lane.h"
 #include "experts/expert_core.h"
 #include "experts/trace.h"
+#include "model/draft_uses.h"
 #include "model/gpu/cuda_slots.h"
 #include "model/gpu/gpu_experts.h"
 
@@ -36,6 +37,7 @@ struct GpuExperts::Impl {
   const SplitOptions& options;
   HostTier& host;
   HeatMap& heat;
+  DraftUses draft_uses;
   ExpertTelemetry& count;
   ThreadPool& pool;
   int n_layer, n_expert, n_used, n_embd, n_batch;
@@ -83,7 +85,7 @@ struct GpuExperts::Impl {
   std::vector<int64_t> answer_begin;  // of each layer in this step; 0: none
 
   Impl(const ExpertCatalog& experts, const ModelConfig& config, const Weights& weights,
-       const SplitOptions& options, int n_batch, Isa isa, ThreadPool& pool, const LoadProgressFn& progress);
+       const ModelOptions& options, ThreadPool& pool, const LoadProgressFn& progress);
   ~Impl();
 
   size_t table_bytes() const {
@@ -107,6 +109,7 @@ struct GpuExperts::Impl {
   void check_file() noexcept;
   void answer(uint32_t posted, int n_rows) noexcept;
   void trace_step() noexcept;
+  void count_uses(int il, const int16_t* ids, std::span<const SequenceRows> groups) noexcept;
   void stream_all() noexcept;
   void add_batches(int layer, const int32_t* experts, int n) noexcept;
   void issue(size_t end) noexcept;

@@ -190,8 +190,10 @@ void GpuExperts::Impl::compute_few(int layer, const int32_t* first, const Device
   }
 }
 
-void GpuExperts::finish_large() noexcept {
+void GpuExperts::finish_large(std::span<const SequenceRows> groups) noexcept {
   Impl& m = *impl_;
+  for (const SequenceRows& group : groups)
+    if (group.uncommitted) m.draft_uses.begin(group.sequence, 0);
   if (!m.host.complete())
     for (size_t b = m.n_issued > kBatches ? m.n_issued - kBatches : 0; b < m.n_issued; ++b)
       for (int i = 0; i < m.batches[b].n; ++i) m.host.release(m.batches[b].layer, m.batches[b].experts[i]);

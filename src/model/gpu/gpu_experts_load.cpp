@@ -38,10 +38,9 @@ uint64_t lent_bytes(const ExpertCatalog& catalog) {
 }
 
 GpuExperts::Impl::Impl(const ExpertCatalog& experts, const ModelConfig& config, const Weights& weights,
-                       const SplitOptions& o, int batch, Isa isa, ThreadPool& p,
-                       const LoadProgressFn& progress)
-    : core(experts, o.heat != nullptr ? *o.heat : HeatMap(experts), with_enough_memory(o, experts), p,
-           stage(progress, "repack")),
+                       const ModelOptions& o, ThreadPool& p, const LoadProgressFn& progress)
+    : core(experts, o.experts.heat != nullptr ? *o.experts.heat : HeatMap(experts),
+           with_enough_memory(o.experts, experts), p, stage(progress, "repack")),
       catalog(core.catalog()),
       options(core.options()),
       host(core.host()),
@@ -52,7 +51,7 @@ GpuExperts::Impl::Impl(const ExpertCatalog& experts, const ModelConfig& config, 
       n_expert(config.route.n_expert),
       n_used(config.route.n_expert_used),
       n_embd(config.n_embd),
-      n_batch(batch),
+      n_batch(o.n_batch),
       batch_experts(batch_experts_of(catalog)),
       arena_lock(core.arena().data(), core.arena().size()),
       control_host(n_cold_at() + static_cast<size_t>(n_layer) * sizeof(int32_t)),
@@ -62,11 +61,11 @@ GpuExperts::Impl::Impl(const ExpertCatalog& experts, const ModelConfig& config, 
       parcels(parcel_bytes(config, catalog)),
       announced(n_words() * sizeof(uint64_t)),
       came(n_words() * sizeof(CameParcel)),
-      limit(o.link_limit),
+      limit(o.experts.link_limit),
       device(control_host.as<const uint8_t*>(), reinterpret_cast<int32_t*>(control_host.data() + n_cold_at()),
-             n_expert, limit, o.trace),
+             n_expert, limit, o.experts.trace),
       link(announced.as<uint64_t>(), control_host.as<const uint8_t*>() + n_layer * n_expert, device.dirty,
-           limit, o.trace) {
+           limit, o.experts.trace) {
   for (int il = 0; il < n_layer; ++il)
     reinterpret_cast<int32_t*>(control_host.data() + n_cold_at())[il] =
         catalog.layers[static_cast<size_t>(il)].n_expert();
@@ -76,12 +75,13 @@ GpuExperts::Impl::Impl(const ExpertCatalog& experts, const ModelConfig& config, 
                 "kernels cannot read them (is there a limit on locked memory, ulimit -l?)",
                 format_bytes(core.arena().size()));
   upload_host_table();
-  attach(config, weights, isa, progress);
+  attach(config, weights, o.isa, progress);
   take_mail();
   lane = std::make_unique<CpuLane>(
-      catalog, host, pool, CpuLaneOptions{.max_rows = kMaxMailRows, .isa = isa, .ahead = core.ahead()});
-  take_large_step(isa);
+      catalog, host, pool, CpuLaneOptions{.max_rows = kMaxMailRows, .isa = o.isa, .ahead = core.ahead()});
+  take_large_step(o.isa);
   answer_begin.resize(static_cast<size_t>(n_layer));
+  draft_uses.reserve(o.n_sequences, n_layer, o.sequence.max_draft_rows, n_used);
 }
 
 GpuExperts::Impl::~Impl() {
@@ -165,10 +165,10 @@ void GpuExperts::Impl::check_file() noexcept {
   fault = file_fault.c_str();
 }
 
-GpuExperts::GpuExperts(const ModelConfig& config, const Weights& weights, const SplitOptions& options,
-                       int n_batch, Isa isa, ThreadPool& pool, const LoadProgressFn& progress)
-    : impl_(std::make_unique<Impl>(expert_catalog(config, weights), config, weights, options, n_batch, isa,
-                                   pool, progress)) {}
+GpuExperts::GpuExperts(const ModelConfig& config, const Weights& weights, const ModelOptions& options,
+                       ThreadPool& pool, const LoadProgressFn& progress)
+    : impl_(std::make_unique<Impl>(expert_catalog(config, weights), config, weights, options, pool,
+                                   progress)) {}
 GpuExperts::~GpuExperts() = default;
 
 std::vector<GpuMemoryItem> GpuExperts::plan(const ModelConfig& config, const Weights& weights,

@@ -129,6 +129,32 @@ TEST_P(GpuSplitTest, RunsDraftTreesLikeTheResidentModel) {
   EXPECT_LT(error_of(got[0], got[1]), kTolerance);
 }
 
+TEST_P(GpuSplitTest, CountsOnlyTheRowsOfADraftThatWereAccepted) {
+  SKIP_WITHOUT_GPU();
+  const RecordedModel fixture(GetParam());
+  ThreadPool pool({.n_threads = 4});
+  const std::span<const TokenId> prompt = std::span(fixture.ids).first(20),
+                                 text = std::span(fixture.ids).subspan(20, 2);
+  const std::vector<Row> tree = {{.token = text[0], .parent = -1},
+                                 {.token = fixture.ids[40], .parent = 0},
+                                 {.token = text[1], .parent = 0}};
+  const auto plain = make_split(fixture.file, pool, 0.3, Lanes::Both),
+             drafts = make_split(fixture.file, pool, 0.3, Lanes::Both);
+  for (GpuModel* const model : {plain.get(), drafts.get()}) run_in_chunks(*model, prompt, 20);
+  step_rows(*plain, chain(text));
+  step_rows(*drafts, tree, {.uncommitted = true});
+  drafts->commit(0, std::vector<int32_t>{0, 2});
+  ASSERT_EQ(drafts->fault(), "");
+  EXPECT_EQ(drafts->heat()->n_tokens(), plain->heat()->n_tokens());
+  const auto sum = [](const HeatMap& heat, int il) {
+    double heats = 0.0;
+    for (int e = 0; e < heat.n_expert(il); ++e) heats += heat.heat(il, e);
+    return heats;
+  };
+  for (int il = 0; il < plain->heat()->n_layers(); ++il)
+    EXPECT_NEAR(sum(*drafts->heat(), il), sum(*plain->heat(), il), 1e-3) << "layer " << il;
+}
+
 // Quantised experts have the same bits wherever they are computed (decision 11): single rows, the few rows
 // that cold experts are posted for, the more that are dealt between copies and the processor, and prompts.
 using Runs = std::vector<std::pair<size_t, size_t>>;  // tokens, and rows of a step

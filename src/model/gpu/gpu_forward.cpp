@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "kernels/expert_ffn/expert_ffn_cuda.h"
+#include "kernels/linear/linear_wide_cuda.h"
 #include "kernels/route_topk/route_topk_cuda.h"
 #include "kernels/row_ops/state_rows_cuda.h"
 #include "model/gpu/gpu_model_impl.h"
@@ -37,6 +38,8 @@ void GpuModel::Impl::linear(std::initializer_list<DeviceLinearJob> jobs, const D
   args.norm = norm;
   args.row_index = row_index;
   args.n_acts = n_acts;
+  args.room = act.room;
+  args.room_bytes = act.room_bytes;
   linear_cuda(args, stream.view());
 }
 
@@ -98,6 +101,7 @@ DeviceAttentionArgs GpuModel::Impl::attention_args(const DeviceRows& rows, int n
           .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim)),
           .window = block.window,
           .both_ways = block.both_ways,
+          .singles = false,
           .eps = config.norm_eps,
           .q_full = act.q_full,
           .k = act.k,
@@ -125,6 +129,7 @@ void GpuModel::Impl::attention(Pass& pass, int il, const Block& block, const Gpu
   const DeviceActsOut out = mixed_for(w[Role::Output]);
   DeviceAttentionArgs args = attention_args(pass.rows, n_rows, il, block, w);
   args.out = out;
+  args.singles = pass.kind == StepKind::Singles;
   args.tagged = n_rows == 1 ? act.attention_tagged : nullptr;
   args.launch = decode_launch_number(act.exchange);
   attention_cuda(args, stream.view());
@@ -143,7 +148,9 @@ void GpuModel::Impl::delta_net(Pass& pass, int il, const GpuBlockWeights& w,
   delta_net_cuda({.rows = pass.rows,
                   .n_rows = n_rows,
                   .max_groups = std::min(n_rows, options.n_sequences),
-                  .max_group_rows = pass.kind == StepKind::Uncommitted ? 0 : n_rows,
+                  .max_group_rows = pass.kind == StepKind::Uncommitted ? 0
+                                    : pass.kind == StepKind::Singles   ? 1
+                                                                       : n_rows,
                   .max_uncommitted_rows = std::min(n_rows, options.sequence.max_draft_rows),
                   .n_head_k = config.ssm_n_head_k,
                   .n_head_v = config.ssm_n_head_v,
@@ -383,6 +390,7 @@ void GpuModel::Impl::feed_forward(Pass& pass, int il, size_t b, const Block& blo
   norm.shared_logit = act.shared_logit;
   norm.cold_out = cold;
   norm.h = expert_input(w, pass.n_rows);
+  if (dense_is_many(block, w, pass.n_rows)) norm.h.f32 = nullptr;
   norm.factor = is_few(pass.n_rows) ? act.norm_factor : nullptr;
   begin_block(pass, w);
   norm.factor = nullptr;
@@ -402,6 +410,7 @@ void GpuModel::Impl::feed_forward(Pass& pass, int il, size_t b, const Block& blo
   norm.parts = act.parts;
   norm.on_grid = true;
   if (dense_is_few(block, w, pass.n_rows)) return dense_ffn(pass, w);
+  if (dense_is_many(block, w, pass.n_rows)) return dense_many_ffn(pass, w);
   run_experts(pass, il, block, w, cold);
   norm.cold_in = cold;
   norm.pair_of = act.routes.pair_of;
@@ -432,6 +441,40 @@ void GpuModel::Impl::dense_ffn(Pass& pass, const GpuBlockWeights& w) noexcept {
          hidden.read(), n_rows);
   pass.norm.pair_of = nullptr;
   pass.norm.n_parts = n_parts;
+}
+
+// The same of more rows, on cards that have it.
+bool GpuModel::Impl::dense_is_many(const Block& block, const GpuBlockWeights& w, int n_rows) const noexcept {
+  return !block.routed() && w.floats(Role::SharedWeight) == nullptr &&
+         wide_swiglu_preferred(w[Role::FfnGate], w[Role::FfnUp], n_rows) &&
+         wide_possible(w[Role::FfnDown], n_rows);
+}
+
+void GpuModel::Impl::dense_many_ffn(Pass& pass, const GpuBlockWeights& w) noexcept {
+  const int n_rows = pass.n_rows;
+  const DeviceActs h = expert_input(w, n_rows).read();
+  wide_tiles_cuda(h, nullptr, n_rows, config.n_embd, act.room, stream.view());
+  wide_swiglu_cuda({.gate = w[Role::FfnGate],
+                    .up = w[Role::FfnUp],
+                    .tiles = act.room,
+                    .scale = h.scale,
+                    .n_acts = n_rows,
+                    .hidden = act.hidden.f16,
+                    .hidden_scale = act.hidden.scale},
+                   stream.view());
+  DeviceLinearArgs down;
+  down.jobs[0] = {.w = w[Role::FfnDown],
+                  .y = act.parts,
+                  .y_stride = config.n_embd,
+                  .k_parts = wide_parts(w[Role::FfnDown], n_rows),
+                  .part_stride = static_cast<int64_t>(n_rows) * config.n_embd};
+  down.n_jobs = 1;
+  down.n_acts = n_rows;
+  down.x.scale = act.hidden.scale;
+  linear_wide_cuda(down, act.hidden.f16, stream.view());
+  pass.norm.pair_of = nullptr;
+  pass.norm.on_grid = false;
+  pass.norm.n_parts = down.jobs[0].k_parts;
 }
 
 // Which forms of rounded rows the projections and the head read.

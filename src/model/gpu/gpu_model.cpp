@@ -121,13 +121,16 @@ bool worth_replaying(const StepBatch& batch, int n_rows) {
   return 2 * n_logits >= n_rows;
 }
 
-StepKind kind_of(const StepBatch& batch) {
+}  // namespace
+
+StepKind GpuModel::Impl::kind_of(const StepBatch& batch) const noexcept {
   bool any[2] = {false, false};
   for (const SequenceRows& group : batch.groups) any[group.uncommitted] = true;
-  return !any[1] ? StepKind::Committed : any[0] ? StepKind::Mixed : StepKind::Uncommitted;
+  if (any[1]) return any[0] ? StepKind::Mixed : StepKind::Uncommitted;
+  const int n = batch.n_rows();
+  return n == static_cast<int>(batch.groups.size()) && knows_singles(n) ? StepKind::Singles
+                                                                        : StepKind::Committed;
 }
-
-}  // namespace
 
 std::span<const int> GpuModel::step_sizes() const noexcept {
   return kBuckets;
@@ -172,7 +175,7 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   Impl& m = *impl_;
   if (!m.fault.empty()) return {};
   const int n = batch.n_rows();
-  const StepKind kind = kind_of(batch);
+  const StepKind kind = m.kind_of(batch);
   const int b = bucket_of(n);
   const bool replay = b >= 0 && !m.graphs[static_cast<size_t>(kind)][b].empty() && worth_replaying(batch, n);
   const StepInputs& inputs = replay ? m.small_host : m.large_host;
@@ -228,7 +231,7 @@ void GpuModel::Impl::replay(const StepBatch& batch, CapturedGraph& graph, int n_
   else
     batch.do_meanwhile();
   stream.synchronize();
-  if (experts != nullptr) experts->finish(batch.n_rows());
+  if (experts != nullptr) experts->finish(batch.groups);
 }
 
 void GpuModel::Impl::queue(const StepBatch& batch, StepKind kind) noexcept {
@@ -248,8 +251,8 @@ void GpuModel::Impl::queue(const StepBatch& batch, StepKind kind) noexcept {
   else
     batch.do_meanwhile();
   stream.synchronize();
-  if (split && is_large) experts->finish_large();
-  if (split && !is_large) experts->finish(n);
+  if (split && is_large) experts->finish_large(batch.groups);
+  if (split && !is_large) experts->finish(batch.groups);
   if (n_logits > kLogitRows) compute_more_logits(n_logits, n);
 }
 
@@ -308,6 +311,7 @@ void GpuModel::commit(int sequence, std::span<const int32_t> path) noexcept {
   to.n = static_cast<int32_t>(path.size());
   std::copy(path.begin(), path.end(), to.rows);
   m.set_past(sequence, to.past + to.n);
+  if (m.experts != nullptr) m.experts->commit(sequence, path);
 }
 
 void GpuModel::Impl::set_past(int sequence, int n) noexcept {

@@ -97,6 +97,9 @@ struct GpuModel::Impl {
   void drop_commits(int sequence) noexcept;
   void lay_out(const StepBatch& batch, StepInputs& to, int n_rows) noexcept;
   void replay(const StepBatch& batch, CapturedGraph& graph, int n_rows) noexcept;
+  StepKind kind_of(const StepBatch& batch) const noexcept;
+  // Whether so many rows of as many sequences are a kind of step of their own.
+  bool knows_singles(int n_rows) const noexcept { return options.n_sequences > 1 && n_rows > 1; }
   void queue(const StepBatch& batch, StepKind kind) noexcept;
   void copy_logits(const StepInputs& wanted, int n, int first) noexcept;
   void begin_copies() noexcept;
@@ -168,6 +171,8 @@ struct GpuModel::Impl {
   void find_block_forms() noexcept;
   bool dense_is_few(const Block& block, const GpuBlockWeights& w, int n_rows) const noexcept;
   void dense_ffn(Pass& pass, const GpuBlockWeights& w) noexcept;
+  bool dense_is_many(const Block& block, const GpuBlockWeights& w, int n_rows) const noexcept;
+  void dense_many_ffn(Pass& pass, const GpuBlockWeights& w) noexcept;
   bool check(const char* what) noexcept;
   void begin_split(int n_rows, StepInputs& inputs) noexcept {
     experts->begin(n_rows, *inputs.ticket, {inputs.fetch_of, kMaxFetchTable + 1}, stream.view());

@@ -77,7 +77,7 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
       stream_owner(target == nullptr ? std::make_shared<Stream>() : target->stream_owner),
       stream(*stream_owner),
       experts(o.experts.split && config.route.n_expert > 0
-                  ? std::make_unique<GpuExperts>(config, w, o.experts, o.n_batch, o.isa, pool, progress)
+                  ? std::make_unique<GpuExperts>(config, w, o, pool, progress)
                   : nullptr),
       weights(config, w, experts.get(), target == nullptr ? nullptr : &target->weights, pool, progress),
       layout(SequenceLayout::on_gpu(config, o.sequence)) {
@@ -171,14 +171,17 @@ void GpuModel::Impl::record(CapturedGraph& graph, const std::function<void()>& w
 }
 
 void GpuModel::Impl::record_graphs() {
-  for (const StepKind kind : {StepKind::Committed, StepKind::Uncommitted, StepKind::Mixed}) {
-    if (kind != StepKind::Committed && options.sequence.max_draft_rows == 0) continue;
+  for (const StepKind kind :
+       {StepKind::Committed, StepKind::Singles, StepKind::Uncommitted, StepKind::Mixed}) {
+    const bool drafts = kind == StepKind::Uncommitted || kind == StepKind::Mixed;
+    if (drafts && options.sequence.max_draft_rows == 0) continue;
     // A drafter with features computes blocks, and those are never committed.
     if (kind != StepKind::Uncommitted && !config.network.features.empty()) continue;
     if (kind == StepKind::Mixed && options.n_sequences == 1) continue;
     for (size_t b = 0; b < std::size(kBuckets); ++b) {
       const int n = kBuckets[b];
       if (n > options.n_batch || (kind == StepKind::Mixed && n == 1)) continue;
+      if (kind == StepKind::Singles && !knows_singles(n)) continue;
       *small_host.n_valid = 0;
       *small_host.n_groups = 0;
       *small_host.n_logits = n;

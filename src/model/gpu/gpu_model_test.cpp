@@ -149,6 +149,32 @@ TEST_P(GpuArchitectureTest, MatchesTheReferenceWithQuantisedWeights) {
   }
 }
 
+// On Hopper a feed-forward block as wide as this has kernels of its own from 65 rows on (linear_wide_cuda.h).
+TEST(GpuModelTest, ManyRowsOfAWideDenseModelAreLikeTheProcessors) {
+  SKIP_WITHOUT_GPU();
+  const RecordedModel fixture("qwen35");
+  const QuantisedFile quantised(fixture.file, 1024);
+  const GgufFile file = quantised.open();
+  ThreadPool pool({.n_threads = 2});
+  ModelConfig config = read_model_config(file);
+  Weights weights = Weights::load(config, file, true, pool, {});
+  ModelOptions options;
+  options.n_batch = 128;
+  options.isa = best_isa();
+  options.sequence = {.n_ctx = 512, .max_draft_rows = 0, .k_type = KvType::F32, .v_type = KvType::F32};
+  Model cpu(std::move(config), std::move(weights), options, pool);
+  const auto gpu = make_gpu(file, pool, KvType::F32, 1);
+  const auto n_vocab = static_cast<size_t>(cpu.config().n_vocab);
+  std::vector<TokenId> ids = fixture.ids;
+  while (ids.size() < 250) ids.push_back(ids[ids.size() * 7 % fixture.ids.size()]);
+  const Outputs want = run_in_chunks(cpu, ids, 100);
+  for (const size_t chunk : {size_t{125}, size_t{65}, size_t{64}}) {
+    const Outputs got = run_in_chunks(*gpu, ids, chunk);
+    ASSERT_EQ(gpu->fault(), "");
+    EXPECT_LT(median_error_of_rows(got.logits, want.logits, n_vocab), 0.25) << "chunk " << chunk;
+  }
+}
+
 TEST_P(GpuArchitectureTest, KeepsSequencesApart) {
   SKIP_WITHOUT_GPU();
   const RecordedModel fixture(GetParam());

@@ -103,7 +103,6 @@ void GpuModel::clear(int sequence) noexcept {
   if (bytes > 0)
     cudaMemsetAsync(m.recurrent.data() + static_cast<size_t>(sequence) * bytes, 0, bytes,
                     m.stream.view().handle);
-  m.stream.synchronize();
   m.pages->cut(sequence, 0);
   m.n_past[static_cast<size_t>(sequence)] = 0;
 }

@@ -79,6 +79,8 @@ void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, b
   mixed = acts(rows, std::max(q_dim, c.ssm_inner()), true, float_mixed, 1.0f);
   blocks(mixed, few_rows, std::max(q_dim, c.ssm_inner()));
   norm_factor = carver.take<float>(static_cast<size_t>(few_rows));
+  room_bytes = linear_room(n_batch, std::max({c.n_embd, q_dim, c.ssm_inner()}));
+  room = carver.take<std::byte>(room_bytes);
   // What experts read in the small form: rows rounded in groups of 256 and of 32, and hidden rows.
   const int expert_rows = small_ffn ? n_batch : std::min(n_batch, kExpertSmallRows);
   h.blocks_stride = ceil_div(c.n_embd, 256);

@@ -24,9 +24,9 @@ inline constexpr int kBuckets[] = {1, 2, 4, 8, 16, 32, 64};
 inline constexpr int kMaxBucket = 64;
 inline constexpr int kLogitRows = 64;  // computed and copied at a time; as many as a draft has
 
-// What groups a step has, which decides what it launches.
-enum class StepKind : uint8_t { Committed, Uncommitted, Mixed };
-inline constexpr int kStepKinds = 3;
+// What groups a step has, which decides what it launches. Singles: committed, a row each.
+enum class StepKind : uint8_t { Committed, Singles, Uncommitted, Mixed };
+inline constexpr int kStepKinds = 4;
 
 // Hands out aligned pieces of one buffer; with a null base it only counts.
 class GpuCarver {
@@ -71,7 +71,7 @@ struct StepInputs {
             group_rows,
             group_past,
             group_uncommitted,
-            kind != StepKind::Committed};
+            kind == StepKind::Uncommitted || kind == StepKind::Mixed};
   }
 };
 
@@ -92,6 +92,8 @@ struct GpuWorkspace {
   float *conv_input, *conv_output, *z, *alpha, *beta, *gates, *rule_out, *chunk_scores;
   float *router_logits, *shared_logit;
   float* norm_factor;  // of few rows
+  std::byte* room;     // of products: DeviceLinearArgs
+  size_t room_bytes;
   DeviceRoutes routes;
   uint32_t* expert_uses;                   // [layer][n_expert], of the main stack
   std::byte *exchange, *attention_tagged;  // of a decoded row

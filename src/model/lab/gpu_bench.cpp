@@ -1,8 +1,9 @@
 // Whole-model measurements on the GPU without the engine around it:
 //   gpu_bench MODEL.gguf [--split PERCENT] [--no-fetch] [--no-cpu] [--no-ahead] [--no-swaps] [--ctx N]
 //   [--prefill N] [--deep N] [--steps N] [--no-graphs] [--draft DRAFTER.gguf] [--profile]
-//   [--only decode|logits|rows|draft|prefill|deep|repeat|one|big|uncommitted]
-// --profile: a profiler sees the last step of each row count, and the last draft.
+//   [--sequences N] [--only decode|logits|rows|draft|prefill|deep|repeat|one|big|uncommitted|sequences]
+// --sequences: steps of a row of each, after --prefill tokens.
+// --profile: a profiler sees the last step of each row count or number of sequences, and the last draft.
 #include <cuda_profiler_api.h>
 #include <fmt/format.h>
 
@@ -50,7 +51,7 @@ double median(std::vector<double> v) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  int n_ctx = 4096, prefill = 2048, deep = 0, steps = 100;
+  int n_ctx = 4096, prefill = 2048, deep = 0, steps = 100, n_sequences = 1;
   bool graphs = true, profile = false;
   double split = -1.0;  // share of the experts' bytes in GPU memory; negative: resident
   SplitOptions experts;
@@ -79,6 +80,8 @@ int main(int argc, char** argv) {
       deep = std::atoi(argv[++i]);
     else if (flag == "--steps")
       steps = std::atoi(argv[++i]);
+    else if (flag == "--sequences")
+      n_sequences = std::atoi(argv[++i]);
     else if (flag == "--split")
       split = std::atof(argv[++i]) / 100.0;
     else if (flag == "--only")
@@ -105,6 +108,7 @@ int main(int argc, char** argv) {
   ModelOptions options;
   options.n_batch = std::max(prefill, 64);
   options.graphs = graphs;
+  options.n_sequences = n_sequences;
   options.sequence = {.n_ctx = n_ctx, .max_draft_rows = 64, .k_type = KvType::F16, .v_type = KvType::F16};
   if (split >= 0.0) {
     uint64_t total = 0;
@@ -217,6 +221,35 @@ int main(int argc, char** argv) {
                  device / one);
     }
     model.clear(0);
+    std::fflush(stdout);
+  }
+  if (n_sequences > 1 && wants("sequences")) {
+    std::vector<SequenceRows> groups;
+    std::vector<std::vector<Row>> rows;
+    for (int sequence = 0; sequence < n_sequences; ++sequence) {
+      const std::vector<Row> prompt = chain(prefill, sequence, n_vocab);
+      const SequenceRows group{.sequence = sequence, .rows = prompt};
+      model.step({.groups = {&group, 1}});
+    }
+    std::vector<double> wall, device;
+    for (int i = 0; i < 20; ++i) {
+      rows.clear();
+      groups.clear();
+      for (int sequence = 0; sequence < n_sequences; ++sequence)
+        rows.push_back(chain(1, i * n_sequences + sequence, n_vocab));
+      for (int sequence = 0; sequence < n_sequences; ++sequence)
+        groups.push_back(
+            {.sequence = sequence, .rows = rows[static_cast<size_t>(sequence)], .need = LogitsNeed::Best});
+      const double t = now();
+      if (profile && i == 19) cudaProfilerStart();
+      model.step({.groups = groups});
+      if (profile && i == 19) cudaProfilerStop();
+      wall.push_back((now() - t) * 1e3);
+      device.push_back(model.last_step_ms());
+    }
+    fmt::print("{} sequences at {}: {:.3f} ms wall, {:.3f} ms device\n", n_sequences, model.n_past(0),
+               median(wall), median(device));
+    for (int sequence = 0; sequence < n_sequences; ++sequence) model.clear(sequence);
     std::fflush(stdout);
   }
   if (draft_file && wants("draft")) {
