@@ -24,6 +24,20 @@ int read_vocabulary(const Keys& keys) {
   return static_cast<int>(embedding.dims[1]);
 }
 
+// One number for the model. Some files have one for each layer, with 0 for those that do not attend.
+int read_key_heads(const Keys& keys, int n_block, int n_head) {
+  constexpr std::string_view kKey = "attention.head_count_kv";
+  const auto counts = keys.file().find_uint_each(keys.key(kKey), static_cast<size_t>(n_block),
+                                                 static_cast<uint64_t>(kMaxHeads));
+  if (!counts) return n_head;
+  const uint64_t most = *std::max_element(counts->begin(), counts->end());
+  if (most == 0) keys.fail(kKey, fmt::format("is 0, expected 1 to {}", kMaxHeads));
+  for (const uint64_t count : *counts)
+    if (count != 0 && count != most)
+      keys.fail(kKey, fmt::format("is {} in one layer and {} in another, expected one number", count, most));
+  return static_cast<int>(most);
+}
+
 // What every architecture has.
 void read_common(const Keys& keys, ModelConfig& config) {
   config.name = keys.file().find_string("general.name").value_or("");
@@ -39,14 +53,17 @@ void read_common(const Keys& keys, ModelConfig& config) {
   config.n_ctx_train = keys.positive("context_length", kMaxContext);
   config.norm_eps = static_cast<float>(keys.number("attention.layer_norm_rms_epsilon"));
   if (config.norm_eps < 0.0f) keys.fail("attention.layer_norm_rms_epsilon", "is negative");
-  config.head_dim = keys.positive("attention.key_length", 1024);
-  const int value_dim = keys.positive("attention.value_length", 1024);
+  // Where the file does not say: as llama.cpp takes it.
+  const int n_head = keys.positive_each("attention.head_count", static_cast<size_t>(n_block), kMaxHeads)[0];
+  const int usual_dim = std::max(1, config.n_embd / n_head);
+  config.head_dim = keys.positive_or("attention.key_length", 1024, usual_dim);
+  const int value_dim = keys.positive_or("attention.value_length", 1024, usual_dim);
   if (value_dim != config.head_dim)
     keys.fail("attention.value_length",
               fmt::format("is {}, expected the key length {}", value_dim, config.head_dim));
   if (config.head_dim % 16 != 0)
     keys.fail("attention.key_length", fmt::format("is {}, expected a multiple of 16", config.head_dim));
-  config.n_head_kv = keys.positive("attention.head_count_kv", kMaxHeads);
+  config.n_head_kv = read_key_heads(keys, n_block, n_head);
   config.n_vocab = read_vocabulary(keys);
 }
 

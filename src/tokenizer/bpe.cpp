@@ -80,7 +80,7 @@ class Tokenizer::TextEncoder {
   void add_text(std::string_view text) {
     const PreTokenizer kind = tokenizer_.vocab_.pre_tokenizer();
     text = replace_invalid_utf8(text, valid_);
-    if (kind == PreTokenizer::Qwen35) text = normalize_nfc(text, normal_);
+    if (normalizes(kind)) text = normalize_nfc(text, normal_);
     PieceScanner scanner(kind, text);
     const char* const end = text.data() + text.size();
     for (std::string_view piece = scanner.next(); !piece.empty(); piece = scanner.next()) {

@@ -4,11 +4,12 @@
 // qwen35:
 //   (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*
 //   |\s*[\r\n]+|\s+(?!\S)|\s+
-// laguna first cuts into runs [^\n]+|[\n]+ and applies to each run alone:
+// qwen2:
 //   (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*
 //   |\s*[\r\n]+|\s+(?!\S)|\s+
+// laguna first cuts into runs [^\n]+|[\n]+ and applies the expression of qwen2 to each run alone.
 //
-// They differ in where combining marks belong: words (qwen35) or punctuation (laguna). Case is folded in
+// They differ in where combining marks belong: words (qwen35) or punctuation (the others). Case is folded in
 // ASCII only: full folding would let U+017F be the s of 's.
 #include "tokenizer/pre_tokenizer.h"
 
@@ -147,7 +148,7 @@ class PieceEnd {
 
 std::string_view PieceScanner::next() {
   if (pos_ == text_.size()) return {};
-  if (kind_ == PreTokenizer::Qwen35) {
+  if (kind_ != PreTokenizer::Laguna) {
     run_end_ = text_.size();
   } else if (pos_ == run_end_) {
     const size_t end = text_[pos_] == '\n' ? text_.find_first_not_of('\n', pos_) : text_.find('\n', pos_);

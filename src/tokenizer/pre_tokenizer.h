@@ -7,7 +7,13 @@
 
 namespace thermo {
 
-enum class PreTokenizer : uint8_t { Qwen35, Laguna };
+// Qwen2 is that of the Qwen3 models, too.
+enum class PreTokenizer : uint8_t { Qwen2, Qwen35, Laguna };
+
+// Whether a text is brought to normal form C before it is cut.
+constexpr bool normalizes(PreTokenizer kind) {
+  return kind != PreTokenizer::Laguna;
+}
 
 // Walks over the pieces of a text from left to right. Together they are the whole text.
 class PieceScanner {

@@ -133,18 +133,19 @@ TEST(PreTokenizer, KnowsContractionsInEitherCase) {
   EXPECT_THAT(split(PreTokenizer::Qwen35, utf8(U"a'\u017f")), ElementsAre("a", utf8(U"'\u017f")));
 }
 
-TEST(PreTokenizer, MarksBelongToWordsInQwenAndToPunctuationInLaguna) {
+TEST(PreTokenizer, MarksBelongToWordsInQwen35AndToPunctuationInOthers) {
   const std::string text = utf8(U"\u0915\u093f\u0915 !\u0301");
   EXPECT_THAT(split(PreTokenizer::Qwen35, text),
               ElementsAre(utf8(U"\u0915\u093f\u0915"), " !", utf8(U"\u0301")));
-  EXPECT_THAT(split(PreTokenizer::Laguna, text),
-              ElementsAre(utf8(U"\u0915"), utf8(U"\u093f\u0915"), utf8(U" !\u0301")));
+  for (const PreTokenizer kind : {PreTokenizer::Qwen2, PreTokenizer::Laguna})
+    EXPECT_THAT(split(kind, text), ElementsAre(utf8(U"\u0915"), utf8(U"\u093f\u0915"), utf8(U" !\u0301")));
 }
 
 TEST(PreTokenizer, LagunaDoesNotLookPastANewline) {
   EXPECT_THAT(split(PreTokenizer::Laguna, "a.\n\n  b  \n"),
               ElementsAre("a", ".", "\n\n", " ", " b", "  ", "\n"));
-  EXPECT_THAT(split(PreTokenizer::Qwen35, "a.\n\n  b  \n"), ElementsAre("a", ".\n\n", " ", " b", "  \n"));
+  for (const PreTokenizer kind : {PreTokenizer::Qwen2, PreTokenizer::Qwen35})
+    EXPECT_THAT(split(kind, "a.\n\n  b  \n"), ElementsAre("a", ".\n\n", " ", " b", "  \n"));
 }
 
 TEST(PreTokenizer, EmptyTextHasNoPieces) {
@@ -166,7 +167,7 @@ TEST(PreTokenizer, EqualsTheRegularExpressionOnRandomText) {
       if (c >= 0xD800 && c <= 0xDFFF) c = U'x';
       text += c;
     }
-    for (const PreTokenizer kind : {PreTokenizer::Qwen35, PreTokenizer::Laguna}) {
+    for (const PreTokenizer kind : {PreTokenizer::Qwen2, PreTokenizer::Qwen35, PreTokenizer::Laguna}) {
       ASSERT_EQ(split(kind, utf8(text)), split_by_regex(kind, text)) << ::testing::PrintToString(utf8(text));
     }
   }

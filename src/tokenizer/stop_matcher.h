@@ -26,6 +26,7 @@ class StopMatcher {
   // longer one. Call matched() after it.
   std::string flush();
 
+  size_t n_held() const noexcept { return held_.size(); }
   bool matched() const noexcept { return matched_.has_value(); }
   // The stop string that matched; empty before. Valid as long as the matcher.
   std::string_view matched_stop() const noexcept {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "gguf/gguf_value.h"
 #include "tokenizer/byte_alphabet.h"
 #include "tokenizer/unicode.h"
@@ -15,11 +16,12 @@ namespace thermo {
 namespace {
 
 PreTokenizer parse_pre_tokenizer(const std::string& name) {
+  if (name == "qwen2") return PreTokenizer::Qwen2;
   if (name == "qwen35") return PreTokenizer::Qwen35;
   if (name == "laguna") return PreTokenizer::Laguna;
   throw LoadError(
-      fmt::format("tokenizer.ggml.pre: \"{}\" is not a supported pre-tokenizer (supported: qwen35, laguna); "
-                  "is this a model of another family?",
+      fmt::format("tokenizer.ggml.pre: \"{}\" is not a supported pre-tokenizer (supported: qwen2, qwen35, "
+                  "laguna); is this a model of another family?",
                   escape_text(name)));
 }
 
@@ -34,11 +36,11 @@ TokenType parse_type(int32_t value, size_t id) {
 
 std::optional<int32_t> check_special_id(const char* key, std::optional<uint32_t> id, size_t n_tokens) {
   if (!id) return std::nullopt;
-  if (*id >= n_tokens) {
-    throw LoadError(fmt::format("tokenizer.ggml.{}: {}, expected less than the {} tokens of the vocabulary",
-                                key, *id, n_tokens));
-  }
-  return static_cast<int32_t>(*id);
+  if (*id < n_tokens) return static_cast<int32_t>(*id);
+  // Some converters write -1 for a token that the model does not have.
+  log_warning("tokenizer", "tokenizer.ggml.{} is {}, and the vocabulary has {} tokens: it is ignored", key,
+              *id, n_tokens);
+  return std::nullopt;
 }
 
 bool is_special(TokenType type) {
@@ -141,6 +143,7 @@ void Vocab::collect_end_of_generation() {
   // "</assistant>" is token 24, which is also the end of turn where the file does not name one.
   std::vector<std::string_view> by_text;
   switch (pre_) {
+    case PreTokenizer::Qwen2:
     case PreTokenizer::Qwen35:
       by_text = {"<|endoftext|>", "<|im_end|>"};
       break;

@@ -33,9 +33,10 @@ std::vector<int32_t> read_types(const GgufFile& file) {
 }
 
 std::optional<uint32_t> read_id(const GgufFile& file, std::string_view key) {
-  const auto id = file.find_uint(key, std::numeric_limits<uint32_t>::max());
+  constexpr int64_t kNone = std::numeric_limits<uint32_t>::max();  // outside of every vocabulary
+  const auto id = file.find_int(key);
   if (!id) return std::nullopt;
-  return static_cast<uint32_t>(*id);
+  return static_cast<uint32_t>(*id < 0 || *id > kNone ? kNone : *id);
 }
 
 }  // namespace

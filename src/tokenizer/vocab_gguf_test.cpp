@@ -112,13 +112,14 @@ TEST(ReadVocab, RefusesWhatItCannotTokeniseWith) {
   EXPECT_THAT(load_error([](GgufWriter& w) { w.set("tokenizer.ggml.model", "llama"); }),
               HasSubstr("\"llama\" is not a supported"));
   EXPECT_THAT(load_error([](GgufWriter& w) { w.set("tokenizer.ggml.pre", "gpt-4o"); }),
-              HasSubstr("supported: qwen35, laguna"));
+              HasSubstr("supported: qwen2, qwen35, laguna"));
   EXPECT_THAT(load_error([](GgufWriter& w) { w.set("tokenizer.ggml.tokens", 3); }),
               HasSubstr("tokenizer.ggml.tokens"));
   EXPECT_THAT(
       load_error([](GgufWriter& w) { w.set_array("tokenizer.ggml.token_type", std::vector<int>{1}); }),
       HasSubstr("tokenizer.ggml.token_type"));
-  EXPECT_THAT(load_error([](GgufWriter& w) { w.set("tokenizer.ggml.eos_token_id", uint32_t{1 << 20}); }),
+  EXPECT_EQ(load_error([](GgufWriter& w) { w.set("tokenizer.ggml.eos_token_id", int32_t{-1}); }), "loaded");
+  EXPECT_THAT(load_error([](GgufWriter& w) { w.set("tokenizer.ggml.eos_token_id", "</s>"); }),
               HasSubstr("eos_token_id"));
   EXPECT_THAT(load_error([](GgufWriter& w) {
                 w.set_array("tokenizer.ggml.merges", std::vector<std::string>{"a b", "ab"});

@@ -72,11 +72,13 @@ void check_stop(std::string_view bytes, size_t cut) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace thermo;
   static const Tokenizer qwen(testing::small_vocab("qwen35"));
+  static const Tokenizer qwen2(testing::small_vocab("qwen2"));
   static const Tokenizer laguna(testing::small_vocab("laguna"));
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data + 1), size - 1);
   const size_t cut = text.empty() ? 0 : data[0] % (text.size() + 1);
   check_round_trip(qwen, true, text, cut);
+  check_round_trip(qwen2, true, text, cut);
   check_round_trip(laguna, false, text, cut);
   check_assembler(text, cut);
   check_stop(text, cut);

@@ -119,6 +119,30 @@ void add_layers(const Keys& keys, DflashConfig& d) {
   }
 }
 
+// What it would compute is not what is computed here.
+void check_tensors(const Keys& keys) {
+  constexpr const char* kLayer[] = {"attn_norm.weight",   "attn_q.weight",      "attn_k.weight",
+                                    "attn_v.weight",      "attn_output.weight", "attn_q_norm.weight",
+                                    "attn_k_norm.weight", "ffn_norm.weight",    "post_attention_norm.weight",
+                                    "ffn_gate.weight",    "ffn_up.weight",      "ffn_down.weight"};
+  constexpr const char* kOfOthers[] = {"markov", "conf_", "confidence", "selector", "d2t", "t2d"};
+  for (const GgufTensor& tensor : keys.file().tensors()) {
+    const std::string_view name = tensor.name;
+    bool strange = std::any_of(std::begin(kOfOthers), std::end(kOfOthers),
+                               [&](const char* part) { return name.find(part) != std::string_view::npos; });
+    if (const std::string_view prefix = "blk."; name.starts_with(prefix)) {
+      const size_t dot = name.find('.', prefix.size());
+      strange = dot == std::string_view::npos ||
+                std::find(std::begin(kLayer), std::end(kLayer), name.substr(dot + 1)) == std::end(kLayer);
+    }
+    // Of a checkpoint; frequencies are computed here.
+    strange = strange || (name.starts_with("layers.") && !name.ends_with("inv_freq"));
+    if (strange)
+      refuse(keys.file(),
+             fmt::format("its tensor {} belongs to a kind of drafter that is not supported", name));
+  }
+}
+
 std::string first_of(const Keys& keys, std::initializer_list<const char*> names) {
   for (const char* const name : names)
     if (keys.has_tensor(name)) return name;
@@ -174,9 +198,7 @@ DflashConfig read_dflash_config(const GgufFile& file, const ModelConfig& target)
   c.arch_name = std::string(file.require_string("general.architecture"));
   const bool llama = is_llama_naming(c.arch_name);
   const Keys keys(file, c.arch_name, {});
-  for (const char* const name : {"markov_w1.weight", "markov_w2.weight", "conf_proj.weight", "d2t"})
-    if (keys.has_tensor(name))
-      refuse(file, fmt::format("its tensor {} belongs to a kind of drafter that is not supported", name));
+  check_tensors(keys);
   c.name = file.find_string("general.name").value_or("");
   c.n_layer = keys.positive("block_count", kMaxLayers);
   c.n_embd = keys.positive("embedding_length", kMaxWidth);

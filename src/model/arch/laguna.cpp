@@ -32,6 +32,18 @@ void read_ropes(const Keys& keys, ModelConfig& config) {
   config.ropes = {full, window};
 }
 
+// Files say which layers have a window as a period, whose first layer has none, or one by one.
+std::vector<bool> sliding_layers(const Keys& keys, int n_layer) {
+  constexpr std::string_view kKey = "attention.sliding_window_pattern";
+  const GgufValue* const pattern = keys.file().find(keys.key(kKey));
+  if (pattern != nullptr && pattern->is_array())
+    return keys.file().require_bool_each(keys.key(kKey), static_cast<size_t>(n_layer));
+  const int period = keys.positive_or(kKey, kMaxLayers, 4);
+  std::vector<bool> slides;
+  for (int il = 0; il < n_layer; ++il) slides.push_back(il % period != 0);
+  return slides;
+}
+
 // One gate value per head, or one per element: the tensor's width says which.
 HeadGate gate_of(const Keys& keys, int head_dim, int first_n_head) {
   const GgufTensor* const gate = keys.find_tensor("blk.0.attn_gate.weight");
@@ -98,11 +110,11 @@ void describe(const Keys& keys, ModelConfig& config) {
   const int n_dense = keys.count_or("leading_dense_block_count", kMaxLayers, 0);
   if (n_dense > 0) config.n_ff = keys.positive("feed_forward_length", kMaxWidth);
   const int window = keys.count_or("attention.sliding_window", kMaxContext, 0);
-  const int period = keys.positive_or("attention.sliding_window_pattern", kMaxLayers, 4);
+  const std::vector<bool> slides = sliding_layers(keys, config.n_layer);
   const std::vector<int> heads = read_heads(keys, config);
   const HeadGate gate = gate_of(keys, config.head_dim, heads.front());
   for (int il = 0; il < config.n_layer; ++il) {
-    const bool windowed = window > 0 && il % period != 0;
+    const bool windowed = window > 0 && slides[static_cast<size_t>(il)];
     config.network.layers.push_back(
         {{attention_block(config, il,
                           {.n_head = heads[static_cast<size_t>(il)],

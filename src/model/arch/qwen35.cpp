@@ -15,7 +15,8 @@ void read_rope(const Keys& keys, ModelConfig& config) {
   RopeConfig rope;
   rope.freq_base = keys.positive_number("rope.freq_base");
   rope.n_rot =
-      keys.rope_dims("rope.dimension_count", keys.positive("rope.dimension_count", 1024), config.head_dim);
+      keys.rope_dims("rope.dimension_count", keys.positive_or("rope.dimension_count", 1024, config.head_dim),
+                     config.head_dim);
   keys.read_yarn(rope);
   if (const auto sections = keys.file().find_uints(keys.key("rope.dimension_sections"))) {
     // Text has equal components, so the sections only have to make sense.
