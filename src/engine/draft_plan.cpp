@@ -87,8 +87,8 @@ uint64_t gpu_draft_bytes(const DraftPlan& plan, const DraftOptions& o, const Mod
   ThreadPool nobody({.n_threads = 1, .pin = false});
   const DraftNetwork network = bind_network(plan, o, config, weights, false, nobody);
   // Rows of states that are queued, and of uncommitted rows that are put aside.
-  const uint64_t n_states =
-      static_cast<uint64_t>(kDrafterQueueRows + 1 + plan.max_rows) * static_cast<uint64_t>(model.n_sequences);
+  const uint64_t n_states = static_cast<uint64_t>(kGpuDrafterQueueRows + 1 + plan.max_rows) *
+                            static_cast<uint64_t>(model.n_sequences);
   return plan_gpu_drafter(network.config, network.weights, gpu, model_options(o, model, network.block),
                           config, weights) +
          n_states * plan.states.size() * static_cast<uint64_t>(config.n_embd) * sizeof(float);

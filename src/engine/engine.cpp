@@ -199,8 +199,11 @@ Status Engine::commit(int sequence, std::span<const int32_t> path) {
       return invalid(fmt::format("row {} does not follow row {}", row, parent));
     parent = row;
   }
+  const auto start = std::chrono::steady_clock::now();
   e.backend->commit(sequence, path);
-  if (e.speculation) e.speculation->committed(sequence, path);
+  if (e.speculation)
+    e.speculation->committed(sequence, path,
+                             std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   parents.clear();
   return {};
 }
@@ -229,9 +232,17 @@ std::unique_ptr<DiskCache> Engine::make_disk_cache(const std::string& folder, ui
                   static_cast<int>(e.info.v_type), backend.block_bytes(), backend.checkpoint_bytes(1, false),
                   e.speculation ? e.speculation->telemetry().drafter : ""));
   // Names and shapes, and a little of what is in them: two trainings of one model differ in every tensor.
-  for (const GgufTensor& tensor : e.model_file->tensors()) {
-    add(fmt::format("{} {} {}\n", tensor.name, static_cast<int>(tensor.dtype), describe_shape(tensor)));
-    id.update({tensor.data, std::min<size_t>(tensor.n_bytes, 64)});
+  const auto add_file = [&](const GgufFile& file) {
+    for (const GgufTensor& tensor : file.tensors()) {
+      add(fmt::format("{} {} {}\n", tensor.name, static_cast<int>(tensor.dtype), describe_shape(tensor)));
+      id.update({tensor.data, std::min<size_t>(tensor.n_bytes, 64)});
+    }
+  };
+  add_file(*e.model_file);
+  if (e.speculation && e.speculation->block_bytes() > 0) {
+    add(fmt::format("{} {}\n", static_cast<int>(e.draft.k_type.value_or(KvType::F16)),
+                    static_cast<int>(e.draft.v_type.value_or(KvType::F16))));
+    if (e.draft.file != nullptr) add_file(*e.draft.file);
   }
   return std::make_unique<DiskCache>(DiskCacheOptions{
       .folder = folder,

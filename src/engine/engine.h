@@ -208,7 +208,7 @@ struct GenerateResult {
   FinishReason reason{};
   int n_generated = 0;
   uint64_t seed = 0;          // the one used: given, or drawn
-  DraftTelemetry draft = {};  // while it was written; all sequences together
+  DraftTelemetry draft = {};  // of this answer alone
 };
 
 // One timeline: its tokens and its memory. Returns its sequence to the engine when destroyed.

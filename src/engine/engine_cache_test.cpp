@@ -3,14 +3,17 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <future>
 #include <random>
 
+#include "base/mapped_file.h"
 #include "base/units.h"
 #include "engine/engine_thread.h"
 #include "engine/testing/token_listener.h"
 #include "gguf/gguf_file.h"
+#include "kernels/attention/attention.h"
 #include "model/model_config.h"
 
 namespace thermo {
@@ -207,6 +210,39 @@ void expect_same_after_a_restart(const GgufFile& file, const DraftOptions& draft
   for (size_t i = 0; i < replies[0].size(); ++i) {
     EXPECT_EQ(replies[1][i].text, replies[0][i].text) << i;
     EXPECT_EQ(replies[1][i].logprobs, replies[0][i].logprobs) << i;  // to the last bit
+  }
+  std::filesystem::remove_all(folder);
+}
+
+// Its keys and values are saved with the model's, and are of no use to another one of the same shape.
+TEST(EngineCache, ReadsNothingThatAnotherDrafterLeft) {
+  const std::string folder = testing::TempDir() + "/thermo_engine_drafter_test." + std::to_string(::getpid());
+  std::filesystem::remove_all(folder);
+  const MappedFile mapped(std::string(THERMO_MODELS) + "/plankton-draft-q8_0.gguf");
+  std::vector<std::byte> bytes(mapped.bytes().begin(), mapped.bytes().end());
+  const GgufFile trained(mapped.bytes(), "trained");
+  const GgufTensor norm = trained.require_tensor("output_norm.weight");
+  const float other = 0.5f;
+  std::memcpy(bytes.data() + norm.file_offset, &other, sizeof(other));
+  const GgufFile changed(std::span<const std::byte>(bytes), "changed");
+  struct Run {
+    const GgufFile* drafter;
+    KvType k_type, v_type;
+    bool reads;
+  };
+  const Run runs[] = {{&trained, KvType::F16, KvType::Q8_0, false},
+                      {&changed, KvType::F16, KvType::Q8_0, false},
+                      {&trained, KvType::Q8_0, KvType::F16, false},
+                      {&trained, KvType::F16, KvType::Q8_0, true}};
+  for (const Run& run : runs) {
+    EngineOptions options = options_for(1, 1024);
+    options.draft = draft_with(Kind::File, 7, run.drafter);
+    options.draft.k_type = run.k_type;
+    options.draft.v_type = run.v_type;
+    Engine engine(plankton(), options);
+    EngineThread service(engine, {.cache_bytes = 64 * MiB, .disk_folder = folder, .disk_bytes = 256 * MiB});
+    ask(service, text_of(1, 600), 16, {580});
+    EXPECT_EQ(service.state().cache.n_disk_read > 0, run.reads);
   }
   std::filesystem::remove_all(folder);
 }

@@ -24,6 +24,7 @@ class Weights;
 struct Engine::Impl {
   // Rows of the embedding, and more without repacking, are looked up in it.
   const GgufFile* model_file = nullptr;
+  DraftOptions draft;
   EngineInfo info;
   MemoryPlan plan;
   int n_batch = 0;

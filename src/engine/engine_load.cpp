@@ -1,6 +1,7 @@
 // Loads a model as it was planned, and keeps its heat file and trace.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 
@@ -87,6 +88,7 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
             .k_type = model.sequence.k_type,
             .v_type = model.sequence.v_type};
   e.plan = std::move(plan.memory);
+  e.draft = options.draft;
   e.n_batch = model.n_batch;
   e.n_sequences = model.n_sequences;
   e.max_draft_rows = model.sequence.max_draft_rows;
@@ -113,7 +115,7 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
                            .cautious = options.draft.kind == DraftOptions::Kind::Auto,
                            .trace = e.trace.get(),
                            .n_sequences = model.n_sequences,
-                           .max_rows = plan.draft.max_rows});
+                           .max_rows = std::min(plan.draft.max_rows, model.n_batch)});
   };
   if (plan.gpu) {
     try {
@@ -125,7 +127,9 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
   } else {
     e.backend = make_cpu_backend(std::move(config), std::move(weights), model, e.pool, options.progress);
     draft(static_cast<const Model&>(*e.backend).weights());
-    if (e.speculation && !options.draft.oracle) e.speculation->warm_up();
+    // Steps for nobody only where they read nothing from the file.
+    if (e.speculation && !options.draft.oracle) e.speculation->warm_up(options.repack && !shares_cores);
+    e.warm_up_telemetry = e.backend->expert_telemetry();
   }
   if (e.backend->heat() != nullptr) e.first_heat = *e.backend->heat();
   e.model_file = &file;

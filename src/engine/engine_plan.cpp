@@ -295,6 +295,8 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
     }
   }
   append_note(note, plan.memory.note);
+  if (o.draft.kind == DraftOptions::Kind::Auto && plan.draft.kind == DraftOptions::Kind::None)
+    append_note(note, "there is no memory for a drafter: nothing is drafted");
   plan.memory.note = note;
   plan.memory.n_batch = plan.model.n_batch;
   plan.model.sequence.n_ctx = plan.memory.n_ctx;

@@ -185,6 +185,8 @@ void EngineThread::Impl::take_orders(std::unique_lock<std::mutex>& lock) {
   const std::vector<RequestHandle> cancelled = std::exchange(to_cancel, {});
   const auto pauses = std::exchange(to_pause, {});
   const auto lookups = std::exchange(to_look_up, {});
+  // First: one that goes on waits for a slot, and may be cancelled by now.
+  for (const auto& [handle, paused] : pauses) pause(handle, paused);
   std::vector<WaitingRequest> gone;
   for (const RequestHandle handle : cancelled) {
     std::optional<WaitingRequest> waiting = queue.remove(handle);
@@ -193,7 +195,6 @@ void EngineThread::Impl::take_orders(std::unique_lock<std::mutex>& lock) {
     else if (waiting)
       gone.push_back(std::move(*waiting));
   }
-  for (const auto& [handle, paused] : pauses) pause(handle, paused);
   lock.unlock();
   for (WaitingRequest& waiting : gone) end_waiting(std::move(waiting), FinishReason::Cancelled, std::nullopt);
   for (Slot& slot : slots)
@@ -231,6 +232,8 @@ int EngineThread::Impl::max_prompt_rows() const {
 
 void EngineThread::Impl::step() {
   n_step_prompt = n_step_written = 0;
+  const auto n_busy =
+      std::count_if(slots.begin(), slots.end(), [](const Slot& slot) { return slot.active != nullptr; });
   const Clock::time_point begin = Clock::now();
   const std::span<const RequestEvent> events = loop.step(max_prompt_rows(), [this] { tell_written(); });
   const double time = seconds(Clock::now() - begin);
@@ -244,6 +247,7 @@ void EngineThread::Impl::step() {
   if (n_step_written > 0) decode_rate.add(n_step_written, time);
   const std::lock_guard lock(mutex);
   ++shown.n_steps;
+  shown.n_busy_slots += static_cast<uint64_t>(n_busy);
   shown.n_prompt_steps += n_step_prompt > 0 ? 1 : 0;
   shown.n_prompt_computed += static_cast<uint64_t>(std::max(n_step_prompt, 0));
   shown.n_written += static_cast<uint64_t>(n_step_written);

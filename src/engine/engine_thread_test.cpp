@@ -6,6 +6,8 @@
 
 #include <chrono>
 #include <ctime>
+#include <functional>
+#include <future>
 #include <thread>
 
 #include "engine/request_queue.h"
@@ -208,6 +210,35 @@ TEST(EngineThread, PausesAndGoesOn) {
   service.pause(handle, false);
   paused.wait();
   EXPECT_EQ(paused.text(), alone.text());
+}
+
+// A reader that wakes up and then goes away, both during one step of another request.
+TEST(EngineThread, EndsAParkedRequestThatIsToGoOnAndCancelledAtOnce) {
+  Engine engine(plankton(), options_for(1));
+  Listener slow, other, last;
+  EngineThread service(engine, {.quantum = 4});
+  // Calls a function of the engine's thread when the first token is there.
+  const auto at_first_token = [](TokenRequest request, std::function<void()> function) {
+    request.on_event = [on_event = std::move(request.on_event), function = std::move(function),
+                        called = false](TokenEvent event) mutable {
+      if (std::holds_alternative<TokensWritten>(event) && !std::exchange(called, true)) function();
+      on_event(std::move(event));
+    };
+    return request;
+  };
+  std::promise<RequestHandle> promised;
+  const std::shared_future<RequestHandle> handle = promised.get_future();
+  promised.set_value(*service.submit(
+      at_first_token(request_of(slow, prompt_of(1, 10), 200), [&] { service.pause(handle.get(), true); })));
+  (void)service.submit(at_first_token(request_of(other, prompt_of(2, 10), 60), [&] {
+    service.pause(handle.get(), false);
+    service.cancel(handle.get());
+  }));
+  EXPECT_EQ(slow.wait().reason, FinishReason::Cancelled);
+  EXPECT_EQ(other.wait().reason, FinishReason::Length);
+  EXPECT_EQ(service.state().n_waiting, 0);
+  (void)service.submit(request_of(last, prompt_of(3, 10), 5));
+  EXPECT_EQ(last.wait().reason, FinishReason::Length);
 }
 
 TEST(EngineThread, RefusesWhatDoesNotFitAndWhatNobodyWaitsFor) {

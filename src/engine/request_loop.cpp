@@ -15,6 +15,7 @@
 #include <climits>
 #include <utility>
 
+#include "engine/damaged_output.h"
 #include "engine/session.h"
 #include "sampling/constrained_sampler.h"
 
@@ -52,8 +53,10 @@ struct RequestLoop::Impl {
     std::vector<TokenId> path_tokens = {};
     size_t first_logits = 0;                  // of the tree's rows, in the step's output
     std::optional<FinishReason> reason = {};  // the walk ended the answer
+    bool no_numbers = false;                  // where the walk ended
     int n_taken = INT_MAX;                    // when cancelled: of the tokens that the walk wrote
-    DraftTelemetry draft_before = {};
+    DraftTelemetry draft_before = {};         // of its sequence, when it got it
+    DraftTelemetry draft_earlier = {};        // of this request, on sequences that it had before
 
     bool may_run() const { return !ended && !waits && !paused && session != nullptr; }
     bool has_written() const { return result.n_generated > 0; }
@@ -68,6 +71,15 @@ struct RequestLoop::Impl {
       return at < options.script.size() ? options.script[at] : token;
     }
     LogitsNeed need() const { return options.sampling.n_probs ? LogitsNeed::Row : sampler.need(); }
+    DraftTelemetry draft() const {
+      if (session == nullptr || session->speculation == nullptr) return draft_earlier;
+      return session->speculation->telemetry(session->sequence) - draft_before + draft_earlier;
+    }
+    void begin_draft() {
+      if (session->speculation == nullptr) return;
+      session->speculation->begin_request(session->sequence);
+      draft_before = session->speculation->telemetry(session->sequence);
+    }
   };
 
   Engine& engine;
@@ -93,7 +105,7 @@ struct RequestLoop::Impl {
   }
   void end(Request& request, FinishReason reason) {
     request.result.reason = reason;
-    request.result.draft = engine.draft_telemetry() - request.draft_before;
+    request.result.draft = request.draft();
     leave(request);
     tell(request, request.result);
   }
@@ -110,7 +122,9 @@ struct RequestLoop::Impl {
   bool write(Request& request, TokenId token, std::span<const float> logits);
   void add_group(Request& request, size_t n);
   void add_tree(Request& request);
+  DraftAsk draft_ask(const Request& request, int n) const;
   void draft();
+  void draft_early(const Request& request);
   void collect_rows(size_t max_prompt_rows);
   size_t reserve(Request& request, size_t n);
   bool may_resume(const Request& request) const;
@@ -153,7 +167,6 @@ Result<RequestId> RequestLoop::add(Session& session, std::span<const TokenId> pr
   sampler.accept_prompt(s.tokens);
   sampler.accept_prompt(prompt);
   s.in_request = true;
-  if (s.speculation) s.speculation->begin_request(s.sequence);
   const GenerateResult result{.reason = {}, .n_generated = 0, .seed = sampler.seed(), .draft = {}};
   impl_->requests.push_back(
       std::make_unique<Impl::Request>(Impl::Request{.id = ++impl_->last_id,
@@ -162,8 +175,8 @@ Result<RequestId> RequestLoop::add(Session& session, std::span<const TokenId> pr
                                                     .options = options,
                                                     .result = result,
                                                     .tokens = {prompt.begin(), prompt.end()},
-                                                    .marks = {marks.begin(), marks.end()},
-                                                    .draft_before = impl_->engine.draft_telemetry()}));
+                                                    .marks = {marks.begin(), marks.end()}}));
+  impl_->requests.back()->begin_draft();
   return impl_->last_id;
 }
 
@@ -191,6 +204,7 @@ bool RequestLoop::detach(RequestId id) {
     impl_->settle(*request);
     if (request->ended) return false;
     request->session->in_request = false;
+    request->draft_earlier = request->draft();
     request->session = nullptr;
     return true;
   }
@@ -202,8 +216,7 @@ void RequestLoop::attach(RequestId id, Session& session) {
     if (request->id != id) continue;
     request->session = session.impl_.get();
     request->session->in_request = true;
-    if (request->session->speculation)
-      request->session->speculation->begin_request(request->session->sequence);
+    request->begin_draft();
   }
 }
 
@@ -252,6 +265,7 @@ std::optional<FinishReason> RequestLoop::Impl::why_ended(const Request& r) const
 void RequestLoop::Impl::choose(Request& r) {
   Session::Impl& s = *r.session;
   if (const auto reason = why_ended(r)) return end(r, *reason);
+  if (!has_numbers(s.top, s.logits)) return fail(r, no_numbers_error(s.n_past()));
   std::optional<TokenId> token = s.choose(r.sampler);
   if (!token) return fail(r, device_fault(*s.backend));
   token = r.scripted(*token);
@@ -296,33 +310,45 @@ void RequestLoop::Impl::add_tree(Request& r) {
                     .need = r.need()});
 }
 
-// Trees for those that write. They share the rows of one uncommitted step.
+// What may be drafted for a request that writes, beside n - 1 others: they share the rows of one uncommitted
+// step.
+DraftAsk RequestLoop::Impl::draft_ask(const Request& r, int n) const {
+  const int share = std::max(0, std::min(engine.n_batch(), StepTimes::kMaxRows) / n - 1);
+  const int n_left = r.options.max_tokens < 0 ? share : r.options.max_tokens - r.result.n_generated;
+  // A cancelled one only computes what it has written.
+  const int most = r.cancelled ? 0 : std::min({share, n_left, engine.n_ctx() - r.session->n_past() - 1});
+  return {.sequence = r.session->sequence,
+          .root = r.tokens[r.n_done],
+          .max_nodes = most,
+          .ends = most < std::min(share, r.session->speculation->drafter().max_depth()),
+          .choice = {.temperature = r.options.sampling.temperature,
+                     .seed = r.sampler.seed(),
+                     .choice = r.options.sampling.choice,
+                     .position = r.session->n_past() + 1}};
+}
+
+// Trees for those that write.
 void RequestLoop::Impl::draft() {
-  asks.clear();
   Speculation* speculation = nullptr;
+  int n = 0;
   for (const auto& request : requests) {
-    const Request& r = *request;
-    if (r.session == nullptr) continue;
-    speculation = r.session->speculation;
-    if (speculation == nullptr) return;
-    if (r.may_run() && r.is_writing())
-      asks.push_back({.sequence = r.session->sequence, .root = r.tokens[r.n_done]});
+    if (request->session == nullptr) continue;
+    speculation = request->session->speculation;
+    n += request->may_run() && request->is_writing() ? 1 : 0;
   }
-  if (asks.empty()) return;
-  const int n_rows = std::min(engine.n_batch(), StepTimes::kMaxRows), n = static_cast<int>(asks.size());
-  const int share = std::max(0, n_rows / n - 1);
-  for (DraftAsk& ask : asks) {
-    const Request& r = of_sequence(ask.sequence);
-    const int n_left = r.options.max_tokens < 0 ? share : r.options.max_tokens - r.result.n_generated;
-    ask.choice = {.temperature = r.options.sampling.temperature,
-                  .seed = r.sampler.seed(),
-                  .choice = r.options.sampling.choice,
-                  .position = r.session->n_past() + 1};
-    // A cancelled one only computes what it has written.
-    ask.max_nodes = r.cancelled ? 0 : std::min({share, n_left, engine.n_ctx() - r.session->n_past() - 1});
-    ask.ends = ask.max_nodes < std::min(share, speculation->drafter().max_depth());
-  }
+  if (speculation == nullptr || n == 0) return;
+  asks.clear();
+  for (const auto& request : requests)
+    if (request->may_run() && request->is_writing()) asks.push_back(draft_ask(*request, n));
   speculation->draft(asks);
+}
+
+// With others a first draft is made with theirs, in the next step.
+void RequestLoop::Impl::draft_early(const Request& r) {
+  const bool is_alone = std::none_of(requests.begin(), requests.end(), [&](const auto& other) {
+    return other.get() != &r && other->may_run() && other->is_writing();
+  });
+  if (is_alone && r.session->speculation) r.session->speculation->draft_early(draft_ask(r, 1));
 }
 
 // Those that write come first, so that no stream waits for another's prompt; then prompts, the oldest first.
@@ -436,6 +462,7 @@ RequestLoop::Impl::Request& RequestLoop::Impl::of_sequence(int sequence) {
 void RequestLoop::Impl::run(const std::function<void()>& meanwhile) {
   const Result<StepOutput> output = engine.step({.groups = groups, .meanwhile = &meanwhile});
   size_t n_logits = 0;
+  Request* begun = nullptr;  // has read its prompt and written a token
   for (const SequenceRows& group : groups) {
     Request& r = of_sequence(group.sequence);
     if (!output) {
@@ -466,9 +493,11 @@ void RequestLoop::Impl::run(const std::function<void()>& meanwhile) {
                              static_cast<int>(r.tokens.size() - r.n_skip)});
     if (ends) r.rereads = false;
     if (ends) choose(r);
+    if (ends && !wrote && !r.ended) begun = &r;
     if (wrote && !r.ended && r.session->speculation)
       r.session->speculation->saw(group.sequence, r.tokens.front());
   }
+  if (begun != nullptr) draft_early(*begun);
 }
 
 // What the rows of the step say of the tokens after them. One that gave way may read its prompt again.
@@ -499,6 +528,11 @@ void RequestLoop::Impl::walk(Request& r, const StepOutput& output, size_t first,
     const RowLogits& logits = output.rows[first + row];
     const int n_computed = n_past + static_cast<int>(r.path.size());
     if ((r.reason = why_ended(r))) break;
+    if (!has_numbers(logits.top, logits.logits)) {
+      r.no_numbers = true;
+      r.reason = FinishReason::Stop;
+      break;
+    }
     std::optional<TokenId> token;
     if (logits.top != nullptr) token = r.sampler.sample(*logits.top, n_computed);
     std::span<const float> all = logits.logits;
@@ -541,6 +575,7 @@ void RequestLoop::Impl::settle(Request& r) {
   if (r.cancelled && static_cast<size_t>(r.n_taken) < n_written) {
     r.result.n_generated -= static_cast<int>(n_written) - r.n_taken;
     n = static_cast<size_t>(r.n_taken) + 1;
+    s.speculation->cut_round(s.sequence, r.n_taken);
     r.tokens.clear();
     r.reason = FinishReason::Cancelled;
   } else if (r.cancelled && r.reason && *r.reason != FinishReason::ContextFull) {
@@ -552,7 +587,9 @@ void RequestLoop::Impl::settle(Request& r) {
   s.took_path(std::span<const TokenId>(r.path_tokens).first(n),
               r.reason ? std::optional(last) : std::nullopt);
   r.path.clear();
-  if (r.reason && !r.ended) end(r, *r.reason);
+  if (!r.reason || r.ended) return;
+  if (r.no_numbers) return fail(r, no_numbers_error(s.n_past()));
+  end(r, *r.reason);
 }
 
 }  // namespace thermo

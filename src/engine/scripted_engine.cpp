@@ -204,13 +204,15 @@ void ScriptedEngine::Impl::run() {
     start_waiting(told);
     for (const auto& p : playing) p->cancelled |= leaving;
     std::erase_if(playing, [&](const auto& p) { return !play(*p, told); });
-    const bool idle = told.empty();
-    lock.unlock();
-    for (Told& one : told) one.tell(std::move(one.event));
-    told.clear();
-    lock.lock();
+    if (!told.empty()) {
+      lock.unlock();
+      for (Told& one : told) one.tell(std::move(one.event));
+      told.clear();
+      lock.lock();
+      continue;
+    }
+    // The lock was held since the last look, so nothing that should wake this thread can have been missed.
     if (leaving && playing.empty() && queue.empty()) return;
-    if (!idle) continue;
     Clock::time_point next = Clock::now() + std::chrono::hours(1);
     for (const auto& p : playing)
       if (!p->paused) next = std::min(next, p->next);

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace thermo {
 namespace {
@@ -12,6 +13,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kRanks = 8;    // candidates of a position: more lose nothing measurable
 constexpr int kTrusted = 3;  // tokens after which it is known how often a drafter is right
+constexpr int kWarmUpRows = 8;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -28,8 +30,11 @@ Speculation::Speculation(std::unique_ptr<Drafter> drafter, Backend& target, cons
   if (!drafter_->states().empty())
     for (Sequence& s : sequences_)
       s.aside = target.make_states(options.max_rows, static_cast<int>(drafter_->states().size()));
-  for (Sequence& s : sequences_) s.planner = DraftPlanner(options.cautious);
   telemetry_.drafter = drafter_->name();
+  for (Sequence& s : sequences_) {
+    s.planner = DraftPlanner(options.cautious);
+    s.telemetry.drafter = telemetry_.drafter;
+  }
 }
 
 DraftTelemetry Speculation::telemetry() const {
@@ -39,15 +44,60 @@ DraftTelemetry Speculation::telemetry() const {
   return telemetry;
 }
 
-void Speculation::warm_up() {
-  const DraftRequest request{.sequence = 0, .root = 0, .n_depths = drafter_->max_depth(), .n_ranks = kRanks};
+DraftTelemetry Speculation::telemetry(int sequence) const {
+  const Sequence& s = sequences_[static_cast<size_t>(sequence)];
+  DraftTelemetry telemetry = s.telemetry;
+  telemetry.state = options_.budget > 0 ? "on" : s.planner.reason();
+  return telemetry;
+}
+
+template <class Count>
+void Speculation::count(Sequence& s, const Count& count) {
+  count(s.telemetry);
+  count(telemetry_);
+}
+
+void Speculation::warm_up(bool with_steps) {
+  constexpr double kLongStep = 5e-3;  // seconds: where a step takes longer, its first use is no matter
+  with_steps = with_steps && warm_up_round(1, true, false) <= kLongStep;
+  warm_up_round(std::min({options_.max_rows, 1 + drafter_->max_depth(), kWarmUpRows}), with_steps, true);
+}
+
+double Speculation::warm_up_round(int n_rows, bool with_step, bool with_draft) {
+  std::vector<Row> rows;
+  std::vector<TokenId> tokens;
+  for (int r = 0; r < n_rows; ++r) {  // spread over the vocabulary, and so over the experts
+    tokens.push_back(static_cast<TokenId>((r + 1) * 7919 % target_.config().n_vocab));
+    rows.push_back({.token = tokens.back(), .parent = r - 1, .want_logits = true});
+  }
+  const SequenceRows group{.sequence = 0, .rows = rows, .uncommitted = true};
+  const DraftRequest request{
+      .sequence = 0, .root = tokens[0], .n_depths = drafter_->max_depth(), .n_ranks = kRanks};
   Draft draft;
-  for (int i = 0; i < 2; ++i) {
-    const Clock::time_point start = Clock::now();
-    drafter_->draft({&request, 1}, {&draft, 1});
-    if (i > 0) draft_time_.add(seconds_since(start));
+  double step_seconds = 0.0;
+  for (int i = 0; i < 3; ++i) {
+    if (with_step && target_.reserve(0, n_rows) == n_rows) {
+      const Clock::time_point start = Clock::now();
+      target_.step({.groups = {&group, 1}});
+      step_seconds = seconds_since(start);
+      if (i > 0) times_.add(n_rows, step_seconds);
+      target_.commit(0, {});
+      drafter_->commit(0, tokens, target_.states());
+    }
+    if (with_draft) {
+      const Clock::time_point start = Clock::now();
+      drafter_->draft({&request, 1}, {&draft, 1});
+      if (i > 0) draft_time_.add(seconds_since(start));
+    }
     drafter_->truncate(0, 0);
   }
+  // The memory that states wait in: a page that is new costs a token of a small model a twentieth of its
+  // time.
+  for (int n = 0; with_step && with_draft && n + n_rows <= kDrafterQueueRows; n += n_rows)
+    drafter_->commit(0, tokens, target_.states());
+  drafter_->truncate(0, 0);
+  target_.clear(0);
+  return step_seconds;
 }
 
 void Speculation::before_step() {
@@ -60,6 +110,7 @@ void Speculation::before_step() {
 
 void Speculation::took_step(const StepBatch& batch, double seconds) {
   step_seconds_ = seconds;
+  n_step_groups_ = static_cast<int>(batch.groups.size());
   const auto decodes = [](const SequenceRows& group) { return group.uncommitted || group.rows.size() == 1; };
   if (std::all_of(batch.groups.begin(), batch.groups.end(), decodes))
     times_.add(batch.n_rows(), seconds);
@@ -81,7 +132,7 @@ void Speculation::took_step(const StepBatch& batch, double seconds) {
   }
 }
 
-void Speculation::committed(int sequence, std::span<const int32_t> path) {
+void Speculation::committed(int sequence, std::span<const int32_t> path, double seconds) {
   const Clock::time_point start = Clock::now();
   Sequence& s = at(sequence);
   std::vector<TokenId> tokens;
@@ -92,14 +143,17 @@ void Speculation::committed(int sequence, std::span<const int32_t> path) {
                                             : StateRows{};
   drafter_->commit(sequence, tokens, states.pick(path));
   s.first_row = -1;
-  telemetry_.commit_seconds += seconds_since(start);
+  seconds += seconds_since(start);
+  count(s, [&](DraftTelemetry& t) { t.commit_seconds += seconds; });
 }
 
 void Speculation::truncate(int sequence, int n) {
+  at(sequence).early_root = -1;
   drafter_->truncate(sequence, n);
 }
 
 void Speculation::restore(int sequence, int n, std::span<const float> snapshot) {
+  at(sequence).early_root = -1;
   drafter_->restore(sequence, n, snapshot);
 }
 
@@ -130,7 +184,7 @@ void Speculation::save_kv(const KvPin& pin, int begin, int end, std::byte* block
 }
 
 void Speculation::begin_load(int sequence, int n) {
-  drafter_->truncate(sequence, n);
+  truncate(sequence, n);
   drafter_->flush(sequence);
 }
 
@@ -150,6 +204,7 @@ void Speculation::drop_guess(Sequence& s) {
 }
 
 void Speculation::begin_request(int sequence) {
+  at(sequence).early_root = -1;
   drop_guess(at(sequence));
 }
 
@@ -162,43 +217,43 @@ bool Speculation::is_trusted() const {
   return calibration_.n_observed() >= kTrusted;
 }
 
-void Speculation::draft(std::span<const DraftAsk> asks) {
-  const bool planned = options_.budget == 0;
-  requests_.clear();
-  // Whether it pays is known when it is known what plain steps take.
-  const bool may_plan = times_.is_known(static_cast<int>(asks.size()));
-  for (const DraftAsk& ask : asks) {
-    Sequence& s = at(ask.sequence);
-    s.tree.clear();
-    s.n_asks = static_cast<int>(asks.size());
-    s.planned = planned && may_plan && ask.max_nodes > 0;
-    int n = std::min(ask.max_nodes, options_.max_rows - 1);
-    if (!planned) n = std::min(n, options_.budget);
-    if (n <= 0 || (planned && !(s.planned && s.planner.wants_draft(costs(s))))) continue;
-    int depths = std::min(n, drafter_->max_depth());
-    if (options_.max_depth > 0) depths = std::min(depths, options_.max_depth);
-    const int ranks = options_.max_candidates > 0 ? std::min(kRanks, options_.max_candidates) : kRanks;
-    requests_.push_back(
-        {.sequence = ask.sequence, .root = ask.root, .n_depths = depths, .n_ranks = std::min(n, ranks)});
-  }
-  if (requests_.empty()) return;
+DraftRequest Speculation::request_for(const DraftAsk& ask) const {
+  int n = std::min(ask.max_nodes, options_.max_rows - 1);
+  if (options_.budget > 0) n = std::min(n, options_.budget);
+  int depths = std::min(n, drafter_->max_depth());
+  if (options_.max_depth > 0) depths = std::min(depths, options_.max_depth);
+  const int ranks = options_.max_candidates > 0 ? std::min(kRanks, options_.max_candidates) : kRanks;
+  return {.sequence = ask.sequence, .root = ask.root, .n_depths = depths, .n_ranks = std::min(n, ranks)};
+}
+
+void Speculation::run_drafter(std::span<const DraftAsk> asks) {
   const Clock::time_point start = Clock::now();
-  const int64_t begin_ns = now_ns();
   drafts_.resize(std::max(drafts_.size(), requests_.size()));
   drafter_->draft(requests_, std::span(drafts_).first(requests_.size()));
   const double seconds = seconds_since(start);
   draft_time_.add(seconds, times_.at(static_cast<int>(asks.size())));
   telemetry_.draft_seconds += seconds;
-  int64_t n_nodes = 0;
   for (size_t i = 0; i < requests_.size(); ++i) {
     const auto ask = std::find_if(asks.begin(), asks.end(),
                                   [&](const DraftAsk& a) { return a.sequence == requests_[i].sequence; });
-    Sequence& s = at(requests_[i].sequence);
-    std::swap(s.draft, drafts_[i]);
-    if (s.draft.n_ranks > 1) couple(s.draft, ask->choice);
-    make_tree(s, *ask);
-    n_nodes += static_cast<int64_t>(s.tree.size());
+    at(requests_[i].sequence).telemetry.draft_seconds += seconds;
+    Draft& draft = at(requests_[i].sequence).draft;
+    std::swap(draft, drafts_[i]);
+    if (draft.n_ranks > 1) couple(draft, ask->choice);
   }
+}
+
+void Speculation::draft_early(const DraftAsk& ask) {
+  if (options_.budget > 0 || !times_.is_known(1)) return;
+  requests_.assign(1, request_for(ask));
+  if (requests_.front().n_depths <= 0) return;
+  const int64_t begin_ns = now_ns();
+  run_drafter({&ask, 1});
+  at(ask.sequence).early_root = ask.root;
+  trace_draft(begin_ns, 0);
+}
+
+void Speculation::trace_draft(int64_t begin_ns, int64_t n_nodes) const {
   if (options_.trace)
     options_.trace->add(
         {.lane = TraceLane::Step,
@@ -209,7 +264,38 @@ void Speculation::draft(std::span<const DraftAsk> asks) {
          .args = {{{"sequences", static_cast<int64_t>(requests_.size())}, {"nodes", n_nodes}}}});
 }
 
-void Speculation::make_tree(Sequence& s, const DraftAsk& ask) {
+void Speculation::draft(std::span<const DraftAsk> asks) {
+  const bool planned = options_.budget == 0;
+  requests_.clear();
+  // Whether it pays is known when it is known what plain steps take.
+  const bool may_plan = times_.is_known(static_cast<int>(asks.size()));
+  const int64_t begin_ns = now_ns();
+  int64_t n_nodes = 0;
+  for (const DraftAsk& ask : asks) {
+    Sequence& s = at(ask.sequence);
+    s.tree.clear();
+    s.n_asks = static_cast<int>(asks.size());
+    s.planned = planned && may_plan && ask.max_nodes > 0;
+    const bool is_early = std::exchange(s.early_root, -1) == ask.root;
+    const DraftRequest request = request_for(ask);
+    if (request.n_depths <= 0) continue;
+    if (s.planned && is_early)
+      make_tree(s, ask, true);
+    else if (!planned || (s.planned && s.planner.wants_draft(costs(s))))
+      requests_.push_back(request);
+  }
+  if (requests_.empty()) return;
+  run_drafter(asks);
+  for (const DraftRequest& request : requests_) {
+    const auto ask = std::find_if(asks.begin(), asks.end(),
+                                  [&](const DraftAsk& a) { return a.sequence == request.sequence; });
+    make_tree(at(request.sequence), *ask, false);
+    n_nodes += static_cast<int64_t>(at(request.sequence).tree.size());
+  }
+  trace_draft(begin_ns, n_nodes);
+}
+
+void Speculation::make_tree(Sequence& s, const DraftAsk& ask, bool is_early) {
   adjusted_ = s.draft;
   const float least = options_.min_probability > 0.0f ? std::log(options_.min_probability)
                                                       : -std::numeric_limits<float>::infinity();
@@ -222,8 +308,11 @@ void Speculation::make_tree(Sequence& s, const DraftAsk& ask) {
   builder_.build(adjusted_.candidates(), std::min({ask.max_nodes, options_.max_rows - 1, budget}), s.tree,
                  drafter_->repeat_weight());
   if (s.planned) {
-    const DraftView view{
-        .nodes = s.tree, .trusted = is_trusted(), .doubt = calibration_.doubt(), .cut = ask.ends};
+    const DraftView view{.nodes = s.tree,
+                         .trusted = is_trusted(),
+                         .doubt = calibration_.doubt(),
+                         .cut = ask.ends,
+                         .free = is_early};
     s.tree.resize(static_cast<size_t>(s.planner.choose(view, costs(s))));
     s.n_guessed = s.tree.empty() && s.draft.n_depths > 0 ? 0 : -1;
   }
@@ -262,23 +351,25 @@ void Speculation::saw(int sequence, TokenId token) {
 void Speculation::finish_round(int sequence, std::span<const int32_t> path, TokenId next) {
   Sequence& s = at(sequence);
   const int n_accepted = static_cast<int>(path.size()) - 1;
-  if (s.tree.empty()) {
-    ++telemetry_.n_plain;
-    telemetry_.plain_seconds += step_seconds_;
-  } else {
-    ++telemetry_.n_rounds;
-    telemetry_.n_drafted += s.tree.size();
-    telemetry_.n_accepted += static_cast<uint64_t>(n_accepted);
-    telemetry_.verify_seconds += step_seconds_;
-    if (options_.trace)
-      options_.trace->add({.lane = TraceLane::Step,
-                           .name = "accepted",
-                           .category = "draft",
-                           .begin_ns = now_ns(),
-                           .args = {{{"sequence", sequence},
-                                     {"nodes", static_cast<int64_t>(s.tree.size())},
-                                     {"accepted", n_accepted}}}});
-  }
+  const bool is_plain = s.tree.empty();
+  count(s, [&](DraftTelemetry& t) {
+    ++(is_plain ? t.n_plain : t.n_rounds);
+    t.n_drafted += s.tree.size();
+    t.n_accepted += static_cast<uint64_t>(n_accepted);
+  });
+  const auto step_seconds = is_plain ? &DraftTelemetry::plain_seconds : &DraftTelemetry::verify_seconds;
+  s.telemetry.*step_seconds += step_seconds_;
+  telemetry_.*step_seconds += step_seconds_ / n_step_groups_;
+  if (!is_plain && options_.trace)
+    options_.trace->add({.lane = TraceLane::Step,
+                         .name = "accepted",
+                         .category = "draft",
+                         .begin_ns = now_ns(),
+                         .args = {{{"sequence", sequence},
+                                   {"nodes", static_cast<int64_t>(s.tree.size())},
+                                   {"accepted", n_accepted}}}});
+  s.n_accepted = n_accepted;
+  s.n_tried = 0;
   for (int depth = 1; depth <= n_accepted + 1; ++depth) {
     const int32_t parent = path[static_cast<size_t>(depth) - 1];
     const auto is_child = [&](const DraftNode& node) { return node.parent == parent; };
@@ -287,14 +378,29 @@ void Speculation::finish_round(int sequence, std::span<const int32_t> path, Toke
     if (!accepted && next < 0) break;  // the answer ended: nobody knows what would have come
     observe(s, depth,
             accepted ? s.tree[static_cast<size_t>(path[static_cast<size_t>(depth)]) - 1].token : next);
-    ++telemetry_.tried[static_cast<size_t>(depth)];
-    if (accepted) ++telemetry_.accepted[static_cast<size_t>(depth)];
+    s.n_tried = depth;
+    count(s, [&](DraftTelemetry& t) {
+      ++t.tried[static_cast<size_t>(depth)];
+      if (accepted) ++t.accepted[static_cast<size_t>(depth)];
+    });
   }
   if (s.planned) {
     s.planner.finish_round(static_cast<int>(s.tree.size()), n_accepted, costs(s));
     last_planned_ = sequence;
   }
   s.tree.clear();
+}
+
+void Speculation::cut_round(int sequence, int n_accepted) {
+  Sequence& s = at(sequence);
+  count(s, [&](DraftTelemetry& t) {
+    t.n_accepted -= static_cast<uint64_t>(s.n_accepted - n_accepted);
+    for (int depth = n_accepted + 1; depth <= s.n_tried; ++depth) {
+      --t.tried[static_cast<size_t>(depth)];
+      if (depth <= s.n_accepted) --t.accepted[static_cast<size_t>(depth)];
+    }
+  });
+  s.n_accepted = s.n_tried = n_accepted;
 }
 
 }  // namespace thermo

@@ -43,17 +43,18 @@ class Speculation {
 
   const Drafter& drafter() const { return *drafter_; }
 
-  // Drafts twice for nobody: a network's first pass takes its memory from the system, which takes as long as
-  // twenty drafts of a small one; the second says what a draft takes. Before the first request.
-  void warm_up();
+  // Drafts three times for nobody: a network's first pass takes its memory from the system, which takes as
+  // long as twenty drafts of a small one; the others say what a draft takes. `with_steps`: after steps of the
+  // target, so that the first answer need not find out what those take. Before the first request.
+  void warm_up(bool with_steps);
 
   // A step begins: the states of uncommitted rows are put aside.
   void before_step();
   // After a step. `seconds`: what it took.
   void took_step(const StepBatch& batch, double seconds);
-  // After these of a sequence's uncommitted rows became part of it. Before its memory is cut or restored the
-  // caller says so with the functions below.
-  void committed(int sequence, std::span<const int32_t> path);
+  // After these of a sequence's uncommitted rows became part of it, which took the target so long. Before its
+  // memory is cut or restored the caller says so with the functions below.
+  void committed(int sequence, std::span<const int32_t> path, double seconds);
 
   void truncate(int sequence, int n);
   std::vector<float> snapshot(int sequence) const { return drafter_->snapshot(sequence); }
@@ -71,6 +72,9 @@ class Speculation {
 
   // A request begins to write.
   void begin_request(int sequence);
+  // The first draft of an answer, with the step that read its prompt: whether drafts pay is known a few
+  // tokens later then, and no token waited for it. Where drafts are planned, and it is known what steps take.
+  void draft_early(const DraftAsk& ask);
   // The trees of a round, of different sequences; tree() has them. None of them may have more nodes than
   // asked for.
   void draft(std::span<const DraftAsk> asks);
@@ -80,10 +84,15 @@ class Speculation {
   // Of a round of this sequence: `path` of its rows was accepted, the root first, and then `next` was chosen;
   // -1: nothing.
   void finish_round(int sequence, std::span<const int32_t> path, TokenId next);
+  // Of what the last round of this sequence accepted, no more became part of the text.
+  void cut_round(int sequence, int n_accepted);
   // What followed a plain step of this sequence.
   void saw(int sequence, TokenId token);
 
+  // Of all sequences: what several wait for together counts once.
   DraftTelemetry telemetry() const;
+  // Of one: all that it waited for.
+  DraftTelemetry telemetry(int sequence) const;
 
  private:
   struct Sequence {
@@ -91,20 +100,32 @@ class Speculation {
     bool planned = false;  // it decided about this round
     int n_asks = 1;        // sequences of this round
     Draft draft;
+    TokenId early_root = -1;  // of a draft that waits for its round; -1: there is none
     int n_guessed = -1;  // tokens of a draft that was not verified and came true so far; -1: there is none
     std::vector<DraftNode> tree;
     // Its uncommitted rows.
     std::vector<TokenId> tokens;
     int first_row = -1;  // in the last step; -1: their states were put aside
     std::unique_ptr<StateBuffer> aside;
+    DraftTelemetry telemetry;
+    int n_accepted = 0, n_tried = 0;  // depths of the last round
   };
+  // For counters: of the sequence and of all.
+  template <class Count>
+  void count(Sequence& s, const Count& count);
   Sequence& at(int sequence) { return sequences_[static_cast<size_t>(sequence)]; }
   void drop_guess(Sequence& s);
   RoundCosts costs(const Sequence& s) const;
   bool is_trusted() const;
   // The text had `token` after `depth - 1` tokens that were drafted.
   int observe(const Sequence& s, int depth, TokenId token);
-  void make_tree(Sequence& s, const DraftAsk& ask);
+  DraftRequest request_for(const DraftAsk& ask) const;
+  // Asks for all requests_: of some of the sequences that are asked for.
+  void run_drafter(std::span<const DraftAsk> asks);
+  void trace_draft(int64_t begin_ns, int64_t n_nodes) const;  // of requests_
+  void make_tree(Sequence& s, const DraftAsk& ask, bool is_early);
+  // Rounds of so many rows that leave nothing. What the last step took.
+  double warm_up_round(int n_rows, bool with_step, bool with_draft);
 
   std::unique_ptr<Drafter> drafter_;
   Backend& target_;
@@ -112,6 +133,7 @@ class Speculation {
   std::vector<Sequence> sequences_;
   StepTimes times_;
   double step_seconds_ = 0.0;  // of the last step
+  int n_step_groups_ = 1;      // the sequences in it
   int last_planned_ = -1;      // the sequence that was planned for last; -1: none
   SteadyTime draft_time_;      // of a round's drafts
   Calibration calibration_;

@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <map>
+#include <numeric>
 
 #include "base/cpu_info.h"
 #include "base/error.h"
@@ -119,6 +121,37 @@ TEST(Speculation, WritesTheTextOfPlainDecoding) {
   }
 }
 
+// Such a draft belongs to the time of the prompt, so a short answer is as fast as without it.
+TEST(Speculation, DraftsWhenAPromptWasReadAndNothingElseIsWritten) {
+  // Whether it drafted before it told the first tokens of the second of two answers.
+  const auto drafts_early = [](const DraftOptions& draft, bool writes_another) {
+    Engine engine(plankton(), options_for(draft, 2));
+    Session first = std::move(engine.open_session().value()),
+            second = std::move(engine.open_session().value());
+    RequestLoop loop(engine);
+    if (writes_another) {
+      EXPECT_TRUE(loop.add(first, prompt(0), sampling(0)).has_value());
+      loop.step();
+    }
+    EXPECT_TRUE(loop.add(second, prompt(2), sampling(0)).has_value());
+    const double before = engine.draft_telemetry().draft_seconds;
+    const auto told = loop.step();
+    EXPECT_TRUE(std::any_of(told.begin(), told.end(), [](const RequestEvent& event) {
+      return std::holds_alternative<GeneratedToken>(event.what);
+    }));
+    return engine.draft_telemetry().draft_seconds > before;
+  };
+  DraftOptions draft;
+  draft.file = &plankton_drafter();
+  for (const Kind kind : {Kind::Auto, Kind::File}) {
+    draft.kind = kind;
+    EXPECT_TRUE(drafts_early(draft, false));
+    EXPECT_FALSE(drafts_early(draft, true));
+  }
+  draft.budget = 7;  // needs no planning
+  EXPECT_FALSE(drafts_early(draft, false));
+}
+
 TEST(Speculation, EndsWherePlainDecodingEnds) {
   Engine plain(plankton(), options_for({}));
   DraftOptions draft;
@@ -180,7 +213,25 @@ TEST(Speculation, NeedsMemoryForItsDrafter) {
   options.draft.k_type = options.draft.v_type = KvType::F32;
   EXPECT_THROW(Engine::plan_for(plankton(), options), MemoryError);
   options.draft.kind = Kind::Auto;  // goes on without
-  EXPECT_NO_THROW(Engine::plan_for(plankton(), options));
+  EXPECT_NE(Engine::plan_for(plankton(), options).note.find("nothing is drafted"), std::string::npos);
+}
+
+// Also when it finds out what steps take, before the first answer.
+TEST(Speculation, MakesNoLargerStepsThanAreAllowed) {
+  for (const int n_batch : {1, 2, 3, 7}) {
+    EngineOptions options = options_for({});
+    options.n_batch = n_batch;
+    Engine plain(plankton(), options);
+    const Text want = text_of(plain, 0, sampling(0));
+    for (const DraftOptions& draft : drafts()) {
+      if (draft.budget != 0 && draft.budget != 16) continue;
+      SCOPED_TRACE(testing::Message() << n_batch << " " << static_cast<int>(draft.kind));
+      options.draft = draft;
+      Engine engine(plankton(), options);
+      expect_equal(text_of(engine, 0, sampling(0)), want);
+      EXPECT_TRUE(n_batch == 1 || draft.budget == 0 || engine.draft_telemetry().n_rounds > 0);
+    }
+  }
 }
 
 TEST(Speculation, GoesOnAfterComingBackToACheckpoint) {
@@ -234,6 +285,56 @@ TEST(Speculation, WritesTheSameForSeveralSequencesTogether) {
       for (int i = 0; i < n; ++i)
         EXPECT_EQ(got[static_cast<size_t>(i)], want[static_cast<size_t>(i)].tokens) << i;
     }
+}
+
+uint64_t sum(std::span<const uint64_t> values) {
+  return std::accumulate(values.begin(), values.end(), uint64_t{0});
+}
+
+// Every step of an answer but its last writes one token more than were accepted; the first came with the
+// prompt.
+TEST(Speculation, CountsForEachAnswerWhatWasDraftedForIt) {
+  for (const DraftOptions& draft : drafts()) {
+    if (draft.budget != 1 && draft.budget != 7) continue;
+    SCOPED_TRACE(testing::Message() << static_cast<int>(draft.kind) << " " << draft.budget);
+    constexpr int kSessions = 3;
+    Engine engine(plankton(), options_for(draft, kSessions));
+    RequestLoop loop(engine);
+    std::vector<Session> sessions;
+    for (int i = 0; i < kSessions; ++i) sessions.push_back(std::move(engine.open_session().value()));
+    std::map<RequestId, int> taken;
+    for (int i = 0; i < kSessions; ++i)
+      taken[loop.add(sessions[static_cast<size_t>(i)], prompt(i), sampling(i, 12 + 9 * i)).value()] = 0;
+    const RequestId stopped = taken.begin()->first;
+    DraftTelemetry all;
+    while (!loop.empty()) {
+      std::map<RequestId, int> now;
+      for (const RequestEvent& event : loop.step()) {
+        if (std::holds_alternative<GeneratedToken>(event.what)) {
+          ++now[event.request];
+          if (++taken[event.request] == 6 && event.request == stopped)
+            loop.cancel(stopped, now[stopped]);  // inside a round, if it was right for so long
+        }
+        const auto* result = std::get_if<GenerateResult>(&event.what);
+        if (result == nullptr) continue;
+        const DraftTelemetry& t = result->draft;
+        EXPECT_EQ(t.n_accepted + t.n_steps(), static_cast<uint64_t>(result->n_generated));
+        EXPECT_EQ(sum(t.accepted), t.n_accepted);
+        EXPECT_LE(t.n_drafted, t.n_rounds * static_cast<uint64_t>(draft.budget));
+        EXPECT_EQ(event.request == stopped ? 6 : taken[event.request], result->n_generated);
+        all = all + t;
+      }
+    }
+    const DraftTelemetry together = engine.draft_telemetry();
+    EXPECT_EQ(all.n_rounds, together.n_rounds);
+    EXPECT_EQ(all.n_plain, together.n_plain);
+    EXPECT_EQ(all.n_drafted, together.n_drafted);
+    EXPECT_EQ(all.n_accepted, together.n_accepted);
+    EXPECT_EQ(all.tried, together.tried);
+    EXPECT_EQ(all.accepted, together.accepted);
+    // They waited together for most of the steps.
+    EXPECT_LT(together.verify_seconds + together.plain_seconds, all.verify_seconds + all.plain_seconds);
+  }
 }
 
 }  // namespace

@@ -120,6 +120,7 @@ struct TokenServiceState {
   int n_ctx = 0;
   int page_tokens = 0, n_pages = 0, n_pages_free = 0;  // of keys and values; 0: there is no pool
   uint64_t n_steps = 0, n_prompt_steps = 0;            // steps; of them, those with rows of prompts
+  uint64_t n_busy_slots = 0;                           // of all steps together
   uint64_t n_prompt_computed = 0, n_prompt_cached = 0, n_written = 0;  // tokens
   double prompt_rate = 0.0, decode_rate = 0.0;                         // tokens per second, of late
   std::string fault;  // why no request can be served any more; empty: they can

@@ -260,22 +260,22 @@ std::optional<int32_t> Sampler::sample(const TopLogits& top, int64_t position, c
   const bool edited = edit_top(top);
   // What the row has beyond the list, relative to its largest logit.
   double unlisted = edited ? INFINITY : top.sum_exp * (1.0 + kSumError);
-  if (!edited && filter)
+  const size_t n_first = !greedy && params_.top_k > 0      ? static_cast<size_t>(params_.top_k)
+                         : !greedy && params_.top_p < 1.0f ? candidates_.size()
+                                                           : 1;
+  const bool sums_up = !greedy && params_.top_k <= 0;  // what may be chosen
+  if (sums_up && !edited && filter)
     for (const Candidate& c : candidates_) unlisted -= std::exp(static_cast<double>(c.logit) - top.max);
   // As in the row: with top_k the filter comes after the look for an infinite logit, otherwise before it.
   const auto is_infinite = [](const Candidate& c) { return c.logit == INFINITY; };
   bool first_wins =
       greedy || (params_.top_k > 0 && std::any_of(candidates_.begin(), candidates_.end(), is_infinite));
-  if (filter) std::erase_if(candidates_, [&](const Candidate& c) { return !filter(c.id); });
+  if (filter && sums_up) std::erase_if(candidates_, [&](const Candidate& c) { return !filter(c.id); });
+  sort_first(n_first, sums_up ? TokenFilter() : filter);
   if (candidates_.empty()) {
     if (!whole) return std::nullopt;
     return last_resort(filter);
   }
-  const size_t n_sorted = !greedy && params_.top_k > 0      ? static_cast<size_t>(params_.top_k)
-                          : !greedy && params_.top_p < 1.0f ? candidates_.size()
-                                                            : 1;
-  const auto sorted = candidates_.begin() + static_cast<ptrdiff_t>(std::min(n_sorted, candidates_.size()));
-  std::partial_sort(candidates_.begin(), sorted, candidates_.end(), comes_first);
   first_wins = first_wins || candidates_[0].logit == INFINITY;
   if (first_wins) return candidates_[0].id;
   // Without a filter the row's sum is known; with one it is that of the list and at most of what is beyond.
@@ -289,6 +289,20 @@ std::optional<int32_t> Sampler::sample(const TopLogits& top, int64_t position, c
   return choose(position);
 }
 
+// The first n candidates in order, then the others in any. With a filter those that pass it, and no others:
+// it is asked about few, as it may look up much.
+void Sampler::sort_first(size_t n, const TokenFilter& filter) {
+  const auto at = [&](size_t i) { return candidates_.begin() + static_cast<ptrdiff_t>(i); };
+  size_t n_kept = 0, n_seen = 0;
+  while (n_kept < n && n_seen < candidates_.size()) {
+    const size_t end = std::min(candidates_.size(), n_seen + n - n_kept);
+    std::partial_sort(at(n_seen), at(end), candidates_.end(), comes_first);
+    for (; n_seen < end; ++n_seen)
+      if (!filter || filter(candidates_[n_seen].id)) candidates_[n_kept++] = candidates_[n_seen];
+  }
+  if (filter) candidates_.resize(n_kept);
+}
+
 // Fills candidates_ with the tokens that certainly come before all that are not listed. Returns whether any
 // token of the row was edited.
 bool Sampler::edit_top(const TopLogits& top) {
@@ -296,16 +310,24 @@ bool Sampler::edit_top(const TopLogits& top) {
   const std::span<const RepeatedRun> runs =
       runs_.find(dry_window_.tokens(), params_.dry_allowed_length, dry_breakers_);
   if (edits_nothing(runs)) return false;
-  place_.resize(static_cast<size_t>(n_vocab_), -1);
+  // A small table: one entry for each token of the vocabulary would be a miss of the cache for each candidate
+  // where many requests choose in turn.
+  const size_t mask = std::bit_ceil(2 * candidates_.size() + 1) - 1;
+  places_.assign(mask + 1, -1);
+  const auto place_of = [&](int32_t token) {
+    size_t at = static_cast<uint32_t>(token) * 0x9e3779b1u >> 7 & mask;
+    while (places_[at] >= 0 && candidates_[static_cast<size_t>(places_[at])].id != token)
+      at = (at + 1) & mask;
+    return at;
+  };
   for (size_t i = 0; i < candidates_.size(); ++i)
-    place_[static_cast<size_t>(candidates_[i].id)] = static_cast<int32_t>(i);
+    places_[place_of(candidates_[i].id)] = static_cast<int32_t>(i);
   const auto logit = [&](int32_t token) -> float* {
-    const int32_t place = place_[static_cast<size_t>(token)];
+    const int32_t place = places_[place_of(token)];
     return place < 0 ? nullptr : &candidates_[static_cast<size_t>(place)].logit;
   };
   edit_tokens(
       logit, [] {}, runs);
-  for (const Candidate& c : candidates_) place_[static_cast<size_t>(c.id)] = -1;
   std::erase_if(candidates_,
                 [&](const Candidate& c) { return !(c.logit >= top.floor && c.logit > -INFINITY); });
   return true;

@@ -83,6 +83,7 @@ class Sampler {
   // Fills candidates_ with the first n tokens of the row that the filter allows. REQUIRES: top_ is the row's.
   void take_allowed(int64_t n, std::span<const float> row, const TokenFilter& filter);
   void gather(std::span<const float> row, const TokenFilter& filter);
+  void sort_first(size_t n, const TokenFilter& filter);
   bool edit_top(const TopLogits& top);
   bool gather_top(const TopLogits& top, double unlisted);
   bool cut_top_p_between(double least, double most, bool whole);
@@ -111,7 +112,7 @@ class Sampler {
   std::vector<float> edited_;
   std::vector<Candidate> candidates_;
   std::vector<double> weights_;
-  std::vector<int32_t> place_;  // index of a token in candidates_, or -1; for penalties on a listed top
+  std::vector<int32_t> places_;  // table of tokens: their indices in candidates_, or -1
   TopTokens top_;
   RunFinder runs_;
 };

@@ -7,14 +7,15 @@ namespace thermo {
 DflashDrafter::DflashDrafter(DflashConfig config, std::unique_ptr<Backend> model, int n_sequences)
     : config_(std::move(config)), model_(std::move(model)), queues_(static_cast<size_t>(n_sequences)) {
   for (Queue& queue : queues_)
-    queue.states = model_->make_states(kDrafterQueueRows, static_cast<int>(config_.states.size()));
+    queue.states = model_->make_states(drafter_queue_rows(*model_), static_cast<int>(config_.states.size()));
   rows_.reserve(kDrafterBatch);
 }
 
 void DflashDrafter::commit(int sequence, std::span<const TokenId> tokens, const StateRows& states) {
   const int n = static_cast<int>(tokens.size());
-  if (queue(sequence).n + n > kDrafterQueueRows) flush(sequence);
-  if (n > kDrafterQueueRows) return append(sequence, states);
+  const int most = drafter_queue_rows(*model_);
+  if (queue(sequence).n + n > most) flush(sequence);
+  if (n > most) return append(sequence, states);
   queue(sequence).states->put(queue(sequence).n, states);
   queue(sequence).n += n;
 }

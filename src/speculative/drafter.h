@@ -104,8 +104,13 @@ struct DrafterOptions {
   KvType v_type = KvType::F16;
   Isa isa = Isa::Portable;
 };
-inline constexpr int kDrafterBatch = 256;     // rows of a pass
-inline constexpr int kDrafterQueueRows = 64;  // told and not computed yet, of a sequence
+inline constexpr int kDrafterBatch = 256;  // rows of a pass
+// Rows of a sequence that a drafter is told of and has not computed yet: where nothing is drafted, an answer
+// of that length costs it nothing. A card's memory is worth more.
+inline constexpr int kDrafterQueueRows = 256, kGpuDrafterQueueRows = 64;
+inline int drafter_queue_rows(const Backend& model) {
+  return model.is_gpu() ? kGpuDrafterQueueRows : kDrafterQueueRows;
+}
 // `max_draft_rows`: a DFlash drafter's block, else 0. Arithmetic only.
 ModelOptions drafter_model_options(const DrafterOptions& options, int max_draft_rows);
 

@@ -10,7 +10,7 @@ MtpDrafter::MtpDrafter(int state, std::unique_ptr<Backend> model, int n_sequence
       model_(std::move(model)),
       width_(static_cast<size_t>(model_->config().n_embd)),
       sequences_(static_cast<size_t>(n_sequences)) {
-  for (Sequence& s : sequences_) s.states = model_->make_states(kDrafterQueueRows + 1, 1);
+  for (Sequence& s : sequences_) s.states = model_->make_states(drafter_queue_rows(*model_) + 1, 1);
 }
 
 void MtpDrafter::forget_state(Sequence& s) {
@@ -25,16 +25,16 @@ void MtpDrafter::empty_queue(Sequence& s) {
 
 void MtpDrafter::commit(int sequence, std::span<const TokenId> tokens, const StateRows& states) {
   Sequence& s = at(sequence);
-  const int n = static_cast<int>(tokens.size());
+  const int n = static_cast<int>(tokens.size()), most = drafter_queue_rows(*model_);
   if (n == 0) return;
   const bool is_root = s.has_root && s.queue.empty() && tokens[0] == s.root;
   if (s.has_root && !is_root) drop_root(sequence);
   s.has_root = false;  // if it was that token, its entry is the one that the sequence needs
-  if (s.n_queued() + n > kDrafterQueueRows) flush(sequence);
+  if (s.n_queued() + n > most) flush(sequence);
   // No pair waits for the first token: it has none, or the root's is in the cache.
   const bool first_known = is_root || s.n_tokens == 0;
   s.n_tokens += n;
-  if (n > kDrafterQueueRows) return append_many(sequence, tokens, states, first_known);
+  if (n > most) return append_many(sequence, tokens, states, first_known);
   s.states->put(first_known ? 0 : s.n_queued() + 1, states);
   const auto queued = tokens.subspan(first_known ? 1 : 0);
   s.queue.insert(s.queue.end(), queued.begin(), queued.end());

@@ -157,15 +157,17 @@ bool DraftPlanner::can_pay(const RoundCosts& costs) const {
 
 int DraftPlanner::choose(const DraftView& draft, const RoundCosts& costs) {
   const double token = costs.plain_token();
-  if (!asked_ && !cautious_) {
+  if (!asked_ && !cautious_ && !draft.free) {
     account_ += kAdvance * token;
     probes_ += kFirstDrafts * costs.draft_seconds;
   }
   asked_ = true;
   disappointed_ = false;
   trusted_ = draft.trusted;
-  account_ -= costs.draft_seconds;
-  probes_ = std::max(-costs.draft_seconds, probes_ - costs.draft_seconds);
+  if (!draft.free) {
+    account_ -= costs.draft_seconds;
+    probes_ = std::max(-costs.draft_seconds, probes_ - costs.draft_seconds);
+  }
   const int rows = 1 + costs.n_other,
             most = trusted_ ? std::max(kFirstNodes, 2 * costs.times.most_rows() - 1) : kUntrustedNodes,
             n_nodes = std::min(static_cast<int>(draft.nodes.size()), most);
@@ -230,7 +232,8 @@ void DraftPlanner::finish_round(int n_nodes, int n_accepted, const RoundCosts& c
 
 void DraftPlanner::finish_guess(int n_right, const RoundCosts& costs) {
   state_ = State::Off;
-  const bool paid = n_right * costs.plain_token() > costs.more_rows(n_right) + costs.draft_seconds;
+  // It would have paid for itself and for the next one.
+  const bool paid = n_right * costs.plain_token() > costs.more_rows(n_right) + 2.0 * costs.draft_seconds;
   if (n_right > 0 && paid) probes_ = std::max(probes_, costs.draft_seconds);
 }
 
@@ -240,6 +243,7 @@ std::string DraftPlanner::reason() const {
   if (!asked_) return "waiting: the answer is short";
   if (disappointed_) return "off: too few guesses were right";
   if (n_looked_at_ == 0) return "off: the drafter has no guess";
+  if (expected_ > (1.0 + kMargin) * cost_) return "waiting: too little is known of the drafter";
   return fmt::format(
       "off: of {} guesses {:.1f} would be right, verifying them takes as long as {:.1f} tokens", n_looked_at_,
       expected_, cost_);

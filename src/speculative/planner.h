@@ -16,7 +16,9 @@
 // lose much more than the account has.
 //
 // A drafter that was never seen to be right, and is not sure of its first tokens, only guesses at first.
-// Where nobody asked for the drafter by name, the account begins empty: plain tokens pay for the first draft.
+// A first draft that was made when the prompt was read costs no token anything. Then the account begins
+// empty, since it is known what can be hoped for; and so it does where nobody asked for the drafter by name,
+// where plain tokens pay for the first draft.
 //
 // What steps of several rows take is not known before there was one, so it is expected to be little: then the
 // first good draft finds it out. What was measured only once, or long ago, is half believed.
@@ -139,6 +141,7 @@ struct DraftView {
   bool trusted = false;              // it is known how often the drafter is right
   double doubt = 0.0;                // Calibration::doubt()
   bool cut = false;                  // by the end of the answer: it says nothing of the next ones
+  bool free = false;                 // it was made while the prompt was read, whose time it took
 };
 
 // Of one sequence.

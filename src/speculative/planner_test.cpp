@@ -27,6 +27,21 @@ void add_twice(StepTimes& times, int n_rows, double seconds) {
   times.add(n_rows, seconds);
 }
 
+// What it says is why: a guess that would have paid was not left out because it costs too much.
+TEST(DraftPlanner, SaysWhyNothingIsVerified) {
+  StepTimes times;
+  add_twice(times, 1, 1.0);
+  add_twice(times, 8, 2.0);
+  const RoundCosts costs{.times = times, .draft_seconds = 0.1};
+  const std::vector<DraftNode> good = chain({0.7, 0.7}), bad = chain({0.05, 0.05});
+  DraftPlanner planner;
+  EXPECT_EQ(planner.choose({.nodes = good}, costs), 0) << "nobody knows how often it is right";
+  planner.finish_guess(1, costs);
+  EXPECT_TRUE(planner.reason().starts_with("waiting: ")) << planner.reason();
+  EXPECT_EQ(planner.choose({.nodes = bad, .trusted = true}, costs), 0);
+  EXPECT_TRUE(planner.reason().starts_with("off: of 2 guesses 0.1 would be right")) << planner.reason();
+}
+
 TEST(SteadyTime, FollowsWhatIsUsual) {
   SteadyTime time;
   for (const double seconds : {9.0, 1.1, 1.0, 7.0, 1.2}) time.add(seconds);
@@ -195,6 +210,27 @@ TEST(DraftPlanner, LeavesShortAnswersAloneWhereNobodyAskedForIt) {
   DraftPlanner planner(true);
   EXPECT_EQ(lost_tokens(7, 1.4, 0.4, 40, false, planner), 0.0);
   EXPECT_EQ(planner.reason(), "waiting: the answer is short");
+}
+
+TEST(DraftPlanner, KnowsMoreAfterADraftThatTookNoTime) {
+  const std::vector<DraftNode> sure = chain({0.95, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95}),
+                               unsure = chain({0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2});
+  StepTimes times;
+  for (int rows = 1; rows <= 8; ++rows) add_twice(times, rows, 1.0 + (rows - 1) * 0.37);
+  const RoundCosts costs{.times = times, .draft_seconds = 1.4, .n_other = 0};
+  for (const bool cautious : {false, true}) {
+    DraftPlanner right(cautious), wrong(cautious);
+    EXPECT_EQ(right.choose({.nodes = sure, .trusted = true, .free = true}, costs), 7);
+    right.finish_round(7, 7, costs);
+    EXPECT_TRUE(right.wants_draft(costs));
+    // Nothing was spent, and nothing is.
+    EXPECT_EQ(wrong.choose({.nodes = unsure, .free = true}, costs), 0);
+    wrong.finish_guess(0, costs);
+    for (int i = 0; i < 40; ++i) {
+      EXPECT_FALSE(wrong.wants_draft(costs)) << i;
+      wrong.finish_round(0, 0, costs);
+    }
+  }
 }
 
 TEST(DraftPlanner, DraftsWhereItPays) {
