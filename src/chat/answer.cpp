@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <iterator>
 #include <mutex>
 #include <utility>
 
@@ -43,10 +44,17 @@ struct CancelAtEnd {
   ~CancelAtEnd() { service.cancel(handle); }  // no effect on one that has ended
 };
 
+std::vector<GeneratedToken> picked(std::span<const GeneratedToken> tokens, std::span<const size_t> indices) {
+  std::vector<GeneratedToken> list;
+  for (const size_t index : indices) list.push_back(tokens[index]);
+  return list;
+}
+
 [[noreturn]] void throw_step_error(const Error& error) {
   ExitCode code = ExitCode::Internal;
   if (error.code == ErrorCode::OutOfMemory) code = ExitCode::Memory;
   if (error.code == ErrorCode::DeviceFault) code = ExitCode::DeviceFault;
+  if (error.code == ErrorCode::Unsupported) code = ExitCode::Model;
   if (error.code == ErrorCode::InvalidArgument || error.code == ErrorCode::ContextFull)
     code = ExitCode::Usage;
   throw ThermoError(code, error.message, error.remedy);
@@ -100,12 +108,25 @@ void take_result(const AnswerParser& parser, FinishReason reason, std::span<cons
   answer.stop_text = parser.matched_stop();
   if (parser.stopped()) answer.finish_reason = "stop";
   answer.tool_calls = parser.calls();
-  if (answer.finish_reason == "stop" && !answer.tool_calls.empty()) answer.finish_reason = "tool_calls";
+  const bool called = std::any_of(answer.tool_calls.begin(), answer.tool_calls.end(),
+                                  [](const ToolCall& call) { return call.complete; });
+  if (answer.finish_reason == "stop" && called) answer.finish_reason = "tool_calls";
   answer.reasoning = parser.reasoning();
   answer.content = parser.content();
   answer.n_reasoning_tokens = parser.n_reasoning_tokens();
-  if (!tokens.empty())
-    for (const size_t index : parser.content_tokens()) answer.content_logprobs.push_back(tokens[index]);
+  if (tokens.empty()) return;
+  answer.logprobs = {.content = picked(tokens, parser.content_tokens()),
+                     .reasoning = picked(tokens, parser.reasoning_tokens()),
+                     .calls = picked(tokens, parser.call_tokens())};
+}
+
+AnswerLogprobs take_logprobs(AnswerParser& parser, std::span<const GeneratedToken> tokens, bool all) {
+  if (tokens.empty()) return {};
+  AnswerLogprobs taken{.content = picked(tokens, parser.take_content_tokens())};
+  if (!all) return taken;
+  taken.reasoning = picked(tokens, parser.take_reasoning_tokens());
+  taken.calls = picked(tokens, parser.take_call_tokens());
+  return taken;
 }
 
 Answer generate_answer(TokenService& service, const Tokenizer& tokenizer, const AnswerRequest& request,
@@ -147,14 +168,18 @@ Answer generate_answer(TokenService& service, const Tokenizer& tokenizer, const 
     for (const TokenEvent& event : events->take()) {
       if (const auto* read = std::get_if<PromptRead>(&event); read && observer.on_prompt && !stopping)
         observer.on_prompt(read->done, read->total);
-      if (const auto* written = std::get_if<TokensWritten>(&event))
+      if (const auto* written = std::get_if<TokensWritten>(&event)) {
+        AnswerParser::Events parsed;  // of all tokens of a step: they are shown at once
         for (const GeneratedToken& token : written->tokens) {
           if (stopping) break;  // written before the service heard of it
           ++n_taken;
           if (!token.logprobs.empty()) tokens.push_back(token);
-          show(parser.push(token.id));
+          AnswerParser::Events more = parser.push(token.id);
+          std::move(more.begin(), more.end(), std::back_inserter(parsed));
           look();
         }
+        show(parsed);
+      }
       const auto* const ended = std::get_if<TokensEnded>(&event);
       if (ended == nullptr) continue;
       if (ended->error) throw_step_error(*ended->error);

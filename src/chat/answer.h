@@ -40,6 +40,12 @@ struct AnswerStats {
   std::string describe() const;
 };
 
+// Tokens of an answer with their log probabilities.
+struct AnswerLogprobs {
+  std::vector<GeneratedToken> content = {};                // the visible ones
+  std::vector<GeneratedToken> reasoning = {}, calls = {};  // with their markers
+};
+
 struct Answer {
   std::string reasoning;
   std::string content;
@@ -49,8 +55,8 @@ struct Answer {
   bool interrupted = false;
   bool context_full = false;
   int n_reasoning_tokens = 0;
-  std::vector<GeneratedToken> content_logprobs;  // of the visible tokens; empty unless asked for
-  std::vector<GeneratedToken> prompt_logprobs;   // of the prompt's tokens; the first one has none
+  AnswerLogprobs logprobs;                      // empty unless asked for
+  std::vector<GeneratedToken> prompt_logprobs;  // of the prompt's tokens; the first one has none
   AnswerStats stats;
 };
 
@@ -58,6 +64,10 @@ struct Answer {
 // log probabilities; empty when nobody asked for them.
 void take_result(const AnswerParser& parser, FinishReason reason, std::span<const GeneratedToken> tokens,
                  Answer& answer);
+
+// Of `tokens`, all that were pushed, those whose text came since the last time; `all`: also of reasoning and
+// calls.
+AnswerLogprobs take_logprobs(AnswerParser& parser, std::span<const GeneratedToken> tokens, bool all);
 
 // Who follows an answer while it is made; each may be empty.
 struct AnswerObserver {

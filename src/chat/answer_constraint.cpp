@@ -29,6 +29,7 @@ Result<std::shared_ptr<const AnswerRules>> AnswerRules::compile(const Tokenizer&
   if (options.tool_choice != ToolChoice::None && !options.tools.empty()) {
     const ToolCallSyntax syntax{.dialect = options.tool_dialect,
                                 .grammar = options.tool_grammar,
+                                .keep_names = options.keep_tool_names,
                                 .parallel = options.parallel_calls,
                                 .open = rules->call_,
                                 .close = vocab.find_special(kCallClose)};

@@ -55,6 +55,7 @@ struct ConstraintOptions {
   ToolChoice tool_choice = ToolChoice::Auto;     // of one tool by name: Required, and `tools` is that one
   ToolDialect tool_dialect = ToolDialect::Qwen;  // see tool_dialect()
   ToolGrammar tool_grammar = ToolGrammar::Auto;
+  bool keep_tool_names = false;  // see ToolCallSyntax
   bool parallel_calls = true;
 };
 

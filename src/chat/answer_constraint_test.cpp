@@ -436,6 +436,52 @@ TEST(AnswerConstraint, HoldsStrictToolsToTheirSchema) {
   EXPECT_THAT(rules.error().message, testing::HasSubstr("#/properties/level"));
 }
 
+TEST(AnswerConstraint, HoldsCallsAsFarAsItIsTold) {
+  const Words& words = with_markers();
+  ConstraintOptions options;
+  options.may_reason = false;
+  options.tool_choice = ToolChoice::Required;
+  options.tools = {tools()[0]};
+  const auto takes = [&](const std::string& text) {
+    AnswerConstraint constraint = constraint_of(words, options);
+    for (const int32_t token : words.tokenizer.encode(text)) {
+      if (!constraint.allows(token)) return false;
+      constraint.accept(token);
+    }
+    return true;
+  };
+  struct Case {
+    ToolDialect dialect;
+    std::string begin, other, loose;  // a call of the tool; of another one; with what its schema forbids
+  };
+  const std::string open = "<tool_call>", close = "</tool_call>";
+  const Case cases[] = {
+      {ToolDialect::Qwen, "\n<function=get_weather>\n", "\n<function=set_weather>\n",
+       "<parameter=days>\n0\n"},
+      {ToolDialect::Laguna, "get_weather\n", "set_weather\n", "<arg_key>days</arg_key>\n<arg_value>0<"},
+      {ToolDialect::Hermes, "\n{\"name\": \"get_weather\", \"arguments\": ",
+       "\n{\"name\": \"set_weather\", \"arguments\": ", "{\"city\": \"x\", \"days\": 0"}};
+  for (const Case& one : cases) {
+    options.tool_dialect = one.dialect;
+    for (const ToolGrammar grammar : {ToolGrammar::Auto, ToolGrammar::Strict, ToolGrammar::Off}) {
+      options.tool_grammar = grammar;
+      const bool off = grammar == ToolGrammar::Off;
+      options.keep_tool_names = false;
+      EXPECT_TRUE(takes(open + one.begin));
+      EXPECT_EQ(takes(open + one.other), off);
+      // A schema is enforced only where it is asked for; JSON knows no other way.
+      if (one.dialect != ToolDialect::Hermes || grammar != ToolGrammar::Auto) {
+        EXPECT_EQ(takes(open + one.begin + one.loose), grammar != ToolGrammar::Strict);
+      }
+      EXPECT_EQ(takes(open + one.begin + "anything" + close), off);
+      options.keep_tool_names = true;
+      EXPECT_FALSE(takes(open + one.other));
+      EXPECT_EQ(takes(open + one.begin + "anything" + close), off);
+      EXPECT_FALSE(takes("text"));
+    }
+  }
+}
+
 TEST(AnswerConstraint, RefusesARequiredCallWithoutTools) {
   ConstraintOptions options;
   options.tool_choice = ToolChoice::Required;

@@ -13,7 +13,8 @@ constexpr const char* kSpace = " \n\r\t";
 AnswerParser::AnswerParser(const Tokenizer& tokenizer, AnswerOptions options)
     : tokenizer_(&tokenizer),
       state_(options.starts_in_reasoning && options.split_reasoning ? State::Reasoning : State::Content),
-      stops_(std::move(options.stops)) {
+      stops_(options.stop_everywhere ? std::vector<std::string>{} : options.stops),
+      all_stops_(options.stop_everywhere ? options.stops : std::vector<std::string>{}) {
   if (!options.split_reasoning) {
     visible_ = true;  // a raw completion begins with whatever it begins with
     return;
@@ -33,27 +34,38 @@ AnswerParser::Events AnswerParser::push(int32_t token) {
   if (stopped()) return {};
   for (int i = 0; i < kMarkers; ++i) {
     if (marker_ids_[i] != token) continue;
-    scan({}, true);
+    scan(all_stops_.flush(), true);
+    if (stopped()) return take_events();
+    const bool thought = state_ == State::Reasoning, called = in_call();
     take_marker(static_cast<Marker>(i));
+    if (called || in_call())
+      call_tokens_.indices.push_back(index);
+    else if (thought || state_ == State::Reasoning)
+      reasoning_tokens_.indices.push_back(index);
     return take_events();
   }
   const std::string_view bytes = tokenizer_->visible_bytes(token);
-  if (state_ == State::Reasoning) ++n_reasoning_tokens_;
+  if (state_ == State::Reasoning) {
+    ++n_reasoning_tokens_;
+    reasoning_tokens_.indices.push_back(index);
+  }
+  if (in_call()) call_tokens_.indices.push_back(index);
   const size_t n_dropped =
       std::min<size_t>(static_cast<size_t>(newlines_to_drop_), bytes.find_first_not_of('\n'));
   if (state_ == State::Content && n_dropped < bytes.size())
-    content_tokens_.push_back({index, n_content_bytes_ + held_whitespace_.size() + unscanned_.size()});
+    content_tokens_.push_back(
+        {index, n_content_bytes_ + held_whitespace_.size() + unscanned_.size() + all_stops_.n_held()});
   return push_text(bytes);
 }
 
 AnswerParser::Events AnswerParser::push_text(std::string_view bytes) {
-  scan(bytes, false);
+  scan(all_stops_.push(bytes), false);
   return take_events();
 }
 
 AnswerParser::Events AnswerParser::finish(bool end_of_turn) {
-  scan({}, true);
-  if (state_ == State::Call && end_of_turn) end_call(true);
+  scan(all_stops_.flush(), true);
+  if (state_ == State::Call && end_of_turn && !stopped()) end_call(true);
   if (state_ == State::Reasoning) {
     std::string text = reasoning_utf8_.finish();
     reasoning_ += text;
@@ -167,6 +179,14 @@ void AnswerParser::take_text(std::string_view bytes) {
 }
 
 void AnswerParser::begin_call(bool bare) {
+  // A marker that is spelled was content until now.
+  while (!content_tokens_.empty() &&
+         content_tokens_.back().begin >= n_content_bytes_ + held_whitespace_.size()) {
+    call_tokens_.indices.push_back(content_tokens_.back().index);
+    content_tokens_.pop_back();
+  }
+  std::sort(call_tokens_.indices.begin() + static_cast<long>(call_tokens_.n_taken),
+            call_tokens_.indices.end());
   state_ = State::Call;
   newlines_to_drop_ = 0;
   call_is_bare_ = bare;
@@ -270,6 +290,12 @@ std::vector<size_t> AnswerParser::take_content_tokens() {
   for (; n_taken_ < content_tokens_.size() && content_tokens_[n_taken_].begin < content_.size(); ++n_taken_)
     indices.push_back(content_tokens_[n_taken_].index);
   return indices;
+}
+
+void AnswerParser::skip_tokens() {
+  n_taken_ = content_tokens_.size();
+  reasoning_tokens_.take();
+  call_tokens_.take();
 }
 
 std::vector<size_t> AnswerParser::content_tokens() const {

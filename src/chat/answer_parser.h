@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chat/message.h"
@@ -25,6 +26,7 @@ struct AnswerOptions {
   bool starts_in_reasoning = false;  // the prompt ends inside an open <think>
   bool split_reasoning = true;       // false: everything is content, as for raw completions
   std::vector<std::string> stops;    // looked for in the content only
+  bool stop_everywhere = false;      // in reasoning and calls, too
   std::vector<Tool> tools = {};      // empty: a tool call is text
 };
 
@@ -51,8 +53,10 @@ class AnswerParser {
   Events finish(bool end_of_turn = true);
 
   // A stop text was found: nothing more will come.
-  bool stopped() const noexcept { return stops_.matched(); }
-  std::string_view matched_stop() const noexcept { return stops_.matched_stop(); }
+  bool stopped() const noexcept { return stops_.matched() || all_stops_.matched(); }
+  std::string_view matched_stop() const noexcept {
+    return all_stops_.matched() ? all_stops_.matched_stop() : stops_.matched_stop();
+  }
   bool in_reasoning() const noexcept { return state_ == State::Reasoning; }
   // The model called a tool before it ended its reasoning, which was closed for it.
   bool reasoning_ended_by_call() const noexcept { return reasoning_ended_by_call_; }
@@ -66,6 +70,13 @@ class AnswerParser {
   std::vector<size_t> content_tokens() const;
   // Those of them that were not taken before.
   std::vector<size_t> take_content_tokens();
+  // The same for reasoning and for calls, their markers included.
+  const std::vector<size_t>& reasoning_tokens() const noexcept { return reasoning_tokens_.indices; }
+  const std::vector<size_t>& call_tokens() const noexcept { return call_tokens_.indices; }
+  std::vector<size_t> take_reasoning_tokens() { return reasoning_tokens_.take(); }
+  std::vector<size_t> take_call_tokens() { return call_tokens_.take(); }
+  // All that were pushed count as taken, those too whose text is held back.
+  void skip_tokens();
 
  private:
   enum class State { Reasoning, Content, Call, NoCall, AfterCall };
@@ -74,6 +85,7 @@ class AnswerParser {
 
   void scan(std::string_view bytes, bool at_end);
   void take_marker(Marker marker);
+  bool in_call() const noexcept { return state_ == State::Call || state_ == State::AfterCall; }
   void take_text(std::string_view bytes);
   void begin_call(bool bare);
   void drain_call();
@@ -93,7 +105,8 @@ class AnswerParser {
   std::string unscanned_;      // what may become a marker
   bool at_line_start_ = true;  // of the content
   int newlines_to_drop_ = 0;   // after a marker
-  StopMatcher stops_;
+  StopMatcher stops_;          // of the content
+  StopMatcher all_stops_;      // of all text
   Utf8Assembler reasoning_utf8_, content_utf8_;
   std::string held_newlines_;    // of reasoning: dropped when they turn out to be its end
   std::string held_whitespace_;  // before the first visible content
@@ -112,6 +125,16 @@ class AnswerParser {
     size_t index;  // among the tokens pushed
     size_t begin;  // of its text in the content, as if no stop text had cut it
   };
+  // Tokens of one kind, and how many of them were taken.
+  struct TokenList {
+    std::vector<size_t> indices = {};
+    size_t n_taken = 0;
+    std::vector<size_t> take() {
+      const auto begin = indices.begin() + static_cast<long>(std::exchange(n_taken, indices.size()));
+      return {begin, indices.end()};
+    }
+  };
+  TokenList reasoning_tokens_, call_tokens_;
   std::vector<ContentToken> content_tokens_;
   size_t n_taken_ = 0;  // of them
   size_t n_pushed_ = 0;

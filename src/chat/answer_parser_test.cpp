@@ -73,6 +73,28 @@ TEST(AnswerParser, LooksForStopTextsInTheContentOnly) {
   EXPECT_TRUE(parsed.stopped);
 }
 
+TEST(AnswerParser, LooksForStopTextsEverywhereWhenTold) {
+  const AnswerOptions options{
+      .starts_in_reasoning = true, .stops = {"STOP", "o\nt"}, .stop_everywhere = true};
+  const Parsed thought = parse("a STOP here\n</think>\n\none STOP two", options);
+  EXPECT_EQ(thought.reasoning, "a ");
+  EXPECT_EQ(thought.content, "");
+  EXPECT_TRUE(thought.stopped);
+  // A marker is no text: what begins before it does not go on after it.
+  const Parsed spread = parse("STO</think>P and so\nto", options);
+  EXPECT_EQ(spread.reasoning, "STO");
+  EXPECT_EQ(spread.content, "P and s");
+  EXPECT_TRUE(spread.stopped);
+  // A call that is cut stays so, also where the model ended its turn before it was told to stop.
+  AnswerParser call(
+      tokenizer(), {.stops = {"STOP"}, .stop_everywhere = true, .tools = {{.name = "f", .description = ""}}});
+  for (int32_t id : tokenizer().encode("<tool_call>\n<function=f>\n<parameter=a>\nb STOP c\n")) call.push(id);
+  call.finish(true);
+  ASSERT_EQ(call.calls().size(), 1u);
+  EXPECT_FALSE(call.calls()[0].complete);
+  EXPECT_EQ(call.calls()[0].arguments, "{\"a\": \"b ");
+}
+
 TEST(AnswerParser, LeavesRawTextAsItIs) {
   EXPECT_EQ(parse("  a</think>b", {.split_reasoning = false, .stops = {}}).content, "  a</think>b");
 }
@@ -93,6 +115,49 @@ TEST(AnswerParser, NamesTheTokensOfTheVisibleText) {
   std::string text;
   for (size_t index : parsed.content_tokens) text += tokenizer().token_bytes(ids[index]);
   EXPECT_EQ(text, "Hello, world!");
+}
+
+TEST(AnswerParser, NamesTheTokensOfReasoningAndCalls) {
+  const std::string thought = "hm\n</think>", call = "<tool_call>\n<function=now>\n</function>\n</tool_call>";
+  const Tool now{.name = "now"};
+  const auto parts = [&](const Tokenizer& words, const std::string& text) {
+    const std::vector<int32_t> ids = words.encode(text);
+    AnswerParser parser(words, {.starts_in_reasoning = true, .stops = {}, .tools = {now}});
+    std::vector<size_t> taken;
+    for (const int32_t id : ids) {
+      parser.push(id);
+      for (const size_t index : parser.take_call_tokens()) taken.push_back(index);
+    }
+    parser.finish();
+    for (const size_t index : parser.take_call_tokens()) taken.push_back(index);
+    EXPECT_EQ(taken, parser.call_tokens());
+    EXPECT_EQ(parser.take_reasoning_tokens(), parser.reasoning_tokens());
+    EXPECT_TRUE(parser.take_reasoning_tokens().empty());
+    const auto text_of = [&](const std::vector<size_t>& indices) {
+      std::string all;
+      for (const size_t index : indices) all += words.token_bytes(ids[index]);
+      return all;
+    };
+    return std::vector<std::string>{text_of(parser.reasoning_tokens()), text_of(parser.content_tokens()),
+                                    text_of(parser.call_tokens())};
+  };
+  const std::string text = thought + "\n\nLook: " + call;
+  const std::vector<std::string> found = parts(tokenizer(), text);
+  EXPECT_EQ(found[0], thought);
+  EXPECT_EQ(found[1].substr(0, 5), "Look:");
+  EXPECT_EQ(found[2], call);
+  EXPECT_THAT(parts(tokenizer(), "hm" + call), ElementsAre("hm", "", call));  // out of a thought
+
+  // Markers that are spelled with several tokens.
+  VocabData data = *read_vocab(GgufFile(embedded_model(), "embedded"));
+  for (size_t i = 0; i < data.tokens.size(); ++i)
+    if (data.tokens[i].ends_with("think>") || data.tokens[i].ends_with("tool_call>"))
+      data.types[i] = static_cast<int32_t>(TokenType::Unused);
+  const Tokenizer spelled(std::move(data));
+  const std::vector<std::string> again = parts(spelled, text);
+  EXPECT_TRUE(again[0].starts_with(thought)) << again[0];  // a token may go on after it
+  EXPECT_EQ(again[1].substr(0, 5), "Look:");
+  EXPECT_TRUE(again[2].ends_with(call.substr(2))) << again[2];
 }
 
 }  // namespace

@@ -25,11 +25,18 @@ int part_number(const std::string& file_name) {
   return std::stoi(digits);
 }
 
+// Projectors of images and importance matrices often lie beside the model they belong to.
+bool belongs_to_a_model(std::string file_name) {
+  for (char& c : file_name) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c;
+  return file_name.find("mmproj") != std::string::npos || file_name.find("imatrix") != std::string::npos;
+}
+
 std::string only_model_in(const fs::path& folder) {
   std::vector<std::string> models;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() != ".gguf") continue;
-    if (part_number(entry.path().filename().string()) <= 1) models.push_back(entry.path().string());
+    const std::string name = entry.path().filename().string();
+    if (part_number(name) <= 1 && !belongs_to_a_model(name)) models.push_back(entry.path().string());
   }
   std::sort(models.begin(), models.end());
   if (models.size() == 1) return models[0];

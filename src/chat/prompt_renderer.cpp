@@ -197,11 +197,36 @@ std::vector<int32_t> PromptRenderer::Impl::encode(const ChatPrompt& prompt, size
   return tokenizer.encode_segments(std::string_view(prompt.text).substr(begin, end - begin), untrusted);
 }
 
+namespace {
+
+std::vector<PromptSegment> segments_of(const ChatPrompt& prompt, size_t begin, size_t end) {
+  const std::string_view text = prompt.text;
+  std::vector<PromptSegment> segments;
+  for (const ByteRange& range : prompt.untrusted) {
+    if (range.end <= begin || range.begin >= end) continue;
+    append_segment(segments, text.substr(begin, range.begin - begin), true);
+    append_segment(segments, text.substr(range.begin, range.end - range.begin), false);
+    begin = range.end;
+  }
+  append_segment(segments, text.substr(begin, end - begin), true);
+  return segments;
+}
+
+}  // namespace
+
+void append_segment(std::vector<PromptSegment>& segments, std::string_view text, bool from_template) {
+  if (text.empty()) return;
+  if (segments.empty() || segments.back().from_template != from_template)
+    segments.push_back({"", from_template});
+  segments.back().text += text;
+}
+
 RenderedPrompt PromptRenderer::render(std::span<const Turn> turns, const RenderOptions& options) const {
   const ChatPrompt rendered = impl_->render(turns, options);
   RenderedPrompt prompt;
   prompt.ids = impl_->encode(rendered, 0, rendered.text.size());
   prompt.in_reasoning = ends_in_reasoning(impl_->tokenizer, prompt.ids, rendered.text);
+  if (options.with_segments) prompt.segments = segments_of(rendered, 0, rendered.text.size());
   return prompt;
 }
 
@@ -222,14 +247,18 @@ std::optional<GappedPrompt> PromptRenderer::render_with_gaps(std::span<const Tur
   const std::vector<ByteRange> ends = end_tokens(rendered, impl_->tokenizer.vocab());
   GappedPrompt prompt;
   size_t begin = 0;
+  const auto add_piece = [&](size_t end) {
+    prompt.pieces.push_back(impl_->encode(rendered, begin, end));
+    if (options.with_segments) prompt.segments.push_back(segments_of(rendered, begin, end));
+  };
   for (const TurnGap& gap : gaps) {
     const std::optional<TextGap> found = find_gap(rendered, ends, gap);
     if (!found || found->range.begin < begin) return std::nullopt;
-    prompt.pieces.push_back(impl_->encode(rendered, begin, found->range.begin));
+    add_piece(found->range.begin);
     prompt.keeps_reasoning.push_back(found->keeps_reasoning);
     begin = found->range.end;
   }
-  prompt.pieces.push_back(impl_->encode(rendered, begin, rendered.text.size()));
+  add_piece(rendered.text.size());
   prompt.in_reasoning = ends_in_reasoning(impl_->tokenizer, prompt.pieces.back(), rendered.text);
   return prompt;
 }

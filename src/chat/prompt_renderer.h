@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/json.h"
@@ -24,11 +25,19 @@ struct RenderOptions {
   std::optional<bool> thinking = {};  // wins over TemplateOptions
   Json kwargs = Json::object();       // these, too
   bool add_generation_prompt = true;
+  bool with_segments = false;  // tell who wrote what
+};
+
+// A part of the prompt's text. Special tokens are read only in what the template wrote.
+struct PromptSegment {
+  std::string text;
+  bool from_template = false;  // and not from the request
 };
 
 struct RenderedPrompt {
   std::vector<int32_t> ids;
-  bool in_reasoning = false;  // the answer begins inside an open <think>
+  bool in_reasoning = false;                 // the answer begins inside an open <think>
+  std::vector<PromptSegment> segments = {};  // where they were asked for
 };
 
 // An answer among the turns whose tokens are known.
@@ -43,7 +52,11 @@ struct GappedPrompt {
   std::vector<std::vector<int32_t>> pieces;  // before, between and after the gaps
   std::vector<bool> keeps_reasoning;         // of each gap: the template shows reasoning there
   bool in_reasoning = false;
+  std::vector<std::vector<PromptSegment>> segments = {};  // of the pieces, where they were asked for
 };
+
+// Neighbours of one writer become one segment.
+void append_segment(std::vector<PromptSegment>& segments, std::string_view text, bool from_template);
 
 // Immutable: any thread may render.
 class PromptRenderer {

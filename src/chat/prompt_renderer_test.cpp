@@ -55,6 +55,32 @@ TEST(PromptRenderer, DoesNotLetAMessageForgeMarkers) {
   EXPECT_TRUE(prompt.in_reasoning);
 }
 
+TEST(PromptRenderer, TellsWhoWroteWhat) {
+  const auto shown = [](const std::vector<PromptSegment>& segments) {
+    std::string text;
+    for (const PromptSegment& one : segments) text += (one.from_template ? "T:" : "R:") + one.text + "|";
+    return text;
+  };
+  const PromptRenderer renderer(tokenizer(), {});
+  const std::vector<Turn> turns = {{"user", "a<|im_end|>"}, {"assistant", "b"}, {"user", "c"}};
+  const RenderOptions options{.with_segments = true};
+  const RenderedPrompt prompt = renderer.render(turns, options);
+  EXPECT_TRUE(renderer.render(turns).segments.empty());
+  const std::string end = "T:<|im_end|>\n<|im_start|>assistant\n<think>\n|";
+  EXPECT_TRUE(shown(prompt.segments).starts_with("T:<|im_start|>user\n|R:a<|im_end|>|T:<|im_end|>\n"));
+  EXPECT_TRUE(shown(prompt.segments).ends_with("<|im_start|>user\n|R:c|" + end));
+  std::string all;
+  for (const PromptSegment& one : prompt.segments) all += one.text;
+  EXPECT_EQ(all, tokenizer().decode(prompt.ids, {.special = true}));
+
+  const std::vector<TurnGap> gaps = {{.turn = 1}};
+  const std::optional<GappedPrompt> gapped = renderer.render_with_gaps(turns, options, gaps);
+  ASSERT_TRUE(gapped.has_value());
+  ASSERT_EQ(gapped->segments.size(), 2u);
+  EXPECT_EQ(shown(gapped->segments[0]), "T:<|im_start|>user\n|R:a<|im_end|>|T:<|im_end|>|");
+  EXPECT_EQ(shown(gapped->segments[1]), "T:<|im_end|>\n<|im_start|>user\n|R:c|" + end);
+}
+
 TEST(PromptRenderer, TakesOtherTemplates) {
   const RenderedPrompt chatml = render({{"user", "Hi"}}, {.source = ""});
   EXPECT_EQ(chatml.ids, tokenizer().encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"));

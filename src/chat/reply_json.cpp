@@ -23,17 +23,21 @@ Json logprob_entry(const TokenLogprob& logprob, const Tokenizer& tokenizer) {
   return entry;
 }
 
-Json logprobs_json(std::span<const GeneratedToken> tokens, const Tokenizer& tokenizer) {
-  if (tokens.empty()) return nullptr;
-  Json content = Json::array();
+Json logprob_entries(std::span<const GeneratedToken> tokens, const Tokenizer& tokenizer) {
+  Json entries = Json::array();
   for (const GeneratedToken& token : tokens) {
     Json entry = logprob_entry(token.logprobs.front(), tokenizer);
     entry["top_logprobs"] = Json::array();
     for (size_t i = 1; i < token.logprobs.size(); ++i)
       entry["top_logprobs"].push_back(logprob_entry(token.logprobs[i], tokenizer));
-    content.push_back(std::move(entry));
+    entries.push_back(std::move(entry));
   }
-  return Json{{"content", std::move(content)}, {"refusal", nullptr}};
+  return entries;
+}
+
+Json logprobs_json(std::span<const GeneratedToken> tokens, const Tokenizer& tokenizer) {
+  if (tokens.empty()) return nullptr;
+  return Json{{"content", logprob_entries(tokens, tokenizer)}, {"refusal", nullptr}};
 }
 
 Json usage_json(const AnswerStats& stats, int n_reasoning) {
@@ -120,7 +124,7 @@ std::string reply_json(const Answer& answer, const Tokenizer& tokenizer, const R
     choice["text"] = answer.content;
   else
     choice["message"] = message_json(answer);
-  choice["logprobs"] = logprobs_json(answer.content_logprobs, tokenizer);
+  choice["logprobs"] = logprobs_json(answer.logprobs.content, tokenizer);
   choice["finish_reason"] = answer.finish_reason;
 
   Json reply;

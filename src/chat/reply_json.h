@@ -25,6 +25,8 @@ Json timings_json(const AnswerStats& stats);
 Json message_json(const Answer& answer);
 // {"content": [entries], "refusal": null}; null without tokens.
 Json logprobs_json(std::span<const GeneratedToken> tokens, const Tokenizer& tokenizer);
+// The entries alone.
+Json logprob_entries(std::span<const GeneratedToken> tokens, const Tokenizer& tokenizer);
 // One entry of it: {"token", "logprob", "bytes"}.
 Json logprob_entry(const TokenLogprob& logprob, const Tokenizer& tokenizer);
 

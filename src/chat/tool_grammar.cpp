@@ -43,23 +43,39 @@ class ToolRules {
   ExprId newlines(int least, int most) { return rules_.repeat(rules_.text("\n"), least, most); }
 
   ExprId body() {
-    if (syntax_.grammar == ToolGrammar::Off) return any_text({});
+    const bool off = syntax_.grammar == ToolGrammar::Off;
+    if (off && !syntax_.keep_names) return any_text({});
     std::vector<ExprId> calls;
     for (const Tool& tool : tools_) {
-      switch (syntax_.dialect) {
-        case ToolDialect::Qwen:
-          calls.push_back(rules_.sequence({rules_.text("\n<function=" + tool.name + ">\n"), parameters(tool),
-                                           rules_.text("</function>\n")}));
-          break;
-        case ToolDialect::Laguna:
-          calls.push_back(rules_.sequence({rules_.text(tool.name + "\n"), parameters(tool)}));
-          break;
-        case ToolDialect::Hermes:
-          calls.push_back(json_call(tool));
-          break;
+      std::vector<ExprId> parts = name(tool);
+      if (off) {
+        parts.push_back(any_text({}));
+      } else if (syntax_.dialect == ToolDialect::Hermes) {
+        json_arguments(tool, parts);
+      } else {
+        parts.push_back(parameters(tool));
+        if (syntax_.dialect == ToolDialect::Qwen) parts.push_back(rules_.text("</function>\n"));
       }
+      calls.push_back(rules_.sequence(std::move(parts)));
     }
     return rules_.choice(std::move(calls));
+  }
+
+  // A call up to its arguments.
+  std::vector<ExprId> name(const Tool& tool) {
+    switch (syntax_.dialect) {
+      case ToolDialect::Qwen:
+        return {rules_.text("\n<function=" + tool.name + ">\n")};
+      case ToolDialect::Laguna:
+        return {rules_.text(tool.name + "\n")};
+      case ToolDialect::Hermes:
+        break;
+    }
+    return {newlines(0, 1), rules_.text("{"),
+            json_.space(),  rules_.text("\"name\":"),
+            json_.space(),  rules_.text(json_text(tool.name) + ","),
+            json_.space(),  rules_.text("\"arguments\":"),
+            json_.space()};
   }
 
   // Text without these, and without what would end the call.
@@ -81,7 +97,7 @@ class ToolRules {
       ignored_.push_back(fmt::format("{}: {}", tool.name, path));
   }
 
-  ExprId json_call(const Tool& tool) {
+  void json_arguments(const Tool& tool, std::vector<ExprId>& parts) {
     Json schema = tool.parameters.is_object() ? tool.parameters : Json{{"type", "object"}};
     // Only what is declared, where anything is.
     if (schema.contains("properties") && !schema["properties"].empty() &&
@@ -92,10 +108,8 @@ class ToolRules {
     const Result<ExprId> arguments = schemas.add(kept, "#");
     if (!arguments && is_strict(tool)) take(tool, arguments);
     note_ignored(tool, schemas);
-    return rules_.sequence(
-        {newlines(0, 1), rules_.text("{"), json_.space(), rules_.text("\"name\":"), json_.space(),
-         rules_.text(json_text(tool.name) + ","), json_.space(), rules_.text("\"arguments\":"), json_.space(),
-         arguments ? *arguments : json_.object(), json_.space(), rules_.text("}"), newlines(0, 1)});
+    parts.insert(parts.end(),
+                 {arguments ? *arguments : json_.object(), json_.space(), rules_.text("}"), newlines(0, 1)});
   }
 
   struct Tags {

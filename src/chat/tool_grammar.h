@@ -22,7 +22,7 @@ ToolDialect tool_dialect(std::string_view chat_template);
 
 // How much of a call is enforced.
 enum class ToolGrammar : uint8_t {
-  Off,     // its markers
+  Off,     // its markers, and the tool's name where that was chosen
   Auto,    // names of tools and parameters, required parameters, JSON where no string is expected; of tools
            // that are strict, the schema
   Strict,  // the schema of every tool
@@ -31,7 +31,8 @@ enum class ToolGrammar : uint8_t {
 struct ToolCallSyntax {
   ToolDialect dialect = ToolDialect::Qwen;
   ToolGrammar grammar = ToolGrammar::Auto;
-  bool parallel = true;  // several calls, one after the other
+  bool keep_names = false;  // only the given tools can be called, also with ToolGrammar::Off
+  bool parallel = true;     // several calls, one after the other
   // <tool_call> and </tool_call>, where the vocabulary has them as tokens; otherwise they are text.
   std::optional<int32_t> open, close;
 };

@@ -55,6 +55,23 @@ TEST(JsonSchema, KnowsTypes) {
   });
 }
 
+// However many values there are, and however much of them is the same.
+TEST(JsonSchema, KnowsLongListsOfValues) {
+  Json values = Json::array({Json::array({1}), nullptr});
+  Json nested = Json::array();
+  for (int i = 0; i < 9000; ++i) values.push_back("the value " + std::to_string(i));
+  for (int i = 0; i < 9000; ++i) values.push_back(i);
+  for (int i = 0; i < 300; ++i)
+    nested.push_back(std::string(static_cast<size_t>(i), 'a') + (i % 2 ? "ä" : "ö"));
+  check(
+      {{Json{{"enum", values}}.dump(),
+        {R"("the value 0")", R"("the value 12")", R"("the value 8999")", "0", "12", "8999", "null", "[ 1]"},
+        {R"("the value ")", R"("the value 9000")", R"("the value 012")", "9000", "01", "nul", "", "the"}},
+       {Json{{"enum", nested}}.dump(),
+        {R"("ö")", R"("aaaä")", "\"" + std::string(298, 'a') + "ö\"", "\"" + std::string(299, 'a') + "ä\""},
+        {R"("ä")", R"("aaa")", "\"" + std::string(300, 'a') + "ö\"", "\"" + std::string(298, 'a') + "ä\""}}});
+}
+
 TEST(JsonSchema, HasMembersInOrderRequiredOrNot) {
   const std::string object =
       R"({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"},

@@ -55,8 +55,43 @@ ExprId RuleSet::sequence(std::vector<ExprId> parts) {
 }
 
 ExprId RuleSet::choice(std::vector<ExprId> parts) {
+  constexpr ptrdiff_t kMany = 16;
   if (parts.size() == 1) return parts[0];
+  const auto is_text = [this](ExprId id) { return this->is_text(id); };
+  if (std::count_if(parts.begin(), parts.end(), is_text) >= kMany) {
+    std::vector<std::string> texts;
+    for (const ExprId id : parts)
+      if (is_text(id)) texts.push_back(exprs_[id].bytes);
+    std::erase_if(parts, is_text);
+    std::sort(texts.begin(), texts.end());
+    texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
+    parts.push_back(one_of(texts, 0, 0));
+  }
   return add({.kind = Expr::Kind::Choice, .parts = std::move(parts)});
+}
+
+bool RuleSet::is_text(ExprId id) const {
+  const Expr& expr = exprs_[id];
+  return expr.kind == Expr::Kind::Bytes && !expr.bytes.starts_with(static_cast<char>(kTokenByte));
+}
+
+// The rest of one of these texts, which are sorted and begin with the same bytes that were read.
+ExprId RuleSet::one_of(std::span<const std::string> texts, size_t n_read, int depth) {
+  constexpr int kMaxDepth = 32;
+  const std::string &first = texts.front(), &last = texts.back();
+  if (texts.size() == 1) return text(std::string_view(first).substr(n_read));
+  size_t n_same = n_read;
+  while (n_same < first.size() && n_same < last.size() && first[n_same] == last[n_same]) ++n_same;
+  const ExprId same = text(std::string_view(first).substr(n_read, n_same - n_read));
+  std::vector<ExprId> parts;
+  for (size_t begin = 0, end = 0; begin < texts.size(); begin = end) {
+    // One text is over, or those that have the next byte in common too.
+    for (end = begin + 1; end < texts.size() && texts[begin].size() > n_same && depth < kMaxDepth &&
+                          texts[end][n_same] == texts[begin][n_same];)
+      ++end;
+    parts.push_back(one_of(texts.subspan(begin, end - begin), n_same, depth + 1));
+  }
+  return sequence({same, add({.kind = Expr::Kind::Choice, .parts = std::move(parts)})});
 }
 
 ExprId RuleSet::repeat(ExprId part, int least, int most) {

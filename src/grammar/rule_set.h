@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,7 +40,9 @@ class RuleSet {
   ExprId chars(std::vector<CharRange> ranges, bool negated = false);
   ExprId any_char() { return chars({}, true); }
   ExprId sequence(std::vector<ExprId> parts);
-  ExprId choice(std::vector<ExprId> parts);  // of none: nothing matches
+  // One of the parts; of none: nothing matches. Many texts are read together as far as they are the same, so
+  // that a list of thousands leaves few places open.
+  ExprId choice(std::vector<ExprId> parts);
   ExprId repeat(ExprId part, int least, int most);
   ExprId optional(ExprId part) { return repeat(part, 0, 1); }
   ExprId rule(RuleId rule);
@@ -66,6 +69,8 @@ class RuleSet {
     ExprId body = 0;
   };
   ExprId add(Expr expr);
+  bool is_text(ExprId id) const;
+  ExprId one_of(std::span<const std::string> texts, size_t n_read, int depth);
 
   std::vector<Expr> exprs_;
   std::vector<Rule> rules_;
