@@ -4,7 +4,7 @@
 set -euo pipefail
 
 packages_build=(g++ cmake ninja-build ccache pkg-config nlohmann-json3-dev libtomlplusplus-dev libfmt-dev
-                libspdlog-dev libutf8proc-dev libedit-dev libcurl4-openssl-dev libboost1.81-dev)
+                libspdlog-dev libutf8proc-dev libedit-dev libcurl4-openssl-dev libboost1.81-dev libzstd-dev)
 packages_test=(libgtest-dev libgmock-dev python3 python3-jinja2)
 packages_fuzz=(clang libclang-rt-14-dev)
 

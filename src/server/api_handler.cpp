@@ -35,8 +35,10 @@ std::string lower(std::string_view text) {
 void check_body_type(const HttpRequest& request) {
   if (request.method != "POST") return;
   if (const std::string_view encoding = request.header("content-encoding"); !is_known_encoding(encoding))
-    throw ApiError(415, "unsupported_media_type",
-                   fmt::format("a body with the encoding '{}' cannot be read", encoding.substr(0, 100)));
+    throw ApiError(
+        415, "unsupported_media_type",
+        fmt::format("a body with the encoding '{}' cannot be read; gzip, zstd or none was expected",
+                    encoding.substr(0, 100)));
   const std::string type = lower(request.header("content-type"));
   const std::string kind = type.substr(0, type.find_first_of("; "));
   const size_t charset = type.find("charset=");
@@ -65,9 +67,8 @@ void ApiHandler::give_id(HttpRequest& request) const {
 ApiHandler::Headers ApiHandler::headers_of(const HttpRequest& request) const {
   Headers headers = {{"Server", server_.server_name()}, {"X-Request-Id", request.id}};
   if (dialect_of(path_of(request)) == Dialect::Messages) headers.emplace_back("request-id", request.id);
-  if (const std::string origin = server_.access.allowed_origin(request.header("origin")); !origin.empty())
-    headers.emplace_back("Access-Control-Allow-Origin", origin);
-  if (!request.header("origin").empty()) headers.emplace_back("Vary", "Origin");
+  for (auto& header : server_.access.origin_headers(request.header("origin")))
+    headers.push_back(std::move(header));
   return headers;
 }
 
@@ -98,17 +99,15 @@ HttpReply ApiHandler::preflight(const HttpRequest& request) const {
   reply.status = 204;
   reply.content_type.clear();
   reply.headers = headers_of(request);
-  if (!server_.access.allowed_origin(request.header("origin")).empty()) {
-    reply.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
-    const std::string_view wanted = request.header("access-control-request-headers");
-    if (!wanted.empty()) reply.headers.emplace_back("Access-Control-Allow-Headers", std::string(wanted));
-    reply.headers.emplace_back("Access-Control-Max-Age", "600");
-  }
+  for (auto& header : server_.access.preflight_headers(request.header("origin"),
+                                                       request.header("access-control-request-headers")))
+    reply.headers.push_back(std::move(header));
   return reply;
 }
 
 std::optional<Access::Caller> ApiHandler::caller_of(const HttpRequest& request) const {
-  return server_.access.caller(request.header("authorization"), request.header("x-api-key"));
+  return server_.access.caller(request.header("authorization"), request.header("x-api-key"),
+                               request.unix_socket);
 }
 
 // In this order: the host, the path, the key, whether it can be served now, the form of the body.

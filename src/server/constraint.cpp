@@ -38,8 +38,9 @@ std::shared_ptr<const Grammar> grammar_of(const OutputFormat& format, std::vecto
 }  // namespace
 
 std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const GenerationRequest& request,
-                                                                const ServedModel& model, bool in_reasoning,
-                                                                int max_tokens, size_t n, bool ends_loops,
+                                                                const ServedModel& model,
+                                                                const ServerOptions& server,
+                                                                bool in_reasoning, int max_tokens, size_t n,
                                                                 std::vector<std::string>& ignored) {
   ConstraintOptions options;
   options.may_reason = request.dialect != Dialect::Completions && request.split_reasoning;
@@ -48,7 +49,7 @@ std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const Generation
     const int most = max_tokens - reply_reserve(max_tokens);
     options.reasoning_budget = options.reasoning_budget < 0 ? most : std::min(options.reasoning_budget, most);
   }
-  options.ends_loops = in_reasoning && ends_loops;
+  options.ends_loops = in_reasoning && server.loop_guard;
   options.grammar = grammar_of(request.format, ignored);
   const CallChoice& choice = request.tool_choice;
   if (choice.mode != CallChoice::Mode::None)
@@ -58,6 +59,8 @@ std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const Generation
         options.tools.push_back(tool);
   options.tool_choice = choice.mode == CallChoice::Mode::Required ? ToolChoice::Required : ToolChoice::Auto;
   options.tool_dialect = tool_dialect(model.chat_template);
+  options.tool_grammar = server.tool_grammar;
+  options.keep_tool_names = !choice.names.empty();
   options.parallel_calls = request.parallel_tools;
   // A thought can be ended from outside, too.
   if (!in_reasoning && options.grammar == nullptr && options.tools.empty()) return {};

@@ -7,11 +7,11 @@
 namespace thermo {
 
 // One for each of n answers; none where anything may be said. `max_tokens`: of the answer, negative for as
-// many as fit. `ends_loops`: of reasoning. `ignored` gets the parts of schemas that cannot be enforced.
-// Throws ApiError.
+// many as fit. `ignored` gets the parts of schemas that cannot be enforced. Throws ApiError.
 std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const GenerationRequest& request,
-                                                                const ServedModel& model, bool in_reasoning,
-                                                                int max_tokens, size_t n, bool ends_loops,
+                                                                const ServedModel& model,
+                                                                const ServerOptions& server,
+                                                                bool in_reasoning, int max_tokens, size_t n,
                                                                 std::vector<std::string>& ignored);
 
 }  // namespace thermo

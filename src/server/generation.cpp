@@ -5,9 +5,12 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "server/engine_error.h"
+#include "server/event_pacer.h"
 #include "server/on_worker.h"
 #include "server/operations.h"
 #include "server/request_body.h"
+#include "server/request_metrics.h"
 
 namespace thermo {
 namespace {
@@ -45,8 +48,9 @@ class Generation {
  private:
   struct Choice {
     AnswerParser parser;
+    EventPacer pacer;
     Answer answer = {};
-    std::vector<GeneratedToken> tokens = {};  // with log probabilities, when they are asked for
+    std::vector<GeneratedToken> tokens = {};  // all that the parser got, when log probabilities are asked for
     std::vector<TokenId> ids = {};
     int n_tokens = 0;  // up to a stop text
     int n_cached = 0;
@@ -64,16 +68,21 @@ class Generation {
   void take_tokens(int index, const std::vector<GeneratedToken>& tokens);
   void take_end(int index, const TokensEnded& ended);
   void keep_turn(int index);
-  void note_divergence(int index, const TokenUsage& usage);
   void go_on(Choice& choice, TokenRequest& tokens);
   void keep_new(AnswerParser::Events& events);
   void show(int index, AnswerParser::Events events);
+  void flush(int index);
+  void flush_due(Clock::time_point now);
+  Clock::time_point next_due() const;  // of what is held back
   AnswerStats stats_so_far(int index) const;
   void send(const std::string& bytes);
   void cancel_all();
   void check_reader();
   void record(const char* outcome);
-  ApiError engine_error(const Error& error) const;
+  ApiError refusal(const Error& error) const {
+    return engine_error(error, server_, request().dialect, prepared_.prompts.front().size(),
+                        exchange_.request().id);
+  }
   std::string phase() const {
     return live_->state == "queued" || live_->state == "prefill" ? live_->state : "decode";
   }
@@ -128,8 +137,10 @@ void Generation::submit() {
       answer.starts_in_reasoning = prepared_.in_reasoning;
       answer.split_reasoning = request().split_reasoning;
       answer.stops = request().stops;
+      answer.stop_everywhere = request().stop_everywhere;
       if (request().tool_choice.mode != CallChoice::Mode::None) answer.tools = request().tools;
-      choices_.push_back({.parser = AnswerParser(*model_.tokenizer, std::move(answer))});
+      choices_.push_back({.parser = AnswerParser(*model_.tokenizer, std::move(answer)),
+                          .pacer = EventPacer(server_.options.stream_coalesce)});
     }
   live_->handles.assign(choices_.size(), {});
   for (int index = 0; index < static_cast<int>(choices_.size()); index += request().n) {
@@ -161,7 +172,7 @@ TokenRequest Generation::token_request(int index) {
 
 void Generation::submit_one(int index, TokenRequest tokens) {
   const Result<RequestHandle> handle = model_.service->submit(std::move(tokens));
-  if (!handle) throw engine_error(handle.error());
+  if (!handle) throw refusal(handle.error());
   live_->handles[static_cast<size_t>(index)] = *handle;
 }
 
@@ -188,9 +199,10 @@ void Generation::go_on(Choice& choice, TokenRequest& tokens) {
   for (const TokenId token : so_far.written) {
     for (const AnswerEvent& event : choice.parser.push(token)) n_held -= std::min(n_held, event.text.size());
     if (tokens.options.constraint != nullptr) tokens.options.constraint->accept(token);
+    if (request().logprobs) choice.tokens.push_back({.id = token, .logprobs = {}});
   }
-  n_to_skip_ = n_held;  // the end of a run shows what was held back
-  choice.parser.take_content_tokens();
+  n_to_skip_ = n_held;  // the end of a run shows what was held back, with its tokens
+  choice.parser.skip_tokens();
   tokens.prompt.insert(tokens.prompt.end(), so_far.written.begin(), so_far.written.end());
   tokens.options.sampling.seed = so_far.seed;
   const int room = model_.service->n_ctx() - static_cast<int>(tokens.prompt.size()) + 1;
@@ -210,27 +222,6 @@ void Generation::keep_new(AnswerParser::Events& events) {
     const bool text = event.kind == AnswerEvent::Kind::Reasoning || event.kind == AnswerEvent::Kind::Content;
     return text && event.text.empty();
   });
-}
-
-ApiError Generation::engine_error(const Error& error) const {
-  switch (error.code) {
-    case ErrorCode::Busy: {
-      ApiError busy(503, "server_is_overloaded", error.message + "; try again later");
-      busy.retry_seconds = retry_seconds(server_);
-      return busy;
-    }
-    case ErrorCode::ContextFull:
-      return context_exceeded(request().dialect, prepared_.prompts.front().size(), model_.service->n_ctx());
-    case ErrorCode::InvalidArgument:
-      return {400, "invalid_value", error.message};
-    case ErrorCode::DeviceFault: {
-      ApiError failed(503, "engine_failed", error.message);
-      failed.may_retry = false;
-      return failed;
-    }
-    default:
-      return {500, "internal_error", fmt::format("request {} failed", exchange_.request().id)};
-  }
 }
 
 void Generation::cancel_all() {
@@ -255,6 +246,7 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
   if (spaces) {
     HttpReply head;
     head.headers = headers;
+    head.headers.emplace_back("Cache-Control", "no-store");
     exchange_.begin_stream(std::move(head));
   }
   const double asked = spaces ? kSpaceEvery
@@ -274,12 +266,14 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
   };
   while (open() && !failure_) {
     const bool queued = live_->state == "queued";
-    const Clock::time_point when = std::min({last_sent_ + ping, must_end, queued ? must_start : must_end});
+    const Clock::time_point when =
+        std::min({last_sent_ + ping, must_end, queued ? must_start : must_end, next_due()});
     co_await live_->signal.wait_until(when);
     if (exchange_.gone() || live_->cancelled) break;
     for (auto& [index, event] : live_->take()) take(index, std::move(event));
-    check_reader();
     const Clock::time_point now = Clock::now();
+    flush_due(now);
+    check_reader();
     if (server_.cancelling && open())
       failure_ = ApiError(503, "shutting_down", "the server is shutting down");
     if (server_.draining && live_->state == "queued" && open())
@@ -300,12 +294,12 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
     record("cancelled");
     if (continuation_ != nullptr) continuation_->finish_reason = "cancelled";
     live_->cancel_begins(phase());
-    if (live_->cancelled && !exchange_.gone())
-      failure_ = ApiError(503, "cancelled", "the request was cancelled");
-    else
-      co_return;
+    if (exchange_.gone()) co_return;
+    failure_ = ApiError(503, "cancelled", "the request was cancelled");
+    failure_->may_retry = false;  // a client that tries again would undo it
   }
   if (failure_) {
+    flush_due(Clock::time_point::max());
     if (!live_->cancelled) record("error");
     if (continuation_ != nullptr) continuation_->finish_reason = "error";
     server_.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", failure_->code));
@@ -327,6 +321,7 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
   } else {
     HttpReply reply = json_reply(writer_->whole(answers));
     reply.headers = headers;
+    reply.headers.emplace_back("Cache-Control", "no-store");
     const double ms = std::chrono::duration<double>(Clock::now() - begin).count() * 1e3;
     reply.headers.emplace_back("openai-processing-ms", fmt::format("{:.0f}", ms));
     exchange_.reply(std::move(reply));
@@ -368,7 +363,7 @@ void Generation::take_tokens(int index, const std::vector<GeneratedToken>& token
     choice.ids.push_back(token.id);
     if (live_->n_written++ == 0) live_->first_token = Clock::now();
     if (continuation_ != nullptr) continuation_->written.push_back(token.id);
-    if (!token.logprobs.empty()) choice.tokens.push_back(token);
+    if (request().logprobs) choice.tokens.push_back(token);
     AnswerParser::Events more = choice.parser.push(token.id);
     if (request().logprobs) {
       show(index, std::move(more));  // each piece with its own tokens
@@ -388,13 +383,30 @@ void Generation::take_tokens(int index, const std::vector<GeneratedToken>& token
 
 void Generation::show(int index, AnswerParser::Events events) {
   if (continuation_ != nullptr) keep_new(events);
-  if (!streaming_ || events.empty()) return;
+  if (!streaming_) return;
+  EventPacer& pacer = choices_[static_cast<size_t>(index)].pacer;
+  pacer.add(std::move(events));
+  const std::optional<Clock::time_point> due = pacer.due();
+  if (request().logprobs || (due && *due <= Clock::now())) flush(index);
+}
+
+// Sends what was held back.
+void Generation::flush(int index) {
   Choice& choice = choices_[static_cast<size_t>(index)];
-  std::vector<GeneratedToken> tokens;
-  if (!choice.tokens.empty())
-    for (const size_t i : choice.parser.take_content_tokens()) tokens.push_back(choice.tokens[i]);
+  const AnswerLogprobs tokens = take_logprobs(choice.parser, choice.tokens, request().logprobs_of_all);
   if (request().timings_per_token) writer_->set_stats(stats_so_far(index));
-  send(writer_->pieces(index, merged(std::move(events)), tokens));
+  send(writer_->pieces(index, merged(choice.pacer.take(Clock::now())), tokens));
+}
+
+Clock::time_point Generation::next_due() const {
+  Clock::time_point first = Clock::time_point::max();
+  for (const Choice& choice : choices_) first = std::min(first, choice.pacer.due().value_or(first));
+  return first;
+}
+
+void Generation::flush_due(Clock::time_point now) {
+  for (size_t i = 0; i < choices_.size(); ++i)
+    if (const auto due = choices_[i].pacer.due(); due && *due <= now) flush(static_cast<int>(i));
 }
 
 // As this side sees it; what the engine measured comes at the end.
@@ -418,7 +430,7 @@ void Generation::take_end(int index, const TokensEnded& ended) {
   Choice& choice = choices_[static_cast<size_t>(index)];
   choice.ended = true;
   if (ended.error) {
-    if (!failure_) failure_ = engine_error(*ended.error);
+    if (!failure_) failure_ = refusal(*ended.error);
     return;
   }
   if (ended.reason == FinishReason::Cancelled && !choice.stopping) {
@@ -429,6 +441,7 @@ void Generation::take_end(int index, const TokensEnded& ended) {
     if (const char* how = prepared_.constraints[static_cast<size_t>(index)]->reasoning_close())
       choice.answer.stats.reasoning_close = how;
   show(index, choice.parser.finish(ended.reason == FinishReason::Stop));
+  if (streaming_) flush(index);
   Answer& answer = choice.answer;
   take_result(choice.parser, choice.stopping ? FinishReason::Stop : ended.reason, choice.tokens, answer);
   const TokenUsage& usage = ended.usage;
@@ -442,7 +455,8 @@ void Generation::take_end(int index, const TokensEnded& ended) {
   if (choice.stopping) stats.n_completion = choice.n_tokens;
   if (streaming_) send(writer_->finish(index, answer));
   keep_turn(index);
-  note_divergence(index, usage);
+  note_divergence(server_.metrics, *model_.tokenizer, exchange_.request().id,
+                  prepared_.prompts[static_cast<size_t>(index) / static_cast<size_t>(request().n)], usage);
 }
 
 // For the prompt of the next turn. A text that a stop cut is not what the model wrote.
@@ -456,26 +470,6 @@ void Generation::keep_turn(int index) {
   server_.turns->remember(caller_.key_name, prepared_.prompts.front(), turn,
                           continuation_ != nullptr ? continuation_->written : choice.ids,
                           model_.tokenizer->vocab());
-}
-
-// A prompt that left a known text and had to be computed from further back.
-void Generation::note_divergence(int index, const TokenUsage& usage) {
-  const int n_again = usage.n_known - usage.n_cached;
-  if (n_again > 0) server_.metrics.count("thermocline_prompt_divergence_tokens_total", "", n_again);
-  const std::vector<TokenId>& prompt =
-      prepared_.prompts[static_cast<size_t>(index) / static_cast<size_t>(request().n)];
-  const auto at = static_cast<size_t>(usage.n_known);
-  if (!log_enabled(LogLevel::Debug) || usage.known_next.empty() || at >= prompt.size()) return;
-  const auto shown = [&](std::span<const TokenId> ids) {
-    constexpr size_t kShownBytes = 40;
-    const std::string text =
-        model_.tokenizer->decode(ids.first(std::min<size_t>(ids.size(), 16)), {.special = true});
-    return Json(text.substr(0, kShownBytes)).dump(-1, ' ', false, Json::error_handler_t::replace);
-  };
-  log_message(LogLevel::Debug, "server",
-              fmt::format("req={} the prompt leaves a known text at token {} (cached {}): {} instead of {}",
-                          exchange_.request().id, at, usage.n_cached,
-                          shown(std::span<const TokenId>(prompt).subspan(at)), shown(usage.known_next)));
 }
 
 void Generation::send(const std::string& bytes) {
@@ -523,36 +517,7 @@ void Generation::record(const char* outcome) {
     n_out += stats.n_completion;
     ttft = stats.first_token_seconds;
     rate = stats.predicted_rate();
-    m.count("thermocline_prompt_tokens_total", "source=\"computed\"", stats.n_prompt - stats.n_cached);
-    m.count("thermocline_prompt_tokens_total", "source=\"cached\"", stats.n_cached);
-    m.count("thermocline_generated_tokens_total", "kind=\"reasoning\"", choice.answer.n_reasoning_tokens);
-    m.count("thermocline_generated_tokens_total", "kind=\"content\"",
-            stats.n_completion - choice.answer.n_reasoning_tokens);
-    m.count("thermocline_prefix_cache_lookups_total", stats.n_cached == 0 ? "result=\"miss\""
-                                                      : stats.n_cached + 1 < stats.n_prompt
-                                                          ? "result=\"partial\""
-                                                          : "result=\"hit\"");
-    if (stats.draft.n_rounds > 0)
-      m.observe("thermocline_spec_accepted_length", stats.draft.accept_length(),
-                fmt::format("drafter=\"{}\"", label_value(stats.draft.drafter)));
-    if (request().format.kind != OutputFormat::Kind::Text)
-      m.count("thermocline_structured_outputs_total",
-              choice.answer.finish_reason == "length" ? "result=\"truncated\"" : "result=\"ok\"");
-    m.count("thermocline_prefill_seconds_total", "", stats.prompt_seconds);
-    m.count("thermocline_decode_seconds_total", "", stats.predicted_seconds);
-    m.observe("thermocline_prefill_duration_seconds", stats.prompt_seconds);
-    m.observe("thermocline_queue_wait_seconds", stats.queue_seconds);
-    m.observe("thermocline_time_to_first_token_seconds", stats.first_token_seconds, dialect);
-    m.observe("thermocline_request_prompt_tokens", stats.n_prompt);
-    m.observe("thermocline_request_generated_tokens", stats.n_completion);
-    if (stats.n_completion > 1)
-      m.observe("thermocline_time_per_output_token_seconds",
-                stats.predicted_seconds / (stats.n_completion - 1));
-    for (const ToolCall& call : choice.answer.tool_calls)
-      m.count("thermocline_tool_calls_total", call.complete ? "result=\"ok\"" : "result=\"truncated\"");
-    if (choice.answer.n_reasoning_tokens > 0)
-      m.count("thermocline_reasoning_closed_total",
-              fmt::format("how=\"{}\"", stats.reasoning_close.empty() ? "natural" : stats.reasoning_close));
+    count_answer(m, request(), choice.answer);
   }
   const std::string trace = trace_id(exchange_.request().header("traceparent"));
   log_info("server", "req={} {}{}{} {} prompt={} ({} cached) out={} ttft={:.2f}s {:.1f} tok/s {}",
@@ -585,7 +550,10 @@ asio::awaitable<void> generate(ServerState& server, HttpExchange& exchange, Dial
     if (error.code != "context_length_exceeded" || dialect != Dialect::Responses || !shell.stream) throw;
     overflow = error;
   }
-  if (exchange.gone()) co_return;
+  if (exchange.gone()) {  // while its prompt was made
+    if (continuation != nullptr) continuation->finish_reason = "cancelled";
+    co_return;
+  }
   if (overflow) {
     const auto writer = make_reply_writer({.request = &shell,
                                            .tokenizer = server.model->tokenizer,

@@ -178,6 +178,7 @@ asio::awaitable<void> show_live(ServerState& server, HttpExchange& exchange,
   head.headers.emplace_back("Cache-Control", "no-cache");
   head.headers.emplace_back("X-Accel-Buffering", "no");
   exchange.begin_stream(std::move(head));
+  if (exchange.request().method == "HEAD") co_return exchange.end_stream();
   exchange.write(sse_event("hello", hello(server)));
   const Clock::time_point begin = Clock::now();
   const auto period = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(1.0 / hz));

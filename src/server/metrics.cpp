@@ -53,6 +53,7 @@ const Family kFamilies[] = {
     {"thermocline_request_duration_seconds", "From the request to its last byte.", kDuration},
     {"thermocline_queue_wait_seconds", "Time until a request got a slot.", kQueue, false},
     {"thermocline_prefill_duration_seconds", "Time to read a prompt.", kFirstToken, false},
+    {"thermocline_decode_duration_seconds", "Time to write an answer.", kDuration, false},
     {"thermocline_request_prompt_tokens", "Tokens of a prompt.", kTokens, false},
     {"thermocline_request_generated_tokens", "Tokens of an answer.", kTokens, false},
     {"thermocline_spec_accepted_length", "Mean number of accepted tokens of a request's drafts.", kAccepted},
@@ -151,21 +152,48 @@ std::string Metrics::text() const {
     }
     const auto found = histograms_.find(family.name);
     if (found == histograms_.end()) continue;
-    for (const auto& [labels, histogram] : found->second) {
-      uint64_t below = 0;
-      for (size_t i = 0; i < family.buckets.size(); ++i) {
-        below += histogram.buckets[i];
-        out += sample(fmt::format("{}_bucket", family.name),
-                      with(labels, fmt::format("le=\"{}\"", family.buckets[i])), static_cast<double>(below));
-      }
-      below += histogram.buckets.back();
-      out += sample(fmt::format("{}_bucket", family.name), with(labels, "le=\"+Inf\""),
-                    static_cast<double>(below));
-      out += sample(fmt::format("{}_sum", family.name), labels, histogram.sum);
-      out += sample(fmt::format("{}_count", family.name), labels, static_cast<double>(below));
-    }
+    for (const auto& [labels, histogram] : found->second)
+      write_samples(out, family.name, labels, family.buckets, histogram);
   }
   return out;
+}
+
+void Metrics::write_samples(std::string& out, std::string_view name, const std::string& labels,
+                            std::span<const double> bounds, const Histogram& histogram) {
+  const std::string bucket = fmt::format("{}_bucket", name);
+  uint64_t below = 0;
+  for (size_t i = 0; i < bounds.size(); ++i) {
+    below += histogram.buckets[i];
+    out += sample(bucket, with(labels, fmt::format("le=\"{}\"", bounds[i])), static_cast<double>(below));
+  }
+  below += histogram.buckets.back();
+  out += sample(bucket, with(labels, "le=\"+Inf\""), static_cast<double>(below));
+  out += sample(fmt::format("{}_sum", name), labels, histogram.sum);
+  out += sample(fmt::format("{}_count", name), labels, static_cast<double>(below));
+}
+
+double Metrics::sum(std::string_view name, std::string_view part) const {
+  family_of(name);
+  const std::lock_guard lock(mutex_);
+  double all = 0.0;
+  if (const auto found = counters_.find(name); found != counters_.end())
+    for (const auto& [labels, value] : found->second)
+      if (labels.find(part) != std::string::npos) all += value;
+  return all;
+}
+
+void Metrics::write_histogram(std::string& out, std::string_view name, std::string_view as,
+                              std::string_view help, const std::string& labels) const {
+  const Family& family = family_of(name);
+  Histogram all{.buckets = std::vector<uint64_t>(family.buckets.size() + 1)};
+  const std::lock_guard lock(mutex_);
+  if (const auto found = histograms_.find(name); found != histograms_.end())
+    for (const auto& [unused, one] : found->second) {
+      for (size_t i = 0; i < one.buckets.size(); ++i) all.buckets[i] += one.buckets[i];
+      all.sum += one.sum;
+    }
+  head(out, as, "histogram", help);
+  write_samples(out, as, labels, family.buckets, all);
 }
 
 }  // namespace thermo

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,12 +21,20 @@ class Metrics {
 
   // HELP, TYPE and all samples of what was counted so far.
   std::string text() const;
+  // A counter, added up over its labels; `part`: over those that contain it.
+  double sum(std::string_view name, std::string_view part = {}) const;
+  // A histogram, added up over its labels, as the family `as` with other labels.
+  void write_histogram(std::string& out, std::string_view name, std::string_view as, std::string_view help,
+                       const std::string& labels) const;
 
  private:
   struct Histogram {
     std::vector<uint64_t> buckets;  // not cumulative; the last one has no upper bound
     double sum = 0.0;
   };
+  static void write_samples(std::string& out, std::string_view name, const std::string& labels,
+                            std::span<const double> bounds, const Histogram& histogram);
+
   mutable std::mutex mutex_;
   std::map<std::string, std::map<std::string, double>, std::less<>> counters_;
   std::map<std::string, std::map<std::string, Histogram>, std::less<>> histograms_;

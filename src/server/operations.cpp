@@ -11,6 +11,8 @@
 #include <fstream>
 
 #include "base/sha256.h"
+#include "server/api/plain_number.h"
+#include "server/compat_metrics.h"
 #include "server/routes.h"
 
 namespace thermo {
@@ -29,19 +31,19 @@ std::string rfc3339(int64_t seconds) {
 }
 
 Json sampling_json(const SamplingParams& s) {
-  return {{"temperature", s.temperature},
+  return {{"temperature", plain_number(s.temperature)},
           {"top_k", s.top_k},
-          {"top_p", s.top_p},
-          {"min_p", s.min_p},
-          {"typical_p", s.typical_p},
-          {"top_n_sigma", s.top_n_sigma},
-          {"xtc_probability", s.xtc_probability},
-          {"xtc_threshold", s.xtc_threshold},
-          {"presence_penalty", s.presence_penalty},
-          {"frequency_penalty", s.frequency_penalty},
-          {"repeat_penalty", s.repetition_penalty},
+          {"top_p", plain_number(s.top_p)},
+          {"min_p", plain_number(s.min_p)},
+          {"typical_p", plain_number(s.typical_p)},
+          {"top_n_sigma", plain_number(s.top_n_sigma)},
+          {"xtc_probability", plain_number(s.xtc_probability)},
+          {"xtc_threshold", plain_number(s.xtc_threshold)},
+          {"presence_penalty", plain_number(s.presence_penalty)},
+          {"frequency_penalty", plain_number(s.frequency_penalty)},
+          {"repeat_penalty", plain_number(s.repetition_penalty)},
           {"repeat_last_n", s.repeat_last_n},
-          {"dry_multiplier", s.dry_multiplier},
+          {"dry_multiplier", plain_number(s.dry_multiplier)},
           {"seed", s.seed ? Json(*s.seed) : Json(-1)}};
 }
 
@@ -95,6 +97,16 @@ void memory_metrics(std::string& out, const Json& plan) {
     write_family(out, "thermocline_device_memory_bytes", "gauge", "Device memory as it was planned.", device);
 }
 
+double tokens_held(const TokenServiceState& state) {
+  double held = 0.0;
+  for (const SlotState& slot : state.slots) held += slot.n_held;
+  return held;
+}
+
+double token_capacity(const TokenServiceState& state) {
+  return static_cast<double>(state.slots.size()) * state.n_ctx;
+}
+
 void engine_metrics(std::string& out, const ServerState& server) {
   const ServedModel& model = *server.model;
   const TurnStore& turns = *server.turns;
@@ -110,18 +122,12 @@ void engine_metrics(std::string& out, const ServerState& server) {
   gauge("thermocline_queue_limit", "Requests that may wait.", server.options.max_waiting);
   gauge("thermocline_slots", "Requests that are computed together at most.",
         static_cast<double>(state.slots.size()));
-  double held = 0.0;
-  for (const SlotState& slot : state.slots) held += slot.n_held;
-  const double capacity = static_cast<double>(state.slots.size()) * state.n_ctx;
-  gauge("thermocline_kv_tokens_used", "Tokens whose keys and values are in memory.", held);
-  gauge("thermocline_kv_tokens_capacity", "Tokens that memory holds.", capacity);
+  gauge("thermocline_kv_tokens_used", "Tokens whose keys and values are in memory.", tokens_held(state));
+  gauge("thermocline_kv_tokens_capacity", "Tokens that memory holds.", token_capacity(state));
   // What a router of the Gateway API Inference Extension asks a model server for. Without a pool of pages a
   // slot is one block.
   const bool pages = state.n_pages > 0;
-  const double used = pages            ? 1.0 - static_cast<double>(state.n_pages_free) / state.n_pages
-                      : capacity > 0.0 ? held / capacity
-                                       : 0.0;
-  gauge("thermocline_kv_cache_usage_ratio", "Share of the KV cache in use.", used);
+  gauge("thermocline_kv_cache_usage_ratio", "Share of the KV cache in use.", kv_cache_usage(state));
   write_family(
       out, "thermocline_cache_config_info", "gauge", "Blocks of the KV cache: tokens of one, and how many.",
       {{fmt::format("block_size=\"{}\",num_gpu_blocks=\"{}\"", pages ? state.page_tokens : state.n_ctx,
@@ -240,6 +246,18 @@ void require_model(const ServerState& server) {
   }
 }
 
+namespace {
+
+// 503, and whether to come back in a second.
+HttpReply not_now(const Json& body, bool may_retry) {
+  HttpReply reply = json_reply(body, 503);
+  reply.headers = {
+      {"Retry-After", "1"}, {"retry-after-ms", "1000"}, {"x-should-retry", may_retry ? "true" : "false"}};
+  return reply;
+}
+
+}  // namespace
+
 HttpReply health_reply(const ServerState& server) {
   try {
     require_model(server);
@@ -254,7 +272,7 @@ HttpReply health_reply(const ServerState& server) {
     body["error"] = {{"code", error.code},
                      {"message", loading ? "Loading model" : error.what()},
                      {"type", "service_unavailable"}};
-    return json_reply(body, 503);
+    return not_now(body, error.may_retry);
   }
 }
 
@@ -272,7 +290,7 @@ HttpReply ready_reply(const ServerState& server) {
   if (reason.empty() && server.model->service->state().n_waiting >= std::max(1, server.options.max_waiting))
     reason = "server_is_overloaded";
   if (reason.empty()) return json_reply({{"status", "ready"}});
-  return json_reply({{"status", "not ready"}, {"reason", reason}}, 503);
+  return not_now({{"status", "not ready"}, {"reason", reason}}, true);
 }
 
 Json models_json(const ServerState& server) {
@@ -477,6 +495,12 @@ int retry_seconds(const ServerState& server) {
   return static_cast<int>(std::clamp(seconds, 1.0, 60.0));
 }
 
+double kv_cache_usage(const TokenServiceState& state) {
+  if (state.n_pages > 0) return 1.0 - static_cast<double>(state.n_pages_free) / state.n_pages;
+  const double capacity = token_capacity(state);
+  return capacity > 0.0 ? tokens_held(state) / capacity : 0.0;
+}
+
 std::string metrics_text(const ServerState& server) {
   std::string out;
   const Json& version = server.options.version;
@@ -510,6 +534,7 @@ std::string metrics_text(const ServerState& server) {
     memory_metrics(out, server.model->plan);
   }
   out += server.metrics.text();
+  write_compat_metrics(out, server);
   process_metrics(out, server);
   return out;
 }

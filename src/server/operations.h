@@ -22,6 +22,8 @@ std::string experts_csv(const ServerState& server);
 Json experts_json(const ServerState& server);
 Json request_json(const LiveRequest& live);
 Json requests_json(const ServerState& server);
+// Share of the KV cache in use.
+double kv_cache_usage(const TokenServiceState& state);
 std::string metrics_text(const ServerState& server);
 // How long a client that is turned away should wait.
 int retry_seconds(const ServerState& server);

@@ -7,17 +7,37 @@
 #include "base/error.h"
 #include "server/constraint.h"
 #include "server/server_state.h"
+#include "tokenizer/fill_in_middle.h"
 
 namespace thermo {
 namespace {
 
 // What follows the last turn cannot be part of what is continued: its end is cut off.
-void open_last_turn(std::vector<TokenId>& ids, const Vocab& vocab) {
-  for (size_t i = ids.size(); i-- > 0;)
-    if (vocab.is_end_of_generation(ids[i])) {
-      ids.resize(i);
-      return;
+void open_last_turn(RenderedPrompt& prompt, const Tokenizer& tokenizer) {
+  std::vector<TokenId>& ids = prompt.ids;
+  size_t n_cut = 0;  // bytes
+  for (size_t i = ids.size(); i-- > 0;) {
+    n_cut += tokenizer.token_bytes(ids[i]).size();
+    if (!tokenizer.vocab().is_end_of_generation(ids[i])) continue;
+    ids.resize(i);
+    while (!prompt.segments.empty() && n_cut > 0) {
+      std::string& last = prompt.segments.back().text;
+      const size_t n = std::min(n_cut, last.size());
+      last.resize(last.size() - n);
+      n_cut -= n;
+      if (last.empty()) prompt.segments.pop_back();
     }
+    return;
+  }
+}
+
+// Tokens of an answer: markers are the template's, the rest is what was written.
+void append_answer(std::vector<PromptSegment>& segments, std::span<const TokenId> ids,
+                   const Tokenizer& tokenizer) {
+  for (const TokenId id : ids) {
+    const std::string_view bytes = tokenizer.token_bytes(id);
+    append_segment(segments, bytes, tokenizer.vocab().find_special(bytes) == id);
+  }
 }
 
 // Where the next request of a conversation may begin to differ: after the system prompt, after every turn
@@ -121,14 +141,22 @@ RenderedPrompt render_turns(const GenerationRequest& request, const ServedModel&
       prompt.ids.insert(prompt.ids.end(), ids.begin(), ids.end());
       hash.add(ids);
     };
+    const auto append_segments = [&](size_t piece) {
+      if (!options.with_segments) return;
+      for (const PromptSegment& one : gapped->segments[piece])
+        append_segment(prompt.segments, one.text, one.from_template);
+    };
     append(gapped->pieces[0]);
+    append_segments(0);
     size_t i = 0;
     for (; i < gaps.size(); ++i) {
       const auto found = known.store.find(known.owner, request.turns[gaps[i].turn], hash);
       // A template that drops old reasoning wants it dropped.
       if (!found || (found->has_reasoning && !gapped->keeps_reasoning[i])) break;
       append(found->ids);
+      if (options.with_segments) append_answer(prompt.segments, found->ids, *model.tokenizer);
       append(gapped->pieces[i + 1]);
+      append_segments(i + 1);
     }
     n_spliced = static_cast<int>(i);
     if (i == gaps.size()) return prompt;
@@ -139,8 +167,10 @@ RenderedPrompt render_turns(const GenerationRequest& request, const ServedModel&
 }
 
 RenderedPrompt render_request(const GenerationRequest& request, const ServedModel& model,
-                              const ServerOptions& server, const KnownTurns& known, int& n_spliced) {
+                              const ServerOptions& server, const KnownTurns& known, bool with_segments,
+                              int& n_spliced) {
   RenderOptions options;
+  options.with_segments = with_segments;
   options.tools = request.tools;
   options.thinking = request.thinking;
   options.kwargs = request.template_kwargs;
@@ -158,7 +188,7 @@ RenderedPrompt render_request(const GenerationRequest& request, const ServedMode
     RenderedPrompt rendered = render_turns(request, model, options, known, n_spliced);
     if (request.continue_last_turn) {
       rendered.in_reasoning = false;
-      open_last_turn(rendered.ids, model.tokenizer->vocab());
+      open_last_turn(rendered, *model.tokenizer);
     }
     return rendered;
   } catch (const ConfigError& error) {
@@ -168,10 +198,10 @@ RenderedPrompt render_request(const GenerationRequest& request, const ServedMode
 
 }  // namespace
 
-std::vector<TokenId> render_ids(const GenerationRequest& request, const ServedModel& model,
-                                const ServerOptions& options, const KnownTurns& turns) {
+RenderedPrompt render_prompt(const GenerationRequest& request, const ServedModel& model,
+                             const ServerOptions& options, const KnownTurns& turns, bool with_segments) {
   int n_spliced = 0;
-  return render_request(request, model, options, turns, n_spliced).ids;
+  return render_request(request, model, options, turns, with_segments, n_spliced);
 }
 
 PreparedRequest prepare(GenerationRequest request, const ServedModel& model, const ServerOptions& options,
@@ -180,8 +210,24 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
   const Tokenizer& tokenizer = *model.tokenizer;
   const Vocab& vocab = tokenizer.vocab();
   const int n_ctx = model.service->n_ctx();
+  std::optional<FillTokens> fill;
+  if (!request.suffix.empty()) {
+    fill = fill_tokens(vocab);
+    if (!fill)
+      throw unsupported("suffix",
+                        "suffix: this model has no tokens for filling in the middle; leave it out, or use a "
+                        "model that was trained for it");
+  }
   if (request.dialect == Dialect::Completions) {
     for (const auto& prompt : request.prompts) {
+      if (fill) {
+        const auto* text = std::get_if<std::string>(&prompt);
+        const std::vector<TokenId> before = text != nullptr
+                                                ? tokenizer.encode(*text, {.parse_special = false})
+                                                : std::get<std::vector<int32_t>>(prompt);
+        prepared.prompts.push_back(fill_prompt(tokenizer, *fill, before, request.suffix));
+        continue;
+      }
       if (const auto* text = std::get_if<std::string>(&prompt)) {
         std::vector<TokenId> ids = tokenizer.encode(*text, {.parse_special = true, .add_bos_eos = true});
         // An end token at the end would be answered by nothing.
@@ -198,7 +244,7 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
         throw invalid_value("prompt", "prompt: there is nothing to continue");
     }
   } else {
-    RenderedPrompt rendered = render_request(request, model, options, turns, prepared.n_spliced);
+    RenderedPrompt rendered = render_request(request, model, options, turns, false, prepared.n_spliced);
     prepared.in_reasoning = rendered.in_reasoning;
     prepared.prompts.push_back(std::move(rendered.ids));
     prepared.marks = marks_of(prepared.prompts.front(), vocab);
@@ -218,14 +264,15 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
   generate.max_tokens = wanted > room ? -1 : wanted;  // the end of the context ends it then
   generate.stop_tokens.assign(vocab.end_of_generation().begin(), vocab.end_of_generation().end());
   for (const int32_t id : request.stop_token_ids) generate.stop_tokens.push_back(id);
+  if (fill) generate.stop_tokens.insert(generate.stop_tokens.end(), fill->ends.begin(), fill->ends.end());
   const bool may_call = !request.tools.empty() && request.tool_choice.mode != CallChoice::Mode::None;
   if (const std::optional<int32_t> call = vocab.find_special("<tool_call>");
       call && !may_call && request.dialect != Dialect::Completions)
     generate.sampling.logit_bias[*call] = kBanToken;
   const size_t n_answers = prepared.prompts.size() * static_cast<size_t>(request.n);
   const auto begin = std::chrono::steady_clock::now();
-  prepared.constraints = make_constraints(request, model, prepared.in_reasoning, generate.max_tokens,
-                                          n_answers, options.loop_guard, request.ignored_fields);
+  prepared.constraints = make_constraints(request, model, options, prepared.in_reasoning, generate.max_tokens,
+                                          n_answers, request.ignored_fields);
   prepared.constraint_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (const Status status = validate(generate.sampling, vocab.n_tokens()); !status)
@@ -244,6 +291,7 @@ GenerationRequest read_request(Dialect dialect, const Json& body, const ServerSt
   defaults.keep_billing_header = server.options.keep_billing_header;
   defaults.anthropic_thinking = server.options.anthropic_thinking;
   defaults.prefill_assistant = server.options.prefill_assistant;
+  defaults.images = server.options.images;
   defaults.tokens_of = [&model](const std::string& text) { return model.tokenizer->encode(text); };
   GenerationRequest request = dialect == Dialect::Messages      ? read_messages_request(body, defaults)
                               : dialect == Dialect::Responses   ? read_responses_request(body, defaults)

@@ -36,9 +36,10 @@ GenerationRequest read_request(Dialect dialect, const Json& body, const ServerSt
 PreparedRequest prepare(GenerationRequest request, const ServedModel& model, const ServerOptions& options,
                         const KnownTurns& turns);
 
-// The ids of the prompt only; for counting.
-std::vector<TokenId> render_ids(const GenerationRequest& request, const ServedModel& model,
-                                const ServerOptions& options, const KnownTurns& turns);
+// The prompt only, for those who count it or look at it.
+RenderedPrompt render_prompt(const GenerationRequest& request, const ServedModel& model,
+                             const ServerOptions& options, const KnownTurns& turns,
+                             bool with_segments = false);
 
 // The words that clients look for.
 ApiError context_exceeded(Dialect dialect, size_t n_prompt, int n_ctx);

@@ -1,5 +1,6 @@
 #include "server/routes.h"
 
+#include <charconv>
 #include <set>
 
 namespace thermo {
@@ -45,11 +46,25 @@ constexpr Route kRoutes[] = {
     {"POST", "/v1/images/*", Endpoint::NotSupported},
 };
 
+// "a%2Fb" to "a/b"; what is no such code stays as it is.
+std::string percent_decoded(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    unsigned code = 0;
+    const char* const digits = text.data() + i + 1;
+    const bool is_code = text[i] == '%' && i + 2 < text.size() &&
+                         std::from_chars(digits, digits + 2, code, 16).ptr == digits + 2;
+    out += is_code ? static_cast<char>(code) : text[i];
+    if (is_code) i += 2;
+  }
+  return out;
+}
+
 bool matches(std::string_view pattern, std::string_view path, std::string& rest) {
   if (!pattern.ends_with("/*")) return pattern == path;
   const std::string_view folder = pattern.substr(0, pattern.size() - 1);
   if (!path.starts_with(folder) || path.size() == folder.size()) return false;
-  rest = path.substr(folder.size());
+  rest = percent_decoded(path.substr(folder.size()));
   return true;
 }
 

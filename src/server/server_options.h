@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "chat/prompt_renderer.h"
+#include "chat/tool_grammar.h"
 #include "engine/token_service.h"
 #include "grammar/token_trie.h"
 #include "server/api/generation_request.h"
@@ -22,11 +23,14 @@ struct ServerOptions {
   AccessOptions access;
   std::string api_prefix;  // "/p": everything is below it
   bool metrics_need_key = true;
-  bool strict_model = false;  // a request for another model is refused
+  bool metrics_as_llamacpp = false, metrics_as_vllm = false;  // these names, too; see compat_metrics.h
+  bool strict_model = false;                                  // a request for another model is refused
   int default_max_tokens = 32768;
   bool keep_billing_header = false;
   bool anthropic_thinking = false;
   bool prefill_assistant = false;
+  ImagePolicy images = ImagePolicy::Auto;
+  ToolGrammar tool_grammar = ToolGrammar::Auto;
   std::vector<std::string> reasoning_fields = {"reasoning_content", "reasoning"};  // of chat replies
   bool loop_guard = true;                  // reasoning that repeats itself is ended
   int max_waiting = 64;                    // as the engine's queue has it
@@ -37,6 +41,7 @@ struct ServerOptions {
   // Times; zero: none.
   std::chrono::milliseconds request_timeout{0}, queue_timeout{0};
   std::chrono::milliseconds ping_interval{10'000};
+  std::chrono::milliseconds stream_coalesce{0};  // tokens may wait so long to share an event
   std::chrono::milliseconds shutdown_grace{30'000};
   // Performance.
   uint64_t turn_store_bytes = uint64_t{64} << 20;  // see turn_store.h; 0: none

@@ -11,6 +11,7 @@
 
 #include "chat/text_model.h"
 #include "engine/scripted_engine.h"
+#include "tokenizer/vocab_gguf.h"
 
 namespace thermo {
 namespace {
@@ -74,14 +75,15 @@ class Client {
 };
 
 struct Running {
-  explicit Running(ScriptedEngineOptions engine, ServerOptions options = {})
+  explicit Running(ScriptedEngineOptions engine, ServerOptions options = {},
+                   const Tokenizer* tokenizer = &plankton().tokenizer())
       : service(std::move(engine)), server(with_free_port(std::move(options))) {
     ServedModel model;
     model.id = "m";
-    model.tokenizer = &plankton().tokenizer();
+    model.tokenizer = tokenizer;
     model.renderer = &renderer();
     model.service = &service;
-    model.trie = std::make_shared<const TokenTrie>(plankton().tokenizer().vocab());
+    model.trie = std::make_shared<const TokenTrie>(tokenizer->vocab());
     model.chat_template = renderer().source();
     server.set_ready(std::move(model));
   }
@@ -160,6 +162,64 @@ TEST(Server, GivesSignsOfLife) {
             std::string::npos);
   const std::string text = responses.read_until("response.completed");
   EXPECT_NE(text.find("response.in_progress", text.find("response.in_progress") + 60), std::string::npos);
+}
+
+TEST(Server, PutsTokensIntoOneEventWhenTheyMayWait) {
+  std::string numbers;
+  for (int i = 0; i < 40; ++i) numbers += std::to_string(i) + " ";
+  const std::vector<TokenId> tokens = tokens_of(numbers);
+  const auto stream = [&](std::chrono::milliseconds wait, const std::string& path) {
+    ServerOptions options;
+    options.stream_coalesce = wait;
+    Running running({.scripts = {tokens}, .tokens_per_second = 400.0}, options);
+    Client client(running.url());
+    client.post(path, kStream);
+    return client.read_until(path == "/v1/messages" ? "message_stop" : "[DONE]");
+  };
+  const auto texts = [](const std::string& reply, const std::string& key) {
+    std::pair<int, std::string> out;  // events, and their text
+    for (size_t at = reply.find(key); at != std::string::npos; at = reply.find(key, at + 1)) {
+      const size_t begin = at + key.size(), end = reply.find('"', begin);
+      if (end > begin) ++out.first;
+      out.second += reply.substr(begin, end - begin);
+    }
+    return out;
+  };
+  const auto [n_plain, plain] = texts(stream(0ms, "/v1/chat/completions"), "\"content\":\"");
+  const auto [n_paced, paced] = texts(stream(60ms, "/v1/chat/completions"), "\"content\":\"");
+  EXPECT_EQ(paced, plain);
+  EXPECT_GT(n_plain, 20);
+  EXPECT_LT(n_paced, n_plain / 3);
+  EXPECT_GT(n_paced, 2);
+  EXPECT_EQ(texts(stream(10s, "/v1/messages"), "\"text\":\"").second, plain) << "the end waits for nothing";
+}
+
+TEST(Server, FillsInTheMiddleWhereTheVocabularyCan) {
+  const std::string body = R"({"prompt": "ab", "suffix": "<|im_end|>", "max_tokens": 4})";
+  Running plain({.scripts = {tokens_of("x")}});
+  Client refused(plain.url());
+  refused.post("/v1/completions", body);
+  const std::string reply = refused.read_until("");
+  EXPECT_NE(reply.find("HTTP/1.1 400"), std::string::npos);
+  EXPECT_NE(reply.find("suffix: this model has no tokens for filling in the middle"), std::string::npos);
+
+  VocabData data = *read_vocab(plankton().file());
+  for (const char* text : {"<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"}) {
+    data.tokens.emplace_back(text);
+    data.types.push_back(static_cast<int32_t>(TokenType::Control));
+  }
+  const Tokenizer words(std::move(data));
+  std::vector<TokenId> script = words.encode("cd");
+  script.push_back(*words.vocab().find_special("<|fim_pad|>"));  // ends it
+  for (const TokenId id : words.encode("ef")) script.push_back(id);
+  Running filling({.scripts = {script}}, {}, &words);
+  Client client(filling.url());
+  client.post("/v1/completions", body);
+  const std::string filled = client.read_until("");
+  EXPECT_NE(filled.find(R"("text":"cd")"), std::string::npos) << filled;
+  const size_t n_prompt =
+      3 + words.encode("ab").size() + words.encode("<|im_end|>", {.parse_special = false}).size();
+  EXPECT_NE(filled.find("\"prompt_tokens\":" + std::to_string(n_prompt) + ","), std::string::npos) << filled;
 }
 
 TEST(Server, PausesAReaderThatDoesNotRead) {

@@ -1,8 +1,7 @@
 #include "server/token_endpoints.h"
 
-#include <fmt/format.h>
-
 #include "base/utf8.h"
+#include "server/api/shared_fields.h"
 #include "server/generation.h"
 
 namespace thermo {
@@ -24,10 +23,17 @@ Json pieces_of(const std::vector<TokenId>& ids, const Tokenizer& tokenizer) {
   return list;
 }
 
-std::vector<TokenId> prompt_ids(Dialect dialect, const Json& body, const ServerState& server,
-                                const std::string& owner) {
-  return render_ids(read_request(dialect, body, server), *server.model, server.options,
-                    {*server.turns, owner});
+RenderedPrompt prompt_of(Dialect dialect, const Json& body, const ServerState& server,
+                         const std::string& owner, bool with_segments = false) {
+  return render_prompt(read_request(dialect, body, server), *server.model, server.options,
+                       {*server.turns, owner}, with_segments);
+}
+
+Json segments_json(const std::vector<PromptSegment>& segments) {
+  Json list = Json::array();
+  for (const PromptSegment& one : segments)
+    list.push_back({{"text", one.text}, {"template", one.from_template}});
+  return list;
 }
 
 Json tokenize(const Json& body, const ServerState& server, const std::string& owner) {
@@ -35,7 +41,7 @@ Json tokenize(const Json& body, const ServerState& server, const std::string& ow
   const Tokenizer& tokenizer = *server.model->tokenizer;
   std::vector<TokenId> ids;
   if (fields.has("messages")) {
-    ids = prompt_ids(Dialect::Chat, body, server, owner);
+    ids = prompt_of(Dialect::Chat, body, server, owner).ids;
   } else {
     const Json& content = fields.require("content");
     if (!content.is_string()) throw invalid_value("content", "content: a string was expected");
@@ -52,13 +58,9 @@ Json detokenize(const Json& body, const ServerState& server) {
   Fields fields(body);
   const Json* tokens = fields.array("tokens");
   if (tokens == nullptr) fields.require("tokens");
-  std::vector<TokenId> ids;
-  for (const Json& id : *tokens) {
-    if (!id.is_number_integer() || !server.model->tokenizer->vocab().contains(id.get<int32_t>()))
-      throw invalid_value("tokens", fmt::format("tokens: {} is no token of the vocabulary", id.dump()));
-    ids.push_back(id.get<int32_t>());
-  }
-  return {{"content", server.model->tokenizer->decode(ids, {.special = true})}};
+  const Tokenizer& tokenizer = *server.model->tokenizer;
+  const std::vector<TokenId> ids = read_token_ids(*tokens, "tokens", tokenizer.vocab().n_tokens());
+  return {{"content", tokenizer.decode(ids, {.special = true})}};
 }
 
 }  // namespace
@@ -70,14 +72,15 @@ TokenReply token_reply(Endpoint endpoint, const Json& body, const ServerState& s
   const Dialect dialect = endpoint == Endpoint::CountTokens       ? Dialect::Messages
                           : endpoint == Endpoint::ResponsesTokens ? Dialect::Responses
                                                                   : Dialect::Chat;
-  std::vector<TokenId> ids = prompt_ids(dialect, body, server, owner);
-  if (endpoint == Endpoint::CountTokens) return {{{"input_tokens", ids.size()}}, {}};
+  RenderedPrompt prompt = prompt_of(dialect, body, server, owner, endpoint == Endpoint::ApplyTemplate);
+  if (endpoint == Endpoint::CountTokens) return {{{"input_tokens", prompt.ids.size()}}, {}};
   if (endpoint == Endpoint::ApplyTemplate) {
-    Json reply = {{"prompt", server.model->tokenizer->decode(ids, {.special = true})},
-                  {"n_tokens", ids.size()}};
-    return {std::move(reply), std::move(ids)};
+    Json reply = {{"prompt", server.model->tokenizer->decode(prompt.ids, {.special = true})},
+                  {"segments", segments_json(prompt.segments)},
+                  {"n_tokens", prompt.ids.size()}};
+    return {std::move(reply), std::move(prompt.ids)};
   }
-  return {{{"object", "response.input_tokens"}, {"input_tokens", ids.size()}}, {}};
+  return {{{"object", "response.input_tokens"}, {"input_tokens", prompt.ids.size()}}, {}};
 }
 
 }  // namespace thermo

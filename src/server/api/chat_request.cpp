@@ -46,7 +46,7 @@ std::string reasoning_of(Fields& fields) {
   return text;
 }
 
-Turn read_message(const Json& message, const std::string& path, bool is_last) {
+Turn read_message(const Json& message, const std::string& path, bool is_last, ImagePolicy images) {
   Fields fields(message, path);
   Turn turn;
   const Json& role = fields.require("role");
@@ -59,10 +59,10 @@ Turn read_message(const Json& message, const std::string& path, bool is_last) {
                         fmt::format("{}.role: '{}' is not known; system, developer, user, assistant or "
                                     "tool was expected",
                                     path, turn.role));
-  const bool may_have_images = turn.role != "user" || !is_last;
+  const Place place = turn.role == "user" && is_last ? Place::Question : Place::Elsewhere;
   const Json* text = fields.find("content");
-  if (text == nullptr && turn.role == "user") fields.require("content");
-  Content content = read_content(text, path + ".content", may_have_images);
+  if (!message.contains("content") && turn.role == "user") fields.require("content");
+  Content content = read_content(text, path + ".content", place, images);
   turn.content = std::move(content.text);
   if (turn.role == "assistant") {
     turn.reasoning = reasoning_of(fields);
@@ -151,7 +151,8 @@ GenerationRequest read_chat_request(const Json& body, const RequestDefaults& def
   const Json& messages = fields.require("messages");
   if (!messages.is_array()) throw invalid_value("messages", "messages: a list was expected");
   for (size_t i = 0; i < messages.size(); ++i)
-    request.turns.push_back(read_message(messages[i], element_path("messages", i), i + 1 == messages.size()));
+    request.turns.push_back(
+        read_message(messages[i], element_path("messages", i), i + 1 == messages.size(), defaults.images));
   const std::optional<bool> proceed = fields.boolean("continue_final_message"),
                             prompted = fields.boolean("add_generation_prompt");
   if (proceed && prompted && *proceed == *prompted)
@@ -165,21 +166,24 @@ GenerationRequest read_chat_request(const Json& body, const RequestDefaults& def
 
   read_stream(fields, request);
   read_max_tokens(fields, {"max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict"}, request);
-  read_stops(fields, "stop", request);
+  read_stops(fields, "stop", defaults, request);
   read_sampling(fields, defaults, request);
   request.logprobs = fields.boolean("logprobs").value_or(false);
   const auto top = fields.integer("top_logprobs", 0, 20);
   if (top && *top > 0 && !request.logprobs)
     throw invalid_value("top_logprobs", "top_logprobs: logprobs has to be true for it");
   if (request.logprobs) request.sampling.n_probs = static_cast<int>(top.value_or(0));
+  if (const auto scope = fields.string("logprobs_scope")) {
+    if (*scope != "content" && *scope != "all")
+      throw invalid_value(
+          "logprobs_scope",
+          fmt::format("logprobs_scope: '{}' is not known; content or all was expected", *scope));
+    request.logprobs_of_all = *scope == "all";
+  }
   read_tools(fields, request);
   read_tool_choice(fields, request);
+  if (const Json* reasoning = fields.object("reasoning")) read_effort(*reasoning, request);
   if (const auto effort = fields.string("reasoning_effort")) set_effort(*effort, request);
-  if (const Json* reasoning = fields.find("reasoning"); reasoning != nullptr && reasoning->is_object()) {
-    Fields inner(*reasoning, "reasoning");
-    if (const auto effort = inner.string("effort")) set_effort(*effort, request);
-    if (const auto enabled = inner.boolean("enabled")) request.thinking = *enabled;
-  }
   read_reasoning(fields, request);
   if (const Json* format = fields.object("response_format")) read_format(*format, "response_format", request);
   read_format_extensions(fields, request);
@@ -203,28 +207,18 @@ GenerationRequest read_completions_request(const Json& body, const RequestDefaul
   request.split_reasoning = false;
   Fields fields(body);
   request.model = fields.string("model").value_or("");
-  const auto ids_of = [&](const Json& list, const std::string& path) {
-    std::vector<int32_t> ids;
-    for (const Json& id : list) {
-      if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= defaults.n_vocab)
-        throw invalid_value(path,
-                            fmt::format("{}: token ids of 0..{} were expected", path, defaults.n_vocab - 1));
-      ids.push_back(id.get<int32_t>());
-    }
-    return ids;
-  };
   const Json& prompt = fields.require("prompt");
   if (prompt.is_string()) {
     request.prompts.emplace_back(prompt.get<std::string>());
   } else if (prompt.is_array() && !prompt.empty() && prompt[0].is_number()) {
-    request.prompts.emplace_back(ids_of(prompt, "prompt"));
+    request.prompts.emplace_back(read_token_ids(prompt, "prompt", defaults.n_vocab));
   } else if (prompt.is_array() && !prompt.empty()) {
     for (size_t i = 0; i < prompt.size(); ++i) {
       const std::string path = element_path("prompt", i);
       if (prompt[i].is_string())
         request.prompts.emplace_back(prompt[i].get<std::string>());
       else if (prompt[i].is_array())
-        request.prompts.emplace_back(ids_of(prompt[i], path));
+        request.prompts.emplace_back(read_token_ids(prompt[i], path, defaults.n_vocab));
       else
         throw invalid_value(path, path + ": a string or a list of token ids was expected");
     }
@@ -235,7 +229,7 @@ GenerationRequest read_completions_request(const Json& body, const RequestDefaul
   read_stream(fields, request);
   read_max_tokens(fields, {"max_tokens", "max_completion_tokens", "n_predict"}, request);
   if (!request.max_tokens) request.max_tokens = 16;
-  read_stops(fields, "stop", request);
+  read_stops(fields, "stop", defaults, request);
   read_sampling(fields, defaults, request);
   if (static_cast<int>(request.prompts.size()) * request.n > defaults.max_choices)
     throw invalid_value(
@@ -245,7 +239,10 @@ GenerationRequest read_completions_request(const Json& body, const RequestDefaul
     request.logprobs = true;
     request.sampling.n_probs = static_cast<int>(*logprobs);
   }
-  fields.refuse("suffix", "filling in the middle is not supported");
+  request.suffix = fields.string("suffix").value_or("");
+  if (request.echo && !request.suffix.empty())
+    throw invalid_value("echo",
+                        "echo: the prompt is not repeated where a suffix is given; leave one of them out");
   read_reasoning(fields, request);
   request.split_reasoning = false;
   read_format_extensions(fields, request);

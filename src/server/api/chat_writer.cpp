@@ -77,7 +77,8 @@ class ChunkWriter : public ReplyWriter {
 
 class ChatWriter : public ChunkWriter {
  public:
-  using ChunkWriter::ChunkWriter;
+  explicit ChatWriter(ReplyContext context)
+      : ChunkWriter(std::move(context)), unsent_(static_cast<size_t>(context_.request->n)) {}
 
   std::string begin(int) override {
     std::string out;
@@ -85,26 +86,35 @@ class ChatWriter : public ChunkWriter {
     return out;
   }
 
-  std::string pieces(int choice, const AnswerParser::Events& events,
-                     std::span<const GeneratedToken> tokens) override {
+  std::string pieces(int choice, const AnswerParser::Events& events, const AnswerLogprobs& tokens) override {
+    AnswerLogprobs& unsent = unsent_[static_cast<size_t>(choice)];
+    const auto add = [](std::vector<GeneratedToken>& list, const std::vector<GeneratedToken>& more) {
+      list.insert(list.end(), more.begin(), more.end());
+    };
+    add(unsent.content, tokens.content);
+    if (!context_.reasoning_fields.empty()) add(unsent.reasoning, tokens.reasoning);
+    add(unsent.calls, tokens.calls);
     std::string out;
     for (const AnswerEvent& event : events) {
       switch (event.kind) {
         case AnswerEvent::Kind::Reasoning:
-          if (!context_.reasoning_fields.empty()) out += delta(choice, reasoning(event.text));
+          if (!context_.reasoning_fields.empty())
+            out += delta(choice, reasoning(event.text), {.reasoning = std::exchange(unsent.reasoning, {})});
           break;
         case AnswerEvent::Kind::Content:
-          out += delta(choice, {{"content", event.text}}, tokens);
-          tokens = {};
+          out += delta(choice, {{"content", event.text}}, {.content = std::exchange(unsent.content, {})});
           break;
         case AnswerEvent::Kind::CallBegin:
-          out += call_delta(choice, {{"index", event.call},
-                                     {"id", call_id(choice, event.call)},
-                                     {"type", "function"},
-                                     {"function", {{"name", event.text}, {"arguments", ""}}}});
+          out += call_delta(choice,
+                            {{"index", event.call},
+                             {"id", call_id(choice, event.call)},
+                             {"type", "function"},
+                             {"function", {{"name", event.text}, {"arguments", ""}}}},
+                            unsent);
           break;
         case AnswerEvent::Kind::CallArguments:
-          out += call_delta(choice, {{"index", event.call}, {"function", {{"arguments", event.text}}}});
+          out +=
+              call_delta(choice, {{"index", event.call}, {"function", {{"arguments", event.text}}}}, unsent);
           break;
         case AnswerEvent::Kind::CallEnd:
           break;
@@ -116,7 +126,7 @@ class ChatWriter : public ChunkWriter {
   std::string finish(int choice, const Answer& answer) override {
     return last_chunk({{"index", choice},
                        {"delta", Json::object()},
-                       {"logprobs", nullptr},
+                       {"logprobs", logprobs_or_null(unsent_[static_cast<size_t>(choice)])},
                        {"finish_reason", answer.finish_reason}},
                       answer);
   }
@@ -131,7 +141,8 @@ class ChatWriter : public ChunkWriter {
       Json choice;
       choice["index"] = index;
       choice["message"] = message(answer);
-      choice["logprobs"] = request().logprobs ? logprobs_or_empty(answer.content_logprobs) : Json(nullptr);
+      if (context_.reasoning_fields.empty()) answer.logprobs.reasoning.clear();
+      choice["logprobs"] = request().logprobs ? logprobs(answer.logprobs) : Json(nullptr);
       choice["finish_reason"] = answer.finish_reason;
       choices.push_back(std::move(choice));
     }
@@ -153,21 +164,34 @@ class ChatWriter : public ChunkWriter {
     if (!thought.empty()) all.update(reasoning(thought));
     return all;
   }
-  Json logprobs_or_empty(std::span<const GeneratedToken> tokens) const {
-    if (tokens.empty()) return {{"content", Json::array()}, {"refusal", nullptr}};
-    return logprobs_json(tokens, *context_.tokenizer);
+  Json logprobs(const AnswerLogprobs& tokens) const {
+    const auto entries = [this](const std::vector<GeneratedToken>& list) {
+      return list.empty() ? Json::array() : logprob_entries(list, *context_.tokenizer);
+    };
+    Json out = {{"content", entries(tokens.content)}, {"refusal", nullptr}};
+    if (!request().logprobs_of_all) return out;
+    out["reasoning"] = entries(tokens.reasoning);
+    out["tool_calls"] = entries(tokens.calls);
+    return out;
   }
-  std::string delta(int choice, Json content, std::span<const GeneratedToken> tokens = {}) const {
+  Json logprobs_or_null(const AnswerLogprobs& tokens) const {
+    const bool empty = tokens.content.empty() && tokens.reasoning.empty() && tokens.calls.empty();
+    return empty ? Json(nullptr) : logprobs(tokens);
+  }
+  std::string delta(int choice, Json content, const AnswerLogprobs& tokens = {}) const {
     Json one;
     one["index"] = choice;
     one["delta"] = std::move(content);
-    one["logprobs"] = tokens.empty() ? Json(nullptr) : logprobs_json(tokens, *context_.tokenizer);
+    one["logprobs"] = logprobs_or_null(tokens);
     one["finish_reason"] = nullptr;
     return sse_data(chunk(Json::array({std::move(one)})));
   }
-  std::string call_delta(int choice, Json call) const {
-    return delta(choice, {{"tool_calls", Json::array({std::move(call)})}});
+  std::string call_delta(int choice, Json call, AnswerLogprobs& unsent) const {
+    return delta(choice, {{"tool_calls", Json::array({std::move(call)})}},
+                 {.calls = std::exchange(unsent.calls, {})});
   }
+
+  std::vector<AnswerLogprobs> unsent_;  // by choice: tokens whose text did not come yet
 };
 
 class CompletionsWriter : public ChunkWriter {
@@ -189,7 +213,8 @@ class CompletionsWriter : public ChunkWriter {
   }
 
   std::string pieces(int choice, const AnswerParser::Events& events,
-                     std::span<const GeneratedToken> tokens) override {
+                     const AnswerLogprobs& logprobs) override {
+    std::span<const GeneratedToken> tokens = logprobs.content;
     std::string out;
     for (const AnswerEvent& event : events) {
       if (event.kind != AnswerEvent::Kind::Content) continue;
@@ -210,7 +235,7 @@ class CompletionsWriter : public ChunkWriter {
     for (size_t i = 0; i < answers.size(); ++i) {
       size_t offset = 0;
       std::vector<GeneratedToken> tokens = answers[i].prompt_logprobs;
-      tokens.insert(tokens.end(), answers[i].content_logprobs.begin(), answers[i].content_logprobs.end());
+      tokens.insert(tokens.end(), answers[i].logprobs.content.begin(), answers[i].logprobs.content.end());
       choices.push_back({{"text", (request().echo ? echoed(i) : "") + answers[i].content},
                          {"index", i},
                          {"logprobs", legacy_logprobs(tokens, offset)},
@@ -250,7 +275,8 @@ class CompletionsWriter : public ChunkWriter {
       }
       tops.push_back(std::move(top));
       offsets.push_back(offset);
-      offset += context_.tokenizer->token_bytes(token.id).size();
+      // In characters, each counted where it begins.
+      for (const char c : context_.tokenizer->token_bytes(token.id)) offset += (c & 0xC0) != 0x80 ? 1 : 0;
     }
     return {{"tokens", std::move(names)},
             {"token_logprobs", std::move(values)},

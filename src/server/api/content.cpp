@@ -14,8 +14,6 @@ std::string text_of(const Json& part, const char* name, const std::string& path)
   return found->get<std::string>();
 }
 
-}  // namespace
-
 std::string describe_image(const Json& part) {
   const Json* source = &part;
   for (const char* name : {"source", "image_url"})
@@ -35,7 +33,15 @@ std::string describe_image(const Json& part) {
                            comma == std::string::npos ? 0 : (url.size() - comma - 1) * 3 / 4);
 }
 
-Content read_content(const Json* content, const std::string& path, bool may_have_images) {
+}  // namespace
+
+std::string read_image(const Json& part, const std::string& path, Place place, ImagePolicy images) {
+  if (images == ImagePolicy::Refuse || (images == ImagePolicy::Auto && place == Place::Question))
+    throw unsupported(path + ".type", path + ".type: this model reads no images; send text only");
+  return describe_image(part);
+}
+
+Content read_content(const Json* content, const std::string& path, Place place, ImagePolicy images) {
   Content out;
   if (content == nullptr || content->is_null()) return out;
   if (content->is_string()) {
@@ -61,9 +67,7 @@ Content read_content(const Json* content, const std::string& path, bool may_have
     } else if (type == "redacted_thinking") {
       continue;
     } else if (type == "image_url" || type == "input_image" || type == "image") {
-      if (!may_have_images)
-        throw unsupported(where + ".type", where + ".type: this model reads no images; send text only");
-      out.text += describe_image(part);
+      out.text += read_image(part, where, place, images);
     } else {
       throw unsupported(
           where + ".type",

@@ -13,11 +13,16 @@ struct Content {
   std::string reasoning;  // of parts of type thinking or reasoning
 };
 
-// Parts of the OpenAI APIs. `may_have_images`: an image becomes a placeholder instead of a refusal. Throws
-// ApiError.
-Content read_content(const Json* content, const std::string& path, bool may_have_images);
+// Where a text stands.
+enum class Place {
+  Question,   // the last turn, of the user
+  Elsewhere,  // an older turn, or a result of a tool
+};
 
-// "data:image/png;base64,..." or {"media_type", "data"}.
-std::string describe_image(const Json& part);
+// Parts of the OpenAI APIs. Throws ApiError.
+Content read_content(const Json* content, const std::string& path, Place place, ImagePolicy images);
+
+// A placeholder for an image ("data:image/png;base64,..." or {"media_type", "data"}), or ApiError.
+std::string read_image(const Json& part, const std::string& path, Place place, ImagePolicy images);
 
 }  // namespace thermo

@@ -50,6 +50,7 @@ struct GenerationRequest {
   bool parallel_tools = true;
   bool continue_last_turn = false;
   std::vector<std::variant<std::string, std::vector<int32_t>>> prompts;
+  std::string suffix;  // completions: what follows the text that is asked for; empty: nothing is known of it
   bool echo = false;
 
   // The answer.
@@ -57,7 +58,7 @@ struct GenerationRequest {
   std::optional<int> max_tokens;
   int n = 1;
   std::vector<std::string> stops;
-  bool stop_everywhere = false;  // also in reasoning
+  bool stop_everywhere = false;  // also in reasoning and calls
   std::vector<int32_t> stop_token_ids;
   OutputFormat format;
   std::optional<bool> thinking;        // nullopt: as the server or the template has it
@@ -73,11 +74,19 @@ struct GenerationRequest {
   bool timings_per_token = false;
   std::optional<double> ping_seconds;  // negative: none
   bool logprobs = false;               // to be reported
+  bool logprobs_of_all = false;        // chat: those of reasoning and calls, too
 
   std::string session_key;
   bool side_request = false;
   Json echoed = Json::object();  // Responses: members that the reply repeats
   std::vector<std::string> ignored_fields, ignored_tools;
+};
+
+// What becomes of images, which no model here reads.
+enum class ImagePolicy {
+  Auto,         // refused in the question, replaced by a placeholder everywhere else
+  Refuse,       // anywhere
+  Placeholder,  // everywhere
 };
 
 // What a server adds to what a body says.
@@ -89,6 +98,7 @@ struct RequestDefaults {
   bool keep_billing_header = false;
   bool anthropic_thinking = false;  // without a word about it: the template's default instead of off
   bool prefill_assistant = false;
+  ImagePolicy images = ImagePolicy::Auto;
   std::function<std::vector<int32_t>(const std::string&)> tokens_of;  // a text as the vocabulary has it
 };
 

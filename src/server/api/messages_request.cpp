@@ -27,8 +27,13 @@ bool is_hosted_result(const std::string& type) {
 // The blocks of one message become one or more turns, in their order.
 class MessageReader {
  public:
-  MessageReader(GenerationRequest& request, std::string role, std::string path, bool is_last)
-      : request_(request), role_(std::move(role)), path_(std::move(path)), is_last_(is_last) {}
+  MessageReader(GenerationRequest& request, std::string role, std::string path, bool is_last,
+                ImagePolicy images)
+      : request_(request),
+        role_(std::move(role)),
+        path_(std::move(path)),
+        place_(role_ == "user" && is_last ? Place::Question : Place::Elsewhere),
+        images_(images) {}
 
   void read(const Json& content) {
     if (content.is_string()) {
@@ -65,16 +70,9 @@ class MessageReader {
     if (type == "text") {
       turn().content += string_of(block, "text", path);
     } else if (type == "image") {
-      if (role_ == "user" && is_last_)
-        throw unsupported(path + ".type", path + ".type: this model reads no images; send text only");
-      turn().content += describe_image(block);
-    } else if (type == "document") {
-      const Json* source = fields.object("source");
-      if (source == nullptr || !source->contains("data") || (*source)["type"] != Json("text"))
-        throw unsupported(path + ".source", path + ".source: only documents that are text can be read");
-      turn().content += string_of(*source, "data", path + ".source");
-    } else if (type == "search_result") {
-      turn().content += read_content(fields.find("content"), path + ".content", true).text;
+      turn().content += read_image(block, path, place_, images_);
+    } else if (type == "document" || type == "search_result") {
+      turn().content += inner_text(block, path);
     } else if (type == "thinking") {
       turn().reasoning += string_of(block, "thinking", path);
     } else if (type == "redacted_thinking" || is_hosted_result(type)) {
@@ -87,7 +85,7 @@ class MessageReader {
       call.arguments = input == nullptr ? "{}" : input->dump(-1, ' ', false, Json::error_handler_t::replace);
       turn().tool_calls.push_back(std::move(call));
     } else if (type == "tool_result") {
-      Turn result{"tool", read_content(fields.find("content"), path + ".content", true).text};
+      Turn result{"tool", inner_text(block, path)};
       result.tool_call_id = fields.string("tool_use_id").value_or("");
       if (fields.boolean("is_error").value_or(false) && !result.content.starts_with("Error: "))
         result.content = "Error: " + result.content;
@@ -99,9 +97,40 @@ class MessageReader {
     }
   }
 
+  // The text of a block that has content of its own: blocks, documents among them.
+  std::string inner_text(const Json& block, const std::string& path) const {
+    Fields fields(block, path);
+    if (fields.string("type") == "document") {
+      const Json* source = fields.object("source");
+      if (source == nullptr || source->value("type", Json()) != Json("text"))
+        throw unsupported(path + ".source", path + ".source: only documents that are text can be read");
+      return string_of(*source, "data", path + ".source");
+    }
+    const Json* content = fields.find("content");
+    if (content == nullptr || !content->is_array())
+      return read_content(content, path + ".content", Place::Elsewhere, images_).text;
+    std::string text;
+    for (size_t i = 0; i < content->size(); ++i) {
+      const Json& inner = (*content)[i];
+      const std::string where = element_path(path + ".content", i);
+      const std::string type =
+          inner.is_object() ? Fields(inner, where).string("type").value_or("text") : "text";
+      if (type == "document" || type == "search_result") {
+        text += inner_text(inner, where);
+      } else if (type == "tool_reference") {
+        text += string_of(inner, "tool_name", where);
+      } else {
+        const Json one = Json::array({inner});
+        text += read_content(&one, path + ".content", Place::Elsewhere, images_).text;
+      }
+    }
+    return text;
+  }
+
   GenerationRequest& request_;
   std::string role_, path_;
-  bool is_last_;
+  Place place_;
+  ImagePolicy images_;
   bool open_ = false;
 };
 
@@ -204,15 +233,17 @@ GenerationRequest read_messages_request(const Json& body, const RequestDefaults&
       throw invalid_value(
           path + ".role",
           fmt::format("{}.role: '{}' is not known; user or assistant was expected", path, role));
-    MessageReader(request, role, path + ".content", i + 1 == messages.size())
-        .read(message.require("content"));
+    if (!messages[i].contains("content")) message.require("content");
+    const Json* content = message.find("content");
+    MessageReader(request, role, path + ".content", i + 1 == messages.size(), defaults.images)
+        .read(content != nullptr ? *content : Json::array());
   }
   request.continue_last_turn = request.turns.back().role == "assistant";
   normalise_turns(request.turns, defaults);
 
   read_max_tokens(fields, {"max_tokens"}, request);
   read_stream(fields, request);
-  read_stops(fields, "stop_sequences", request);
+  read_stops(fields, "stop_sequences", defaults, request);
   read_sampling(fields, defaults, request);
   read_tools(fields, request);
   read_thinking(fields, defaults, request);

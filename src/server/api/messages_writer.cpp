@@ -41,7 +41,7 @@ class MessagesWriter : public ReplyWriter {
     return event("message_start", {{"message", std::move(message)}}) + heartbeat();
   }
 
-  std::string pieces(int, const AnswerParser::Events& events, std::span<const GeneratedToken>) override {
+  std::string pieces(int, const AnswerParser::Events& events, const AnswerLogprobs&) override {
     std::string out;
     for (const AnswerEvent& one : events) {
       switch (one.kind) {

@@ -70,8 +70,7 @@ AnswerStats ReplyWriter::total(std::span<const Answer> answers, int* n_reasoning
     all.prompt_seconds = std::max(all.prompt_seconds, one.prompt_seconds);
     all.predicted_seconds = std::max(all.predicted_seconds, one.predicted_seconds);
     all.first_token_seconds = std::min(all.first_token_seconds, one.first_token_seconds);
-    all.draft.n_drafted += one.draft.n_drafted;
-    all.draft.n_accepted += one.draft.n_accepted;
+    all.draft = all.draft + one.draft;
     *n_reasoning += answers[i].n_reasoning_tokens;
   }
   return all;

@@ -34,9 +34,10 @@ class ReplyWriter {
   virtual std::string begin(int n_prompt) = 0;
   // Its prompt, with log probabilities, where both are wanted.
   virtual std::string echo(int, std::span<const GeneratedToken>) { return {}; }
-  // What an answer brought; `tokens`: those whose text it is, when log probabilities are wanted.
+  // What an answer brought; `tokens`: those whose text it is, when log probabilities are wanted. Tokens may
+  // come without an event.
   virtual std::string pieces(int choice, const AnswerParser::Events& events,
-                             std::span<const GeneratedToken> tokens) = 0;
+                             const AnswerLogprobs& tokens) = 0;
   // What is known of the answer that pieces() is called for next, where each event has it.
   void set_stats(AnswerStats so_far) { so_far_ = std::move(so_far); }
   virtual std::string finish(int choice, const Answer& answer) = 0;

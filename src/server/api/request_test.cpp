@@ -94,6 +94,59 @@ TEST(ChatRequest, LeavesOlderImagesOutAndRefusesTheLast) {
   EXPECT_EQ(refusal([&] { chat(last.c_str()); }), "unsupported_parameter messages[0].content[0].type");
 }
 
+TEST(CompletionsRequest, TakesWhatFollows) {
+  const auto read = [](const char* body) { return read_completions_request(Json::parse(body), defaults()); };
+  EXPECT_EQ(read(R"({"prompt": "a"})").suffix, "");
+  EXPECT_EQ(read(R"({"prompt": "a", "suffix": null})").suffix, "");
+  EXPECT_EQ(read(R"({"prompt": "a", "suffix": "b"})").suffix, "b");
+  EXPECT_EQ(refusal([&] { read(R"({"prompt": "a", "suffix": 1})"); }), "invalid_value suffix");
+  EXPECT_EQ(refusal([&] { read(R"({"prompt": "a", "suffix": "b", "echo": true})"); }), "invalid_value echo");
+}
+
+TEST(ChatRequest, TakesTheScopeOfLogProbabilities) {
+  const auto scope = [](const std::string& value) {
+    return chat((R"({"messages": [{"role": "user", "content": "q"}], "logprobs": true, "logprobs_scope": )" +
+                 value + "}")
+                    .c_str());
+  };
+  EXPECT_FALSE(scope("\"content\"").logprobs_of_all);
+  EXPECT_TRUE(scope("\"all\"").logprobs_of_all);
+  EXPECT_TRUE(scope("\"all\"").ignored_fields.empty());
+  EXPECT_EQ(refusal([&] { scope("\"tools\""); }), "invalid_value logprobs_scope");
+}
+
+TEST(Requests, FollowThePolicyForImages) {
+  const Json openai =
+      Json::parse(R"([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}])");
+  const Json claude =
+      Json::parse(R"([{"type": "image", "source": {"media_type": "image/png", "data": "AAAA"}}])");
+  const auto read = [&](Dialect dialect, ImagePolicy policy, bool as_question) {
+    RequestDefaults d = defaults();
+    d.images = policy;
+    const Json& image = dialect == Dialect::Messages ? claude : openai;
+    Json turns = Json::array({{{"role", "user"}, {"content", image}}});
+    if (!as_question) turns.push_back({{"role", "user"}, {"content", "q"}});
+    return refusal([&] {
+      const GenerationRequest r = dialect == Dialect::Chat ? read_chat_request({{"messages", turns}}, d)
+                                  : dialect == Dialect::Messages
+                                      ? read_messages_request({{"messages", turns}, {"max_tokens", 1}}, d)
+                                      : read_responses_request({{"input", turns}}, d);
+      EXPECT_EQ(r.turns[0].content, "[image omitted: image/png, 3 bytes]");
+    });
+  };
+  for (const Dialect dialect : {Dialect::Chat, Dialect::Messages, Dialect::Responses}) {
+    const std::string refused = std::string("unsupported_parameter ") +
+                                (dialect == Dialect::Responses ? "input" : "messages") +
+                                "[0].content[0].type";
+    EXPECT_EQ(read(dialect, ImagePolicy::Auto, true), refused);
+    EXPECT_EQ(read(dialect, ImagePolicy::Auto, false), "accepted");
+    EXPECT_EQ(read(dialect, ImagePolicy::Refuse, true), refused);
+    EXPECT_EQ(read(dialect, ImagePolicy::Refuse, false), refused);
+    EXPECT_EQ(read(dialect, ImagePolicy::Placeholder, true), "accepted");
+    EXPECT_EQ(read(dialect, ImagePolicy::Placeholder, false), "accepted");
+  }
+}
+
 TEST(ChatRequest, NamesWhatItDoesNotKnow) {
   const GenerationRequest r =
       chat(R"({"messages": [{"role": "user", "content": "q"}], "store": true, "odd": 1,

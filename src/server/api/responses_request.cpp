@@ -2,6 +2,8 @@
 // one turn.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "server/api/content.h"
 #include "server/api/shared_fields.h"
 #include "server/api/turns.h"
@@ -11,7 +13,7 @@ namespace {
 
 class InputReader {
  public:
-  explicit InputReader(GenerationRequest& request) : request_(request) {}
+  InputReader(GenerationRequest& request, ImagePolicy images) : request_(request), images_(images) {}
 
   void read(const Json& item, const std::string& path, bool is_last) {
     Fields fields(item, path);
@@ -52,7 +54,8 @@ class InputReader {
     const std::string role = fields.string("role").value_or("user");
     if (role != "user" && role != "system" && role != "developer" && role != "assistant")
       throw invalid_value(path + ".role", fmt::format("{}.role: '{}' is not known", path, role));
-    Content content = read_content(fields.find("content"), path + ".content", role != "user" || !is_last);
+    const Place place = role == "user" && is_last ? Place::Question : Place::Elsewhere;
+    Content content = read_content(fields.find("content"), path + ".content", place, images_);
     fields.accept({"id", "status", "phase"});
     if (role == "assistant") {
       assistant().content += content.text;
@@ -67,7 +70,7 @@ class InputReader {
     const auto gather = [&](const char* name) {
       const Json* list = fields.array(name);
       Content content;
-      if (list != nullptr) content = read_content(list, path + "." + name, true);
+      if (list != nullptr) content = read_content(list, path + "." + name, Place::Elsewhere, images_);
       return content.text + content.reasoning;
     };
     std::string text = gather("content");
@@ -96,10 +99,16 @@ class InputReader {
     Turn turn{"tool", ""};
     turn.tool_call_id = fields.string("call_id").value_or("");
     const Json* output = fields.find("output");
-    if (output != nullptr && output->is_object())
+    // Text and parts of text, or (of hosted tools) whatever they say.
+    const bool is_text =
+        output == nullptr || output->is_string() ||
+        (output->is_array() && std::all_of(output->begin(), output->end(), [](const Json& part) {
+           return part.is_string() || (part.is_object() && part.contains("type"));
+         }));
+    if (!is_text && (output->is_object() || output->is_array()))
       turn.content = output->dump(-1, ' ', false, Json::error_handler_t::replace);
     else
-      turn.content = read_content(output, path + ".output", true).text;
+      turn.content = read_content(output, path + ".output", Place::Elsewhere, images_).text;
     finish();
     assistant_open_ = false;
     request_.turns.push_back(std::move(turn));
@@ -121,6 +130,7 @@ class InputReader {
   }
 
   GenerationRequest& request_;
+  ImagePolicy images_;
   std::string reasoning_;  // for the assistant's turn that follows
   bool assistant_open_ = false;
 };
@@ -178,7 +188,7 @@ GenerationRequest read_responses_request(const Json& body, const RequestDefaults
   if (input.is_string()) {
     request.turns.push_back({"user", input.get<std::string>()});
   } else if (input.is_array()) {
-    InputReader reader(request);
+    InputReader reader(request, defaults.images);
     for (size_t i = 0; i < input.size(); ++i)
       reader.read(input[i], element_path("input", i), i + 1 == input.size());
     reader.finish();
@@ -189,7 +199,7 @@ GenerationRequest read_responses_request(const Json& body, const RequestDefaults
 
   read_stream(fields, request);
   read_max_tokens(fields, {"max_output_tokens", "max_tokens"}, request);
-  read_stops(fields, "stop", request);
+  read_stops(fields, "stop", defaults, request);
   read_sampling(fields, defaults, request);
   if (request.n != 1) throw unsupported("n", "n: a response has one answer");
   const auto top = fields.integer("top_logprobs", 0, 20);
@@ -208,10 +218,7 @@ GenerationRequest read_responses_request(const Json& body, const RequestDefaults
           read_tool(input[i]["tools"][k], element_path(element_path("input", i) + ".tools", k), "", request);
   read_tool_choice(fields, request);
   if (const auto parallel = fields.boolean("parallel_tool_calls")) request.parallel_tools = *parallel;
-  if (const Json* reasoning = fields.object("reasoning")) {
-    const auto effort = reasoning->find("effort");
-    if (effort != reasoning->end() && effort->is_string()) set_effort(effort->get<std::string>(), request);
-  }
+  if (const Json* reasoning = fields.object("reasoning")) read_effort(*reasoning, request);
   read_reasoning(fields, request);
   if (const Json* text = fields.object("text")) {
     Fields inner(*text, "text");

@@ -3,6 +3,7 @@
 #include <ctime>
 
 #include "chat/reply_json.h"
+#include "server/api/plain_number.h"
 #include "server/api/reply_writer.h"
 
 namespace thermo {
@@ -26,8 +27,8 @@ class ResponsesWriter : public ReplyWriter {
     return out += heartbeat();
   }
 
-  std::string pieces(int, const AnswerParser::Events& events,
-                     std::span<const GeneratedToken> tokens) override {
+  std::string pieces(int, const AnswerParser::Events& events, const AnswerLogprobs& logprobs_of) override {
+    std::span<const GeneratedToken> tokens = logprobs_of.content;
     std::string out;
     for (const AnswerEvent& one : events) {
       switch (one.kind) {
@@ -104,7 +105,7 @@ class ResponsesWriter : public ReplyWriter {
       events.push_back({AnswerEvent::Kind::CallArguments, call.arguments, static_cast<int>(i)});
       if (call.complete) events.push_back({AnswerEvent::Kind::CallEnd, "", static_cast<int>(i)});
     }
-    pieces(0, events, answer.content_logprobs);
+    pieces(0, events, answer.logprobs);
     finish(0, answer);
     Json reply = finished(answer);
     reply["timings"] = timings_json(answer.stats);
@@ -136,8 +137,7 @@ class ResponsesWriter : public ReplyWriter {
   }
 
   Json entries(std::span<const GeneratedToken> tokens) const {
-    if (tokens.empty()) return Json::array();
-    return logprobs_json(tokens, *context_.tokenizer)["content"];
+    return tokens.empty() ? Json::array() : logprob_entries(tokens, *context_.tokenizer);
   }
 
   // The item that is open, with what it has so far.
@@ -265,12 +265,12 @@ class ResponsesWriter : public ReplyWriter {
     out["reasoning"] = echoed["reasoning"];
     out["service_tier"] = "default";
     out["store"] = false;
-    out["temperature"] = request().sampling.temperature;
+    out["temperature"] = plain_number(request().sampling.temperature);
     out["text"] = echoed["text"];
     out["tool_choice"] = echoed["tool_choice"];
     out["tools"] = echoed["tools"];
     out["top_logprobs"] = request().sampling.n_probs.value_or(0);
-    out["top_p"] = request().sampling.top_p;
+    out["top_p"] = plain_number(request().sampling.top_p);
     out["truncation"] = "disabled";
     out["usage"] = std::move(usage);
     out["user"] = echoed["user"];

@@ -97,13 +97,25 @@ void read_sampling(Fields& fields, const RequestDefaults& defaults, GenerationRe
 
 void read_max_tokens(Fields& fields, std::initializer_list<const char*> names, GenerationRequest& request) {
   for (const char* name : names) {
-    const auto value = fields.integer(name, -1, int64_t{1} << 40);
+    const auto value = fields.integer(name, -1, INT64_MAX);
     if (!value || request.max_tokens) continue;
     if (*value >= 0) request.max_tokens = static_cast<int>(std::min<int64_t>(*value, 1 << 30));
   }
 }
 
-void read_stops(Fields& fields, const std::string& name, GenerationRequest& request) {
+std::vector<int32_t> read_token_ids(const Json& list, const std::string& path, int n_vocab) {
+  std::vector<int32_t> ids;
+  for (const Json& id : list) {
+    const bool is_id = id.is_number_unsigned() && id.get<uint64_t>() < static_cast<uint64_t>(n_vocab);
+    if (!is_id)
+      throw invalid_value(path, fmt::format("{}: token ids of 0..{} were expected", path, n_vocab - 1));
+    ids.push_back(id.get<int32_t>());
+  }
+  return ids;
+}
+
+void read_stops(Fields& fields, const std::string& name, const RequestDefaults& defaults,
+                GenerationRequest& request) {
   const Json* value = fields.find(name);
   const std::string path = fields.path(name);
   const auto add = [&](const Json& stop) {
@@ -124,12 +136,14 @@ void read_stops(Fields& fields, const std::string& name, GenerationRequest& requ
     add(*value);
   }
   if (const Json* ids = fields.array("stop_token_ids"))
-    for (const Json& id : *ids) {
-      if (!id.is_number_integer())
-        throw invalid_value(fields.path("stop_token_ids"), "stop_token_ids: ids were expected");
-      request.stop_token_ids.push_back(id.get<int32_t>());
-    }
-  if (const auto scope = fields.string("stop_scope")) request.stop_everywhere = *scope == "all";
+    request.stop_token_ids = read_token_ids(*ids, fields.path("stop_token_ids"), defaults.n_vocab);
+  if (const auto scope = fields.string("stop_scope")) {
+    if (*scope != "content" && *scope != "all")
+      throw invalid_value(fields.path("stop_scope"),
+                          fmt::format("{}: '{}' is not known; content or all was expected",
+                                      fields.path("stop_scope"), *scope));
+    request.stop_everywhere = *scope == "all";
+  }
 }
 
 void read_stream(Fields& fields, GenerationRequest& request) {
@@ -154,15 +168,21 @@ void set_effort(const std::string& effort, GenerationRequest& request) {
   if (tokens > 0) request.thinking_budget = tokens;
 }
 
+void read_effort(const Json& reasoning, GenerationRequest& request) {
+  Fields fields(reasoning, "reasoning");
+  if (const auto effort = fields.string("effort")) set_effort(*effort, request);
+  if (const auto enabled = fields.boolean("enabled")) request.thinking = *enabled;
+  fields.accept({"summary", "generate_summary", "context"});
+  note_unknown(fields, request);
+}
+
 void read_reasoning(Fields& fields, GenerationRequest& request) {
   if (const Json* kwargs = fields.object("chat_template_kwargs")) {
     request.template_kwargs = *kwargs;
-    if (const auto found = kwargs->find("enable_thinking"); found != kwargs->end()) {
-      if (!found->is_boolean())
-        throw invalid_value("chat_template_kwargs.enable_thinking",
-                            "enable_thinking: true or false was expected");
-      request.thinking = found->get<bool>();
-    }
+    if (const auto thinking = Fields(*kwargs, "chat_template_kwargs").boolean("enable_thinking"))
+      request.thinking = *thinking;
+    else
+      request.template_kwargs.erase("enable_thinking");  // null: as if it were not there
   }
   for (const char* name : {"thinking_budget_tokens", "reasoning_budget_tokens"})
     if (const auto tokens = fields.integer(name, -1, 1 << 30)) {

@@ -9,8 +9,11 @@ namespace thermo {
 void read_sampling(Fields& fields, const RequestDefaults& defaults, GenerationRequest& request);
 // The first of `names` that is present; -1: as if absent.
 void read_max_tokens(Fields& fields, std::initializer_list<const char*> names, GenerationRequest& request);
-void read_stops(Fields& fields, const std::string& name, GenerationRequest& request);
+void read_stops(Fields& fields, const std::string& name, const RequestDefaults& defaults,
+                GenerationRequest& request);
 void read_stream(Fields& fields, GenerationRequest& request);
+// Ids of tokens. 400 where one is none.
+std::vector<int32_t> read_token_ids(const Json& list, const std::string& path, int n_vocab);
 // chat_template_kwargs and explicit budgets; `effort` and `thinking` were read by the dialect before.
 void read_reasoning(Fields& fields, GenerationRequest& request);
 // json_schema, grammar: extensions, in any dialect. `format` of the dialect was read before.
@@ -21,6 +24,8 @@ void read_format(const Json& value, const std::string& path, GenerationRequest& 
 void read_session(Fields& fields, GenerationRequest& request);
 // "low" to tokens; none: off.
 void set_effort(const std::string& effort, GenerationRequest& request);
+// {"effort": "low"}, {"enabled": false}: "reasoning" of chat and of Responses.
+void read_effort(const Json& reasoning, GenerationRequest& request);
 
 // Adds a tool. 400: a name that is taken, or made of other characters than letters, digits, _ . and -; a
 // schema that is no object.

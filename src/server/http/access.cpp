@@ -52,7 +52,12 @@ bool is_loopback_name(std::string_view name) {
          (name.starts_with("127.") && name.find_first_not_of("0123456789.") == std::string_view::npos);
 }
 
-Access::Access(const AccessOptions& options) : salt_(random_text(16)) {
+Access::Access(const AccessOptions& options)
+    : salt_(random_text(16)),
+      trusts_unix_sockets_(options.trusts_unix_sockets),
+      credentials_(options.credentials),
+      methods_(options.methods),
+      headers_(options.headers) {
   bool any_admin = false;
   for (const std::string& given : options.keys) {
     std::string key = given, name;
@@ -82,7 +87,8 @@ std::string Access::hash_of(std::string_view key) const {
   return sha256_hex(std::as_bytes(std::span(salted.data(), salted.size())));
 }
 
-std::optional<Access::Caller> Access::caller(std::string_view authorization, std::string_view api_key) const {
+std::optional<Access::Caller> Access::caller(std::string_view authorization, std::string_view api_key,
+                                             bool over_unix_socket) const {
   if (keys_.empty()) return Caller{"", true};
   std::string_view key = api_key;
   if (lower(authorization.substr(0, 7)) == "bearer ") key = authorization.substr(7);
@@ -93,6 +99,7 @@ std::optional<Access::Caller> Access::caller(std::string_view authorization, std
     for (size_t i = 0; i < hash.size(); ++i) difference |= static_cast<unsigned>(hash[i] ^ one.hash[i]);
     if (difference == 0) found = &one;
   }
+  if (found == nullptr && over_unix_socket && trusts_unix_sockets_) return Caller{"", true};
   if (found == nullptr) return std::nullopt;
   return Caller{found->name, found->admin};
 }
@@ -114,6 +121,25 @@ std::string Access::allowed_origin(std::string_view origin) const {
   return (kind == "http" || kind == "https") && is_loopback_name(host_name(known.substr(scheme + 3)))
              ? std::string(origin)
              : std::string();
+}
+
+Access::Headers Access::origin_headers(std::string_view origin) const {
+  Headers headers;
+  const std::string allowed = allowed_origin(origin);
+  if (!allowed.empty()) headers.emplace_back("Access-Control-Allow-Origin", allowed);
+  if (credentials_ && !allowed.empty() && allowed != "*")
+    headers.emplace_back("Access-Control-Allow-Credentials", "true");
+  if (!origin.empty()) headers.emplace_back("Vary", "Origin");
+  return headers;
+}
+
+Access::Headers Access::preflight_headers(std::string_view origin, std::string_view wanted) const {
+  if (allowed_origin(origin).empty()) return {};
+  Headers headers = {{"Access-Control-Allow-Methods", methods_}};
+  const std::string allowed = headers_ == "*" ? std::string(wanted) : headers_;
+  if (!allowed.empty()) headers.emplace_back("Access-Control-Allow-Headers", allowed);
+  headers.emplace_back("Access-Control-Max-Age", "600");
+  return headers;
 }
 
 }  // namespace thermo

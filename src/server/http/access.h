@@ -5,18 +5,25 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace thermo {
 
 struct AccessOptions {
   std::vector<std::string> keys = {};           // "name:key", "admin:key" or "key"
+  bool trusts_unix_sockets = false;             // who may open the socket needs no key
   std::vector<std::string> allowed_hosts = {};  // beside localhost, for listeners of this machine
   std::string origins = "localhost";            // "localhost", "*", or origins with commas
+  // For pages of these origins.
+  std::string methods = "GET, POST, DELETE, OPTIONS";
+  std::string headers = "*";  // that requests may have, with commas; "*": those that they ask for
+  bool credentials = false;   // may be sent; never with "*" for the origins
 };
 
 class Access {
  public:
+  using Headers = std::vector<std::pair<std::string, std::string>>;
   explicit Access(const AccessOptions& options);
 
   struct Caller {
@@ -25,12 +32,17 @@ class Access {
   };
   bool needs_key() const { return !keys_.empty(); }
   // nullopt: no key, or a wrong one. Takes the same time for every key.
-  std::optional<Caller> caller(std::string_view authorization, std::string_view api_key) const;
+  std::optional<Caller> caller(std::string_view authorization, std::string_view api_key,
+                               bool over_unix_socket = false) const;
 
   // Whether a Host header is one of this machine's names.
   bool host_allowed(std::string_view host) const;
   // What Access-Control-Allow-Origin says; empty: nothing, the origin is a stranger.
   std::string allowed_origin(std::string_view origin) const;
+  // CORS headers of every reply to a page of that origin; none for a stranger.
+  Headers origin_headers(std::string_view origin) const;
+  // What a browser that asks before its request gets besides. `wanted`: headers that the request will have.
+  Headers preflight_headers(std::string_view origin, std::string_view wanted) const;
 
  private:
   struct Key {
@@ -42,7 +54,8 @@ class Access {
   std::string salt_;
   std::vector<Key> keys_;
   std::vector<std::string> hosts_, origins_;
-  bool any_origin_ = false, local_origins_ = false;
+  bool trusts_unix_sockets_, any_origin_ = false, local_origins_ = false, credentials_;
+  std::string methods_, headers_;
 };
 
 // 32 random bytes as text.

@@ -21,6 +21,14 @@ TEST(Access, TakesItsKeysAndNoOthers) {
   EXPECT_TRUE(Access({.keys = {"only"}}).caller("Bearer only", "")->admin);
 }
 
+TEST(Access, TrustsUnixSocketsWhenTold) {
+  EXPECT_FALSE(Access({.keys = {"one"}}).caller("", "", true));
+  const Access access({.keys = {"one", "admin:two"}, .trusts_unix_sockets = true});
+  EXPECT_FALSE(access.caller("", "", false));
+  EXPECT_TRUE(access.caller("", "", true)->admin);
+  EXPECT_EQ(access.caller("Bearer one", "", true)->name, "key1");  // who has a key is who it says
+}
+
 TEST(Access, KnowsTheNamesOfThisMachine) {
   const Access access({.allowed_hosts = {"box.lan"}});
   for (const char* host :
@@ -40,6 +48,32 @@ TEST(Access, LetsPagesOfThisMachineIn) {
   EXPECT_EQ(Access({.origins = "*"}).allowed_origin("http://evil.example"), "*");
   EXPECT_EQ(Access({.origins = "https://a.example, https://b.example"}).allowed_origin("https://b.example"),
             "https://b.example");
+}
+
+TEST(Access, TellsPagesWhatTheyMayDo) {
+  using Headers = Access::Headers;
+  const std::string page = "http://localhost:3000", stranger = "http://evil.example";
+  const Access plain({});
+  EXPECT_EQ(plain.origin_headers(page), (Headers{{"Access-Control-Allow-Origin", page}, {"Vary", "Origin"}}));
+  EXPECT_EQ(plain.origin_headers(stranger), (Headers{{"Vary", "Origin"}}));
+  EXPECT_EQ(plain.origin_headers(""), Headers{});
+  EXPECT_EQ(plain.preflight_headers(page, "x-a, x-b"),
+            (Headers{{"Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS"},
+                     {"Access-Control-Allow-Headers", "x-a, x-b"},
+                     {"Access-Control-Max-Age", "600"}}));
+  EXPECT_EQ(plain.preflight_headers(stranger, "x-a"), Headers{});
+
+  const Access set({.methods = "GET", .headers = "Authorization", .credentials = true});
+  EXPECT_EQ(set.origin_headers(page), (Headers{{"Access-Control-Allow-Origin", page},
+                                               {"Access-Control-Allow-Credentials", "true"},
+                                               {"Vary", "Origin"}}));
+  EXPECT_EQ(set.origin_headers(stranger), (Headers{{"Vary", "Origin"}}));
+  EXPECT_EQ(set.preflight_headers(page, "x-a"), (Headers{{"Access-Control-Allow-Methods", "GET"},
+                                                         {"Access-Control-Allow-Headers", "Authorization"},
+                                                         {"Access-Control-Max-Age", "600"}}));
+  // Anybody's page must not use what a browser knows of its user.
+  EXPECT_EQ(Access({.origins = "*", .credentials = true}).origin_headers(stranger),
+            (Headers{{"Access-Control-Allow-Origin", "*"}, {"Vary", "Origin"}}));
 }
 
 TEST(Access, MakesKeysThatDiffer) {

@@ -3,6 +3,7 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/read.hpp>
+#include <boost/beast/core/string.hpp>
 #include <boost/beast/http/read.hpp>
 
 namespace thermo {
@@ -24,10 +25,10 @@ auto into(error_code& error) {
 
 void Deadline::arm(std::chrono::milliseconds time) {
   fired_ = false;
-  const uint64_t mine = ++generation_;
+  const uint64_t mine = ++*generation_;
   timer_.expires_after(time);
-  timer_.async_wait([this, mine](const error_code& error) {
-    if (error || mine != generation_) return;
+  timer_.async_wait([this, mine, generation = generation_](const error_code& error) {
+    if (error || mine != *generation) return;
     fired_ = true;
     error_code ignored;
     if (closes_)
@@ -138,7 +139,8 @@ asio::awaitable<Connection::Next> Connection::read_request() {
     co_await drain();
     co_return must_close_ ? Next::Close : Next::NextRequest;
   }
-  if (!parser.is_done() && request_.header("expect") == "100-continue") send("HTTP/1.1 100 Continue\r\n\r\n");
+  if (!parser.is_done() && beast::iequals(request_.header("expect"), "100-continue"))
+    send("HTTP/1.1 100 Continue\r\n\r\n");
   const bool whole = co_await read_body(parser);
   if (!whole) co_return Next::Close;
   request_.body = std::move(parser.get().body());
@@ -238,12 +240,12 @@ void Connection::begin_stream(HttpReply head) {
 }
 
 void Connection::write(std::string_view bytes) {
-  if (bytes.empty()) return;
+  if (bytes.empty() || request_.method == "HEAD") return;
   send(chunked_ ? chunk_of(bytes) : std::string(bytes));
 }
 
 void Connection::end_stream() {
-  if (chunked_) send("0\r\n\r\n");
+  if (chunked_ && request_.method != "HEAD") send("0\r\n\r\n");
 }
 
 void Connection::send(std::string bytes) {

@@ -19,15 +19,18 @@ using Socket = asio::generic::stream_protocol::socket;
 class Deadline {
  public:
   Deadline(Socket& socket, bool closes) : socket_(socket), timer_(socket.get_executor()), closes_(closes) {}
+  ~Deadline() { ++*generation_; }
+  Deadline(const Deadline&) = delete;
   void arm(std::chrono::milliseconds time);
-  void disarm() { ++generation_, timer_.cancel(); }
+  void disarm() { ++*generation_, timer_.cancel(); }
   bool fired() const { return fired_; }  // since it was armed last
 
  private:
   Socket& socket_;
   asio::steady_timer timer_;
   bool closes_, fired_ = false;
-  uint64_t generation_ = 0;  // a timer that has fired already may be too late for its operation
+  // A timer that has fired already may be too late for its operation, or for this.
+  const std::shared_ptr<uint64_t> generation_ = std::make_shared<uint64_t>(0);
 };
 
 class Connection : public HttpExchange, public std::enable_shared_from_this<Connection> {

@@ -1,4 +1,4 @@
-#include "server/http/gzip.h"
+#include "server/http/compressed_body.h"
 
 #include <algorithm>
 #include <array>
@@ -63,8 +63,8 @@ bool drop_head(std::string_view& bytes) {
 
 }  // namespace
 
-Gunzip gunzip(std::string_view bytes, size_t max_bytes, std::string& out) {
-  if (!drop_head(bytes)) return Gunzip::Broken;
+Unpacked gunzip(std::string_view bytes, size_t max_bytes, std::string& out) {
+  if (!drop_head(bytes)) return Unpacked::Broken;
   const size_t begin = out.size();
   zlib::inflate_stream stream;
   zlib::z_params at{};
@@ -72,7 +72,7 @@ Gunzip gunzip(std::string_view bytes, size_t max_bytes, std::string& out) {
   at.avail_in = bytes.size();
   boost::system::error_code error;
   while (error != zlib::error::end_of_stream) {
-    if (out.size() >= max_bytes) return Gunzip::TooLarge;
+    if (out.size() >= max_bytes) return Unpacked::TooLarge;
     const size_t before = out.size();
     out.resize(std::min(before + kPiece, max_bytes));
     at.next_out = out.data() + before;
@@ -81,14 +81,14 @@ Gunzip gunzip(std::string_view bytes, size_t max_bytes, std::string& out) {
     const size_t n = out.size() - before - at.avail_out;
     out.resize(before + n);
     if (error == zlib::error::need_buffers) error = {};
-    if (error && error != zlib::error::end_of_stream) return Gunzip::Broken;
-    if (!error && n == 0 && at.avail_in == 0) return Gunzip::Broken;  // it is cut off
+    if (error && error != zlib::error::end_of_stream) return Unpacked::Broken;
+    if (!error && n == 0 && at.avail_in == 0) return Unpacked::Broken;  // it is cut off
   }
   const std::string_view tail(static_cast<const char*>(at.next_in), at.avail_in);
   const std::string_view text = std::string_view(out).substr(begin);
   const bool whole = tail.size() == kTail && little_endian(tail) == crc32(text) &&
                      little_endian(tail.substr(4)) == static_cast<uint32_t>(text.size());
-  return whole ? Gunzip::Ok : Gunzip::Broken;
+  return whole ? Unpacked::Ok : Unpacked::Broken;
 }
 
 }  // namespace thermo

@@ -1,4 +1,4 @@
-#include "server/http/gzip.h"
+#include "server/http/compressed_body.h"
 
 #include <gtest/gtest.h>
 
@@ -51,7 +51,7 @@ TEST(Gzip, GivesBackWhatWasCompressed) {
     std::string text;
     for (size_t i = 0; i < n; ++i) text += static_cast<char>(random() % 7 + (i % 1000 == 0 ? 100 : 0));
     std::string out = "before ";
-    EXPECT_EQ(gunzip(gzip(text), kPlenty, out), Gunzip::Ok) << n;
+    EXPECT_EQ(gunzip(gzip(text), kPlenty, out), Unpacked::Ok) << n;
     EXPECT_EQ(out, "before " + text) << n;
   }
 }
@@ -59,7 +59,7 @@ TEST(Gzip, GivesBackWhatWasCompressed) {
 TEST(Gzip, ReadsOptionalFields) {
   const std::string text = "{}", extra("\x02\0ab", 4), name("body.json\0", 10), check("\x12\x34", 2);
   std::string out;
-  EXPECT_EQ(gunzip(gzip(text, 4 | 8 | 2, extra + name + check), kPlenty, out), Gunzip::Ok);
+  EXPECT_EQ(gunzip(gzip(text, 4 | 8 | 2, extra + name + check), kPlenty, out), Unpacked::Ok);
   EXPECT_EQ(out, text);
 }
 
@@ -67,7 +67,7 @@ TEST(Gzip, StopsAtTheLimit) {
   const std::string bomb = gzip(std::string(10'000'000, ' '));
   EXPECT_LT(bomb.size(), 20'000u);
   std::string out;
-  EXPECT_EQ(gunzip(bomb, 1'000'000, out), Gunzip::TooLarge);
+  EXPECT_EQ(gunzip(bomb, 1'000'000, out), Unpacked::TooLarge);
   EXPECT_LE(out.size(), 1'000'000u);
 }
 
@@ -75,16 +75,16 @@ TEST(Gzip, RefusesWhatIsDamaged) {
   const std::string good = gzip("What is 17 + 25? What is 17 + 25?");
   for (size_t n = 0; n < good.size(); ++n) {
     std::string out;
-    EXPECT_EQ(gunzip(good.substr(0, n), kPlenty, out), Gunzip::Broken) << n;
+    EXPECT_EQ(gunzip(good.substr(0, n), kPlenty, out), Unpacked::Broken) << n;
   }
   for (size_t at = 0; at < good.size(); ++at) {
     if (at >= 4 && at < 10) continue;  // time, speed and system mean nothing
     std::string bad = good, out;
     bad[at] = static_cast<char>(bad[at] ^ 0x55);
-    EXPECT_EQ(gunzip(bad, kPlenty, out), Gunzip::Broken) << at;
+    EXPECT_EQ(gunzip(bad, kPlenty, out), Unpacked::Broken) << at;
   }
   std::string out;
-  EXPECT_EQ(gunzip(good + "x", kPlenty, out), Gunzip::Broken);
+  EXPECT_EQ(gunzip(good + "x", kPlenty, out), Unpacked::Broken);
 }
 
 }  // namespace

@@ -16,7 +16,9 @@ constexpr int kLastWriteMs = 1000;  // when it is told to end
 }  // namespace
 
 LinePipe::LinePipe(int in, int out, size_t max_line, Callbacks callbacks)
-    : in_(in), out_(out), max_line_(max_line), callbacks_(std::move(callbacks)) {
+    : in_(in), out_(out), max_line_(max_line), callbacks_(std::move(callbacks)) {}
+
+void LinePipe::start() {
   if (pipe(wake_) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
   writer_ = std::thread([this] { write_lines(); });
   reader_ = std::thread([this] { read_lines(); });

@@ -27,6 +27,8 @@ class LinePipe {
   LinePipe(const LinePipe&) = delete;
   LinePipe& operator=(const LinePipe&) = delete;
 
+  // Begins to read and write. Until then callbacks do not come, so that they find what they need.
+  void start();
   // Writes what was sent, unless nobody reads it, for at most a second; a read that waits is given up. What
   // is sent later goes nowhere.
   void stop();

@@ -140,6 +140,7 @@ PipeServer::PipeServer(ServerState& server, ApiHandler& handler, int in, int out
                                {"n_ctx", model.service->n_ctx()},
                                {"slots", model.service->n_slots()},
                                {"server", server.server_name()}}));
+  impl_->pipe->start();
 }
 
 PipeServer::~PipeServer() {
@@ -147,8 +148,11 @@ PipeServer::~PipeServer() {
 }
 
 bool PipeServer::ended() const {
-  const bool idle = impl_->n_lines == 0 && impl_->n_running == 0 && impl_->pipe->unsent_bytes() == 0;
-  return impl_->broken || (impl_->input_ended && idle);
+  // In this order: lines are counted before the input ends, requests before their lines are done, and what is
+  // sent before its request is.
+  const bool idle =
+      impl_->input_ended && impl_->n_lines == 0 && impl_->n_running == 0 && impl_->pipe->unsent_bytes() == 0;
+  return impl_->broken || idle;
 }
 
 int PipeServer::n_running() const {

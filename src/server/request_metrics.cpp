@@ -1,0 +1,66 @@
+#include "server/request_metrics.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "server/server_state.h"
+
+namespace thermo {
+
+void count_answer(Metrics& metrics, const GenerationRequest& request, const Answer& answer) {
+  const AnswerStats& stats = answer.stats;
+  metrics.count("thermocline_prompt_tokens_total", "source=\"computed\"", stats.n_prompt - stats.n_cached);
+  metrics.count("thermocline_prompt_tokens_total", "source=\"cached\"", stats.n_cached);
+  metrics.count("thermocline_generated_tokens_total", "kind=\"reasoning\"", answer.n_reasoning_tokens);
+  metrics.count("thermocline_generated_tokens_total", "kind=\"content\"",
+                stats.n_completion - answer.n_reasoning_tokens);
+  metrics.count("thermocline_prefix_cache_lookups_total", stats.n_cached == 0 ? "result=\"miss\""
+                                                          : stats.n_cached + 1 < stats.n_prompt
+                                                              ? "result=\"partial\""
+                                                              : "result=\"hit\"");
+  if (stats.draft.n_rounds > 0)
+    metrics.observe("thermocline_spec_accepted_length", stats.draft.accept_length(),
+                    fmt::format("drafter=\"{}\"", label_value(stats.draft.drafter)));
+  if (request.format.kind != OutputFormat::Kind::Text)
+    metrics.count("thermocline_structured_outputs_total",
+                  answer.finish_reason == "length" ? "result=\"truncated\"" : "result=\"ok\"");
+  metrics.count("thermocline_prefill_seconds_total", "", stats.prompt_seconds);
+  metrics.count("thermocline_decode_seconds_total", "", stats.predicted_seconds);
+  metrics.observe("thermocline_prefill_duration_seconds", stats.prompt_seconds);
+  metrics.observe("thermocline_decode_duration_seconds", stats.predicted_seconds);
+  metrics.observe("thermocline_queue_wait_seconds", stats.queue_seconds);
+  metrics.observe("thermocline_time_to_first_token_seconds", stats.first_token_seconds,
+                  fmt::format("dialect=\"{}\"", dialect_name(request.dialect)));
+  metrics.observe("thermocline_request_prompt_tokens", stats.n_prompt);
+  metrics.observe("thermocline_request_generated_tokens", stats.n_completion);
+  if (stats.n_completion > 1)
+    metrics.observe("thermocline_time_per_output_token_seconds",
+                    stats.predicted_seconds / (stats.n_completion - 1));
+  for (const ToolCall& call : answer.tool_calls)
+    metrics.count("thermocline_tool_calls_total", call.complete ? "result=\"ok\"" : "result=\"truncated\"");
+  if (answer.n_reasoning_tokens > 0)
+    metrics.count(
+        "thermocline_reasoning_closed_total",
+        fmt::format("how=\"{}\"", stats.reasoning_close.empty() ? "natural" : stats.reasoning_close));
+}
+
+void note_divergence(Metrics& metrics, const Tokenizer& tokenizer, const std::string& request_id,
+                     std::span<const TokenId> prompt, const TokenUsage& usage) {
+  const int n_again = usage.n_known - usage.n_cached;
+  if (n_again > 0) metrics.count("thermocline_prompt_divergence_tokens_total", "", n_again);
+  const auto at = static_cast<size_t>(usage.n_known);
+  if (!log_enabled(LogLevel::Debug) || usage.known_next.empty() || at >= prompt.size()) return;
+  const auto shown = [&](std::span<const TokenId> ids) {
+    constexpr size_t kShownBytes = 40;
+    const std::string text = tokenizer.decode(ids.first(std::min<size_t>(ids.size(), 16)), {.special = true});
+    return Json(text.substr(0, kShownBytes)).dump(-1, ' ', false, Json::error_handler_t::replace);
+  };
+  log_message(
+      LogLevel::Debug, "server",
+      fmt::format("req={} the prompt leaves a known text at token {} (cached {}): {} instead of {}",
+                  request_id, at, usage.n_cached, shown(prompt.subspan(at)), shown(usage.known_next)));
+}
+
+}  // namespace thermo

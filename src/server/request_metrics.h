@@ -1,0 +1,19 @@
+// What a finished answer adds to the counters.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "chat/answer.h"
+#include "server/api/generation_request.h"
+#include "server/metrics.h"
+
+namespace thermo {
+
+// Tokens, times, cache, drafts, format and calls of one answer to `request`.
+void count_answer(Metrics& metrics, const GenerationRequest& request, const Answer& answer);
+// A prompt that left a known text and had to be computed from further back; the log can say where.
+void note_divergence(Metrics& metrics, const Tokenizer& tokenizer, const std::string& request_id,
+                     std::span<const TokenId> prompt, const TokenUsage& usage);
+
+}  // namespace thermo
