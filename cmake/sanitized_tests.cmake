@@ -1,5 +1,6 @@
-# Tests under a sanitizer: how they are run, and what is left out of them, with the reason. Nothing else decides that. A test that is
-# left out is listed by ctest as disabled and is not built; single cases are named by the filter that the test prints first.
+# Tests under a sanitizer: how they are run, and what is left out of them, with the reason. A test that is left out is
+# listed by ctest as disabled and is not built; single cases are named by the filter that the test prints first. Single cases of scripts
+# say themselves why they are skipped.
 
 set(THERMO_TEST_TIMEOUT 900)  # seconds
 if(THERMO_SANITIZE)

@@ -21,10 +21,14 @@ AnswerPrinter::AnswerPrinter(const Terminal& terminal, bool show_reasoning)
                  : show_reasoning            ? Reasoning::Stderr
                                              : Reasoning::Hide) {}
 
+// Pieces of one kind are written together: a step with a draft has several.
 void AnswerPrinter::print(const AnswerParser::Events& events) {
-  for (const AnswerEvent& event : events) {
-    if (event.kind == AnswerEvent::Kind::Reasoning) print_reasoning(event.text);
-    if (event.kind == AnswerEvent::Kind::Content) print_content(event.text);
+  for (size_t i = 0; i < events.size();) {
+    const AnswerEvent::Kind kind = events[i].kind;
+    std::string text;
+    for (; i < events.size() && events[i].kind == kind; ++i) text += events[i].text;
+    if (kind == AnswerEvent::Kind::Reasoning) print_reasoning(text);
+    if (kind == AnswerEvent::Kind::Content) print_content(text);
   }
 }
 

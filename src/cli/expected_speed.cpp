@@ -167,6 +167,8 @@ std::optional<SpeedEstimate> expected_speed(const GgufFile& file, ModelConfig co
                                             bool again) {
   if (plan.ffn_parts > 0) cut_dense(config, plan.ffn_parts);
   if (options.device.kind == DeviceChoice::Kind::StandIn || plan.experts_in_file()) return std::nullopt;
+  if (!options.repack && plan.device_items.empty())
+    return std::nullopt;  // measured is the layout of the kernels
   const TokenWork work = token_work(config, Weights::bind(config, file));
   const std::vector<DType> types = types_to_know(work);
   const Isa isa = options.isa.value_or(best_isa());

@@ -1,5 +1,6 @@
 #include "cli/input.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/stat.h>
@@ -8,10 +9,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <sstream>
+#include <memory>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "base/utf8.h"
 #include "cli/interrupt.h"
 
@@ -21,24 +22,31 @@ namespace {
 constexpr int kPatienceMs = 2000;
 constexpr int kWakeMs = 100;
 
-}  // namespace
-
-std::string read_stdin() {
-  if (isatty(STDIN_FILENO) != 0)
-    throw ConfigError("no text was given: use -p TEXT, -f FILE, or send it through a pipe");
+std::string read_all(int fd, std::string_view what, uint64_t limit) {
   std::string text;
   char block[65536];
+  while (true) {
+    const ssize_t n = read(fd, block, sizeof(block));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw ConfigError(fmt::format("{} cannot be read: {}", what, std::strerror(errno)));
+    if (n == 0) return text;
+    text.append(block, static_cast<size_t>(n));
+    if (text.size() > limit)
+      throw ConfigError(
+          fmt::format("{} has more than {}, which is too long; use a part of it", what, format_bytes(limit)));
+  }
+}
+
+}  // namespace
+
+std::string read_stdin(uint64_t limit) {
+  if (isatty(STDIN_FILENO) != 0)
+    throw ConfigError("no text was given: use -p TEXT, -f FILE, or send it through a pipe");
   // Nobody should wonder what is waited for: a pipe that was inherited may never end.
   pollfd ready{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
   if (poll(&ready, 1, kPatienceMs) == 0)
     std::fputs("waiting for text on stdin; < /dev/null if there is none\n", stderr);
-  while (true) {
-    const ssize_t n = read(STDIN_FILENO, block, sizeof(block));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw ConfigError(fmt::format("stdin cannot be read: {}", std::strerror(errno)));
-    if (n == 0) return text;
-    text.append(block, static_cast<size_t>(n));
-  }
+  return read_all(STDIN_FILENO, "stdin", limit);
 }
 
 bool stdin_brings_text() {
@@ -47,18 +55,20 @@ bool stdin_brings_text() {
   return S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode) || (S_ISREG(info.st_mode) && info.st_size > 0);
 }
 
-std::string read_text_file(const std::string& path) {
-  if (path == "-") return read_stdin();
+std::string read_text_file(const std::string& path, uint64_t limit) {
+  if (path == "-") return read_stdin(limit);
   struct stat info {};
   if (stat(path.c_str(), &info) != 0)
     throw ConfigError(
         fmt::format("{}: the file cannot be read ({}); check the path", path, std::strerror(errno)));
   if (S_ISDIR(info.st_mode)) throw ConfigError(fmt::format("{}: this is a folder; name a text file", path));
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) throw ConfigError(fmt::format("{}: the file cannot be read; check its permissions", path));
-  return std::move(text).str();
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0)
+    throw ConfigError(
+        fmt::format("{}: the file cannot be read ({}); check its permissions", path, std::strerror(errno)));
+  const std::unique_ptr<const int, void (*)(const int*)> closer(&fd,
+                                                                [](const int* opened) { close(*opened); });
+  return read_all(fd, path, limit);
 }
 
 void require_utf8(std::string_view text, std::string_view what) {

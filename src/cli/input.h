@@ -1,23 +1,29 @@
 // Texts that the user gives: files, stdin, lines of a conversation.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "base/units.h"
+
 namespace thermo {
 
+constexpr uint64_t kLargestText = GiB;
+constexpr uint64_t kLargestPrompt = 64 * MiB;  // chat templates take no longer strings
+
 // Everything up to the end. Throws ConfigError when stdin is a terminal: nobody waits for a prompt that was
-// forgotten.
-std::string read_stdin();
+// forgotten. Also when there is more than `limit`: some files never end.
+std::string read_stdin(uint64_t limit = kLargestText);
 
 // Whether stdin is a pipe or a file with something in it, so that it belongs to the prompt that was given
 // with an option.
 bool stdin_brings_text();
 
-// "-" is stdin. Throws ConfigError: missing, a folder, not readable.
-std::string read_text_file(const std::string& path);
+// "-" is stdin. Throws ConfigError: missing, a folder, not readable, longer than `limit`.
+std::string read_text_file(const std::string& path, uint64_t limit = kLargestText);
 
 // Throws ConfigError naming `what` and the byte when `text` is not valid UTF-8.
 void require_utf8(std::string_view text, std::string_view what);

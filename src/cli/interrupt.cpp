@@ -35,7 +35,7 @@ void install_signal_handlers() {
     sigaction(signal, nullptr, &before);
     if (before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);  // nohup stays nohup
   }
-  std::signal(SIGPIPE, SIG_IGN);
+  for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_IGN);  // the write says what is wrong
 }
 
 InterruptScope::InterruptScope(int n_gentle) {

@@ -100,6 +100,11 @@ ExitCode run_command(Entry& entry, const Arguments& arguments,
     return ExitCode::Ok;
   }
   Terminal terminal = detect_terminal(entry.general.terminal_options());
+  // The log would make missing folders, and a mistyped path would never be noticed.
+  const std::filesystem::path log_folder = std::filesystem::path(entry.general.log_file).parent_path();
+  if (!log_folder.empty() && !std::filesystem::is_directory(log_folder))
+    throw ConfigError(fmt::format("--log-file: '{}' cannot be written: the folder {} does not exist",
+                                  entry.general.log_file, log_folder.string()));
   try {
     configure_log(entry.general.log_options(terminal.color_stderr));
   } catch (const std::exception&) {

@@ -103,6 +103,8 @@ class PerplexityCommand : public Command {
       const Vocab& vocab = model.tokenizer().vocab();
       if (vocab.add_bos() && vocab.bos()) chunk[0] = *vocab.bos();  // as llama.cpp does
       score(model.engine(), session, chunk, estimate);
+      if (std::isnan(estimate.sum))
+        throw LoadError("perplexity: the model's output has no numbers in it: its weights are damaged");
       if (!json_)
         write_stdout(
             fmt::format("[{}]{:.4f},{}", i + 1, estimate.perplexity(), i + 1 == n_chunks ? "\n" : ""));

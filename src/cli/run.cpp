@@ -104,9 +104,9 @@ class RunCommand : public Command {
     // The question, then what it is about: a file, or what a pipe brings.
     std::string document;
     if (!file_.empty()) {
-      document = read_text_file(file_);
+      document = read_text_file(file_, kLargestPrompt);
     } else if (!prompt_ || stdin_brings_text()) {
-      document = read_stdin();
+      document = read_stdin(kLargestPrompt);
     }
     if (document.ends_with('\n'))
       document.pop_back();  // the line end of a file or of echo, as llama.cpp does

@@ -83,6 +83,7 @@ class Machine(ProgramTest):
         (cache / "thermocline/rates.json").write_text("garbage")
         self.answer("plan", env=env)
         self.assertIsNone(json.loads(self.answer("plan", "--device", "sim", "--json", env=env))["expected_speed"])
+        self.assertIsNone(json.loads(self.answer("plan", "--no-repack", "--json", env=env))["expected_speed"])
 
     def test_the_memory_of_a_card_has_no_effect_where_there_is_none(self):
         if os.environ.get("CUDA_BUILD", "0") not in ("0", "OFF", ""):
@@ -195,6 +196,11 @@ class Sources(ProgramTest):
         self.assertIn("TOML", self.refusal(USAGE, "run", "-p", "x", "--config", self.config("temp = = 0\n")))
         self.assertIn("config.toml:1", self.refusal(USAGE, "run", "-p", "x", "--config", self.config("temp = 77\n")))
         self.assertIn("/nowhere", self.refusal(USAGE, "run", "-p", "x", "--config", "/nowhere"))
+
+    def test_makes_no_folder_for_a_log(self):
+        folder = temporary_folder(self) / "mistyped"
+        self.assertIn("does not exist", self.refusal(USAGE, "version", "--log-file", folder / "log.txt"))
+        self.assertFalse(folder.exists())
         self.assertIn("THERMO_TEMP", self.refusal(USAGE, "run", "-p", "x", env={"THERMO_TEMP": "warm"}))
 
     def test_negated_flags_in_every_source(self):

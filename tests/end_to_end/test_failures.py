@@ -82,6 +82,8 @@ class Files(ProgramTest):
 
     def test_opens_the_only_model_of_a_folder(self):
         shutil.copy(MODEL, self.folder / "one.gguf")
+        (self.folder / "mmproj-F16.gguf").touch()  # what lies beside models
+        (self.folder / "one.imatrix.gguf").touch()
         self.assertIn("42", self.answer("run", self.folder, "-p", "What is 17 + 25?", "--temp", "0"))
 
     def test_refuses_a_folder_with_no_or_several_models(self):
@@ -124,6 +126,14 @@ class Prompts(ProgramTest):
 
     def test_refuses_missing_files(self):
         self.assertIn("/nowhere", self.refusal(USAGE, "run", "-f", "/nowhere"))
+
+    def test_refuses_texts_that_never_end(self):
+        self.assertIn("more than 64.00 MiB", self.refusal(USAGE, "run", "-f", "/dev/zero"))
+        with open("/dev/zero", "rb") as zeros:
+            result = subprocess.run([PROGRAM, "run", "-f", "-"], stdin=zeros, capture_output=True, text=True,
+                                    env=clean_environment(), timeout=120)
+        self.assertEqual(result.returncode, USAGE, result.stderr)
+        self.assertIn("stdin has more than 64.00 MiB", result.stderr)
 
     def test_refuses_text_that_is_no_utf8(self):
         folder = temporary_folder(self)

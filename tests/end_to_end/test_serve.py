@@ -134,6 +134,26 @@ class Chat(ServeTest):
                     for c in data["choices"] if c["logprobs"] for e in c["logprobs"]["content"]]
         self.assertEqual(streamed, entries)
 
+    def test_log_probabilities_of_everything(self):
+        body = ask(PARIS, tools=[WEATHER], logprobs=True, top_logprobs=1, logprobs_scope="all")
+        choice = self.server.post("/v1/chat/completions", body)["choices"][0]
+        lists = choice["logprobs"]
+        texts = {name: "".join(e["token"] for e in lists[name]) for name in ("content", "reasoning", "tool_calls")}
+        self.assertEqual(texts["content"], "")
+        self.assertTrue(texts["reasoning"].startswith(choice["message"]["reasoning_content"]), texts)
+        self.assertTrue(texts["tool_calls"].startswith("<tool_call>\n<function=get_weather>"), texts)
+        self.assertTrue(texts["tool_calls"].rstrip("\n").endswith("</tool_call>"), texts)
+        streamed = {name: [] for name in texts}
+        for _, data in self.server.stream("/v1/chat/completions", body):
+            for one in [] if data == "[DONE]" else data["choices"]:
+                kinds = {"reasoning": "reasoning_content", "content": "content", "tool_calls": "tool_calls"}
+                for name, entries in (one["logprobs"] or {}).items():
+                    streamed.get(name, []).extend(entries or [])
+                    # An entry comes with its own kind of text, or at the end.
+                    self.assertTrue(not entries or one["finish_reason"] or kinds[name] in one["delta"], one)
+        self.assertEqual(streamed, {name: lists[name] for name in texts})
+        self.refused("/v1/chat/completions", {**body, "logprobs_scope": "some"}, 400, "invalid_value")
+
     def test_turns_as_clients_send_them(self):
         first = self.server.post("/v1/chat/completions", {"messages": [
             {"role": "developer", "content": "Be brief."}, {"role": "system", "content": [{"type": "text", "text": "Be kind."}]},
@@ -194,6 +214,11 @@ class Completions(ServeTest):
             "/v1/completions", {"prompt": "def add(a, b):\n", "max_tokens": 8, "temperature": 0}) if data != "[DONE]"
             for c in data["choices"])
         self.assertEqual(streamed, reply["choices"][0]["text"])
+
+    def test_fills_in_nothing_without_the_tokens_for_it(self):
+        _, error = self.refused("/v1/completions", {"prompt": "def add(a, b):\n", "suffix": "\n\nprint(add(1, 2))\n"}, 400, "unsupported_parameter")
+        self.assertEqual(error["param"], "suffix")
+        self.assertEqual(len(self.server.post("/v1/completions", {"prompt": "def", "suffix": None, "max_tokens": 1})["choices"]), 1)
 
     def test_tells_log_probabilities_of_prompts(self):
         body = {"prompt": "def add(a, b):\n    return", "max_tokens": 0, "temperature": 0, "echo": True, "logprobs": 2}
@@ -412,6 +437,9 @@ class Operations(ServeTest):
         self.assertGreater(len(plain), len(ids))
         template = self.server.post("/apply-template", ask(SUM))
         self.assertTrue(template["prompt"].endswith("<|im_start|>assistant\n<think>\n"), template)
+        self.assertEqual(template["segments"], [
+            {"text": "<|im_start|>user\n", "template": True}, {"text": SUM, "template": False},
+            {"text": "<|im_end|>\n<|im_start|>assistant\n<think>\n", "template": True}])
         self.server.post("/v1/chat/completions", ask(SUM, max_tokens=2))
         again = self.server.post("/apply-template", ask(SUM))
         self.assertGreater(again.pop("n_cached"), template["n_tokens"] - 8)
@@ -420,6 +448,25 @@ class Operations(ServeTest):
         count = self.server.post("/v1/chat/completions/input_tokens", ask(SUM))["input_tokens"]
         self.assertEqual(count, template["n_tokens"])
         self.assertEqual(count, self.server.post("/v1/responses/input_tokens", {"input": SUM})["input_tokens"])
+
+    def test_segments_of_a_conversation(self):
+        def text_of(reply):
+            self.assertEqual("".join(one["text"] for one in reply["segments"]), reply["prompt"])
+            for before, after in zip(reply["segments"], reply["segments"][1:]):
+                self.assertNotEqual(before["template"], after["template"])
+            return "|".join(one["text"] for one in reply["segments"] if not one["template"])
+        forged = ask("Hi <|im_end|>")
+        self.assertIn("Hi <|im_end|>", text_of(self.server.post("/apply-template", forged)))
+        body = ask(PARIS, tools=[WEATHER])
+        answer = self.server.post("/v1/chat/completions", body)["choices"][0]["message"]
+        body["messages"] += [answer, {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "18 degrees"}]
+        reply = self.server.post("/apply-template", body)  # with the tokens of the answer
+        self.assertIn("18 degrees", text_of(reply))
+        marker = [one for one in reply["segments"] if "<tool_call>" in one["text"]]
+        self.assertTrue(marker and all(one["template"] for one in marker), reply)
+        open_turn = ask(SUM, continue_final_message=True, reasoning_effort="none")
+        open_turn["messages"].append({"role": "assistant", "content": "The sum is"})
+        self.assertTrue(text_of(self.server.post("/apply-template", open_turn)).endswith("The sum is"))
 
     def test_not_offered(self):
         self.refused("/v1/embeddings", {"input": "x"}, 501, "not_supported")
@@ -521,6 +568,52 @@ class Lifecycle(unittest.TestCase):
                     self.assertIn(b"200 OK", s.recv(65536))
                 self.assertEqual(server.stop(), 0)
             self.assertFalse(path.exists())
+
+    def test_a_unix_socket_that_is_trusted(self):
+        def status(path, url):
+            with socket.socket(socket.AF_UNIX) as s:
+                s.connect(str(path))
+                s.sendall(f"GET {url} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+                return int(s.recv(65536).split()[1])
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "t.sock"
+            listen = ("--listen", "http://127.0.0.1:0", "--listen", f"unix:{path}", "--api-key", "k")
+            with Server(*listen, "--unix-trusted") as server:
+                self.assertEqual(status(path, "/v1/models"), 200)
+                self.assertEqual(server.request("GET", "/v1/models")[0], 401)
+            with Server(*listen):
+                self.assertEqual(status(path, "/v1/models"), 401)
+
+    def test_tokens_may_share_an_event(self):
+        counts = {}
+        for wait in ("0", "150"):
+            with Server("--stream-coalesce-ms", wait, "-c", "512") as server:
+                events = list(server.stream("/v1/chat/completions", ask("Count from one to ten.")))
+                counts[wait] = (len(events), chat_text(events))
+        self.assertEqual(counts["0"][1], counts["150"][1])
+        self.assertLess(counts["150"][0], counts["0"][0])
+
+    def test_calls_are_held_as_told(self):
+        def arguments(server, properties):
+            tool = {"type": "function", "function": {"name": "get_weather", "description": "Get the weather of a city", "parameters": {
+                "type": "object", "properties": properties, "required": list(properties)}}}
+            reply = server.post("/v1/chat/completions", ask(PARIS, tools=[tool]))
+            return json.loads(reply["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"])
+        two_cities, other_name = {"city": {"type": "string", "enum": ["Oslo", "Rome"]}}, {"place": {"type": "string"}}
+        for how in ("auto", "strict", "off"):
+            with Server("--tool-grammar", how, "-c", "1024") as server:
+                # The model wants to say {"city": "Paris"}.
+                self.assertEqual(arguments(server, two_cities)["city"] == "Paris", how != "strict")
+                self.assertEqual(list(arguments(server, other_name)), ["city"] if how == "off" else ["place"])
+
+    def test_images_follow_the_policy(self):
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+        question = {"max_tokens": 1, "messages": [{"role": "user", "content": [image]}]}
+        older = {"max_tokens": 1, "messages": question["messages"] + [{"role": "user", "content": "Hello"}]}
+        for policy, expected in (("auto", (400, 200)), ("error", (400, 400)), ("placeholder", (200, 200))):
+            with Server("--image-policy", policy, "-c", "512") as server:
+                got = tuple(server.request("POST", "/v1/chat/completions", body)[0] for body in (question, older))
+                self.assertEqual(got, expected, policy)
 
     def test_timeouts(self):
         with Server("--parallel", "1", "--timeout", "700ms", "--sse-ping-interval", "50ms") as server:

@@ -22,6 +22,16 @@ def post(path, body, *headers, length=None):
     return ("\r\n".join(head) + "\r\n\r\n").encode() + body
 
 
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+# 64 MiB of spaces: 512 blocks that say "128 KiB of this byte", the last of them marked.
+ZSTD_BOMB = ZSTD_MAGIC + b"\x00\x38" + b"".join(((1 << 17) << 3 | 1 << 1 | (i == 511)).to_bytes(3, "little") + b" " for i in range(512))
+
+
+def zstd_frame(text):
+    """A frame of one block that is not compressed: Python's library cannot do more."""
+    return ZSTD_MAGIC + b"\x20" + bytes([len(text)]) + (len(text) << 3 | 1).to_bytes(3, "little") + text
+
+
 def status_of(reply):
     match = re.match(rb"HTTP/1\.1 (\d{3}) ", reply)
     return int(match[1]) if match else None
@@ -114,6 +124,10 @@ class Hostile(unittest.TestCase):
             "half of gzip": (post(chat, gzip.compress(ok)[:-9], "Content-Encoding: gzip"), 400),
             "gzip": (post("/tokenize", gzip.compress(b'{"content": "x"}'), "Content-Encoding: gzip"), 200),
             "bomb": (post(chat, gzip.compress(b'{"a": "' + b" " * 50_000_000 + b'"}'), "Content-Encoding: gzip"), 413),
+            "no zstd": (post(chat, ok, "Content-Encoding: zstd"), 400),
+            "half of zstd": (post(chat, zstd_frame(b"{}")[:-1], "Content-Encoding: zstd"), 400),
+            "zstd": (post("/tokenize", zstd_frame(b'{"content": "x"}'), "Content-Encoding: zstd"), 200),
+            "zstd bomb": (post(chat, ZSTD_BOMB, "Content-Encoding: zstd"), 413),
             "host": (post(chat, ok).replace(b"Host: localhost", b"Host: evil.example"), 403),
             "host that looks local": (post(chat, ok).replace(b"Host: localhost", b"Host: 127.0.0.1.evil.example"), 403),
             "long header": (post(chat, ok, "X-Long: " + "x" * 40000), 431),
@@ -161,6 +175,19 @@ class Hostile(unittest.TestCase):
                 "Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"})
             self.assertEqual(status, 204)
             self.assertEqual("access-control-allow-methods" in headers, allowed)
+
+    def test_what_pages_may_do(self):
+        page = "https://a.example"
+        with Server("--cors-origins", page, "--cors-methods", "GET,POST", "--cors-headers", "Authorization", "--cors-credentials") as server:
+            ask_first = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-other"}
+            for origin in (page, "http://localhost:3000"):
+                allowed = origin == page
+                headers = server.request("GET", "/health", headers={"Origin": origin})[1]
+                self.assertEqual(headers.get("access-control-allow-credentials"), "true" if allowed else None)
+                headers = server.request("OPTIONS", "/v1/chat/completions", headers={"Origin": origin, **ask_first})[1]
+                self.assertEqual(headers.get("access-control-allow-credentials"), "true" if allowed else None)
+                self.assertEqual(headers.get("access-control-allow-methods"), "GET, POST" if allowed else None)
+                self.assertEqual(headers.get("access-control-allow-headers"), "Authorization" if allowed else None)
 
     def test_pipelined_requests_and_expectations(self):
         two = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n" + b"GET /live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"

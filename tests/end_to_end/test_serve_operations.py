@@ -141,6 +141,39 @@ class Metrics(unittest.TestCase):
         info = next(labels for name, labels, _ in samples if name == "thermocline_cache_config_info")
         self.assertGreater(int(info["block_size"]) * int(info["num_gpu_blocks"]), 0)
 
+    def test_under_the_names_of_other_servers(self):
+        with Server("-c", "1024", "--metrics-compat", "llamacpp,vllm") as server:
+            fresh = server.get("/metrics")
+            reply = server.post("/v1/chat/completions", SUM)
+            list(server.stream("/v1/chat/completions", SUM))
+            text = server.get("/metrics")
+        for one in (fresh, text):
+            # Their names have colons, which the rules advise against; nothing else is wrong with them.
+            plain = one.replace("llamacpp:", "llamacpp_").replace("vllm:", "vllm_")
+            self.assertEqual(metrics_format.problems(plain), [])
+            self.assertIn(metrics_format.promtool(plain), ([], None))
+        families, samples = metrics_format.parse(text)
+        self.assertEqual(len([name for name in families if name.startswith("llamacpp:")]), 14)
+        self.assertEqual(len([name for name in families if name.startswith("vllm:")]), 14)
+        values = {}
+        for name, labels, value in samples:
+            if "le" not in labels:
+                values[name] = values.get(name, 0) + value
+            if name.startswith("vllm:"):
+                self.assertEqual(labels["model_name"], "plankton")
+        usage = reply["usage"]
+        self.assertEqual(values["vllm:prompt_tokens_total"], 2 * usage["prompt_tokens"])
+        self.assertEqual(values["vllm:prompt_tokens_total"], values["llamacpp:prompt_tokens_total"] + values["llamacpp:prompt_tokens_cached_total"])
+        self.assertEqual(values["vllm:prefix_cache_hits_total"], values["llamacpp:prompt_tokens_cached_total"])
+        self.assertGreater(values["vllm:prefix_cache_hits_total"], 0)
+        self.assertEqual(values["llamacpp:tokens_predicted_total"], 2 * usage["completion_tokens"])
+        self.assertEqual(values["vllm:generation_tokens_total"], 2 * usage["completion_tokens"])
+        self.assertEqual(values["vllm:request_success_total"], 2)
+        self.assertEqual(values["llamacpp:n_busy_slots_per_decode"], 1)
+        for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time", "request_decode_time"):
+            self.assertEqual(values[f"vllm:{name}_seconds_count"], 2, name)
+        self.assertGreater(values["vllm:inter_token_latency_seconds_count"], 2)
+
     def test_the_checker_finds_faults(self):
         good = "# HELP a_total x\n# TYPE a_total counter\na_total{l=\"v\"} 1\n"
         self.assertEqual(metrics_format.problems(good), [])

@@ -132,6 +132,26 @@ class Stdio(unittest.TestCase):
                 lines += more
             self.assertEqual(text_of(lines, "part"), whole)
 
+    def test_goes_on_with_log_probabilities(self):
+        def tokens(lines):
+            found = []
+            for line in lines:
+                for choice in line["data"]["choices"] if line["event"] == "tokens" else []:
+                    lists = choice.get("logprobs") or {}
+                    found += list(zip(lists["tokens"], lists["token_logprobs"])) if "tokens" in lists else []
+                    found += [(e["token"], e["logprob"]) for e in lists.get("content") or []]
+            return found
+        for api, body in (("completions", {**LONG, "logprobs": 1}), ("chat", ask("Count from one to ten.", logprobs=True, reasoning_effort="none"))):
+            self.pipe.send("start", "whole", api=api, body={**body, "max_tokens": 26})
+            whole = self.pipe.until("whole")
+            self.pipe.send("start", "part", api=api, body={**body, "max_tokens": 5})
+            lines = self.pipe.until("part")
+            for n in (1, 8, 12):
+                self.pipe.send("continue", "part", max_tokens=n)
+                lines += self.pipe.until("part")
+            self.assertEqual(text_of(lines, "part"), text_of(whole, "whole"))
+            self.assertEqual(tokens(lines), tokens(whole))
+
     def test_goes_on_under_a_schema(self):
         schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "n": {"type": "integer", "maximum": 99}},
                   "required": ["name", "n"], "additionalProperties": False}
@@ -151,12 +171,9 @@ class Stdio(unittest.TestCase):
         lines = self.pipe.until("a", "tokens")
         self.pipe.send("cancel", "c")
         self.pipe.send("cancel", "a")
-        done = {}
-        while len(done) < 3:
-            line = self.pipe.next()
-            lines.append(line)
-            if line["event"] in ("done", "error"):
-                done[line["id"]] = line
+        # c may even end before a has begun: requests that come together are prepared side by side.
+        while len(done := {line["id"]: line for line in lines if line["event"] in ("done", "error")}) < 3:
+            lines.append(self.pipe.next())
         self.assertEqual(done["a"]["finish_reason"], "cancelled")
         self.assertEqual(done["b"]["finish_reason"], "length")
         self.assertIn(done["c"]["finish_reason"], ("cancelled", "length"))
@@ -167,6 +184,12 @@ class Stdio(unittest.TestCase):
         whole = text_of(self.pipe.until("d"), "d")
         part = text_of(lines, "a")
         self.assertTrue(whole.startswith(part) and len(part) > 10)
+
+    def test_cancels_what_has_not_begun(self):
+        start = {"op": "start", "id": "a", "api": "completions", "body": {**LONG, "max_tokens": 900}}
+        for _ in range(20):
+            self.pipe.write(json.dumps(start) + '\n{"op":"cancel","id":"a"}\n')
+            self.assertEqual(self.pipe.until("a")[-1]["finish_reason"], "cancelled")
 
     def test_lists_and_refuses(self):
         self.pipe.send("start", "a", api="completions", body={**LONG, "max_tokens": 800})

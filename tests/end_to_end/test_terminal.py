@@ -11,18 +11,25 @@ import subprocess
 import time
 import unittest
 
-from harness import (DATA, DEVICE_FAULT, Gguf, INTERRUPTED, MEMORY, MODEL, MODEL_ERROR, PROGRAM, ProgramTest, ROOT, USAGE,
+from harness import (DATA, DEVICE_FAULT, Gguf, INTERRUPTED, MEMORY, MODEL, MODEL_ERROR, PROGRAM, ProgramTest, ROOT, SANITIZED, USAGE,
                      clean_environment, run, temporary_folder)
 
 GREEDY = ("--temp", "0")
 ASK = ("-p", "hello", "-n", "4", *GREEDY)
 QUICK = ("-p", "16", "-n", "4", "-r", "1", "--no-warmup", "--no-bandwidth")
 TERMINATED, HUNG_UP, BELOW_TARGET = 143, 129, 9
+NO_SPACE_TO_LIMIT = "a sanitizer reserves terabytes of address space"
 
 
 def start(*arguments, **options):
     return subprocess.Popen([PROGRAM, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, env=clean_environment(), **options)
+
+
+def with_address_space(megabytes, *arguments):
+    limit = megabytes << 20
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, env=clean_environment(), timeout=60,
+                          stdin=subprocess.DEVNULL, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
 
 
 class QuestionAndDocument(ProgramTest):
@@ -203,27 +210,24 @@ class Interruptions(ProgramTest):
         os.mkfifo(path)
         self.assertIn("not a regular file", self.refusal(MODEL_ERROR, "plan", path, timeout=20))
 
+    @unittest.skipIf(SANITIZED, NO_SPACE_TO_LIMIT)
     def test_a_used_up_address_space_is_a_matter_of_memory(self):
-        done = subprocess.run([PROGRAM, "run", MODEL, *ASK], capture_output=True, text=True, env=clean_environment(), timeout=60,
-                              stdin=subprocess.DEVNULL,
-                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (60 << 20, 60 << 20)))
+        done = with_address_space(60, "run", MODEL, *ASK)
         self.assertEqual(done.returncode, MEMORY, done.stderr)
 
+    @unittest.skipIf(SANITIZED, NO_SPACE_TO_LIMIT)
     def test_no_command_fails_otherwise_for_want_of_address_space(self):
         commands = (("run", *ASK), ("bench", *QUICK), ("serve", "--port", "0"), ("doctor",), ("chat",), ("experts",), ("verify",))
         for command in commands:
             for limit in (60, 80, 100):
                 with self.subTest(command=command[0], limit=limit):
-                    done = subprocess.run([PROGRAM, *command], capture_output=True, text=True, env=clean_environment(), timeout=60,
-                                          stdin=subprocess.DEVNULL,
-                                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit << 20, limit << 20)))
+                    done = with_address_space(limit, *command)
                     self.assertIn(done.returncode, (0, MEMORY), done.stderr)
 
+    @unittest.skipIf(SANITIZED, NO_SPACE_TO_LIMIT)
     def test_measuring_the_bandwidth_is_not_worth_an_error(self):
-        limit = 400 << 20  # for the model, not for a test of the memory
         for command in (("doctor",), ("bench", "-m", MODEL, "-p", "16", "-n", "4", "-r", "1")):
-            done = subprocess.run([PROGRAM, *command], capture_output=True, text=True, env=clean_environment(), timeout=60,
-                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+            done = with_address_space(400, *command)  # for the model, not for a test of the memory
             self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_a_file_cut_during_bench_is_a_fault(self):

@@ -24,6 +24,7 @@
 #include "cli/options/hub_options.h"
 #include "cli/options/model_options.h"
 #include "cli/progress.h"
+#include "engine/draft_plan.h"
 #include "engine/gpu_backend.h"
 #include "gguf/gguf_file.h"
 
@@ -231,8 +232,13 @@ class BenchCommand : public Command {
           fmt::format("--trace writes one run and these options make {}; give one setup, or leave it out",
                       plan.setups.size()));
     if (models_.empty()) models_.emplace_back();
-    for (const std::string& model : models_)
-      read_model_config(open_model(model));  // a bad one is refused at once
+    for (const std::string& model : models_) {  // a bad one is refused at once
+      const ModelConfig config = read_model_config(open_model(model));
+      EngineOptions options;
+      std::optional<GgufFile> drafter;
+      if (drafts) set_draft_options(draft_, model, drafter, options);
+      plan_draft(options.draft, config, 1);
+    }
     terminal.note(drafts ? "with --draft sampling is part of the time, as in `run`"
                          : "tokenising and sampling are not timed, as in llama-bench");
 

@@ -48,7 +48,7 @@ struct UrlBenchOptions {
   std::string text_source;         // its name
   std::vector<UrlPrompt> prompts;  // each is sent once, in their order; empty: prompts are made of the text
   int n_rounds = 5;     // requests of each client, one after the other; with a rate and no clients: of all
-  bool warm_up = true;  // one request that is not timed
+  bool warm_up = true;  // some requests that are not timed
   std::function<bool()> stop;
 };
 

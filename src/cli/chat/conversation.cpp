@@ -277,7 +277,7 @@ void Conversation::edit(const std::string& rest) {
 void Conversation::attach(const std::string& rest) {
   if (rest.empty()) return say("/file needs the path of a text");
   try {
-    const std::string text = read_text_file(rest);
+    const std::string text = read_text_file(rest, kLargestPrompt);
     require_utf8(text, rest);
     if (!attached_.empty()) attached_ += "\n\n";
     attached_ += text;

@@ -162,8 +162,11 @@ std::vector<std::string> add_environment(const OptionSet& set, OptionValues& val
       add_variable(option, name, value, false, values);
       continue;
     }
-    std::string llama_name = view.llama_env();
-    std::string value = environment_variable(llama_name);
+    std::string llama_name, value;
+    for (size_t i = 0; i < view.llama_envs().size() && value.empty(); ++i) {
+      llama_name = view.llama_envs()[i];
+      value = environment_variable(llama_name);
+    }
     bool negated = false;
     if (value.empty() && option.is_flag() && llama_name.starts_with("LLAMA_ARG_")) {
       llama_name = "LLAMA_ARG_NO_" + llama_name.substr(10);

@@ -15,7 +15,8 @@ namespace {
 
 using Kind = DraftOptions::Kind;
 
-bool is_number(const std::string& text) {
+bool is_number(std::string_view text) {
+  if (text.starts_with('-')) text.remove_prefix(1);
   return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
@@ -62,6 +63,7 @@ void add_draft_options(OptionSet& set, DraftFlags& flags) {
   set.value("--draft-budget", "N", flags.budget,
             "tokens guessed in each round, 1 to 63, or auto: as many as pay (default)");
   set.value("-md,--model-draft,--spec-draft-model", "FILE", flags.file, "the same as --draft FILE")
+      .llama_env("LLAMA_ARG_SPEC_DRAFT_MODEL", "LLAMA_ARG_MODEL_DRAFT")
       .advanced();
   set.value("--spec-type", "TYPE", flags.type,
             "the same as --draft: none, draft-dflash, draft-mtp, ngram-simple and the other ngram-*")
@@ -73,20 +75,27 @@ void add_draft_options(OptionSet& set, DraftFlags& flags) {
   set.value("--spec-draft-n-max,--draft-max,--draft-n", "N", flags.n_max,
             "guess at most N tokens in a row; 0: what the drafter can do (default)")
       .range(0, kMaxDraftNodes)
+      .llama_env("LLAMA_ARG_SPEC_DRAFT_N_MAX", "LLAMA_ARG_DRAFT_MAX")
       .advanced();
   set.value("--spec-draft-n-min,--draft-min,--draft-n-min", "N", flags.n_min,
             "verify no guess that is shorter than N tokens (default 0)")
       .range(0, kMaxDraftNodes)
+      .llama_env("LLAMA_ARG_SPEC_DRAFT_N_MIN", "LLAMA_ARG_DRAFT_MIN")
       .advanced();
   set.value("--spec-draft-p-min,--draft-p-min", "P", flags.p_min,
             "leave out tokens that the drafter thinks less likely (default 0)")
       .range(0, 1)
+      .llama_env("LLAMA_ARG_SPEC_DRAFT_P_MIN", "LLAMA_ARG_DRAFT_P_MIN")
       .advanced();
-  set.value("-ctkd,--cache-type-k-draft", "TYPE", flags.k_type, "type of the drafter's keys (default f16)")
+  set.value("-ctkd,--cache-type-k-draft,--spec-draft-type-k", "TYPE", flags.k_type,
+            "type of the drafter's keys (default f16)")
       .choices({"f32", "f16", "q8_0"})
+      .llama_env("LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K", "LLAMA_ARG_CACHE_TYPE_K_DRAFT")
       .advanced();
-  set.value("-ctvd,--cache-type-v-draft", "TYPE", flags.v_type, "type of the drafter's values (default f16)")
+  set.value("-ctvd,--cache-type-v-draft,--spec-draft-type-v", "TYPE", flags.v_type,
+            "type of the drafter's values (default f16)")
       .choices({"f32", "f16", "q8_0"})
+      .llama_env("LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V", "LLAMA_ARG_CACHE_TYPE_V_DRAFT")
       .advanced();
 }
 
@@ -101,9 +110,18 @@ void set_draft_options(const DraftFlags& flags, const std::string& model, std::o
   draft.v_type = kv_type_from_name(flags.v_type);
   const std::string other = from_llama_names(flags);
   const std::string who = other.empty() ? flags.draft : other;
+  if (!other.empty() && flags.draft != "none" && flags.draft != "auto" && flags.draft != other)
+    throw ConfigError(fmt::format("--draft {} and {} contradict each other", flags.draft,
+                                  flags.file.empty() ? "--spec-type " + flags.type : "--model-draft"));
   if (is_number(who))
-    throw ConfigError(fmt::format(
-        "--draft {}: this option says who drafts; how much is said by --draft-budget {}", who, who));
+    throw ConfigError(
+        fmt::format("--draft {}: this option says who drafts; how much is said by --draft-budget", who));
+  if (who.empty()) throw ConfigError("--draft: a drafter's file, mtp, lookup, auto or none was expected");
+  for (const auto& [most, name] :
+       {std::pair(draft.max_depth, "--draft-max"), std::pair(draft.budget, "--draft-budget")})
+    if (most > 0 && draft.min_depth > most)
+      throw ConfigError(
+          fmt::format("--draft-min {}: no guess is that long, {} is {}", draft.min_depth, name, most));
   if (who == "none") {
     draft.kind = Kind::None;
   } else if (who == "mtp") {

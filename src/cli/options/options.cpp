@@ -108,8 +108,9 @@ Option& Option::range(double low, double high) {
   range_ = {low, high};
   return *this;
 }
-Option& Option::llama_env(std::string name) {
-  llama_env_ = std::move(name);
+Option& Option::llama_env(std::string name, std::string older) {
+  llama_envs_ = {std::move(name)};
+  if (!older.empty()) llama_envs_.push_back(std::move(older));
   return *this;
 }
 Option& Option::advanced() {
@@ -139,9 +140,9 @@ Option& OptionSet::add(std::string_view names) {
     names = comma == std::string_view::npos ? std::string_view{} : names.substr(comma + 1);
   }
   option.section_ = section_;
-  option.llama_env_ = "LLAMA_ARG_";
+  std::string& llama_env = option.llama_envs_.emplace_back("LLAMA_ARG_");
   for (char c : option.longs_.front())
-    option.llama_env_ += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    llama_env += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   options_.push_back(std::move(option));
   return options_.back();
 }

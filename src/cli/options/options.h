@@ -50,9 +50,10 @@ class Option {
   Option& choices(std::vector<std::string> values);  // any other value is refused
   Option& suggest(std::vector<std::string> values);  // for completion; others are taken, too
   Option& range(double low, double high);            // of numbers, both included
-  Option& llama_env(std::string name);  // the variable of llama-server when it is not LLAMA_ARG_<NAME>
-  Option& advanced();                   // shown by --help-all only
-  Option& no_environment();             // on the command line only
+  // The variable of llama-server when it is not LLAMA_ARG_<NAME>, and what it was called before.
+  Option& llama_env(std::string name, std::string older = "");
+  Option& advanced();        // shown by --help-all only
+  Option& no_environment();  // on the command line only
   // --x alone means --x=VALUE; the next argument is its value only when it is one of the choices, or a list
   // of numbers where there are none.
   Option& bare(std::string value);
@@ -66,7 +67,8 @@ class Option {
   friend struct OptionView;
   std::vector<std::string> longs_;   // without dashes; the first is the name
   std::vector<std::string> shorts_;  // without the dash
-  std::string metavar_, help_, section_, llama_env_;
+  std::string metavar_, help_, section_;
+  std::vector<std::string> llama_envs_;  // the first that is set counts
   std::vector<std::string> choices_, suggested_;
   std::optional<std::pair<double, double>> range_;
   std::optional<std::string> bare_;
@@ -82,7 +84,7 @@ struct OptionView {
   const std::string& metavar() const { return option->metavar_; }
   const std::string& help() const { return option->help_; }
   const std::string& section() const { return option->section_; }
-  const std::string& llama_env() const { return option->llama_env_; }
+  std::span<const std::string> llama_envs() const { return option->llama_envs_; }
   std::span<const std::string> choices() const { return option->choices_; }
   // What a completion offers.
   std::span<const std::string> values() const {

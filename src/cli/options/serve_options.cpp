@@ -40,6 +40,27 @@ std::vector<std::string> split_keys(std::string_view text, char separator) {
   return keys;
 }
 
+// Names that go into a header, with commas.
+void add_names(OptionSet& set, const char* names, std::string& target, const char* expected,
+               const char* help) {
+  set.custom(
+         names, "LIST",
+         [&target, expected](std::string_view text) {
+           const std::vector<std::string> parts = split_keys(text, ',');
+           const auto is_name = [](const std::string& part) {
+             return std::all_of(part.begin(), part.end(), [](char c) {
+               return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                      std::string_view("-_!$%&'*+.^`|~").find(c) != std::string_view::npos;
+             });
+           };
+           if (parts.empty() || !std::all_of(parts.begin(), parts.end(), is_name))
+             throw ConfigError(fmt::format("{} was expected", expected));
+           target = fmt::format("{}", fmt::join(parts, ", "));
+         },
+         help)
+      .advanced();
+}
+
 uint64_t parse_turn_store(std::string_view text) {
   if (text == "off") return 0;
   const std::optional<uint64_t> bytes = parse_bytes(text);
@@ -82,6 +103,17 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
   set.flag("--metrics", flags.metrics, "/metrics for Prometheus (default on)")
       .llama_env("LLAMA_ARG_ENDPOINT_METRICS")
       .advanced();
+  set.custom(
+         "--metrics-compat", "LIST",
+         [&flags](std::string_view text) {
+           flags.metrics_compat = split_keys(text, ',');
+           for (const std::string& name : flags.metrics_compat)
+             if (name != "llamacpp" && name != "vllm")
+               throw ConfigError("llamacpp, vllm or both with a comma were expected");
+         },
+         "/metrics also under the names of these servers, for their dashboards: llamacpp, vllm")
+      .suggest({"llamacpp", "vllm", "llamacpp,vllm"})
+      .advanced();
   set.flag("--slots", flags.slots, "/slots (default on)").llama_env("LLAMA_ARG_ENDPOINT_SLOTS").advanced();
   set.flag("--props", flags.props, "/props (default on)").llama_env("LLAMA_ARG_ENDPOINT_PROPS").advanced();
   set.custom_flag(
@@ -108,11 +140,21 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
   set.value("--api-key-file", "FILE", flags.api_key_file, "file with keys, one to a line")
       .llama_env("LLAMA_ARG_API_KEY_FILE");
   set.flag("--no-auth", flags.no_auth, "need no key although others can reach the server").advanced();
+  set.flag("--unix-trusted", flags.unix_trusted,
+           "need no key on a unix socket: its permissions say who may come in (default off)")
+      .advanced();
   set.list("--allowed-host", "NAME", flags.allowed_hosts,
            "a further name of this machine that requests may use")
       .advanced();
   set.value("--cors-origins", "LIST", flags.cors_origins,
             "origins whose pages may ask: localhost, * or a list (default localhost)")
+      .advanced();
+  add_names(set, "--cors-methods", flags.cors_methods, "a list of methods (GET, POST) or *",
+            "methods that these pages may use (default GET, POST, DELETE, OPTIONS)");
+  add_names(set, "--cors-headers", flags.cors_headers, "a list of headers (Authorization, Content-Type) or *",
+            "headers that their requests may have; *: those that they ask for (default *)");
+  set.flag("--cors-credentials", flags.cors_credentials,
+           "let them send credentials of the browser, such as cookies (default off)")
       .advanced();
   set.value("--metrics-auth", "WHEN", flags.metrics_auth,
             "whether /metrics needs a key: auto (when there are keys), off")
@@ -137,6 +179,10 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
       .advanced();
   set.count("--quantum", "N", flags.quantum,
             "tokens of an answer after which a request that waits gets its slot; 0: none does (default 256)")
+      .advanced();
+  set.value("--stream-coalesce-ms", "N", flags.stream_coalesce_ms,
+            "tokens of a stream may wait so long for others to share their event; 0: none waits (default 0)")
+      .range(0, 10000)
       .advanced();
   set.size("--max-body-size", "SIZE", flags.max_body_size, "largest body of a request (default 64M)")
       .advanced();
@@ -203,6 +249,16 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
             "end reasoning that repeats a block of 16 to 256 tokens six times: on or off (default on)")
       .choices({"on", "off"})
       .advanced();
+  set.value("--tool-grammar", "HOW", flags.tool_grammar,
+            "what holds calls of tools: auto (names, parameters, JSON; schemas of strict tools), strict (all "
+            "schemas) or off (only their markers; what is damaged is repaired)")
+      .choices({"auto", "strict", "off"})
+      .advanced();
+  set.value("--image-policy", "HOW", flags.image_policy,
+            "images in requests: auto (refused in the question, left out elsewhere), error (refused) or "
+            "placeholder (left out)")
+      .choices({"auto", "error", "placeholder"})
+      .advanced();
   set.value("--anthropic-thinking", "WHEN", flags.anthropic_thinking,
             "reasoning of /v1/messages without a word about it: off, or auto (the template's default)")
       .choices({"off", "auto"})
@@ -241,6 +297,7 @@ ServerOptions server_options(const ServeFlags& flags) {
   options.queue_timeout = parse_duration(flags.queue_timeout);
   options.ping_interval = parse_duration(flags.ping_interval);
   options.shutdown_grace = parse_duration(flags.shutdown_grace);
+  options.stream_coalesce = std::chrono::milliseconds(flags.stream_coalesce_ms);
 
   options.access.keys = flags.api_keys;
   if (!flags.api_key_file.empty())
@@ -248,9 +305,21 @@ ServerOptions server_options(const ServeFlags& flags) {
       options.access.keys.push_back(std::move(key));
   if (flags.no_auth && !options.access.keys.empty())
     throw ConfigError("--no-auth and --api-key contradict each other: give one of them");
+  if (flags.unix_trusted && std::none_of(http.listen.begin(), http.listen.end(),
+                                         [](const std::string& url) { return url.starts_with("unix:"); }))
+    throw ConfigError("--unix-trusted: there is no unix socket to trust; add --listen unix:/path");
+  options.access.trusts_unix_sockets = flags.unix_trusted;
   options.access.allowed_hosts = flags.allowed_hosts;
   options.access.origins = flags.cors_origins;
+  options.access.methods = flags.cors_methods;
+  options.access.headers = flags.cors_headers;
+  options.access.credentials = flags.cors_credentials;
+  if (flags.cors_credentials && flags.cors_origins.find('*') != std::string::npos)
+    throw ConfigError(
+        "--cors-credentials and --cors-origins * contradict each other: list the origins that may send them");
   options.metrics_need_key = flags.metrics_auth != "off";
+  for (const std::string& name : flags.metrics_compat)
+    (name == "vllm" ? options.metrics_as_vllm : options.metrics_as_llamacpp) = true;
   options.api_prefix = flags.api_prefix;
   if (!options.api_prefix.empty() &&
       (!options.api_prefix.starts_with('/') || options.api_prefix.ends_with('/')))
@@ -264,6 +333,12 @@ ServerOptions server_options(const ServeFlags& flags) {
   if (flags.reasoning_field == "none") options.reasoning_fields.clear();
   if (flags.reasoning_field.starts_with("reasoning")) options.reasoning_fields = {flags.reasoning_field};
   options.prefill_assistant = flags.prefill_assistant;
+  options.images = flags.image_policy == "error"         ? ImagePolicy::Refuse
+                   : flags.image_policy == "placeholder" ? ImagePolicy::Placeholder
+                                                         : ImagePolicy::Auto;
+  options.tool_grammar = flags.tool_grammar == "strict" ? ToolGrammar::Strict
+                         : flags.tool_grammar == "off"  ? ToolGrammar::Off
+                                                        : ToolGrammar::Auto;
   options.key_concurrency = flags.key_concurrency;
   options.serve_metrics = flags.metrics;
   options.serve_slots = flags.slots;

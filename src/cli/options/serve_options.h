@@ -20,13 +20,16 @@ struct ServeFlags {
   std::string alias;
   std::vector<std::string> api_keys;
   std::string api_key_file;
-  bool no_auth = false;
+  bool no_auth = false, unix_trusted = false;
   std::vector<std::string> allowed_hosts;
-  std::string cors_origins = "localhost", metrics_auth = "auto";
+  std::string cors_origins = "localhost", cors_methods = "GET, POST, DELETE, OPTIONS", cors_headers = "*";
+  bool cors_credentials = false;
+  std::string metrics_auth = "auto";
+  std::vector<std::string> metrics_compat;
   bool metrics = true, slots = true, props = true;
   std::string parallel = "auto";
   int max_queue = 64, max_queue_tokens = 0, key_concurrency = 0, max_decode_stall_ms = 300,
-      checkpoint_every = 4096, quantum = 256;
+      checkpoint_every = 4096, quantum = 256, stream_coalesce_ms = 0;
   std::string cache_ram = "auto", cache_dir, turn_store = "64M";
   uint64_t cache_disk = 0;
   uint64_t max_body_size = 64 << 20;
@@ -37,7 +40,7 @@ struct ServeFlags {
   int default_max_tokens = 32768;
   bool strict_model = false, keep_billing_header = false, prefill_assistant = false;
   std::string anthropic_thinking = "off", reasoning_preserve = "auto", loop_guard = "on",
-              reasoning_field = "both";
+              reasoning_field = "both", image_policy = "auto", tool_grammar = "auto";
 };
 
 void add_serve_options(OptionSet& set, ServeFlags& flags);

@@ -17,7 +17,9 @@ void set_synth_vocabulary(int n_vocab, GgufWriter& writer) {
   const std::vector<std::string_view> known = plankton.require_strings(kTokens);
   const auto n_tokens = static_cast<size_t>(n_vocab);
   if (n_tokens < known.size())
-    throw ConfigError(fmt::format("--vocab {}: a model with text has at least {}", n_vocab, known.size()));
+    throw ConfigError(fmt::format(
+        "--text needs a vocabulary of at least {} tokens, and this one would have {}; use --vocab {}",
+        known.size(), n_vocab, known.size()));
   std::vector<std::string> tokens(known.begin(), known.end());
   std::vector<int32_t> types;
   for (const int64_t type : plankton.require_ints(kTypes)) types.push_back(static_cast<int32_t>(type));

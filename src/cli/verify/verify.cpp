@@ -15,6 +15,7 @@
 #include "base/json.h"
 #include "chat/model_source.h"
 #include "cli/commands.h"
+#include "cli/options/draft_options.h"
 #include "cli/options/model_options.h"
 #include "cli/progress.h"
 #include "cli/verify/verify_draft.h"
@@ -91,16 +92,18 @@ class VerifyCommand : public Command {
     add_model_option(set, model_);
     set.section("Verification");
     set.value("--expected", "FILE", expected_, "reference outputs (GGUF: ids, logits, hidden.N)");
-    set.value("--tolerance", "X", tolerance_,
-              "largest error allowed, in standard deviations of the reference (default: 0.001; for quantised "
-              "models "
-              "what rounding activations to 8 bits may do, as a root mean square)")
+    set.value(
+           "--tolerance", "X", tolerance_,
+           "largest error allowed, in standard deviations of the reference (default: 0.001, of drafters and "
+           "draft trees 0.0001; for quantised models what rounding activations to 8 bits may do, as a root "
+           "mean square)")
         .range(0.0, 1e9);
     set.value("--chunks", "LIST", chunks_, "sizes of the chunks to run the prompt in");
     set.value("--draft", "WHO", draft_,
               "verify a drafter instead: its file, or mtp; with its own --expected");
     set.value("--tolerance-rms", "X", tolerance_rms_,
-              "for drafters: allow this root mean square instead, with equal most likely tokens")
+              "for drafters: allow this root mean square instead, with equal most likely tokens (default "
+              "where weights are quantised: 0.05, of mtp 0.06)")
         .range(0.0, 1e9);
     set.flag("--tree", tree_, "also run the prompt as random draft trees");
     set.flag("--sequences", sequences_, "also run the prompt beside another sequence");
@@ -178,6 +181,11 @@ class VerifyCommand : public Command {
   }
 
  private:
+  // Its head is the model's.
+  bool is_quantised_draft(const GgufFile& file) const {
+    return is_quantised(file) || (draft_ != "mtp" && is_quantised(open_drafter(draft_)));
+  }
+
   // A drafter, or a recorded draft tree.
   ExitCode run_draft(const Terminal& terminal, const GgufFile& file, const ModelConfig& config,
                      const GgufFile& expected) const {
@@ -186,8 +194,11 @@ class VerifyCommand : public Command {
     const std::vector<DraftCheck> checks = draft_.empty()
                                                ? check_tree(file, config, expected, options)
                                                : check_drafter(file, config, draft_, expected, options);
+    std::optional<double> rms = tolerance_rms_;
+    if (!rms && !tolerance_ && !draft_.empty() && is_quantised_draft(file))
+      rms = draft_ == "mtp" ? kMtpRms : kDrafterRms;
     const bool passed = std::all_of(checks.begin(), checks.end(), [&](const DraftCheck& check) {
-      return check.passes(tolerance_.value_or(kTolerance), tolerance_rms_);
+      return check.passes(tolerance_.value_or(kDraftTolerance), rms);
     });
     write_stdout(json_ ? draft_checks_json(checks, passed) : draft_checks_table(checks, passed));
     if (passed) {
@@ -352,6 +363,8 @@ class VerifyCommand : public Command {
   std::string model_, expected_, draft_, chunks_ = "7,63,64,65";
   EngineFlags flags_;
   static constexpr double kTolerance = 1e-3;  // of float models, and between ways
+  static constexpr double kDraftTolerance = 1e-4;
+  static constexpr double kDrafterRms = 0.05, kMtpRms = 0.06;  // what quantisation costs, and a little more
   std::optional<double> tolerance_;
   std::optional<double> tolerance_rms_;
   bool tree_ = true, sequences_ = true, floats_ = true, json_ = false;

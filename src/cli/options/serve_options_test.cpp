@@ -1,0 +1,79 @@
+// Flags of `serve` to the options of the server.
+#include "cli/options/serve_options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+
+namespace thermo {
+namespace {
+
+using ::testing::HasSubstr;
+
+ServerOptions parsed(std::vector<std::string> arguments) {
+  ServeFlags flags;
+  OptionSet set;
+  add_serve_options(set, flags);
+  OptionValues values(set);
+  values.parse_arguments(arguments);
+  values.apply();
+  return server_options(flags);
+}
+std::string refusal(std::vector<std::string> arguments) {
+  try {
+    parsed(std::move(arguments));
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(ServeOptions, NamesOfMetricsAreThoseOfOtherServers) {
+  EXPECT_FALSE(parsed({}).metrics_as_vllm);
+  EXPECT_FALSE(parsed({"--metrics-compat", "llamacpp"}).metrics_as_vllm);
+  const ServerOptions both = parsed({"--metrics-compat", "llamacpp, vllm"});
+  EXPECT_TRUE(both.metrics_as_llamacpp && both.metrics_as_vllm);
+  EXPECT_THAT(refusal({"--metrics-compat", "tgi"}), HasSubstr("'tgi'"));
+  EXPECT_THAT(refusal({"--metrics-compat", "tgi"}), HasSubstr("llamacpp, vllm or both"));
+}
+
+TEST(ServeOptions, PagesMayDoWhatIsListed) {
+  EXPECT_EQ(parsed({}).access.methods, "GET, POST, DELETE, OPTIONS");
+  EXPECT_FALSE(parsed({}).access.credentials);
+  const AccessOptions access = parsed({"--cors-methods", "GET,POST", "--cors-headers", "X-A , Authorization",
+                                       "--cors-credentials", "--cors-origins", "https://a.example"})
+                                   .access;
+  EXPECT_EQ(access.methods, "GET, POST");
+  EXPECT_EQ(access.headers, "X-A, Authorization");
+  EXPECT_TRUE(access.credentials);
+  EXPECT_THAT(refusal({"--cors-methods", "GET POST"}), HasSubstr("'GET POST'"));
+  EXPECT_THAT(refusal({"--cors-headers", "X: y"}), HasSubstr("a list of headers"));
+  EXPECT_THAT(refusal({"--cors-credentials", "--cors-origins", "*"}), HasSubstr("contradict each other"));
+}
+
+TEST(ServeOptions, AUnixSocketCanBeTrusted) {
+  EXPECT_FALSE(parsed({"--host", "/tmp/x.sock"}).access.trusts_unix_sockets);
+  EXPECT_TRUE(parsed({"--host", "/tmp/x.sock", "--unix-trusted"}).access.trusts_unix_sockets);
+  EXPECT_THAT(refusal({"--unix-trusted"}), HasSubstr("--listen unix:/path"));
+}
+
+TEST(ServeOptions, ImagesAndCallsHavePolicies) {
+  EXPECT_EQ(parsed({}).images, ImagePolicy::Auto);
+  EXPECT_EQ(parsed({"--image-policy", "error"}).images, ImagePolicy::Refuse);
+  EXPECT_EQ(parsed({"--image-policy", "placeholder"}).images, ImagePolicy::Placeholder);
+  EXPECT_THAT(refusal({"--image-policy", "ocr"}), HasSubstr("auto, error, placeholder"));
+  EXPECT_EQ(parsed({}).tool_grammar, ToolGrammar::Auto);
+  EXPECT_EQ(parsed({"--tool-grammar", "strict"}).tool_grammar, ToolGrammar::Strict);
+  EXPECT_EQ(parsed({"--tool-grammar", "off"}).tool_grammar, ToolGrammar::Off);
+  EXPECT_THAT(refusal({"--tool-grammar", "on"}), HasSubstr("auto, strict, off"));
+}
+
+TEST(ServeOptions, TokensMayWaitForOthers) {
+  EXPECT_EQ(parsed({}).stream_coalesce.count(), 0);
+  EXPECT_EQ(parsed({"--stream-coalesce-ms", "40"}).stream_coalesce.count(), 40);
+  EXPECT_THAT(refusal({"--stream-coalesce-ms", "-1"}), HasSubstr("0 to 10000"));
+}
+
+}  // namespace
+}  // namespace thermo
