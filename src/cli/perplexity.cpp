@@ -1,4 +1,4 @@
-// `thermocline perplexity`: how well a model foretells a text, by llama.cpp's method, so that the numbers
+// `thermocline perplexity`: how well a model predicts a text, by llama.cpp's method, so that the numbers
 // compare.
 //
 // The text is cut into chunks of the context's length. In each, the second half is foretold token by token
@@ -52,7 +52,7 @@ struct Estimate {
 class PerplexityCommand : public Command {
  public:
   CommandText text() const override {
-    return {"perplexity", "perplexity [MODEL] -f FILE [options]", "how well a model foretells a text",
+    return {"perplexity", "perplexity [MODEL] -f FILE [options]", "how well a model predicts a text",
             "By the method of llama.cpp: chunks of -c tokens (default 512), of which the second half counts. "
             "Run it with other "
             "--device, --isa, -ctk, -ctv or --expert-cache to see what they cost in quality.",
