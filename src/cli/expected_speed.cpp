@@ -188,6 +188,7 @@ std::optional<SpeedEstimate> expected_speed(const GgufFile& file, ModelConfig co
           CardRates{
               .read = measure_gpu_read_bandwidth(),
               .n_multiprocessors = gpu->n_multiprocessors,
+              .warpgroups = gpu->compute_capability == 90,
               .link = options.link_limit > 0 ? std::min(link, static_cast<double>(options.link_limit)) : link,
               .hot_share = plan.expert_bytes == 0
                                ? 1.0

@@ -29,7 +29,12 @@ std::optional<GpuChoice> choose_gpu(const DeviceChoice& device, std::string& not
       break;
     }
     const DeviceInfo used = use_device(info.index);  // only a device in use tells what is free
-    return GpuChoice{used.index, used.name, used.free_bytes, used.total_bytes, used.n_multiprocessors};
+    return GpuChoice{used.index,
+                     used.name,
+                     used.free_bytes,
+                     used.total_bytes,
+                     used.n_multiprocessors,
+                     used.compute_capability};
   }
   if (why.empty()) why = fmt::format("there are {} usable GPUs", devices.size());
   if (asked)
@@ -41,8 +46,9 @@ std::optional<GpuChoice> choose_gpu(const DeviceChoice& device, std::string& not
 }
 
 std::optional<GpuChoice> imagined_gpu(uint64_t bytes) {
-  constexpr int kMultiprocessors = 60;
-  return GpuChoice{0, fmt::format("a card with {}", format_bytes(bytes)), bytes, bytes, kMultiprocessors};
+  constexpr int kMultiprocessors = 60, kCapability = 86;
+  return GpuChoice{
+      0, fmt::format("a card with {}", format_bytes(bytes)), bytes, bytes, kMultiprocessors, kCapability};
 }
 
 std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig& config, const Weights& weights,

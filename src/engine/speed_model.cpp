@@ -6,15 +6,17 @@
 namespace thermo {
 namespace {
 
-// Fitted to 17 runs on one machine (an H200 and 16 cores, also as 8 and 4 cores and as cards of 8 to 24 GB);
-// see docs/memory.md.
+// Fitted to 17 runs on one machine (an H200 and 16 cores, also as 8 and 4 cores and as cards of 8 to 24 GB),
+// and to later ones of dense 27B and of prompts; see docs/memory.md.
 constexpr double kProductsPerLayer = 8.0;  // one after the other, each with all threads
 constexpr double kDecodeShare = 0.92;      // of what memory or the kernels give: borders between products
 constexpr double kSerialPerLayer = 4e-6;   // norms, routing, sums between them
 constexpr double kPrefillShare = 0.80;     // of the kernels' speed; what is not a product
 constexpr double kCardReadShare = 0.55;    // of the card's bandwidth that decoding reaches
+constexpr double kCardDenseShare = 0.74;   // the same with the large matrices of dense models
 constexpr double kCardPerLayer = 15.5e-6;  // hand-overs between launches
 constexpr double kCardMacsPerSm = 0.7e12;  // multiply-adds of a prompt, for each multiprocessor
+constexpr double kCardWideMacs = 2.0e12;   // the same of dense matrices by warpgroups
 constexpr double kCardPromptRead = 0.32;   // of the bandwidth, where each weight is read for a few rows
 constexpr double kHandOver = 18e-6;        // of a layer with cold experts: mailbox, there and back
 constexpr double kLaneShare = 0.87;        // of the kernels' speed that the processor's lane reaches
@@ -124,25 +126,26 @@ double lane_seconds(double cold, double s_per_byte, double rest, int n_layers, c
 }  // namespace
 
 SpeedEstimate expected_speed(const TokenWork& work, const MachineRates& machine, const CardRates& card) {
-  double core = 0.0, experts = 0.0, macs = 0.0, processor = 0.0;
+  const double dense_macs = card.warpgroups ? kCardWideMacs : kCardMacsPerSm;  // a second
+  double core = 0.0, experts = 0.0, multiply = 0.0, processor = 0.0;
   for (const TypeWork& type : work.types) {
     core += static_cast<double>(type.core_bytes);
     experts += static_cast<double>(type.expert_bytes);
-    macs += type.core_macs + type.expert_macs;
+    multiply += type.core_macs / dense_macs + type.expert_macs / kCardMacsPerSm;
     processor += static_cast<double>(type.expert_bytes) / one_row_rate(machine, type.dtype);
   }
   const bool split = experts > 0.0 && card.hot_share < 1.0;
   const double cold = split ? (card.parts ? 1.0 : kColdUses) * (1.0 - card.hot_share) * experts : 0.0;
-  double decode =
-      (core + experts - cold + static_cast<double>(work.state_bytes)) / (kCardReadShare * card.read) +
-      work.n_layers * (kCardPerLayer + (split ? kHandOver : 0.0));
+  const double read_share = experts > 0.0 ? kCardReadShare : kCardDenseShare;
+  double decode = (core + experts - cold + static_cast<double>(work.state_bytes)) / (read_share * card.read) +
+                  work.n_layers * (kCardPerLayer + (split ? kHandOver : 0.0));
   if (split)
     decode += lane_seconds(cold, processor / experts / kLaneShare, decode, work.n_layers, machine, card);
   // A chunk of a prompt uses nearly all experts; copies of the cold ones run beside the products.
   const double all_experts = experts > 0.0 ? experts / work.expert_share : 0.0;
   const int n_rows = std::min(card.n_batch, kPromptRows);
-  double chunk = n_rows * macs / (kCardMacsPerSm * card.n_multiprocessors) +
-                 (core + all_experts) / (kCardPromptRead * card.read);
+  double chunk =
+      n_rows * multiply / card.n_multiprocessors + (core + all_experts) / (kCardPromptRead * card.read);
   if (split) chunk = std::max(chunk, (1.0 - card.hot_share) * all_experts / (kStreamShare * card.link));
   return {.prefill = n_rows / chunk, .decode = 1.0 / decode};
 }

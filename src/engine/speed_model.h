@@ -47,10 +47,11 @@ struct MachineRates {
 struct CardRates {
   double read = 0.0;  // bytes a second from its memory
   int n_multiprocessors = 0;
-  double link = 0.0;       // bytes a second from main memory
-  double hot_share = 1.0;  // of the experts' bytes; the rest is cold
-  bool parts = false;      // the experts are parts of dense FFNs: every token uses all of them
-  int n_batch = 2048;      // most rows of a prompt chunk
+  bool warpgroups = false;  // it multiplies prompts with dense matrices by warpgroups (9.0)
+  double link = 0.0;        // bytes a second from main memory
+  double hot_share = 1.0;   // of the experts' bytes; the rest is cold
+  bool parts = false;       // the experts are parts of dense FFNs: every token uses all of them
+  int n_batch = 2048;       // most rows of a prompt chunk
 };
 
 // Tokens a second: of a prompt of kPromptRows tokens, and of an answer in a short context.
