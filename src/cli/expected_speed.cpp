@@ -31,6 +31,7 @@ constexpr int kVersion = 2;           // of the file; the kernels' speed changes
 constexpr double kSmallShare = 0.03;  // types below this share of the bytes count as the most frequent one
 constexpr double kCardLink = 24e9;    // PCIe 4 x16, where it cannot be measured
 constexpr double kAlike = 0.1;        // two measurements that differ by less are believed
+constexpr int kMostCalls = 4;         // that measure, on a machine whose measurements never agree
 
 // What is kept: rates by processor, instruction set and threads.
 class RatesFile {
@@ -99,11 +100,13 @@ std::vector<DType> types_to_know(const TokenWork& work) {
 }
 
 // Reads what is known and measures the rest. Other programs only make it slower, so of several measurements
-// the best is what the machine can do; until two of them agree, each call measures once more. Throws
-// MemoryError where there is no memory to measure with.
+// the best is what the machine can do; until two of them agree, each call measures once more, up to
+// kMostCalls. Throws MemoryError where there is no memory to measure with.
 MachineRates rates_here(const std::vector<DType>& types, Isa isa, int n_threads, bool again) {
   RatesFile file;
   Json& known = file.machine(fmt::format("{}, {}, {} threads", cpu_info().name, isa_name(isa), n_threads));
+  const Json calls = known.value("calls", Json());
+  const int n_calls = calls.is_number_integer() ? calls.get<int>() : 0;
   std::optional<ThreadPool> pool;
   const auto threads = [&]() -> ThreadPool& {
     if (!pool) pool.emplace(ThreadPoolOptions{.n_threads = n_threads});
@@ -111,7 +114,8 @@ MachineRates rates_here(const std::vector<DType>& types, Isa isa, int n_threads,
   };
   const auto get = [&](const std::string& key, bool larger_is_better, const auto& measure) {
     std::vector<double> values = RatesFile::numbers(known, key);
-    const bool settled = values.size() > 1 && std::abs(values[0] - values[1]) <= kAlike * values[0];
+    const bool settled =
+        values.size() > 1 && (n_calls >= kMostCalls || std::abs(values[0] - values[1]) <= kAlike * values[0]);
     if (settled && !again) return values[0];
     values.push_back(measure());
     std::sort(values.begin(), values.end());
@@ -145,7 +149,10 @@ MachineRates rates_here(const std::vector<DType>& types, Isa isa, int n_threads,
   };
   MachineRates rates = collect();
   if (pool && !again) rates = collect();  // what was measured now, once more
-  if (pool) file.save();
+  if (pool) {
+    known["calls"] = n_calls + 1;
+    file.save();
+  }
   return rates;
 }
 
