@@ -78,8 +78,9 @@ class BenchUrl(ProgramTest):
         return self.refusal(8, "bench", "--url", url, "-n", 4)
 
     def test_counts_errors(self):
-        with Server("--parallel", "1", "--max-queue", "1", "-c", "1024") as server:
-            row = json.loads(self.bench("--concurrency", "12", "-o", "json", "-n", "64", url=server.url))[0]
+        # One is answered and one waits: of twelve who begin together others are sent away.
+        with Server("--parallel", "1", "--max-queue", "1", "-c", "2048") as server:
+            row = json.loads(self.bench("--concurrency", "12", "-o", "json", "-n", "1500", "-r", "1", url=server.url))[0]
             self.assertGreater(row["errors"], 0)
             self.assertEqual(row["error"], "status 503")
         with Server("--api-key", "secret", "-c", "1024") as server:
