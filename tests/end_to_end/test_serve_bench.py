@@ -35,7 +35,9 @@ class BenchUrl(ProgramTest):
                     self.assertTrue(32 <= row["prompt_tokens"] <= 128, row["prompt_tokens"])
                     self.assertAlmostEqual(row["out_ts"], row["out_tokens"] / row["seconds"], delta=0.01 * row["out_ts"])
                     for name in ("ttft", "itl", "e2e"):
-                        self.assertTrue(0 < row[f"{name}_ms_p50"] <= row[f"{name}_ms_p90"] <= row[f"{name}_ms_p99"], row)
+                        self.assertTrue(row[f"{name}_ms_p50"] <= row[f"{name}_ms_p90"] <= row[f"{name}_ms_p99"], row)
+                    self.assertGreater(row["ttft_ms_p50"], 0)
+                    self.assertGreaterEqual(row["itl_ms_p50"], 0)  # nothing passes between tokens that are read at once
                     self.assertLess(row["ttft_ms_p50"], row["e2e_ms_p50"])
 
     def test_writes_the_formats_of_bench(self):
