@@ -198,7 +198,7 @@ class Interruptions(ProgramTest):
 
     def test_synth_leaves_no_partial_file(self):
         folder = temporary_folder(self)
-        program = start("synth", folder / "big.gguf", "--shape", "qwen35moe-35b-a3b", "--layers", "2", "-t", "1")
+        program = start("synth", folder / "big.gguf", "--shape", "qwen35moe-35b-a3b", "--layers", "6", "-t", "1")
         deadline = time.monotonic() + 30
         while not any(folder.iterdir()) and time.monotonic() < deadline:
             time.sleep(0.01)
