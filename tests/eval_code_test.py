@@ -15,7 +15,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/end_to_end")]
 import eval_code  # noqa: E402
-from server_harness import Server  # noqa: E402
+from server_harness import PATIENCE, Server, wait_until  # noqa: E402
 
 MEAN = {"task_id": "t/mean", "prompt": "def mean(values):\n    \"\"\"The mean.\"\"\"\n", "entry_point": "mean",
         "test": "def check(candidate):\n    assert candidate([1, 2, 3]) == 2\n"}
@@ -28,11 +28,11 @@ def judge(code, seconds=60):
 
 
 def n_processes():
-    """Processes that run answers."""
-    n = 0
+    """Processes that run answers for this test."""
+    n, program = 0, str(ROOT / "tools/run_answer.py").encode()
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            n += b"run_answer.py" in path.read_bytes()
+            n += program in path.read_bytes()
     return n
 
 
@@ -47,8 +47,8 @@ class Judge(unittest.TestCase):
         start = time.monotonic()
         self.assertEqual(judge("def mean(values):\n    while True:\n        pass\n", SECONDS), "timeout")
         self.assertEqual(judge("import time\ntime.sleep(1000)\n", SECONDS), "timeout")
-        self.assertLess(time.monotonic() - start, 4 * SECONDS + 6)
-        self.assertEqual(n_processes(), 0)
+        self.assertLess(time.monotonic() - start, 2 * SECONDS + PATIENCE)
+        wait_until(lambda: n_processes() == 0)
 
     def test_a_forking_answer(self):
         for how in ("os.fork()", "assert os.system('sleep 100') == 0", "__import__('subprocess').Popen(['sleep', '100'])",
@@ -56,7 +56,7 @@ class Judge(unittest.TestCase):
             self.assertEqual(judge(f"import os\n{how}\n{RIGHT}"), "failed", how)
         bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
         self.assertEqual(judge(bomb, SECONDS), "timeout")
-        self.assertEqual(n_processes(), 0)
+        wait_until(lambda: n_processes() == 0)
 
     def test_a_memory_hungry_answer(self):
         self.assertEqual(judge("def mean(values):\n    return len(bytearray(1 << 32))\n"), "memory")

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -132,10 +133,14 @@ TEST(ThreadPool, KnowsHowLongWorkersHadNoCore) {
   // Parked workers miss nothing.
   ThreadPool parked({.n_threads = 2, .pin = false, .spin_us = 0});
   parked.run(2, busy);
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  const std::vector<int64_t> before = lost_of(parked);
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  EXPECT_LT(lost_of(parked)[0] - before[0], 20'000'000);
+  int64_t least = INT64_MAX;  // on a busy machine it may be long on its way to where it parks
+  for (int i = 0; i < 10 && least >= 20'000'000; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    const std::vector<int64_t> before = lost_of(parked);
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    least = std::min(least, lost_of(parked)[0] - before[0]);
+  }
+  EXPECT_LT(least, 20'000'000);
 
   // More busy threads than cores: together they lose what they would need beyond the cores there are.
   const int n_threads = 4 * static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));

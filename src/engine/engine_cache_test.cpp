@@ -289,7 +289,7 @@ TEST(EngineCache, CopiesLittleBetweenTwoSteps) {
   const GgufFile drafter(std::string(THERMO_MODELS) + "/plankton-draft-q8_0.gguf");
   for (const DraftOptions& draft :
        {DraftOptions{}, draft_with(Kind::File, 4, &drafter), draft_with(Kind::Mtp, 2)}) {
-    EngineOptions options = options_for(2, 4096);
+    EngineOptions options = options_for(2, 32768);  // the stream does not end by itself
     options.draft = draft;
     Engine engine(plankton(), options);
     const Text prompt = text_of(1, 2600), next = prompt + text_of(2, 20);
@@ -304,11 +304,20 @@ TEST(EngineCache, CopiesLittleBetweenTwoSteps) {
     while (first.n_tokens == 0) first = service.state().cache;  // after the answer
     const uint64_t token_bytes = first.most_copied / first.n_tokens;
     ASSERT_GT(token_bytes, 100u);
-    Listener stream;
-    const RequestHandle handle = *service.submit(request_of(stream, text_of(4, 50), 3000));
+    Listener stream, asked;
+    const RequestHandle handle = *service.submit(request_of(stream, text_of(4, 50), -1));
     stream.wait_for_tokens(2);
-    ask(service, prompt, 2, {2600});
+    TokenRequest request = request_of(asked, prompt, 2);
+    request.marks = {2600};
+    request.on_event = [on_event = std::move(request.on_event), &stream](TokenEvent event) {
+      if (std::holds_alternative<TokensEnded>(event)) stream.hold_at_next_token();
+      on_event(std::move(event));
+    };
+    ASSERT_TRUE(service.submit(std::move(request)).has_value());
+    asked.wait();
+    stream.wait_until_held();
     EXPECT_GT(service.state().cache.n_uncopied, 1000u);  // a few hundred steps would copy all of it
+    stream.release();
     // Its slot goes elsewhere meanwhile.
     ask(service, text_of(5, 300), 2);
     EXPECT_LE(service.state().cache.most_copied, 512 * token_bytes);
@@ -423,9 +432,11 @@ TEST(EngineCache, KeepsWhatAnInterruptedPromptHadRead) {
     EngineThread service(engine, {});
     const Text prompt = text_of(1, 8000);
     Listener listener;
+    listener.hold_at_prompt(200);
     const RequestHandle handle = *service.submit(request_of(listener, prompt, 4));
-    listener.wait_for_prompt(200);
+    listener.wait_until_held();
     service.cancel(handle);
+    listener.release();
     EXPECT_EQ(listener.wait().reason, FinishReason::Cancelled);
     const int n_read = listener.n_read();
     ASSERT_LT(n_read, 8000);
@@ -485,15 +496,17 @@ TEST(TimeSlices, ShareSlotsWithoutReadingAnythingTwice) {
     Engine engine(plankton(), options);
     EngineThread service(engine, {.quantum = 32});
     std::vector<Listener> listeners(kRequests);
+    listeners[0].hold_at_tokens(160);
     for (int i = 0; i < kRequests; ++i)
       EXPECT_TRUE(service.submit(request_of(listeners[i], text_of(i, kPrompt), 240)).has_value());
-    listeners[0].wait_for_tokens(160);
+    listeners[0].wait_until_held();
     size_t least = SIZE_MAX, most = 0;
     for (const Listener& listener : listeners) {
       least = std::min(least, listener.text().size());
       most = std::max(most, listener.text().size());
     }
     EXPECT_GE(static_cast<double>(least), 0.75 * static_cast<double>(most)) << least << " " << most;
+    listeners[0].release();
     for (int i = 0; i < kRequests; ++i) {
       EXPECT_EQ(listeners[i].wait().reason, FinishReason::Length);
       EXPECT_EQ(listeners[i].text(), alone[static_cast<size_t>(i)]) << i;
@@ -509,11 +522,14 @@ TEST(TimeSlices, EndAtAnyMomentAndPause) {
   EngineThread service(engine, {.quantum = 4});
   std::vector<Listener> listeners(4);
   std::vector<RequestHandle> handles;
+  listeners[3].hold_at_tokens(8);
   for (int i = 0; i < 4; ++i)
     handles.push_back(*service.submit(request_of(listeners[i], text_of(i, 20), i == 0 ? 60 : 300)));
-  for (Listener& listener : listeners) listener.wait_for_tokens(8);
+  listeners[3].wait_until_held();
+  for (const Listener& listener : listeners) EXPECT_GE(listener.text().size(), 4u);
   service.pause(handles[1], true);
   service.cancel(handles[2]);
+  listeners[3].release();
   EXPECT_EQ(listeners[2].wait().reason, FinishReason::Cancelled);
   EXPECT_EQ(listeners[0].wait().reason, FinishReason::Length);
   const size_t n_paused = listeners[1].text().size();

@@ -99,6 +99,7 @@ TEST(EngineThread, EndsWhatIsCancelledAndNothingElse) {
   Engine engine(plankton(), options_for(1));
   EngineThread service(engine, {});
   Listener running, waiting, next;
+  running.hold_at_tokens(3);
   const RequestHandle a = *service.submit(request_of(running, prompt_of(1, 10), -1));
   const RequestHandle b = *service.submit(request_of(waiting, prompt_of(2, 10), 5));
   (void)service.submit(request_of(next, prompt_of(3, 10), 5));
@@ -107,6 +108,7 @@ TEST(EngineThread, EndsWhatIsCancelledAndNothingElse) {
   EXPECT_EQ(waiting.wait().reason, FinishReason::Cancelled);
   service.cancel(a);
   service.cancel(a);  // a late one meets nobody
+  running.release();
   EXPECT_EQ(running.wait().reason, FinishReason::Cancelled);
   EXPECT_EQ(next.wait().reason, FinishReason::Length);
   service.cancel(a);
@@ -176,11 +178,14 @@ TEST(EngineThread, WaitsForThePagesOfAPausedRequest) {
   Engine engine(plankton(), options);
   EngineThread thread(engine, {});
   Listener slow, next;
+  slow.hold_at_tokens(3);
   const auto handle = thread.submit(request_of(slow, prompt_of(1, 300), 100));
   ASSERT_TRUE(handle.has_value());
   slow.wait_for_tokens(3);
   thread.pause(*handle, true);
   ASSERT_TRUE(thread.submit(request_of(next, prompt_of(2, 300), 10)).has_value());
+  slow.release();
+  while (thread.state().n_paused == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   const std::clock_t begin = std::clock();
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -200,9 +205,11 @@ TEST(EngineThread, PausesAndGoesOn) {
   EngineThread service(engine, {});
   (void)service.submit(request_of(alone, prompt_of(1, 10), 40));
   alone.wait();
+  paused.hold_at_tokens(2);
   const RequestHandle handle = *service.submit(request_of(paused, prompt_of(1, 10), 40));
   paused.wait_for_tokens(2);
   service.pause(handle, true);
+  paused.release();
   Listener other;
   (void)service.submit(request_of(other, prompt_of(2, 10), 60));
   other.wait();

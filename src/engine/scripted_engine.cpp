@@ -39,7 +39,7 @@ struct ScriptedEngine::Impl {
   std::vector<RequestHandle> to_cancel;
   uint64_t last_epoch = 0, n_written = 0;
   size_t n_started = 0;
-  bool leaving = false;
+  bool leaving = false, held = false;
   std::string fault;
   std::thread thread;
 
@@ -102,6 +102,12 @@ void ScriptedEngine::pause(RequestHandle request, bool paused) {
   const std::lock_guard lock(impl_->mutex);
   for (const auto& p : impl_->playing)
     if (p->waiting.handle == request) p->paused = paused;
+  impl_->wake.notify_one();
+}
+
+void ScriptedEngine::hold(bool held) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->held = held;
   impl_->wake.notify_one();
 }
 
@@ -170,7 +176,7 @@ bool ScriptedEngine::Impl::play(Playing& p, std::vector<Told>& told) {
     return false;
   }
   if (p.cancelled) return end(FinishReason::Cancelled);
-  if (p.paused || Clock::now() < p.next) return true;
+  if (held || p.paused || Clock::now() < p.next) return true;
   if (!p.prompt_read) {
     const auto n = static_cast<int>(request.prompt.size());
     told.push_back({request.on_event, PromptRead{n, n, 0}});
@@ -215,7 +221,7 @@ void ScriptedEngine::Impl::run() {
     if (leaving && playing.empty() && queue.empty()) return;
     Clock::time_point next = Clock::now() + std::chrono::hours(1);
     for (const auto& p : playing)
-      if (!p->paused) next = std::min(next, p->next);
+      if (!held && !p->paused) next = std::min(next, p->next);
     wake.wait_until(lock, next);
   }
 }

@@ -32,6 +32,8 @@ class ScriptedEngine : public TokenService {
   int n_ctx() const override;
   int n_slots() const override;
 
+  // While it is held, nothing is read or written.
+  void hold(bool held);
   // From now on every request fails as if its device had.
   void break_down(std::string why);
 

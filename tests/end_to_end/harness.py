@@ -6,10 +6,14 @@ import math
 import os
 import pathlib
 import pty
+import re
+import select
+import signal
 import struct
 import subprocess
 import tempfile
 import termios
+import time
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -36,6 +40,26 @@ def run(*arguments, stdin="", env=None, timeout=120):
                           errors="surrogateescape", timeout=timeout, env=clean_environment(**(env or {})))
 
 
+# An answer in a wide context is more text than a pipe holds: it cannot end before a test reads it, however long that takes.
+ENDLESS = ("-c", "131072", "-n", "120000", "--ignore-eos", "--reasoning", "off", "--temp", "0")
+
+
+def interrupt_until(program, text, patience=5.0):
+    """Ctrl-C until the program says this on stderr. One that comes between two messages may be lost; two that come before the
+    program looks are one."""
+    seen, pipes = b"", [program.stderr, program.stdout]
+    while text not in seen and program.poll() is None:
+        program.send_signal(signal.SIGINT)
+        end = time.monotonic() + patience
+        while text not in seen and pipes and (left := end - time.monotonic()) > 0:
+            for pipe in select.select(pipes, [], [], left)[0]:  # a program that nobody reads cannot say anything
+                block = os.read(pipe.fileno(), 65536)
+                if not block:
+                    pipes.remove(pipe)
+                if pipe is program.stderr:
+                    seen += block
+
+
 class ProgramTest(unittest.TestCase):
     maxDiff = None
 
@@ -56,8 +80,8 @@ class ProgramTest(unittest.TestCase):
         return lines[-1]
 
 
-    def on_terminal(self, *arguments, code=0, width=80, **env):
-        """stdout and stderr together, as a person sees them."""
+    def on_terminal(self, *arguments, code=0, width=80, until=None, **env):
+        """stdout and stderr together, as a person sees them; `until`: a pattern, after which the program need not go on."""
         try:
             ours, theirs = pty.openpty()
         except OSError as error:
@@ -75,9 +99,12 @@ class ProgramTest(unittest.TestCase):
             if not block:
                 break
             seen += block
+            if until and re.search(until, seen):
+                program.kill()
+                code = -signal.SIGKILL
         os.close(ours)
         self.assertEqual(program.wait(timeout=60), code, seen)
-        return seen.decode()
+        return seen.decode(errors="replace" if until else "strict")
 
 
 class Gguf:

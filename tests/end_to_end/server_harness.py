@@ -14,6 +14,11 @@ from harness import PROGRAM, SANITIZED, clean_environment
 WEATHER = {"type": "function", "function": {
     "name": "get_weather", "description": "Get the weather of a city",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+# For answers that a test ends, however fast the machine is and however long it keeps the test waiting: they would go on for
+# minutes, and a stream that nobody reads pauses long before it is full.
+WIDE = ("-c", "131072")
+ENDLESS = {"max_tokens": 120_000, "ignore_eos": True}
+PATIENCE = 300 if SANITIZED else 60  # seconds for what takes a moment on a quiet machine
 
 
 class Server:
@@ -42,7 +47,7 @@ class Server:
         self.log.seek(0)
         return self.log.read()
 
-    def stop(self, how=signal.SIGTERM, timeout=60):
+    def stop(self, how=signal.SIGTERM, timeout=PATIENCE):
         if self.process.poll() is None:
             self.process.send_signal(how)
         try:
@@ -107,7 +112,7 @@ class Server:
                     yield name, line[6:] if line == "data: [DONE]" else json.loads(line[6:])
                     name = None
 
-    def raw(self, data, timeout=10, half_close=False):
+    def raw(self, data, timeout=PATIENCE, half_close=False):
         """Sends bytes, returns all that comes back until the server closes or nothing more comes."""
         with socket.create_connection((self.host, self.port), timeout=timeout) as s:
             s.settimeout(timeout)
@@ -121,13 +126,23 @@ class Server:
                     out += piece
             return out
 
-    def wait_until_idle(self, seconds=10):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if not any(slot["is_processing"] for slot in self.get("/slots")) and not self.get("/thermo/requests"):
-                return
-            time.sleep(0.02)
-        raise AssertionError(f"still busy: {self.get('/slots')} {self.get('/thermo/requests')}")
+    def wait_until_idle(self):
+        wait_until(lambda: not any(slot["is_processing"] for slot in self.get("/slots")) and not self.get("/thermo/requests"),
+                   lambda: f"still busy: {self.get('/slots')} {self.get('/thermo/requests')}")
+
+    def wait_for_requests(self, n):
+        """Until so many run or wait."""
+        wait_until(lambda: len(self.get("/thermo/requests")) == n, lambda: f"not {n}: {self.get('/thermo/requests')}")
+
+
+def wait_until(condition, complaint="it did not come"):
+    """Until the condition gives something true, which is returned. A test that waits fails only where nothing happens at all."""
+    end = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        if time.monotonic() > end:
+            raise AssertionError(complaint() if callable(complaint) else complaint)
+        time.sleep(0.02)
+    return found
 
 
 def ask(text, **more):

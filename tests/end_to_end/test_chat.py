@@ -2,9 +2,8 @@
 import os
 import signal
 import subprocess
-import time
 
-from harness import PROGRAM, INTERRUPTED, ProgramTest, USAGE, clean_environment, run, temporary_folder
+from harness import ENDLESS, PROGRAM, INTERRUPTED, ProgramTest, USAGE, clean_environment, interrupt_until, run, temporary_folder
 
 CHAT = ("chat", "--temp", "0")
 
@@ -59,12 +58,11 @@ class Interrupt(ProgramTest):
                                 stderr=subprocess.PIPE, env=clean_environment())
 
     def test_stops_an_answer_and_goes_on(self):
-        chat = self.start("chat", "--temp", "0", "--ignore-eos", "--reasoning", "off", "-c", "4096")
+        chat = self.start("chat", *ENDLESS)
         chat.stdin.write(b"What is 17 + 25?\n")
         chat.stdin.flush()
         os.read(chat.stdout.fileno(), 1)  # the answer has begun
         chat.send_signal(signal.SIGINT)
-        time.sleep(0.5)
         out, err = chat.communicate(b"/stats\n/exit\n", timeout=60)
         self.assertEqual(chat.returncode, 0, err)
         self.assertIn(b"stopped", err)
@@ -76,15 +74,14 @@ class Interrupt(ProgramTest):
         chat.stdin.flush()
         while b"/exit" not in chat.stderr.readline():
             pass
-        for _ in range(2):
-            time.sleep(0.3)
-            chat.send_signal(signal.SIGINT)
-        self.assertEqual(chat.wait(timeout=30), INTERRUPTED)
+        interrupt_until(chat, b"Ctrl-C again")
+        chat.send_signal(signal.SIGINT)
+        self.assertEqual(chat.wait(timeout=60), INTERRUPTED)
         for pipe in (chat.stdin, chat.stdout, chat.stderr):
             pipe.close()
 
     def test_ends_run_with_130(self):
-        program = self.start("run", "-p", "What is 17 + 25?", "--ignore-eos", "--reasoning", "off", "--temp", "0")
+        program = self.start("run", "-p", "What is 17 + 25?", *ENDLESS)
         program.stdin.close()  # no document follows
         program.stdin = None
         os.read(program.stdout.fileno(), 1)

@@ -44,7 +44,8 @@ class Files(ProgramTest):
         for options in ((), ("--no-repack",), ("--device", "sim", "--expert-cache", "40%")):
             with self.subTest(options=options):
                 shutil.copy(MODEL, path)
-                with subprocess.Popen([PROGRAM, "run", path, *ASK, "-n", "4000", "--ignore-eos", "-q", *options],
+                # More text than a pipe holds: it cannot end before it is read.
+                with subprocess.Popen([PROGRAM, "run", path, *ASK, "-c", "131072", "-n", "120000", "--ignore-eos", "-q", *options],
                                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                       env=clean_environment()) as program:
                     self.assertTrue(program.stdout.read(1))  # it is writing

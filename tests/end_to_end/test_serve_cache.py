@@ -9,7 +9,7 @@ import tempfile
 import unittest
 
 from harness import USAGE, ProgramTest, run
-from server_harness import WEATHER, Server, ask
+from server_harness import ENDLESS, WEATHER, WIDE, Server, ask, wait_until
 
 CHAT = "/v1/chat/completions"
 PARIS = "What is the weather in Paris?"
@@ -142,12 +142,19 @@ class Slices(unittest.TestCase):
         bodies = [ask(f"Count from {i} to a hundred.", max_tokens=150, ignore_eos=True) for i in range(6)]
         with Server("--parallel", 1, "--cache-ram", "off") as server:
             alone = [server.post(CHAT, body)["choices"][0]["message"] for body in bodies]
-        with Server("--parallel", 2, "--quantum", 32) as server, concurrent.futures.ThreadPoolExecutor(6) as pool:
+        with Server("--parallel", 2, "--quantum", 32, *WIDE) as server, concurrent.futures.ThreadPoolExecutor(6) as pool:
+            # Both slots are taken by answers that do not end: without slices nobody else would ever be answered.
+            streams = [server.stream("/v1/completions", {"prompt": f"Day {i}", **ENDLESS}) for i in range(2)]
+            for stream in streams:
+                next(stream)
             replies = list(pool.map(lambda body: server.post(CHAT, body), bodies))
+            for stream in streams:
+                stream.close()
+            server.wait_until_idle()
             self.assertGreater(metric(server, "thermocline_time_slices_total")[""], 0)
             computed = metric(server, "thermocline_prompt_tokens_total")['source="computed"']
             self.assertLessEqual(computed, sum(reply["usage"]["prompt_tokens"] for reply in replies))
-            self.assertEqual(metric(server, "thermocline_requests_parked")[""], 0)
+            wait_until(lambda: metric(server, "thermocline_requests_parked")[""] == 0)
         for reply, message in zip(replies, alone):
             self.assertEqual(reply["choices"][0]["message"]["content"], message["content"])
             self.assertEqual(reply["choices"][0]["message"].get("reasoning"), message.get("reasoning"))

@@ -8,7 +8,7 @@ import subprocess
 import unittest
 
 from harness import ROOT
-from server_harness import Server
+from server_harness import WIDE, Server
 
 MODULES = pathlib.Path(os.environ.get("THERMO_SDK_MODULES", ROOT / "build/sdk"))
 
@@ -17,7 +17,7 @@ class Clients(unittest.TestCase):
     def test_clients_that_people_use(self):
         if shutil.which("node") is None or not (MODULES / "node_modules/openai").exists():
             self.skipTest(f"no Node, or no packages in {MODULES}: run tools/setup.sh test where npm can be reached")
-        with Server("--parallel", "4") as server:
+        with Server("--parallel", "4", *WIDE) as server:
             done = subprocess.run(["node", str(ROOT / "tests/sdk/clients.mjs"), server.url, str(MODULES)], capture_output=True,
                                   text=True, timeout=600)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr + server.logged()[-3000:])

@@ -6,7 +6,7 @@ import json
 import socket
 import unittest
 
-from server_harness import WEATHER, Server, ask
+from server_harness import ENDLESS, WEATHER, WIDE, Server, ask, wait_until
 
 SUM = "What is 17 + 25?"
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
@@ -101,11 +101,9 @@ class Heads(DetailsTest):
         self.assertEqual(self.server.request("GET", "/v1/models/plankton%2")[0], 404)
 
     def test_who_was_cancelled_does_not_try_again(self):
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(self.server.request, "POST", COMPLETIONS, {"prompt": "One day", "max_tokens": 2000, "ignore_eos": True},
-                                headers={"X-Request-Id": "to-cancel"})
-            while self.server.request("DELETE", "/thermo/requests/to-cancel")[0] != 200:
-                self.assertFalse(asked.done())
+        with Server("--parallel", "1", *WIDE) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(server.request, "POST", COMPLETIONS, {"prompt": "One day", **ENDLESS}, headers={"X-Request-Id": "to-cancel"})
+            wait_until(lambda: server.request("DELETE", "/thermo/requests/to-cancel")[0] == 200)
             status, headers, reply = asked.result()
         self.assertEqual((status, reply["error"]["code"], headers["x-should-retry"]), (503, "cancelled", "false"))
 
@@ -156,11 +154,12 @@ class Reasoning(DetailsTest):
 
 class Busy(unittest.TestCase):
     def test_says_when_to_come_back(self):
-        long = {"prompt": "One day", "max_tokens": 3000, "ignore_eos": True}
-        with Server("--parallel", "1", "--max-queue", "1", "--quantum", "0") as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        long = {"prompt": "One day", **ENDLESS}
+        with Server("--parallel", "1", "--max-queue", "1", "--quantum", "0", *WIDE) as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
             asked = [pool.submit(server.request, "POST", COMPLETIONS, long, headers={"X-Request-Id": f"long-{i}"}) for i in range(2)]
-            while len(server.get("/thermo/requests")) < 2 or (ready := server.request("GET", "/ready"))[0] == 200:
-                self.assertFalse(any(one.done() for one in asked))
+            server.wait_for_requests(2)
+            wait_until(lambda: server.request("GET", "/ready")[0] != 200)
+            ready = server.request("GET", "/ready")
             self.assertEqual((ready[0], ready[2]["reason"]), (503, "server_is_overloaded"))
             for name, value in (("retry-after", "1"), ("retry-after-ms", "1000"), ("x-should-retry", "true")):
                 self.assertEqual(ready[1][name], value)

@@ -19,7 +19,7 @@ import time
 import unittest
 
 from harness import SANITIZED, run
-from server_harness import Server, ask
+from server_harness import PATIENCE, Server, ask, wait_until
 
 LONG = "--long" in sys.argv
 QUESTIONS = [f"What is {3 * i + 2} + {7 * i + 5}?" for i in range(64)]
@@ -66,14 +66,20 @@ class Health:
         return sorted(self.times)[min(len(self.times) - 1, int(share * len(self.times)))]
 
 
-def idle(server, seconds):
+def idle(server):
     """Waits until nothing runs, waits or is listed; what is left when the time is over."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENCE
     while True:
         left = (server.get("/thermo/requests"), [s["id"] for s in server.get("/slots") if s["is_processing"]])
         if left == ([], []) or time.monotonic() > end:
             return left
         time.sleep(0.02)
+
+
+def n_seen(server):
+    """Requests that the server has begun to deal with, from its start."""
+    ended = sum(float(line.rsplit(" ", 1)[1]) for line in server.get("/metrics").splitlines() if line.startswith("thermocline_requests_total{"))
+    return ended + len(server.get("/thermo/requests"))
 
 
 def open_files(server):
@@ -151,10 +157,14 @@ class Together(unittest.TestCase):
             self.assertEqual(failures, [])
             self.assertEqual(health.bad, 0)
             self.assertTrue(all(n_answers), n_answers)
-            self.assertEqual(idle(server, 60 if SANITIZED else 5), ([], []))
+            self.assertEqual(idle(server), ([], []))
         print(f"64 clients: {sum(n_answers)} answers in {seconds} s; /health p50 {1e3 * statistics.median(health.times):.1f} ms, p99 {1e3 * health.percentile(0.99):.1f} ms")
-        # This client is Python and shares the cores: the short form only sees what is stuck.
-        self.assertLess(health.percentile(0.99), 0.05 if LONG else 30.0 if SANITIZED else 1.0)
+        # This client is Python and shares the cores: the short form only sees what is stuck. A machine that stands still for a
+        # moment delays one answer each time, and not a tenth of them.
+        if LONG:
+            self.assertLess(health.percentile(0.99), 0.05)
+        else:
+            self.assertLess(health.percentile(0.9), 30.0 if SANITIZED else 1.0)
 
 
 class Vanish(unittest.TestCase):
@@ -169,34 +179,31 @@ class Vanish(unittest.TestCase):
         return client
 
     def test_they_leave_nothing_and_disturb_nobody(self):
-        n, n_story, patience = (500 if LONG else 60 if SANITIZED else 150), (150 if SANITIZED else 600), (120 if SANITIZED else 10)
+        n, n_story = (500 if LONG else 60 if SANITIZED else 150), (150 if SANITIZED else 600)
         with Server("--parallel", "3", "--max-queue", "600", "-c", "4096") as server:
             expected = server.post("/v1/completions", story(0, n_story))["choices"][0]["text"]
             server.post("/v1/completions", {"prompt": "word " * 3000, "max_tokens": 1})
-            self.assertEqual(idle(server, patience), ([], []))
+            self.assertEqual(idle(server), ([], []))
             files, memory = open_files(server), resident_bytes(server)
             with concurrent.futures.ThreadPoolExecutor(1) as pool, Health(server) as health:
                 for wave in range(3):
+                    before = n_seen(server)
                     other = pool.submit(server.post, "/v1/completions", story(0, n_story), timeout=300)
                     clients = []
                     for i in range(n // 3):
                         # Long prompts, long answers, and with few slots most of them wait.
                         body = {"prompt": f"{wave} {i} " + "word " * 2500, "max_tokens": 4} if i % 2 else {**story(i, 3000), "stream": True}
                         clients.append(self.start(server, body))
-                    time.sleep(0.3)
+                    wait_until(lambda: n_seen(server) > before + len(clients))
                     for client in clients:
                         client.close()
                     self.assertEqual(other.result()["choices"][0]["text"], expected)
                     start = time.monotonic()
-                    self.assertEqual(idle(server, patience), ([], []))
+                    self.assertEqual(idle(server), ([], []))
                     print(f"wave {wave}: {len(clients)} clients gone, {time.monotonic() - start:.2f} s after the other answer nothing is left")
             self.assertEqual(health.bad, 0)
             text = server.get("/metrics")
-            for _ in range(50):
-                if open_files(server) <= files + 2:
-                    break
-                time.sleep(0.1)
-            self.assertLessEqual(open_files(server), files + 2)
+            wait_until(lambda: open_files(server) <= files + 2, lambda: f"{open_files(server)} open files, {files} before")
             if not SANITIZED:  # which keeps freed memory for a while
                 self.assertLess(resident_bytes(server), memory + (64 << 20))
             cancelled = {line.split()[0].split('"')[1]: float(line.split()[1]) for line in text.splitlines() if line.startswith("thermocline_cancelled_total{")}

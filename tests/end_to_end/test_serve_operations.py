@@ -15,7 +15,7 @@ import time
 import unittest
 
 import metrics_format
-from server_harness import WEATHER, Server, ask
+from server_harness import ENDLESS, PATIENCE, WEATHER, WIDE, Server, ask, wait_until
 
 SUM = ask("What is 17 + 25?")
 ROUTER = {"thermocline_requests_waiting", "thermocline_requests_running", "thermocline_kv_cache_usage_ratio", "thermocline_cache_config_info"}
@@ -38,22 +38,36 @@ class Start(unittest.TestCase):
                 self.assertEqual("warmed up" in server.logged(), option == "--warmup")
                 # The first request waits for no memory.
                 server.post("/v1/chat/completions", SUM)
-                _, samples = metrics_format.parse(server.get("/metrics"))
-                waits = {name: value for name, _, value in samples}["thermocline_prefix_cache_memory_waits_total"]
+
+                def kept():
+                    _, samples = metrics_format.parse(server.get("/metrics"))
+                    values = {name: value for name, _, value in samples}
+                    done = values["thermocline_prefix_cache_tokens"] > 0 and values["thermocline_prefix_cache_uncopied_tokens"] == 0
+                    return values if done else None
+                waits = wait_until(kept)["thermocline_prefix_cache_memory_waits_total"]
                 self.assertEqual(waits == 0, option == "--warmup")
 
     def test_tells_its_supervisor(self):
         with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
             path = str(pathlib.Path(folder) / "notify")
             listener.bind(path)
-            listener.settimeout(20)
-            with Server("-c", "512", env={"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "400000"}) as server:
-                heard = [listener.recv(1000)]
-                while heard.count(b"WATCHDOG=1") < 2:
-                    heard.append(listener.recv(1000))
-                server.stop()
-                while heard[-1] != b"STOPPING=1":
-                    heard.append(listener.recv(1000))
+            listener.settimeout(0.1)
+            heard, over = [], threading.Event()
+
+            def listen():  # all the time: a full socket takes no more messages
+                while not over.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        heard.append(listener.recv(1000))
+            reader = threading.Thread(target=listen)
+            reader.start()
+            try:
+                with Server("-c", "512", env={"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "400000"}) as server:
+                    wait_until(lambda: heard.count(b"WATCHDOG=1") >= 2)
+                    server.stop()
+                    wait_until(lambda: heard[-1] == b"STOPPING=1")
+            finally:
+                over.set()
+                reader.join()
             self.assertIn(b"READY=1\nSTATUS=ready", heard)
 
     def test_reads_keys_again(self):
@@ -65,9 +79,7 @@ class Start(unittest.TestCase):
                     return server.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})[0]
 
                 def wait_for(text):
-                    end = time.monotonic() + 10
-                    while text not in server.logged() and time.monotonic() < end:
-                        time.sleep(0.02)
+                    wait_until(lambda: text in server.logged(), text)
                 self.assertEqual((status("old"), status("new")), (200, 401))
                 path.write_text("new\n")
                 server.process.send_signal(signal.SIGHUP)
@@ -107,17 +119,18 @@ class Health(unittest.TestCase):
 
 class Metrics(unittest.TestCase):
     def test_are_in_order_under_load(self):
-        with Server("--parallel", "2", "-c", "1024", "--draft", "lookup") as server:
+        with Server("--parallel", "2", *WIDE, "--draft", "lookup") as server:
             fresh = server.get("/metrics")
             server.post("/v1/chat/completions", SUM)
             server.post("/v1/chat/completions", ask("What is the weather in Paris?", tools=[WEATHER]))
             server.post("/v1/chat/completions", ask("A name.", json_schema={"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}}))
             server.post("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": "Hello"}]})
             server.request("POST", "/v1/chat/completions", {"messages": []})
-            stream = server.stream("/v1/completions", {"prompt": "One day", "max_tokens": 900, "ignore_eos": True})
+            stream = server.stream("/v1/completions", {"prompt": "One day", **ENDLESS})
             next(stream)
             stream.close()  # a client that goes away
-            time.sleep(1.5)
+            wait_until(lambda: "thermocline_cancel_latency_seconds_count" in server.get("/metrics"))
+            server.wait_until_idle()
             text = server.get("/metrics")
             _, headers, openly = server.request("GET", "/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0,*/*;q=0.1"})
         for one in (fresh, text):
@@ -184,15 +197,16 @@ class Metrics(unittest.TestCase):
 
 
 class LiveView(unittest.TestCase):
-    def watch(self, server, query, seconds):
-        """Events of the live view: [(name, data)]."""
-        connection = http.client.HTTPConnection(server.host, server.port, timeout=20)
+    def watch(self, server, query, enough):
+        """Events of the live view until there are enough: [(name, data)]."""
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=PATIENCE)
         with contextlib.closing(connection):
             connection.request("GET", "/thermo/live" + query)
             reply = connection.getresponse()
             self.assertEqual(reply.status, 200)
-            events, name, end = [], None, time.monotonic() + seconds
-            while time.monotonic() < end:
+            events, name, end = [], None, time.monotonic() + PATIENCE
+            while not enough(events):
+                self.assertLess(time.monotonic(), end, events[-3:])
                 line = reply.readline().decode().rstrip("\n")
                 if line.startswith("event: "):
                     name = line[7:]
@@ -201,41 +215,50 @@ class LiveView(unittest.TestCase):
             return events
 
     def test_shows_requests_speeds_and_heat(self):
-        with Server("--parallel", "2", "-c", "2048") as server:
-            body = {"prompt": "One day", "max_tokens": 1500, "ignore_eos": True}
-            threads = [threading.Thread(target=server.post, args=("/v1/completions", body)) for _ in range(2)]
-            seen = {}
-            watcher = threading.Thread(target=lambda: seen.update(events=self.watch(server, "?hz=5&heat=1", 4)))
-            watcher.start()
-            time.sleep(0.5)
+        def ticks(events):
+            return [data for name, data in events if name == "tick"]
+
+        def states(events):
+            return {data["state"] for name, data in events if name == "request"}
+
+        def heats(events):
+            return [data for name, data in events if name == "heat" and data["max"] > 0]
+
+        def enough(events):
+            return len(ticks(events)) > 5 and any(t["decode_tps"] for t in ticks(events)) and \
+                states(events) & {"prefill", "content", "reasoning"} and heats(events)
+        with Server("--parallel", "2", *WIDE) as server:
+            streams = [server.stream("/v1/completions", {"prompt": f"Day {i}", **ENDLESS}) for i in range(2)]
+            over = threading.Event()
+
+            def read(stream):
+                for _ in stream:
+                    if over.is_set():
+                        return stream.close()
+            threads = [threading.Thread(target=read, args=(stream,)) for stream in streams]
             for thread in threads:
                 thread.start()
-            for thread in (*threads, watcher):
-                thread.join()
-            events = seen["events"]
+            try:
+                events = self.watch(server, "?hz=5&heat=1", enough)
+            finally:
+                over.set()
+                for thread in threads:
+                    thread.join()
             self.assertEqual(events[0][0], "hello")
             self.assertEqual(events[0][1]["model"], "plankton")
-            ticks = [data for name, data in events if name == "tick"]
-            self.assertGreater(len(ticks), 5)
-            self.assertGreater(max(t["decode_tps"] or 0 for t in ticks), 0)
-            self.assertTrue(all(t["spec"] is None and t["gpu"] == [] and len(t["slots"]) == 2 for t in ticks))
-            states = {data["state"] for name, data in events if name == "request"}
-            self.assertTrue(states & {"prefill", "content", "reasoning"}, states)
-            heat = [data for name, data in events if name == "heat"][-1]
+            self.assertGreater(max(t["decode_tps"] or 0 for t in ticks(events)), 0)
+            self.assertTrue(all(t["spec"] is None and t["gpu"] == [] and len(t["slots"]) == 2 for t in ticks(events)))
+            heat = heats(events)[-1]
             self.assertEqual(len(base64.b64decode(heat["w"])), sum(heat["n_expert"]))
-            self.assertGreater(heat["max"], 0)
             self.assertEqual(server.request("GET", "/thermo/live?hz=99")[0], 400)
-            # Viewers who leave are forgotten.
-            deadline = time.monotonic() + 5
-            while time.monotonic() < deadline and self.count_viewers(server) < 16:
-                time.sleep(0.1)
+            wait_until(lambda: self.count_viewers(server) == 16)  # viewers who leave are forgotten
 
     def count_viewers(self, server):
         """How many may join at once."""
         sockets = []
         try:
             for n in range(17):
-                connection = http.client.HTTPConnection(server.host, server.port, timeout=10)
+                connection = http.client.HTTPConnection(server.host, server.port, timeout=PATIENCE)
                 sockets.append(connection)
                 connection.request("GET", "/thermo/live?hz=0.2")
                 if connection.getresponse().status != 200:
@@ -248,19 +271,16 @@ class LiveView(unittest.TestCase):
     def test_limits_viewers(self):
         with Server("-c", "512") as server:
             self.assertEqual(self.count_viewers(server), 16)
-            deadline = time.monotonic() + 10
-            while (again := self.count_viewers(server)) != 16 and time.monotonic() < deadline:
-                time.sleep(0.2)
-            self.assertEqual(again, 16)
+            wait_until(lambda: self.count_viewers(server) == 16)
             self.assertEqual(server.stop(), 0)
 
     def test_props_and_requests(self):
-        with Server("--parallel", "1", "-c", "1024") as server:
+        with Server("--parallel", "1", *WIDE) as server:
             props = server.get("/props")
             for name in ("plan", "limits", "tools", "structured", "sampling"):
                 self.assertIn(name, props)
             self.assertIn("GET /thermo/live", props["api"]["endpoints"])
-            stream = server.stream("/v1/completions", {"prompt": "One day", "max_tokens": 1000, "ignore_eos": True})
+            stream = server.stream("/v1/completions", {"prompt": "One day", **ENDLESS})
             for _ in range(20):
                 next(stream)
             request = server.get("/thermo/requests")[0]
@@ -275,9 +295,7 @@ class Heat(unittest.TestCase):
             path = pathlib.Path(folder) / "heat.json"
             with Server("--heat-file", path, "--heat-save-interval", "200ms", "-c", "512") as server:
                 server.post("/v1/chat/completions", SUM)
-                deadline = time.monotonic() + 20
-                while not path.exists() and time.monotonic() < deadline:
-                    time.sleep(0.05)
+                wait_until(path.exists)
                 first = heat_of(path)
                 self.assertGreater(first, 0)
                 # Killed while it writes again and again: what is there is whole.
@@ -296,28 +314,21 @@ class Heat(unittest.TestCase):
             path = pathlib.Path(folder) / "heat.json"
             with Server("--heat-file", path, "-c", "512") as server:
                 server.post("/v1/chat/completions", SUM)
+                wait_until(lambda: server.get("/thermo/experts")["n_tokens"])  # a copy is made after it was asked for
                 experts = server.get("/thermo/experts")
-                self.assertGreater(experts["n_tokens"], 0)
                 self.assertGreater(max(map(max, experts["heat"])), 0)
                 rows = list(csv.DictReader(io.StringIO(server.get("/thermo/experts?format=csv"))))
                 self.assertEqual(len(rows), sum(map(len, experts["heat"])))
                 self.assertEqual(server.request("GET", "/thermo/experts?format=xml")[0], 400)
                 self.assertFalse(path.exists())
                 server.post("/thermo/heat", {"action": "save"})
-                deadline = time.monotonic() + 10
-                while not path.exists() and time.monotonic() < deadline:
-                    time.sleep(0.02)
+                wait_until(path.exists)
                 self.assertGreater(heat_of(path), 0)
                 self.assertEqual(server.request("POST", "/thermo/heat", {"action": "melt"})[0], 400)
 
-                def tokens_after(action):
+                for action, expected in (("reset", 0), ("load", heat_of(path))):
                     server.post("/thermo/heat", {"action": action})
-                    time.sleep(0.3)
-                    server.get("/thermo/experts")  # the copy after this one
-                    time.sleep(0.3)
-                    return server.get("/thermo/experts")["n_tokens"]
-                self.assertEqual(tokens_after("reset"), 0)
-                self.assertEqual(tokens_after("load"), heat_of(path))
+                    wait_until(lambda: server.get("/thermo/experts")["n_tokens"] == expected, action)
 
     def test_orders_need_an_administrator(self):
         with Server("--api-key", "user:u,admin:a", "-c", "512") as server:

@@ -357,7 +357,7 @@ class BenchTest(ToolsTest):
     def test_compares_with_an_earlier_run(self):
         before = self.write("before.json", self.bench("-o", "json").encode())
         self.assertIn("ratio", self.bench("--compare", before))
-        self.bench("--compare", before, "--fail-below", "0.0001")
+        self.bench("--compare", before, "--fail-below", "0.000001")
         self.assertIn("--fail-below", failure("bench", "-m", self.models["qwen35moe-tiny"], *self.QUICK, "--compare",
                                               before, "--fail-below", 1000, code=9))
         failure("bench", "-m", self.models["qwen35moe-tiny"], *self.QUICK, "--compare", self.write("bad", b"{]"), code=3)

@@ -103,6 +103,8 @@ ExitCode Conversation::talk() {
         break;
     }
   }
+  // The end of the input and what asks to leave may come together, as when a window is closed.
+  if (InterruptScope::must_leave(2)) return InterruptScope::exit_code();
   // Over a pipe nobody sees that a message was not answered.
   return failed_ && !terminal_.stdin_is_terminal ? ExitCode::Usage : ExitCode::Ok;
 }

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <climits>
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 
 #include "engine/token_service.h"
@@ -14,7 +16,7 @@ class TokenListener {
  public:
   std::function<void(TokenEvent)> callback() {
     return [this](TokenEvent event) {
-      const std::lock_guard lock(mutex_);
+      std::unique_lock lock(mutex_);
       if (auto* written = std::get_if<TokensWritten>(&event))
         for (const GeneratedToken& token : written->tokens) {
           text_.push_back(token.id);
@@ -28,7 +30,32 @@ class TokenListener {
         ended_ = std::move(*ended);
       }
       changed_.notify_all();
+      changed_.wait(lock, [this] { return !held(); });
     };
+  }
+  // From so many tokens on, of the prompt or of the answer, the engine waits until release(): a test that
+  // does something to a request in between finds it there, however late it comes.
+  void hold_at_prompt(int n) {
+    const std::lock_guard lock(mutex_);
+    hold_prompt_ = n;
+  }
+  void hold_at_tokens(size_t n) {
+    const std::lock_guard lock(mutex_);
+    hold_tokens_ = n;
+  }
+  void hold_at_next_token() {
+    const std::lock_guard lock(mutex_);
+    hold_tokens_ = text_.size() + 1;
+  }
+  void wait_until_held() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return held() || ended_; });
+  }
+  void release() {
+    const std::lock_guard lock(mutex_);
+    hold_prompt_ = INT_MAX;
+    hold_tokens_ = SIZE_MAX;
+    changed_.notify_all();
   }
   TokensEnded wait() {
     std::unique_lock lock(mutex_);
@@ -62,12 +89,16 @@ class TokenListener {
   }
 
  private:
+  bool held() const { return !ended_ && (text_.size() >= hold_tokens_ || n_read_ >= hold_prompt_); }
+
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<TokenId> text_;
   std::vector<float> logprobs_;
   std::vector<GeneratedToken> prompt_;
   int n_read_ = 0;  // of the prompt
+  int hold_prompt_ = INT_MAX;
+  size_t hold_tokens_ = SIZE_MAX;
   std::optional<TokensEnded> ended_;
 };
 
