@@ -24,12 +24,18 @@ SANITIZED = bool(os.environ.get("SANITIZED"))  # programs are some ten times slo
 
 USAGE, MODEL_ERROR, MEMORY, DEVICE, DEVICE_FAULT, INTERRUPTED = 2, 3, 4, 6, 7, 130
 
+# What the machine was measured to do is kept for all tests of a script: each `plan` would measure it again. Heat is not kept.
+CACHE = tempfile.TemporaryDirectory(prefix="thermocline-cache-")
+(pathlib.Path(CACHE.name) / "thermocline").mkdir()
+(pathlib.Path(CACHE.name) / "thermocline/heat").symlink_to("/dev/null/no-folder")
+
 
 def clean_environment(**extra):
     """The environment without settings and configuration files of the person who runs the tests."""
     env = {k: v for k, v in os.environ.items()
            if k in ("THERMO_MAX_ISA", "THERMO_DEVICE") or (not k.startswith(("THERMO_", "LLAMA_", "CLICOLOR")) and k != "NO_COLOR")}
-    env["XDG_CONFIG_HOME"] = env["XDG_CACHE_HOME"] = "/dev/null"  # which nobody, root included, can make a folder of
+    env["XDG_CONFIG_HOME"] = "/dev/null"  # which nobody, root included, can make a folder of
+    env["XDG_CACHE_HOME"] = CACHE.name
     env.update(extra)
     return env
 

@@ -14,7 +14,8 @@ import tempfile
 import time
 import unittest
 
-PROGRAM = os.environ.get("THERMOCLINE", "build/bin/thermocline")
+from harness import PROGRAM, clean_environment
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DATA = os.path.join(ROOT, "tests", "data")
 MODELS = os.path.join(ROOT, "models")
@@ -23,7 +24,7 @@ SHAPES = ["qwen35moe-tiny", "qwen35-tiny", "laguna-tiny", "qwen3moe-tiny"]
 QUANTS = ["Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q3_K_M", "Q2_K", "Q6_K", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1",
           "IQ4_NL", "IQ4_XS", "MXFP4", "F16", "BF16", "F32"]
 ISAS = ["portable", "avx2", "avxvnni", "avx512", "amx"]
-ENVIRONMENT = {**os.environ, "XDG_CACHE_HOME": "/dev/null"}  # leaves no file in the cache folder of who runs this
+ENVIRONMENT = clean_environment()
 
 # The fields of llama-bench, in its order, then ours.
 LLAMA_FIELDS = """build_commit build_number cpu_info gpu_info backends model_filename model_type model_size
