@@ -139,7 +139,7 @@ std::string describe(const Engine& engine) {
   const auto bytes = [&](uint64_t n, const char* what) {
     if (n > 0) text += fmt::format(", {}/token {}", format_bytes(n / n_tokens), what);
   };
-  bytes(t.cpu_bytes, "by the processor");
+  bytes(t.cpu_bytes, "by the CPU");
   bytes(t.fetched_bytes, "fetched");
   bytes(t.streamed_bytes, "streamed");
   bytes(t.disk_bytes, "from disk");
