@@ -185,8 +185,9 @@ class CompletionCommand : public Command {
       write_stdout(fish_script(all));
     } else {
       throw ConfigError(
-          shell_.empty() ? "no shell was named: use completion bash, completion zsh or completion fish"
-                         : fmt::format("'{}' is no shell with a script here: use bash, zsh or fish", shell_));
+          shell_.empty()
+              ? "no shell was named: use completion bash, completion zsh or completion fish"
+              : fmt::format("there is no completion script for '{}': use bash, zsh or fish", shell_));
     }
     return ExitCode::Ok;
   }

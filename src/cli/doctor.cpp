@@ -74,7 +74,7 @@ Finding check_isa() {
   Isa best = best_isa();
   if (best == Isa::Portable)
     return {Verdict::Warn, "kernels", paths,
-            "without AVX2 decoding is several times slower; use a processor from 2013 or later"};
+            "without AVX2, decoding is several times slower; use a CPU from 2013 or later"};
   return {Verdict::Ok, "kernels", fmt::format("{} (used: {})", paths, isa_name(best))};
 }
 
@@ -103,7 +103,7 @@ Finding check_cores() {
   double loads[1] = {0.0};
   if (getloadavg(loads, 1) == 1 && loads[0] > n_cores + 0.5)
     return {Verdict::Warn, "cores", fmt::format("{}, load {:.1f}", value, loads[0]),
-            "other programs use the cores; stop them, or choose fewer threads with -t"};
+            "other programs are using the cores; stop them, or choose fewer threads with -t"};
   return {Verdict::Ok, "cores", value};
 }
 

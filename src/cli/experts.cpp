@@ -34,9 +34,9 @@ class ExpertsCommand : public Command {
         "experts", "experts [MODEL] [-p TEXT | -f FILE | --heat-file FILE] [options]",
         "show which experts a text uses, as a heat map",
         "Runs the model over the text (without one: over a built-in text) and shows a line for each layer: "
-        "its experts from the first to the last, shaded by use, the share of the uses that the hottest 10, "
-        "25 "
-        "and 50 % carry, and the entropy (1: all alike). With --expert-cache the last column is the share of "
+        "its experts from the first to the last, shaded by use, the share of the uses that go to the hottest "
+        "10, 25 and 50 %, and the entropy (1: all used equally). With --expert-cache the last column is the "
+        "share of "
         "the uses that such a cache would serve. --heat-file alone shows a saved file; with a text, the "
         "file is continued.",
         "thermocline experts\nthermocline experts model.gguf -f book.txt --heat-file book.heat\n"
@@ -51,7 +51,7 @@ class ExpertsCommand : public Command {
     set.value("-p,--prompt", "TEXT", prompt_, "the text").no_environment();
     set.value("-f,--file", "FILE", file_, "file with the text; - is stdin").no_environment();
     set.count("--tokens", "N", n_tokens_,
-              "tokens of the text to use at most; 0: all (default: all, built-in 1024)")
+              "use at most this many tokens of the text; 0: all (default: all; 1024 of the built-in text)")
         .range(0, 1 << 24)
         .no_environment();
     set.section("Output");
@@ -107,10 +107,10 @@ class ExpertsCommand : public Command {
       const GgufFile file = open_model(model_);
       use_model(file, read_model_config(file));
       if (!info_.same_model(saved->info))
-        throw ConfigError(
-            fmt::format("--heat-file {}: it is of another model: {}, but {} is {}; give the file of this "
-                        "model, or leave the model out",
-                        flags_.experts.heat_file, saved->info.describe(), model_, info_.describe()));
+        throw ConfigError(fmt::format(
+            "--heat-file {}: it belongs to another model: {}, but {} is {}; give the file of this "
+            "model, or leave the model out",
+            flags_.experts.heat_file, saved->info.describe(), model_, info_.describe()));
     }
     heat_ = HeatMap(catalog_);
     heat_.set(saved->values, saved->n_tokens);

@@ -98,7 +98,7 @@ std::string heat_bar(std::span<const float> heat, int n_cells, const Terminal& t
 }
 
 std::string heat_legend(const Terminal& terminal) {
-  std::string text = "uses beside the layer's average:";
+  std::string text = "uses relative to the layer's average:";
   for (int level = 1; level < kLevels; ++level)
     text += fmt::format("  {} from {:g}x", cells_of(level, 1, terminal), kLevelFrom[level]);
   return text;

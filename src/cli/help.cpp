@@ -86,10 +86,8 @@ std::string program_help(std::span<const std::unique_ptr<Command>> commands, con
   out += "  thermocline plan Qwen3.6-35B-A3B-Q4_K_M.gguf\n\n";
   out += wrap_lines(
       "MODEL is a GGUF file, the first file of a split model, or a folder with one model in it; without it "
-      "the "
-      "small model inside the program answers. `thermocline COMMAND -h` shows the options of a command, "
-      "--help-all "
-      "all of them.",
+      "the small model inside the program is used. `thermocline COMMAND -h` shows the common options of a "
+      "command, --help-all shows all of them.",
       0);
   return out;
 }

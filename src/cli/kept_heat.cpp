@@ -57,7 +57,7 @@ void keep_heat(const ExpertFlags& flags, const ModelConfig& config, const GgufFi
   }
   if (fs::exists(path, error))
     if (const Result<SavedHeat> saved = read_heat(path.string()); !saved) {
-      log_warning("cli", "{}: it is begun anew", saved.error().message);
+      log_warning("cli", "{}: a new one is started", saved.error().message);
       fs::remove(path, error);
     }
   options.heat_file = path.string();

@@ -202,10 +202,9 @@ int main(int argc, char** argv) {
   try {
     const ExitCode code = run_program(Arguments(argv + 1, argv + argc));
     if (code == ExitCode::Ok && MappedFile::any_lost())
-      return fail(
-          ExitCode::Model,
-          "a file became shorter while it was read, or its disk failed: the output is of no use; get the "
-          "whole file and start again");
+      return fail(ExitCode::Model,
+                  "a file became shorter while it was read, or its disk failed: the output is useless; get "
+                  "the whole file and start again");
     return static_cast<int>(code);
   } catch (const ThermoError& error) {
     return fail(error.exit_code(), error.what() + options_that_help(error.remedy()));

@@ -16,17 +16,16 @@ struct CodeMeaning {
 };
 constexpr CodeMeaning kExitCodes[] = {
     {ExitCode::Ok, "all is well"},
-    {ExitCode::Internal, "an error of the program itself"},
+    {ExitCode::Internal, "an error in the program itself"},
     {ExitCode::Usage,
-     "wrong usage or configuration; a prompt that does not fit; a message over a pipe that could not be "
-     "answered"},
+     "wrong usage or configuration; a prompt that does not fit; a piped message that could not be answered"},
     {ExitCode::Model, "the model is missing, unreadable, unsupported or damaged"},
-    {ExitCode::Memory, "it does not fit into memory, or the address space is used up"},
+    {ExitCode::Memory, "not enough memory, or the address space is used up"},
     {ExitCode::Listen, "the server cannot listen: the address is in use or not allowed"},
-    {ExitCode::Device, "the device that was asked for is missing"},
-    {ExitCode::DeviceFault, "a device or a file failed while it was used; a model file became shorter"},
-    {ExitCode::Download, "a download failed; the same command goes on where it stopped"},
-    {ExitCode::BelowTarget, "a comparison was not met: bench --fail-below, verify"},
+    {ExitCode::Device, "the requested device is missing"},
+    {ExitCode::DeviceFault, "a device or a file failed while in use; a model file became shorter"},
+    {ExitCode::Download, "a download failed; the same command resumes it"},
+    {ExitCode::BelowTarget, "a comparison failed: bench --fail-below, verify"},
     {ExitCode::HungUp, "SIGHUP"},
     {ExitCode::Interrupted, "Ctrl-C"},
     {ExitCode::Terminated, "SIGTERM"},
@@ -76,12 +75,10 @@ std::string manual_page() {
       fmt::format(".TH THERMOCLINE 1 \"\" \"thermocline {}\" \"User Commands\"\n", version_number());
   out += ".SH NAME\nthermocline \\- run mixture\\-of\\-experts language models from GGUF files\n";
   out += ".SH SYNOPSIS\n\\fBthermocline\\fR \\fICOMMAND\\fR [\\fIMODEL\\fR] [\\fIoptions\\fR]\n";
-  out +=
-      ".SH DESCRIPTION\n" +
-      roff(
-          "MODEL is a GGUF file, the first file of a split model, or a folder with one model in it; without "
-          "it the small model "
-          "inside the program answers. Results go to standard output, everything else to standard error.\n");
+  out += ".SH DESCRIPTION\n" + roff(
+                                   "MODEL is a GGUF file, the first file of a split model, or a folder with "
+                                   "one model in it; without it the small model inside the program is used. "
+                                   "Results go to standard output, everything else to standard error.\n");
   out += ".SH COMMANDS\n";
   std::vector<const Option*> common;
   for (const std::unique_ptr<DeclaredCommand>& declared : all) {
@@ -104,12 +101,12 @@ std::string manual_page() {
   out += ".SH EXIT STATUS\n";
   for (const CodeMeaning& code : kExitCodes)
     out += fmt::format(".TP\n\\fB{}\\fR\n{}\n", static_cast<int>(code.code), roff(code.meaning));
-  out += ".SH ENVIRONMENT\n" + roff(
-                                   "THERMO_OPTION sets an option by its long name (THERMO_CTX_SIZE, "
-                                   "THERMO_TEMP); where it is not set, the variable of "
-                                   "llama.cpp is read (LLAMA_ARG_CTX_SIZE). NO_COLOR and CLICOLOR_FORCE are "
-                                   "obeyed. THERMO_MAX_ISA caps the instruction "
-                                   "set: portable, avx2, avxvnni or avx512.\n");
+  out += ".SH ENVIRONMENT\n" +
+         roff(
+             "THERMO_OPTION sets an option by its long name (THERMO_CTX_SIZE, "
+             "THERMO_TEMP); if it is not set, llama.cpp's variable is read (LLAMA_ARG_CTX_SIZE). NO_COLOR "
+             "and CLICOLOR_FORCE are obeyed. THERMO_MAX_ISA limits the instruction set: portable, avx2, "
+             "avxvnni or avx512.\n");
   out += ".SH FILES\n.TP\n\\fI~/.config/thermocline/config.toml\\fR\n" +
          roff("options by their long names\n") + ".TP\n\\fI~/.local/state/thermocline/history\\fR\n" +
          roff("what was typed in chat\n");

@@ -52,12 +52,12 @@ struct Estimate {
 class PerplexityCommand : public Command {
  public:
   CommandText text() const override {
-    return {"perplexity", "perplexity [MODEL] -f FILE [options]", "how well a model predicts a text",
-            "By the method of llama.cpp: chunks of -c tokens (default 512), of which the second half counts. "
-            "Run it with other "
-            "--device, --isa, -ctk, -ctv or --expert-cache to see what they cost in quality.",
-            "thermocline perplexity model.gguf -f wiki.test.raw\n"
-            "thermocline perplexity model.gguf -f wiki.test.raw -ctk q8_0 -ctv q8_0 --chunks 20"};
+    return {
+        "perplexity", "perplexity [MODEL] -f FILE [options]", "how well a model predicts a text",
+        "Uses llama.cpp's method: chunks of -c tokens (default 512), of which the second half counts. Run it "
+        "with different --device, --isa, -ctk, -ctv or --expert-cache to see how they affect quality.",
+        "thermocline perplexity model.gguf -f wiki.test.raw\n"
+        "thermocline perplexity model.gguf -f wiki.test.raw -ctk q8_0 -ctv q8_0 --chunks 20"};
   }
 
   void declare(OptionSet& set) override {
@@ -65,7 +65,7 @@ class PerplexityCommand : public Command {
     add_model_option(set, model_);
     set.section("Text");
     set.value("-f,--file", "FILE", file_, "file with the text; - is stdin").no_environment();
-    set.value("--chunks", "N", n_chunks_, "chunks at most; -1: all (default)")
+    set.value("--chunks", "N", n_chunks_, "use at most N chunks; -1: all (default)")
         .range(-1, 1e9)
         .no_environment();
     set.section("Output");

@@ -21,12 +21,12 @@ namespace {
 class PlanCommand : public Command {
  public:
   CommandText text() const override {
-    return {
-        "plan", "plan [MODEL] [options]", "the memory a model would take on this machine; loads nothing",
-        "Also the speed to expect, from what the kernels reach here. That is measured once, which takes a "
-        "second, and kept in the cache folder.\nExits with 4 when it does not fit.",
-        "thermocline plan model.gguf -c 32K\nthermocline plan model.gguf -ctk q8_0 -ctv q8_0 --json\n"
-        "thermocline plan model.gguf --draft drafter.gguf"};
+    return {"plan", "plan [MODEL] [options]", "the memory a model would take on this machine; loads nothing",
+            "Also prints the speed to expect, from what the kernels reach on this machine. That is measured "
+            "once, which takes a few seconds, and kept in the cache folder.\nExits with 4 if the model does "
+            "not fit.",
+            "thermocline plan model.gguf -c 32K\nthermocline plan model.gguf -ctk q8_0 -ctv q8_0 --json\n"
+            "thermocline plan model.gguf --draft drafter.gguf"};
   }
 
   void declare(OptionSet& set) override {
@@ -38,7 +38,9 @@ class PlanCommand : public Command {
     add_cache_ram_option(set, cache_ram_);
     set.section("Output");
     set.flag("--json", json_, "print one JSON object");
-    set.flag("--measure", measure_, "measure this machine once more for the expected speed; the best counts").no_environment();
+    set.flag("--measure", measure_,
+             "measure this machine again for the expected speed; the best result counts")
+        .no_environment();
   }
 
   ExitCode run(const Terminal& terminal) override {

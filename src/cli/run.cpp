@@ -20,9 +20,8 @@ class RunCommand : public Command {
  public:
   CommandText text() const override {
     return {"run", "run [MODEL] [-p TEXT] [-f FILE] [options]", "one answer to stdout",
-            "The text is sent as a user message through the chat template of the model. What a pipe brings, "
-            "or a file "
-            "named with -f, comes after the text of -p. Statistics and notes go to stderr.",
+            "The text is sent as a user message through the chat template of the model. Piped input, or a "
+            "file named with -f, is appended to the text of -p. Statistics and notes go to stderr.",
             "thermocline run -p \"What is 17 + 25?\" --temp 0\n"
             "thermocline run model.gguf -f question.txt -n 200 --json\n"
             "cat notes.txt | thermocline run model.gguf -p \"Summarise:\"\n"
@@ -35,7 +34,7 @@ class RunCommand : public Command {
     add_model_option(set, model_);
     set.section("Prompt");
     set.value("-p,--prompt", "TEXT", prompt_, "the text").no_environment();
-    set.value("-f,--file", "FILE", file_, "file with the text, after that of -p; - is stdin")
+    set.value("-f,--file", "FILE", file_, "file with the text, appended to that of -p; - is stdin")
         .no_environment();
     set.flag("--raw,--no-chat-template", raw_, "continue the text itself, without a chat template");
     set.flag("-e,--escape", escape_, "read \\n, \\t and \\\\ in -p as llama.cpp does (default off)")
@@ -50,7 +49,7 @@ class RunCommand : public Command {
     set.section("Output");
     set.flag("--json", json_, "print the reply object of the OpenAI API");
     set.value("--logprobs", "N", answer_.n_logprobs,
-              "with --json: the N most likely tokens at each place, 0 to 20")
+              "with --json: the N most likely tokens at each position, 0 to 20")
         .range(0, 20);
     add_answer_options(set, answer_);
     add_engine_options(set, engine_);

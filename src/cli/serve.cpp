@@ -37,11 +37,9 @@ class ServeCommand : public Command {
  public:
   CommandText text() const override {
     return {"serve", "serve [MODEL] [options]", "the OpenAI, Anthropic and Responses APIs over HTTP",
-            "Listens on this machine only, unless told otherwise. Others need a key: one that was given, or "
-            "one that is "
-            "made and shown at the start. Requests are computed together; a conversation that goes on reads "
-            "only what is "
-            "new.",
+            "Listens on this machine only, unless told otherwise. If other machines can reach the server, "
+            "requests need a key: one you give, or one that is generated and shown at the start. Requests "
+            "are computed together, and a continued conversation reads only what is new.",
             "thermocline serve\n"
             "thermocline serve model.gguf -c 32K --parallel 4\n"
             "thermocline serve model.gguf --stdio\n"
@@ -107,7 +105,7 @@ class ServeCommand : public Command {
              options.n_sequences, service.n_ctx());
     write_port_file(server);
     if (serve_.stdio) server.serve_pipe(STDIN_FILENO, STDOUT_FILENO);
-    terminal.note(serve_.stdio ? "ready: one request to a line"
+    terminal.note(serve_.stdio ? "ready: one request per line"
                                : fmt::format("ready: {}", server.urls().front()));
     tell_supervisor("READY=1\nSTATUS=ready");
 
@@ -139,7 +137,7 @@ class ServeCommand : public Command {
     for (const std::string& url : options.http.listen) local &= is_local_listener(url);
     if (local || !options.access.keys.empty()) return {};
     if (serve_.no_auth) {
-      log_warning("server", "others can reach this server, and it needs no key");
+      log_warning("server", "other machines can reach this server, and it needs no key");
       return {};
     }
     options.access.keys = {generate_key()};
@@ -162,7 +160,8 @@ class ServeCommand : public Command {
   // Once, and not to the log.
   static void show_key(const std::string& key, const std::string& url, const Terminal& terminal) {
     const std::string line = fmt::format(
-        "others can reach this server, so it needs a key. This one was made for this run:\n  {}\n"
+        "other machines can reach this server, so it needs a key. This one was generated for this run:\n  "
+        "{}\n"
         "  curl -H \"Authorization: Bearer {}\" {}/v1/models",
         key, key, url);
     std::fprintf(stderr, "%s\n", terminal.on_stderr(Style::Yellow, line).c_str());

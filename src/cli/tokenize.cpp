@@ -26,8 +26,7 @@ std::vector<int32_t> parse_ids(const std::string& text, const Tokenizer& tokeniz
     try {
       parse_value(word, id);
     } catch (const ConfigError&) {
-      throw ConfigError(
-          fmt::format("--ids: '{}' is no token id; give numbers with commas between them", word));
+      throw ConfigError(fmt::format("--ids: '{}' is not a token id; give numbers separated by commas", word));
     }
     if (!tokenizer.vocab().contains(id))
       throw ConfigError(
@@ -66,7 +65,7 @@ class TokenizeCommand : public Command {
     set.flag("--bos", add_bos_, "add BOS and EOS where the model asks for them");
     set.section("Output");
     set.flag("--json", json_, "print one JSON object");
-    set.flag("--count", count_, "print the number of tokens only");
+    set.flag("--count", count_, "print only the number of tokens");
     set.flag("--pieces", pieces_, "print a line for each token: id and text");
   }
 

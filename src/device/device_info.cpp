@@ -85,8 +85,8 @@ DeviceInfo use_device(int index) {
     if (!device.usable())
       throw CudaError(
           ExitCode::Device,
-          fmt::format("{} has compute capability {}.{}, expected 7.5 or newer; use the processor",
-                      device.name, device.compute_capability / 10, device.compute_capability % 10),
+          fmt::format("{} has compute capability {}.{}, expected 7.5 or newer; use the CPU", device.name,
+                      device.compute_capability / 10, device.compute_capability % 10),
           Remedy::Processor);
     cuda_check(cudaSetDevice(index), "choosing the GPU");
     size_t free_bytes = 0, total_bytes = 0;
@@ -97,7 +97,7 @@ DeviceInfo use_device(int index) {
   }
   throw CudaError(ExitCode::Device,
                   devices.empty()
-                      ? fmt::format("no usable GPU: {}; use the processor", why)
+                      ? fmt::format("no usable GPU: {}; use the CPU", why)
                       : fmt::format("there is no cuda:{}, this machine has {} GPU(s)", index, devices.size()),
                   Remedy::Processor);
 }

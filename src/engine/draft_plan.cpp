@@ -37,7 +37,8 @@ void add_network(const ModelConfig& network, const DraftOptions& o, int block, i
   const ModelOptions options = model_options(o, {}, block);
   if ((options.sequence.k_type == KvType::Q8_0 || options.sequence.v_type == KvType::Q8_0) &&
       network.head_dim % 32 != 0)
-    throw ConfigError("a q8_0 cache of the drafter needs heads of a multiple of 32; use f16");
+    throw ConfigError(
+        "a q8_0 cache needs a head size that is a multiple of 32, which the drafter does not have; use f16");
   const SequenceLayout layout = SequenceLayout::on_cpu(network, options.sequence);
   plan.token_bytes = static_cast<uint64_t>(network.n_layer) * (layout.k_slot_bytes() + layout.v_slot_bytes());
   plan.fixed_bytes += Model::workspace_bytes(network, options, n_threads, 0);
@@ -68,7 +69,7 @@ DraftPlan plan_draft(const DraftOptions& o, const ModelConfig& config, int n_thr
   plan.max_rows = 1 + (o.budget > 0 ? o.budget : kMaxDraftNodes);
   if (plan.kind == Kind::Mtp) {
     if (config.n_nextn == 0)
-      throw ConfigError("this model has no next-token block to draft with; give a drafter, or look up");
+      throw ConfigError("this model has no next-token block to draft with; use a drafter or lookup");
     plan.states = {config.n_layer};
     add_network(nextn_network(config), o, 0, n_threads, plan);
   }

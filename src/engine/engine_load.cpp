@@ -22,7 +22,7 @@ namespace {
 Isa choose_isa(const std::optional<Isa>& wanted) {
   if (!wanted) return best_isa();
   if (!isa_available(*wanted))
-    throw ConfigError(fmt::format("{} is not what this processor ({}) has; the best here is {}",
+    throw ConfigError(fmt::format("{} is not available on this CPU ({}); the best here is {}",
                                   isa_name(*wanted), cpu_info().name, isa_name(best_isa())));
   return *wanted;
 }

@@ -41,8 +41,8 @@ std::string floor_note(const ExpertCatalog& catalog, const SplitOptions& experts
   const int wanted = 2 * catalog.n_active;
   if (placement.floor >= wanted) return "";
   return fmt::format(
-      "{} for experts hold {} of each layer, {} or more keep a layer on the device; the processor computes "
-      "most of them",
+      "{} for experts hold {} of each layer, but it takes {} or more to keep a layer on the device; the CPU "
+      "computes most of them",
       format_bytes(experts.budget_bytes), placement.floor, wanted);
 }
 
@@ -62,7 +62,7 @@ bool asks_for_parts(ModelConfig config, const GgufFile& file, int n_parts, const
 }
 
 std::string share_note(const MemoryPlan& memory, uint64_t hot_bytes) {
-  return fmt::format("{} has {:.0f} % of the feed-forward weights, the processor computes the others",
+  return fmt::format("{} has {:.0f} % of the feed-forward weights, the CPU computes the rest",
                      memory.device_name,
                      100.0 * static_cast<double>(hot_bytes) / static_cast<double>(memory.expert_bytes));
 }
@@ -159,7 +159,7 @@ void plan_gpu_and_drafter(EnginePlan& plan, const ModelConfig& config, const Ggu
   if (!plan.memory.fits() || o.draft.kind == DraftOptions::Kind::Auto) return;
   throw MemoryError(
       fmt::format("{} and its drafter need {} of GPU memory with a context of {}, but {} has {} free; use a "
-                  "smaller context, or draft nothing",
+                  "smaller context, or turn drafting off",
                   file.path(), format_bytes(needed), plan.memory.n_ctx, plan.gpu->name,
                   format_bytes(plan.gpu->free_bytes)));
 }
@@ -176,7 +176,7 @@ void plan_on_cpu(EnginePlan& plan, const ModelConfig& whole, const GgufFile& fil
   if (plan.model.stand_in && (total == 0 || !o.repack)) {
     plan.model.stand_in = false;
     append_note(plan.memory.note,
-                total == 0 ? "this model has nothing to split; the CPU does everything"
+                total == 0 ? "this model cannot be split; the CPU does everything"
                            : "the stand-in device needs repacked weights; the CPU does everything");
   }
   std::string note = plan.memory.note;
@@ -232,8 +232,9 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
                          .v_type = o.v_type.value_or(KvType::F16)};
   for (const KvType type : {plan.model.sequence.k_type, plan.model.sequence.v_type})
     if (type == KvType::Q8_0 && config.head_dim % 32 != 0)
-      throw ConfigError(fmt::format(
-          "a q8_0 cache needs heads of a multiple of 32, this model has {}; use f16", config.head_dim));
+      throw ConfigError(
+          fmt::format("a q8_0 cache needs a head size that is a multiple of 32, this model has {}; use f16",
+                      config.head_dim));
   MemoryPlanInputs inputs;
   inputs.n_ctx = o.n_ctx;
   inputs.n_sequences = o.n_sequences;
@@ -255,8 +256,8 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
   if (!plan.model.stand_in) plan.gpu = choose_gpu(o.device, note);
   if (!plan.gpu && imagine && o.gpu_memory > 0 && o.device.kind == DeviceChoice::Kind::Auto) {
     plan.gpu = imagined_gpu(o.gpu_memory);
-    append_note(note, plan.gpu ? "this is the plan for a card that is not here"
-                               : "this build has no CUDA: this is the plan for the processor");
+    append_note(note, plan.gpu ? "this is the plan for a card that is not in this machine"
+                               : "this build has no CUDA: this is the plan for the CPU");
   }
   // The plan's reserve stands for what the driver takes itself.
   if (plan.gpu && o.gpu_memory > 0) plan.gpu->free_bytes = std::min(plan.gpu->free_bytes, o.gpu_memory);
@@ -270,7 +271,7 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
                       o.gpu_memory > 0 ? fmt::format("may give {}", format_bytes(plan.gpu->free_bytes))
                                        : fmt::format("has {} free", format_bytes(plan.gpu->free_bytes)));
       if (o.device.kind != DeviceChoice::Kind::Auto)
-        throw MemoryError(shortage + "; use the processor, a smaller context or a smaller quantisation",
+        throw MemoryError(shortage + "; use the CPU, a smaller context or a smaller quantisation",
                           Remedy::Processor);
       note = shortage + "; the CPU does everything";
       plan.gpu.reset();

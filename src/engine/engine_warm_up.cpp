@@ -43,7 +43,7 @@ class WarmUp {
              [&] { return keep_and_load(sessions.front(), cache); }}) {
       for (Session& session : sessions) session.clear();
       if (is_late()) {
-        log_info("engine", "the warm-up ends early: steps take long");
+        log_info("engine", "the warm-up ends early: steps take too long");
         break;
       }
       // A pool of few pages refuses what is long.

@@ -39,7 +39,7 @@ std::optional<GpuChoice> choose_gpu(const DeviceChoice& device, std::string& not
   if (why.empty()) why = fmt::format("there are {} usable GPUs", devices.size());
   if (asked)
     throw ThermoError(ExitCode::Device,
-                      fmt::format("GPU {} cannot be used: {}; use the processor", device.gpu, why),
+                      fmt::format("GPU {} cannot be used: {}; use the CPU", device.gpu, why),
                       Remedy::Processor);
   note = "no usable GPU: " + why + "; the CPU does everything";
   return std::nullopt;
@@ -100,7 +100,7 @@ std::unique_ptr<Backend> make_gpu_drafter(ModelConfig config, const Weights& wei
 std::optional<GpuChoice> choose_gpu(const DeviceChoice& device, std::string&) {
   if (device.kind != DeviceChoice::Kind::Gpu) return std::nullopt;
   throw ThermoError(ExitCode::Device,
-                    "this build has no CUDA; use the processor, or build with -DTHERMO_CUDA=ON on a machine "
+                    "this build has no CUDA; use the CPU, or build with -DTHERMO_CUDA=ON on a machine "
                     "with the CUDA toolkit",
                     Remedy::Processor);
 }

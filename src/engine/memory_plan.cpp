@@ -113,10 +113,10 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
     if (bytes > 0) plan.items.push_back({std::move(name), bytes, std::move(detail)});
     plan.total_bytes += bytes;
   };
-  add(sizes.experts > 0 ? "core weights" : "weights", sizes.core, "repacked for the processor");
+  add(sizes.experts > 0 ? "core weights" : "weights", sizes.core, "repacked for the CPU");
   add(config.has_parts() ? "FFN parts" : "experts", host_experts,
       plan.experts_in_file() ? fmt::format("of {}, the rest in the file", format_bytes(sizes.experts))
-                             : fmt::format("all {}, repacked for the processor", sizes.n_experts));
+                             : fmt::format("all {}, repacked for the CPU", sizes.n_experts));
   const SequenceLayout layout = SequenceLayout::on_cpu(config, sequence);
   for (const KvKind kind : kEachKvKind)
     add(kv_pool_name(kind), layout.pool_bytes(kind, in.n_sequences, in.n_batch),
@@ -190,8 +190,8 @@ std::optional<MemoryPlan> plan_with_file(const ModelConfig& config, const GgufFi
       plan.note = fmt::format("{} of main memory for experts are too few for one layer; {} are used",
                               format_bytes(*in.expert_ram), format_bytes(plan.host_expert_bytes));
     else if (in.expert_ram && wanted > most)
-      plan.note = fmt::format("{} of main memory for experts do not fit; {} are used", format_bytes(wanted),
-                              format_bytes(most));
+      plan.note = fmt::format("{} of main memory for experts are not available; {} are used",
+                              format_bytes(wanted), format_bytes(most));
     else if (!in.expert_ram)
       plan.note = fmt::format("experts in memory {} of {}, the rest in the file",
                               format_bytes(plan.host_expert_bytes), format_bytes(sizes.experts));

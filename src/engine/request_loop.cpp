@@ -156,7 +156,7 @@ Result<RequestId> RequestLoop::add(Session& session, std::span<const TokenId> pr
   };
   Session::Impl& s = *session.impl_;
   const int n_vocab = impl_->engine.config().n_vocab;
-  if (s.in_request) return invalid("the session has a request already");
+  if (s.in_request) return invalid("the session already has a request");
   if (prompt.empty() && !s.has_logits()) return invalid("nothing to continue: the prompt is empty");
   if (Status status = validate(options.sampling, n_vocab); !status) return status.error();
   if (Status status = s.check_room(prompt.size()); !status) return status.error();

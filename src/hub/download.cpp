@@ -244,7 +244,7 @@ class ModelDownload {
       }
       if (tries >= kMaxTries)
         throw DownloadError(fmt::format(
-            "{}: the download stopped at {} of {} ({}); run it again to go on from there", file.path,
+            "{}: the download stopped at {} of {} ({}); run it again to resume", file.path,
             format_bytes(partial->size()), format_bytes(file.bytes),
             !reply.error.empty() ? reply.error : fmt::format("the server answered {}", reply.status)));
       if (!wait(pause, observer_)) return std::nullopt;
@@ -327,7 +327,7 @@ HubListing list_repository(const HubReference& reference, const HubOptions& opti
   HubListing listing;
   if (!info.is_object() || !info.contains("sha") || !info["sha"].is_string() || !info.contains("siblings") ||
       !info["siblings"].is_array())
-    throw damaged("is no list of files");
+    throw damaged("is not a list of files");
   listing.commit = info["sha"].get<std::string>();
   if (!is_hex(listing.commit, 40)) throw damaged("names no commit");
   for (const Json& sibling : info["siblings"]) {

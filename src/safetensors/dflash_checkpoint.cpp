@@ -28,7 +28,7 @@ Json read_json(const std::string& path) {
   const auto* begin = reinterpret_cast<const char*>(file.bytes().data());
   Json json = Json::parse(begin, begin + file.bytes().size(), nullptr, false);
   if (!json.is_object())
-    throw LoadError(fmt::format("{}: it is no JSON object; fetch the drafter again", path));
+    throw LoadError(fmt::format("{}: it is not a JSON object; fetch the drafter again", path));
   return json;
 }
 
@@ -55,7 +55,7 @@ class Config {
   uint32_t count(const Json* value, const char* key) const {
     if (value == nullptr) fail(fmt::format("{} is missing", key));
     if (!value->is_number_integer() || value->get<int64_t>() < 0 || value->get<int64_t>() > kMaxNumber)
-      fail(fmt::format("{} is no number from 0 to {}", key, kMaxNumber));
+      fail(fmt::format("{} is not a number from 0 to {}", key, kMaxNumber));
     return static_cast<uint32_t>(value->get<int64_t>());
   }
   uint32_t count(const char* key) const { return count(find(key), key); }
@@ -117,7 +117,7 @@ void set_windows(const Config& config, uint32_t n_layer, GgufWriter& out) {
 std::vector<std::byte> metadata_of(const Config& config) {
   const Json* const dflash = config.object("dflash_config");
   if (dflash == nullptr && config.find("block_size") == nullptr)
-    config.fail("there is neither dflash_config nor block_size: this is no DFlash drafter");
+    config.fail("there is neither dflash_config nor block_size: this is not a DFlash drafter");
   if (const Json* names = config.find("architectures"); names != nullptr && names->is_array())
     for (const Json& name : *names) {
       std::string text = name.is_string() ? name.get<std::string>() : "";
@@ -149,7 +149,7 @@ std::vector<std::byte> metadata_of(const Config& config) {
   out.set("tokenizer.ggml.mask_token_id",
           config.count(config.find({dflash, &config.root()}, "mask_token_id"), "mask_token_id"));
   if (const Json* ids = config.find({dflash, &config.root()}, "target_layer_ids")) {
-    if (!ids->is_array() || ids->empty()) config.fail("target_layer_ids is no list");
+    if (!ids->is_array() || ids->empty()) config.fail("target_layer_ids is not a list");
     std::vector<int32_t> layers;
     for (const Json& id : *ids)
       layers.push_back(static_cast<int32_t>(config.count(&id, "target_layer_ids")) + 1);

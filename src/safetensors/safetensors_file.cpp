@@ -72,7 +72,7 @@ class Reader {
     };
     const auto* begin = reinterpret_cast<const char*>(text.data());
     Json directory = Json::parse(begin, begin + text.size(), watch, false);
-    if (!directory.is_object()) fail("its directory is no JSON object");
+    if (!directory.is_object()) fail("its directory is not a JSON object");
     if (twice) fail("a tensor is in its directory twice");
     return directory;
   }
@@ -96,7 +96,7 @@ class Reader {
     if (!shape.is_array() || shape.size() > kMaxDims) refuse("has no shape of up to four dimensions");
     uint64_t n_bytes = known->bytes;
     for (const Json& dim : shape) {
-      if (!dim.is_number_unsigned()) refuse("has a dimension that is no number");
+      if (!dim.is_number_unsigned()) refuse("has a dimension that is not a number");
       out.shape.push_back(dim.get<uint64_t>());
       const std::optional<uint64_t> product = checked_mul(n_bytes, out.shape.back());
       if (!product) refuse("is larger than any file");

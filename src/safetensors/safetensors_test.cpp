@@ -189,7 +189,7 @@ TEST(DflashCheckpoint, RefusesOtherDraftersAndDamage) {
   Json other = config();
   other.erase("dflash_config");
   other.erase("block_size");
-  EXPECT_NE(with(other).find("no DFlash drafter"), std::string::npos);
+  EXPECT_NE(with(other).find("not a DFlash drafter"), std::string::npos);
   Json factor = config();
   factor["rope_scaling"]["attention_factor"] = 1.0;
   EXPECT_NE(with(factor).find("attention_factor"), std::string::npos);

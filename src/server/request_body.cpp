@@ -36,8 +36,8 @@ Json body_json(const HttpRequest& request, size_t max_bytes) {
   switch (zstd ? unzstd(request.body, max_bytes, text) : gunzip(request.body, max_bytes, text)) {
     case Unpacked::Broken:
       throw ApiError(400, "invalid_json",
-                     zstd ? "the body is not what zstd makes, or needs a window of more than 8 MiB"
-                          : "the body is not what gzip makes");
+                     zstd ? "the body is not valid zstd data, or needs a window of more than 8 MiB"
+                          : "the body is not valid gzip data");
     case Unpacked::TooLarge:
       throw ApiError(413, "body_too_large", "the body of the request is too large when it is decompressed");
     case Unpacked::Ok:

@@ -33,7 +33,7 @@ class Tokenize(ProgramTest):
         self.assertEqual(self.answer("tokenize", "--text", "Hello, world!", "--count"), "8\n")
 
     def test_refuses_ids_that_are_none(self):
-        self.assertIn("no token id", self.refusal(USAGE, "tokenize", "--ids", "1,x"))
+        self.assertIn("not a token id", self.refusal(USAGE, "tokenize", "--ids", "1,x"))
         self.assertIn("outside", self.refusal(USAGE, "tokenize", "--ids", "99999"))
         self.refusal(USAGE, "tokenize", "--ids", "1", "--text", "a")
 
@@ -95,7 +95,7 @@ class Machine(ProgramTest):
 
     def test_a_limit_of_the_link_needs_a_rate(self):
         for text in ("12G", "fast", "0/s", "12G/min"):
-            self.assertIn("bytes a second were expected", self.refusal(USAGE, "plan", "--link-limit", text))
+            self.assertIn("a rate of at least 1M/s was expected", self.refusal(USAGE, "plan", "--link-limit", text))
 
     def test_a_cap_hides_better_instruction_sets(self):
         kernels = json.loads(self.answer("doctor", "--json", env={"THERMO_MAX_ISA": "portable"}))

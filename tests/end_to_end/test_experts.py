@@ -78,7 +78,7 @@ class Budgets(ProgramTest):
         result = run(*ASK, *SIM, "--expert-cache", "10%")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("42", result.stdout)
-        self.assertRegex(result.stderr, r"for experts hold 1 of each layer, 8 or more")
+        self.assertRegex(result.stderr, r"for experts hold 1 of each layer, but it takes 8 or more")
         # Not even one expert.
         result = run(*ASK, *SIM, "--expert-cache", "1000")
         self.assertEqual(result.returncode, 0, result.stderr)

@@ -260,7 +260,7 @@ class VerifyTest(ToolsTest):
         self.assertIn("256", message([("ids", [2], 26, struct.pack("<2i", 1, 256)), logits]))
         self.assertIn("ids[0] is -1", message([("ids", [2], 26, struct.pack("<2i", -1, 2)), logits]))
         self.assertIn("logits", message([ids, ("logits", [256, 3], 0, bytes(4 * 768))]))
-        self.assertIn("no numbers", message([ids, ("logits", [256, 2], 0, struct.pack("<f", float("nan")) * 512)]))
+        self.assertIn("not numbers", message([ids, ("logits", [256, 2], 0, struct.pack("<f", float("nan")) * 512)]))
         self.assertIn("hidden.1", message([ids, logits, ("hidden.0", [64, 2], 0, bytes(512))]))
         self.assertIn("hidden.0", message([ids, logits, ("hidden.0", [32, 2], 0, bytes(256))]))
         self.assertIn("hidden.5", message([ids, logits] + [(f"hidden.{k}", [64, 2], 0, bytes(512)) for k in range(6)]))

@@ -57,13 +57,11 @@ class BenchCommand : public Command {
     return {"bench", "bench [-m MODEL] [options]", "measure prefill and decode speed",
             "Lists (-p 512,2048), ranges (-t 1-16*2, -d 0-8192+4096) and repeated options run in every "
             "combination. "
-            "Tokenising and sampling are not timed, as in llama-bench. GB/s is what the weights of a token "
-            "make of "
-            "the decode speed; the last column is its share of what this machine (on a GPU: the card) reads "
-            "from memory. --rows measures what verifying n drafted tokens costs against one, --draft what "
-            "drafting "
-            "gains, --parallel steps of several sequences. --url measures a server instead, with so many "
-            "clients at once.",
+            "Tokenising and sampling are not timed, as in llama-bench. GB/s is the decode speed times the "
+            "weight bytes of a token; the last column is its share of the memory bandwidth of this machine "
+            "(on a GPU: of the card). --rows measures the cost of verifying n drafted tokens compared to "
+            "one, --draft the gain from drafting, --parallel steps of several sequences. --url measures a "
+            "server instead, with many clients at once.",
             "thermocline bench -m model.gguf -p 512,2048 -n 128 -d 0,4096\n"
             "thermocline bench -m model.gguf --rows 1-64*2\n"
             "thermocline bench -m model.gguf --parallel 1,4,16,64\n"
@@ -84,7 +82,7 @@ class BenchCommand : public Command {
     set.positional("MODEL", add_model, "GGUF file, or a folder with one model; without it the embedded model",
                    "model");
     set.custom_list("-m,--model", "MODEL", add_model,
-                    "the same as an option; repeatable: each one is measured");
+                    "the same, as an option; repeatable: each model is measured");
     add_hub_options(set, models_);
     set.section("Tests");
     const auto list = [&](std::string_view names, std::string metavar, std::vector<std::string>& target,
@@ -96,12 +94,12 @@ class BenchCommand : public Command {
     list("-pg,--prompt-gen", "PP,TG", lists_.prompt_gen,
          "a prompt and then generation, timed together; repeatable");
     list("--rows", "LIST", lists_.n_rows,
-         "rows of a step that verifies a draft, up to 64; without -p and -n only these");
+         "rows of a step that verifies a draft, up to 64; without -p and -n, only these are measured");
     list("-d,--n-depth", "LIST", lists_.n_depth, "tokens already in the context (default 0)");
     list("-np,--parallel", "LIST", lists_.n_parallel,
-         "sequences that are generated at once, one row of each in every step (default 1); without -p only "
-         "generation");
-    set.value("-r,--repetitions", "N", run_.n_repetitions, "times each test is run")
+         "sequences generated at once, one row of each in every step (default 1); without -p, only "
+         "generation is measured");
+    set.value("-r,--repetitions", "N", run_.n_repetitions, "how often each test is run")
         .range(1, 1000)
         .no_environment();
     set.value("--seconds", "S", run_.min_seconds, "repeat each test for at least this long")
@@ -109,22 +107,20 @@ class BenchCommand : public Command {
         .no_environment();
     set.value("--text", "SOURCE", text_,
               "tokens to feed: builtin (real text), random, or a text file; with --draft and no --oracle "
-              "also own: what "
-              "the model writes itself (default there)")
+              "also own: what the model itself writes (the default in that case)")
         .no_environment();
     set.value("-s,--seed", "N", seed_, "seed of random tokens").no_environment();
     set.section("Drafting");
-    set.value(
-           "--draft", "WHO", draft_.draft,
-           "measure generation with this drafter beside none, in turn: a drafter's file, mtp, lookup or auto")
+    set.value("--draft", "WHO", draft_.draft,
+              "measure generation with and without this drafter, alternating: a drafter's file, mtp, lookup "
+              "or auto")
         .no_environment();
     set.value("--draft-budget", "N", draft_.budget,
-              "tokens guessed in each round, 1 to 63, or auto: as many as pay (default)")
+              "tokens drafted in each round, 1 to 63, or auto: as many as pay off (default)")
         .no_environment();
-    set.value(
-           "--oracle", "P", oracle_,
-           "the drafter does its work, but each guess is the text's own token with probability P; P,Q: and "
-           "the second candidate with Q")
+    set.value("--oracle", "P", oracle_,
+              "the drafter does its work, but each guess is replaced by the right token with probability P; "
+              "P,Q: and the second candidate with Q")
         .no_environment();
     add_url_options(set, url_);
     set.section("Setup");
@@ -133,29 +129,29 @@ class BenchCommand : public Command {
     list("-ub,--ubatch-size", "LIST", lists_.n_ubatch,
          "tokens of a prompt chunk (default 512; on a GPU 2048)");
     set.value("-dev,--device", "NAME", device_,
-              "auto, cpu, cuda:N (a build with CUDA), or sim: the CPU playing a device")
+              "auto, cpu, cuda:N (a build with CUDA), or sim: the CPU stands in for a device")
         .no_environment();
     set.value("-ngl,--n-gpu-layers", "N", n_gpu_layers_, "0: the CPU, all: the GPU (default auto)")
         .no_environment();
     set.size("--gpu-memory", "SIZE", gpu_memory_,
-             "take no more of the card than this, everything counted (default: what is free)")
+             "take no more GPU memory than this in total (default: what is free)")
         .no_environment();
     list("-ctk,--cache-type-k", "LIST", lists_.k_type, "type of the keys: f32, f16, q8_0 (default f16)");
     list("-ctv,--cache-type-v", "LIST", lists_.v_type, "type of the values (default f16)");
     list("--isa", "LIST", lists_.isa, "code path: auto, portable, avx2, avxvnni, avx512, amx (default auto)");
     set.custom_flag(
            "--repack", [this](bool on) { lists_.repack = {on ? "1" : "0"}; },
-           "lay weights out for the processor at load (default)")
+           "repack the weights for the CPU at load (default)")
         .no_environment();
     set.section("Experts");
     list("--expert-cache", "LIST", lists_.expert_cache,
-         "device memory for experts: sizes (11G), shares of them (60%), or auto: what fits (default)");
+         "device memory for experts: sizes (11G), shares of all experts (60%), or auto: what fits (default)");
     list("--sweep-expert-cache", "[LIST]", lists_.expert_sweep,
-         "run with these shares of the experts on the device (default 0,20,40,60,80,100), loading the model "
-         "anew for each")
+         "run with these shares of the experts on the device (default 0,20,40,60,80,100), reloading the "
+         "model for each")
         ->bare("0,20,40,60,80,100");
     list("-ncmoe,--n-cpu-moe", "LIST", lists_.n_cpu_moe,
-         "as a budget: what the experts of all but N layers take");
+         "taken as a budget: the size of the experts of all but N layers");
     set.custom(
            "--expert-ram", "SIZE",
            [this](std::string_view text) {
@@ -168,16 +164,17 @@ class BenchCommand : public Command {
               "keep all experts of the first N layers on the device")
         .range(0, 10000)
         .no_environment();
-    set.flag("--expert-swaps", experts_.swaps, "move experts by their use while running (default on)")
+    set.flag("--expert-swaps", experts_.swaps,
+             "move experts according to their use while running (default on)")
         .no_environment();
     add_link_limit(set, experts_).no_environment();
     list("--heat", "LIST", heat_lists_,
-         "generation with split experts: cold (each run as right after loading), warm (after a run that is "
-         "not "
-         "timed); default both");
+         "generation with split experts: cold (each run starts as if just loaded), warm (after an untimed "
+         "run); default both");
     set.value("--heat-file", "FILE", experts_.heat_file, "start from this heat; it is updated at the end")
         .no_environment();
-    set.value("--trace", "FILE", experts_.trace_file, "write what each lane does when, for chrome://tracing")
+    set.value("--trace", "FILE", experts_.trace_file,
+              "record what each lane does and when, for chrome://tracing")
         .no_environment();
     set.section("Output");
     const std::vector<std::string> formats{"md", "csv", "json", "jsonl", "sql"};
@@ -189,16 +186,18 @@ class BenchCommand : public Command {
     set.value("-oe,--output-err", "FORMAT", error_format_, "the same to stderr as well")
         .choices(and_none)
         .no_environment();
-    set.value("--compare", "FILE", compare_, "earlier JSON output: adds the ratio to it").no_environment();
+    set.value("--compare", "FILE", compare_,
+              "JSON output of an earlier run: adds a column with the ratio to it")
+        .no_environment();
     set.value("--fail-below", "R", fail_below_, "exit with 9 when a ratio is below R")
         .range(0, 1000)
         .no_environment();
-    set.flag("--check", check_, "first compare greedy choices with the plain code path").no_environment();
+    set.flag("--check", check_, "first check greedy choices against the plain code path").no_environment();
     set.value("--delay", "S", delay_seconds_, "seconds to wait before each test")
         .range(0, 3600)
         .no_environment();
     set.flag("--warmup", warm_up_, "run each test briefly before timing it (default)").no_environment();
-    set.flag("--bandwidth", bandwidth_, "measure what this machine reads from memory (default)")
+    set.flag("--bandwidth", bandwidth_, "measure the memory bandwidth of this machine (default)")
         .no_environment();
     set.section("Accepted for llama-bench scripts");
     add_cpu_only(set, "-fa,--flash-attn", {"1", "on", "auto"}, "attention is always computed in one pass: 1")
@@ -211,7 +210,8 @@ class BenchCommand : public Command {
     if (!url_.options.url.empty()) return run_url(terminal);
     refuse_without_url(url_);
     const bool drafts = draft_.draft != "none";
-    if (!drafts && !oracle_.empty()) throw ConfigError("--oracle needs --draft: who is to be right?");
+    if (!drafts && !oracle_.empty())
+      throw ConfigError("--oracle needs --draft: it replaces the guesses of a drafter");
     if (!oracle_.empty()) parse_oracle(oracle_);  // a bad one is refused at once
     if (drafts && lists_.n_prompt.empty()) lists_.n_prompt = {"0"};
     const BenchPlan plan = make_bench_plan(lists_);
@@ -223,13 +223,13 @@ class BenchCommand : public Command {
               "--parallel");
     const bool own = text_ == "own" || (text_.empty() && drafts && oracle_.empty());
     if (own && (!drafts || !oracle_.empty()))
-      throw ConfigError("--text own needs --draft, and no --oracle: it is the text that is written");
+      throw ConfigError("--text own needs --draft and no --oracle: the text is what the model writes");
     own_text_ = own;
     if (text_.empty() || own) text_ = "builtin";
     read_heat();
     if (!experts_.trace_file.empty() && plan.setups.size() > 1)
       throw ConfigError(
-          fmt::format("--trace writes one run and these options make {}; give one setup, or leave it out",
+          fmt::format("--trace records one run, but these options make {}; give one setup, or leave it out",
                       plan.setups.size()));
     if (models_.empty()) models_.emplace_back();
     for (const std::string& model : models_) {  // a bad one is refused at once
@@ -363,7 +363,7 @@ class BenchCommand : public Command {
 
     const bool can_reset = experts_.heat_file.empty() && engine.reset_experts();
     if (!can_reset && !heat_.empty())
-      terminal.note("--heat says nothing here: no experts are split between a device and main memory");
+      terminal.note("--heat has no effect: no experts are split between a device and main memory");
     if (drafts) {
       for (const BenchTest& test : plan.tests)
         if (!run_drafts(terminal, engine, test, context, emit)) return;
@@ -512,18 +512,17 @@ class BenchCommand : public Command {
                       n_alone_ + ratios_.size());
       if (fail_below_ > 0.0)
         throw ThermoError(ExitCode::BelowTarget,
-                          missing + ": what is not compared cannot pass; measure the same tests");
+                          missing + ": a test that is not compared cannot pass; measure the same tests");
       terminal.note(missing);
     }
     if (ratios_.empty()) return ExitCode::Ok;
     const double worst = *std::min_element(ratios_.begin(), ratios_.end());
     terminal.note(fmt::format("smallest ratio to {}: {:.3f}", compare_, worst));
     if (worst >= fail_below_) return ExitCode::Ok;
-    throw ThermoError(
-        ExitCode::BelowTarget,
-        fmt::format("a test ran at {:.3f} of its earlier speed, --fail-below allows {:g}; run again when "
-                    "nothing else runs, or look for what changed",
-                    worst, fail_below_));
+    throw ThermoError(ExitCode::BelowTarget,
+                      fmt::format("a test ran at {:.3f} of its earlier speed, --fail-below allows {:g}; run "
+                                  "again on an idle machine, or look for what changed",
+                                  worst, fail_below_));
   }
 
   // What the user chose or varies is shown.

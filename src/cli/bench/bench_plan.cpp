@@ -75,12 +75,10 @@ std::vector<std::string> words_or(const std::vector<std::string>& texts, const c
 std::optional<Isa> parse_isa(const std::string& name) {
   if (name == "auto") return std::nullopt;
   const std::optional<Isa> isa = isa_from_name(name);
-  if (!isa)
-    throw ConfigError(fmt::format("--isa: '{}' is not known; use auto, {}", name, kIsaNames));
+  if (!isa) throw ConfigError(fmt::format("--isa: '{}' is not known; use auto, {}", name, kIsaNames));
   if (!isa_available(*isa))
     throw ThermoError(ExitCode::Device,
-                      fmt::format("--isa {}: this processor or this build does not have it; the best "
-                                  "here is {}",
+                      fmt::format("--isa {}: this CPU or this build does not have it; the best here is {}",
                                   name, isa_name(best_isa())));
   return isa;
 }

@@ -23,16 +23,16 @@ std::vector<int> numbers(const char* option, const std::vector<std::string>& tex
 
 void add_url_options(OptionSet& set, UrlBenchFlags& flags) {
   set.section("Server");
-  set.value("--url", "URL", flags.options.url,
-            "measure a server over its streams: tokens per second, first token, gaps between tokens")
+  set.value(
+         "--url", "URL", flags.options.url,
+         "measure a server through its streams: tokens per second, time to first token, gaps between tokens")
       .no_environment();
   set.list("--concurrency", "LIST", flags.concurrency,
-           "clients at once (default 1); each sends -r requests, one after the other")
+           "number of clients (default 1); each sends -r requests, one after the other")
       .no_environment();
-  set.value(
-         "--rate", "R", flags.rate,
-         "send so many requests a second, at random times and whatever was answered; --concurrency is then "
-         "the most that run at once (default: any number)")
+  set.value("--rate", "R", flags.rate,
+            "send this many requests per second, at random times, without waiting for answers; --concurrency "
+            "then limits how many run at once (default: no limit)")
       .range(0, kMaxRate)
       .no_environment();
   set.value(
@@ -42,13 +42,13 @@ void add_url_options(OptionSet& set, UrlBenchFlags& flags) {
   set.value("--dialect", "NAME", flags.options.dialect, "API: chat, completions, responses or messages")
       .choices({"chat", "completions", "responses", "messages"})
       .no_environment();
-  set.value("--api-key", "KEY", flags.options.key, "key that the server asks for");
+  set.value("--api-key", "KEY", flags.options.key, "API key of the server");
 }
 
 void refuse_without_url(const UrlBenchFlags& flags) {
-  if (!flags.concurrency.empty()) throw ConfigError("--concurrency needs --url: whose clients?");
-  if (flags.rate > 0.0) throw ConfigError("--rate needs --url: who is to be asked?");
-  if (!flags.prompts.empty()) throw ConfigError("--prompts needs --url: who is to be asked?");
+  if (!flags.concurrency.empty()) throw ConfigError("--concurrency needs --url: give the server to measure");
+  if (flags.rate > 0.0) throw ConfigError("--rate needs --url: give the server to measure");
+  if (!flags.prompts.empty()) throw ConfigError("--prompts needs --url: give the server to measure");
 }
 
 std::vector<UrlTest> url_tests(UrlBenchFlags& flags, const std::vector<std::string>& n_prompt,

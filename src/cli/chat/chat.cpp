@@ -14,7 +14,7 @@ class ChatCommand : public Command {
  public:
   CommandText text() const override {
     return {"chat", "chat [MODEL] [options]", "a conversation in the terminal",
-            "Type a message and press Enter; /help lists the commands. With a pipe every line of stdin is a "
+            "Type a message and press Enter; /help lists the commands. In a pipe, every line of stdin is a "
             "message.",
             "thermocline chat\nthermocline chat model.gguf -sys \"You are brief.\" -c 32K\n"
             "thermocline chat model.gguf -p \"Hello!\""};
@@ -25,7 +25,7 @@ class ChatCommand : public Command {
     add_model_option(set, model_);
     set.section("Conversation");
     set.value("-p,--prompt", "TEXT", prompt_, "the first message").no_environment();
-    set.flag("--history", history_, "keep what was typed for the arrow keys of the next time (default on)");
+    set.flag("--history", history_, "remember typed lines for the arrow keys next time (default on)");
     add_answer_options(set, answer_);
     add_engine_options(set, engine_);
     add_draft_options(set, draft_);

@@ -54,17 +54,17 @@ const std::vector<Conversation::Command>& Conversation::commands() {
       {"/help", "", "this list", &Conversation::help},
       {"/regen", "", "answer the last message again", &Conversation::regenerate},
       {"/undo", "", "take back the last message and its answer", &Conversation::undo},
-      {"/edit", "[TEXT]", "change the last message and answer it again", &Conversation::edit},
-      {"/file", "PATH", "attach a text to the next message", &Conversation::attach, true},
-      {"/reset", "", "forget the conversation, keep the system prompt", &Conversation::reset},
-      {"/system", "[TEXT]", "set the system prompt and start over; without TEXT: show it",
+      {"/edit", "[TEXT]", "change the last message and answer again", &Conversation::edit},
+      {"/file", "PATH", "attach a text file to the next message", &Conversation::attach, true},
+      {"/reset", "", "forget the conversation but keep the system prompt", &Conversation::reset},
+      {"/system", "[TEXT]", "set the system prompt and start over; without TEXT, show it",
        &Conversation::set_system},
-      {"/think", "on|off", "let the model reason first, or not", &Conversation::set_thinking},
-      {"/set", "NAME VALUE", "an option of the answers: temp 0.2, top-k 40, predict 500",
+      {"/think", "on|off", "turn reasoning on or off", &Conversation::set_thinking},
+      {"/set", "NAME VALUE", "change an option for later answers: temp 0.2, top-k 40, predict 500",
        &Conversation::set_option},
       {"/stats", "", "tokens and speed so far", &Conversation::show_stats},
       {"/save", "FILE", "write the conversation; .json can be loaded again", &Conversation::save, true},
-      {"/load", "FILE", "go on with a conversation that was saved as .json", &Conversation::load, true},
+      {"/load", "FILE", "continue a conversation that was saved as .json", &Conversation::load, true},
       {"/exit", "", "leave (also Ctrl-D)", &Conversation::leave},
   };
   return list;
@@ -213,8 +213,8 @@ void Conversation::reply() {
   n_answer_tokens_ += answer.stats.n_completion;
   if (answer.interrupted) say("(stopped)");
   if (answer.context_full) {
-    say("(the context is full: /undo or /reset make room; --context-shift forgets the oldest messages by "
-        "itself)");
+    say("(the context is full: /undo or /reset make room; --context-shift forgets the oldest messages "
+        "automatically)");
   } else if (answer.finish_reason == "length") {
     say(fmt::format("(cut after {} tokens: /set predict {} allows more)", answer.stats.n_completion,
                     2 * answer.stats.n_completion));
@@ -230,9 +230,9 @@ void Conversation::help(const std::string&) {
   for (const Command& command : commands())
     out += fmt::format("  {:<19}{}\n", fmt::format("{} {}", command.name, command.arguments), command.help);
   out +=
-      "  A line that ends in \\ goes on in the next one; \"\"\" begins and ends a text of several lines.\n"
-      "  Ctrl-C stops an answer, twice leaves. Tab completes commands, the arrows bring back earlier "
-      "messages.\n";
+      "  A line that ends in \\ continues on the next one; \"\"\" begins and ends a text of several lines.\n"
+      "  Ctrl-C stops an answer; pressed twice, it quits. Tab completes commands, and the arrow keys bring "
+      "back earlier messages.\n";
   std::fputs(out.c_str(), stderr);
 }
 
@@ -371,7 +371,7 @@ void Conversation::load(const std::string& path) {
   try {
     const Json messages = Json::parse(read_text_file(path), nullptr, false);
     if (!messages.is_array())
-      throw ConfigError(path + ": this is no saved conversation; /save to a .json file makes one");
+      throw ConfigError(path + ": this is not a saved conversation; /save to a .json file makes one");
     for (const Json& message : messages) {
       const auto text = [&](const char* key) {
         return message.is_object() && message.contains(key) && message[key].is_string()

@@ -27,7 +27,7 @@ class ListCommand : public Command {
  public:
   CommandText text() const override {
     return {"list", "list [options]", "the models on this machine",
-            "Looks into the Hugging Face cache, the folders of Ollama and LM Studio, and a models folder.",
+            "Looks in the Hugging Face cache, the folders of Ollama and LM Studio, and a models folder.",
             "thermocline list\nthermocline list --models-dir ~/gguf --json\n"};
   }
 
@@ -37,7 +37,7 @@ class ListCommand : public Command {
               "folder with GGUF files (default ~/.local/share/thermocline/models)");
     set.section("Output");
     set.flag("--json", json_, "print one JSON object");
-    set.flag("--paths", paths_, "print the paths only, one a line");
+    set.flag("--paths", paths_, "print only the paths, one per line");
   }
 
   ExitCode run(const Terminal& terminal) override {

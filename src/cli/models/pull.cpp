@@ -13,7 +13,7 @@ class PullCommand : public Command {
  public:
   CommandText text() const override {
     return {"pull", "pull hf:OWNER/REPO[:QUANT] [options]", "download a model",
-            "Resumes what was broken off and checks size and SHA-256. Prints the path of the file. "
+            "Resumes interrupted downloads, and checks size and SHA-256. Prints the path of the file. "
             "HF_ENDPOINT names another "
             "server, HF_HUB_CACHE another folder.",
             "thermocline pull hf:unsloth/Qwen3.5-35B-A3B-GGUF:Q4_K_M\n"
@@ -36,7 +36,7 @@ class PullCommand : public Command {
     std::string path;
     if (flags_.offline) {
       if (!before)
-        throw DownloadError(fmt::format("{} is not in {}, and --offline forbids to fetch it",
+        throw DownloadError(fmt::format("{} is not in {}, and --offline forbids downloading it",
                                         reference.describe(), options.cache.string()));
       path = before->path.string();
     } else {

@@ -16,9 +16,8 @@ class RmCommand : public Command {
  public:
   CommandText text() const override {
     return {"rm", "rm hf:OWNER/REPO[:QUANT] [-y]", "delete a downloaded model",
-            "Without a quantisation all models of the repository go. Only the Hugging Face cache is touched: "
-            "what other programs "
-            "keep is theirs to delete.",
+            "Without a quantisation, all models of the repository are deleted. Only the Hugging Face cache "
+            "is touched; files of other programs are left alone.",
             "thermocline rm hf:unsloth/Qwen3.5-35B-A3B-GGUF:Q4_K_M\n"};
   }
 

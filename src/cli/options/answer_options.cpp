@@ -41,13 +41,14 @@ void add_template_options(OptionSet& set, TemplateFlags& flags) {
             "let the model reason first: on, off or auto (the template's default)")
       .choices({"on", "off", "auto"});
   set.value("--reasoning-budget", "N", flags.reasoning_budget,
-            "tokens of reasoning at most, then the answer begins; -1: any number, 0: no reasoning")
+            "limit reasoning to N tokens, then start the answer; -1: no limit, 0: no reasoning")
       .range(-1, INT_MAX);
   set.value("--chat-template", "TEXT", flags.chat_template,
             "Jinja template instead of the model's own, or chatml")
       .advanced();
   set.value("--chat-template-file", "FILE", flags.chat_template_file, "file with the template").advanced();
-  set.value("--chat-template-kwargs", "JSON", flags.kwargs, "object with more names for the template")
+  set.value("--chat-template-kwargs", "JSON", flags.kwargs,
+            "JSON object with extra variables for the template")
       .llama_env("LLAMA_CHAT_TEMPLATE_KWARGS")
       .advanced();
   set.custom_flag(
@@ -76,14 +77,14 @@ TemplateOptions template_options(const TemplateFlags& flags) {
 void add_answer_options(OptionSet& set, AnswerFlags& flags) {
   set.section("Answer");
   set.count("-n,--predict,--n-predict", "N", flags.max_tokens,
-            "tokens of the answer at most; -1: what the context holds")
+            "limit the answer to N tokens; -1: what the context holds")
       .llama_env("LLAMA_ARG_N_PREDICT");
   set.value("-sys,--system-prompt", "TEXT", flags.system_prompt, "system prompt");
   set.value("-sysf,--system-prompt-file", "FILE", flags.system_prompt_file, "file with the system prompt")
       .advanced();
   set.list("--stop", "TEXT", flags.stops, "end the answer before this text; repeatable");
   set.flag("--show-reasoning", flags.show_reasoning,
-           "show the reasoning also when stdout is no terminal (it then goes to stderr)");
+           "show the reasoning even when stdout is not a terminal (it then goes to stderr)");
   add_constraint_options(set, flags.constraint);
   add_sampling_options(set, flags.sampling);
   add_template_options(set, flags.chat_template);

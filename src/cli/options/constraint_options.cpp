@@ -14,11 +14,12 @@ namespace {
 std::shared_ptr<const Grammar> schema_grammar(const std::string& text, const std::string& source) {
   const Json schema = Json::parse(text, nullptr, false);
   if (schema.is_discarded())
-    throw ConfigError(fmt::format("{}: this is not JSON; an example of a schema is {}", source,
+    throw ConfigError(fmt::format("{}: this is not JSON; an example of a schema: {}", source,
                                   R"({"type": "object", "properties": {"name": {"type": "string"}}})"));
   Result<SchemaGrammar> compiled = compile_json_schema(schema);
   if (!compiled) throw ConfigError(fmt::format("{}: {}", source, compiled.error().message));
-  for (const std::string& path : compiled->ignored) log_warning("schema", "{}: {} is not enforced", source, path);
+  for (const std::string& path : compiled->ignored)
+    log_warning("schema", "{}: {} is not enforced", source, path);
   return compiled->grammar;
 }
 
@@ -49,10 +50,10 @@ void add_constraint_options(OptionSet& set, ConstraintFlags& flags) {
   set.value("-j,--json-schema", "JSON", flags.json_schema,
             "the answer is JSON that fits this schema; {}: any JSON");
   set.value("-jf,--json-schema-file", "FILE", flags.json_schema_file, "file with the schema");
-  set.value("--grammar", "TEXT", flags.grammar, "the answer follows this grammar, in the GBNF of llama.cpp");
+  set.value("--grammar", "TEXT", flags.grammar, "the answer follows this grammar, in llama.cpp's GBNF");
   set.value("--grammar-file", "FILE", flags.grammar_file, "file with the grammar");
   set.value("--reasoning-budget-message", "TEXT", flags.budget_message,
-            "what ends reasoning that reached --reasoning-budget")
+            "text that ends the reasoning when it reaches --reasoning-budget")
       .advanced();
 }
 

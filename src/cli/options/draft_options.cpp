@@ -56,12 +56,11 @@ GgufFile open_drafter(const std::string& path) {
 
 void add_draft_options(OptionSet& set, DraftFlags& flags) {
   set.section("Drafting");
-  set.value(
-      "--draft", "WHO", flags.draft,
-      "who guesses tokens to come, so that one step can verify several: a drafter's file, mtp (the model's "
-      "own next-token block), lookup (in the context), auto or none (default); never changes the text");
+  set.value("--draft", "WHO", flags.draft,
+            "draft tokens, so that one step can verify several; from a drafter's file, mtp (the model's own "
+            "next-token block), lookup (in the context), auto or none (default); never changes the text");
   set.value("--draft-budget", "N", flags.budget,
-            "tokens guessed in each round, 1 to 63, or auto: as many as pay (default)");
+            "tokens drafted in each round, 1 to 63, or auto: as many as pay off (default)");
   set.value("-md,--model-draft,--spec-draft-model", "FILE", flags.file, "the same as --draft FILE")
       .llama_env("LLAMA_ARG_SPEC_DRAFT_MODEL", "LLAMA_ARG_MODEL_DRAFT")
       .advanced();
@@ -73,17 +72,17 @@ void add_draft_options(OptionSet& set, DraftFlags& flags) {
          "the same as --draft auto")
       .advanced();
   set.value("--spec-draft-n-max,--draft-max,--draft-n", "N", flags.n_max,
-            "guess at most N tokens in a row; 0: what the drafter can do (default)")
+            "draft at most N tokens in a row; 0: what the drafter can do (default)")
       .range(0, kMaxDraftNodes)
       .llama_env("LLAMA_ARG_SPEC_DRAFT_N_MAX", "LLAMA_ARG_DRAFT_MAX")
       .advanced();
   set.value("--spec-draft-n-min,--draft-min,--draft-n-min", "N", flags.n_min,
-            "verify no guess that is shorter than N tokens (default 0)")
+            "do not verify drafts shorter than N tokens (default 0)")
       .range(0, kMaxDraftNodes)
       .llama_env("LLAMA_ARG_SPEC_DRAFT_N_MIN", "LLAMA_ARG_DRAFT_MIN")
       .advanced();
   set.value("--spec-draft-p-min,--draft-p-min", "P", flags.p_min,
-            "leave out tokens that the drafter thinks less likely (default 0)")
+            "leave out tokens to which the drafter gives a lower probability (default 0)")
       .range(0, 1)
       .llama_env("LLAMA_ARG_SPEC_DRAFT_P_MIN", "LLAMA_ARG_DRAFT_P_MIN")
       .advanced();
@@ -114,14 +113,14 @@ void set_draft_options(const DraftFlags& flags, const std::string& model, std::o
     throw ConfigError(fmt::format("--draft {} and {} contradict each other", flags.draft,
                                   flags.file.empty() ? "--spec-type " + flags.type : "--model-draft"));
   if (is_number(who))
-    throw ConfigError(
-        fmt::format("--draft {}: this option says who drafts; how much is said by --draft-budget", who));
+    throw ConfigError(fmt::format(
+        "--draft {}: this option names the drafter; set how much to draft with --draft-budget", who));
   if (who.empty()) throw ConfigError("--draft: a drafter's file, mtp, lookup, auto or none was expected");
   for (const auto& [most, name] :
        {std::pair(draft.max_depth, "--draft-max"), std::pair(draft.budget, "--draft-budget")})
     if (most > 0 && draft.min_depth > most)
       throw ConfigError(
-          fmt::format("--draft-min {}: no guess is that long, {} is {}", draft.min_depth, name, most));
+          fmt::format("--draft-min {}: no draft is that long, {} is {}", draft.min_depth, name, most));
   if (who == "none") {
     draft.kind = Kind::None;
   } else if (who == "mtp") {

@@ -50,7 +50,7 @@ ExpertBudget expert_budget_option(std::string_view text) {
 
 Option& add_link_limit(OptionSet& set, ExpertFlags& flags) {
   return set.rate("--link-limit", "RATE", flags.link_limit,
-                  "carry experts to the device no faster than this (12G/s), to see what a slower link gives");
+                  "copy experts to the device no faster than this (12G/s), to simulate a slower link");
 }
 
 void add_expert_options(OptionSet& set, ExpertFlags& flags) {
@@ -61,35 +61,36 @@ void add_expert_options(OptionSet& set, ExpertFlags& flags) {
     };
   };
   set.section("Experts");
-  set.custom("--expert-cache", "SIZE", budget(flags.cache),
-             "device memory for experts: a size (11G), a share of them (60%), or auto: what fits (default)");
+  set.custom(
+      "--expert-cache", "SIZE", budget(flags.cache),
+      "device memory for experts: a size (11G), a share of all experts (60%), or auto: what fits (default)");
   set.custom("--expert-ram", "SIZE", budget(flags.ram),
-             "main memory for experts, likewise; the rest is read from the file as needed");
+             "main memory for experts, in the same forms; the rest is read from the file as needed");
   set.value("--heat-file", "FILE", flags.heat_file,
-            "how much each expert is used: read at the start when it exists, written at the end (default of "
-            "run, chat and serve: a file for each model in ~/.cache/thermocline/heat)");
+            "file with how much each expert is used: read at the start if it exists, written at the end "
+            "(default for run, chat and serve: one file per model in ~/.cache/thermocline/heat)");
   set.custom_flag(
          "--no-heat-file", [&flags](bool on) { flags.keep_heat = !on; },
-         "keep no heat in the cache folder, and use none from there")
+         "neither read nor write heat in the cache folder")
       .advanced();
-  set.value("--trace", "FILE", flags.trace_file, "write what each lane does when, for chrome://tracing")
+  set.value("--trace", "FILE", flags.trace_file, "record what each lane does and when, for chrome://tracing")
       .no_environment();
   set.value("--pin-layers", "N", flags.pin_layers, "keep all experts of the first N layers on the device")
       .range(0, 10000)
       .advanced();
-  set.flag("--expert-swaps", flags.swaps, "move experts by their use while running (default on)").advanced();
+  set.flag("--expert-swaps", flags.swaps, "move experts according to their use while running (default on)")
+      .advanced();
   add_link_limit(set, flags).advanced();
   set.flag("-cmoe,--cpu-moe", flags.cpu_moe, "the same as --expert-cache 0").advanced();
   set.value("-ncmoe,--n-cpu-moe", "N", flags.n_cpu_moe,
-            "read as a budget: as much device memory as the experts of all but N layers take")
+            "taken as a budget: the size of the experts of all but N layers")
       .range(0, 10000)
       .advanced();
 }
 
 void set_expert_options(const ExpertFlags& flags, EngineOptions& options) {
   if (int{flags.cache != "auto"} + int{flags.cpu_moe} + int{flags.n_cpu_moe >= 0} > 1)
-    throw ConfigError(
-        "--expert-cache, --cpu-moe and --n-cpu-moe say the same in different words: give one of them");
+    throw ConfigError("--expert-cache, --cpu-moe and --n-cpu-moe set the same thing: give one of them");
   require_writable("--trace", flags.trace_file);
   require_writable("--heat-file", flags.heat_file);
   options.expert_cache = expert_budget_option(flags.cpu_moe ? "0" : flags.cache);
@@ -119,7 +120,7 @@ void note_unused_cache(const ExpertFlags& flags, const Engine& engine, const Ter
     terminal.note("--expert-cache has no effect: this model has no experts, and all of it is on the device");
   } else if (engine.info().device == "cpu") {
     terminal.note(
-        "--expert-cache has no effect: the processor computes everything where it is; --device sim plays a "
+        "--expert-cache has no effect: the CPU computes everything in main memory; --device sim simulates a "
         "device");
   }
 }
@@ -138,7 +139,7 @@ std::string describe(const Engine& engine) {
   const auto bytes = [&](uint64_t n, const char* what) {
     if (n > 0) text += fmt::format(", {}/token {}", format_bytes(n / n_tokens), what);
   };
-  bytes(t.cpu_bytes, "by the processor");
+  bytes(t.cpu_bytes, "by the CPU");
   bytes(t.fetched_bytes, "fetched");
   bytes(t.streamed_bytes, "streamed");
   bytes(t.disk_bytes, "from disk");

@@ -46,7 +46,7 @@ void note_unused_cache(const ExpertFlags& flags, const Engine& engine, const Ter
 // The experts of a file; reads its header. No layers with experts: a dense model.
 ExpertCatalog expert_catalog(const ModelConfig& config, const GgufFile& file);
 
-// "experts 93.1 % hot, 12 moved, 1.20 MiB/token by the processor, waited 85 us/token"; empty when no expert
+// "experts 93.1 % hot, 12 moved, 1.20 MiB/token by the CPU, waited 85 us/token"; empty when no expert
 // was anywhere else than where it was computed.
 std::string describe(const Engine& engine);
 

@@ -29,7 +29,7 @@ LogOptions GeneralOptions::log_options(bool color_stderr) const {
 
 void add_general_options(OptionSet& set, GeneralOptions& options) {
   set.section("General");
-  set.flag("-h,--help", options.help, "show the usual options").no_environment();
+  set.flag("-h,--help", options.help, "show the common options").no_environment();
   set.flag("--help-all", options.help_all, "show every option").no_environment();
   set.flag("-q,--quiet", options.quiet, "no notes, no statistics, no progress");
   set.custom_flag(
@@ -62,10 +62,11 @@ void add_general_options(OptionSet& set, GeneralOptions& options) {
          },
          "TOML file with options by their long names (default: ~/.config/thermocline/config.toml)")
       .advanced();
-  set.flag("--print-config", options.print_config, "print the options in effect with their sources, and stop")
+  set.flag("--print-config", options.print_config,
+           "print the options in effect and where they come from, then stop")
       .no_environment()
       .advanced();
-  set.flag("--version", options.version, "print the version, and stop").no_environment().advanced();
+  set.flag("--version", options.version, "print the version, then stop").no_environment().advanced();
 }
 
 }  // namespace thermo

@@ -50,7 +50,7 @@ void make_local(std::string& model, const HubFlags& flags, const Terminal& termi
   }
   if (flags.offline)
     throw DownloadError(fmt::format(
-        "{} is not in {}, and --offline forbids to fetch it; `thermocline list` shows what there is",
+        "{} is not in {}, and --offline forbids downloading it; `thermocline list` shows what there is",
         reference.describe(), options.cache.string()));
   model = fetch_model(reference, options, terminal);
 }
@@ -59,7 +59,8 @@ void add_repository_options(OptionSet& set, HubFlags& flags) {
   set.custom(
          "-hf,-hfr,--hf-repo", "REPO",
          [&flags](std::string_view text) { flags.repo = parse_hub_reference(text).describe(); },
-         "owner/repo or owner/repo:Q4_K_M of Hugging Face; downloaded once, then used from the cache")
+         "Hugging Face repository, owner/repo or owner/repo:Q4_K_M; downloaded once, then used from the "
+         "cache")
       .llama_env("LLAMA_ARG_HF_REPO");
   set.value("-hff,--hf-file", "FILE", flags.file, "which file of that repository")
       .llama_env("LLAMA_ARG_HF_FILE")
@@ -85,7 +86,7 @@ void add_hub_connection_options(OptionSet& set, HubFlags& flags) {
             "saved)")
       .no_environment()
       .advanced();
-  set.flag("--offline", flags.offline, "use what is in the cache, download nothing").advanced();
+  set.flag("--offline", flags.offline, "use only what is in the cache, download nothing").advanced();
 }
 
 void add_hub_options(OptionSet& set, std::string& model) {
@@ -153,7 +154,7 @@ std::string fetch_model(const HubReference& reference, const HubOptions& options
   line.clear();
   if (!path)
     throw ThermoError(InterruptScope::exit_code(),
-                      "the download was interrupted; the same command goes on where it stopped");
+                      "the download was interrupted; the same command resumes it");
   return path->string();
 }
 

@@ -26,7 +26,7 @@ void add_model_option(OptionSet& set, std::string& model) {
       "GGUF file, first file of a split model, a folder with one model, or hf:owner/repo[:quant]; without it "
       "the embedded model",
       "model");
-  set.custom("-m,--model", "MODEL", take, "the same as an option").llama_env("LLAMA_ARG_MODEL");
+  set.custom("-m,--model", "MODEL", take, "the same, as an option").llama_env("LLAMA_ARG_MODEL");
   add_hub_options(set, model);
 }
 
@@ -41,8 +41,7 @@ struct AlwaysSo {
 };
 constexpr AlwaysSo kAlwaysSo[] = {
     {"--perf", true, "statistics are always shown", "use -q to have no statistics"},
-    {"--display-prompt", false, "the prompt is never shown again",
-     "the prompt is not shown again; print it yourself"},
+    {"--display-prompt", false, "the prompt is never echoed", "the prompt is not echoed; print it yourself"},
     {"--simple-io", true, "a pipe gets plain text", "plain text is all a pipe gets; leave it out"},
 };
 
@@ -84,8 +83,8 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
       .choices({"f32", "f16", "q8_0"})
       .advanced();
   set.value("-dev,--device", "NAME", flags.device,
-            "auto, cpu, cuda:N (a build with CUDA), or sim: the CPU playing a "
-            "device, to try expert placement")
+            "auto, cpu, cuda:N (a build with CUDA), or sim: the CPU stands in for a device, to try expert "
+            "placement")
       .suggest({"auto", "cpu", "sim", "cuda:0"})
       .llama_env("LLAMA_ARG_DEVICE");
   set.value("-ngl,--gpu-layers,--n-gpu-layers", "N", flags.n_gpu_layers,
@@ -94,7 +93,7 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
       .llama_env("LLAMA_ARG_N_GPU_LAYERS")
       .advanced();
   set.size("--gpu-memory", "SIZE", flags.gpu_memory,
-           "take no more of the card than this, everything counted (12G; default: what is free)");
+           "take no more GPU memory than this in total (12G; default: what is free)");
   set.custom(
          "-fa,--flash-attn", "WHEN",
          [](std::string_view text) {
@@ -107,7 +106,7 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
       .advanced();
   add_llama_switches(set);
   set.flag("--warmup", flags.warm_up,
-           "serve: compute a little before the first request, which is then as fast as the next (default on)")
+           "serve: warm up at the start, so that the first request is as fast as later ones (default on)")
       .advanced();
   set.flag("--context-shift", flags.context_shift,
            "chat: forget the oldest messages when the context is full (default off)")
@@ -116,14 +115,13 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
             "instruction set: auto, portable, avx2, avxvnni, avx512 or amx (default: the best there is)")
       .choices({"auto", "portable", "avx2", "avxvnni", "avx512", "amx"})
       .advanced();
-  set.flag(
-         "--repack", flags.repack,
-         "copy the weights into the layout of the kernels (default); --no-repack reads them through the file "
-         "mapping: less memory, slower")
+  set.flag("--repack", flags.repack,
+           "copy the weights into the kernels' own layout (default); --no-repack reads them through the file "
+           "mapping: less memory, slower")
       .advanced();
   set.flag("--mmap", flags.use_mmap, "accepted; with --repack the mapping is only read while loading")
       .advanced();
-  set.flag("--mlock", flags.lock_memory, "keep the model in memory: the system may not swap it out")
+  set.flag("--mlock", flags.lock_memory, "lock the model in memory, so the system cannot swap it out")
       .advanced();
   set.flag("--pin-threads", flags.pin_threads, "bind each thread to a core (default on)").advanced();
   add_expert_options(set, flags.experts);
@@ -172,8 +170,7 @@ DeviceChoice device_option(const std::string& name, const std::string& n_gpu_lay
     // if there is none.
 #ifndef THERMO_HAS_CUDA
   if (layers > 0 && device.kind == DeviceChoice::Kind::Auto)
-    log_warning("cli", "--n-gpu-layers {}: this build has no CUDA; the processor does everything",
-                n_gpu_layers);
+    log_warning("cli", "--n-gpu-layers {}: this build has no CUDA; the CPU does everything", n_gpu_layers);
 #endif
   return device;
 }
@@ -204,10 +201,9 @@ EngineOptions engine_options(const EngineFlags& flags) {
   if (flags.isa != "auto") {
     options.isa = isa_from_name(flags.isa);
     if (!options.isa || !isa_available(*options.isa))
-      throw ThermoError(
-          ExitCode::Device,
-          fmt::format("--isa {}: this processor or this build does not have it; the best here is {}",
-                      flags.isa, isa_name(best_isa())));
+      throw ThermoError(ExitCode::Device,
+                        fmt::format("--isa {}: this CPU or this build does not have it; the best here is {}",
+                                    flags.isa, isa_name(best_isa())));
   }
   set_expert_options(flags.experts, options);
   return options;
@@ -215,23 +211,27 @@ EngineOptions engine_options(const EngineFlags& flags) {
 
 void note_unusual(int n_ctx_train, const EngineOptions& options, const Terminal& terminal) {
   if (options.n_ctx > n_ctx_train)
-    terminal.note(fmt::format(
-        "a context of {} is more than the {} tokens that the model was trained for: far answers may be poor",
-        options.n_ctx, n_ctx_train));
+    terminal.note(
+        fmt::format("a context of {} is more than the {} tokens the model was trained for: answers late in "
+                    "it may be poor",
+                    options.n_ctx, n_ctx_train));
   const int n_cores = cpu_info().n_cores;
   if (options.n_threads > static_cast<int>(usable_cores().size()))
-    terminal.note(fmt::format("{} threads for {} cores wait for each other: -t {} is faster",
+    terminal.note(fmt::format("{} threads on {} cores wait for each other: -t {} is faster",
                               options.n_threads, n_cores, n_cores));
 }
 
 void add_sampling_options(OptionSet& set, SamplingFlags& flags) {
   set.section("Sampling");
-  set.value("--temp,--temperature", "T", flags.temperature, "0 takes the most likely token (default 1.0)")
+  set.value("--temp,--temperature", "T", flags.temperature,
+            "temperature; 0 always takes the most likely token (default 1.0)")
       .range(0, 5);
   set.value("--top-k", "N", flags.top_k, "keep the N most likely tokens; 0: all (default 20)").range(-1, 1e9);
-  set.value("--top-p", "P", flags.top_p, "keep the most likely tokens with this much in sum (default 0.95)")
+  set.value("--top-p", "P", flags.top_p,
+            "keep the most likely tokens whose probabilities add up to P (default 0.95)")
       .range(0, 1);
-  set.value("--min-p", "P", flags.min_p, "drop tokens below this share of the most likely one (default 0)")
+  set.value("--min-p", "P", flags.min_p,
+            "drop tokens below this share of the most likely one's probability (default 0)")
       .range(0, 1);
   set.custom(
       "-s,--seed", "N",
@@ -240,23 +240,25 @@ void add_sampling_options(OptionSet& set, SamplingFlags& flags) {
         if (text != "-1") parse_value(text, seed);
         flags.seed = text == "-1" ? std::nullopt : std::optional<uint64_t>(seed);
       },
-      "same seed, same answer; -1: drawn (default)");
+      "same seed, same answer; -1: random (default)");
   set.value("--repeat-penalty", "X", flags.repeat_penalty, "1: off (default 1)").range(0.1, 10).advanced();
-  set.value("--repeat-last-n", "N", flags.repeat_last_n, "tokens that --repeat-penalty looks back; -1: all")
+  set.value("--repeat-last-n", "N", flags.repeat_last_n,
+            "how many tokens --repeat-penalty looks back; -1: all")
       .range(-1, 1e9)
       .advanced();
   set.value("--presence-penalty", "X", flags.presence_penalty,
-            "-2 to 2, for tokens of the answer (default 0)")
+            "-2 to 2, for tokens that are already in the answer (default 0)")
       .range(-2, 2)
       .advanced();
   set.value("--frequency-penalty", "X", flags.frequency_penalty,
-            "-2 to 2, for each time a token occurred (default 0)")
+            "-2 to 2, for each time a token has occurred (default 0)")
       .range(-2, 2)
       .advanced();
   set.list("-l,--logit-bias", "ID(+|-)X", flags.logit_bias,
            "add X to the logit of a token: 15043+1, 15043-inf; repeatable")
       .advanced();
-  set.flag("--ignore-eos", flags.ignore_eos, "never end before the limit").advanced();
+  set.flag("--ignore-eos", flags.ignore_eos, "ignore the end-of-text token and write up to the limit")
+      .advanced();
 }
 
 namespace {

@@ -191,8 +191,7 @@ Option& OptionSet::rate(std::string_view names, std::string metavar, uint64_t& t
       [&target](std::string_view text) {
         const std::optional<uint64_t> bytes =
             text.ends_with("/s") ? parse_bytes(text.substr(0, text.size() - 2)) : std::nullopt;
-        if (!bytes || *bytes < MiB)
-          throw ConfigError("bytes a second were expected, at least 1M/s (12G/s, 800M/s)");
+        if (!bytes || *bytes < MiB) throw ConfigError("a rate of at least 1M/s was expected (12G/s, 800M/s)");
         target = *bytes;
       },
       std::move(help));

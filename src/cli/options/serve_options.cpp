@@ -87,19 +87,19 @@ std::chrono::milliseconds parse_duration(std::string_view text) {
 void add_serve_options(OptionSet& set, ServeFlags& flags) {
   set.section("Server");
   set.value("--host", "ADDRESS", flags.host,
-            "where to listen; a path that ends in .sock is a unix socket (default 127.0.0.1)");
+            "address to listen on; a path that ends in .sock is a unix socket (default 127.0.0.1)");
   set.value("--port", "N", flags.port, "port; 0: a free one (default 8080)").range(0, 65535);
-  set.list("--listen", "URL", flags.listen, "instead of them: http://HOST:PORT or unix:PATH; repeatable")
+  set.list("--listen", "URL", flags.listen,
+           "instead of --host and --port: http://HOST:PORT or unix:PATH; repeatable")
       .advanced();
-  set.flag("--stdio", flags.stdio,
-           "answer the lines on stdin instead of listening: many requests over one pipe");
+  set.flag("--stdio", flags.stdio, "answer requests from stdin, one per line, instead of listening");
   set.value("--port-file", "FILE", flags.port_file, "write the URL here once the server listens").advanced();
   set.value("--unix-socket-mode", "MODE", flags.unix_socket_mode,
             "permissions of a unix socket (default 0660)")
       .advanced();
   set.value("--api-prefix", "PATH", flags.api_prefix, "serve everything below this path").advanced();
   set.value("-a,--alias", "NAME", flags.alias,
-            "name of the model in replies; more with commas are accepted too");
+            "name of the model in replies; requests may also use further names, separated by commas");
   set.flag("--metrics", flags.metrics, "/metrics for Prometheus (default on)")
       .llama_env("LLAMA_ARG_ENDPOINT_METRICS")
       .advanced();
@@ -111,7 +111,7 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
              if (name != "llamacpp" && name != "vllm")
                throw ConfigError("llamacpp, vllm or both with a comma were expected");
          },
-         "/metrics also under the names of these servers, for their dashboards: llamacpp, vllm")
+         "also use the metric names of these servers, for their dashboards: llamacpp, vllm")
       .suggest({"llamacpp", "vllm", "llamacpp,vllm"})
       .advanced();
   set.flag("--slots", flags.slots, "/slots (default on)").llama_env("LLAMA_ARG_ENDPOINT_SLOTS").advanced();
@@ -119,11 +119,11 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
   set.custom_flag(
          "--ui,--webui",
          [](bool on) {
-           if (on) throw ConfigError("there are no pages here; use a client of the OpenAI API");
+           if (on) throw ConfigError("there are no web pages here; use a client for the OpenAI API");
          },
-         "accepted as --no-ui: there are no pages here")
+         "accepted as --no-ui: there are no web pages")
       .advanced();
-  set.flag("--strict-model", flags.strict_model, "refuse requests for another model's name (default off)")
+  set.flag("--strict-model", flags.strict_model, "refuse requests that name another model (default off)")
       .advanced();
 
   set.section("Access");
@@ -137,24 +137,24 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
          },
          "key that requests need; NAME:KEY names it, admin:KEY may also shut down; repeatable")
       .llama_env("LLAMA_API_KEY");
-  set.value("--api-key-file", "FILE", flags.api_key_file, "file with keys, one to a line")
+  set.value("--api-key-file", "FILE", flags.api_key_file, "file with keys, one per line")
       .llama_env("LLAMA_ARG_API_KEY_FILE");
-  set.flag("--no-auth", flags.no_auth, "need no key although others can reach the server").advanced();
+  set.flag("--no-auth", flags.no_auth, "need no key even if other machines can reach the server").advanced();
   set.flag("--unix-trusted", flags.unix_trusted,
-           "need no key on a unix socket: its permissions say who may come in (default off)")
+           "need no key on a unix socket; its permissions control access (default off)")
       .advanced();
   set.list("--allowed-host", "NAME", flags.allowed_hosts,
-           "a further name of this machine that requests may use")
+           "another host name that requests may use for this machine")
       .advanced();
   set.value("--cors-origins", "LIST", flags.cors_origins,
-            "origins whose pages may ask: localhost, * or a list (default localhost)")
+            "origins whose pages may send requests: localhost, * or a list (default localhost)")
       .advanced();
   add_names(set, "--cors-methods", flags.cors_methods, "a list of methods (GET, POST) or *",
             "methods that these pages may use (default GET, POST, DELETE, OPTIONS)");
   add_names(set, "--cors-headers", flags.cors_headers, "a list of headers (Authorization, Content-Type) or *",
-            "headers that their requests may have; *: those that they ask for (default *)");
+            "headers that their requests may have; *: any they ask for (default *)");
   set.flag("--cors-credentials", flags.cors_credentials,
-           "let them send credentials of the browser, such as cookies (default off)")
+           "let them send browser credentials, such as cookies (default off)")
       .advanced();
   set.value("--metrics-auth", "WHEN", flags.metrics_auth,
             "whether /metrics needs a key: auto (when there are keys), off")
@@ -165,57 +165,61 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
   set.value("-np,--parallel", "N", flags.parallel,
             "requests computed together; auto: up to 4, as memory allows")
       .llama_env("LLAMA_ARG_N_PARALLEL");
-  set.value("--max-queue", "N", flags.max_queue, "requests that may wait; more get 503 (default 64)")
+  set.value("--max-queue", "N", flags.max_queue,
+            "requests that may wait in the queue; beyond that, 503 (default 64)")
       .range(0, 1 << 20);
   set.count("--max-queue-tokens", "N", flags.max_queue_tokens,
-            "tokens of their prompts together; 0: any number")
+            "prompt tokens that may wait in the queue; 0: no limit")
       .advanced();
-  set.value("--key-concurrency", "N", flags.key_concurrency, "requests of one key at a time; 0: any number")
+  set.value("--key-concurrency", "N", flags.key_concurrency, "requests per key at a time; 0: no limit")
       .range(0, 1 << 20)
       .advanced();
   set.value("--max-decode-stall-ms", "N", flags.max_decode_stall_ms,
-            "how long an answer may wait for another one's prompt (default 300)")
+            "how long other prompts may hold up an answer (default 300)")
       .range(1, 60000)
       .advanced();
   set.count("--quantum", "N", flags.quantum,
-            "tokens of an answer after which a request that waits gets its slot; 0: none does (default 256)")
+            "time slice: after N tokens of an answer, a waiting request gets its slot; 0: no time slices "
+            "(default 256)")
       .advanced();
   set.value("--stream-coalesce-ms", "N", flags.stream_coalesce_ms,
-            "tokens of a stream may wait so long for others to share their event; 0: none waits (default 0)")
+            "hold back the tokens of a stream this long, to send several in one event; 0: send at once "
+            "(default 0)")
       .range(0, 10000)
       .advanced();
-  set.size("--max-body-size", "SIZE", flags.max_body_size, "largest body of a request (default 64M)")
-      .advanced();
-  set.value("--max-connections", "N", flags.max_connections, "connections at a time (default 1024)")
+  set.size("--max-body-size", "SIZE", flags.max_body_size, "largest request body (default 64M)").advanced();
+  set.value("--max-connections", "N", flags.max_connections, "open connections at most (default 1024)")
       .range(1, 1 << 20)
       .advanced();
   set.value("--threads-http", "N", flags.threads_http,
             "threads that read requests; 0: by the number of cores")
       .range(0, 256)
       .advanced();
-  add_duration(set, "-to,--timeout", flags.timeout, "a request may take so long");
-  add_duration(set, "--queue-timeout", flags.queue_timeout, "it may wait so long");
-  add_duration(set, "--header-timeout", flags.header_timeout, "its head must arrive within");
-  add_duration(set, "--body-timeout", flags.body_timeout, "its body must go on within");
-  add_duration(set, "--keepalive-timeout", flags.keepalive_timeout, "an idle connection stays open for");
+  add_duration(set, "-to,--timeout", flags.timeout, "time limit for a request");
+  add_duration(set, "--queue-timeout", flags.queue_timeout, "time limit for waiting in the queue");
+  add_duration(set, "--header-timeout", flags.header_timeout, "time limit for the headers of a request");
+  add_duration(set, "--body-timeout", flags.body_timeout, "longest pause in the body of a request");
+  add_duration(set, "--keepalive-timeout", flags.keepalive_timeout, "how long an idle connection stays open");
   add_duration(set, "--write-stall-timeout", flags.write_stall_timeout,
-               "a client that does not read is given up after");
-  add_duration(set, "--sse-ping-interval", flags.ping_interval, "a stream gives a sign of life after");
-  add_duration(set, "--heat-save-interval", flags.heat_save_interval, "the heat file is written every");
-  add_duration(set, "--shutdown-grace", flags.shutdown_grace, "running requests may go on after SIGTERM for");
+               "how long to wait for a client that does not read");
+  add_duration(set, "--sse-ping-interval", flags.ping_interval,
+               "send a ping after a stream has been silent this long");
+  add_duration(set, "--heat-save-interval", flags.heat_save_interval, "how often the heat file is written");
+  add_duration(set, "--shutdown-grace", flags.shutdown_grace,
+               "how long running requests may continue after SIGTERM");
 
   set.section("Cache");
   add_cache_ram_option(set, flags.cache_ram);
   set.size(
          "--cache-disk", "SIZE", flags.cache_disk,
-         "disk space for texts that leave the prefix cache; they are there again after a restart (default 0)")
+         "disk space for texts that no longer fit into the prefix cache; they survive a restart (default 0)")
       .advanced();
   set.value("--cache-dir", "FOLDER", flags.cache_dir,
-            "where they are (default: thermocline/texts in the user's state folder)")
+            "folder for these texts (default: thermocline/texts in the user's state folder)")
       .advanced();
-  set.count(
-         "--checkpoint-every", "N", flags.checkpoint_every,
-         "tokens between points that a changed prompt can go back to; 0: only between turns (default 4096)")
+  set.count("--checkpoint-every", "N", flags.checkpoint_every,
+            "tokens between checkpoints, which a changed prompt can go back to; 0: only between turns "
+            "(default 4096)")
       .advanced();
   set.custom(
          "--turn-store", "SIZE",
@@ -229,7 +233,7 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
 
   set.section("Answers");
   set.count("-n,--predict,--n-predict,--default-max-tokens", "N", flags.default_max_tokens,
-            "tokens of an answer whose request names no limit (default 32768)")
+            "limit for answers whose request sets none (default 32768)")
       .llama_env("LLAMA_ARG_N_PREDICT");
   set.flag("--prefill-assistant", flags.prefill_assistant,
            "continue a conversation that ends with an answer (default off)")
@@ -241,8 +245,9 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
             "keep the reasoning of earlier answers in the prompt: on, off or auto (where the template can)")
       .choices({"on", "off", "auto"})
       .advanced();
-  set.value("--reasoning-field", "NAME", flags.reasoning_field,
-            "where chat replies have reasoning: reasoning_content, reasoning, both or none (default both)")
+  set.value(
+         "--reasoning-field", "NAME", flags.reasoning_field,
+         "field for the reasoning in chat replies: reasoning_content, reasoning, both or none (default both)")
       .choices({"both", "reasoning_content", "reasoning", "none"})
       .advanced();
   set.value("--loop-guard", "WHEN", flags.loop_guard,
@@ -250,8 +255,8 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
       .choices({"on", "off"})
       .advanced();
   set.value("--tool-grammar", "HOW", flags.tool_grammar,
-            "what holds calls of tools: auto (names, parameters, JSON; schemas of strict tools), strict (all "
-            "schemas) or off (only their markers; what is damaged is repaired)")
+            "what tool calls must follow: auto (names, parameters and JSON; the schemas of strict tools), "
+            "strict (all schemas) or off (only the markers; damaged calls are repaired)")
       .choices({"auto", "strict", "off"})
       .advanced();
   set.value("--image-policy", "HOW", flags.image_policy,
@@ -259,15 +264,17 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
             "placeholder (left out)")
       .choices({"auto", "error", "placeholder"})
       .advanced();
-  set.value("--anthropic-thinking", "WHEN", flags.anthropic_thinking,
-            "reasoning of /v1/messages without a word about it: off, or auto (the template's default)")
+  set.value(
+         "--anthropic-thinking", "WHEN", flags.anthropic_thinking,
+         "reasoning for /v1/messages requests that do not mention it: off, or auto (the template's default)")
       .choices({"off", "auto"})
       .advanced();
 }
 
 ServerOptions server_options(const ServeFlags& flags) {
   if (flags.cache_disk == 0 && !flags.cache_dir.empty())
-    throw ConfigError("--cache-dir is used with --cache-disk only: say how much, as in --cache-disk 20G");
+    throw ConfigError(
+        "--cache-dir needs --cache-disk: say how much disk space to use, as in --cache-disk 20G");
   ServerOptions options;
   HttpOptions& http = options.http;
   http.listen = flags.listen;
@@ -353,7 +360,7 @@ ServerOptions server_options(const ServeFlags& flags) {
 
 EngineThreadOptions engine_thread_options(const ServeFlags& flags, uint64_t cache_bytes) {
   if (flags.cache_disk > 0 && cache_bytes == 0)
-    throw ConfigError("--cache-disk keeps what leaves the prefix cache, which --cache-ram has switched off");
+    throw ConfigError("--cache-disk needs the prefix cache, which --cache-ram has turned off");
   return {
       .max_waiting = flags.max_queue,
       .max_waiting_tokens = flags.max_queue_tokens,

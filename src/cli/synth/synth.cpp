@@ -81,24 +81,23 @@ class SynthCommand : public Command {
   void declare(OptionSet& set) override {
     set.positional("OUT", path_, "the file to write");
     set.section("Synthetic model");
-    set.value("--shape", "NAME", shape_, "the model whose shapes to take").choices(names_of(synth_shapes()));
-    set.value("--quant", "TYPE", quant_, "types of the matrices (default Q4_K_M; of a drafter Q8_0)")
+    set.value("--shape", "NAME", shape_, "the model whose shapes to use").choices(names_of(synth_shapes()));
+    set.value("--quant", "TYPE", quant_, "types of the matrices (default Q4_K_M; Q8_0 for a drafter)")
         .choices(names_of(synth_quants()));
     set.value("--layers", "N", options_.n_layer,
-              "only the first N layers (0: all); a drafter: for a model of so many")
+              "only the first N layers (0: all); for a drafter: layers of the model it drafts for")
         .range(0, 4096);
-    set.count("--vocab", "N", options_.n_vocab, "tokens (0: as the model)");
+    set.count("--vocab", "N", options_.n_vocab, "vocabulary size (0: the model's)");
     set.flag("--text", text_, "add the embedded model's vocabulary and template, for run and serve");
-    set.count("-c,--context", "N", options_.n_ctx, "training length in the file (0: as the model)");
+    set.count("-c,--context", "N", options_.n_ctx, "training length in the file (0: the model's)");
     set.flag("--nextn", options_.nextn, "add the next-token (MTP) block");
-    set.value(
-           "--skew", "S", options_.skew,
-           "how unevenly experts are used: share of the router's deviation that is the same for every token")
+    set.value("--skew", "S", options_.skew,
+              "how unevenly experts are used: the share of the router's variation that is the same for every "
+              "token")
         .range(0.0, 0.99);
-    set.value(
-           "--locality", "S", options_.locality,
-           "how much neighbouring rows share experts: share of the embeddings' deviation that tokens of one "
-           "topic have in common; bench changes the topic every 64 tokens")
+    set.value("--locality", "S", options_.locality,
+              "how much neighbouring rows share experts: the share of the embeddings' variation that tokens "
+              "of one topic have in common; bench changes the topic every 64 tokens")
         .range(0.0, 0.99);
     set.value("-s,--seed", "N", options_.seed, "seed of the weights");
     set.value("-t,--threads", "N", n_threads_, "threads (0: one for each core)").range(0, 1024);

@@ -74,17 +74,15 @@ Json json_error(const TensorError& error) {
 class VerifyCommand : public Command {
  public:
   CommandText text() const override {
-    return {
-        "verify", "verify -m MODEL [--expected REF.gguf] [options]",
-        "compare our outputs with reference outputs",
-        "Runs the prompt of the reference at once, in chunks, token by token, beside another sequence and as "
-        "draft "
-        "trees, and prints the largest error of each tensor over the reference's standard deviation. Without "
-        "--expected the outputs of a quantised model are compared with a float evaluation of its weights, "
-        "and the ways "
-        "with each other. Exit status 9: an error is past what is allowed.",
-        "thermocline verify -m model.gguf --expected model-expected.gguf --tolerance 1e-4\n"
-        "thermocline verify -m model.gguf --tokens 200\n"};
+    return {"verify", "verify -m MODEL [--expected REF.gguf] [options]",
+            "compare our outputs with reference outputs",
+            "Runs the prompt of the reference in one step, in chunks, token by token, together with another "
+            "sequence and as draft trees, and prints the largest error of each tensor, divided by the "
+            "reference's standard deviation. Without --expected, a quantised model is compared with a float "
+            "evaluation of its weights, and these ways of running it with each other. Exits with 9 if an "
+            "error is larger than allowed.",
+            "thermocline verify -m model.gguf --expected model-expected.gguf --tolerance 1e-4\n"
+            "thermocline verify -m model.gguf --tokens 200\n"};
   }
 
   void declare(OptionSet& set) override {
@@ -92,21 +90,20 @@ class VerifyCommand : public Command {
     add_model_option(set, model_);
     set.section("Verification");
     set.value("--expected", "FILE", expected_, "reference outputs (GGUF: ids, logits, hidden.N)");
-    set.value(
-           "--tolerance", "X", tolerance_,
-           "largest error allowed, in standard deviations of the reference (default: 0.001, of drafters and "
-           "draft trees 0.0001; for quantised models what rounding activations to 8 bits may do, as a root "
-           "mean square)")
+    set.value("--tolerance", "X", tolerance_,
+              "largest error allowed, in standard deviations of the reference (default: 0.001, for drafters "
+              "and draft trees 0.0001; for quantised models what rounding activations to 8 bits can cause, "
+              "as a root mean square)")
         .range(0.0, 1e9);
     set.value("--chunks", "LIST", chunks_, "sizes of the chunks to run the prompt in");
     set.value("--draft", "WHO", draft_,
               "verify a drafter instead: its file, or mtp; with its own --expected");
     set.value("--tolerance-rms", "X", tolerance_rms_,
-              "for drafters: allow this root mean square instead, with equal most likely tokens (default "
-              "where weights are quantised: 0.05, of mtp 0.06)")
+              "for drafters: allow this root mean square instead, if the most likely tokens agree (default "
+              "for quantised weights: 0.05, for mtp 0.06)")
         .range(0.0, 1e9);
     set.flag("--tree", tree_, "also run the prompt as random draft trees");
-    set.flag("--sequences", sequences_, "also run the prompt beside another sequence");
+    set.flag("--sequences", sequences_, "also run the prompt together with another sequence");
     set.flag(
         "--floats", floats_,
         "without --expected: compare a quantised model with a float evaluation of its weights (default)");
@@ -153,7 +150,8 @@ class VerifyCommand : public Command {
       reference.outputs = evaluation.outputs;
       if (evaluation.n_layers == 0)
         terminal.note(
-            "the model does not fit into memory as floats: its ways are compared with each other only");
+            "the model does not fit into memory as floats: only the ways of running it are compared with "
+            "each other");
       else if (evaluation.n_layers == config.n_layer)
         against_ = "a float evaluation of the same weights";
       else

@@ -59,7 +59,7 @@ std::vector<float> read_reference_rows(const GgufFile& file, const std::string& 
   std::vector<float> values(tensor.n_elements());
   dequantize_row(tensor.dtype, tensor.data, static_cast<int64_t>(values.size()), values.data());
   if (!std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); }))
-    fail(file, fmt::format("`{}` holds values that are no numbers", name));
+    fail(file, fmt::format("`{}` has values that are not numbers", name));
   return values;
 }
 

@@ -191,7 +191,7 @@ bool is_drafter(const GgufFile& file) {
 
 DflashConfig read_dflash_config(const GgufFile& file, const ModelConfig& target) {
   if (!is_drafter(file))
-    refuse(file, fmt::format("this is no DFlash drafter but '{}'",
+    refuse(file, fmt::format("this is not a DFlash drafter but '{}'",
                              file.find_string("general.architecture").value_or("")));
   DflashConfig d;
   ModelConfig& c = d.model;

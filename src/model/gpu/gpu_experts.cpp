@@ -178,7 +178,7 @@ void GpuExperts::finish(std::span<const SequenceRows> groups) noexcept {
     m.core.settle(il, record.came, record.carried);
   }
   m.core.end_step();
-  if (m.mail().gave_up != 0) m.fault = "the processor did not answer in time";
+  if (m.mail().gave_up != 0) m.fault = "the CPU did not answer in time";
   m.check_file();
 }
 

@@ -23,7 +23,7 @@ size_t staged_state_bytes(const SequenceLayout& layout, int n_sequences) {
 void check_shapes(const ModelConfig& c) {
   const auto refuse = [](const char* what, int value, const char* expected) {
     throw LoadError(
-        fmt::format("{} is {}, the GPU engine has kernels for {}; use the processor", what, value, expected),
+        fmt::format("{} is {}, the GPU engine has kernels for {}; use the CPU", what, value, expected),
         Remedy::Processor);
   };
   if (c.head_dim != 16 && c.head_dim != 32 && c.head_dim != 64 && c.head_dim != 128 && c.head_dim != 256)
@@ -48,7 +48,7 @@ DeviceInfo device_for(const ModelConfig& c, const ModelOptions& o) {
     throw ConfigError(
         fmt::format(
             "{} has the shared memory for {} drafted rows in a step of this model, {} were asked for; "
-            "draft fewer, or use the processor",
+            "draft fewer, or use the CPU",
             info.name, most, o.sequence.max_draft_rows),
         Remedy::Processor);
   return info;

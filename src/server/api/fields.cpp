@@ -49,9 +49,9 @@ Json parse_body(std::string_view body) {
     // The library quotes the input, which need not be UTF-8.
     std::string plain;
     for (const char c : message.substr(0, 200)) plain += c >= ' ' && c <= '~' ? c : '?';
-    throw no_json("the body is no JSON: " + plain);
+    throw no_json("the body is not JSON: " + plain);
   }
-  if (!json.is_object()) throw no_json("the body is JSON but no object");
+  if (!json.is_object()) throw no_json("the body is JSON but not an object");
   return json;
 }
 

@@ -29,8 +29,8 @@ class InputReader {
     if (type == "item_reference" || type == "compaction")
       throw unsupported(
           path + ".type",
-          fmt::format("{}.type: items of type '{}' need stored responses, which this server has not", path,
-                      type));
+          fmt::format("{}.type: items of type '{}' need stored responses, which this server does not have",
+                      path, type));
     if (type == "additional_tools") return;  // read with the tools
     request_.ignored_fields.push_back(path);
   }

@@ -171,7 +171,7 @@ bool Connection::refuse_bad_head(const error_code& error) {
   else if (error == http::error::body_limit)
     refuse(413, "body_too_large", "the body of the request is too large");
   else
-    refuse(400, "invalid_request", "this is no HTTP request");
+    refuse(400, "invalid_request", "this is not an HTTP request");
   return false;
 }
 

@@ -57,7 +57,7 @@ ListenUrl parse_url(const std::string& url) {
   const std::string port = rest.substr(colon + 1);
   if (port.empty() || port.size() > 5 || port.find_first_not_of("0123456789") != std::string::npos ||
       std::stoi(port) > 65535)
-    throw bad("the port is no number of 0 to 65535");
+    throw bad("the port is not a number from 0 to 65535");
   out.port = static_cast<uint16_t>(std::stoi(port));
   return out;
 }
@@ -120,10 +120,10 @@ void HttpServer::Impl::listen_unix(const std::string& url, const ListenUrl& pars
   error_code error;
   struct stat info {};
   if (::stat(parsed.unix_path.c_str(), &info) == 0) {
-    if (!S_ISSOCK(info.st_mode)) throw_listen(url, "there is a file that is no socket");
+    if (!S_ISSOCK(info.st_mode)) throw_listen(url, "there is a file that is not a socket");
     Local::socket probe(io);
     probe.connect(Local::endpoint(parsed.unix_path), error);
-    if (!error) throw_listen(url, "another server listens there");
+    if (!error) throw_listen(url, "another server is listening there");
     ::unlink(parsed.unix_path.c_str());
   }
   Local::acceptor& acceptor = unix_acceptors.emplace_back(io);

@@ -188,7 +188,7 @@ void PipeServer::Impl::take(PipeCommand command) {
   const auto found = entries.find(command.id);
   const bool running = found != entries.end() && found->second->exchange != nullptr;
   if (command.op == PipeCommand::Op::Start) {
-    if (running) throw invalid_value("id", "id: a request with this id runs already");
+    if (running) throw invalid_value("id", "id: a request with this id is already running");
     ended.remove(command.id);
     auto entry = std::make_shared<Entry>();
     entry->dialect = command.dialect;
@@ -203,9 +203,9 @@ void PipeServer::Impl::take(PipeCommand command) {
     if (running) entry->exchange->cancel();  // one that has ended said so
     return;
   }
-  if (running) throw invalid_value("id", "id: the request still runs");
+  if (running) throw invalid_value("id", "id: the request is still running");
   if (!entry->so_far.can_continue())
-    throw invalid_value("id", "id: this answer is complete, or one of several; it cannot go on");
+    throw invalid_value("id", "id: this answer is complete, or one of several; it cannot be continued");
   ended.remove(command.id);
   entry->so_far.max_tokens = command.max_tokens;
   start(command.id, entry);
