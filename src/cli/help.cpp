@@ -9,8 +9,8 @@ constexpr size_t kWidth = 80;
 constexpr size_t kHelpColumn = 32;
 
 // Breaks at spaces so that no line is longer than kWidth; every line but the first begins with `indent`
-// spaces.
-std::string wrap(std::string_view text, size_t first_column, size_t indent) {
+// spaces, and every line but the last ends with `tail`.
+std::string wrap(std::string_view text, size_t first_column, size_t indent, std::string_view tail = "") {
   std::string result;
   size_t column = first_column;
   while (!text.empty()) {
@@ -18,7 +18,9 @@ std::string wrap(std::string_view text, size_t first_column, size_t indent) {
     std::string_view word = text.substr(0, space);
     text = space == std::string_view::npos ? std::string_view{} : text.substr(space + 1);
     bool first = result.empty();
-    if (!first && column + 1 + word.size() > kWidth) {
+    const size_t after = text.empty() ? 0 : tail.size();
+    if (!first && column + 1 + word.size() + after > kWidth) {
+      result += tail;
       result += '\n';
       result.append(indent, ' ');
       column = indent;
@@ -34,13 +36,15 @@ std::string wrap(std::string_view text, size_t first_column, size_t indent) {
   return result;
 }
 
-// Texts with line breaks of their own: each line is wrapped by itself.
-std::string wrap_lines(std::string_view text, size_t indent) {
+// Texts with line breaks of their own: each line is wrapped by itself. Lines of `commands` can be pasted into
+// a shell.
+std::string wrap_lines(std::string_view text, size_t indent, bool commands = false) {
   std::string result;
   while (!text.empty()) {
     size_t end = text.find('\n');
     result.append(indent, ' ');
-    result += wrap(text.substr(0, end), indent, indent);
+    result += commands ? wrap(text.substr(0, end), indent, indent + 4, " \\")
+                       : wrap(text.substr(0, end), indent, indent);
     result += '\n';
     text = end == std::string_view::npos ? std::string_view{} : text.substr(end + 1);
   }
@@ -124,7 +128,7 @@ std::string command_help(const CommandText& text, const OptionSet& set, bool all
     if (!entries.empty()) out += "\n" + terminal.on_stdout(Style::Bold, section) + "\n" + entries;
   }
   if (!text.examples.empty())
-    out += "\n" + terminal.on_stdout(Style::Bold, "Examples") + "\n" + wrap_lines(text.examples, 2);
+    out += "\n" + terminal.on_stdout(Style::Bold, "Examples") + "\n" + wrap_lines(text.examples, 2, true);
   if (left_out) out += "\nMore options: thermocline " + text.name + " --help-all\n";
   return out;
 }

@@ -106,7 +106,7 @@ std::string manual_page() {
              "THERMO_OPTION sets an option by its long name (THERMO_CTX_SIZE, "
              "THERMO_TEMP); if it is not set, llama.cpp's variable is read (LLAMA_ARG_CTX_SIZE). NO_COLOR "
              "and CLICOLOR_FORCE are obeyed. THERMO_MAX_ISA limits the instruction set: portable, avx2, "
-             "avxvnni or avx512.\n");
+             "avxvnni or avx512; THERMO_MAX_SM the kernels chosen for a card: 75, 80, 86 or 89.\n");
   out += ".SH FILES\n.TP\n\\fI~/.config/thermocline/config.toml\\fR\n" +
          roff("options by their long names\n") + ".TP\n\\fI~/.local/state/thermocline/history\\fR\n" +
          roff("what was typed in chat\n");

@@ -121,6 +121,12 @@ class Help(ProgramTest):
                 for line in self.answer(command, option).splitlines():
                     self.assertLessEqual(len(line), 80, f"{command} {option}: {line}")
 
+    def test_examples_can_be_pasted(self):
+        for command in COMMANDS:
+            _, found, examples = self.answer(command, "-h").partition("\nExamples\n")
+            for line in examples.partition("\n\n")[0].replace(" \\\n", "").splitlines():
+                self.assertRegex(line, r"^  \S.*thermocline |^  thermocline ", f"{command}: {line}")
+
     def test_lists_every_command(self):
         text = self.answer("help")
         self.assertEqual(self.answer("--help"), text)
