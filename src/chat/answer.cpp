@@ -142,9 +142,11 @@ Answer generate_answer(TokenService& service, const Tokenizer& tokenizer, const 
   asked.options.stop_tokens.assign(tokenizer.vocab().end_of_generation().begin(),
                                    tokenizer.vocab().end_of_generation().end());
   if (request.rules)
-    asked.options.constraint = std::make_shared<AnswerConstraint>(
+  std::shared_ptr<AnswerConstraint> constraint;
+    constraint = std::make_shared<AnswerConstraint>(
         request.rules, request.answer.split_reasoning && request.answer.starts_in_reasoning);
   const auto events = std::make_shared<EventQueue>();  // an observer may throw while the request goes on
+  asked.options.constraint = constraint;
   asked.on_event = [events](TokenEvent event) { events->push(std::move(event)); };
   const Result<RequestHandle> handle = service.submit(std::move(asked));
   if (!handle) throw_step_error(handle.error());
@@ -170,6 +172,7 @@ Answer generate_answer(TokenService& service, const Tokenizer& tokenizer, const 
         observer.on_prompt(read->done, read->total);
       if (const auto* written = std::get_if<TokensWritten>(&event)) {
         AnswerParser::Events parsed;  // of all tokens of a step: they are shown at once
+        if (constraint && constraint->is_lost()) throw ConfigError(AnswerConstraint::why_lost());
         for (const GeneratedToken& token : written->tokens) {
           if (stopping) break;  // written before the service heard of it
           ++n_taken;

@@ -77,7 +77,7 @@ struct AnswerObserver {
 };
 
 // Asks the service and waits for the answer; the observer is called on this thread. Throws ConfigError when
-// the prompt does not fit the context.
+// the prompt does not fit the context, or when the answer cannot be held to its rules.
 Answer generate_answer(TokenService& service, const Tokenizer& tokenizer, const AnswerRequest& request,
                        const AnswerObserver& observer);
 

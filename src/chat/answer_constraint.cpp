@@ -8,6 +8,9 @@ namespace thermo {
 namespace {
 
 constexpr std::string_view kThink = "<think>", kEndThink = "</think>";
+constexpr const char* kTooAmbiguous =
+    "a text can be read in more than 4000 ways at once, too many to follow; write the format with fewer "
+    "alternatives that begin alike";
 
 }  // namespace
 
@@ -37,9 +40,14 @@ Result<std::shared_ptr<const AnswerRules>> AnswerRules::compile(const Tokenizer&
     if (!calls) return calls.error();
     rules->calls_ = std::make_shared<TokenMachine>(calls->grammar, trie);
     rules->ignored_ = std::move(calls->ignored);
+    if (rules->calls_->machine().gives_up_soon())
+      return Error{ErrorCode::InvalidArgument, std::string("the tools' parameters: ") + kTooAmbiguous};
   }
-  if (options.grammar && options.tool_choice != ToolChoice::Required)
+  if (options.grammar && options.tool_choice != ToolChoice::Required) {
     rules->content_ = std::make_shared<TokenMachine>(options.grammar, trie);
+    if (rules->content_->machine().gives_up_soon())
+      return Error{ErrorCode::Unsupported, std::string("the format of the answer: ") + kTooAmbiguous};
+  }
   rules->trie_ = std::move(trie);
   rules->options_ = std::move(options);
   return std::shared_ptr<const AnswerRules>(std::move(rules));
@@ -142,7 +150,10 @@ void AnswerConstraint::accept(int32_t token) {
       forced_.clear();
   }
   const Phase before = at_.phase;
-  if (!take(token)) at_ = {.phase = Phase::Broken};
+  if (!take(token)) {
+    at_ = {.phase = Phase::Broken};
+    is_lost_.store(true, std::memory_order_release);
+  }
   if (before == Phase::Thought) {
     ++n_thought_;
     loops_ = rules_->options_.ends_loops && repeats_itself(token);
@@ -151,6 +162,11 @@ void AnswerConstraint::accept(int32_t token) {
     n_thought_ = 0;
   }
   limit_thought();
+}
+
+const char* AnswerConstraint::why_lost() {
+  return "the answer could not be held to its format: at one point no token fitted, or the text could be "
+         "read in more than 4000 ways; write the format with fewer alternatives that begin alike";
 }
 
 void AnswerConstraint::limit_thought() {

@@ -64,7 +64,7 @@ struct ConstraintOptions {
 class AnswerRules {
  public:
   // `tokenizer` outlives it; `trie` is that of its vocabulary. InvalidArgument: tools that cannot be used, or
-  // a call that is required and no tool.
+  // a call that is required and no tool. Unsupported: a grammar that is too ambiguous to be followed.
   static Result<std::shared_ptr<const AnswerRules>> compile(const Tokenizer& tokenizer,
                                                             std::shared_ptr<const TokenTrie> trie,
                                                             ConstraintOptions options);
@@ -99,6 +99,11 @@ class AnswerConstraint : public TokenConstraint {
   void accept(int32_t token) override;
 
   // Any thread: the reasoning ends after the next token, as if its budget were used up. No effect on an
+  // Any thread: a token came that was not allowed, because none was. What was written is not what was asked
+  // for; why_lost() is a sentence for whoever asked.
+  bool is_lost() const { return is_lost_.load(std::memory_order_acquire); }
+  static const char* why_lost();
+
   // answer that does not reason any more.
   void end_reasoning() { end_asked_.store(true, std::memory_order_relaxed); }
 
@@ -142,7 +147,7 @@ class AnswerConstraint : public TokenConstraint {
   double mask_seconds_ = 0.0;
   std::deque<int32_t> forced_;
   const char* reasoning_close_ = nullptr;
-  std::atomic<bool> end_asked_{false};
+  std::atomic<bool> end_asked_{false}, is_lost_{false};
 };
 
 }  // namespace thermo

@@ -35,7 +35,18 @@ std::shared_ptr<const Grammar> grammar_of(const OutputFormat& format, std::vecto
   return *parsed;
 }
 
+const char* format_error_code(const OutputFormat& format) {
+  return format.kind == OutputFormat::Kind::Text      ? "invalid_tool_schema"
+         : format.kind == OutputFormat::Kind::Grammar ? "invalid_grammar"
+                                                      : "invalid_json_schema";
+}
+
 }  // namespace
+
+ApiError lost_format(const OutputFormat& format) {
+  return {400, format_error_code(format), AnswerConstraint::why_lost(),
+          format.kind == OutputFormat::Kind::Text ? "tools" : format.path};
+}
 
 std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const GenerationRequest& request,
                                                                 const ServedModel& model,
@@ -69,6 +80,8 @@ std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const Generation
       AnswerRules::compile(*model.tokenizer, model.trie, options);
   if (!rules) throw ApiError(400, "invalid_tool_schema", rules.error().message, "tools");
   for (const std::string& path : (*rules)->ignored()) ignored.push_back(path);
+  if (!rules && rules.error().code == ErrorCode::Unsupported)
+    throw ApiError(400, format_error_code(request.format), rules.error().message, request.format.path);
   std::vector<std::shared_ptr<AnswerConstraint>> constraints;
   for (size_t i = 0; i < n; ++i)
     constraints.push_back(std::make_shared<AnswerConstraint>(*rules, in_reasoning));

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "server/constraint.h"
 #include "server/engine_error.h"
 #include "server/event_pacer.h"
 #include "server/on_worker.h"
@@ -361,6 +362,10 @@ void Generation::take_tokens(int index, const std::vector<GeneratedToken>& token
   for (const GeneratedToken& token : tokens) {
     if (choice.n_tokens++ == 0) choice.first = Clock::now();
     choice.ids.push_back(token.id);
+  if (!prepared_.constraints.empty() && prepared_.constraints[static_cast<size_t>(index)]->is_lost()) {
+    if (!failure_) failure_ = lost_format(request().format);
+    return;
+  }
     if (live_->n_written++ == 0) live_->first_token = Clock::now();
     if (continuation_ != nullptr) continuation_->written.push_back(token.id);
     if (request().logprobs) choice.tokens.push_back(token);
