@@ -9,6 +9,7 @@
 #include <fstream>
 #include <map>
 
+#include "base/base64.h"
 #include "server/api/reply_writer.h"
 #include "server/operations.h"
 
@@ -115,8 +116,12 @@ Json tick(const ServerState& server, Clock::time_point begin) {
 Json heat_event(const ExpertHeat& heat) {
   float max = 0.0f;
   const std::vector<uint8_t> bytes = heat_bytes(heat.heat, &max);
-  return {{"w", base64(bytes)},        {"max", max},   {"n_expert", heat.n_expert},
-          {"n_tokens", heat.n_tokens}, {"r", nullptr}, {"layer_hit", nullptr}};
+  return {{"w", base64_encode({reinterpret_cast<const char*>(bytes.data()), bytes.size()})},
+          {"max", max},
+          {"n_expert", heat.n_expert},
+          {"n_tokens", heat.n_tokens},
+          {"r", nullptr},
+          {"layer_hit", nullptr}};
 }
 
 struct Viewer {
@@ -127,18 +132,6 @@ struct Viewer {
 };
 
 }  // namespace
-
-std::string base64(std::span<const uint8_t> bytes) {
-  constexpr char kAlphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string out;
-  for (size_t i = 0; i < bytes.size(); i += 3) {
-    const size_t n = std::min<size_t>(3, bytes.size() - i);
-    uint32_t word = 0;
-    for (size_t k = 0; k < 3; ++k) word = word << 8 | (k < n ? bytes[i + k] : 0u);
-    for (size_t k = 0; k < 4; ++k) out += k <= n ? kAlphabet[word >> (18 - 6 * k) & 63] : '=';
-  }
-  return out;
-}
 
 std::vector<uint8_t> heat_bytes(std::span<const float> heat, float* max) {
   *max = heat.empty() ? 0.0f : *std::max_element(heat.begin(), heat.end());

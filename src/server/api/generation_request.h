@@ -75,6 +75,7 @@ struct GenerationRequest {
   std::optional<double> ping_seconds;  // negative: none
   bool logprobs = false;               // to be reported
   bool logprobs_of_all = false;        // chat: those of reasoning and calls, too
+  bool seal_reasoning = false;         // Responses: with a copy for clients that drop its text
 
   std::string session_key;
   bool side_request = false;

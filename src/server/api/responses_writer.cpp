@@ -5,6 +5,7 @@
 #include "chat/reply_json.h"
 #include "server/api/plain_number.h"
 #include "server/api/reply_writer.h"
+#include "server/api/sealed_reasoning.h"
 
 namespace thermo {
 namespace {
@@ -150,7 +151,8 @@ class ResponsesWriter : public ReplyWriter {
       case Kind::Reasoning:
         out = {{"type", "reasoning"}, {"id", item_id_}, {"status", status}, {"summary", Json::array()}};
         out["content"] = empty ? Json::array() : Json::array({part(text)});
-        out["encrypted_content"] = nullptr;
+        out["encrypted_content"] =
+            request().seal_reasoning && !empty ? Json(seal_reasoning(text)) : Json(nullptr);
         break;
       case Kind::Message:
         out = {{"type", "message"}, {"id", item_id_}, {"role", "assistant"}, {"status", status}};
