@@ -36,14 +36,16 @@ class ResponsesWriter : public ReplyWriter {
         case AnswerEvent::Kind::Reasoning:
           out += open(Kind::Reasoning);
           text_ += one.text;
-          out += part_event("response.reasoning_text.delta", {{"delta", one.text}});
+          out += part_event("response.reasoning_text.delta", delta(one.text));
           break;
         case AnswerEvent::Kind::Content: {
           out += open(Kind::Message);
           text_ += one.text;
           const Json logprobs = entries(tokens);
           for (const Json& entry : logprobs) logprobs_.push_back(entry);
-          out += part_event("response.output_text.delta", {{"delta", one.text}, {"logprobs", logprobs}});
+          Json text = delta(one.text);
+          text["logprobs"] = logprobs;
+          out += part_event("response.output_text.delta", std::move(text));
           tokens = {};
           break;
         }
@@ -56,7 +58,7 @@ class ResponsesWriter : public ReplyWriter {
         case AnswerEvent::Kind::CallArguments:
           text_ += one.text;
           if (kind_ == Kind::Call)
-            out += item_event("response.function_call_arguments.delta", {{"delta", one.text}});
+            out += item_event("response.function_call_arguments.delta", delta(one.text));
           break;
         case AnswerEvent::Kind::CallEnd:
           out += close("completed");
@@ -73,7 +75,9 @@ class ResponsesWriter : public ReplyWriter {
   std::string end(std::span<const Answer> answers) override {
     const Answer& answer = answers.front();
     const bool cut = answer.finish_reason == "length";
-    return event(cut ? "response.incomplete" : "response.completed", {{"response", finished(answer)}});
+    // Beside the response, too: there other dialects have them.
+    return event(cut ? "response.incomplete" : "response.completed",
+                 {{"response", finished(answer)}, {"timings", timings_json(answer.stats)}});
   }
 
   std::string fail(const ApiError& error) override {
@@ -108,9 +112,7 @@ class ResponsesWriter : public ReplyWriter {
     }
     pieces(0, events, answer.logprobs);
     finish(0, answer);
-    Json reply = finished(answer);
-    reply["timings"] = timings_json(answer.stats);
-    return reply;
+    return finished(answer);
   }
 
  private:
@@ -130,6 +132,12 @@ class ResponsesWriter : public ReplyWriter {
     Json all = {{"content_index", 0}};
     all.update(data);
     return item_event(type, std::move(all));
+  }
+  // The next piece of an item, with what is measured so far where that is asked for.
+  Json delta(const std::string& text) const {
+    Json all = {{"delta", text}};
+    if (so_far_) all["timings"] = running_timings();
+    return all;
   }
 
   ToolOrigin origin() const {
@@ -242,6 +250,7 @@ class ResponsesWriter : public ReplyWriter {
     out["output_text"] = answer.content;
     if (cut) out["incomplete_details"] = {{"reason", "max_output_tokens"}};
     out["completed_at"] = static_cast<int64_t>(std::time(nullptr));
+    out["timings"] = timings_json(answer.stats);
     return out;
   }
 
