@@ -30,8 +30,9 @@ struct AnswerStats {
   double first_token_seconds = 0.0;  // from the start of the request
   uint64_t seed = 0;
   std::string reasoning_close;  // how reasoning ended, where something watched it: "natural", "budget",
-                                // "client", "loop", "tool_call"
-  DraftTelemetry draft;         // of this answer
+                                // "reserve", "client", "loop", "tool_call"
+  std::optional<double> experts_hot_ratio;  // of the uses of experts meanwhile; nullopt: none were counted
+  DraftTelemetry draft;                     // of this answer
 
   void take(const TokenUsage& usage);
   double prompt_rate() const;     // tokens per second; 0 when there is nothing to divide

@@ -176,7 +176,9 @@ void AnswerConstraint::limit_thought() {
   const bool asked = end_asked_.load(std::memory_order_relaxed);
   if (!used_up && !asked && !loops_) return;
   forced_.assign(rules_->close_for_budget_.begin(), rules_->close_for_budget_.end());
-  reasoning_close_ = used_up ? "budget" : asked ? "client" : "loop";
+  reasoning_close_ = used_up ? (rules_->options_.keeps_reserve ? "reserve" : "budget")
+                     : asked ? "client"
+                             : "loop";
 }
 
 // Whether the last tokens are one block, again and again.

@@ -271,8 +271,9 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
     generate.sampling.logit_bias[*call] = kBanToken;
   const size_t n_answers = prepared.prompts.size() * static_cast<size_t>(request.n);
   const auto begin = std::chrono::steady_clock::now();
-  prepared.constraints = make_constraints(request, model, options, prepared.in_reasoning, generate.max_tokens,
-                                          n_answers, request.ignored_fields);
+  const int limit = generate.max_tokens < 0 ? room : generate.max_tokens;
+  prepared.constraints = make_constraints(request, model, options, prepared.in_reasoning, limit, n_answers,
+                                          request.ignored_fields);
   prepared.constraint_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (const Status status = validate(generate.sampling, vocab.n_tokens()); !status)

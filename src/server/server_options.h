@@ -35,6 +35,11 @@ struct ServerOptions {
   bool loop_guard = true;                  // reasoning that repeats itself is ended
   int max_waiting = 64;                    // as the engine's queue has it
   std::optional<bool> preserve_reasoning;  // of earlier answers; nullopt: where the template can
+  // Reasoning, where a request says nothing.
+  int reasoning_budget = -1;               // tokens; -1: any number
+  std::string reasoning_effort;            // "low"; empty: none is set
+  bool split_reasoning = true;             // false: its tags stay in the text
+  std::string budget_message;              // ends reasoning whose budget is used up; empty: the built-in one
   int key_concurrency = 0;                 // requests of one key at a time; 0: any number
   bool serve_slots = true, serve_props = true, serve_metrics = true;
   Json version = Json::object();  // what /version says
