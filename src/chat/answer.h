@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,7 +56,7 @@ struct Answer {
   std::string stop_text = {};  // the stop text that ended it; empty: none did
   bool interrupted = false;
   bool context_full = false;
-  int n_reasoning_tokens = 0;
+  int n_reasoning_tokens = 0, n_call_tokens = 0;
   AnswerLogprobs logprobs;                      // empty unless asked for
   std::vector<GeneratedToken> prompt_logprobs;  // of the prompt's tokens; the first one has none
   AnswerStats stats;

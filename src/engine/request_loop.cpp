@@ -220,6 +220,12 @@ void RequestLoop::attach(RequestId id, Session& session) {
   }
 }
 
+DraftTelemetry RequestLoop::draft(RequestId id) const {
+  for (const auto& request : impl_->requests)
+    if (request->id == id) return request->draft();
+  return {};
+}
+
 bool RequestLoop::idle() const {
   return std::all_of(impl_->requests.begin(), impl_->requests.end(), [](const auto& request) {
     return (request->paused || request->session == nullptr) && !request->cancelled;

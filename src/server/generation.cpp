@@ -99,6 +99,7 @@ class Generation {
   std::unique_ptr<ReplyWriter> writer_;
   std::vector<Choice> choices_;
   std::optional<ApiError> failure_;
+  ExpertCounts experts_before_;
   std::list<std::shared_ptr<LiveRequest>>::iterator listed_ = {};
   bool is_listed_ = false, streaming_ = false, paused_ = false, first_shown_ = false;
   Clock::time_point last_sent_ = Clock::now();
@@ -119,6 +120,8 @@ void Generation::list() {
   live_->session = request().session_key;
   live_->n_prompt = prepared_.n_prompt();
   live_->constraints = prepared_.constraints;
+  live_->sampling = prepared_.options.sampling;
+  live_->max_tokens = prepared_.options.max_tokens;
   listed_ = server_.live.insert(server_.live.end(), live_);
   is_listed_ = true;
   ++server_.by_key[caller_.key_name];
@@ -133,6 +136,7 @@ void Generation::submit() {
   }
   list();
   for (size_t p = 0; p < prepared_.prompts.size(); ++p)
+  experts_before_ = model_.service->state().experts;
     for (int c = 0; c < request().n; ++c) {
       AnswerOptions answer;
       answer.starts_in_reasoning = prepared_.in_reasoning;
@@ -275,10 +279,8 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
     const Clock::time_point now = Clock::now();
     flush_due(now);
     check_reader();
-    if (server_.cancelling && open())
-      failure_ = ApiError(503, "shutting_down", "the server is shutting down");
-    if (server_.draining && live_->state == "queued" && open())
-      failure_ = ApiError(503, "shutting_down", "the server is shutting down");
+    const bool leaving = server_.cancelling || (server_.draining && live_->state == "queued");
+    if (leaving && open()) failure_ = ApiError(503, "shutting_down", "the server is shutting down");
     if (now >= must_end && open()) failure_ = ApiError(504, "timeout", "the request took too long");
     if (now >= must_start && live_->state == "queued" && open()) {
       failure_ = ApiError(503, "queue_timeout", "no slot became free in time; try again later");
@@ -459,6 +461,10 @@ void Generation::take_end(int index, const TokensEnded& ended) {
   stats.take(usage);
   if (choice.stopping) stats.n_completion = choice.n_tokens;
   if (streaming_) send(writer_->finish(index, answer));
+  const ExpertCounts experts = model_.service->state().experts;
+  if (experts.n_uses() > experts_before_.n_uses())
+    stats.experts_hot_ratio = static_cast<double>(experts.hot_uses - experts_before_.hot_uses) /
+                              static_cast<double>(experts.n_uses() - experts_before_.n_uses());
   keep_turn(index);
   note_divergence(server_.metrics, *model_.tokenizer, exchange_.request().id,
                   prepared_.prompts[static_cast<size_t>(index) / static_cast<size_t>(request().n)], usage);
@@ -502,12 +508,7 @@ void Generation::record(const char* outcome) {
   const std::string dialect = fmt::format("dialect=\"{}\"", dialect_name(request().dialect));
   const double duration = std::chrono::duration<double>(Clock::now() - live_->since).count();
   const bool over = std::all_of(choices_.begin(), choices_.end(), [](const Choice& c) { return c.ended; });
-  if (!prepared_.constraints.empty() && over) {  // the engine has let go of them
-    m.observe("thermocline_grammar_compile_seconds", prepared_.constraint_seconds);
-    for (const auto& constraint : prepared_.constraints)
-      if (constraint->n_masks() > 0)
-        m.observe("thermocline_grammar_mask_seconds", constraint->mask_seconds() / constraint->n_masks());
-  }
+  if (over) count_constraints(m, prepared_);  // the engine has let go of them
   const std::string reason = choices_.empty() ? "" : choices_.front().answer.finish_reason;
   m.count("thermocline_requests_total",
           fmt::format("{},outcome=\"{}\",finish_reason=\"{}\"", dialect, outcome, reason));

@@ -82,7 +82,9 @@ Json tick(const ServerState& server, Clock::time_point begin) {
                      {"held", slot.n_held}});
   }
   const bool split = state.experts.total_bytes > 0;
-  Json experts = {{"hot_bytes", split ? Json(state.experts.hot_bytes) : Json(nullptr)},
+  Json experts = {{"hot", nullptr},
+                  {"cold", nullptr},
+                  {"hot_bytes", split ? Json(state.experts.hot_bytes) : Json(nullptr)},
                   {"total_bytes", split ? Json(state.experts.total_bytes) : Json(nullptr)},
                   {"hit_ratio_1s", ratio(last)},
                   {"hit_ratio_60s", ratio(minute)},
@@ -182,7 +184,7 @@ asio::awaitable<void> show_live(ServerState& server, HttpExchange& exchange,
     for (const auto& live : server.live) {
       now[live->id] = live->state;
       if (const auto before = states.find(live->id); before == states.end() || before->second != live->state)
-        exchange.write(sse_event("request", request_json(*live)));
+        exchange.write(sse_event("request", request_json(server, *live)));
     }
     for (const auto& [id, state] : states)
       if (!now.contains(id)) exchange.write(sse_event("request", {{"id", id}, {"state", "ended"}}));
