@@ -10,6 +10,7 @@
 #include "server/event_pacer.h"
 #include "server/on_worker.h"
 #include "server/operations.h"
+#include "server/prompt_log.h"
 #include "server/request_body.h"
 #include "server/request_metrics.h"
 
@@ -98,8 +99,8 @@ class Generation {
   std::shared_ptr<LiveRequest> live_;
   std::unique_ptr<ReplyWriter> writer_;
   std::vector<Choice> choices_;
-  std::optional<ApiError> failure_;
   ExpertCounts experts_before_;
+  std::optional<ApiError> failure_;
   std::list<std::shared_ptr<LiveRequest>>::iterator listed_ = {};
   bool is_listed_ = false, streaming_ = false, paused_ = false, first_shown_ = false;
   Clock::time_point last_sent_ = Clock::now();
@@ -119,9 +120,9 @@ void Generation::list() {
   live_->dialect = dialect_name(request().dialect);
   live_->session = request().session_key;
   live_->n_prompt = prepared_.n_prompt();
-  live_->constraints = prepared_.constraints;
   live_->sampling = prepared_.options.sampling;
   live_->max_tokens = prepared_.options.max_tokens;
+  live_->constraints = prepared_.constraints;
   listed_ = server_.live.insert(server_.live.end(), live_);
   is_listed_ = true;
   ++server_.by_key[caller_.key_name];
@@ -135,8 +136,8 @@ void Generation::submit() {
     throw error;
   }
   list();
-  for (size_t p = 0; p < prepared_.prompts.size(); ++p)
   experts_before_ = model_.service->state().experts;
+  for (size_t p = 0; p < prepared_.prompts.size(); ++p)
     for (int c = 0; c < request().n; ++c) {
       AnswerOptions answer;
       answer.starts_in_reasoning = prepared_.in_reasoning;
@@ -329,6 +330,7 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
     reply.headers.emplace_back("openai-processing-ms", fmt::format("{:.0f}", ms));
     exchange_.reply(std::move(reply));
   }
+  log_prompt(server_, prepared_, exchange_.request().id, answers);
   for (size_t i = 0; i < choices_.size(); ++i) choices_[i].answer = std::move(answers[i]);
   record("ok");
 }
@@ -360,14 +362,14 @@ void Generation::take(int index, TokenEvent event) {
 
 void Generation::take_tokens(int index, const std::vector<GeneratedToken>& tokens) {
   Choice& choice = choices_[static_cast<size_t>(index)];
-  AnswerParser::Events events;
-  for (const GeneratedToken& token : tokens) {
-    if (choice.n_tokens++ == 0) choice.first = Clock::now();
-    choice.ids.push_back(token.id);
   if (!prepared_.constraints.empty() && prepared_.constraints[static_cast<size_t>(index)]->is_lost()) {
     if (!failure_) failure_ = lost_format(request().format);
     return;
   }
+  AnswerParser::Events events;
+  for (const GeneratedToken& token : tokens) {
+    if (choice.n_tokens++ == 0) choice.first = Clock::now();
+    choice.ids.push_back(token.id);
     if (live_->n_written++ == 0) live_->first_token = Clock::now();
     if (continuation_ != nullptr) continuation_->written.push_back(token.id);
     if (request().logprobs) choice.tokens.push_back(token);
@@ -459,12 +461,12 @@ void Generation::take_end(int index, const TokensEnded& ended) {
   }
   AnswerStats& stats = answer.stats;
   stats.take(usage);
-  if (choice.stopping) stats.n_completion = choice.n_tokens;
-  if (streaming_) send(writer_->finish(index, answer));
   const ExpertCounts experts = model_.service->state().experts;
   if (experts.n_uses() > experts_before_.n_uses())
     stats.experts_hot_ratio = static_cast<double>(experts.hot_uses - experts_before_.hot_uses) /
                               static_cast<double>(experts.n_uses() - experts_before_.n_uses());
+  if (choice.stopping) stats.n_completion = choice.n_tokens;
+  if (streaming_) send(writer_->finish(index, answer));
   keep_turn(index);
   note_divergence(server_.metrics, *model_.tokenizer, exchange_.request().id,
                   prepared_.prompts[static_cast<size_t>(index) / static_cast<size_t>(request().n)], usage);
@@ -510,8 +512,10 @@ void Generation::record(const char* outcome) {
   const bool over = std::all_of(choices_.begin(), choices_.end(), [](const Choice& c) { return c.ended; });
   if (over) count_constraints(m, prepared_);  // the engine has let go of them
   const std::string reason = choices_.empty() ? "" : choices_.front().answer.finish_reason;
+  const bool per_key = server_.options.metrics_per_key;
   m.count("thermocline_requests_total",
-          fmt::format("{},outcome=\"{}\",finish_reason=\"{}\"", dialect, outcome, reason));
+          fmt::format("{},outcome=\"{}\",finish_reason=\"{}\"{}", dialect, outcome, reason,
+                      per_key ? fmt::format(",key=\"{}\"", label_value(caller_.key_name)) : ""));
   m.observe("thermocline_request_duration_seconds", duration, dialect);
   int n_prompt = 0, n_cached = 0, n_out = 0;
   double ttft = 0.0, rate = 0.0;

@@ -293,6 +293,8 @@ GenerationRequest read_request(Dialect dialect, const Json& body, const ServerSt
   defaults.anthropic_thinking = server.options.anthropic_thinking;
   defaults.prefill_assistant = server.options.prefill_assistant;
   defaults.images = server.options.images;
+  defaults.effort = server.options.reasoning_effort;
+  defaults.split_reasoning = server.options.split_reasoning;
   defaults.tokens_of = [&model](const std::string& text) { return model.tokenizer->encode(text); };
   GenerationRequest request = dialect == Dialect::Messages      ? read_messages_request(body, defaults)
                               : dialect == Dialect::Responses   ? read_responses_request(body, defaults)

@@ -100,6 +100,8 @@ struct RequestDefaults {
   bool anthropic_thinking = false;  // without a word about it: the template's default instead of off
   bool prefill_assistant = false;
   ImagePolicy images = ImagePolicy::Auto;
+  std::string effort;           // of reasoning, without a word about it; empty: none
+  bool split_reasoning = true;  // see GenerationRequest
   std::function<std::vector<int32_t>(const std::string&)> tokens_of;  // a text as the vocabulary has it
 };
 

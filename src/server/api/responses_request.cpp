@@ -6,8 +6,8 @@
 #include <set>
 
 #include "server/api/content.h"
-#include "server/api/shared_fields.h"
 #include "server/api/sealed_reasoning.h"
+#include "server/api/shared_fields.h"
 #include "server/api/turns.h"
 
 namespace thermo {
@@ -247,7 +247,7 @@ GenerationRequest read_responses_request(const Json& body, const RequestDefaults
   read_tool_choice(fields, request);
   if (const auto parallel = fields.boolean("parallel_tool_calls")) request.parallel_tools = *parallel;
   if (const Json* reasoning = fields.object("reasoning")) read_effort(*reasoning, request);
-  read_reasoning(fields, request);
+  read_reasoning(fields, defaults, request);
   if (const Json* text = fields.object("text")) {
     Fields inner(*text, "text");
     if (const Json* format = inner.object("format")) read_format(*format, "text.format", request);
