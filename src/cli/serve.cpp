@@ -251,7 +251,7 @@ class ServeCommand : public Command {
     return served;
   }
 
-  Json decisions(const TextModel& model, int n_parallel) const {
+  Json decisions(TextModel& model, int n_parallel) const {
     const EngineInfo& info = model.engine().info();
     return Json::array(
         {fmt::format("ctx {}: {}", model.engine().n_ctx(), engine_.n_ctx > 0 ? "asked" : "auto"),
@@ -262,7 +262,7 @@ class ServeCommand : public Command {
   }
 
   // Another one where the same request may get another answer: of another build, file or cache.
-  static std::string fingerprint_of(const TextModel& model) {
+  static std::string fingerprint_of(TextModel& model) {
     const EngineInfo& info = model.engine().info();
     const std::string facts = fmt::format("{} {} {} {} {}", model.config().arch_name, info.n_params,
                                           info.file_bytes, quantisation_name(model.file()), info.device);
