@@ -48,10 +48,10 @@ class Reasoning(unittest.TestCase):
             self.assertEqual((status, reply["error"]["param"]), (400, "reasoning_format"))
 
     def test_leaves_room_for_an_answer_whatever_the_limit_is(self):
-        with Server("-c", "256") as server:
+        with Server("-c", "256", "--loop-guard", "off") as server:
             end = server.post("/tokenize", {"content": "</think>"})["tokens"]
-            for limit in ({}, {"max_tokens": 100}, {"max_tokens": 100000}):
-                message, close = reasoned(server, logit_bias={str(id): -100 for id in end}, **limit)
+            for limit in ({}, {"max_tokens": 180}, {"max_tokens": 100000}):
+                message, close = reasoned(server, ignore_eos=True, logit_bias={str(id): -100 for id in end}, **limit)
                 self.assertEqual(close, "reserve", limit)
                 self.assertTrue(message["content"], limit)
 
