@@ -6,20 +6,24 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
 
 #include "base/json.h"
+#include "base/log_control.h"
 #include "base/utf8.h"
 
 namespace thermo {
 namespace {
 
 struct LogState {
-  std::shared_ptr<spdlog::logger> logger;
+  std::atomic<std::shared_ptr<spdlog::logger>> logger;  // replaced when the file is opened again
   std::atomic<LogLevel> level{LogLevel::Warning};
   LogFormat format = LogFormat::Text;
+  LogOptions options;
+  std::array<std::atomic<uint64_t>, static_cast<size_t>(LogLevel::Debug) + 1> n_lines{};
 };
 
 void set_sink(LogState& state, const LogOptions& options) {
@@ -31,10 +35,11 @@ void set_sink(LogState& state, const LogOptions& options) {
   } else {
     sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
   }
-  state.logger = std::make_shared<spdlog::logger>("thermocline", sink);
-  state.logger->set_level(spdlog::level::trace);
-  state.logger->flush_on(spdlog::level::trace);
-  state.logger->set_pattern(options.format == LogFormat::JsonLines ? "%v" : "%H:%M:%S.%e %^%L%$ %v");
+  const auto logger = std::make_shared<spdlog::logger>("thermocline", sink);
+  logger->set_level(spdlog::level::trace);
+  logger->flush_on(spdlog::level::trace);
+  logger->set_pattern(options.format == LogFormat::JsonLines ? "%v" : "%H:%M:%S.%e %^%L%$ %v");
+  state.logger = logger;
   state.format = options.format;
   state.level = options.level;
 }
@@ -91,7 +96,21 @@ std::string rfc3339_now() {
 }  // namespace
 
 void configure_log(const LogOptions& options) {
+  log_state().options = options;
   set_sink(log_state(), options);
+}
+
+bool logs_to_file() {
+  return !log_state().options.file.empty();
+}
+
+void reopen_log() {
+  LogState& state = log_state();
+  if (!state.options.file.empty()) set_sink(state, state.options);
+}
+
+uint64_t n_log_lines(LogLevel level) noexcept {
+  return log_state().n_lines[static_cast<size_t>(level)].load(std::memory_order_relaxed);
 }
 
 bool log_enabled(LogLevel level) noexcept {
@@ -101,13 +120,15 @@ bool log_enabled(LogLevel level) noexcept {
 void log_message(LogLevel level, std::string_view component, std::string_view message) noexcept {
   LogState& state = log_state();
   if (level > state.level.load(std::memory_order_relaxed)) return;
+  state.n_lines[static_cast<size_t>(level)].fetch_add(1, std::memory_order_relaxed);
   try {
+    const std::shared_ptr<spdlog::logger> logger = state.logger;
     if (state.format == LogFormat::JsonLines) {
       Json line = {
           {"ts", rfc3339_now()}, {"level", level_name(level)}, {"component", component}, {"msg", message}};
-      state.logger->log(spdlog_level(level), line.dump(-1, ' ', false, Json::error_handler_t::replace));
+      logger->log(spdlog_level(level), line.dump(-1, ' ', false, Json::error_handler_t::replace));
     } else {
-      state.logger->log(spdlog_level(level), "{:<8} {}", component, printable(message));
+      logger->log(spdlog_level(level), "{:<8} {}", component, printable(message));
     }
   } catch (...) {
     // A log line that cannot be written must not end the program.

@@ -114,6 +114,7 @@ void take_result(const AnswerParser& parser, FinishReason reason, std::span<cons
   answer.reasoning = parser.reasoning();
   answer.content = parser.content();
   answer.n_reasoning_tokens = parser.n_reasoning_tokens();
+  answer.n_call_tokens = static_cast<int>(parser.call_tokens().size());
   if (tokens.empty()) return;
   answer.logprobs = {.content = picked(tokens, parser.content_tokens()),
                      .reasoning = picked(tokens, parser.reasoning_tokens()),
@@ -141,9 +142,11 @@ Answer generate_answer(TokenService& service, const Tokenizer& tokenizer, const 
   asked.options.max_tokens = request.max_tokens < 0 ? -1 : std::min(request.max_tokens, room);
   asked.options.stop_tokens.assign(tokenizer.vocab().end_of_generation().begin(),
                                    tokenizer.vocab().end_of_generation().end());
+  std::shared_ptr<AnswerConstraint> constraint;
   if (request.rules)
-    asked.options.constraint = std::make_shared<AnswerConstraint>(
+    constraint = std::make_shared<AnswerConstraint>(
         request.rules, request.answer.split_reasoning && request.answer.starts_in_reasoning);
+  asked.options.constraint = constraint;
   const auto events = std::make_shared<EventQueue>();  // an observer may throw while the request goes on
   asked.on_event = [events](TokenEvent event) { events->push(std::move(event)); };
   const Result<RequestHandle> handle = service.submit(std::move(asked));
@@ -169,6 +172,7 @@ Answer generate_answer(TokenService& service, const Tokenizer& tokenizer, const 
       if (const auto* read = std::get_if<PromptRead>(&event); read && observer.on_prompt && !stopping)
         observer.on_prompt(read->done, read->total);
       if (const auto* written = std::get_if<TokensWritten>(&event)) {
+        if (constraint && constraint->is_lost()) throw ConfigError(AnswerConstraint::why_lost());
         AnswerParser::Events parsed;  // of all tokens of a step: they are shown at once
         for (const GeneratedToken& token : written->tokens) {
           if (stopping) break;  // written before the service heard of it

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,8 +31,9 @@ struct AnswerStats {
   double first_token_seconds = 0.0;  // from the start of the request
   uint64_t seed = 0;
   std::string reasoning_close;  // how reasoning ended, where something watched it: "natural", "budget",
-                                // "client", "loop", "tool_call"
-  DraftTelemetry draft;         // of this answer
+                                // "reserve", "client", "loop", "tool_call"
+  std::optional<double> experts_hot_ratio;  // of the uses of experts meanwhile; nullopt: none were counted
+  DraftTelemetry draft;                     // of this answer
 
   void take(const TokenUsage& usage);
   double prompt_rate() const;     // tokens per second; 0 when there is nothing to divide
@@ -54,7 +56,7 @@ struct Answer {
   std::string stop_text = {};  // the stop text that ended it; empty: none did
   bool interrupted = false;
   bool context_full = false;
-  int n_reasoning_tokens = 0;
+  int n_reasoning_tokens = 0, n_call_tokens = 0;
   AnswerLogprobs logprobs;                      // empty unless asked for
   std::vector<GeneratedToken> prompt_logprobs;  // of the prompt's tokens; the first one has none
   AnswerStats stats;
@@ -77,7 +79,7 @@ struct AnswerObserver {
 };
 
 // Asks the service and waits for the answer; the observer is called on this thread. Throws ConfigError when
-// the prompt does not fit the context.
+// the prompt does not fit the context, or when the answer cannot be held to its rules.
 Answer generate_answer(TokenService& service, const Tokenizer& tokenizer, const AnswerRequest& request,
                        const AnswerObserver& observer);
 

@@ -8,6 +8,9 @@ namespace thermo {
 namespace {
 
 constexpr std::string_view kThink = "<think>", kEndThink = "</think>";
+constexpr const char* kTooAmbiguous =
+    "a text can be read in more than 4000 ways at once, too many to follow; write the format with fewer "
+    "alternatives that begin alike";
 
 }  // namespace
 
@@ -37,9 +40,14 @@ Result<std::shared_ptr<const AnswerRules>> AnswerRules::compile(const Tokenizer&
     if (!calls) return calls.error();
     rules->calls_ = std::make_shared<TokenMachine>(calls->grammar, trie);
     rules->ignored_ = std::move(calls->ignored);
+    if (rules->calls_->machine().gives_up_soon())
+      return Error{ErrorCode::InvalidArgument, std::string("the tools' parameters: ") + kTooAmbiguous};
   }
-  if (options.grammar && options.tool_choice != ToolChoice::Required)
+  if (options.grammar && options.tool_choice != ToolChoice::Required) {
     rules->content_ = std::make_shared<TokenMachine>(options.grammar, trie);
+    if (rules->content_->machine().gives_up_soon())
+      return Error{ErrorCode::Unsupported, std::string("the format of the answer: ") + kTooAmbiguous};
+  }
   rules->trie_ = std::move(trie);
   rules->options_ = std::move(options);
   return std::shared_ptr<const AnswerRules>(std::move(rules));
@@ -142,7 +150,10 @@ void AnswerConstraint::accept(int32_t token) {
       forced_.clear();
   }
   const Phase before = at_.phase;
-  if (!take(token)) at_ = {.phase = Phase::Broken};
+  if (!take(token)) {
+    at_ = {.phase = Phase::Broken};
+    is_lost_.store(true, std::memory_order_release);
+  }
   if (before == Phase::Thought) {
     ++n_thought_;
     loops_ = rules_->options_.ends_loops && repeats_itself(token);
@@ -153,6 +164,11 @@ void AnswerConstraint::accept(int32_t token) {
   limit_thought();
 }
 
+const char* AnswerConstraint::why_lost() {
+  return "the answer could not be held to its format: at one point no token fitted, or the text could be "
+         "read in more than 4000 ways; write the format with fewer alternatives that begin alike";
+}
+
 void AnswerConstraint::limit_thought() {
   if (at_.phase != Phase::Thought || !forced_.empty() || reasoning_close_ != nullptr) return;
   const int budget = rules_->options_.reasoning_budget;
@@ -160,7 +176,9 @@ void AnswerConstraint::limit_thought() {
   const bool asked = end_asked_.load(std::memory_order_relaxed);
   if (!used_up && !asked && !loops_) return;
   forced_.assign(rules_->close_for_budget_.begin(), rules_->close_for_budget_.end());
-  reasoning_close_ = used_up ? "budget" : asked ? "client" : "loop";
+  reasoning_close_ = used_up ? (rules_->options_.keeps_reserve ? "reserve" : "budget")
+                     : asked ? "client"
+                             : "loop";
 }
 
 // Whether the last tokens are one block, again and again.

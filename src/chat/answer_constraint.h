@@ -38,9 +38,10 @@ enum class ToolChoice : uint8_t {
 
 struct ConstraintOptions {
   // Reasoning.
-  bool may_reason = true;     // the answer may open a thought itself, before anything else
-  int reasoning_budget = -1;  // tokens of it; -1: any number
-  bool ends_loops = false;    // reasoning that repeats itself ends, too
+  bool may_reason = true;      // the answer may open a thought itself, before anything else
+  int reasoning_budget = -1;   // tokens of it; -1: any number
+  bool keeps_reserve = false;  // the budget is what a limit on the answer leaves beside room for a reply
+  bool ends_loops = false;     // reasoning that repeats itself ends, too
   // Written when the budget is used up, before the closing marker.
   std::string budget_message =
       "\n\nConsidering the limited time by the user, I have to give the solution based on the thinking "
@@ -64,7 +65,7 @@ struct ConstraintOptions {
 class AnswerRules {
  public:
   // `tokenizer` outlives it; `trie` is that of its vocabulary. InvalidArgument: tools that cannot be used, or
-  // a call that is required and no tool.
+  // a call that is required and no tool. Unsupported: a grammar that is too ambiguous to be followed.
   static Result<std::shared_ptr<const AnswerRules>> compile(const Tokenizer& tokenizer,
                                                             std::shared_ptr<const TokenTrie> trie,
                                                             ConstraintOptions options);
@@ -98,12 +99,17 @@ class AnswerConstraint : public TokenConstraint {
   // A token that was not allowed ends the constraint: everything is allowed after it.
   void accept(int32_t token) override;
 
+  // Any thread: a token came that was not allowed, because none was. What was written is not what was asked
+  // for; why_lost() is a sentence for whoever asked.
+  bool is_lost() const { return is_lost_.load(std::memory_order_acquire); }
+  static const char* why_lost();
+
   // Any thread: the reasoning ends after the next token, as if its budget were used up. No effect on an
   // answer that does not reason any more.
   void end_reasoning() { end_asked_.store(true, std::memory_order_relaxed); }
 
   // How the reasoning ended: nullptr while it goes on or where there was none, else "natural", "budget",
-  // "client", "loop", "tool_call".
+  // "reserve", "client", "loop", "tool_call".
   const char* reasoning_close() const { return reasoning_close_; }
   // Masks that were asked for, and the time they took together.
   int n_masks() const { return n_masks_; }
@@ -142,7 +148,7 @@ class AnswerConstraint : public TokenConstraint {
   double mask_seconds_ = 0.0;
   std::deque<int32_t> forced_;
   const char* reasoning_close_ = nullptr;
-  std::atomic<bool> end_asked_{false};
+  std::atomic<bool> end_asked_{false}, is_lost_{false};
 };
 
 }  // namespace thermo

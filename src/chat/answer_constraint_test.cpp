@@ -482,6 +482,34 @@ TEST(AnswerConstraint, HoldsCallsAsFarAsItIsTold) {
   }
 }
 
+// A grammar that cannot be followed is not forgotten in silence.
+TEST(AnswerConstraint, TellsThatItsFormatIsLost) {
+  std::string alternatives;
+  for (int i = 0; i < 4500; ++i)
+    alternatives += (i > 0 ? " | " : "") + ("\"x\" [0-9] \"" + std::to_string(10000 + i) + "\"");
+  const auto options_of = [&](const std::string& before) {
+    ConstraintOptions options;
+    options.grammar = *parse_gbnf("root ::= " + before + " (" + alternatives + ")");
+    return options;
+  };
+  const Words& words = with_markers();
+  const auto refused = AnswerRules::compile(words.tokenizer, words.trie, options_of("\"a\""));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::Unsupported);
+
+  AnswerConstraint constraint = constraint_of(words, options_of("[a-w]{200}"));
+  const int32_t letter = words.tokenizer.encode("a").front(), any = words.tokenizer.encode("!").front();
+  for (int i = 0; i < 200; ++i) {
+    ASSERT_TRUE(constraint.allows(letter)) << i;
+    constraint.accept(letter);
+  }
+  for (int32_t token = 0; token < words.tokenizer.vocab().n_tokens(); ++token)
+    ASSERT_FALSE(constraint.allows(token)) << token;
+  EXPECT_FALSE(constraint.is_lost());
+  constraint.accept(any);
+  EXPECT_TRUE(constraint.is_lost());
+}
+
 TEST(AnswerConstraint, RefusesARequiredCallWithoutTools) {
   ConstraintOptions options;
   options.tool_choice = ToolChoice::Required;

@@ -155,13 +155,15 @@ struct PromptRenderer::Impl {
   ChatTemplate chat_template;
   Json kwargs;
   std::optional<bool> thinking;
+  bool special_in_content;
 
   ChatPrompt render(std::span<const Turn> turns, const RenderOptions& options) const;
   std::vector<int32_t> encode(const ChatPrompt& prompt, size_t begin, size_t end) const;
 };
 
 PromptRenderer::PromptRenderer(const Tokenizer& tokenizer, const TemplateOptions& options)
-    : impl_(new Impl{tokenizer, make_template(tokenizer, options), options.kwargs, std::nullopt}) {
+    : impl_(new Impl{tokenizer, make_template(tokenizer, options), options.kwargs, std::nullopt,
+                     options.special_in_content}) {
   impl_->thinking = take_thinking(impl_->kwargs, options.thinking);
 }
 
@@ -185,6 +187,7 @@ ChatPrompt PromptRenderer::Impl::render(std::span<const Turn> turns, const Rende
     throw ConfigError(fmt::format("{}; change the messages, or continue a text without a template",
                                   rendered.error().message),
                       Remedy::NoChatTemplate);
+  if (special_in_content) rendered->untrusted.clear();
   return std::move(*rendered);
 }
 

@@ -18,6 +18,7 @@ struct TemplateOptions {
   std::optional<std::string> source = {};  // Jinja text instead of the model's own; empty text: ChatML
   Json kwargs = Json::object();            // more names for the template
   std::optional<bool> thinking = {};       // reason first; nullopt: the template's default
+  bool special_in_content = false;         // special tokens are read in what requests say, too
 };
 
 struct RenderOptions {

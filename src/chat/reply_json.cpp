@@ -71,13 +71,13 @@ Json timings_json(const AnswerStats& stats) {
   timings["queue_ms"] = stats.queue_seconds * 1e3;
   timings["ttft_ms"] = stats.first_token_seconds * 1e3;
   timings["seed"] = stats.seed;
-  if (!stats.reasoning_close.empty()) timings["reasoning_close"] = stats.reasoning_close;
-  if (!stats.draft.drafter.empty()) {
-    timings["draft_n"] = stats.draft.n_drafted;
-    timings["draft_n_accepted"] = stats.draft.n_accepted;
-    timings["drafter"] = stats.draft.drafter;
-    timings["accept_len"] = stats.draft.accept_length();
-  }
+  timings["reasoning_close"] = stats.reasoning_close.empty() ? "none" : stats.reasoning_close;
+  const DraftTelemetry& draft = stats.draft;
+  timings["draft_n"] = draft.n_drafted;
+  timings["draft_n_accepted"] = draft.n_accepted;
+  timings["drafter"] = draft.drafter.empty() ? Json(nullptr) : Json(draft.drafter);
+  timings["accept_len"] = draft.n_rounds == 0 ? Json(nullptr) : Json(draft.accept_length());
+  timings["experts_hot_ratio"] = stats.experts_hot_ratio ? Json(*stats.experts_hot_ratio) : Json(nullptr);
   return timings;
 }
 

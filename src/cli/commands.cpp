@@ -19,6 +19,7 @@ std::vector<std::unique_ptr<Command>> make_commands() {
   commands.push_back(make_list_command());
   commands.push_back(make_rm_command());
   commands.push_back(make_doctor_command());
+  commands.push_back(make_connect_command());
   commands.push_back(make_completion_command());
   commands.push_back(make_manual_command());
   commands.push_back(make_version_command());

@@ -61,6 +61,7 @@ std::unique_ptr<Command> make_pull_command();
 std::unique_ptr<Command> make_list_command();
 std::unique_ptr<Command> make_rm_command();
 std::unique_ptr<Command> make_doctor_command();
+std::unique_ptr<Command> make_connect_command();
 std::unique_ptr<Command> make_completion_command();
 std::unique_ptr<Command> make_manual_command();
 std::unique_ptr<Command> make_version_command();

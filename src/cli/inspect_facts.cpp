@@ -143,6 +143,17 @@ const char* tensor_kind_name(TensorKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
+uint64_t active_params(const GgufFile& file, const ModelConfig& config) {
+  uint64_t n = 0;
+  for (const GgufTensor& tensor : file.tensors()) {
+    const bool routed = tensor.name.find("_exps.") != std::string_view::npos && config.route.n_expert > 0;
+    n += routed ? tensor.n_elements() / static_cast<uint64_t>(config.route.n_expert) *
+                      static_cast<uint64_t>(config.route.n_expert_used)
+                : tensor.n_elements();
+  }
+  return n;
+}
+
 std::string format_params(uint64_t n) {
   const auto value = static_cast<double>(n);
   if (value >= 1e9) return fmt::format("{:.2f} B", value * 1e-9);

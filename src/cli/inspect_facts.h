@@ -82,6 +82,9 @@ struct ModelFacts {
 // `inputs.available_bytes` may be 0: what the machine has now is used.
 ModelFacts gather_facts(const GgufFile& file, const EngineOptions& options);
 
+// Of all parameters, those that one token is computed with.
+uint64_t active_params(const GgufFile& file, const ModelConfig& config);
+
 // "34.74 M".
 std::string format_params(uint64_t n);
 

@@ -57,8 +57,6 @@ size_t find_command_word(const Arguments& arguments, const std::vector<std::uniq
 }
 
 [[noreturn]] void refuse_word(const std::string& word, const std::vector<std::unique_ptr<Entry>>& entries) {
-  if (word == "connect")
-    throw ConfigError("connect is not in this release: docs/server-api.md has the settings of clients");
   std::vector<std::string> names = {"help"};
   for (const std::unique_ptr<Entry>& entry : entries) names.push_back(entry->command->text().name);
   std::string nearest = nearest_match(word, names);

@@ -5,9 +5,11 @@
 
 #include <cstdio>
 #include <fstream>
+#include <span>
 #include <thread>
 
-#include "base/log.h"
+#include "base/log_control.h"
+#include "base/sha256.h"
 #include "chat/text_model.h"
 #include "cli/answer_printer.h"
 #include "cli/commands.h"
@@ -66,12 +68,16 @@ class ServeCommand : public Command {
     EngineOptions options = engine_options(engine_);
     ServerOptions server_flags = server_options(serve_);
     TextModel model(model_);
-    const PromptRenderer renderer(model.tokenizer(), template_options(template_));
+    TemplateOptions chat_template = template_options(template_);
+    chat_template.special_in_content = serve_.special_in_content;
+    const PromptRenderer renderer(model.tokenizer(), chat_template);
     const SamplingParams sampling =
         sampling_params(sampling_, model.file(), model.tokenizer().vocab().n_tokens());
     set_expert_options(engine_.experts, model.config(), options);
     keep_heat(engine_.experts, model.config(), model.file(), options);
     set_draft_options(draft_, model_, drafter_, options);
+    server_flags.reasoning_budget = template_.reasoning_budget;
+    server_flags.loading_id = model_id(model);
     const std::string key = made_key(server_flags);
 
     Server server(std::move(server_flags));
@@ -91,6 +97,11 @@ class ServeCommand : public Command {
     tell_supervisor("STATUS=loading the model");
     load_model(model, options, engine_, terminal);
     note_unused_cache(engine_.experts, model.engine(), terminal);
+    if (serve_.deterministic && model.engine().info().device != "cpu")
+      throw ConfigError(
+          "--deterministic: a device computes rows differently beside others; add --device cpu");
+    if (!serve_.prompt_folder.empty())
+      log_warning("server", "prompts and answers are written to {}", serve_.prompt_folder);
     if (engine_.warm_up) {
       tell_supervisor("STATUS=warming up");
       server.set_progress("warm up", 1.0);
@@ -109,13 +120,13 @@ class ServeCommand : public Command {
                                : fmt::format("ready: {}", server.urls().front()));
     tell_supervisor("READY=1\nSTATUS=ready");
 
-    if (!serve_.api_key_file.empty()) InterruptScope::reload_on_hangup();
+    if (!serve_.api_key_file.empty() || logs_to_file()) InterruptScope::reload_on_hangup();
     Watchdog watchdog;
     while (!InterruptScope::interrupted() && !server.shutdown_requested() && server.fault().empty() &&
            !server.pipe_ended()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
       watchdog.feed();
-      if (InterruptScope::take_reload()) reload_keys(server);
+      if (InterruptScope::take_reload()) reload(server);
     }
     const std::string fault = server.fault();
     tell_supervisor("STOPPING=1");
@@ -142,6 +153,15 @@ class ServeCommand : public Command {
     }
     options.access.keys = {generate_key()};
     return options.access.keys.front();
+  }
+
+  void reload(Server& server) const {
+    if (!serve_.api_key_file.empty()) reload_keys(server);
+    try {
+      reopen_log();
+    } catch (const std::exception& error) {
+      log_warning("server", "the log stays where it is: {}", error.what());
+    }
   }
 
   // What the file of keys says now. A file that cannot be read or has none leaves them as they are: nobody
@@ -201,7 +221,7 @@ class ServeCommand : public Command {
       served.aliases.push_back(serve_.alias.substr(at + 1, next == std::string::npos ? next : next - at - 1));
       at = next;
     }
-    served.fingerprint = build_fingerprint();
+    served.fingerprint = fingerprint_of(model);
     served.tokenizer = &model.tokenizer();
     served.renderer = &renderer;
     served.service = &service;
@@ -212,6 +232,7 @@ class ServeCommand : public Command {
                    {"device", model.engine().info().device},
                    {"n_layer", config.n_layer},
                    {"n_params", model.engine().info().n_params},
+                   {"n_params_active", active_params(model.file(), config)},
                    {"n_expert", config.route.n_expert},
                    {"n_expert_used", config.route.n_expert_used},
                    {"quant", quantisation_name(model.file())},
@@ -220,10 +241,32 @@ class ServeCommand : public Command {
                    {"n_vocab", config.n_vocab}};
     served.plan = {{"context", model.engine().n_ctx()},
                    {"parallel", n_parallel},
-                   {"tiers", memory_tiers_json(model.engine().plan())}};
+                   {"tiers", memory_tiers_json(model.engine().plan())},
+                   {"expert_slots_per_layer", nullptr},  // slots belong to no layer
+                   {"expected", {{"decode_tps", nullptr}, {"prefill_tps", nullptr}}},  // `plan` measures it
+                   {"decisions", decisions(model, n_parallel)}};
     served.chat_template = renderer.source();
     served.file_name = model.file().path();
     return served;
+  }
+
+  Json decisions(TextModel& model, int n_parallel) const {
+    const EngineInfo& info = model.engine().info();
+    return Json::array(
+        {fmt::format("ctx {}: {}", model.engine().n_ctx(), engine_.n_ctx > 0 ? "asked" : "auto"),
+         fmt::format("parallel {}: {}", n_parallel, serve_.parallel == "auto" ? "auto, what fits" : "asked"),
+         fmt::format("kv {}/{}: {}", engine_.k_type, engine_.v_type,
+                     engine_.k_type == "f16" && engine_.v_type == "f16" ? "default" : "asked"),
+         info.repacked ? "weights repacked: default" : "weights as in the file: asked"});
+  }
+
+  // Another one where the same request may get another answer: of another build, file or cache.
+  static std::string fingerprint_of(TextModel& model) {
+    const EngineInfo& info = model.engine().info();
+    const std::string facts = fmt::format("{} {} {} {} {}", model.config().arch_name, info.n_params,
+                                          info.file_bytes, quantisation_name(model.file()), info.device);
+    return build_fingerprint() + "-" +
+           sha256_hex(std::as_bytes(std::span(facts.data(), facts.size()))).substr(0, 8);
   }
 
   void write_port_file(const Server& server) const {

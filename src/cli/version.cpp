@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/cpu_info.h"
 #include "base/json.h"
 #include "cli/commands.h"
 
@@ -19,6 +20,17 @@ constexpr const char* kProcessor = "x86_64";
 constexpr const char* kProcessor = "aarch64";
 #else
 constexpr const char* kProcessor = "other";
+#endif
+
+#ifdef THERMO_HAS_CUDA
+constexpr bool kHasCuda = true;
+#else
+constexpr bool kHasCuda = false;
+#endif
+#ifdef NDEBUG
+constexpr const char* kBuildType = "release";
+#else
+constexpr const char* kBuildType = "debug";
 #endif
 
 class VersionCommand : public Command {
@@ -60,18 +72,24 @@ Json version_facts() {
   Json out;
   out["version"] = version_number();
   out["commit"] = build_commit();
+  out["build_type"] = kBuildType;
   out["compiler"] = kCompiler;
   out["processor"] = kProcessor;
-  out["backends"] = {"cpu"};
+  out["cuda"] = kHasCuda;
+  out["backends"] = Json::array({"cpu"});
+  if (kHasCuda) out["backends"].push_back("cuda");
+  const CpuInfo& cpu = cpu_info();
+  out["cpu_features"] = Json::array();
+  for (const auto& [name, has] : {std::pair("avx2", cpu.avx2),
+                                  {"avx_vnni", cpu.avx_vnni},
+                                  {"avx512", cpu.avx512},
+                                  {"amx_int8", cpu.amx_int8}})
+    if (has) out["cpu_features"].push_back(name);
   return out;
 }
 
 std::string version_line() {
-#ifdef THERMO_HAS_CUDA
-  constexpr const char* kBackends = "CPU and CUDA";
-#else
-  constexpr const char* kBackends = "CPU";
-#endif
+  constexpr const char* kBackends = kHasCuda ? "CPU and CUDA" : "CPU";
   return fmt::format("thermocline {} ({}), {}, {}, {}", version_number(), build_commit(), kCompiler,
                      kProcessor, kBackends);
 }

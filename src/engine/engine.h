@@ -323,6 +323,8 @@ class RequestLoop {
   void attach(RequestId request, Session& session);
   // Whether a step would do nothing: there is no request, or all are paused or detached.
   bool idle() const;
+  // What drafting did for a request so far; nothing for one that has ended.
+  DraftTelemetry draft(RequestId request) const;
 
   // Runs one step; its events are valid until the next one. `max_prompt_rows`: so many prompt tokens at most,
   // so that those that write need not wait long for the next step. `meanwhile`: see StepBatch; not called

@@ -355,13 +355,17 @@ SlotState EngineThread::Impl::state_of(const Slot& slot) {
 void EngineThread::Impl::show() {
   std::vector<SlotState> states;
   int n_paused = 0;
+  const DraftTelemetry draft = engine.draft_telemetry();
   for (const Slot& slot : slots) {
     n_paused += slot.active && slot.active->paused ? 1 : 0;
     states.push_back(state_of(slot));
+    if (!slot.active || draft.drafter.empty()) continue;
+    const DraftTelemetry drafts = loop.draft(slot.active->id);
+    states.back().n_draft_rounds = drafts.n_rounds;
+    states.back().n_draft_accepted = drafts.n_accepted;
   }
   for (const auto& [epoch, active] : parked) n_paused += active->paused ? 1 : 0;
   const PrefixCacheState kept = cache->state();
-  const DraftTelemetry draft = engine.draft_telemetry();
   const ExpertTelemetry experts = engine.expert_telemetry();
   const KvPoolState pool = engine.kv_pool();
   const DiskCacheState on_disk = disk ? disk->state() : DiskCacheState{};

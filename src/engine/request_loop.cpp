@@ -3,8 +3,7 @@
 //
 // With a drafter the row of the token written last comes with a tree of guesses. The sampler walks the tree:
 // what it chooses at a row is written, and where that was guessed, the walk goes on there. The rows of the
-// walk are committed when the caller has seen the tokens and asks for the next step, so that it can end the
-// answer at any of them.
+// walk are committed with the next step, so that a caller who saw the tokens can end the answer at any.
 //
 // Rows need pages of keys and values, from a pool that may be smaller than all contexts together. A request
 // without a page waits. When none can run, the newest one that has pages gives them back (give_way()): when
@@ -218,6 +217,12 @@ void RequestLoop::attach(RequestId id, Session& session) {
     request->session->in_request = true;
     request->begin_draft();
   }
+}
+
+DraftTelemetry RequestLoop::draft(RequestId id) const {
+  for (const auto& request : impl_->requests)
+    if (request->id == id) return request->draft();
+  return {};
 }
 
 bool RequestLoop::idle() const {

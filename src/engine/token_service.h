@@ -72,7 +72,8 @@ struct SlotState {
   bool busy = false;
   uint64_t epoch = 0;  // of the request that has it, or had it last
   int n_prompt = 0, n_cached = 0, n_prompt_done = 0, n_written = 0;
-  int n_held = 0;  // tokens whose state it has
+  int n_held = 0;                                     // tokens whose state it has
+  uint64_t n_draft_rounds = 0, n_draft_accepted = 0;  // of the request: see DraftTelemetry
 };
 
 // What routed experts did, where some are elsewhere than they are computed; see experts/telemetry.h.
@@ -81,9 +82,9 @@ struct ExpertCounts {
   uint64_t moved = 0, moved_bytes = 0, stall_ns = 0;
   uint64_t hot_bytes = 0, total_bytes = 0;
 
+  uint64_t n_uses() const { return hot_uses + cpu_uses + fetched_uses; }
   double hot_ratio() const {
-    const uint64_t all = hot_uses + cpu_uses + fetched_uses;
-    return all == 0 ? 1.0 : static_cast<double>(hot_uses) / static_cast<double>(all);
+    return n_uses() == 0 ? 1.0 : static_cast<double>(hot_uses) / static_cast<double>(n_uses());
   }
 };
 

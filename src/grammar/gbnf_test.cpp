@@ -121,6 +121,21 @@ TEST(Gbnf, SurvivesHostileGrammars) {
   for (int i = 0; i < 400; ++i) state = ambiguous.step(state, 'a');
 }
 
+TEST(GrammarMachine, SaysThatATextHasTooManyReadings) {
+  std::string alternatives;
+  for (int i = 0; i < 4500; ++i)
+    alternatives += (i > 0 ? " | " : "") + ("\"x\" [0-9] \"" + std::to_string(10000 + i) + "\"");
+  GrammarMachine at_once(grammar_of("root ::= \"a\" (" + alternatives + ")")),
+      later(grammar_of("root ::= [a-z]{300} (" + alternatives + ")")),
+      never(grammar_of("root ::= [a-z]{300} (\"x\" [0-9] \"1\" | \"x\" [0-9] \"2\")"));
+  EXPECT_TRUE(at_once.gives_up_soon());
+  EXPECT_FALSE(later.gives_up_soon());
+  EXPECT_EQ(later.walk(later.start(), std::string(300, 'b') + "x"), GrammarMachine::kDead);
+  EXPECT_TRUE(later.has_given_up());
+  EXPECT_EQ(never.walk(never.start(), std::string(300, 'b') + "y"), GrammarMachine::kDead);
+  EXPECT_FALSE(never.has_given_up());
+}
+
 // The machine begins again when it remembers too much; the text goes on.
 TEST(GrammarMachine, GoesOnInAnotherMachine) {
   const auto grammar = grammar_of("root ::= \"[\" (root | [a-z]*) \"]\"");

@@ -107,7 +107,10 @@ GrammarMachine::State GrammarMachine::close() {
     if (grammar_->state(place.at).final)
       for (const Place& caller : callers_.get(place.callers)) add_place(caller);
   }
-  if (bases_.size() > kMaxBases) return kDead;  // too ambiguous to go on
+  if (bases_.size() > kMaxBases) {
+    has_given_up_ = true;
+    return kDead;
+  }
   return node_of(bases_);
 }
 
@@ -122,6 +125,17 @@ GrammarMachine::State GrammarMachine::find_step(State state, uint8_t byte) {
       if (byte >= edge.first && byte <= edge.last) add_place({edge.target, item.callers});
   const State next = close();
   return (*nodes_[state].next)[byte] = next;  // after close(), which may add nodes
+}
+
+bool GrammarMachine::gives_up_soon() {
+  std::vector<State> reached{start_};
+  for (size_t i = 0; i < reached.size() && i < kFirstStates && !has_given_up_; ++i)
+    for (int byte = 0; byte < 256; ++byte) {
+      const State next = step(reached[i], static_cast<uint8_t>(byte));
+      const bool is_new = std::find(reached.begin(), reached.end(), next) == reached.end();
+      if (next != kDead && is_new && reached.size() < kFirstStates) reached.push_back(next);
+    }
+  return has_given_up_;
 }
 
 // Callers of a rule that is entered at this point of the text.

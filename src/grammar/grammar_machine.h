@@ -45,6 +45,11 @@ class GrammarMachine {
   bool can_end(State state) const { return nodes_[state].can_end; }
   // Nothing but the end is possible.
   bool must_end(State state) const { return nodes_[state].can_end && bases(state).empty(); }
+  // A text that can be read in more than kMaxBases ways is not followed: it counts as one that the grammar
+  // does not have. Whether one was met so far.
+  bool has_given_up() const { return has_given_up_; }
+  // The same, after a look at the first few states that texts lead to.
+  bool gives_up_soon();
   // So much is remembered that it is better to begin again.
   bool is_full() const { return nodes_.size() > kMaxNodes || callers_.n_places() > kMaxPlaces; }
   // The same state in another machine for the same grammar.
@@ -70,6 +75,7 @@ class GrammarMachine {
   static constexpr State kUnknown = UINT32_MAX;
   static constexpr uint32_t kEnd = UINT32_MAX, kOutside = UINT32_MAX - 1;  // as Place::at: returns to nowhere
   static constexpr size_t kMaxNodes = 50'000, kMaxPlaces = 2'000'000, kMaxBases = 4'000;
+  static constexpr size_t kFirstStates = 64;  // of gives_up_soon()
 
   // Sets of places, each kept once and numbered. Sorted.
   class PlaceSets {
@@ -107,6 +113,7 @@ class GrammarMachine {
   std::vector<Node> nodes_;
   State start_ = kDead;
   uint32_t outside_ = 0;  // callers: unknown
+  bool has_given_up_ = false;
 
   // Scratch of find_step().
   std::vector<Place> found_, bases_;

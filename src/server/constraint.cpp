@@ -35,7 +35,18 @@ std::shared_ptr<const Grammar> grammar_of(const OutputFormat& format, std::vecto
   return *parsed;
 }
 
+const char* format_error_code(const OutputFormat& format) {
+  return format.kind == OutputFormat::Kind::Text      ? "invalid_tool_schema"
+         : format.kind == OutputFormat::Kind::Grammar ? "invalid_grammar"
+                                                      : "invalid_json_schema";
+}
+
 }  // namespace
+
+ApiError lost_format(const OutputFormat& format) {
+  return {400, format_error_code(format), AnswerConstraint::why_lost(),
+          format.kind == OutputFormat::Kind::Text ? "tools" : format.path};
+}
 
 std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const GenerationRequest& request,
                                                                 const ServedModel& model,
@@ -44,10 +55,12 @@ std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const Generation
                                                                 std::vector<std::string>& ignored) {
   ConstraintOptions options;
   options.may_reason = request.dialect != Dialect::Completions && request.split_reasoning;
-  if (in_reasoning && request.thinking_budget) options.reasoning_budget = *request.thinking_budget;
-  if (in_reasoning && request.max_tokens && max_tokens >= 0) {
+  if (in_reasoning) options.reasoning_budget = request.thinking_budget.value_or(server.reasoning_budget);
+  if (!server.budget_message.empty()) options.budget_message = server.budget_message;
+  if (in_reasoning) {
     const int most = max_tokens - reply_reserve(max_tokens);
-    options.reasoning_budget = options.reasoning_budget < 0 ? most : std::min(options.reasoning_budget, most);
+    options.keeps_reserve = options.reasoning_budget < 0 || most < options.reasoning_budget;
+    if (options.keeps_reserve) options.reasoning_budget = most;
   }
   options.ends_loops = in_reasoning && server.loop_guard;
   options.grammar = grammar_of(request.format, ignored);
@@ -67,6 +80,8 @@ std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const Generation
 
   const Result<std::shared_ptr<const AnswerRules>> rules =
       AnswerRules::compile(*model.tokenizer, model.trie, options);
+  if (!rules && rules.error().code == ErrorCode::Unsupported)
+    throw ApiError(400, format_error_code(request.format), rules.error().message, request.format.path);
   if (!rules) throw ApiError(400, "invalid_tool_schema", rules.error().message, "tools");
   for (const std::string& path : (*rules)->ignored()) ignored.push_back(path);
   std::vector<std::shared_ptr<AnswerConstraint>> constraints;

@@ -6,8 +6,11 @@
 
 namespace thermo {
 
-// One for each of n answers; none where anything may be said. `max_tokens`: of the answer, negative for as
-// many as fit. `ignored` gets the parts of schemas that cannot be enforced. Throws ApiError.
+// For an answer that could not be held to its format, or (where it has none) to the schemas of its tools.
+ApiError lost_format(const OutputFormat& format);
+
+// One for each of n answers; none where anything may be said. `max_tokens`: of the answer, at most.
+// `ignored` gets the parts of schemas that cannot be enforced. Throws ApiError.
 std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const GenerationRequest& request,
                                                                 const ServedModel& model,
                                                                 const ServerOptions& server,

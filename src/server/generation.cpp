@@ -5,10 +5,12 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "server/constraint.h"
 #include "server/engine_error.h"
 #include "server/event_pacer.h"
 #include "server/on_worker.h"
 #include "server/operations.h"
+#include "server/prompt_log.h"
 #include "server/request_body.h"
 #include "server/request_metrics.h"
 
@@ -97,6 +99,7 @@ class Generation {
   std::shared_ptr<LiveRequest> live_;
   std::unique_ptr<ReplyWriter> writer_;
   std::vector<Choice> choices_;
+  ExpertCounts experts_before_;
   std::optional<ApiError> failure_;
   std::list<std::shared_ptr<LiveRequest>>::iterator listed_ = {};
   bool is_listed_ = false, streaming_ = false, paused_ = false, first_shown_ = false;
@@ -117,6 +120,8 @@ void Generation::list() {
   live_->dialect = dialect_name(request().dialect);
   live_->session = request().session_key;
   live_->n_prompt = prepared_.n_prompt();
+  live_->sampling = prepared_.options.sampling;
+  live_->max_tokens = prepared_.options.max_tokens;
   live_->constraints = prepared_.constraints;
   listed_ = server_.live.insert(server_.live.end(), live_);
   is_listed_ = true;
@@ -131,6 +136,7 @@ void Generation::submit() {
     throw error;
   }
   list();
+  experts_before_ = model_.service->state().experts;
   for (size_t p = 0; p < prepared_.prompts.size(); ++p)
     for (int c = 0; c < request().n; ++c) {
       AnswerOptions answer;
@@ -274,10 +280,8 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
     const Clock::time_point now = Clock::now();
     flush_due(now);
     check_reader();
-    if (server_.cancelling && open())
-      failure_ = ApiError(503, "shutting_down", "the server is shutting down");
-    if (server_.draining && live_->state == "queued" && open())
-      failure_ = ApiError(503, "shutting_down", "the server is shutting down");
+    const bool leaving = server_.cancelling || (server_.draining && live_->state == "queued");
+    if (leaving && open()) failure_ = ApiError(503, "shutting_down", "the server is shutting down");
     if (now >= must_end && open()) failure_ = ApiError(504, "timeout", "the request took too long");
     if (now >= must_start && live_->state == "queued" && open()) {
       failure_ = ApiError(503, "queue_timeout", "no slot became free in time; try again later");
@@ -326,6 +330,7 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
     reply.headers.emplace_back("openai-processing-ms", fmt::format("{:.0f}", ms));
     exchange_.reply(std::move(reply));
   }
+  log_prompt(server_, prepared_, exchange_.request().id, answers);
   for (size_t i = 0; i < choices_.size(); ++i) choices_[i].answer = std::move(answers[i]);
   record("ok");
 }
@@ -357,6 +362,10 @@ void Generation::take(int index, TokenEvent event) {
 
 void Generation::take_tokens(int index, const std::vector<GeneratedToken>& tokens) {
   Choice& choice = choices_[static_cast<size_t>(index)];
+  if (!prepared_.constraints.empty() && prepared_.constraints[static_cast<size_t>(index)]->is_lost()) {
+    if (!failure_) failure_ = lost_format(request().format);
+    return;
+  }
   AnswerParser::Events events;
   for (const GeneratedToken& token : tokens) {
     if (choice.n_tokens++ == 0) choice.first = Clock::now();
@@ -452,6 +461,10 @@ void Generation::take_end(int index, const TokensEnded& ended) {
   }
   AnswerStats& stats = answer.stats;
   stats.take(usage);
+  const ExpertCounts experts = model_.service->state().experts;
+  if (experts.n_uses() > experts_before_.n_uses())
+    stats.experts_hot_ratio = static_cast<double>(experts.hot_uses - experts_before_.hot_uses) /
+                              static_cast<double>(experts.n_uses() - experts_before_.n_uses());
   if (choice.stopping) stats.n_completion = choice.n_tokens;
   if (streaming_) send(writer_->finish(index, answer));
   keep_turn(index);
@@ -497,15 +510,12 @@ void Generation::record(const char* outcome) {
   const std::string dialect = fmt::format("dialect=\"{}\"", dialect_name(request().dialect));
   const double duration = std::chrono::duration<double>(Clock::now() - live_->since).count();
   const bool over = std::all_of(choices_.begin(), choices_.end(), [](const Choice& c) { return c.ended; });
-  if (!prepared_.constraints.empty() && over) {  // the engine has let go of them
-    m.observe("thermocline_grammar_compile_seconds", prepared_.constraint_seconds);
-    for (const auto& constraint : prepared_.constraints)
-      if (constraint->n_masks() > 0)
-        m.observe("thermocline_grammar_mask_seconds", constraint->mask_seconds() / constraint->n_masks());
-  }
+  if (over) count_constraints(m, prepared_);  // the engine has let go of them
   const std::string reason = choices_.empty() ? "" : choices_.front().answer.finish_reason;
+  const bool per_key = server_.options.metrics_per_key;
   m.count("thermocline_requests_total",
-          fmt::format("{},outcome=\"{}\",finish_reason=\"{}\"", dialect, outcome, reason));
+          fmt::format("{},outcome=\"{}\",finish_reason=\"{}\"{}", dialect, outcome, reason,
+                      per_key ? fmt::format(",key=\"{}\"", label_value(caller_.key_name)) : ""));
   m.observe("thermocline_request_duration_seconds", duration, dialect);
   int n_prompt = 0, n_cached = 0, n_out = 0;
   double ttft = 0.0, rate = 0.0;

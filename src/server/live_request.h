@@ -71,6 +71,8 @@ class LiveRequest : public std::enable_shared_from_this<LiveRequest> {
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point first_token = {};
   int n_prompt = 0, n_cached = 0, n_prompt_done = 0, n_written = 0;
+  SamplingParams sampling;
+  int max_tokens = -1;  // of each answer; -1: what the context holds
   std::vector<RequestHandle> handles;
   std::vector<std::shared_ptr<AnswerConstraint>> constraints;  // of its answers; empty: there are none
   bool cancelled = false;                                      // by somebody else than its client

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <map>
 
+#include "base/base64.h"
 #include "server/api/reply_writer.h"
 #include "server/operations.h"
 
@@ -81,7 +82,9 @@ Json tick(const ServerState& server, Clock::time_point begin) {
                      {"held", slot.n_held}});
   }
   const bool split = state.experts.total_bytes > 0;
-  Json experts = {{"hot_bytes", split ? Json(state.experts.hot_bytes) : Json(nullptr)},
+  Json experts = {{"hot", nullptr},
+                  {"cold", nullptr},
+                  {"hot_bytes", split ? Json(state.experts.hot_bytes) : Json(nullptr)},
                   {"total_bytes", split ? Json(state.experts.total_bytes) : Json(nullptr)},
                   {"hit_ratio_1s", ratio(last)},
                   {"hit_ratio_60s", ratio(minute)},
@@ -115,8 +118,12 @@ Json tick(const ServerState& server, Clock::time_point begin) {
 Json heat_event(const ExpertHeat& heat) {
   float max = 0.0f;
   const std::vector<uint8_t> bytes = heat_bytes(heat.heat, &max);
-  return {{"w", base64(bytes)},        {"max", max},   {"n_expert", heat.n_expert},
-          {"n_tokens", heat.n_tokens}, {"r", nullptr}, {"layer_hit", nullptr}};
+  return {{"w", base64_encode({reinterpret_cast<const char*>(bytes.data()), bytes.size()})},
+          {"max", max},
+          {"n_expert", heat.n_expert},
+          {"n_tokens", heat.n_tokens},
+          {"r", nullptr},
+          {"layer_hit", nullptr}};
 }
 
 struct Viewer {
@@ -127,18 +134,6 @@ struct Viewer {
 };
 
 }  // namespace
-
-std::string base64(std::span<const uint8_t> bytes) {
-  constexpr char kAlphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string out;
-  for (size_t i = 0; i < bytes.size(); i += 3) {
-    const size_t n = std::min<size_t>(3, bytes.size() - i);
-    uint32_t word = 0;
-    for (size_t k = 0; k < 3; ++k) word = word << 8 | (k < n ? bytes[i + k] : 0u);
-    for (size_t k = 0; k < 4; ++k) out += k <= n ? kAlphabet[word >> (18 - 6 * k) & 63] : '=';
-  }
-  return out;
-}
 
 std::vector<uint8_t> heat_bytes(std::span<const float> heat, float* max) {
   *max = heat.empty() ? 0.0f : *std::max_element(heat.begin(), heat.end());
@@ -189,7 +184,7 @@ asio::awaitable<void> show_live(ServerState& server, HttpExchange& exchange,
     for (const auto& live : server.live) {
       now[live->id] = live->state;
       if (const auto before = states.find(live->id); before == states.end() || before->second != live->state)
-        exchange.write(sse_event("request", request_json(*live)));
+        exchange.write(sse_event("request", request_json(server, *live)));
     }
     for (const auto& [id, state] : states)
       if (!now.contains(id)) exchange.write(sse_event("request", {{"id", id}, {"state", "ended"}}));

@@ -18,8 +18,6 @@ asio::awaitable<void> show_live(ServerState& server, HttpExchange& exchange,
 // The newest numbers of the engine for rates of a window; called every second.
 void sample_load(ServerState& server);
 
-// Bytes in the alphabet of RFC 4648.
-std::string base64(std::span<const uint8_t> bytes);
 // Heat on a logarithmic scale from 0 to 255; the hottest is 255. `max`: its heat.
 std::vector<uint8_t> heat_bytes(std::span<const float> heat, float* max);
 

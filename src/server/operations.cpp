@@ -6,21 +6,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <ctime>
 #include <fstream>
 
-#include "base/sha256.h"
-#include "server/api/plain_number.h"
+#include "base/log_control.h"
 #include "server/compat_metrics.h"
 #include "server/routes.h"
 
 namespace thermo {
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 std::string rfc3339(int64_t seconds) {
   const auto time = static_cast<std::time_t>(seconds);
@@ -28,23 +22,6 @@ std::string rfc3339(int64_t seconds) {
   gmtime_r(&time, &utc);
   return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
                      utc.tm_hour, utc.tm_min, utc.tm_sec);
-}
-
-Json sampling_json(const SamplingParams& s) {
-  return {{"temperature", plain_number(s.temperature)},
-          {"top_k", s.top_k},
-          {"top_p", plain_number(s.top_p)},
-          {"min_p", plain_number(s.min_p)},
-          {"typical_p", plain_number(s.typical_p)},
-          {"top_n_sigma", plain_number(s.top_n_sigma)},
-          {"xtc_probability", plain_number(s.xtc_probability)},
-          {"xtc_threshold", plain_number(s.xtc_threshold)},
-          {"presence_penalty", plain_number(s.presence_penalty)},
-          {"frequency_penalty", plain_number(s.frequency_penalty)},
-          {"repeat_penalty", plain_number(s.repetition_penalty)},
-          {"repeat_last_n", s.repeat_last_n},
-          {"dry_multiplier", plain_number(s.dry_multiplier)},
-          {"seed", s.seed ? Json(*s.seed) : Json(-1)}};
 }
 
 void process_metrics(std::string& out, const ServerState& server) {
@@ -105,6 +82,14 @@ double tokens_held(const TokenServiceState& state) {
 
 double token_capacity(const TokenServiceState& state) {
   return static_cast<double>(state.slots.size()) * state.n_ctx;
+}
+
+uint64_t n_experts(const ServedModel& model) {
+  const auto number = [&](const char* name) {
+    const auto found = model.meta.find(name);
+    return found != model.meta.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
+  };
+  return static_cast<uint64_t>(std::max<int64_t>(0, number("n_layer") * number("n_expert")));
 }
 
 void engine_metrics(std::string& out, const ServerState& server) {
@@ -179,6 +164,10 @@ void engine_metrics(std::string& out, const ServerState& server) {
                {{"tier=\"device\"", static_cast<double>(experts.hot_uses)},
                 {"tier=\"host\"", static_cast<double>(experts.cpu_uses)},
                 {"tier=\"fetched\"", static_cast<double>(experts.fetched_uses)}});
+  // Where they are split, nobody counts them one by one.
+  if (const uint64_t n = n_experts(*server.model); n > 0 && experts.total_bytes == 0)
+    write_family(out, "thermocline_experts", "gauge", "Routed experts, by where they are.",
+                 {{"tier=\"host\"", static_cast<double>(n)}});
   std::vector<Sample> hits;
   for (const auto& [label, seconds] : {std::pair("window=\"1s\"", 1.0), {"window=\"60s\"", 60.0}})
     if (const LoadHistory::Window window = server.history.window(seconds); window.n_uses > 0)
@@ -192,8 +181,9 @@ void engine_metrics(std::string& out, const ServerState& server) {
   write_family(out, "thermocline_moe_stall_seconds_total", "counter",
                "Time the device waited for cold experts.",
                {{"lane=\"cpu\"", static_cast<double>(experts.stall_ns) * 1e-9}});
-  if (state.draft.drafter.empty()) return;
-  const std::string drafter = fmt::format("drafter=\"{}\"", label_value(state.draft.drafter));
+  const bool drafts = !state.draft.drafter.empty();
+  const std::string drafter =
+      fmt::format("drafter=\"{}\"", drafts ? label_value(state.draft.drafter) : "none");
   const auto counter = [&](const char* name, const char* help, uint64_t value) {
     write_family(out, name, "counter", help, {{drafter, static_cast<double>(value)}});
   };
@@ -295,9 +285,17 @@ HttpReply ready_reply(const ServerState& server) {
 
 Json models_json(const ServerState& server) {
   Json data = Json::array();
-  if (server.model != nullptr) {
+  if (server.model != nullptr)
     data.push_back(model_json(server, server.model->id));
-  }
+  else if (!server.options.loading_id.empty())
+    data.push_back({{"id", server.options.loading_id},
+                    {"object", "model"},
+                    {"created", server.started_at},
+                    {"owned_by", "thermocline"},
+                    {"type", "model"},
+                    {"display_name", server.options.loading_id},
+                    {"created_at", rfc3339(server.started_at)},
+                    {"status", "loading"}});
   Json list = {{"object", "list"}, {"has_more", false}};
   list["first_id"] = data.empty() ? Json(nullptr) : data.front()["id"];
   list["last_id"] = data.empty() ? Json(nullptr) : data.back()["id"];
@@ -332,90 +330,6 @@ Json model_json(const ServerState& server, const std::string& id) {
           {"meta", std::move(meta)}};
 }
 
-Json props_json(const ServerState& server, bool admin) {
-  require_model(server);
-  const ServedModel& model = *server.model;
-  const Vocab& vocab = model.tokenizer->vocab();
-  const auto text_of = [&](std::optional<int32_t> id) {
-    return id ? std::string(vocab.token_text(*id)) : "";
-  };
-  const TokenServiceState state = model.service->state();
-  Json params = sampling_json(model.sampling);
-  params["max_tokens"] = server.options.default_max_tokens;
-  Json props;
-  props["default_generation_settings"] = {{"n_ctx", model.service->n_ctx()}, {"params", std::move(params)}};
-  props["total_slots"] = model.service->n_slots();
-  props["model_alias"] = model.id;
-  props["model_path"] = admin ? model.file_name : model.file_name.substr(model.file_name.rfind('/') + 1);
-  props["chat_template"] = model.chat_template;
-  props["modalities"] = {{"vision", false}, {"audio", false}};
-  props["build_info"] = server.server_name();
-  props["bos_token"] = text_of(vocab.bos());
-  props["eos_token"] = text_of(vocab.eos());
-  props["api"] = {{"endpoints", endpoint_names()},
-                  {"dialects", Json::array({"chat", "completions", "responses", "messages"})}};
-  props["server"] = {
-      {"name", "thermocline"}, {"version", server.options.version.value("version", "")}, {"props_schema", 1}};
-  props["model"] = model.meta;
-  props["model_card"] = nullptr;
-  props["reasoning"] = {{"supported", vocab.find_special("<think>").has_value()},
-                        {"efforts",
-                         {{"none", 0},
-                          {"minimal", 1024},
-                          {"low", 4032},
-                          {"medium", 16128},
-                          {"high", 32256},
-                          {"xhigh", 56832},
-                          {"max", 81408}}}};
-  props["cache"] = {{"hits", state.n_prompt_cached},
-                    {"misses", state.n_prompt_computed},
-                    {"bytes", state.cache.bytes},
-                    {"limit_bytes", state.cache.limit_bytes},
-                    {"tokens", state.cache.n_tokens},
-                    {"checkpoints", state.cache.n_points},
-                    {"evicted", state.cache.n_evicted},
-                    {"disk_bytes", state.cache.disk_bytes},
-                    {"disk_limit_bytes", state.cache.disk_limit_bytes},
-                    {"disk_texts", state.cache.n_disk_texts}};
-  props["speculation"] = {
-      {"drafters", state.draft.drafter.empty() ? Json::array() : Json::array({state.draft.drafter})},
-      {"policy", state.draft.state}};
-  props["tools"] = {{"choice", Json::array({"auto", "none", "required", "named", "allowed"})},
-                    {"parallel", true}};
-  props["structured"] = {{"formats", Json::array({"json_object", "json_schema", "grammar"})}};
-  Json names = Json::array();
-  const Json defaults = sampling_json(model.sampling);
-  for (const auto& [name, value] : defaults.items()) names.push_back(name);
-  props["sampling"] = {{"supported", std::move(names)}};
-  props["plan"] = model.plan;
-  props["limits"] = {{"body_bytes", server.options.http.max_body_bytes},
-                     {"connections", server.options.http.max_connections},
-                     {"queue", server.options.max_waiting},
-                     {"choices", std::min(16, model.service->n_slots())},
-                     {"stop_texts", 16},
-                     {"top_logprobs", 20}};
-  return props;
-}
-
-Json slots_json(const ServerState& server) {
-  require_model(server);
-  Json list = Json::array();
-  const TokenServiceState state = server.model->service->state();
-  for (size_t i = 0; i < state.slots.size(); ++i) {
-    const SlotState& slot = state.slots[i];
-    list.push_back({{"id", i},
-                    {"id_task", slot.epoch},
-                    {"n_ctx", state.n_ctx},
-                    {"is_processing", slot.busy},
-                    {"speculative", !state.draft.drafter.empty()},
-                    {"next_token", {{"n_decoded", slot.n_written}, {"has_next_token", slot.busy}}},
-                    {"prompt_n", slot.n_prompt},
-                    {"cache_n", slot.n_cached},
-                    {"n_held", slot.n_held}});
-  }
-  return list;
-}
-
 Json experts_json(const ServerState& server) {
   require_model(server);
   const ExpertCounts experts = server.model->service->state().experts;
@@ -443,45 +357,16 @@ Json experts_json(const ServerState& server) {
 
 std::string experts_csv(const ServerState& server) {
   require_model(server);
-  std::string text = "layer,expert,heat\n";
+  // Uses are not counted one by one; where all experts are in main memory, that is known.
+  std::string text = "layer,expert,uses,heat,tier\n";
   const auto heat = server.model->service->expert_heat();
+  const char* tier = server.model->service->state().experts.total_bytes == 0 ? "host" : "";
   if (heat == nullptr) return text;
   size_t at = 0;
   for (size_t layer = 0; layer < heat->n_expert.size(); ++layer)
     for (int e = 0; e < heat->n_expert[layer]; ++e)
-      text += fmt::format("{},{},{}\n", layer, e, heat->heat[at++]);
+      text += fmt::format("{},{},,{},{}\n", layer, e, heat->heat[at++], tier);
   return text;
-}
-
-Json request_json(const LiveRequest& live) {
-  const std::string hashed =
-      live.session.empty()
-          ? ""
-          : sha256_hex(std::as_bytes(std::span(live.session.data(), live.session.size()))).substr(0, 12);
-  const double writing = live.n_written > 1 ? seconds_since(live.first_token) : 0.0;
-  return {{"id", live.id},
-          {"reply_id", live.reply_id},
-          {"key_name", live.key_name},
-          {"dialect", live.dialect},
-          {"session", hashed},
-          {"state", live.state},
-          {"age_ms", std::lround(seconds_since(live.since) * 1e3)},
-          {"prompt_tokens", live.n_prompt},
-          {"cached_tokens", live.n_cached},
-          {"prefill_done", live.n_prompt_done},
-          {"generated", live.n_written},
-          {"tps", writing > 0.0 ? Json((live.n_written - 1) / writing) : Json(nullptr)}};
-}
-
-Json requests_json(const ServerState& server) {
-  Json list = Json::array();
-  int n_queued = 0;
-  for (const auto& live : server.live) {
-    Json one = request_json(*live);
-    one["queue_position"] = live->state == "queued" ? ++n_queued : 0;
-    list.push_back(std::move(one));
-  }
-  return list;
 }
 
 int retry_seconds(const ServerState& server) {
@@ -504,10 +389,11 @@ double kv_cache_usage(const TokenServiceState& state) {
 std::string metrics_text(const ServerState& server) {
   std::string out;
   const Json& version = server.options.version;
-  write_family(out, "thermocline_build_info", "gauge", "Which build this is.",
-               {{fmt::format("version=\"{}\",commit=\"{}\"", label_value(version.value("version", "")),
-                             label_value(version.value("commit", ""))),
-                 1.0}});
+  write_family(
+      out, "thermocline_build_info", "gauge", "Which build this is.",
+      {{fmt::format("version=\"{}\",commit=\"{}\",cuda=\"{}\"", label_value(version.value("version", "")),
+                    label_value(version.value("commit", "")), version.value("cuda", false)),
+        1.0}});
   const bool failed =
       !server.failure.empty() || (server.model && !server.model->service->state().fault.empty());
   const bool ready = server.model != nullptr && !failed && !server.draining;
@@ -533,6 +419,14 @@ std::string metrics_text(const ServerState& server) {
     engine_metrics(out, server);
     memory_metrics(out, server.model->plan);
   }
+  std::vector<Sample> lines;
+  for (const auto& [name, level] : {std::pair("error", LogLevel::Error),
+                                    {"warning", LogLevel::Warning},
+                                    {"info", LogLevel::Info},
+                                    {"trace", LogLevel::Trace},
+                                    {"debug", LogLevel::Debug}})
+    lines.push_back({fmt::format("level=\"{}\"", name), static_cast<double>(n_log_lines(level))});
+  write_family(out, "thermocline_log_messages_total", "counter", "Lines written to the log.", lines);
   out += server.metrics.text();
   write_compat_metrics(out, server);
   process_metrics(out, server);

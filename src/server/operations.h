@@ -20,7 +20,7 @@ Json model_json(const ServerState& server, const std::string& id);
 // The heat of every expert, a line each.
 std::string experts_csv(const ServerState& server);
 Json experts_json(const ServerState& server);
-Json request_json(const LiveRequest& live);
+Json request_json(const ServerState& server, const LiveRequest& live);
 Json requests_json(const ServerState& server);
 // Share of the KV cache in use.
 double kv_cache_usage(const TokenServiceState& state);

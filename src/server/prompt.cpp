@@ -271,8 +271,9 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
     generate.sampling.logit_bias[*call] = kBanToken;
   const size_t n_answers = prepared.prompts.size() * static_cast<size_t>(request.n);
   const auto begin = std::chrono::steady_clock::now();
-  prepared.constraints = make_constraints(request, model, options, prepared.in_reasoning, generate.max_tokens,
-                                          n_answers, request.ignored_fields);
+  const int limit = generate.max_tokens < 0 ? room : generate.max_tokens;
+  prepared.constraints = make_constraints(request, model, options, prepared.in_reasoning, limit, n_answers,
+                                          request.ignored_fields);
   prepared.constraint_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (const Status status = validate(generate.sampling, vocab.n_tokens()); !status)
@@ -292,6 +293,8 @@ GenerationRequest read_request(Dialect dialect, const Json& body, const ServerSt
   defaults.anthropic_thinking = server.options.anthropic_thinking;
   defaults.prefill_assistant = server.options.prefill_assistant;
   defaults.images = server.options.images;
+  defaults.effort = server.options.reasoning_effort;
+  defaults.split_reasoning = server.options.split_reasoning;
   defaults.tokens_of = [&model](const std::string& text) { return model.tokenizer->encode(text); };
   GenerationRequest request = dialect == Dialect::Messages      ? read_messages_request(body, defaults)
                               : dialect == Dialect::Responses   ? read_responses_request(body, defaults)

@@ -14,8 +14,9 @@ void count_answer(Metrics& metrics, const GenerationRequest& request, const Answ
   metrics.count("thermocline_prompt_tokens_total", "source=\"computed\"", stats.n_prompt - stats.n_cached);
   metrics.count("thermocline_prompt_tokens_total", "source=\"cached\"", stats.n_cached);
   metrics.count("thermocline_generated_tokens_total", "kind=\"reasoning\"", answer.n_reasoning_tokens);
+  metrics.count("thermocline_generated_tokens_total", "kind=\"tool\"", answer.n_call_tokens);
   metrics.count("thermocline_generated_tokens_total", "kind=\"content\"",
-                stats.n_completion - answer.n_reasoning_tokens);
+                stats.n_completion - answer.n_reasoning_tokens - answer.n_call_tokens);
   metrics.count("thermocline_prefix_cache_lookups_total", stats.n_cached == 0 ? "result=\"miss\""
                                                           : stats.n_cached + 1 < stats.n_prompt
                                                               ? "result=\"partial\""
@@ -44,6 +45,14 @@ void count_answer(Metrics& metrics, const GenerationRequest& request, const Answ
     metrics.count(
         "thermocline_reasoning_closed_total",
         fmt::format("how=\"{}\"", stats.reasoning_close.empty() ? "natural" : stats.reasoning_close));
+}
+
+void count_constraints(Metrics& metrics, const PreparedRequest& prepared) {
+  if (prepared.constraints.empty()) return;
+  metrics.observe("thermocline_grammar_compile_seconds", prepared.constraint_seconds);
+  for (const auto& constraint : prepared.constraints)
+    if (constraint->n_masks() > 0)
+      metrics.observe("thermocline_grammar_mask_seconds", constraint->mask_seconds() / constraint->n_masks());
 }
 
 void note_divergence(Metrics& metrics, const Tokenizer& tokenizer, const std::string& request_id,

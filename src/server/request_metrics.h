@@ -7,11 +7,14 @@
 #include "chat/answer.h"
 #include "server/api/generation_request.h"
 #include "server/metrics.h"
+#include "server/prompt.h"
 
 namespace thermo {
 
 // Tokens, times, cache, drafts, format and calls of one answer to `request`.
 void count_answer(Metrics& metrics, const GenerationRequest& request, const Answer& answer);
+// How long its rules took to make and to follow.
+void count_constraints(Metrics& metrics, const PreparedRequest& prepared);
 // A prompt that left a known text and had to be computed from further back; the log can say where.
 void note_divergence(Metrics& metrics, const Tokenizer& tokenizer, const std::string& request_id,
                      std::span<const TokenId> prompt, const TokenUsage& usage);

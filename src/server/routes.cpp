@@ -44,6 +44,16 @@ constexpr Route kRoutes[] = {
     {"POST", "/v1/rerank", Endpoint::NotSupported},
     {"POST", "/v1/audio/*", Endpoint::NotSupported},
     {"POST", "/v1/images/*", Endpoint::NotSupported},
+    {"POST", "/v1/files", Endpoint::NotSupported},
+    {"GET", "/v1/files", Endpoint::NotSupported},
+    {"GET", "/v1/files/*", Endpoint::NotSupported},
+    {"DELETE", "/v1/files/*", Endpoint::NotSupported},
+    {"POST", "/v1/batches", Endpoint::NotSupported},
+    {"GET", "/v1/batches", Endpoint::NotSupported},
+    {"GET", "/v1/batches/*", Endpoint::NotSupported},
+    {"POST", "/v1/batches/*", Endpoint::NotSupported},
+    {"POST", "/v1/fine_tuning/*", Endpoint::NotSupported},
+    {"GET", "/v1/fine_tuning/*", Endpoint::NotSupported},
 };
 
 // "a%2Fb" to "a/b"; what is no such code stays as it is.

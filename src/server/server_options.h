@@ -22,16 +22,24 @@ struct ServerOptions {
   HttpOptions http;
   AccessOptions access;
   std::string api_prefix;  // "/p": everything is below it
+  std::string loading_id;  // of the model, while it is loaded; empty: not known yet
   bool metrics_need_key = true;
   bool metrics_as_llamacpp = false, metrics_as_vllm = false;  // these names, too; see compat_metrics.h
   bool strict_model = false;                                  // a request for another model is refused
   int default_max_tokens = 32768;
+  std::string prompt_folder;     // see prompt_log.h; empty: prompts are not written anywhere
+  bool metrics_per_key = false;  // requests are counted by the names of keys
   bool keep_billing_header = false;
   bool anthropic_thinking = false;
   bool prefill_assistant = false;
   ImagePolicy images = ImagePolicy::Auto;
   ToolGrammar tool_grammar = ToolGrammar::Auto;
   std::vector<std::string> reasoning_fields = {"reasoning_content", "reasoning"};  // of chat replies
+  // Reasoning, where a request says nothing.
+  int reasoning_budget = -1;               // tokens; -1: any number
+  std::string reasoning_effort;            // "low"; empty: none is set
+  bool split_reasoning = true;             // false: its tags stay in the text
+  std::string budget_message;              // ends reasoning whose budget is used up; empty: the built-in one
   bool loop_guard = true;                  // reasoning that repeats itself is ended
   int max_waiting = 64;                    // as the engine's queue has it
   std::optional<bool> preserve_reasoning;  // of earlier answers; nullopt: where the template can

@@ -8,7 +8,7 @@ import unittest
 from harness import DATA, DEVICE, MODEL, ProgramTest, USAGE, run, temporary_folder
 
 COMMANDS = ("run", "chat", "tokenize", "inspect", "plan", "verify", "perplexity", "bench", "experts", "synth", "doctor",
-            "completion", "manual", "version")
+            "connect", "completion", "manual", "version")
 
 
 class Tokenize(ProgramTest):

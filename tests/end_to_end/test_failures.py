@@ -205,7 +205,7 @@ class Options(ProgramTest):
         self.assertIn("no CUDA", result.stderr)
 
     def test_says_what_to_type(self):
-        self.assertIn("not in this release", self.refusal(USAGE, "connect", "codex"))
+        self.assertIn("connect", self.refusal(USAGE, "conect", "codex"))
         self.assertIn("run", self.refusal(USAGE))
 
     def test_refuses_too_many_arguments(self):

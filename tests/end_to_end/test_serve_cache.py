@@ -129,7 +129,7 @@ class Disk(unittest.TestCase):
                     second = talk(server, messages, max_tokens=20, temperature=0)
                     self.assertGreater(second["timings"]["cache_n"], first["usage"]["prompt_tokens"] - 64)
                     self.assertEqual(second["choices"][0]["message"]["content"], want["choices"][0]["message"]["content"])
-                    self.assertGreater(server.get("/props")["cache"]["disk_bytes"], 0)
+                    self.assertGreater(server.get("/props")["cache"]["disk_bytes_used"], 0)
                     server.stop(how)
             self.assertFalse([path for path in pathlib.Path(folder).rglob("*.tmp")])
 
@@ -169,9 +169,9 @@ class Options(ProgramTest):
             items = {item["name"]: item["bytes"] for item in server.get("/thermo/plan")["tiers"][0]["items"]}
             self.assertEqual(items["prefix cache"], LIMIT)
             self.assertEqual(metric(server, "thermocline_cache_limit_bytes"), {'tier="ram"': LIMIT, 'tier="disk"': 0, 'tier="turn_store"': 1 << 20})
-            self.assertEqual(server.get("/props")["cache"]["limit_bytes"], LIMIT)
+            self.assertEqual(server.get("/props")["cache"]["ram_bytes_max"], LIMIT)
         with Server(env={"LLAMA_ARG_CACHE_RAM": "32"}) as server:
-            self.assertEqual(server.get("/props")["cache"]["limit_bytes"], 32 << 20)
+            self.assertEqual(server.get("/props")["cache"]["ram_bytes_max"], 32 << 20)
 
     def test_sends_others_to_the_server(self):
         for command in ("run", "chat"):

@@ -152,6 +152,31 @@ class Reasoning(DetailsTest):
         self.assertNotIn("reasoning", off["choices"][0]["message"])
 
 
+class Formats(DetailsTest):
+    MANY = " | ".join(f'"x" [0-9] "{i}"' for i in range(10000, 14500))
+
+    def test_that_cannot_be_followed_are_refused_before_anything_is_written(self):
+        for path, body in ((CHAT, ask(SUM, stream=True)), (RESPONSES, {"input": SUM}), (COMPLETIONS, {"prompt": SUM})):
+            status, _, reply = self.server.request("POST", path, {**body, "grammar": f'root ::= "a" ({self.MANY})'})
+            self.assertEqual((status, reply["error"]["code"], reply["error"]["param"]), (400, "invalid_grammar", "grammar"))
+
+    def test_that_are_lost_on_the_way_end_the_answer_with_an_error(self):
+        body = {"grammar": f"root ::= [a-w]{{200}} ({self.MANY})", "max_tokens": 300}
+        status, _, reply = self.server.request("POST", COMPLETIONS, {"prompt": SUM, **body})
+        self.assertEqual((status, reply["error"]["code"]), (400, "invalid_grammar"))
+        events = [data for _, data in self.server.stream(CHAT, ask(SUM, reasoning_effort="none", **body))]
+        self.assertEqual((events[-2]["error"]["code"], events[-1]), ("invalid_grammar", "[DONE]"))
+        text = "".join(choice["delta"].get("content", "") for data in events[:-2] for choice in data["choices"])
+        self.assertRegex(text, "^[a-w]*$")
+
+
+class Bodies(DetailsTest):
+    def test_of_several_gzip_members_are_one_text(self):
+        packed = gzip.compress(b'{"content": "x') + gzip.compress(b' y"}')
+        status, _, reply = self.server.request("POST", "/tokenize", packed, headers={"Content-Encoding": "gzip"})
+        self.assertEqual((status, reply), (200, self.server.post("/tokenize", {"content": "x y"})))
+
+
 class Busy(unittest.TestCase):
     def test_says_when_to_come_back(self):
         long = {"prompt": "One day", **ENDLESS}

@@ -155,6 +155,14 @@ class Interruptions(ProgramTest):
         self.assertEqual(code, INTERRUPTED)
         json.loads(b"[" + out)
 
+    def test_bench_does_not_wait_for_what_takes_long(self):
+        program = start("bench", "-m", MODEL, "-p", "16", "-n", "0", "-r", "1", "--delay", "600", "--no-bandwidth", "-o", "json")
+        self.assertEqual(os.read(program.stdout.fileno(), 1), b"[")
+        code, out, err = self.end(program)
+        self.assertEqual(code, INTERRUPTED, err)
+        self.assertEqual(json.loads(b"[" + out), [])
+        self.assertIn("interrupted: the test that was running is left out", err)
+
     def long_text(self):
         path = temporary_folder(self) / "long.txt"
         path.write_text("the sea is deep and cold " * 60000)

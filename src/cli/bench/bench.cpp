@@ -12,6 +12,7 @@
 #include "chat/model_source.h"
 #include "cli/bench/bandwidth.h"
 #include "cli/bench/bench_draft.h"
+#include "cli/bench/bench_output.h"
 #include "cli/bench/bench_plan.h"
 #include "cli/bench/bench_report.h"
 #include "cli/bench/bench_run.h"
@@ -262,26 +263,14 @@ class BenchCommand : public Command {
       printers.push_back(make_bench_printer(error_format_, table, [](std::string_view text) {
         std::fwrite(text.data(), 1, text.size(), stderr);
       }));
-    const auto finish = [&] {
-      for (const auto& printer : printers) printer->finish();
-    };
-    const InterruptScope scope;
-    for (const auto& printer : printers) printer->begin();
-    try {
-      tests([&](Json fields) {
-        if (baseline) add_ratio(*baseline, fields);
-        for (const auto& printer : printers) printer->row(fields);
-      });
-    } catch (...) {
-      finish();  // a JSON array is closed whatever happens: what was measured stays readable
-      throw;
-    }
-    finish();
-    if (InterruptScope::interrupted()) {
-      terminal.note("interrupted: the test that was running is left out");
-      return InterruptScope::exit_code();
-    }
-    return judge(terminal);
+    const std::optional<ExitCode> interrupted =
+        print_rows(terminal, printers, [&](const std::function<void(const Json&)>& row) {
+          tests([&](Json fields) {
+            if (baseline) add_ratio(*baseline, fields);
+            row(fields);
+          });
+        });
+    return interrupted ? *interrupted : judge(terminal);
   }
 
   ExitCode run_url(const Terminal& terminal) {

@@ -254,6 +254,22 @@ void add_sampling_options(OptionSet& set, SamplingFlags& flags) {
             "-2 to 2, for each time a token has occurred (default 0)")
       .range(-2, 2)
       .advanced();
+  set.value("--dry-multiplier", "X", flags.dry_multiplier,
+            "DRY: how much a token that would go on with a repeated run loses; 0: off (default 0)")
+      .range(0, 100)
+      .advanced();
+  set.value("--dry-base", "X", flags.dry_base,
+            "DRY: so many times more for each token of the run (default 1.75)")
+      .range(1, 10)
+      .advanced();
+  set.value("--dry-allowed-length", "N", flags.dry_allowed_length,
+            "DRY: a run of so many tokens may be repeated (default 2)")
+      .range(1, 1 << 20)
+      .advanced();
+  set.value("--dry-penalty-last-n", "N", flags.dry_penalty_last_n,
+            "DRY: tokens that it looks back; -1: all, 0: off (default: as --repeat-last-n)")
+      .range(-1, 1e9)
+      .advanced();
   set.list("-l,--logit-bias", "ID(+|-)X", flags.logit_bias,
            "add X to the logit of a token: 15043+1, 15043-inf; repeatable")
       .advanced();
@@ -304,6 +320,10 @@ SamplingParams sampling_params(const SamplingFlags& flags, const GgufFile& file,
       flags.repeat_last_n.value_or(recommended("general.sampling.penalty_last_n", params.repeat_last_n));
   params.presence_penalty = flags.presence_penalty.value_or(params.presence_penalty);
   params.frequency_penalty = flags.frequency_penalty.value_or(params.frequency_penalty);
+  params.dry_multiplier = flags.dry_multiplier.value_or(params.dry_multiplier);
+  params.dry_base = flags.dry_base.value_or(params.dry_base);
+  params.dry_allowed_length = flags.dry_allowed_length.value_or(params.dry_allowed_length);
+  if (flags.dry_penalty_last_n) params.dry_penalty_last_n = flags.dry_penalty_last_n;
   params.seed = flags.seed;
   params.ignore_eos = flags.ignore_eos;
   for (const std::string& text : flags.logit_bias) add_logit_bias(text, params.logit_bias);

@@ -50,8 +50,9 @@ KvType kv_type_from_name(const std::string& name);
 
 // --temp --top-k ... --seed.
 struct SamplingFlags {
-  std::optional<float> temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
-  std::optional<int> top_k, repeat_last_n;
+  std::optional<float> temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty,
+      dry_multiplier, dry_base;
+  std::optional<int> top_k, repeat_last_n, dry_allowed_length, dry_penalty_last_n;
   std::optional<uint64_t> seed;         // nullopt (-1 for the user): drawn
   std::vector<std::string> logit_bias;  // "ID+1.5", "ID-100"
   bool ignore_eos = false;

@@ -26,7 +26,7 @@ constexpr Refusal kRefusals[] = {
      "--sampling-seq "
      "--sampler-seq --adaptive-*",
      "not offered here; use --temp, --top-k, --top-p and --min-p"},
-    {"--dry-*", "not offered here; use --repeat-penalty, --presence-penalty or --frequency-penalty"},
+    {"--dry-sequence-breaker", "not offered here; a run of DRY ends where it differs"},
     {"--rope-* --yarn-* -gan --grp-attn-n -gaw --grp-attn-w",
      "the position encoding comes from the model file; leave it out"},
     {"-lm --load-mode -dio --direct-io",
@@ -78,7 +78,7 @@ constexpr Refusal kRefusals[] = {
     {"--log-disable", "use --quiet, or --verbosity 0"},
     {"--log-prefix --log-timestamps --no-log-prefix --no-log-timestamps",
      "log lines have one format; use --log-format json for one that programs can read"},
-    {"--reasoning-effort", "not in this release; use --reasoning on or --reasoning off"},
+    {"--reasoning-effort", "an option of `serve`; use --reasoning on or off, or --reasoning-budget"},
     {"--override-kv", "metadata is read from the file; change the file"},
     {"--swa-full --cache-reuse --kv-unified -kvu --defrag-thold -dt",
      "the cache has one layout here; leave it out"},

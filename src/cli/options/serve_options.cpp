@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <thread>
 
 #include "base/error.h"
@@ -113,6 +114,9 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
          },
          "also use the metric names of these servers, for their dashboards: llamacpp, vllm")
       .suggest({"llamacpp", "vllm", "llamacpp,vllm"})
+      .advanced();
+  set.flag("--metrics-per-key", flags.metrics_per_key,
+           "count requests by the names of their keys (default off)")
       .advanced();
   set.flag("--slots", flags.slots, "/slots (default on)").llama_env("LLAMA_ARG_ENDPOINT_SLOTS").advanced();
   set.flag("--props", flags.props, "/props (default on)").llama_env("LLAMA_ARG_ENDPOINT_PROPS").advanced();
@@ -235,6 +239,15 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
   set.count("-n,--predict,--n-predict,--default-max-tokens", "N", flags.default_max_tokens,
             "limit for answers whose request sets none (default 32768)")
       .llama_env("LLAMA_ARG_N_PREDICT");
+  set.flag("--parse-special-in-content", flags.special_in_content,
+           "read special tokens in the text of requests, too, which lets it forge turns (default off)")
+      .advanced();
+  set.flag("--deterministic", flags.deterministic,
+           "answers must not depend on what else is computed: always so on the CPU, refused elsewhere")
+      .advanced();
+  set.value("--log-prompts", "FOLDER", flags.prompt_folder,
+            "write prompts and answers there, a file for each request")
+      .advanced();
   set.flag("--prefill-assistant", flags.prefill_assistant,
            "continue a conversation that ends with an answer (default off)")
       .advanced();
@@ -244,6 +257,18 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
   set.value("--reasoning-preserve", "WHEN", flags.reasoning_preserve,
             "keep the reasoning of earlier answers in the prompt: on, off or auto (where the template can)")
       .choices({"on", "off", "auto"})
+      .advanced();
+  set.value("--reasoning-effort", "NAME", flags.reasoning_effort,
+            "how much to reason if the request does not say: none, minimal, low, medium, high, xhigh, max")
+      .choices({"none", "minimal", "low", "medium", "high", "xhigh", "max"})
+      .advanced();
+  set.value("--reasoning-budget-message", "TEXT", flags.budget_message,
+            "what ends reasoning whose budget is used up, before the closing marker")
+      .advanced();
+  set.value("--reasoning-format", "HOW", flags.reasoning_format,
+            "where chat replies have the reasoning: auto or deepseek (a field of its own), none (in the "
+            "content, with its tags)")
+      .choices({"auto", "deepseek", "none"})
       .advanced();
   set.value(
          "--reasoning-field", "NAME", flags.reasoning_field,
@@ -332,11 +357,18 @@ ServerOptions server_options(const ServeFlags& flags) {
       (!options.api_prefix.starts_with('/') || options.api_prefix.ends_with('/')))
     throw ConfigError(fmt::format("--api-prefix: '{}' cannot be used, write /path", options.api_prefix));
   options.strict_model = flags.strict_model;
+  options.metrics_per_key = flags.metrics_per_key;
+  options.prompt_folder = flags.prompt_folder;
+  if (!flags.prompt_folder.empty() && !std::filesystem::is_directory(flags.prompt_folder))
+    throw ConfigError(fmt::format("--log-prompts: '{}' is no folder; make it first", flags.prompt_folder));
   options.max_waiting = flags.max_queue;
   options.default_max_tokens = flags.default_max_tokens < 0 ? 1 << 30 : flags.default_max_tokens;
   options.keep_billing_header = flags.keep_billing_header;
   options.anthropic_thinking = flags.anthropic_thinking == "auto";
   options.loop_guard = flags.loop_guard == "on";
+  options.reasoning_effort = flags.reasoning_effort;
+  options.split_reasoning = flags.reasoning_format != "none";
+  options.budget_message = flags.budget_message;
   if (flags.reasoning_field == "none") options.reasoning_fields.clear();
   if (flags.reasoning_field.starts_with("reasoning")) options.reasoning_fields = {flags.reasoning_field};
   options.prefill_assistant = flags.prefill_assistant;

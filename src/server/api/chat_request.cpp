@@ -184,7 +184,7 @@ GenerationRequest read_chat_request(const Json& body, const RequestDefaults& def
   read_tool_choice(fields, request);
   if (const Json* reasoning = fields.object("reasoning")) read_effort(*reasoning, request);
   if (const auto effort = fields.string("reasoning_effort")) set_effort(*effort, request);
-  read_reasoning(fields, request);
+  read_reasoning(fields, defaults, request);
   if (const Json* format = fields.object("response_format")) read_format(*format, "response_format", request);
   read_format_extensions(fields, request);
   read_session(fields, request);
@@ -243,7 +243,7 @@ GenerationRequest read_completions_request(const Json& body, const RequestDefaul
   if (request.echo && !request.suffix.empty())
     throw invalid_value("echo",
                         "echo: the prompt is not repeated where a suffix is given; leave one of them out");
-  read_reasoning(fields, request);
+  read_reasoning(fields, defaults, request);
   request.split_reasoning = false;
   read_format_extensions(fields, request);
   read_session(fields, request);

@@ -51,10 +51,7 @@ class ChunkWriter : public ReplyWriter {
     Json out = head(object_name());
     out["choices"] = std::move(choices);
     if (request().include_usage) out["usage"] = nullptr;
-    if (so_far_) {
-      out["timings"] = timings_json(*so_far_);
-      out["timings"].erase("seed");  // it is known at the end
-    }
+    if (so_far_) out["timings"] = running_timings();
     return out;
   }
   // Closes the last chunk of a choice; timings ride on it when no usage chunk follows.

@@ -146,7 +146,7 @@ void Fields::refuse(const std::string& name, const std::string& why) {
 std::vector<std::string> Fields::unknown() const {
   std::vector<std::string> names;
   for (const auto& [name, value] : object_.items())
-    if (!known_.contains(name)) names.push_back(path(name));
+    if (!known_.contains(name) && !value.is_null()) names.push_back(path(name));
   return names;
 }
 

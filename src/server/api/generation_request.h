@@ -75,6 +75,7 @@ struct GenerationRequest {
   std::optional<double> ping_seconds;  // negative: none
   bool logprobs = false;               // to be reported
   bool logprobs_of_all = false;        // chat: those of reasoning and calls, too
+  bool seal_reasoning = false;         // Responses: with a copy for clients that drop its text
 
   std::string session_key;
   bool side_request = false;
@@ -99,6 +100,8 @@ struct RequestDefaults {
   bool anthropic_thinking = false;  // without a word about it: the template's default instead of off
   bool prefill_assistant = false;
   ImagePolicy images = ImagePolicy::Auto;
+  std::string effort;           // of reasoning, without a word about it; empty: none
+  bool split_reasoning = true;  // see GenerationRequest
   std::function<std::vector<int32_t>(const std::string&)> tokens_of;  // a text as the vocabulary has it
 };
 

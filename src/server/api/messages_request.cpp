@@ -247,7 +247,7 @@ GenerationRequest read_messages_request(const Json& body, const RequestDefaults&
   read_sampling(fields, defaults, request);
   read_tools(fields, request);
   read_thinking(fields, defaults, request);
-  read_reasoning(fields, request);
+  read_reasoning(fields, defaults, request);
   read_format_extensions(fields, request);
   read_session(fields, request);
   if (const Json* metadata = fields.object("metadata")) {

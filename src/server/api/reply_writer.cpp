@@ -5,6 +5,8 @@
 #include <ctime>
 #include <random>
 
+#include "chat/reply_json.h"
+
 namespace thermo {
 namespace {
 
@@ -74,6 +76,12 @@ AnswerStats ReplyWriter::total(std::span<const Answer> answers, int* n_reasoning
     *n_reasoning += answers[i].n_reasoning_tokens;
   }
   return all;
+}
+
+Json ReplyWriter::running_timings() const {
+  Json timings = timings_json(*so_far_);
+  timings.erase("seed");  // it is known at the end
+  return timings;
 }
 
 AnswerParser::Events merged(AnswerParser::Events events) {

@@ -59,6 +59,8 @@ class ReplyWriter {
   // The id of a call, made when it is first asked for.
   const std::string& call_id(int choice, int call);
   AnswerStats total(std::span<const Answer> answers, int* n_reasoning) const;
+  // REQUIRES: set_stats() was called.
+  Json running_timings() const;
 
   ReplyContext context_;
   std::optional<AnswerStats> so_far_;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "server/api/generation_request.h"
+#include "server/api/sealed_reasoning.h"
 
 namespace thermo {
 namespace {
@@ -257,6 +258,55 @@ TEST(ResponsesRequest, ReadsWhatCodexSends) {
   EXPECT_EQ(r.tool_origins.at("shell__run").space, "shell");
   EXPECT_TRUE(r.tool_origins.at("patch").custom);
   EXPECT_EQ(r.thinking_budget, 16128);
+}
+
+// Clients that drop the text of reasoning send its sealed copy back. Others' copies say nothing.
+TEST(ResponsesRequest, OpensReasoningThatItSealed) {
+  const std::string sealed = seal_reasoning("It is 42: \"π\".\n");
+  const auto turns = [](const Json& reasoning) {
+    const Json body = {{"input", Json::array({{{"role", "user"}, {"content", "q"}},
+                                              reasoning,
+                                              {{"role", "assistant"}, {"content", "a"}},
+                                              {{"role", "user"}, {"content", "r"}}})}};
+    return shown(read_responses_request(body, defaults()));
+  };
+  Json item = {{"type", "reasoning"}, {"summary", Json::array()}, {"content", nullptr}};
+  item["encrypted_content"] = sealed;
+  EXPECT_THAT(turns(item), ElementsAre("user:q", "assistant:a (It is 42: \"π\".\n)", "user:r"));
+  item["content"] = Json::array({{{"type", "reasoning_text"}, {"text", "seen"}}});
+  EXPECT_THAT(turns(item), ElementsAre("user:q", "assistant:a (seen)", "user:r"));
+  item["content"] = nullptr;
+  item["summary"] = Json::array({{{"type", "summary_text"}, {"text", "short"}}});
+  for (const std::string& other :
+       {std::string("gAAAAABo"), std::string(), sealed.substr(4), sealed + "AAAA"}) {
+    item["encrypted_content"] = other;
+    EXPECT_THAT(turns(item), ElementsAre("user:q", "assistant:a (short)", "user:r")) << other;
+  }
+  EXPECT_TRUE(responses(R"({"input": "x", "include": ["reasoning.encrypted_content"]})").seal_reasoning);
+  EXPECT_FALSE(responses(R"({"input": "x", "include": []})").seal_reasoning);
+}
+
+TEST(SealedReasoning, IsNotTakenWhenItWasChanged) {
+  const std::string sealed = seal_reasoning("a thought");
+  EXPECT_EQ(open_reasoning(sealed), "a thought");
+  for (size_t i = 0; i < sealed.size(); ++i) {
+    std::string changed = sealed;
+    changed[i] = changed[i] == 'A' ? 'B' : 'A';
+    EXPECT_FALSE(open_reasoning(changed).has_value()) << i;
+  }
+}
+
+TEST(ResponsesRequest, ShowsCallsOfHostedToolsThatWereAnswered) {
+  const GenerationRequest r = responses(R"({"input": [{"role": "user", "content": "u"},
+      {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"type": "search", "query": "x"}},
+      {"type": "local_shell_call", "id": "lsh", "call_id": "c", "status": "completed", "action": {"command": ["ls"]}},
+      {"type": "local_shell_call_output", "id": "c", "output": "a b"},
+      {"type": "shell_call", "call_id": "lost", "action": {"commands": ["ls"]}},
+      {"type": "shell_call_output", "call_id": "nobody", "output": "x"},
+      {"role": "user", "content": "v"}], "max_tool_calls": null, "later": null})");
+  EXPECT_THAT(shown(r),
+              ElementsAre("user:u", "assistant: local_shell{\"command\":[\"ls\"]}", "tool:a b", "user:v"));
+  EXPECT_TRUE(r.ignored_fields.empty());
 }
 
 TEST(CompletionsRequest, ReadsTextsAndIds) {

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "server/api/content.h"
+#include "server/api/sealed_reasoning.h"
 #include "server/api/shared_fields.h"
 #include "server/api/turns.h"
 
@@ -13,7 +15,14 @@ namespace {
 
 class InputReader {
  public:
-  InputReader(GenerationRequest& request, ImagePolicy images) : request_(request), images_(images) {}
+  InputReader(GenerationRequest& request, ImagePolicy images, const Json& items)
+      : request_(request), images_(images) {
+    for (const Json& item : items) {
+      const std::string type = item.is_object() ? text_in(item, "type") : "";
+      if (type.ends_with("_output")) answered_.insert(id_in(item));
+      if (type.ends_with("_call")) called_.insert(id_in(item));
+    }
+  }
 
   void read(const Json& item, const std::string& path, bool is_last) {
     Fields fields(item, path);
@@ -22,10 +31,16 @@ class InputReader {
     if (type == "reasoning") return read_reasoning_item(fields, path);
     if (type == "function_call" || type == "custom_tool_call")
       return read_call(fields, type == "custom_tool_call");
-    if (type == "function_call_output" || type == "custom_tool_call_output" ||
-        type.ends_with("_call_output") || type == "tool_search_output")
-      return read_output(fields, path);
-    if (type.ends_with("_call")) return read_hosted_call(fields, type);
+    if (type == "function_call_output" || type == "custom_tool_call_output") return read_output(fields, path);
+    // Of hosted tools: shown where both sides are there.
+    if (type.ends_with("_call_output") || type == "tool_search_output") {
+      if (called_.contains(id_in(item))) read_output(fields, path);
+      return;
+    }
+    if (type.ends_with("_call")) {
+      if (answered_.contains(id_in(item))) read_hosted_call(fields, type);
+      return;
+    }
     if (type == "item_reference" || type == "compaction")
       throw unsupported(
           path + ".type",
@@ -41,6 +56,16 @@ class InputReader {
   }
 
  private:
+  static std::string text_in(const Json& item, const char* name) {
+    const auto found = item.find(name);
+    return found != item.end() && found->is_string() ? found->get<std::string>() : "";
+  }
+  // The id of a call, or of the call that an output belongs to.
+  static std::string id_in(const Json& item) {
+    const std::string call_id = text_in(item, "call_id");
+    return call_id.empty() ? text_in(item, "id") : call_id;
+  }
+
   Turn& assistant() {
     if (request_.turns.empty() || request_.turns.back().role != "assistant" || !assistant_open_)
       request_.turns.push_back({"assistant", ""});
@@ -74,6 +99,8 @@ class InputReader {
       return content.text + content.reasoning;
     };
     std::string text = gather("content");
+    if (const Json* sealed = fields.find("encrypted_content"); text.empty() && sealed && sealed->is_string())
+      text = open_reasoning(sealed->get_ref<const std::string&>()).value_or("");
     if (text.empty()) text = gather("summary");
     // Reasoning that follows the answer of the same turn begins another one.
     if (assistant_open_ && !request_.turns.empty() && !request_.turns.back().content.empty())
@@ -97,7 +124,7 @@ class InputReader {
 
   void read_output(Fields& fields, const std::string& path) {
     Turn turn{"tool", ""};
-    turn.tool_call_id = fields.string("call_id").value_or("");
+    turn.tool_call_id = fields.string("call_id").value_or(fields.string("id").value_or(""));
     const Json* output = fields.find("output");
     // Text and parts of text, or (of hosted tools) whatever they say.
     const bool is_text =
@@ -114,14 +141,10 @@ class InputReader {
     request_.turns.push_back(std::move(turn));
   }
 
-  // A call of a hosted tool: shown when it says what was called and under which id, so that a result can
-  // follow.
   void read_hosted_call(Fields& fields, const std::string& type) {
-    const std::string id = fields.string("call_id").value_or("");
     const Json* action = fields.find("action");
-    if (id.empty()) return;
     ToolCall call;
-    call.id = id;
+    call.id = fields.string("call_id").value_or(fields.string("id").value_or(""));
     call.name = type.substr(0, type.size() - 5);
     call.arguments = action != nullptr && action->is_object()
                          ? action->dump(-1, ' ', false, Json::error_handler_t::replace)
@@ -131,7 +154,8 @@ class InputReader {
 
   GenerationRequest& request_;
   ImagePolicy images_;
-  std::string reasoning_;  // for the assistant's turn that follows
+  std::set<std::string> answered_, called_;  // ids of calls that have an output; and of calls
+  std::string reasoning_;                    // for the assistant's turn that follows
   bool assistant_open_ = false;
 };
 
@@ -188,10 +212,11 @@ GenerationRequest read_responses_request(const Json& body, const RequestDefaults
   if (input.is_string()) {
     request.turns.push_back({"user", input.get<std::string>()});
   } else if (input.is_array()) {
-    InputReader reader(request, defaults.images);
+    InputReader reader(request, defaults.images, input);
     for (size_t i = 0; i < input.size(); ++i)
       reader.read(input[i], element_path("input", i), i + 1 == input.size());
     reader.finish();
+    if (request.turns.empty()) throw invalid_value("input", "input: there is nothing to answer");
   } else {
     throw invalid_value("input", "input: a string or a list of items was expected");
   }
@@ -204,7 +229,10 @@ GenerationRequest read_responses_request(const Json& body, const RequestDefaults
   if (request.n != 1) throw unsupported("n", "n: a response has one answer");
   const auto top = fields.integer("top_logprobs", 0, 20);
   if (const Json* include = fields.array("include"))
-    for (const Json& one : *include) request.logprobs |= one == Json("message.output_text.logprobs");
+    for (const Json& one : *include) {
+      request.logprobs |= one == Json("message.output_text.logprobs");
+      request.seal_reasoning |= one == Json("reasoning.encrypted_content");
+    }
   if (request.logprobs) request.sampling.n_probs = static_cast<int>(top.value_or(0));
 
   const Json* tools = fields.array("tools");
@@ -219,7 +247,7 @@ GenerationRequest read_responses_request(const Json& body, const RequestDefaults
   read_tool_choice(fields, request);
   if (const auto parallel = fields.boolean("parallel_tool_calls")) request.parallel_tools = *parallel;
   if (const Json* reasoning = fields.object("reasoning")) read_effort(*reasoning, request);
-  read_reasoning(fields, request);
+  read_reasoning(fields, defaults, request);
   if (const Json* text = fields.object("text")) {
     Fields inner(*text, "text");
     if (const Json* format = inner.object("format")) read_format(*format, "text.format", request);
@@ -228,7 +256,7 @@ GenerationRequest read_responses_request(const Json& body, const RequestDefaults
   read_format_extensions(fields, request);
   read_session(fields, request);
   fields.accept({"store", "metadata", "client_metadata", "service_tier", "safety_identifier",
-                 "prompt_cache_retention", "context_management"});
+                 "prompt_cache_retention", "context_management", "max_tool_calls"});
   note_unknown(fields, request);
 
   Json& echoed = request.echoed;

@@ -5,6 +5,7 @@
 #include "chat/reply_json.h"
 #include "server/api/plain_number.h"
 #include "server/api/reply_writer.h"
+#include "server/api/sealed_reasoning.h"
 
 namespace thermo {
 namespace {
@@ -35,14 +36,16 @@ class ResponsesWriter : public ReplyWriter {
         case AnswerEvent::Kind::Reasoning:
           out += open(Kind::Reasoning);
           text_ += one.text;
-          out += part_event("response.reasoning_text.delta", {{"delta", one.text}});
+          out += part_event("response.reasoning_text.delta", delta(one.text));
           break;
         case AnswerEvent::Kind::Content: {
           out += open(Kind::Message);
           text_ += one.text;
           const Json logprobs = entries(tokens);
           for (const Json& entry : logprobs) logprobs_.push_back(entry);
-          out += part_event("response.output_text.delta", {{"delta", one.text}, {"logprobs", logprobs}});
+          Json text = delta(one.text);
+          text["logprobs"] = logprobs;
+          out += part_event("response.output_text.delta", std::move(text));
           tokens = {};
           break;
         }
@@ -55,7 +58,7 @@ class ResponsesWriter : public ReplyWriter {
         case AnswerEvent::Kind::CallArguments:
           text_ += one.text;
           if (kind_ == Kind::Call)
-            out += item_event("response.function_call_arguments.delta", {{"delta", one.text}});
+            out += item_event("response.function_call_arguments.delta", delta(one.text));
           break;
         case AnswerEvent::Kind::CallEnd:
           out += close("completed");
@@ -72,7 +75,9 @@ class ResponsesWriter : public ReplyWriter {
   std::string end(std::span<const Answer> answers) override {
     const Answer& answer = answers.front();
     const bool cut = answer.finish_reason == "length";
-    return event(cut ? "response.incomplete" : "response.completed", {{"response", finished(answer)}});
+    // Beside the response, too: there other dialects have them.
+    return event(cut ? "response.incomplete" : "response.completed",
+                 {{"response", finished(answer)}, {"timings", timings_json(answer.stats)}});
   }
 
   std::string fail(const ApiError& error) override {
@@ -107,9 +112,7 @@ class ResponsesWriter : public ReplyWriter {
     }
     pieces(0, events, answer.logprobs);
     finish(0, answer);
-    Json reply = finished(answer);
-    reply["timings"] = timings_json(answer.stats);
-    return reply;
+    return finished(answer);
   }
 
  private:
@@ -129,6 +132,12 @@ class ResponsesWriter : public ReplyWriter {
     Json all = {{"content_index", 0}};
     all.update(data);
     return item_event(type, std::move(all));
+  }
+  // The next piece of an item, with what is measured so far where that is asked for.
+  Json delta(const std::string& text) const {
+    Json all = {{"delta", text}};
+    if (so_far_) all["timings"] = running_timings();
+    return all;
   }
 
   ToolOrigin origin() const {
@@ -150,7 +159,8 @@ class ResponsesWriter : public ReplyWriter {
       case Kind::Reasoning:
         out = {{"type", "reasoning"}, {"id", item_id_}, {"status", status}, {"summary", Json::array()}};
         out["content"] = empty ? Json::array() : Json::array({part(text)});
-        out["encrypted_content"] = nullptr;
+        out["encrypted_content"] =
+            request().seal_reasoning && !empty ? Json(seal_reasoning(text)) : Json(nullptr);
         break;
       case Kind::Message:
         out = {{"type", "message"}, {"id", item_id_}, {"role", "assistant"}, {"status", status}};
@@ -240,6 +250,7 @@ class ResponsesWriter : public ReplyWriter {
     out["output_text"] = answer.content;
     if (cut) out["incomplete_details"] = {{"reason", "max_output_tokens"}};
     out["completed_at"] = static_cast<int64_t>(std::time(nullptr));
+    out["timings"] = timings_json(answer.stats);
     return out;
   }
 

@@ -176,7 +176,7 @@ void read_effort(const Json& reasoning, GenerationRequest& request) {
   note_unknown(fields, request);
 }
 
-void read_reasoning(Fields& fields, GenerationRequest& request) {
+void read_reasoning(Fields& fields, const RequestDefaults& defaults, GenerationRequest& request) {
   if (const Json* kwargs = fields.object("chat_template_kwargs")) {
     request.template_kwargs = *kwargs;
     if (const auto thinking = Fields(*kwargs, "chat_template_kwargs").boolean("enable_thinking"))
@@ -189,7 +189,14 @@ void read_reasoning(Fields& fields, GenerationRequest& request) {
       request.thinking_budget = *tokens < 0 ? std::nullopt : std::optional<int>(static_cast<int>(*tokens));
       if (*tokens == 0) request.thinking = false;
     }
-  if (const auto format = fields.string("reasoning_format")) request.split_reasoning = *format != "none";
+  if (!request.thinking && !defaults.effort.empty()) set_effort(defaults.effort, request);
+  const std::string format =
+      fields.string("reasoning_format").value_or(defaults.split_reasoning ? "auto" : "none");
+  if (format != "none" && format != "auto" && format != "deepseek")
+    throw unsupported(
+        fields.path("reasoning_format"),
+        fmt::format("reasoning_format: '{}' is not offered; auto, deepseek or none was expected", format));
+  request.split_reasoning = format != "none";
 }
 
 void read_format(const Json& value, const std::string& path, GenerationRequest& request) {

@@ -15,7 +15,7 @@ void read_stream(Fields& fields, GenerationRequest& request);
 // Ids of tokens. 400 where one is none.
 std::vector<int32_t> read_token_ids(const Json& list, const std::string& path, int n_vocab);
 // chat_template_kwargs and explicit budgets; `effort` and `thinking` were read by the dialect before.
-void read_reasoning(Fields& fields, GenerationRequest& request);
+void read_reasoning(Fields& fields, const RequestDefaults& defaults, GenerationRequest& request);
 // json_schema, grammar: extensions, in any dialect. `format` of the dialect was read before.
 void read_format_extensions(Fields& fields, GenerationRequest& request);
 // {"type": "json_schema", ...} in the forms of chat (inside "json_schema") and of Responses and Messages

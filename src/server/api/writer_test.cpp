@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "server/api/reply_writer.h"
+#include "server/api/sealed_reasoning.h"
 
 namespace thermo {
 namespace {
@@ -209,6 +210,30 @@ TEST(ResponsesWriter, NumbersItsEventsAndRepeatsItsItems) {
     EXPECT_EQ(last["output"][3]["input"], "x");
     EXPECT_EQ(last["output"][3]["namespace"], "space");
     EXPECT_EQ(w.whole["output_text"], "Hello");
+  }
+}
+
+TEST(ResponsesWriter, EndsAStreamWithItsTimes) {
+  const Written w = write(Dialect::Responses, 3);
+  const Json& last = w.events.back().data;
+  EXPECT_EQ(last["timings"]["predicted_n"], 9);
+  EXPECT_EQ(last["response"]["timings"], w.whole["timings"]);
+  EXPECT_EQ(last["timings"], w.whole["timings"]);
+}
+
+TEST(ResponsesWriter, SealsReasoningForThoseWhoAskForIt) {
+  GenerationRequest r = request(Dialect::Responses);
+  for (const bool asked : {false, true}) {
+    r.seal_reasoning = asked;
+    const auto writer = make_reply_writer(
+        {.request = &r, .tokenizer = nullptr, .model = "m", .fingerprint = "f", .request_id = "req"});
+    const std::vector<Answer> answers = {answer()};
+    const Json item = writer->whole(answers)["output"][0];
+    ASSERT_EQ(item["type"], "reasoning");
+    if (asked)
+      EXPECT_EQ(open_reasoning(item["encrypted_content"].get<std::string>()), "think hard");
+    else
+      EXPECT_TRUE(item["encrypted_content"].is_null());
   }
 }
 

@@ -61,9 +61,8 @@ bool drop_head(std::string_view& bytes) {
   return (flags & kHeadChecked) == 0 || drop(2);
 }
 
-}  // namespace
-
-Unpacked gunzip(std::string_view bytes, size_t max_bytes, std::string& out) {
+// Takes one member off the front of `bytes`.
+Unpacked unpack_member(std::string_view& bytes, size_t max_bytes, std::string& out) {
   if (!drop_head(bytes)) return Unpacked::Broken;
   const size_t begin = out.size();
   zlib::inflate_stream stream;
@@ -84,11 +83,23 @@ Unpacked gunzip(std::string_view bytes, size_t max_bytes, std::string& out) {
     if (error && error != zlib::error::end_of_stream) return Unpacked::Broken;
     if (!error && n == 0 && at.avail_in == 0) return Unpacked::Broken;  // it is cut off
   }
-  const std::string_view tail(static_cast<const char*>(at.next_in), at.avail_in);
+  bytes.remove_prefix(bytes.size() - at.avail_in);
   const std::string_view text = std::string_view(out).substr(begin);
-  const bool whole = tail.size() == kTail && little_endian(tail) == crc32(text) &&
-                     little_endian(tail.substr(4)) == static_cast<uint32_t>(text.size());
-  return whole ? Unpacked::Ok : Unpacked::Broken;
+  const bool whole = bytes.size() >= kTail && little_endian(bytes) == crc32(text) &&
+                     little_endian(bytes.substr(4)) == static_cast<uint32_t>(text.size());
+  if (!whole) return Unpacked::Broken;
+  bytes.remove_prefix(kTail);
+  return Unpacked::Ok;
+}
+
+}  // namespace
+
+Unpacked gunzip(std::string_view bytes, size_t max_bytes, std::string& out) {
+  Unpacked result = Unpacked::Ok;
+  do {
+    result = unpack_member(bytes, max_bytes, out);
+  } while (result == Unpacked::Ok && !bytes.empty());
+  return result;
 }
 
 }  // namespace thermo

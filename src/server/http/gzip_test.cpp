@@ -63,6 +63,18 @@ TEST(Gzip, ReadsOptionalFields) {
   EXPECT_EQ(out, text);
 }
 
+TEST(Gzip, JoinsTheTextsOfSeveralMembers) {
+  const std::string two = gzip("What is ") + gzip("17 + 25?"), three = two + gzip("");
+  for (const std::string& packed : {two, three}) {
+    std::string out;
+    EXPECT_EQ(gunzip(packed, kPlenty, out), Unpacked::Ok);
+    EXPECT_EQ(out, "What is 17 + 25?");
+  }
+  std::string out;
+  EXPECT_EQ(gunzip(gzip("What is ") + gzip("17 + 25?"), 12, out), Unpacked::TooLarge);
+  EXPECT_EQ(gunzip(two.substr(0, two.size() - 1), kPlenty, out), Unpacked::Broken);
+}
+
 TEST(Gzip, StopsAtTheLimit) {
   const std::string bomb = gzip(std::string(10'000'000, ' '));
   EXPECT_LT(bomb.size(), 20'000u);

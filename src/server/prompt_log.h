@@ -1,0 +1,19 @@
+// Prompts and answers as files, for whoever asks for them with --log-prompts: one for each request that was
+// answered. Nothing else writes what people say.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "chat/answer.h"
+#include "server/prompt.h"
+#include "server/server_state.h"
+
+namespace thermo {
+
+// FOLDER/ID.json with the prompts as the model saw them and the answers, written by a worker. Nothing where
+// no folder was given. The thread of the sockets.
+void log_prompt(ServerState& server, const PreparedRequest& prepared, const std::string& request_id,
+                std::span<const Answer> answers);
+
+}  // namespace thermo

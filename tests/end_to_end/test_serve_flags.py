@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""Flags of `serve` that hold where a request says nothing, and what operators ask for."""
+import concurrent.futures
+import json
+import pathlib
+import signal
+import tempfile
+import time
+import unittest
+
+from harness import ProgramTest, USAGE, run
+from server_harness import Server, ask
+
+SUM = "What is 17 + 25?"
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+
+
+def reasoned(server, **more):
+    """The message, and how its reasoning ended."""
+    reply = server.post(CHAT, ask(SUM, **more))
+    return reply["choices"][0]["message"], reply["timings"]["reasoning_close"]
+
+
+class Reasoning(unittest.TestCase):
+    def test_has_a_budget_and_its_words(self):
+        with Server("-c", "2048", "--reasoning-budget", "3", "--reasoning-budget-message", " Enough.") as server:
+            message, close = reasoned(server)
+            self.assertEqual(close, "budget")
+            self.assertTrue(message["reasoning"].endswith(" Enough."), message)
+            # What a request says comes first.
+            self.assertEqual(reasoned(server, reasoning_budget_tokens=500)[1], "natural")
+            self.assertEqual(server.get("/props")["reasoning"]["budget"], 3)
+
+    def test_has_an_effort(self):
+        with Server("-c", "2048", "--reasoning-effort", "none") as server:
+            message, close = reasoned(server)
+            self.assertEqual((close, "reasoning" in message), ("none", False))
+            self.assertIn("reasoning", reasoned(server, reasoning_effort="low")[0])
+            self.assertIn("reasoning", reasoned(server, chat_template_kwargs={"enable_thinking": True})[0])
+
+    def test_can_stay_in_the_content(self):
+        with Server("-c", "2048", "--reasoning-format", "none") as server:
+            self.assertIn("</think>", reasoned(server)[0]["content"])
+            message = reasoned(server, reasoning_format="deepseek")[0]
+            self.assertNotIn("</think>", message["content"])
+            self.assertIn("reasoning", message)
+            status, _, reply = server.request("POST", CHAT, ask(SUM, reasoning_format="deepseek-legacy"))
+            self.assertEqual((status, reply["error"]["param"]), (400, "reasoning_format"))
+
+    def test_leaves_room_for_an_answer_whatever_the_limit_is(self):
+        with Server("-c", "256", "--loop-guard", "off") as server:
+            end = server.post("/tokenize", {"content": "</think>"})["tokens"]
+            for limit in ({}, {"max_tokens": 180}, {"max_tokens": 100000}):
+                message, close = reasoned(server, ignore_eos=True, logit_bias={str(id): -100 for id in end}, **limit)
+                self.assertEqual(close, "reserve", limit)
+                self.assertTrue(message["content"], limit)
+
+
+class Tokens(unittest.TestCase):
+    def test_special_ones_in_texts_are_read_when_told_to(self):
+        body = {"messages": [{"role": "user", "content": "x<|im_end|>y"}]}
+        with Server("-c", "512") as server:
+            plain = server.post("/apply-template", body)
+        with Server("-c", "512", "--parse-special-in-content") as server:
+            read = server.post("/apply-template", body)
+        self.assertLess(read["n_tokens"], plain["n_tokens"])
+        self.assertEqual(read["prompt"], plain["prompt"])
+
+
+class Watching(unittest.TestCase):
+    def test_names_the_drafter_of_a_request(self):
+        with Server("-c", "4096", "--parallel", "1", "--draft", "lookup") as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+            body = {"prompt": "one two one two one two", "max_tokens": 3000, "ignore_eos": True, "temperature": 0}
+            asked = pool.submit(server.request, "POST", "/v1/completions", body, headers={"X-Request-Id": "long"})
+            seen = []
+            while not asked.done() and not (seen and seen[0]["accept_len"]):
+                seen = server.get("/thermo/requests") or seen
+            self.assertEqual(seen[0]["drafter"], "lookup")
+            self.assertGreaterEqual(seen[0]["accept_len"], 1.0)
+            server.request("DELETE", "/thermo/requests/long")
+        with Server("-c", "4096", "--parallel", "1", "--draft", "none") as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(server.request, "POST", "/v1/completions", body, headers={"X-Request-Id": "long"})
+            while not (seen := server.get("/thermo/requests")):
+                self.assertFalse(asked.done())
+            self.assertEqual((seen[0]["drafter"], seen[0]["accept_len"]), (None, None))
+            while not (busy := [slot for slot in server.get("/slots") if slot["params"]]):
+                self.assertFalse(asked.done())
+            self.assertEqual(busy[0]["params"]["temperature"], 0)
+            self.assertLessEqual(busy[0]["next_token"]["n_remain"], 3000)
+            server.request("DELETE", "/thermo/requests/long")
+
+    def test_counts_requests_by_key_and_lines_of_the_log(self):
+        key = {"Authorization": "Bearer secret"}
+        with Server("-c", "512", "--api-key", "ann:secret", "--metrics-per-key") as server:
+            server.post(CHAT, ask(SUM, max_tokens=2), headers=key)
+            text = server.get("/metrics", headers=key)
+        self.assertIn('thermocline_requests_total{dialect="chat",outcome="ok",finish_reason="length",key="ann"} 1', text)
+        self.assertRegex(text, r'thermocline_log_messages_total\{level="info"\} [1-9]')
+        self.assertIn('thermocline_spec_rounds_total{drafter=', text)
+
+    def test_writes_prompts_where_it_is_told_to(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with Server("-c", "512", "--log-prompts", folder) as server:
+                server.post(CHAT, ask(SUM, reasoning_effort="none"), headers={"X-Request-Id": "a.b-1"})
+                self.assertIn("prompts and answers are written to", server.logged())
+                self.assertEqual(server.stop(), 0)
+            written = json.loads((pathlib.Path(folder) / "a.b-1.json").read_text())
+        self.assertIn(SUM, written["prompts"][0])
+        self.assertIn("42", written["answers"][0]["content"])
+
+    def test_opens_its_log_again(self):
+        with tempfile.TemporaryDirectory() as folder:
+            log = pathlib.Path(folder) / "log"
+            with Server("-c", "512", "--log-file", log) as server:
+                log.rename(pathlib.Path(folder) / "old")
+                server.process.send_signal(signal.SIGHUP)
+                end = time.monotonic() + 60
+                while not log.exists():
+                    self.assertLess(time.monotonic(), end)
+                    time.sleep(0.02)
+                server.post(CHAT, ask(SUM, max_tokens=1))
+                self.assertEqual(server.stop(), 0)
+            self.assertIn("chat ok", log.read_text())
+
+
+class Connect(ProgramTest):
+    def test_prints_settings_of_clients(self):
+        for client, words in (("claude", "ANTHROPIC_BASE_URL=http://h:1\n"), ("codex", 'base_url = "http://h:1/v1"\nwire_api = "responses"'),
+                              ("opencode", '"baseURL": "http://h:1/v1"'), ("openwebui", "OPENAI_API_BASE_URL=http://h:1/v1"), ("env", "OPENAI_API_KEY=k\n")):
+            self.assertIn(words, self.answer("connect", client, "--url", "http://h:1/", "--api-key", "k"))
+        json.loads(self.answer("connect", "opencode"))
+        self.assertEqual(run("connect", "emacs").returncode, USAGE)
+
+
+if __name__ == "__main__":
+    unittest.main()
