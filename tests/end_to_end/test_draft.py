@@ -21,10 +21,14 @@ class Text(ProgramTest):
                     with self.subTest(prompt=prompt, who=str(who), budget=budget):
                         self.assertEqual(self.answer(*arguments, "--draft", who, "--draft-budget", budget), plain)
 
-    def test_is_the_same_with_split_experts(self):
-        arguments = ["run", "--device", "sim", "--expert-cache", "30%", "-p", PROMPTS[0], "-n", "40", "--temp", "0"]
-        self.assertEqual(self.answer(*arguments, "--draft", "auto", "--draft-budget", "7"),
-                         self.answer(*arguments, "--draft", "none"))
+    def test_is_the_same_wherever_experts_are(self):
+        arguments = ["run", "-p", PROMPTS[0], "-n", "40", "--temp", "0"]
+        plain = self.answer(*arguments, "--device", "cpu", "--draft", "none")
+        for where in (["--device", "sim", "--expert-cache", "30%"], ["--device", "sim", "--expert-cache", "20%", "--expert-ram", "50%"],
+                      ["--device", "cpu", "--expert-ram", "40%"]):
+            for who in ("none", "auto", "mtp"):
+                with self.subTest(where=where, who=who):
+                    self.assertEqual(self.answer(*arguments, *where, "--draft", who, "--draft-budget", "7"), plain)
 
     def test_ends_at_a_stop_text_inside_a_round(self):
         arguments = ["run", "--device", "cpu", "-p", PROMPTS[0], "-n", "80", "--temp", "0", "--stop", "return"]
