@@ -330,7 +330,7 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
     reply.headers.emplace_back("openai-processing-ms", fmt::format("{:.0f}", ms));
     exchange_.reply(std::move(reply));
   }
-  log_prompt(server_, prepared_, exchange_.request().id, answers);
+  log_prompt(server_, prepared_, exchange_.request().id, writer_->id(), answers);
   for (size_t i = 0; i < choices_.size(); ++i) choices_[i].answer = std::move(answers[i]);
   record("ok");
 }

@@ -11,9 +11,10 @@
 
 namespace thermo {
 
-// FOLDER/ID.json with the prompts as the model saw them and the answers, written by a worker. Nothing where
-// no folder was given. The thread of the sockets.
+// FOLDER/REPLY.json with the prompts as the model saw them and the answers, for its owner only, written by a
+// worker. Named by the reply's id, which we made: a request's own may be any text. Nothing where no folder
+// was given. The thread of the sockets.
 void log_prompt(ServerState& server, const PreparedRequest& prepared, const std::string& request_id,
-                std::span<const Answer> answers);
+                const std::string& reply_id, std::span<const Answer> answers);
 
 }  // namespace thermo

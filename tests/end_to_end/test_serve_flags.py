@@ -101,10 +101,13 @@ class Watching(unittest.TestCase):
     def test_writes_prompts_where_it_is_told_to(self):
         with tempfile.TemporaryDirectory() as folder:
             with Server("-c", "512", "--log-prompts", folder) as server:
-                server.post(CHAT, ask(SUM, reasoning_effort="none"), headers={"X-Request-Id": "a.b-1"})
+                reply = server.post(CHAT, ask(SUM, reasoning_effort="none"), headers={"X-Request-Id": "a.b-1"})
                 self.assertIn("prompts and answers are written to", server.logged())
                 self.assertEqual(server.stop(), 0)
-            written = json.loads((pathlib.Path(folder) / "a.b-1.json").read_text())
+            path = pathlib.Path(folder) / f"{reply['id']}.json"
+            self.assertEqual(path.stat().st_mode & 0o777, 0o600)
+            written = json.loads(path.read_text())
+        self.assertEqual(written["request_id"], "a.b-1")
         self.assertIn(SUM, written["prompts"][0])
         self.assertIn("42", written["answers"][0]["content"])
 
