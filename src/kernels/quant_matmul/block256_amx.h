@@ -35,8 +35,8 @@
 // hidden behind them but for its stores, which take about a cycle each; tile stores take 40 cycles beside
 // them instead of 17.
 //
-// Tried: one panel after the other, 310 instead of 395 at n_act = 32, activations come from the second-level
-// cache for every panel. Adding to the outputs in all four quarters, 14 % slower at 64 rows: the first rows
+// Tried: one panel after the other, 13 to 25 % slower at n_act = 32: activations come from the second-level
+// cache for every panel. Adding to the outputs in all four quarters, 15 % slower at 64 rows: the first rows
 // wait for their tile stores. The two parts 4 KiB apart instead of side by side, nothing.
 #pragma once
 
