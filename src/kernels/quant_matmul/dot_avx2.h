@@ -41,11 +41,11 @@ struct StripCodes {
 
 // Where VPDPBUSD starts for activation row c.
 template <DType T>
-struct ChunkStart {
+struct GroupStart {
   const int32_t* const* first;
-  int chunk;
+  int group;
   THERMO_INLINE __m256i get(int c) const {
-    return kBiasLog2<T> < 0 ? _mm256_setzero_si256() : broadcast32(first[c] + chunk);
+    return kBiasLog2<T> < 0 ? _mm256_setzero_si256() : broadcast32(first[c] + group);
   }
 };
 template <DType T>
@@ -88,7 +88,7 @@ THERMO_INLINE void dot(__m256i (&sum)[R][NC], const __m256i (&scale)[R], const C
       else if constexpr (kShortSums<T>)
         sum[i][c] = dot_words(sum[i][c], part[i][c], scale[i]);
       else
-        sum[i][c] = _mm256_add_epi32(sum[i][c], _mm256_mullo_epi32(part[i][c], scale[i]));
+        sum[i][c] = dot_words(sum[i][c], _mm256_shuffle_epi8(part[i][c], load(kSplitPlaces.byte)), scale[i]);
     }
   } else if constexpr (kSignedCodes<T>) {
     unroll<N>([&](auto j) THERMO_LAMBDA {

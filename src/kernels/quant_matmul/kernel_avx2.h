@@ -21,9 +21,10 @@
 // Bound. Zen 4 starts 8 VPMADDUBSW and 8 VPADDW in 5.0 cycles, not 4: additions take turns on the two ports
 // of the products. Q4_K has 72 + 72 of them and 12 others per 256 columns, 8 matrix rows and activation row:
 // 49 cycles, 153 multiply-adds a nanosecond at 3.66 GHz. The product of a strip alone reaches that; unpacking
-// takes another 150 cycles a strip, a tenth of the time of 16 rows. VPDPBUSD: 64 + 16 + 5 operations on two
-// ports, 43 cycles; reached 46. Golden Cove has three ports, two of which multiply: 52 and 43 cycles by the
-// same count.
+// takes another 150 cycles a strip, a tenth of the time of 16 rows. VPDPBUSD: 64 + 8 + 4 + 5 operations on
+// two ports, 41 cycles. Golden Cove has three ports, two of which multiply: 50 and 41 cycles by the same
+// count, reached 57 and 45 with 64 rows. AVX-VNNI cannot be 1.4 times as fast as AVX2 there: its 64 products
+// alone take 32 cycles, and the three ports do AVX2's additions at the same time as its products.
 //
 // Measured on a Zen 4 server core (EPYC, 3.66 GHz, shared with other work: best of many), K = 2048: GMAC/s of
 // one core with the weights in L2. Before: the kernel of few rows in passes of 4. From memory one row reads
@@ -60,7 +61,7 @@ THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body,
                                      const Columns<NC>& x, [[maybe_unused]] const uint8_t* limit,
                                      __m256 acc[NC]) {
   static constexpr PanelFormat f = kPanelFormat<T>;
-  if constexpr (kAsk) prefetch<64 + f.scale_bytes, NC>(body - 64, limit);
+  if constexpr (kAsk) prefetch<64 + f.scale_bytes, NC>(body - 64, half == 0 ? limit : nullptr);
   Scales256<T> scales;
   scales.read(header, body, half);
   Starts<T> starts[NC];
@@ -74,13 +75,13 @@ THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body,
       sum[0][c] = times_factor<Scales256<T>::kFactor>(scales.template sum_dot<false>(meta));
   });
   unroll<8>([&](auto s) THERMO_LAMBDA {
-    constexpr int chunks = 32 / kChunkCols<T>;
+    constexpr int groups = 32 / f.group_cols;
     const uint8_t* sub = body + f.scale_bytes + s * f.sub_bytes() + 32 * half;
-    if constexpr (kAsk) prefetch<f.sub_bytes(), NC>(sub, limit);
-    unroll<chunks>([&](auto k) THERMO_LAMBDA {
-      const __m256i scale[1] = {scales.template scale<(s * 32 + k * kChunkCols<T>) / f.group_cols>()};
-      dot<T, 8 / chunks * k, 8 / chunks>(sum, scale, x, b * 256 + s * 32, PackedCodes<T>{sub},
-                                         ChunkStart<T>{first, chunks * s + k});
+    if constexpr (kAsk) prefetch<f.sub_bytes(), NC>(sub, s % 2 == half ? limit : nullptr);
+    unroll<groups>([&](auto k) THERMO_LAMBDA {
+      const __m256i scale[1] = {scales.template scale<groups * s + k>()};
+      dot<T, 8 / groups * k, 8 / groups>(sum, scale, x, b * 256 + s * 32, PackedCodes<T>{sub},
+                                         GroupStart<T>{first, groups * s + k});
     });
   });
   unroll<NC>([&](auto c) THERMO_LAMBDA {
@@ -109,6 +110,9 @@ THERMO_INLINE void multiply_block32(const uint8_t* header, const uint8_t* body, 
 }
 
 // kAsk: asks for weights up to `limit`. The question alone costs one row a sixth of its speed from cache.
+// Of 256 columns each half asks for every other 32: memory is then as busy during the upper half as during
+// the lower. Q4_K from memory, one Sapphire Rapids core, 1, 2 and 4 activation rows: 23.6, 42, 65 -> 24.3,
+// 45, 76 GMAC/s. Blocks of 32 columns gain nothing by it.
 template <DType T, int NC, bool kAsk>
 void multiply_panel(const uint8_t* panel, int n_cols, const Columns<NC>& x, const uint8_t* limit,
                     __m256 out[2][NC]) {
@@ -126,8 +130,8 @@ void multiply_panel(const uint8_t* panel, int n_cols, const Columns<NC>& x, cons
         // Both halves broadcast the same activations; GCC would keep all of them, on the stack.
         asm volatile("" ::: "memory");
         if constexpr (f.block_cols == 256)
-          multiply_block256<T, NC, kAsk>(header + i * f.header_step(), body, half, b0 + i, x,
-                                         half == 0 ? limit : nullptr, acc[half]);
+          multiply_block256<T, NC, kAsk>(header + i * f.header_step(), body, half, b0 + i, x, limit,
+                                         acc[half]);
         else
           multiply_block32<T, NC, kAsk>(header + i * f.header_step(), body, half, b0 + i, x,
                                         half == 0 ? limit : nullptr, acc[half]);

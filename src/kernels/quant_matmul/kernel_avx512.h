@@ -70,8 +70,28 @@ struct SumVector<true> {
   using Type = __m512;
 };
 
-// A block's sum of scale * dot, exact: as floats where these cannot round (kExactGroups), as pairs of 16-bit
-// numbers where the dot products of 16 columns fit into them, else with VPMULLD.
+// VPSHUFB's places that cut a lane of 32 bits into its low byte and its other bytes, two 16-bit numbers, and
+// that move its low half into the upper one.
+struct alignas(64) SplitPlaces {
+  int8_t byte[64];
+  consteval SplitPlaces() : byte{} {
+    for (int i = 0; i < 64; ++i)
+      byte[i] = static_cast<int8_t>(i % 4 == 0 ? i % 16 : i % 4 == 1 ? -128 : i % 16 - 1);
+  }
+};
+inline constexpr SplitPlaces kSplitPlaces;
+struct alignas(64) UpperPlaces {
+  int8_t byte[64];
+  consteval UpperPlaces() : byte{} {
+    for (int i = 0; i < 64; ++i) byte[i] = static_cast<int8_t>(i % 16 / 4 * 4 + i % 2);
+  }
+};
+inline constexpr UpperPlaces kUpperPlaces;
+
+// A block's sum of scale * dot, exact: as floats where these cannot round (kExactGroups), else with VPDPWSSD.
+// Its 16-bit numbers are the dot products of 16 columns where these fit, or a dot product of at most 24 bits,
+// cut into its low byte and the rest; the scale of the rest is 256 times the scale. VPMULLD would be two
+// operations on one port of Intel's.
 template <DType T>
 struct ScaledSum {
   static constexpr PanelFormat f = kPanelFormat<T>;
@@ -93,20 +113,20 @@ struct ScaledSum {
     else if constexpr (kPairs)
       return _mm512_or_si512(scale, _mm512_slli_epi32(scale, 16));
     else
-      return scale;
+      return and_or(scale, _mm512_set1_epi32(0xffff), _mm512_slli_epi32(scale, 24));
   }
   THERMO_INLINE void add(__m512i dot, Sum scale) {
     static_assert(!kPairs || f.group_cols == 32);
     if constexpr (kFloats)
       sum = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dot), sum);
     else
-      sum = _mm512_add_epi32(sum, _mm512_mullo_epi32(dot, scale));
+      sum = _mm512_dpwssd_epi32(sum, _mm512_shuffle_epi8(dot, load(kSplitPlaces.byte)), scale);
   }
   // Both halves of 32 columns.
   THERMO_INLINE void add(__m512i dot0, __m512i dot1, Sum scale) {
     if constexpr (kPairs)
-      sum = _mm512_dpwssd_epi32(sum, _mm512_mask_blend_epi16(0xaaaaaaaau, dot0, _mm512_slli_epi32(dot1, 16)),
-                                scale);
+      sum = _mm512_dpwssd_epi32(
+          sum, _mm512_mask_shuffle_epi8(dot0, 0xccccccccccccccccu, dot1, load(kUpperPlaces.byte)), scale);
     else
       add(_mm512_add_epi32(dot0, dot1), scale);
   }

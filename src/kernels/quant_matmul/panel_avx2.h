@@ -3,10 +3,9 @@
 //
 // The two differ in kVnni. AVX2 multiplies and adds in 16-bit pairs, where only so many products fit, and
 // widens the pairs while it multiplies them with the small scale. VPDPBUSD adds four products to 32 bits at
-// once. Its codes are always unsigned, and its sums start at -2^kBiasLog2 * (sum of the activation codes):
-// the exact value for formats with an offset, and for Q4_K and Q5_K a shift that makes the sum of a chunk fit
-// into 16 bits, so that one VPDPWSSD multiplies it with its scale. The shift is taken back with the scales'
-// product with the sums of activations.
+// once. Its codes are always unsigned; those of formats with an offset start their sum at -offset * (sum of
+// the activation codes). The sum of a group has at most 24 bits. VPSHUFB cuts it into its low byte and the
+// rest, and one VPDPWSSD multiplies the two with scale and 256 * scale: 16-bit numbers, and exact.
 #pragma once
 
 #include <immintrin.h>
@@ -102,22 +101,25 @@ constexpr int kChain = kPanelFormat<T>.table == CodeTable::Mxfp4 || kPanelFormat
                        : kPanelFormat<T>.bits == 6                                            ? 2
                                                                                               : 8;
 
-// Columns whose products are summed before they meet their scale.
+// VPDPBUSD starts at -2^kBiasLog2 * (sum of the activation codes); -1: at zero.
 template <DType T>
-constexpr int kChunkCols = kVnni&& kPanelFormat<T>.bits == 5 ? 16 : kPanelFormat<T>.group_cols;
+constexpr int kBiasLog2 = kVnni ? kPanelFormat<T>.offset_log2 : -1;
 
-// Where VPDPBUSD starts: see above; -1: at zero.
+// The sum of a group fits into 16 bits as it is: Q2_K, Q3_K.
 template <DType T>
-constexpr int kBiasLog2 =
-    !kVnni                                                         ? -1
-    : kPanelFormat<T>.offset_log2 >= 0 || kPanelFormat<T>.bits < 4 ? kPanelFormat<T>.offset_log2
-                                                                   : kPanelFormat<T>.bits - 1;
-
-// The sum of a chunk fits into 16 bits.
-template <DType T>
-constexpr bool kShortSums = kVnni&& kChunkCols<T> * 127 *
+constexpr bool kShortSums = kVnni&& kPanelFormat<T>.group_cols * 127 *
                                 (kBiasLog2<T> >= 0 ? 1 << kBiasLog2<T> : (1 << kPanelFormat<T>.bits) - 1) <
                             32768;
+
+// The low byte of each lane of 32 bits, and its other bytes, as two 16-bit numbers.
+struct alignas(32) SplitPlaces {
+  int8_t byte[32];
+  consteval SplitPlaces() : byte{} {
+    for (int i = 0; i < 32; ++i)
+      byte[i] = static_cast<int8_t>(i % 4 == 0 ? i % 16 : i % 4 == 1 ? -128 : i % 16 - 1);
+  }
+};
+inline constexpr SplitPlaces kSplitPlaces;
 
 template <DType T>
 struct alignas(32) CodeBytes {
@@ -191,15 +193,14 @@ THERMO_INLINE void unpack_six(const uint8_t* p, __m256i t[4]) {
                                          _mm256_and_si256(_mm256_srli_epi16(v2, 2), bytes(48))));
 }
 
-// VPSHUFB's places of one byte of every row: twice (low, high), or once where the sums are short. -1 gives
-// zero.
+// VPSHUFB's places of one byte of every row, in the low or the high byte of both 16-bit halves of a lane; -1
+// gives zero.
 struct alignas(32) ScalePlaces {
   int8_t byte[32];
-  consteval ScalePlaces(int low, int high) : byte{} {
-    for (int i = 0; i < 32; ++i) {
-      const int place = i % 4 >= (kVnni ? 2 : 4) ? -1 : i % 2 == 0 ? low : high;
-      byte[i] = static_cast<int8_t>(place < 0 ? -128 : place + i % 16 / 4 * 4);
-    }
+  consteval ScalePlaces(int low, int high, int low_of_second, int high_of_second) : byte{} {
+    const int places[4] = {low, high, low_of_second, high_of_second};
+    for (int i = 0; i < 32; ++i)
+      byte[i] = static_cast<int8_t>(places[i % 4] < 0 ? -128 : places[i % 4] + i % 16 / 4 * 4);
   }
 };
 
@@ -209,18 +210,19 @@ THERMO_INLINE const int16_t* act_sums(const ActMeta256& meta) {
   return kPanelFormat<T>.group_cols == 16 ? meta.sum16 : meta.sum32;
 }
 
-// Where the sums of a block's chunks start: -2^kBiasLog2 * (sum of the activation codes).
+// Where the sums of a block's groups start: -2^kBiasLog2 * (sum of the activation codes).
 template <DType T>
 struct alignas(32) Starts {
-  static_assert(kBiasLog2<T> < 0 || kChunkCols<T> == 32 || kBiasLog2<T> <= 5);
+  static constexpr int kGroupCols = kPanelFormat<T>.group_cols;
+  static_assert(kBiasLog2<T> < 0 || kGroupCols == 32 || kBiasLog2<T> <= 5);
   // Q6_K finds them ready.
-  static constexpr bool kReady = kChunkCols<T> == 16 && kBiasLog2<T> == 5;
-  int32_t value[kBiasLog2<T> < 0 || kReady ? 1 : 256 / kChunkCols<T>];
+  static constexpr bool kReady = kGroupCols == 16 && kBiasLog2<T> == 5;
+  int32_t value[kBiasLog2<T> < 0 || kReady ? 1 : 256 / kGroupCols];
 
   THERMO_INLINE const int32_t* prepare(const ActMeta256& meta) {
     if constexpr (kReady) {
       return meta.start32;
-    } else if constexpr (kBiasLog2<T> >= 0 && kChunkCols<T> == 16) {
+    } else if constexpr (kBiasLog2<T> >= 0 && kGroupCols == 16) {
       unroll<2>([&](auto i) THERMO_LAMBDA {
         store(value + 8 * i, _mm256_srai_epi32(load(meta.start32 + 8 * i), 5 - kBiasLog2<T>));
       });
@@ -238,10 +240,8 @@ template <DType T>
 struct Scales256 {
   static constexpr PanelFormat f = kPanelFormat<T>;
   static constexpr bool kUnsigned = f.scales == ScaleKind::SixMin || f.scales == ScaleKind::Nibble;
-  // Scales too multiply the sums of activations, with this factor: to take the offset of the codes off, or to
-  // take the shift of the starts back.
-  static constexpr int kFactor = kVnni ? (f.has_min() && kBiasLog2<T> >= 0 ? 1 << kBiasLog2<T> : 0)
-                                       : (!f.has_min() && !kSignedCodes<T> ? -(1 << f.offset_log2) : 0);
+  // Scales too multiply the sums of activations, with this factor, to take the offset of the codes off.
+  static constexpr int kFactor = !kVnni && !f.has_min() && !kSignedCodes<T> ? -(1 << f.offset_log2) : 0;
   static constexpr int kSumVectors = f.group_cols == 16 ? 4 : 2;
   __m256i t[4];
   __m256i mins[4];
@@ -274,16 +274,17 @@ struct Scales256 {
     }
   }
 
-  // The scale of a group as its sums need it: in both 16-bit halves of a row's lane for pairs, in the lower
-  // one for short sums, else in 32 bits.
+  // The scale of a group as its sums need it: in both 16-bit halves of a row's lane. With VPDPBUSD the upper
+  // one is 256 times the lower one, or zero where the sums are short.
   template <int Group>
   THERMO_INLINE __m256i scale() const {
     constexpr int i = Group % 4;
-    const __m256i v = t[Group / 4];
-    if constexpr (kVnni && !kShortSums<T>) return _mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * i), 24);
-    static constexpr ScalePlaces places(kUnsigned ? i : -1, kUnsigned ? -1 : i);
-    const __m256i words = _mm256_shuffle_epi8(v, load(places.byte));
-    return kUnsigned ? words : _mm256_srai_epi16(words, 8);
+    static constexpr ScalePlaces low(i, -1, kVnni ? -1 : i, kVnni && !kShortSums<T> ? i : -1);
+    static constexpr ScalePlaces high(-1, i, -1, kShortSums<T> ? -1 : i);
+    if constexpr (kUnsigned) return _mm256_shuffle_epi8(t[Group / 4], load(low.byte));
+    const __m256i upper = _mm256_shuffle_epi8(t[Group / 4], load(high.byte));
+    const __m256i both = _mm256_srai_epi16(upper, 8);
+    return kVnni && !kShortSums<T> ? _mm256_blend_epi16(both, upper, 0xaa) : both;
   }
 
   // The bytes of mins[j] or t[j] as 16-bit numbers: groups 0 2 and groups 1 3 of a row.

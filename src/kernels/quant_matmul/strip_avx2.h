@@ -134,9 +134,9 @@ template <DType T, int NC>
     for (int s = 0; s < 8; ++s) {
       // The sums stay in memory: the registers belong to the products.
       asm volatile("" ::"r"(sum) : "memory");
-      constexpr int chunks = 32 / kChunkCols<T>;
+      constexpr int groups = 32 / f.group_cols;
       if constexpr (kSignedCodes<T>) {
-        static_assert(chunks == 1);
+        static_assert(groups == 1);
         __m256i part[2][NC];
         dot_wide(part, w.codes[s], wide, 32 * s);
         THERMO_EACH(i, 2) {
@@ -145,10 +145,10 @@ template <DType T, int NC>
           sum[i][c] = _mm256_add_epi32(sum[i][c], _mm256_mullo_epi32(part[i][c], scale));
         }
       } else {
-        unroll<chunks>([&](auto k) THERMO_LAMBDA {
-          const __m256i(&scale)[2] = w.scale[(s * 32 + k * kChunkCols<T>) / f.group_cols];
-          dot<T, 8 / chunks * k, 8 / chunks>(sum, scale, x, b * 256 + s * 32, StripCodes{w.codes[s]},
-                                             ChunkStart<T>{first, chunks * s + k});
+        unroll<groups>([&](auto k) THERMO_LAMBDA {
+          const __m256i(&scale)[2] = w.scale[groups * s + k];
+          dot<T, 8 / groups * k, 8 / groups>(sum, scale, x, b * 256 + s * 32, StripCodes{w.codes[s]},
+                                             GroupStart<T>{first, groups * s + k});
         });
       }
     }
