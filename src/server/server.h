@@ -34,7 +34,8 @@ class Server {
   // Refuses new requests and lets running ones finish within the grace; the rest is cancelled. Returns when
   // nobody is served any more. `hurry`: asked now and then; true ends the grace.
   void shut_down(const std::function<bool()>& hurry = {});
-  // Closes every connection and ends the threads; what still runs is cancelled. The engine may go after this.
+  // Closes every connection and ends the threads; what still runs is cancelled. The engine goes after this
+  // and before the server: it may still tell how cancelled requests ended.
   void stop();
   // Somebody asked for the end over HTTP.
   bool shutdown_requested() const;

@@ -87,7 +87,7 @@ class Client {
 struct Running {
   explicit Running(ScriptedEngineOptions engine, ServerOptions options = {},
                    const Tokenizer* tokenizer = &plankton().tokenizer())
-      : service(std::move(engine)), server(with_free_port(std::move(options))) {
+      : server(with_free_port(std::move(options))), service(std::move(engine)) {
     ServedModel model;
     model.id = "m";
     model.tokenizer = tokenizer;
@@ -117,8 +117,8 @@ struct Running {
     EXPECT_TRUE(what());
   }
 
-  ScriptedEngine service;
   Server server;
+  ScriptedEngine service;  // goes first: see Server::stop()
 };
 
 const std::string kAsk =
