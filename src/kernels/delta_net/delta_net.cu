@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(128)
   }
   const int lane = threadIdx.x % 32;
   HeadSlice<kDim> slice;
-  slice.load_gate(a, row, head, 0, lane);
+  slice.load_gate(a.norm, a.z_of(row, head), 0, lane);
   const float square = slice.load(o + row * o_step + head * kDim, lane);
   slice.put(a, row, head, 0, square, lane);
 }
@@ -241,9 +241,13 @@ template <int kDim>
 bool launch_many(const DeviceDeltaNetArgs& a, StreamView stream) {
   if constexpr (kSplits<kDim>) {
     if (!has_clusters()) return false;
-    launch(delta_net_many_kernel<kDim>,
-           dim3(static_cast<unsigned>(a.n_head_v), static_cast<unsigned>(a.max_groups)), kManyThreads, 0,
-           stream, a, kManyRows);
+    static const bool ready = [] {
+      return allow_shared(delta_net_many_kernel<kDim>, sizeof(ManyShared<kDim>)), true;
+    }();
+    static_cast<void>(ready);
+    const int blocks = kManyBlocks * device_in_use().n_multiprocessors, items = a.n_head_v * a.max_groups;
+    launch(delta_net_many_kernel<kDim>, static_cast<unsigned>(blocks < items ? blocks : items), kManyThreads,
+           sizeof(ManyShared<kDim>), stream, a, kManyRows);
     return true;
   }
   return false;

@@ -55,6 +55,7 @@ struct DeviceDeltaNetArgs {
   int max_stages = 2;  // fewer for tests: what cards with less memory do
 
   constexpr int n_channels() const { return (2 * n_head_k + n_head_v) * dim; }
+  constexpr const float* z_of(int64_t row, int head) const { return z + (row * n_head_v + head) * dim; }
 };
 
 // Rows of an uncommitted group that this device has the shared memory for, at most kMaxDeltaRows. dim as

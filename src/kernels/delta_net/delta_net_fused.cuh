@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kFusedThreads<kDim, kSplit>)
     const int count = min(round_rows, n - first);
     if (first > 0) __syncthreads();
     HeadSlice<kJ> slice;  // of row `warp`, loaded long before it is needed
-    if (warp < count) slice.load_gate(a, begin + first + warp, head, first_j, lane);
+    if (warp < count) slice.load_gate(a.norm, a.z_of(begin + first + warp, head), first_j, lane);
     if constexpr (kPrepared) {
       const float* const rows = a.mixed + static_cast<int64_t>(begin + first) * a.n_channels();
       constexpr int kPieces = (2 * kDim + kJ) / 4;
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kFusedThreads<kDim, kSplit>)
     if (warp < count) sum_squares(slice, warp, own);
     for (int r = warp + n_warps; kMore && r < count; r += n_warps) {
       HeadSlice<kJ> other;
-      other.load_gate(a, begin + first + r, head, first_j, lane);
+      other.load_gate(a.norm, a.z_of(begin + first + r, head), first_j, lane);
       sum_squares(other, r, other.load(v + r * kValue, lane));
     }
     if constexpr (!kPrepared) break;  // that was all

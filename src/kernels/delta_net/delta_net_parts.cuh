@@ -86,12 +86,12 @@ struct HeadSlice {
   float gate[kPer];  // norm weight * silu(z)
   float x[kPer];     // output of the rule
 
-  __device__ __forceinline__ void load_gate(const DeviceDeltaNetArgs& a, int64_t row, int head, int first,
-                                            int lane) {
+  // `z`: of the head.
+  __device__ __forceinline__ void load_gate(const float* norm, const float* z, int first, int lane) {
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
       const int d = first + min(lane + 32 * i, kCount - 1);
-      gate[i] = __ldg(a.norm + d) * silu(a.z[(row * a.n_head_v + head) * a.dim + d]);
+      gate[i] = __ldg(norm + d) * silu(z[d]);
     }
   }
   // Returns the sum of squares.
