@@ -87,46 +87,60 @@ void run_steps(DType in, DType out, int n_embd, int n_ff) {
   for (int r = 0; r < kRows; ++r) acts.to_blocks(r, blocks.data() + static_cast<size_t>(r) * chunks);
   const DeviceBuffer device_blocks = to_device(blocks);
 
-  for (const int n_rows : {1, 2, 3, 8, 17, 32, 64}) {
-    // All rows to expert 0, one to expert 1.
-    std::vector<DeviceSlot> slots;
-    for (int first = 0; first < n_rows; first += kExpertSmallTile) {
-      DeviceSlot slot{device.base_of(0), 0, first, std::min(kExpertSmallTile, n_rows - first), {}};
-      for (int i = 0; i < slot.count; ++i) slot.rows[i] = first + i;
-      slots.push_back(slot);
+  // Slots of 8 pairs, the same among so many that kernels take another form, and slots of 16.
+  struct Form {
+    const char* name;
+    int slot_rows, max_slots;
+  };
+  for (const Form& form : {Form{"few slots", kExpertSmallTile, 0}, Form{"many slots", kExpertSmallTile, 300},
+                           Form{"wide slots", kExpertWideTile, 300}})
+    for (const int n_rows : {1, 2, 3, 8, 17, 32, 64}) {
+      // All rows to expert 0, one to expert 1.
+      std::vector<DeviceSlot> slots;
+      std::vector<int32_t> pair_row;
+      for (int first = 0; first < n_rows; first += form.slot_rows) {
+        DeviceSlot slot{device.base_of(0), 0, first, std::min(form.slot_rows, n_rows - first), {}};
+        for (int i = 0; i < slot.count; ++i) {
+          if (i < kSlotRows) slot.rows[i] = first + i;
+          pair_row.push_back(first + i);
+        }
+        slots.push_back(slot);
+      }
+      slots.push_back({device.base_of(1), 1, n_rows, 1, {n_rows - 1}});
+      pair_row.push_back(n_rows - 1);
+      const size_t n_pairs = pair_row.size();
+      DeviceBuffer device_slots = to_device(slots), device_rows = to_device(pair_row),
+                   n_slots = to_device(std::vector<int32_t>{static_cast<int32_t>(slots.size())});
+      DeviceBuffer hidden(n_pairs * static_cast<size_t>(n_ff) * sizeof(float)),
+          y = to_device(std::vector<float>(n_pairs * static_cast<size_t>(n_embd), -1.0f));
+      DeviceExpertArgs args;
+      args.gate = device.gate;
+      args.up = device.up;
+      args.down = device.down;
+      args.n_expert = 2;
+      args.routes.n_slots = n_slots.as<int32_t>();
+      args.routes.slots = device_slots.as<DeviceSlot>();
+      args.routes.pair_row = device_rows.as<int32_t>();
+      args.max_slots = std::max(static_cast<int>(slots.size()), form.max_slots);
+      args.max_slot_rows = std::min(n_rows, form.slot_rows);
+      if (!expert_few_possible(args, form.slot_rows) && form.slot_rows > kExpertSmallTile) continue;
+      (act_format(in) == ActFormat::Q8x256 ? args.x.blocks256 : args.x.blocks32) = device_blocks.data();
+      args.x.blocks_stride = static_cast<int64_t>(chunks);
+      args.hidden.f32 = hidden.as<float>();
+      args.hidden.f32_stride = n_ff;
+      args.y = y.as<float>();
+      args.n_embd = n_embd;
+      expert_ffn_cuda(args, {});
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      const std::vector<float> got = to_host(y.as<float>(), n_pairs * static_cast<size_t>(n_embd));
+      const std::string what = std::string(dtype_name(in)) + " " + dtype_name(out) + " " +
+                               std::to_string(n_embd) + " x " + std::to_string(n_ff) + ", rows " +
+                               std::to_string(n_rows) + ", " + form.name;
+      expect_bits(got.data(), want[0].data(), static_cast<size_t>(n_rows) * n_embd, what);
+      expect_bits(got.data() + static_cast<size_t>(n_rows) * n_embd,
+                  want[1].data() + static_cast<size_t>(n_rows - 1) * n_embd, static_cast<size_t>(n_embd),
+                  what + ", single");
     }
-    slots.push_back({device.base_of(1), 1, n_rows, 1, {n_rows - 1}});
-    const size_t n_pairs = static_cast<size_t>(n_rows) + 1;
-    const DeviceBuffer device_slots = to_device(slots),
-                       n_slots = to_device(std::vector<int32_t>{static_cast<int32_t>(slots.size())});
-    DeviceBuffer hidden(n_pairs * static_cast<size_t>(n_ff) * sizeof(float)),
-        y = to_device(std::vector<float>(n_pairs * static_cast<size_t>(n_embd), -1.0f));
-    DeviceExpertArgs args;
-    args.gate = device.gate;
-    args.up = device.up;
-    args.down = device.down;
-    args.n_expert = 2;
-    args.routes.n_slots = const_cast<DeviceBuffer&>(n_slots).as<int32_t>();
-    args.routes.slots = const_cast<DeviceBuffer&>(device_slots).as<DeviceSlot>();
-    args.max_slots = static_cast<int>(slots.size());
-    args.max_slot_rows = std::min(n_rows, kExpertSmallTile);
-    (act_format(in) == ActFormat::Q8x256 ? args.x.blocks256 : args.x.blocks32) = device_blocks.data();
-    args.x.blocks_stride = static_cast<int64_t>(chunks);
-    args.hidden.f32 = hidden.as<float>();
-    args.hidden.f32_stride = n_ff;
-    args.y = y.as<float>();
-    args.n_embd = n_embd;
-    expert_ffn_cuda(args, {});
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    const std::vector<float> got = to_host(y.as<float>(), n_pairs * static_cast<size_t>(n_embd));
-    const std::string what = std::string(dtype_name(in)) + " " + dtype_name(out) + " " +
-                             std::to_string(n_embd) + " x " + std::to_string(n_ff) + ", rows " +
-                             std::to_string(n_rows);
-    expect_bits(got.data(), want[0].data(), static_cast<size_t>(n_rows) * n_embd, what);
-    expect_bits(got.data() + static_cast<size_t>(n_rows) * n_embd,
-                want[1].data() + static_cast<size_t>(n_rows - 1) * n_embd, static_cast<size_t>(n_embd),
-                what + ", single");
-  }
 }
 
 TEST(ExpertBitsCuda, SmallStepsHaveTheProcessorsBits) {

@@ -1,12 +1,21 @@
-// Quantised experts of steps of 2 to 255 rows, in slots of up to 8 pairs: integer products with the bits of
-// the processor's kernels (panel_exact.cuh).
+// Quantised experts of steps of 2 rows up to short prompts, in slots of up to 8 or 16 pairs: integer products
+// with the bits of the processor's kernels (panel_exact.cuh).
 //
 // Bound by the bytes of the chosen experts. A warp has a panel alone and streams it through shared memory,
-// three chunks of 256 columns ahead, by copies that need no registers: a block keeps 55 KB and more in
-// flight, two blocks and more share a multiprocessor. A block of the first product has 4 panels of gate and
-// the same 4 of up; one of the second has some groups of 8 panels of down, whose weights it asks for before
-// it waits for the first. Hidden rows are handed over as floats, and each block of down rounds them again:
-// the group of columns that shares a step is made by many blocks.
+// some chunks of 256 columns ahead, by copies that need no registers: 110 KB and more are in flight on a
+// multiprocessor. With few slots that is three chunks of each warp of two blocks; with many it is two chunks
+// of three blocks, or four for down, because latencies are the bound and more warps hide more of them. A
+// block of the first product has 4 panels of gate and the same 4 of up; one of the second has some groups of
+// 8 panels of down, whose weights it asks for before it waits for the first. Hidden rows are handed over as
+// floats, and each block of down rounds them again: the group of columns that shares a step is made by many
+// blocks.
+//
+// 35B-A3B on an H200, gate and up of a layer, then down (ncu, us): 64 sequences 75 and 58 with the form of
+// few slots, 72 and 52 with that of many (58 and 35 at the bandwidth). Steps of 4 and 8 rows lose 15 and 9 %
+// with it. 512 rows of a prompt 181 and 113 with slots of 16 pairs, 221 and 139 with f16 tiles of 64; from
+// 768 rows on tiles are as fast.
+//
+// Lost: panels of a later slot asked into L2 by cp.async.bulk.prefetch, 235 and 160 us for 64 sequences.
 #include <initializer_list>
 
 #include "base/units.h"
@@ -17,7 +26,16 @@
 namespace thermo {
 namespace {
 
-constexpr int kWarps = 8, kInPanels = kWarps / 2, kStages = 3;
+constexpr int kWarps = 8, kInPanels = kWarps / 2;
+constexpr int kManySlots = 128;  // which fill the card with either form
+
+// Chunks of a warp in flight, blocks to a multiprocessor, chunks of down of a warp at least, pairs of a slot.
+struct FewForm {
+  int stages, in_blocks, out_blocks, out_chunks, rows;
+};
+constexpr int kNarrow = 0, kMany = 1, kWide = 2;
+constexpr FewForm kForms[] = {
+    {3, 2, 2, 4, kExpertSmallTile}, {2, 3, 4, 8, kExpertSmallTile}, {2, 2, 3, 8, kExpertWideTile}};
 
 struct ExpertFewPlan {
   DeviceExpertArgs a;
@@ -45,8 +63,8 @@ __device__ __forceinline__ LaneValue dot_chunk(const uint8_t* chunk, int place, 
 
 // A warp's panels one after the other: panel_of(i), nullptr for none, i < n_panels. ready() makes the rows of
 // the chunks, act_bytes each, from `acts` on; put(i, act, row of the panel, y) of every output of panel i,
-// some of acts that are none. kRows: 1 and 2 for slots of as many, 8 else.
-template <DType T, int kRows, class PanelOf, class Ready, class Put>
+// some of acts that are none. kRows: 1 and 2 for slots of as many, else 8 or 16.
+template <DType T, int kRows, int kStages, class PanelOf, class Ready, class Put>
 __device__ __forceinline__ void stream_panels(const DeviceMatrix& w, int n_panels, const PanelOf& panel_of,
                                               std::byte* stages, int chunk_bytes, const std::byte* acts,
                                               int act_bytes, int lane, const Ready& ready, const Put& put) {
@@ -66,7 +84,8 @@ __device__ __forceinline__ void stream_panels(const DeviceMatrix& w, int n_panel
   int stage = 0;
 #pragma unroll 1
   for (int panel = 0; panel < n_panels; ++panel) {
-    float y[4] = {};
+    constexpr int kTiles = kRows <= 8 ? 1 : kRows / 8;
+    float y[kTiles][4] = {};
     int act = 2 * (lane & 3), row = 2 * (lane >> 2);
     bool mine = true;
 #pragma unroll 1
@@ -81,19 +100,18 @@ __device__ __forceinline__ void stream_panels(const DeviceMatrix& w, int n_panel
           const LaneValue v =
               dot_chunk<T, kRows>(bytes, chunk & (kPanelFormat<T>.unit_blocks - 1), rows, lane);
           const float step = reinterpret_cast<const BlockActs*>(rows + v.act * kFewRowBytes)->meta[0].step;
-          y[0] = __fmaf_rn(v.value, step, y[0]);
+          y[0][0] = __fmaf_rn(v.value, step, y[0][0]);
           act = v.act;
           row = v.row;
           mine = v.here;
         } else {
-          few_chunk<T, 1>(bytes,
-                          chunk & (kPanelFormat<T>.block_cols == 256 ? kPanelFormat<T>.unit_blocks - 1 : 0),
-                          min(8, (w.n_cols - chunk * 256) / 32), rows, lane,
-                          [&](int, int, const float(&value)[4], float left, float right) {
+          few_chunk<T, kTiles>(
+              bytes, chunk & (kPanelFormat<T>.block_cols == 256 ? kPanelFormat<T>.unit_blocks - 1 : 0),
+              min(8, (w.n_cols - chunk * 256) / 32), rows, lane,
+              [&](int, int n, const float(&value)[4], float left, float right) {
 #pragma unroll
-                            for (int k = 0; k < 4; ++k)
-                              y[k] = __fmaf_rn(value[k], k % 2 == 0 ? left : right, y[k]);
-                          });
+                for (int k = 0; k < 4; ++k) y[n][k] = __fmaf_rn(value[k], k % 2 == 0 ? left : right, y[n][k]);
+              });
         }
       }
       __syncwarp();
@@ -102,10 +120,12 @@ __device__ __forceinline__ void stream_panels(const DeviceMatrix& w, int n_panel
     }
     if (panel_of(panel) == nullptr || !mine) continue;
     if constexpr (kRows <= 2) {
-      put(panel, act, row, y[0]);
+      put(panel, act, row, y[0][0]);
     } else {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) put(panel, act + k % 2, row + k / 2, y[k]);
+      for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (int k = 0; k < 4; ++k) put(panel, 8 * n + act + k % 2, row + k / 2, y[n][k]);
     }
   }
 }
@@ -113,21 +133,23 @@ __device__ __forceinline__ void stream_panels(const DeviceMatrix& w, int n_panel
 // Calls run<T, kRows> for the weight type and the rows of a slot. Codes of 6 bits take a tensor core's lanes
 // 35 instructions for 32 columns: with one or two rows dot products are a quarter faster. Those of 4 bits
 // take 8, and dot products lose a third.
-template <bool kAny, class Run>
+template <int kForm, bool kAny, class Run>
 __device__ __forceinline__ void for_slot(DType dtype, int n_acts, const Run& run) {
   for_few_type<kAny>(dtype, [&]<DType T>() {
     if constexpr (kPanelFormat<T>.block_cols == 256 && kPanelFormat<T>.bits == 6) {
       if (n_acts == 1) return run.template operator()<T, 1>();
       if (n_acts == 2) return run.template operator()<T, 2>();
     }
+    if constexpr (kForms[kForm].rows > 8)
+      if (n_acts > 8) return run.template operator()<T, kForms[kForm].rows>();
     run.template operator()<T, 8>();
   });
 }
 
-template <bool kAny>
-__global__ void __launch_bounds__(32 * kWarps, 2)
+template <int kForm, bool kAny>
+__global__ void __launch_bounds__(32 * kWarps, kForms[kForm].in_blocks)
     expert_in_few_kernel(const __grid_constant__ ExpertFewPlan plan) {
-  __shared__ __align__(16) float part[kWarps][16 * kExpertSmallTile];
+  __shared__ __align__(16) float part[kWarps][16 * kForms[kForm].rows];
   extern __shared__ __align__(16) std::byte shared[];
   const DeviceExpertArgs& a = plan.a;
   wait_for_inputs();
@@ -152,7 +174,8 @@ __global__ void __launch_bounds__(32 * kWarps, 2)
     const std::byte* const blocks =
         static_cast<const std::byte*>(act_group_cols(w.dtype) == 256 ? a.x.blocks256 : a.x.blocks32);
     for (int act = 0; act < n_acts; ++act) {
-      const std::byte* const from = blocks + slot.rows[act] * a.x.blocks_stride * kDotChunkBytes + lane * 16;
+      const int row = kForms[kForm].rows <= kSlotRows ? slot.rows[act] : a.routes.pair_row[first + act];
+      const std::byte* const from = blocks + row * a.x.blocks_stride * kDotChunkBytes + lane * 16;
       std::byte* const to = shared + act * kFewRowBytes + lane * 16;
       if (lane < kDotChunkBytes / 16)
 #pragma unroll 2
@@ -162,10 +185,11 @@ __global__ void __launch_bounds__(32 * kWarps, 2)
     }
     __syncthreads();
   };
-  for_slot<kAny>(w.dtype, n_acts, [&]<DType T, int kRows>() {
-    stream_panels<T, kRows>(
-        w, 1, [&](int) { return bytes; }, shared + plan.acts_bytes + warp * kStages * plan.chunk_bytes,
-        plan.chunk_bytes, shared, plan.act_rows * kFewRowBytes, lane, make_rows,
+  for_slot<kForm, kAny>(w.dtype, n_acts, [&]<DType T, int kRows>() {
+    stream_panels<T, kRows, kForms[kForm].stages>(
+        w, 1, [&](int) { return bytes; },
+        shared + plan.acts_bytes + warp * kForms[kForm].stages * plan.chunk_bytes, plan.chunk_bytes, shared,
+        plan.act_rows * kFewRowBytes, lane, make_rows,
         [&](int, int act, int row, float y) { part[warp][act * 16 + row] = y; });
   });
   __syncthreads();
@@ -178,8 +202,8 @@ __global__ void __launch_bounds__(32 * kWarps, 2)
   }
 }
 
-template <bool kAny>
-__global__ void __launch_bounds__(32 * kWarps, 2)
+template <int kForm, bool kAny>
+__global__ void __launch_bounds__(32 * kWarps, kForms[kForm].out_blocks)
     expert_out_few_kernel(const __grid_constant__ ExpertFewPlan plan) {
   extern __shared__ __align__(16) std::byte shared[];
   const DeviceExpertArgs& a = plan.a;
@@ -214,15 +238,14 @@ __global__ void __launch_bounds__(32 * kWarps, 2)
     }
     __syncthreads();
   };
-  for_slot<kAny>(w.dtype, n_acts, [&]<DType T, int kRows>() {
-    stream_panels<T, kRows>(w, plan.groups, panel_of,
-                            shared + plan.acts_bytes + warp * kStages * plan.chunk_bytes, plan.chunk_bytes,
-                            shared, plan.act_rows * kFewRowBytes, lane, make_rows,
-                            [&](int group, int act, int row, float y) {
-                              const int at = (first_panel + group * kWarps) * 16 + row;
-                              if (act < n_acts && at < w.n_rows)
-                                a.y[static_cast<int64_t>(first + act) * a.n_embd + at] = y;
-                            });
+  for_slot<kForm, kAny>(w.dtype, n_acts, [&]<DType T, int kRows>() {
+    stream_panels<T, kRows, kForms[kForm].stages>(
+        w, plan.groups, panel_of, shared + plan.acts_bytes + warp * kForms[kForm].stages * plan.chunk_bytes,
+        plan.chunk_bytes, shared, plan.act_rows * kFewRowBytes, lane, make_rows,
+        [&](int group, int act, int row, float y) {
+          const int at = (first_panel + group * kWarps) * 16 + row;
+          if (act < n_acts && at < w.n_rows) a.y[static_cast<int64_t>(first + act) * a.n_embd + at] = y;
+        });
   });
 }
 
@@ -242,48 +265,81 @@ struct FewSizes {
     }
   }
   int acts_bytes(int rows) const { return n_chunks * rows * kFewRowBytes; }
-  int bytes(int rows) const { return acts_bytes(rows) + kWarps * kStages * chunk_bytes; }
+  int bytes(int rows, const FewForm& form) const {
+    return acts_bytes(rows) + kWarps * form.stages * chunk_bytes;
+  }
 };
 
 }  // namespace
 
-bool expert_few_possible(const DeviceExpertArgs& a) noexcept {
+bool expert_few_possible(const DeviceExpertArgs& a, int slot_rows) noexcept {
   const auto good = [](const DeviceMatrix& gate, const DeviceMatrix& up, const DeviceMatrix& down) {
     return gate.n_rows == 0 ||
            (!is_float_type(gate.dtype) && !is_float_type(up.dtype) && !is_float_type(down.dtype) &&
             act_group_cols(gate.dtype) == act_group_cols(up.dtype));
   };
-  constexpr int kOwn = 8 * 1024;  // more than a kernel declares itself
-  const int most = static_cast<int>(device_in_use().max_shared_bytes) - kOwn;
+  const FewForm& form = kForms[slot_rows > kExpertSmallTile ? kWide : kNarrow];
+  const int own =
+      kWarps * 16 * form.rows * static_cast<int>(sizeof(float)) + 4 * 1024;  // more than a kernel has itself
+  const int most = static_cast<int>(device_in_use().max_shared_bytes) - own;
+  const FewSizes in({&a.gate, &a.up, &a.shared_gate, &a.shared_up}), out({&a.down, &a.shared_down});
   return good(a.gate, a.up, a.down) && good(a.shared_gate, a.shared_up, a.shared_down) &&
-         FewSizes({&a.gate, &a.up, &a.shared_gate, &a.shared_up}).bytes(kExpertSmallTile) <= most &&
-         FewSizes({&a.down, &a.shared_down}).bytes(kExpertSmallTile) <= most;
+         slot_rows <= form.rows && in.bytes(form.rows, form) <= most && out.bytes(form.rows, form) <= most &&
+         (slot_rows <= kExpertSmallTile || (in.dot && out.dot));
 }
 
-void expert_few_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept {
+namespace {
+
+template <int kForm, bool kAny>
+void launch_in(const DeviceExpertArgs& args, const FewSizes& sizes, StreamView stream) {
   static const bool ready = [] {
-    const size_t most = device_in_use().max_shared_bytes;
-    allow_shared(expert_in_few_kernel<false>, most);
-    allow_shared(expert_in_few_kernel<true>, most);
-    allow_shared(expert_out_few_kernel<false>, most);
-    allow_shared(expert_out_few_kernel<true>, most);
-    return true;
+    return allow_shared(expert_in_few_kernel<kForm, kAny>, device_in_use().max_shared_bytes), true;
   }();
   static_cast<void>(ready);
+  const int rows = args.max_slot_rows;
+  launch(expert_in_few_kernel<kForm, kAny>,
+         dim3(static_cast<unsigned>(ceil_div(sizes.n_rows, 16 * kInPanels)),
+              static_cast<unsigned>(args.max_slots)),
+         32 * kWarps, static_cast<size_t>(sizes.bytes(rows, kForms[kForm])), stream,
+         ExpertFewPlan{args, sizes.chunk_bytes, sizes.acts_bytes(rows), rows, 1});
+}
+
+template <int kForm, bool kAny>
+void launch_out(const DeviceExpertArgs& args, const FewSizes& sizes, StreamView stream) {
+  static const bool ready = [] {
+    return allow_shared(expert_out_few_kernel<kForm, kAny>, device_in_use().max_shared_bytes), true;
+  }();
+  static_cast<void>(ready);
+  const int rows = args.max_slot_rows, groups = ceil_div(kForms[kForm].out_chunks, sizes.n_chunks);
+  launch(expert_out_few_kernel<kForm, kAny>,
+         dim3(static_cast<unsigned>(ceil_div(sizes.n_rows, 16 * kWarps * groups)),
+              static_cast<unsigned>(args.max_slots)),
+         32 * kWarps, static_cast<size_t>(sizes.bytes(rows, kForms[kForm])), stream,
+         ExpertFewPlan{args, sizes.chunk_bytes, sizes.acts_bytes(rows), rows, groups});
+}
+
+}  // namespace
+
+void expert_few_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept {
   const FewSizes in({&args.gate, &args.up, &args.shared_gate, &args.shared_up}),
       out({&args.down, &args.shared_down});
-  const unsigned slots = static_cast<unsigned>(args.max_slots);
-  const int rows = args.max_slot_rows;
-  launch(in.dot ? expert_in_few_kernel<false> : expert_in_few_kernel<true>,
-         dim3(static_cast<unsigned>(ceil_div(in.n_rows, 16 * kInPanels)), slots), 32 * kWarps,
-         static_cast<size_t>(in.bytes(rows)), stream,
-         ExpertFewPlan{args, in.chunk_bytes, in.acts_bytes(rows), rows, 1});
-  constexpr int kOutChunks = 4;  // of a warp, at least
-  const int groups = ceil_div(kOutChunks, out.n_chunks);
-  launch(out.dot ? expert_out_few_kernel<false> : expert_out_few_kernel<true>,
-         dim3(static_cast<unsigned>(ceil_div(out.n_rows, 16 * kWarps * groups)), slots), 32 * kWarps,
-         static_cast<size_t>(out.bytes(rows)), stream,
-         ExpertFewPlan{args, out.chunk_bytes, out.acts_bytes(rows), rows, groups});
+  const bool wide = args.max_slot_rows > kExpertSmallTile, many = args.max_slots >= kManySlots;
+  if (!in.dot)
+    launch_in<kNarrow, true>(args, in, stream);
+  else if (wide)
+    launch_in<kWide, false>(args, in, stream);
+  else if (many)
+    launch_in<kMany, false>(args, in, stream);
+  else
+    launch_in<kNarrow, false>(args, in, stream);
+  if (!out.dot)
+    launch_out<kNarrow, true>(args, out, stream);
+  else if (wide)
+    launch_out<kWide, false>(args, out, stream);
+  else if (many)
+    launch_out<kMany, false>(args, out, stream);
+  else
+    launch_out<kNarrow, false>(args, out, stream);
 }
 
 }  // namespace thermo

@@ -194,6 +194,30 @@ int expert_tile(int n_rows, int n_used, int n_expert) noexcept {
   return pairs <= 10 || !has_room ? kExpertLowTile : kExpertTile;
 }
 
+namespace {
+
+// Pairs of an expert, on average.
+int mean_pairs(const RouteConfig& route, int n_rows) {
+  return n_rows * route.n_expert_used / route.n_expert;
+}
+
+}  // namespace
+
+bool expert_form_is_large(const DeviceExpertArgs& args, const RouteConfig& route, int n_rows) noexcept {
+  if (!expert_tiles_possible(args)) return false;
+  if (args.gate.n_rows == 0) return n_rows > kDenseSmallRows;
+  return n_rows > kExpertSmallRows &&
+         !(mean_pairs(route, n_rows) <= kWidePairs && expert_few_possible(args, kExpertWideTile));
+}
+
+int expert_slot_rows(const DeviceExpertArgs& args, const RouteConfig& route, int n_rows) noexcept {
+  if (expert_form_is_large(args, route, n_rows))
+    return expert_tile(n_rows, route.n_expert_used, route.n_expert);
+  const bool wide = n_rows > kMaxListRows && args.gate.n_rows > 0 &&
+                    mean_pairs(route, n_rows) >= kNarrowPairs && expert_few_possible(args, kExpertWideTile);
+  return wide ? kExpertWideTile : kExpertSmallTile;
+}
+
 bool expert_tiles_possible(const DeviceExpertArgs& a) noexcept {
   const auto good = [](const DeviceMatrix& gate, const DeviceMatrix& up, const DeviceMatrix& down) {
     return gate.n_rows == 0 ||
@@ -203,7 +227,7 @@ bool expert_tiles_possible(const DeviceExpertArgs& a) noexcept {
 }
 
 void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept {
-  if (!args.large && expert_few_possible(args)) return expert_few_cuda(args, stream);
+  if (!args.large && expert_few_possible(args, args.max_slot_rows)) return expert_few_cuda(args, stream);
   if (!args.large) return expert_ffn_small_cuda(args, stream);
   static_assert(kExpertLowTile == kLowActs);
   // Two blocks to a multiprocessor, or it is not worth it.

@@ -26,7 +26,7 @@ struct DeviceExpertArgs {
 
   DeviceRoutes routes;
   int max_slots = 0;
-  int max_slot_rows = 0;  // of a slot, at most kExpertSmallTile in the small form
+  int max_slot_rows = 0;  // of a slot, in the small form at most kExpertWideTile
   DeviceActs x;           // by row
   DeviceActsOut hidden;   // by pair
   float* y = nullptr;     // [pairs][n_embd]
@@ -38,7 +38,7 @@ struct DeviceExpertArgs {
   bool with_shared = true;
   int value_bytes = 0;  // set by expert_ffn_cuda, and `few`
   bool few = false;
-  bool large = false;  // slots of `tile` pairs for the tensor-core tiles; else of 8
+  bool large = false;  // f16 tensor-core tiles, of slots of `tile` pairs
   int tile = 0;        // expert_tile()
 };
 
@@ -49,16 +49,27 @@ bool expert_tiles_possible(const DeviceExpertArgs& args) noexcept;
 inline constexpr int kExpertLowTile = 16;
 inline constexpr int kExpertTile = 64;
 int expert_tile(int n_rows, int n_used, int n_expert) noexcept;
+// And in the small form: few pairs, or kExpertWideTile where an expert gets more of them.
 inline constexpr int kExpertSmallTile = 8;
-// Up to here the small form is used where the processor may take part, so that experts have the bits of its
-// kernels. Beyond, the large form is used by everyone.
+inline constexpr int kExpertWideTile = 16;
+// Pairs of an expert, on average, from which slots are wide, and up to which the small form is used where
+// wide slots are possible.
+inline constexpr int kNarrowPairs = 4, kWidePairs = 20;
+// Up to here the small form is used in any case, because the processor may take part, so that experts have
+// the bits of its kernels.
 inline constexpr int kExpertSmallRows = 255;
 // A dense layer is the GPU's alone, and up to here quantised ones are plain products (linear_few.cuh). No
 // further: with 128 rows of a 27B model the large form takes 62 ms, slots of 8 rows 95.
 inline constexpr int kDenseSmallRows = 64;
-inline bool expert_form_is_large(const DeviceExpertArgs& args, int n_rows) noexcept {
-  const bool dense = args.gate.n_rows == 0;
-  return n_rows > (dense ? kDenseSmallRows : kExpertSmallRows) && expert_tiles_possible(args);
+// Whether the matrices can be computed in the small form by integer products, in slots of so many pairs.
+bool expert_few_possible(const DeviceExpertArgs& args, int slot_rows) noexcept;
+bool expert_form_is_large(const DeviceExpertArgs& args, const RouteConfig& route, int n_rows) noexcept;
+// Pairs of a slot in the form that a step of so many rows has.
+int expert_slot_rows(const DeviceExpertArgs& args, const RouteConfig& route, int n_rows) noexcept;
+// Rows of a step in the small form, at most, of quantised experts.
+constexpr int max_expert_small_rows(const RouteConfig& route) {
+  const int wide = route.n_expert_used > 0 ? (kWidePairs + 1) * route.n_expert / route.n_expert_used : 0;
+  return wide > kExpertSmallRows ? wide : kExpertSmallRows;
 }
 
 void expert_ffn_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept;

@@ -25,8 +25,7 @@ __device__ __forceinline__ bool resolve(const DeviceExpertArgs& a, const DeviceS
   return base != nullptr;
 }
 
-// Steps whose slots have at most kExpertSmallTile pairs: quantised weights, and all others.
-bool expert_few_possible(const DeviceExpertArgs& args) noexcept;
+// The small form: quantised weights, and all others.
 void expert_few_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept;
 void expert_ffn_small_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept;
 

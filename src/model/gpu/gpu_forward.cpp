@@ -194,12 +194,13 @@ void set_matrices(const GpuBlockWeights& w, Args& args) {
 }  // namespace
 
 // Where the norm before the experts leaves its rows: as they read them, and as the router does.
-DeviceActsOut GpuModel::Impl::expert_input(const GpuBlockWeights& w, int n_rows) const noexcept {
+DeviceActsOut GpuModel::Impl::expert_input(const RouteConfig& route, const GpuBlockWeights& w,
+                                           int n_rows) const noexcept {
   DeviceActsOut h = act.h;
   h.blocks256 = h.blocks32 = nullptr;
   DeviceExpertArgs args;
   set_matrices(w, args);
-  if (expert_form_is_large(args, n_rows)) return h;
+  if (expert_form_is_large(args, route, n_rows)) return h;
   for (const DeviceMatrix* m : {&args.gate, &args.up, &args.shared_gate, &args.shared_up}) {
     if (m->n_rows == 0 || is_float_type(m->dtype)) continue;
     if (act_format(m->dtype) == ActFormat::Q8x256)
@@ -221,9 +222,9 @@ void GpuModel::Impl::run_experts(Pass& pass, int il, const Block& block, const G
   args.hidden = act.hidden;
   args.y = act.parts;
   args.n_embd = config.n_embd;
-  args.large = expert_form_is_large(args, n_rows);
+  args.large = expert_form_is_large(args, block.route, n_rows);
   if (args.large) args.hidden.f32 = nullptr;
-  args.tile = expert_tile(n_rows, block.route.n_expert_used, args.n_expert);
+  args.tile = expert_slot_rows(args, block.route, n_rows);
 
   DeviceRouteArgs route;
   route.config = block.route;
@@ -240,12 +241,12 @@ void GpuModel::Impl::run_experts(Pass& pass, int il, const Block& block, const G
   route.shared_logit = w.floats(Role::SharedWeight) != nullptr ? act.shared_logit : nullptr;
   route.n_rows = n_rows;
   route.n_valid = pass.rows.n_valid;
-  route.tile = args.large ? args.tile : kExpertSmallTile;
+  route.tile = args.tile;
   route.out = act.routes;
   route.out.uses = uses ? uses->of_layer(il) : nullptr;
   route_topk_cuda(route, stream.view());
   args.max_slots = max_route_slots(route.config, route.shared, n_rows, route.tile);
-  args.max_slot_rows = std::min(n_rows, kExpertSmallTile);
+  args.max_slot_rows = std::min(n_rows, args.tile);
   if (experts != nullptr && block.routed() && n_rows > kMaxMailRows)
     experts->run_large(il, args, n_rows, stream.view());
   else
@@ -389,7 +390,7 @@ void GpuModel::Impl::feed_forward(Pass& pass, int il, size_t b, const Block& blo
   norm.shared_gate = w.floats(Role::SharedWeight);
   norm.shared_logit = act.shared_logit;
   norm.cold_out = cold;
-  norm.h = expert_input(w, pass.n_rows);
+  norm.h = expert_input(block.route, w, pass.n_rows);
   if (dense_is_many(block, w, pass.n_rows)) norm.h.f32 = nullptr;
   norm.factor = is_few(pass.n_rows) ? act.norm_factor : nullptr;
   begin_block(pass, w);
@@ -428,7 +429,7 @@ void GpuModel::Impl::dense_ffn(Pass& pass, const GpuBlockWeights& w) noexcept {
   const int n_rows = pass.n_rows, n_ff = w[Role::FfnGate].n_rows;
   float* const gate = act.hidden.f32;
   float* const up = gate + static_cast<size_t>(n_rows) * static_cast<size_t>(n_ff);
-  linear({{w[Role::FfnGate], gate, n_ff}, {w[Role::FfnUp], up, n_ff}}, expert_input(w, n_rows).read(),
+  linear({{w[Role::FfnGate], gate, n_ff}, {w[Role::FfnUp], up, n_ff}}, expert_input({}, w, n_rows).read(),
          n_rows);
   const DeviceActsOut hidden = rounded_for(w[Role::FfnDown], act.hidden);
   swiglu_rows_cuda(gate, up, n_rows, n_ff, hidden, stream.view());
@@ -452,7 +453,7 @@ bool GpuModel::Impl::dense_is_many(const Block& block, const GpuBlockWeights& w,
 
 void GpuModel::Impl::dense_many_ffn(Pass& pass, const GpuBlockWeights& w) noexcept {
   const int n_rows = pass.n_rows;
-  const DeviceActs h = expert_input(w, n_rows).read();
+  const DeviceActs h = expert_input({}, w, n_rows).read();
   wide_tiles_cuda(h, nullptr, n_rows, config.n_embd, act.room, stream.view());
   wide_swiglu_cuda({.gate = w[Role::FfnGate],
                     .up = w[Role::FfnUp],

@@ -82,7 +82,7 @@ void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, b
   room_bytes = linear_room(n_batch, std::max({c.n_embd, q_dim, c.ssm_inner()}));
   room = carver.take<std::byte>(room_bytes);
   // What experts read in the small form: rows rounded in groups of 256 and of 32, and hidden rows.
-  const int expert_rows = small_ffn ? n_batch : std::min(n_batch, kExpertSmallRows);
+  const int expert_rows = small_ffn ? n_batch : std::min(n_batch, max_expert_small_rows(c.route));
   h.blocks_stride = ceil_div(c.n_embd, 256);
   const size_t block_bytes = static_cast<size_t>(expert_rows) * static_cast<size_t>(h.blocks_stride) *
                              static_cast<size_t>(kDotChunkBytes);

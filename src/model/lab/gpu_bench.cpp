@@ -3,7 +3,8 @@
 //   [--prefill N] [--deep N] [--steps N] [--no-graphs] [--draft DRAFTER.gguf] [--profile]
 //   [--sequences N] [--only decode|logits|rows|draft|prefill|deep|repeat|one|big|uncommitted|sequences]
 // --sequences: steps of a row of each, after --prefill tokens.
-// --profile: a profiler sees the last step of each row count or number of sequences, and the last draft.
+// --profile: a profiler sees the last step of each row count, number of sequences or prompt, and the last
+// draft.
 #include <cuda_profiler_api.h>
 #include <fmt/format.h>
 
@@ -295,7 +296,9 @@ int main(int argc, char** argv) {
         model.clear(0);
         const std::vector<Row> rows = chain(n, i, n_vocab);
         const double t = now();
+        if (profile && i == 3) cudaProfilerStart();
         step(model, rows);
+        if (profile && i == 3) cudaProfilerStop();
         if (i > 0) {
           wall.push_back(now() - t);
           device.push_back(model.last_step_ms() * 1e-3);
