@@ -7,7 +7,7 @@
 //
 // 64 sequences of 35B-A3B on an H200, 268 MB a layer, 64 us at the bandwidth: clusters of four blocks took
 // 108 us and spent most of their time waiting for the first bytes and for each other, a block for each head
-// and sequence 88, this one 80.
+// and sequence 88, this one 78.
 //
 // Rejected: one block to a multiprocessor that stays, with the copy engine bringing the next states: 112 us,
 // because from dot to norm a head takes 7 us. The state of a later block asked into L2 by
@@ -98,6 +98,7 @@ __global__ void __launch_bounds__(kManyThreads, kManyBlocks)
 
   Item item = item_from(static_cast<int>(blockIdx.x));
   ask_state(item);
+  Item next = item_from(item.at + static_cast<int>(gridDim.x));
   allow_next();
   wait_for_inputs();
   ask_rows(item, shared.rows[0]);
@@ -105,22 +106,23 @@ __global__ void __launch_bounds__(kManyThreads, kManyBlocks)
   float2 gate = gate_inputs(item);
   for (int turn = 0; item.n > 0; turn ^= 1) {
     const ManyRows<kDim>& rows = shared.rows[turn];
-    const Item next = item_from(item.at + static_cast<int>(gridDim.x));
-    const float2 next_gate = gate_inputs(next);
     if (gate_row < item.n) {
       shared.gates[gate_row][0] = expf(a.a[item.head] * softplus_device(gate.x + a.dt_bias[item.head]));
       shared.gates[gate_row][1] = sigmoid_device(gate.y);
     }
+    // The memory is never left without requests: each thread asks again as soon as it has read.
     copy_wait<0>();
-    __syncthreads();  // the rows are there, and all are through with those before
     Tile tiles[kTiles];
 #pragma unroll
     for (int b = 0; b < kTiles; ++b)
 #pragma unroll
       for (int i = 0; i < 4; ++i) tiles[b].s[i] = shared.state[(4 * b + i) * kManyThreads + threadIdx.x];
     ask_state(next);
+    __syncthreads();  // the rows are there, and all are through with those before
     ask_rows(next, shared.rows[turn ^ 1]);
     copy_commit();
+    gate = gate_inputs(next);
+    const Item after = item_from(next.at + static_cast<int>(gridDim.x));
     for (int r = 0; r < item.n; ++r) {
       const float decay = shared.gates[r][0], beta = shared.gates[r][1];
       float4 x[4];
@@ -160,7 +162,7 @@ __global__ void __launch_bounds__(kManyThreads, kManyBlocks)
       for (int b = 0; b < kTiles; ++b) slices[b].put(a, item.begin + warp, item.head, b * kJ, square, lane);
     }
     item = next;
-    gate = next_gate;
+    next = after;
   }
 }
 
