@@ -89,6 +89,11 @@ bool Sampler::edits_nothing(std::span<const RepeatedRun> runs) const noexcept {
          repeat_counts_.entries().empty() && runs.empty();
 }
 
+bool Sampler::leaves_alone(int32_t token) const {
+  return token >= 0 && !params_.logit_bias.contains(token) && !is_banned(token) &&
+         reply_counts_.entries().empty() && repeat_counts_.entries().empty() && dry_window_.tokens().empty();
+}
+
 template <class LogitOf, class Filter>
 void Sampler::edit_tokens(const LogitOf& logit, const Filter& filter,
                           std::span<const RepeatedRun> runs) const {
@@ -254,9 +259,10 @@ std::optional<int32_t> Sampler::sample(const TopLogits& top, int64_t position, c
     if (top.best < 0) return last_resort(filter);
     if (!filter || filter(top.best)) return top.best;
   }
-  if (top.n == TopLogits::kNotListed) return std::nullopt;
-
   const bool greedy = params_.temperature == 0.0f, whole = top.floor == -INFINITY;
+  // Edits only lower logits here, or the row would be needed.
+  if (greedy && leaves_alone(top.best) && (!filter || filter(top.best))) return top.best;
+  if (top.n == TopLogits::kNotListed) return std::nullopt;
   const bool edited = edit_top(top);
   // What the row has beyond the list, relative to its largest logit.
   double unlisted = edited ? INFINITY : top.sum_exp * (1.0 + kSumError);

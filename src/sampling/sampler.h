@@ -73,6 +73,8 @@ class Sampler {
   bool end_tokens_banned() const noexcept;
   bool is_banned(int32_t token) const;
   bool edits_nothing(std::span<const RepeatedRun> runs) const noexcept;
+  // Nothing changes this token's logit.
+  bool leaves_alone(int32_t token) const;
   // Bias, penalties and DRY, in order; the filter comes between them. `logit(token)` points to the token's
   // logit, or is null.
   template <class LogitOf, class Filter>

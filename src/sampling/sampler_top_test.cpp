@@ -165,6 +165,25 @@ TEST(SamplerTop, SettlesTheUsualParameters) {
   }
 }
 
+// A list of hundreds of tokens for each of many streams is not read where the best one is not touched.
+TEST(SamplerTop, TakesTheBestTokenWithoutAListWhereNothingLowersIt) {
+  constexpr int kVocab = 1000, kEnd = 3;
+  SamplingParams params;
+  params.temperature = 0.0f;
+  params.ignore_eos = true;
+  params.logit_bias = {{5, -2.0f}};
+  Sampler sampler(params, kVocab, std::vector<int32_t>{kEnd});
+  const auto choice_of_best = [&](int32_t best, const TokenFilter& filter = {}) {
+    std::vector<float> row = random_row(kVocab, 1, 1.0f);
+    row[static_cast<size_t>(best)] = 20.0f;
+    return sampler.sample(*top_of(row, 1, 1), 0, filter);
+  };
+  EXPECT_EQ(choice_of_best(7), 7);
+  EXPECT_EQ(choice_of_best(kEnd), std::nullopt);
+  EXPECT_EQ(choice_of_best(5), std::nullopt);
+  EXPECT_EQ(choice_of_best(7, TokenFilter([](int32_t token) { return token != 7; })), std::nullopt);
+}
+
 // The sum that comes with the top is rounded differently from the row's, so a nucleus that ends within
 // rounding must not be cut with it.
 TEST(SamplerTop, NeverCutsANucleusThatEndsWithinRounding) {
