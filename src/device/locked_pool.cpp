@@ -37,7 +37,7 @@ LockedBuffer LockedPool::take(size_t n_bytes) {
   return buffer.size() > 0 ? std::move(buffer) : LockedBuffer(n_bytes);
 }
 
-void LockedPool::give_back(LockedBuffer buffer, const Event& last_copy) {
+void LockedPool::give_back(LockedBuffer buffer, std::shared_ptr<const Event> last_copy) {
   {
     const std::scoped_lock lock(mutex_);
     if (ready_bytes_ + buffer.size() <= most_bytes_) {
@@ -45,8 +45,9 @@ void LockedPool::give_back(LockedBuffer buffer, const Event& last_copy) {
       ready_.push_back(std::move(buffer));
       return;
     }
+    leaving_.push_back({std::move(buffer), std::move(last_copy)});
   }
-  last_copy.synchronize();
+  asked_.notify_one();
 }
 
 void LockedPool::note(size_t n_bytes, bool was_ready) {
@@ -81,7 +82,15 @@ void LockedPool::prepare() {
   cudaSetDevice(device_);
   std::unique_lock lock(mutex_);
   for (;;) {
-    asked_.wait(lock, [&] { return stop_ || to_prepare() > 0; });
+    asked_.wait(lock, [&] { return stop_ || !leaving_.empty() || to_prepare() > 0; });
+    if (!leaving_.empty()) {
+      std::vector<Leaving> leaving = std::exchange(leaving_, {});
+      lock.unlock();
+      for (const Leaving& piece : leaving) piece.last_copy->synchronize();
+      leaving.clear();
+      lock.lock();
+      continue;
+    }
     if (stop_) return;
     const size_t n_bytes = to_prepare();
     lock.unlock();

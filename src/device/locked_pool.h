@@ -4,6 +4,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -40,8 +41,9 @@ class LockedPool {
 
   // At least so many bytes, and little more; what is in them is not defined. Throws MemoryError.
   LockedBuffer take(size_t n_bytes);
-  // For the next one who asks, whose copies come after `last_copy`, or for the system, after that copy.
-  void give_back(LockedBuffer buffer, const Event& last_copy);
+  // For the next one who asks, whose copies come after `last_copy`, or for the system, after that copy: the
+  // thread gives it back, since that takes half a step.
+  void give_back(LockedBuffer buffer, std::shared_ptr<const Event> last_copy);
 
  private:
   struct Size {
@@ -49,6 +51,10 @@ class LockedPool {
     size_t n_wanted = 2;  // ready
   };
   static constexpr size_t kSizes = 4;
+  struct Leaving {
+    LockedBuffer buffer;
+    std::shared_ptr<const Event> last_copy;
+  };
 
   static bool fits(const LockedBuffer& buffer, size_t n_bytes) {
     return buffer.size() >= n_bytes && buffer.size() - n_bytes <= n_bytes / 8 + HostBuffer::kPageBytes;
@@ -64,6 +70,7 @@ class LockedPool {
   std::condition_variable asked_;
   std::vector<LockedBuffer> ready_;
   uint64_t ready_bytes_ = 0;
+  std::vector<Leaving> leaving_;
   std::vector<Size> sizes_;  // asked for last: at the end
   bool failed_ = false;      // there was no memory; until somebody asks again
   bool stop_ = false;

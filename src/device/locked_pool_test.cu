@@ -16,7 +16,7 @@ namespace {
 TEST(LockedPoolCuda, GivesPiecesThatNobodyElseHas) {
   SKIP_WITHOUT_GPU();
   LockedPool pool(0, 64 * MiB);
-  const Event none;
+  const auto none = std::make_shared<Event>();
   std::vector<LockedBuffer> taken;
   std::set<std::byte*> addresses;
   for (int i = 0; i < 24; ++i) {
