@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -69,9 +70,14 @@ struct GpuModel::Impl {
   std::shared_ptr<LockedPool> host_pool =
       std::make_shared<LockedPool>(device.index, std::min(kMostReadyBytes, cpu_info().memory_bytes / 64));
   std::shared_ptr<Event> copied = std::make_shared<Event>();
-  Stream copies;              // of those that run beside the steps
-  Event written;              // what they read
-  DeviceBuffer staged_state;  // of a sequence, on its way; empty: there is only one sequence, which waits
+  Stream copies;        // of those that run beside the steps
+  Event written;        // what they read
+  struct StagedState {  // of a sequence, on its way
+    DeviceBuffer memory;
+    Event copied;
+  };
+  std::deque<StagedState> staged_states;  // empty: there is only one sequence, which waits
+  size_t next_staged = 0;
   CapturedGraph graphs[kStepKinds][std::size(kBuckets)];  // destroyed first
   CapturedGraph feature_graphs[std::size(kBuckets)];
   std::string fault;

@@ -20,7 +20,7 @@ class CopyMemory {
   CopyMemory(CopyMemory&&) = default;
   CopyMemory& operator=(CopyMemory&&) = delete;
   ~CopyMemory() {
-    if (buffer_.size() > 0) pool_->give_back(std::move(buffer_), *copied_);
+    if (buffer_.size() > 0) pool_->give_back(std::move(buffer_), copied_);
   }
   std::byte* data() const noexcept { return buffer_.data(); }
   size_t size() const noexcept { return buffer_.size(); }
@@ -55,7 +55,8 @@ class LockedMemory final : public HostMemory {
 
 // Copies to main memory run beside the steps, in a stream of their own: pages that they read are not written
 // again before wait_for_copies(), and the state of a sequence, which every step writes, is copied on the card
-// first. What one of the streams copies comes after what the other copied before.
+// first, to the next place of a ring. What one of the streams copies comes after what the other copied
+// before.
 void GpuModel::Impl::begin_copies() noexcept {
   written.record(stream.view());
   written.hold_back(copies.view());
@@ -70,7 +71,7 @@ void GpuModel::Impl::copy_pieces(int sequence, int n_tokens, bool with_kv, std::
                                  bool restore) noexcept {
   finish_commits();
   flush_tables();
-  wait_for_copies();
+  if (restore || with_kv || staged_states.empty()) wait_for_copies();
   const auto base_of = [&](SequenceLayout::Region region) {
     if (region == SequenceLayout::Region::Recurrent) return recurrent.data();
     return pool_of(region == SequenceLayout::Region::Sliding ? KvKind::Sliding : KvKind::Full);
@@ -80,11 +81,14 @@ void GpuModel::Impl::copy_pieces(int sequence, int n_tokens, bool with_kv, std::
         std::byte* const piece = base_of(region) + offset;
         if (restore) {
           cudaMemcpyAsync(piece, checkpoint, bytes, cudaMemcpyHostToDevice, stream.view().handle);
-        } else if (region == SequenceLayout::Region::Recurrent && bytes <= staged_state.size()) {
-          cudaMemcpyAsync(staged_state.data(), piece, bytes, cudaMemcpyDeviceToDevice, stream.view().handle);
+        } else if (region == SequenceLayout::Region::Recurrent && !staged_states.empty()) {
+          StagedState& staged = staged_states[next_staged++ % staged_states.size()];
+          staged.copied.hold_back(stream.view());
+          cudaMemcpyAsync(staged.memory.data(), piece, bytes, cudaMemcpyDeviceToDevice, stream.view().handle);
           begin_copies();
-          cudaMemcpyAsync(checkpoint, staged_state.data(), bytes, cudaMemcpyDeviceToHost,
+          cudaMemcpyAsync(checkpoint, staged.memory.data(), bytes, cudaMemcpyDeviceToHost,
                           copies.view().handle);
+          staged.copied.record(copies.view());
         } else {
           cudaMemcpyAsync(checkpoint, piece, bytes, cudaMemcpyDeviceToHost, stream.view().handle);
         }
