@@ -7,7 +7,7 @@
 namespace thermo {
 namespace {
 
-constexpr int kCollectEvery = 256;  // rows; uses fade over a few thousand
+constexpr int kCollectEvery = 1024;  // rows; uses fade over a few thousand
 
 }  // namespace
 
