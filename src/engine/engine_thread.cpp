@@ -141,7 +141,10 @@ TokenServiceState EngineThread::state() const {
 
 void EngineThread::Impl::run() {
   for (;;) {
-    if (loop.idle()) tell_written();  // else while the next step runs
+    if (loop.idle()) {  // else while the next step runs
+      show();
+      tell_written();
+    }
     {
       std::unique_lock lock(mutex);
       const auto has_work = [this] {
@@ -160,10 +163,11 @@ void EngineThread::Impl::run() {
       fill_slots(lock);
     }
     const bool steps = !loop.idle();
-    if (steps) step();
-    cache->copy(options.copy_bytes);
+    if (steps)
+      step();
+    else
+      cache->copy(options.copy_bytes);
     watch.look(engine, steps);
-    show();
   }
   const auto waiting = [this]() -> std::optional<WaitingRequest> {
     const std::lock_guard lock(mutex);
@@ -235,9 +239,16 @@ void EngineThread::Impl::step() {
   const auto n_busy =
       std::count_if(slots.begin(), slots.end(), [](const Slot& slot) { return slot.active != nullptr; });
   const Clock::time_point begin = Clock::now();
-  const std::span<const RequestEvent> events = loop.step(max_prompt_rows(), [this] { tell_written(); });
+  bool has_run = false;
+  const auto meanwhile = [&] {
+    has_run = true;
+    show();
+    tell_written();
+    cache->copy(options.copy_bytes);
+  };
+  const std::span<const RequestEvent> events = loop.step(max_prompt_rows(), meanwhile);
   const double time = seconds(Clock::now() - begin);
-  tell_written();  // nothing is left where a step ran
+  if (!has_run) meanwhile();  // there was nothing to compute
   for (const RequestEvent& event : events) take_event(event);
   for (Slot& slot : slots)  // a first token is waited for
     if (slot.active && slot.active->n_written == static_cast<int>(slot.active->written.size()))
