@@ -84,19 +84,18 @@ part() {
 summary() {
   grep -hE '^\[  PASSED  \]|^passed|^PASSED|same most likely' "$1" | tail -n 2 | tr -s ' ' | paste -sd ';'
 }
-# spread PROGRAM FILTER [COMMAND...]: each test of a program in a process of its own, under COMMAND, many at once:
-# much of their time goes to the references on the CPU.
+# spread PROGRAM FILTER [COMMAND...]: the tests of a program in several processes at once, under COMMAND: much of their time
+# goes to the references on the CPU. Few processes, because a sanitizer takes seconds to start in each.
 # shellcheck disable=SC2016,SC2317  # called through bash -c
 spread() {
-  local program=$1 filter=$2 logs status=0
+  local program=$1 filter=$2 logs status=0 shards
   shift 2
-  logs=$(mktemp -d)
-  "$program" --gtest_list_tests --gtest_filter="$filter" |
-    awk '/^[^ ]/ { suite = $1 } /^ / { print suite $1 }' |
-    logs=$logs xargs -P 12 -I{} bash -c 'test=$1; shift
-      "$@" --gtest_filter="$test" > "$logs/${test//\//_}" 2>&1 ||
-        { echo "FAILED $test"; tail -n 20 "$logs/${test//\//_}"; exit 1; }' \
-      - {} "$@" "$program" || status=$?
+  logs=$(mktemp -d) shards=$(nproc)
+  seq 0 $((shards - 1)) |
+    logs=$logs GTEST_TOTAL_SHARDS=$shards xargs -P "$shards" -I{} bash -c 'shard=$1 filter=$2; shift 2
+      GTEST_SHARD_INDEX=$shard "$@" --gtest_filter="$filter" > "$logs/$shard" 2>&1 ||
+        { echo "FAILED"; grep -E "FAILED  \\]|Failure|=========" "$logs/$shard" | head -n 20; tail -n 20 "$logs/$shard"; exit 1; }' \
+      - {} "$filter" "$@" "$program" || status=$?
   cat "$logs"/*
   awk '/^\[  PASSED  \]/ { passed += $4 } /(ERROR|RACECHECK) SUMMARY/ { found += $4 } END {
          print "passed " passed + 0 " tests, " found + 0 " reports" }' "$logs"/*
