@@ -393,16 +393,17 @@ ServerOptions server_options(const ServeFlags& flags) {
 EngineThreadOptions engine_thread_options(const ServeFlags& flags, uint64_t cache_bytes) {
   if (flags.cache_disk > 0 && cache_bytes == 0)
     throw ConfigError("--cache-disk needs the prefix cache, which --cache-ram has turned off");
-  return {
-      .max_waiting = flags.max_queue,
-      .max_waiting_tokens = flags.max_queue_tokens,
-      .checkpoint_every = flags.checkpoint_every,
-      .save_heat_every = parse_duration(flags.heat_save_interval),
-      .cache_bytes = cache_bytes,
-      .disk_folder = flags.cache_dir.empty() ? in_user_state("thermocline/texts").string() : flags.cache_dir,
-      .disk_bytes = flags.cache_disk,
-      .quantum = flags.quantum,
-      .max_decode_stall_ms = flags.max_decode_stall_ms};
+  return {.max_waiting = flags.max_queue,
+          .max_waiting_tokens = flags.max_queue_tokens,
+          .checkpoint_every = flags.checkpoint_every,
+          .save_heat_every = parse_duration(flags.heat_save_interval),
+          .cache_bytes = cache_bytes,
+          .disk_folder = flags.cache_dir.empty()
+                             ? in_state_folder("texts", in_user_state("thermocline/texts")).string()
+                             : flags.cache_dir,
+          .disk_bytes = flags.cache_disk,
+          .quantum = flags.quantum,
+          .max_decode_stall_ms = flags.max_decode_stall_ms};
 }
 
 }  // namespace thermo
