@@ -446,9 +446,12 @@ void Generation::take_end(int index, const TokensEnded& ended) {
     if (!failure_) failure_ = ApiError(503, "shutting_down", "the engine is shutting down");
     return;
   }
-  if (!prepared_.constraints.empty())
-    if (const char* how = prepared_.constraints[static_cast<size_t>(index)]->reasoning_close())
-      choice.answer.stats.reasoning_close = how;
+  if (!prepared_.constraints.empty()) {
+    const AnswerConstraint& rules = *prepared_.constraints[static_cast<size_t>(index)];
+    if (const char* how = rules.reasoning_close()) choice.answer.stats.reasoning_close = how;
+    choice.answer.n_forced_tokens = rules.n_forced();
+    choice.answer.n_forced_reasoning_tokens = rules.n_forced_reasoning();
+  }
   show(index, choice.parser.finish(ended.reason == FinishReason::Stop));
   if (streaming_) flush(index);
   Answer& answer = choice.answer;
