@@ -32,6 +32,27 @@ std::string lower(std::string_view text) {
   return out;
 }
 
+ApiError needs_admin() {
+  return {403, "feature_disabled", "this needs an administrator's key"};
+}
+
+// Which file beside the heat file is meant; empty: the heat file itself.
+std::string heat_name(Fields& fields, const ServedModel& model, const std::string& action) {
+  const std::string name = fields.string("name").value_or("");
+  if (name.empty()) return name;
+  if (!is_id(name) || name.starts_with('.'))
+    throw invalid_value("name",
+                        "name: 1 to 128 letters, digits, '_', '.' or '-' were expected, not '.' first");
+  if (model.heat_file.empty() || action == "reset")
+    throw unsupported("name", action == "reset" ? "name: heat is reset without a file; leave it out"
+                                                : "name: heat is not kept here; start with --heat-file");
+  const auto path = std::filesystem::path(model.heat_file).replace_filename(name + ".json");
+  if (action == "load" && !std::filesystem::exists(path))
+    throw ApiError(404, "not_found", fmt::format("there is no heat called '{}'; save it first", name),
+                   "name");
+  return name;
+}
+
 void check_body_type(const HttpRequest& request) {
   if (request.method != "POST") return;
   if (const std::string_view encoding = request.header("content-encoding"); !is_known_encoding(encoding))
@@ -131,8 +152,7 @@ void ApiHandler::check(const HttpRequest& request, const RouteMatch& match) cons
     const std::optional<Access::Caller> caller = caller_of(request);
     if (!caller)
       throw ApiError(401, "invalid_api_key", "a valid API key is needed: send it as a bearer token");
-    if (route.key == Route::Key::Admin && !caller->admin)
-      throw ApiError(403, "feature_disabled", "this needs an administrator's key");
+    if (route.key == Route::Key::Admin && !caller->admin) throw needs_admin();
   }
   check_state(route);
   check_body_type(request);
@@ -347,7 +367,9 @@ HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) 
     case Endpoint::Props:
       return json_reply(props_json(server_, caller && caller->admin));
     case Endpoint::Slots: {
-      const Json slots = slots_json(server_);
+      const bool with_prompts = request.query_value("prompt") == "1";
+      if (with_prompts && !(caller && caller->admin)) throw needs_admin();
+      const Json slots = slots_json(server_, with_prompts);
       const bool all_busy = std::all_of(slots.begin(), slots.end(),
                                         [](const Json& s) { return s["is_processing"] == Json(true); });
       if (all_busy && request.query_value("fail_on_no_slot") == "1")

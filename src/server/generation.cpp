@@ -102,7 +102,7 @@ class Generation {
   ExpertCounts experts_before_;
   std::optional<ApiError> failure_;
   std::list<std::shared_ptr<LiveRequest>>::iterator listed_ = {};
-  bool is_listed_ = false, streaming_ = false, paused_ = false, first_shown_ = false;
+  bool is_listed_ = false, streaming_ = false, first_shown_ = false;
   Clock::time_point last_sent_ = Clock::now();
 };
 
@@ -123,6 +123,7 @@ void Generation::list() {
   live_->sampling = prepared_.options.sampling;
   live_->max_tokens = prepared_.options.max_tokens;
   live_->constraints = prepared_.constraints;
+  live_->prompts = &prepared_.prompts;
   listed_ = server_.live.insert(server_.live.end(), live_);
   is_listed_ = true;
   ++server_.by_key[caller_.key_name];
@@ -502,9 +503,8 @@ void Generation::send(const std::string& bytes) {
 // A client that does not read must not fill our memory: its answers wait.
 void Generation::check_reader() {
   const size_t unsent = exchange_.unsent_bytes();
-  const bool pause = paused_ ? unsent > kResumeBelow : unsent > kPauseAbove;
-  if (pause == paused_) return;
-  paused_ = pause;
+  const bool pause = unsent > (live_->paused ? kResumeBelow : kPauseAbove);
+  if (std::exchange(live_->paused, pause) == pause) return;
   for (const RequestHandle handle : live_->handles) model_.service->pause(handle, pause);
 }
 

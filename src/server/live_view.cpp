@@ -182,8 +182,8 @@ asio::awaitable<void> show_live(ServerState& server, HttpExchange& exchange,
   while (!exchange.gone() && !server.draining && exchange.unsent_bytes() < kMaxUnsent) {
     std::map<std::string, std::string> now;
     for (const auto& live : server.live) {
-      now[live->id] = live->state;
-      if (const auto before = states.find(live->id); before == states.end() || before->second != live->state)
+      const std::string& state = now[live->id] = live->shown_state();
+      if (const auto before = states.find(live->id); before == states.end() || before->second != state)
         exchange.write(sse_event("request", request_json(server, *live)));
     }
     for (const auto& [id, state] : states)

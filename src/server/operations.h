@@ -13,7 +13,8 @@ void require_model(const ServerState& server);
 HttpReply health_reply(const ServerState& server);
 HttpReply ready_reply(const ServerState& server);
 Json props_json(const ServerState& server, bool admin);
-Json slots_json(const ServerState& server);
+// `with_prompts`: and the text that each slot reads or has read.
+Json slots_json(const ServerState& server, bool with_prompts);
 Json models_json(const ServerState& server);
 // One element of the list. Throws ApiError 404.
 Json model_json(const ServerState& server, const std::string& id);

@@ -286,7 +286,22 @@ class LiveView(unittest.TestCase):
             request = server.get("/thermo/requests")[0]
             self.assertGreater(request["tps"], 0)
             self.assertEqual(request["queue_position"], 0)
+            self.assertEqual(server.get("/slots?prompt=1")[0]["prompt"], "One day")
+            self.assertNotIn("prompt", server.get("/slots")[0])
             stream.close()
+            server.wait_until_idle()
+            self.assertIsNone(server.get("/slots?prompt=1")[0]["prompt"])
+
+    def test_prompts_are_for_administrators(self):
+        with Server("--api-key", "user:u,admin:a", "-c", "512") as server:
+            for key, status in (("u", 403), ("a", 200)):
+                self.assertEqual(server.request("GET", "/slots?prompt=1", headers={"Authorization": f"Bearer {key}"})[0], status)
+
+    def test_a_client_that_does_not_read_is_paused(self):
+        with Server("--parallel", "1", *WIDE) as server, socket.create_connection((server.host, server.port)) as client:
+            body = json.dumps({"prompt": "One day", "stream": True, "logprobs": 20, **ENDLESS}).encode()
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            wait_until(lambda: [one["state"] for one in server.get("/thermo/requests")] == ["paused"])
 
 
 class Heat(unittest.TestCase):
