@@ -7,6 +7,7 @@
 #include <fstream>
 #include <span>
 #include <thread>
+#include <utility>
 
 #include "base/log_control.h"
 #include "base/sha256.h"
@@ -215,6 +216,8 @@ class ServeCommand : public Command {
   ServedModel served_model(TextModel& model, const PromptRenderer& renderer, TokenService& service,
                            const SamplingParams& sampling, int n_parallel) const {
     ServedModel served;
+    served.heat_file = options.heat_file;
+    served.gpu_bus_id = model.engine().info().bus_id;
     served.id = model_id(model);
     for (size_t at = serve_.alias.find(','); at != std::string::npos;) {
       const size_t next = serve_.alias.find(',', at + 1);

@@ -108,7 +108,8 @@ struct EngineOptions {
 };
 
 struct EngineInfo {
-  std::string device;  // "cpu", or the GPU's name
+  std::string device;  // "cpu", "sim", or the GPU's name
+  std::string bus_id;  // of the GPU, as PCI has it; empty: there is none
   Isa isa{};
   int n_threads = 1;
   bool repacked = true;

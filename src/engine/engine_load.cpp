@@ -78,6 +78,7 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
   e.info = {.device = plan.gpu         ? plan.gpu->name
                       : model.stand_in ? "sim"
                                        : "cpu",
+            .bus_id = plan.gpu ? plan.gpu->bus_id : "",
             .isa = model.isa,
             .n_threads = e.pool.size(),
             .repacked = options.repack || plan.gpu,

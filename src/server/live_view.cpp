@@ -105,7 +105,7 @@ Json tick(const ServerState& server, Clock::time_point begin) {
           {"kv_used_tokens", used},
           {"kv_capacity_tokens", static_cast<int64_t>(state.slots.size()) * state.n_ctx},
           {"cache", {{"hits", state.n_prompt_cached}, {"misses", state.n_prompt_computed}}},
-          {"gpu", Json::array()},
+          {"gpu", gpu_json(server.gpu)},
           {"cpu",
            {{"util", known(last, last.cpu)},
             {"threads_busy", nullptr},
@@ -115,15 +115,18 @@ Json tick(const ServerState& server, Clock::time_point begin) {
           {"spec", std::move(spec)}};
 }
 
-Json heat_event(const ExpertHeat& heat) {
-  float max = 0.0f;
-  const std::vector<uint8_t> bytes = heat_bytes(heat.heat, &max);
-  return {{"w", base64_encode({reinterpret_cast<const char*>(bytes.data()), bytes.size()})},
-          {"max", max},
-          {"n_expert", heat.n_expert},
-          {"n_tokens", heat.n_tokens},
-          {"r", nullptr},
-          {"layer_hit", nullptr}};
+}  // namespace
+
+Json gpu_json(const std::optional<GpuReading>& gpu) {
+  if (!gpu) return Json::array();
+  const auto known = [](const auto& value) { return value ? Json(*value) : Json(nullptr); };
+  return Json::array({{{"util", known(gpu->utilization)},
+                       {"mem_used", known(gpu->memory_used_bytes)},
+                       {"mem_total", known(gpu->memory_total_bytes)},
+                       {"power_w", known(gpu->power_watts)},
+                       {"temp_c", known(gpu->temperature_celsius)},
+                       {"pcie_rx_bps", known(gpu->pcie_received_per_s)},
+                       {"pcie_tx_bps", known(gpu->pcie_sent_per_s)}}});
 }
 
 struct Viewer {

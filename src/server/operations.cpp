@@ -74,6 +74,19 @@ void memory_metrics(std::string& out, const Json& plan) {
     write_family(out, "thermocline_device_memory_bytes", "gauge", "Device memory as it was planned.", device);
 }
 
+void gpu_metrics(std::string& out, const ServerState& server) {
+  const std::optional<GpuReading>& gpu = server.gpu;
+  if (!gpu) return;
+  const std::string label = fmt::format("device=\"{}\"", label_value(server.model->meta.value("device", "")));
+  const auto gauge = [&](const char* name, const char* help, const std::optional<double>& value) {
+    if (value) write_family(out, name, "gauge", help, {{label, *value}});
+  };
+  gauge("thermocline_device_utilization_ratio", "Share of the time in which the card computed.",
+        gpu->utilization);
+  gauge("thermocline_device_power_watts", "Power that the card takes.", gpu->power_watts);
+  gauge("thermocline_device_temperature_celsius", "Temperature of the card.", gpu->temperature_celsius);
+}
+
 double tokens_held(const TokenServiceState& state) {
   double held = 0.0;
   for (const SlotState& slot : state.slots) held += slot.n_held;
@@ -418,6 +431,7 @@ std::string metrics_text(const ServerState& server) {
           1.0}});
     engine_metrics(out, server);
     memory_metrics(out, server.model->plan);
+    gpu_metrics(out, server);
   }
   std::vector<Sample> lines;
   for (const auto& [name, level] : {std::pair("error", LogLevel::Error),
