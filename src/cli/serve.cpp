@@ -112,7 +112,7 @@ class ServeCommand : public Command {
     EngineThread service(model.engine(), thread_options);
     const StopAtEnd stop{server};  // before the service goes
     const InterruptScope interrupts;
-    server.set_ready(served_model(model, renderer, service, sampling, options.n_sequences));
+    server.set_ready(served_model(model, renderer, service, sampling, options));
     log_info("server", "{} is ready: {} requests at a time, {} tokens each", model_id(model),
              options.n_sequences, service.n_ctx());
     write_port_file(server);
@@ -214,7 +214,8 @@ class ServeCommand : public Command {
   }
 
   ServedModel served_model(TextModel& model, const PromptRenderer& renderer, TokenService& service,
-                           const SamplingParams& sampling, int n_parallel) const {
+                           const SamplingParams& sampling, const EngineOptions& options) const {
+    const int n_parallel = options.n_sequences;
     ServedModel served;
     served.heat_file = options.heat_file;
     served.gpu_bus_id = model.engine().info().bus_id;

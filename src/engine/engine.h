@@ -16,6 +16,7 @@
 
 #include "base/result.h"
 #include "experts/budget.h"
+#include "experts/expert_place.h"
 #include "model/load_progress.h"
 #include "model/step.h"
 #include "sampling/logprobs.h"
@@ -150,11 +151,15 @@ class Engine {
   // split, or what was read from the file stays in memory.
   bool reset_experts();
   const HeatMap* heat() const;  // nullptr: nobody counts
-  // Writes the heat file, if there is one, as the destructor does.
-  void save_heat();
+  // Between steps: where every expert that heat() counts is, layer after layer.
+  std::vector<ExpertPlace> expert_places() const;
+  // Of each layer so far; empty: all experts are where they are computed.
+  std::vector<LayerUses> layer_uses() const;
+  // Writes the heat file, if there is one, as the destructor does; `name`: NAME.json beside it instead.
+  void save_heat(const std::string& name = {});
   // Between steps: counts from what the file says now; experts follow step by step. What it cannot be read as
   // is logged.
-  void load_heat();
+  void load_heat(const std::string& name = {});
   // What drafting did so far; without a drafter its name is empty.
   DraftTelemetry draft_telemetry() const;
   // For measurements: whether sessions that are opened from here on draft. REQUIRES: none is open.

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
 
 namespace thermo {
 namespace {
@@ -89,6 +90,7 @@ struct Slot {
 struct Resident {
   int slot = -1;
   bool published = false;
+  int64_t promoted_ns = 0;
 };
 
 struct Arrival {
@@ -238,6 +240,7 @@ void ExpertStore::Impl::publish(int id) noexcept {
   const int layer = layer_of[static_cast<size_t>(id)];
   const Slot& slot = slots[static_cast<size_t>(resident.slot)];
   resident.published = true;
+  resident.promoted_ns = now_ns();
   ++layers[static_cast<size_t>(layer)].n_published;
   ++stats.n_hot;
   stats.n_guests += slot.guest;
@@ -474,6 +477,7 @@ void ExpertStore::fill(const std::function<void(uint64_t done, uint64_t total)>&
     }
   s.finish_all();
   s.stats.moved = s.stats.moved_bytes = 0;
+  for (Resident& resident : s.residents) resident.promoted_ns = 0;
 }
 
 // All others leave, and so do the guests. Returns which ids are wanted.
@@ -490,7 +494,9 @@ std::vector<bool> ExpertStore::Impl::keep_only(const std::vector<std::vector<int
 
 void ExpertStore::reset() {
   Impl& s = *impl_;
+  const uint64_t n_evicted = s.stats.evicted;
   s.keep_only(s.placement.hot);
+  s.stats.evicted = n_evicted;
   const ExpertStoreStats before = s.stats;
   fill({});
   s.stats.moved = before.moved;
@@ -568,6 +574,16 @@ bool ExpertStore::hot(int layer, int expert) const noexcept {
 int ExpertStore::n_cold(int layer) const noexcept {
   return impl_->catalog.layers[static_cast<size_t>(layer)].n_expert() -
          impl_->layers[static_cast<size_t>(layer)].n_published;
+}
+
+bool ExpertStore::arriving(int layer, int expert) const noexcept {
+  const Resident& resident =
+      impl_->residents[static_cast<size_t>(impl_->first[static_cast<size_t>(layer)] + expert)];
+  return resident.slot >= 0 && !resident.published;
+}
+
+int64_t ExpertStore::promoted_ns(int layer, int expert) const noexcept {
+  return impl_->residents[static_cast<size_t>(impl_->first[static_cast<size_t>(layer)] + expert)].promoted_ns;
 }
 
 const std::byte* ExpertStore::address(int layer, int expert) const noexcept {

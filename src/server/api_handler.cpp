@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "base/log.h"
+#include "server/experts_view.h"
 #include "server/live_view.h"
 #include "server/on_worker.h"
 #include "server/operations.h"
@@ -14,7 +16,7 @@
 namespace thermo {
 namespace {
 
-constexpr auto kHeatCopy = std::chrono::milliseconds(50);
+constexpr auto kHeatCopy = std::chrono::milliseconds(250);  // copies are 200 ms apart
 constexpr auto kDeepHealth = std::chrono::seconds(30);
 
 bool is_id(std::string_view text) {
@@ -396,24 +398,21 @@ HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) 
     case Endpoint::Plan:
       require_model(server_);
       return json_reply(server_.model->plan);
-    case Endpoint::Experts: {
-      const std::string format = request.query_value("format", "json");
-      if (format == "json") return json_reply(experts_json(server_));
-      if (format != "csv") throw invalid_value("format", "format: json or csv was expected");
-      HttpReply reply;
-      reply.content_type = "text/csv; charset=utf-8";
-      reply.body = experts_csv(server_);
-      return reply;
-    }
+    case Endpoint::Experts:
+      return experts_reply(server_, request.query_value("format", "json"),
+                           request.query_value("window", "all"));
     case Endpoint::Heat: {
       require_model(server_);
       const Json body = body_of(request);
-      const std::string action = Fields(body).string("action").value_or("");
+      Fields fields(body);
+      const std::string action = fields.string("action").value_or("");
       if (action != "save" && action != "load" && action != "reset")
         throw invalid_value("action", "action: save, load or reset was expected");
+      const std::string name = heat_name(fields, *server_.model, action);
       server_.model->service->order(action == "save"   ? HeatOrder::Save
                                     : action == "load" ? HeatOrder::Load
-                                                       : HeatOrder::Reset);
+                                                       : HeatOrder::Reset,
+                                    name);
       return json_reply({{"action", action}, {"status", "ordered"}});
     }
     case Endpoint::Shutdown:

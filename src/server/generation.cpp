@@ -466,9 +466,9 @@ void Generation::take_end(int index, const TokensEnded& ended) {
   AnswerStats& stats = answer.stats;
   stats.take(usage);
   const ExpertCounts experts = model_.service->state().experts;
-  if (experts.n_uses() > experts_before_.n_uses())
+  if (experts.n_uses > experts_before_.n_uses)
     stats.experts_hot_ratio = static_cast<double>(experts.hot_uses - experts_before_.hot_uses) /
-                              static_cast<double>(experts.n_uses() - experts_before_.n_uses());
+                              static_cast<double>(experts.n_uses - experts_before_.n_uses);
   if (choice.stopping) stats.n_completion = choice.n_tokens;
   if (streaming_) send(writer_->finish(index, answer));
   keep_turn(index);
