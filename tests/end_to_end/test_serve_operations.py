@@ -64,10 +64,13 @@ class Start(unittest.TestCase):
                     server.post("/v1/chat/completions", SUM)
                     server.stop()
                     wait_until(lambda: heard[-1] == b"STOPPING=1")
+                    self.assertIn("prompt tokens computed", server.logged())
             finally:
                 over.set()
                 reader.join()
             self.assertIn(b"READY=1\nSTATUS=ready", heard)
+            self.assertTrue(any(one.startswith(b"STATUS=loading the model: ") for one in heard), heard)
+            self.assertIn(b"STATUS=ready, 0 running, 0 waiting", heard)
 
     def test_reads_keys_again(self):
         with tempfile.TemporaryDirectory() as folder:
