@@ -46,8 +46,9 @@ std::string heat_name(Fields& fields, const ServedModel& model, const std::strin
     throw invalid_value("name",
                         "name: 1 to 128 letters, digits, '_', '.' or '-' were expected, not '.' first");
   if (model.heat_file.empty() || action == "reset")
-    throw unsupported("name", action == "reset" ? "name: heat is reset without a file; leave it out"
-                                                : "name: heat is not kept here; start with --heat-file");
+    throw unsupported("name", action == "reset"
+                                  ? "name: heat is reset without a file; leave it out"
+                                  : "name: heat is not kept here; start the server with a heat file");
   const auto path = std::filesystem::path(model.heat_file).replace_filename(name + ".json");
   if (action == "load" && !std::filesystem::exists(path))
     throw ApiError(404, "not_found", fmt::format("there is no heat called '{}'; save it first", name),

@@ -153,7 +153,7 @@ class HeatFiles(unittest.TestCase):
         with Server("-c", "512", "--no-heat-file") as server:
             status, _, reply = server.request("POST", "/thermo/heat", {"action": "save", "name": "x"})
             self.assertEqual(status, 400)
-            self.assertIn("--heat-file", reply["error"]["message"])
+            self.assertIn("a heat file", reply["error"]["message"])
 
 
 if __name__ == "__main__":
