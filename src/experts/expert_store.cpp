@@ -20,6 +20,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "experts/best_candidates.h"
 
 namespace thermo {
 namespace {
@@ -32,7 +33,6 @@ constexpr int kLayersPerMove = 4;
 // step took more of the link and of the time between steps than they gave, with parcels on the same link (60
 // % hot, random ids: 291 tokens/s against 317 without any, though 66 instead of 60 % of the uses were hot).
 constexpr int kLeastMoves = 2;
-constexpr int kCandidates = 16;  // remembered of a layer, each way in and out
 
 // Measured on models of this kind: 45 % of a token's experts are used again by the next token, 80 % within 8.
 // The hits still to come of an expert last used `age` tokens ago are then about 0.9 age^-0.6 above its
@@ -53,32 +53,6 @@ const std::array<float, kAges + 1> kRecency = recency_table();
 float recency(uint64_t age) noexcept {
   return kRecency[static_cast<size_t>(std::min<uint64_t>(age, kAges))];
 }
-
-struct Candidate {
-  int id = -1;
-  float value = 0.0f;
-};
-
-// The best few by an order.
-struct Best {
-  std::array<Candidate, kCandidates> list;
-  int n = 0;
-
-  template <class Before>
-  void offer(Candidate c, const Before& before) noexcept {
-    if (n == kCandidates) {
-      if (!before(c, list[kCandidates - 1])) return;
-      --n;
-    }
-    int at = n++;
-    for (; at > 0 && before(c, list[static_cast<size_t>(at) - 1]); --at)
-      list[static_cast<size_t>(at)] = list[static_cast<size_t>(at) - 1];
-    list[static_cast<size_t>(at)] = c;
-  }
-  void remove(int at) noexcept {
-    for (--n; at < n; ++at) list[static_cast<size_t>(at)] = list[static_cast<size_t>(at) + 1];
-  }
-};
 
 struct Slot {
   std::byte* memory = nullptr;
@@ -102,7 +76,7 @@ struct LayerState {
   int n_published = 0;
   int n_slots = 0;            // published or being filled
   float rate_of_heat = 0.0f;  // uses per token that one unit of heat stands for
-  Best outside, inside;
+  BestCandidates outside, inside;
 };
 
 }  // namespace
@@ -344,9 +318,9 @@ bool ExpertStore::Impl::may_leave(int id, int newcomer) const noexcept {
 // the file.
 bool ExpertStore::Impl::move_one(int& n_reads) noexcept {
   for (;;) {
-    Best* from = nullptr;
+    BestCandidates* from = nullptr;
     for (const int l : moe_layers) {
-      Best& outside = layers[static_cast<size_t>(l)].outside;
+      BestCandidates& outside = layers[static_cast<size_t>(l)].outside;
       while (outside.n > 0 && residents[static_cast<size_t>(outside.list[0].id)].slot >= 0) outside.remove(0);
       if (outside.n > 0 && (!from || outside.list[0].value > from->list[0].value)) from = &outside;
     }
@@ -381,7 +355,7 @@ int ExpertStore::Impl::coldest_for(int newcomer) const noexcept {
   int victim = -1;
   float lowest = std::numeric_limits<float>::infinity();
   for (const int l : moe_layers) {
-    const Best& inside = layers[static_cast<size_t>(l)].inside;
+    const BestCandidates& inside = layers[static_cast<size_t>(l)].inside;
     for (int i = 0; i < inside.n; ++i) {
       const Candidate& candidate = inside.list[static_cast<size_t>(i)];
       if (!may_leave(candidate.id, newcomer)) continue;
@@ -396,7 +370,7 @@ int ExpertStore::Impl::coldest_for(int newcomer) const noexcept {
 // dozens of newcomers are considered between two steps, and looking through all layers took 3 us for each.
 int ExpertStore::Impl::colder_than(int newcomer) const noexcept {
   const float most = value_of(newcomer) / options.exchange_hysteresis;
-  const Best& inside = layers[static_cast<size_t>(layer_of[static_cast<size_t>(newcomer)])].inside;
+  const BestCandidates& inside = layers[static_cast<size_t>(layer_of[static_cast<size_t>(newcomer)])].inside;
   for (int i = 0; i < inside.n; ++i) {
     const Candidate& candidate = inside.list[static_cast<size_t>(i)];
     if (candidate.value >= most) break;
