@@ -108,6 +108,7 @@ void take_result(const AnswerParser& parser, FinishReason reason, std::span<cons
   answer.stop_text = parser.matched_stop();
   if (parser.stopped()) answer.finish_reason = "stop";
   answer.tool_calls = parser.calls();
+  answer.repairs = parser.repairs();
   const bool called = std::any_of(answer.tool_calls.begin(), answer.tool_calls.end(),
                                   [](const ToolCall& call) { return call.complete; });
   if (answer.finish_reason == "stop" && called) answer.finish_reason = "tool_calls";

@@ -57,6 +57,8 @@ struct Answer {
   bool interrupted = false;
   bool context_full = false;
   int n_reasoning_tokens = 0, n_call_tokens = 0;
+  int n_forced_tokens = 0, n_forced_reasoning_tokens = 0;  // written because nothing else could be
+  ToolCallRepairs repairs;
   AnswerLogprobs logprobs;                      // empty unless asked for
   std::vector<GeneratedToken> prompt_logprobs;  // of the prompt's tokens; the first one has none
   AnswerStats stats;

@@ -143,13 +143,14 @@ int32_t AnswerConstraint::instead_of(int32_t chosen) {
 
 void AnswerConstraint::accept(int32_t token) {
   if (at_.phase == Phase::Broken) return;
+  const Phase before = at_.phase;
+  const bool was_forced = forced() == token;
   if (!forced_.empty()) {
-    if (forced_.front() == token)
+    if (was_forced)
       forced_.pop_front();
     else
       forced_.clear();
   }
-  const Phase before = at_.phase;
   if (!take(token)) {
     at_ = {.phase = Phase::Broken};
     is_lost_.store(true, std::memory_order_release);
@@ -158,9 +159,11 @@ void AnswerConstraint::accept(int32_t token) {
     ++n_thought_;
     loops_ = rules_->options_.ends_loops && repeats_itself(token);
     if (at_.phase != Phase::Thought && reasoning_close_ == nullptr) reasoning_close_ = "natural";
+    if (was_forced && at_.phase == Phase::Thought) ++n_forced_reasoning_;
   } else if (at_.phase == Phase::Thought) {
     n_thought_ = 0;
   }
+  if (was_forced) ++n_forced_;
   limit_thought();
 }
 

@@ -111,6 +111,9 @@ class AnswerConstraint : public TokenConstraint {
   // How the reasoning ended: nullptr while it goes on or where there was none, else "natural", "budget",
   // "reserve", "client", "loop", "tool_call".
   const char* reasoning_close() const { return reasoning_close_; }
+  // Tokens that were written because nothing else could be, and those of them that were reasoning.
+  int n_forced() const { return n_forced_; }
+  int n_forced_reasoning() const { return n_forced_reasoning_; }
   // Masks that were asked for, and the time they took together.
   int n_masks() const { return n_masks_; }
   double mask_seconds() const { return mask_seconds_; }
@@ -147,6 +150,7 @@ class AnswerConstraint : public TokenConstraint {
   int n_masks_ = 0;
   double mask_seconds_ = 0.0;
   std::deque<int32_t> forced_;
+  int n_forced_ = 0, n_forced_reasoning_ = 0;
   const char* reasoning_close_ = nullptr;
   std::atomic<bool> end_asked_{false}, is_lost_{false};
 };

@@ -293,13 +293,18 @@ TEST(AnswerConstraint, EndsReasoningWhenItsBudgetIsUsedUp) {
       constraint.accept(token);
       text += words->tokenizer.token_bytes(token);
     }
+    int n_forced = 0;
     while (const auto forced = constraint.forced()) {
       EXPECT_TRUE(constraint.allows(*forced));
       EXPECT_FALSE(constraint.allows(*forced + 1));
       constraint.accept(*forced);
+      ++n_forced;
       text += words->tokenizer.token_bytes(*forced);
     }
     EXPECT_TRUE(text.ends_with("\nEnough.\n</think>\n\n")) << text;
+    EXPECT_EQ(constraint.n_forced(), n_forced);
+    EXPECT_GT(constraint.n_forced_reasoning(), 0);
+    EXPECT_LT(constraint.n_forced_reasoning(), n_forced);  // the marker and what follows it are none
     EXPECT_STREQ(constraint.reasoning_close(), "budget");
     for (const int32_t token : words->tokenizer.encode("and so on")) EXPECT_TRUE(constraint.allows(token));
   }

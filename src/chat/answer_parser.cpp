@@ -190,6 +190,7 @@ void AnswerParser::begin_call(bool bare) {
   state_ = State::Call;
   newlines_to_drop_ = 0;
   call_is_bare_ = bare;
+  n_damaged_before_ = repairs_.n_damaged();
   call_.emplace(tools_, repairs_);
 }
 
@@ -220,6 +221,7 @@ void AnswerParser::drain_call() {
   emit(AnswerEvent::Kind::CallArguments, arguments, index);
   if (!call_->complete()) return;
   calls_.back().complete = true;
+  calls_.back().repaired = repairs_.n_damaged() > n_damaged_before_;
   events_.push_back({AnswerEvent::Kind::CallEnd, "", index});
   state_ = State::AfterCall;
   call_.reset();

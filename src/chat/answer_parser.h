@@ -115,6 +115,7 @@ class AnswerParser {
   bool reasoning_ended_by_call_ = false;
   std::optional<ToolCallParser> call_;
   bool call_is_bare_ = false;  // <function= without <tool_call>
+  int n_damaged_before_ = 0;   // when the call began
   ToolCallRepairs repairs_;
   Events events_;
   std::string reasoning_, content_;

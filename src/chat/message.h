@@ -14,6 +14,7 @@ struct ToolCall {
   std::string name;
   std::string arguments;  // JSON text of an object; of a call that was cut off, as far as it came
   bool complete = true;
+  bool repaired = false;  // it was damaged; see ToolCallRepairs
 };
 
 struct Turn {

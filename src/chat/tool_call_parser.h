@@ -32,6 +32,11 @@ struct ToolCallRepairs {
   int json_bodies = 0;     // a JSON object instead of tags
   int unknown_tools = 0;   // a call of a tool that was not offered: shown as content
   int dropped_texts = 0;   // text where none may stand
+
+  // Of damaged calls. A JSON object may be what the model was made to write.
+  int n_damaged() const {
+    return values_closed + calls_closed + repeated_keys + bare_functions + dropped_texts;
+  }
 };
 
 class ToolCallParser {

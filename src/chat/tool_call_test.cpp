@@ -246,6 +246,16 @@ TEST(ToolCalls, CountWhatTheyRepair) {
   EXPECT_EQ(parser.repairs().values_closed, 1);
   EXPECT_EQ(parser.repairs().repeated_keys, 1);
   EXPECT_EQ(parser.repairs().dropped_texts, 1);
+  EXPECT_TRUE(parser.calls()[0].repaired);
+}
+
+TEST(ToolCalls, SayWhichOfThemWereRepaired) {
+  AnswerParser parser(plain_tokenizer(), with_tools(false));
+  parser.push_text(kWeather + "\n<tool_call>\n<function=weather>\n<parameter=city>\nRome");
+  parser.finish();
+  ASSERT_EQ(parser.calls().size(), 2u);
+  EXPECT_FALSE(parser.calls()[0].repaired);
+  EXPECT_TRUE(parser.calls()[1].repaired);
 }
 
 // However an answer is cut into pieces, its reader gets the same.

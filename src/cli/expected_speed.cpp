@@ -36,7 +36,7 @@ constexpr int kMostCalls = 4;         // that measure, on a machine whose measur
 // What is kept: rates by processor, instruction set and threads.
 class RatesFile {
  public:
-  RatesFile() : path_(in_user_cache("thermocline/rates.json")) {
+  RatesFile() : path_(in_state_folder("rates.json", in_user_cache("thermocline/rates.json"))) {
     std::ifstream in(path_);
     content_ = Json::parse(in, nullptr, /*allow_exceptions=*/false);
     if (!content_.is_object() || content_.value("version", Json()) != Json(kVersion))

@@ -39,7 +39,7 @@ std::string router_fingerprint(const ModelConfig& config, const GgufFile& file) 
 }
 
 fs::path kept_heat_file(const ModelConfig& config, const GgufFile& file) {
-  const fs::path folder = in_user_cache("thermocline/heat");
+  const fs::path folder = in_state_folder("heat", in_user_cache("thermocline/heat"));
   if (folder.empty()) return {};
   return folder / fmt::format("{}-{}.json", config.arch_name, router_fingerprint(config, file));
 }

@@ -20,6 +20,7 @@
 #include "cli/help.h"
 #include "cli/interrupt.h"
 #include "cli/options/config_file.h"
+#include "cli/user_folders.h"
 #include "cli/version.h"
 
 namespace thermo {
@@ -74,6 +75,13 @@ std::string whose_option(const std::string& name, const std::vector<std::unique_
   return fmt::format("{} is an option of {}, not of this command", name, fmt::join(commands, ", "));
 }
 
+void use_state_folder(const std::string& folder) {
+  // Made by us, a mistyped path would never be noticed.
+  if (!folder.empty() && !std::filesystem::is_directory(folder))
+    throw ConfigError(fmt::format("--state-dir: '{}' is no folder; make it first", folder));
+  set_state_folder(folder);
+}
+
 ExitCode run_command(Entry& entry, const Arguments& arguments,
                      const std::vector<std::unique_ptr<Entry>>& entries) {
   OptionValues values(entry.set, [&entries](const std::string& name) { return whose_option(name, entries); });
@@ -97,6 +105,7 @@ ExitCode run_command(Entry& entry, const Arguments& arguments,
     write_stdout(print_config(entry.set, values));
     return ExitCode::Ok;
   }
+  use_state_folder(entry.general.state_dir);
   Terminal terminal = detect_terminal(entry.general.terminal_options());
   // The log would make missing folders, and a mistyped path would never be noticed.
   const std::filesystem::path log_folder = std::filesystem::path(entry.general.log_file).parent_path();

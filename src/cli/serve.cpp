@@ -3,10 +3,12 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <span>
 #include <thread>
+#include <utility>
 
 #include "base/log_control.h"
 #include "base/sha256.h"
@@ -86,11 +88,14 @@ class ServeCommand : public Command {
     if (model_.empty())
       terminal.note(
           "no model given: serving the embedded one (Plankton, 35M parameters); -m FILE names another");
-    options.progress = [&server](const LoadProgress& progress) {
-      server.set_progress(progress.stage, progress.total_bytes == 0
-                                              ? 0.0
-                                              : static_cast<double>(progress.done_bytes) /
-                                                    static_cast<double>(progress.total_bytes));
+    options.progress = [&server, told = std::string()](const LoadProgress& progress) mutable {
+      const double ratio = progress.total_bytes == 0 ? 0.0
+                                                     : static_cast<double>(progress.done_bytes) /
+                                                           static_cast<double>(progress.total_bytes);
+      server.set_progress(progress.stage, ratio);
+      const std::string status = fmt::format("STATUS=loading the model: {}, {:.0f} %", progress.stage,
+                                             10.0 * std::floor(10.0 * ratio));
+      if (std::exchange(told, status) != status) tell_supervisor(status);
     };
     options.n_sequences = n_sequences(model, options);
     options.cache_bytes = cache_ram_bytes(serve_.cache_ram, model.file(), options);
@@ -111,7 +116,7 @@ class ServeCommand : public Command {
     EngineThread service(model.engine(), thread_options);
     const StopAtEnd stop{server};  // before the service goes
     const InterruptScope interrupts;
-    server.set_ready(served_model(model, renderer, service, sampling, options.n_sequences));
+    server.set_ready(served_model(model, renderer, service, sampling, options));
     log_info("server", "{} is ready: {} requests at a time, {} tokens each", model_id(model),
              options.n_sequences, service.n_ctx());
     write_port_file(server);
@@ -122,16 +127,19 @@ class ServeCommand : public Command {
 
     if (!serve_.api_key_file.empty() || logs_to_file()) InterruptScope::reload_on_hangup();
     Watchdog watchdog;
+    LoadStatus status;
     while (!InterruptScope::interrupted() && !server.shutdown_requested() && server.fault().empty() &&
            !server.pipe_ended()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
       watchdog.feed();
+      status.tell(service);
       if (InterruptScope::take_reload()) reload(server);
     }
     const std::string fault = server.fault();
     tell_supervisor("STOPPING=1");
     if (fault.empty()) log_info("server", "shutting down");
     server.shut_down();
+    log_totals(service.state());
     if (!fault.empty()) throw ThermoError(ExitCode::DeviceFault, fault);
     return ExitCode::Ok;
   }
@@ -141,6 +149,29 @@ class ServeCommand : public Command {
     Server& server;
     ~StopAtEnd() { server.stop(); }
   };
+
+  // For the supervisor: how many requests there are, when that has changed.
+  class LoadStatus {
+   public:
+    void tell(const TokenService& service) {
+      const TokenServiceState state = service.state();
+      const std::string status =
+          fmt::format("STATUS=ready, {} running, {} waiting", state.n_running, state.n_waiting);
+      if (std::exchange(told_, status) != status) tell_supervisor(status);
+    }
+
+   private:
+    std::string told_;
+  };
+
+  static void log_totals(const TokenServiceState& state) {
+    const ExpertCounts& experts = state.experts;
+    log_info("server", "in all: {} prompt tokens computed, {} found in memory, {} written{}",
+             state.n_prompt_computed, state.n_prompt_cached, state.n_written,
+             experts.n_uses == 0
+                 ? ""
+                 : fmt::format(", {:.1f} % of the uses of experts hot", 100.0 * experts.hot_ratio()));
+  }
 
   // A server that others reach needs a key: the one that was made for it, or empty.
   std::string made_key(ServerOptions& options) const {
@@ -213,8 +244,11 @@ class ServeCommand : public Command {
   }
 
   ServedModel served_model(TextModel& model, const PromptRenderer& renderer, TokenService& service,
-                           const SamplingParams& sampling, int n_parallel) const {
+                           const SamplingParams& sampling, const EngineOptions& options) const {
+    const int n_parallel = options.n_sequences;
     ServedModel served;
+    served.heat_file = options.heat_file;
+    served.gpu_bus_id = model.engine().info().bus_id;
     served.id = model_id(model);
     for (size_t at = serve_.alias.find(','); at != std::string::npos;) {
       const size_t next = serve_.alias.find(',', at + 1);

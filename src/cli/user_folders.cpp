@@ -8,6 +8,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
+fs::path g_state_folder;  // empty: none was given
+
 fs::path in_user_folder(const char* variable, const char* below_home, const char* name) {
   const std::string folder = environment_variable(variable);
   const fs::path base = folder.empty() ? in_home(below_home) : fs::path(folder);
@@ -37,6 +39,13 @@ fs::path in_user_data(const char* name) {
 }
 fs::path in_user_state(const char* name) {
   return in_user_folder("XDG_STATE_HOME", ".local/state", name);
+}
+
+void set_state_folder(fs::path folder) {
+  g_state_folder = std::move(folder);
+}
+fs::path in_state_folder(const char* name, fs::path otherwise) {
+  return g_state_folder.empty() ? otherwise : g_state_folder / name;
 }
 
 }  // namespace thermo

@@ -68,6 +68,8 @@ std::vector<DeviceInfo> list_devices(std::string* why_none) {
     info.n_multiprocessors = p.multiProcessorCount;
     info.total_bytes = p.totalGlobalMem;
     info.max_shared_bytes = p.sharedMemPerBlockOptin;
+    char bus_id[32] = {};
+    if (cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), i) == cudaSuccess) info.bus_id = bus_id;
     if (limits != nullptr) {
       info.compute_capability = std::min(info.compute_capability, limits->compute_capability);
       info.max_shared_bytes = std::min(info.max_shared_bytes, limits->max_shared_bytes);

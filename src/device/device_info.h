@@ -16,6 +16,7 @@ struct DeviceInfo {
   uint64_t total_bytes = 0;
   uint64_t free_bytes = 0;
   size_t max_shared_bytes = 0;  // of one block
+  std::string bus_id;           // "0000:65:00.0"
 
   bool usable() const { return compute_capability >= 75; }
 };

@@ -57,23 +57,43 @@ bool Engine::reset_experts() {
 ExpertTelemetry Engine::expert_telemetry() const {
   return impl_->backend->expert_telemetry() - impl_->warm_up_telemetry;
 }
+std::vector<ExpertPlace> Engine::expert_places() const {
+  const HeatMap* const counted = heat();
+  std::vector<ExpertPlace> places(counted == nullptr ? 0 : counted->uses().size());
+  if (counted != nullptr) impl_->backend->expert_places(places);
+  return places;
+}
+std::vector<LayerUses> Engine::layer_uses() const {
+  const std::span<const LayerUses> now = impl_->backend->layer_uses();
+  std::vector<LayerUses> uses(now.begin(), now.end());
+  for (size_t i = 0; i < impl_->warm_up_uses.size(); ++i) {
+    uses[i].hot -= impl_->warm_up_uses[i].hot;
+    uses[i].all -= impl_->warm_up_uses[i].all;
+  }
+  return uses;
+}
 const HeatMap* Engine::heat() const {
   return impl_->backend->heat();
 }
 KvPoolState Engine::kv_pool() const {
   return impl_->backend->kv_pool();
 }
-void Engine::save_heat() {
-  impl_->write_heat();
+void Engine::save_heat(const std::string& name) {
+  const Impl& e = *impl_;
+  if (name.empty()) return impl_->write_heat();
+  if (e.heat_path.empty() || heat() == nullptr) return log_warning("engine", "heat has no file here");
+  if (const Status status = thermo::save_heat(e.heat_path_of(name), e.heat_info, *heat()); !status)
+    log_warning("engine", "{}", status.error().message);
 }
-void Engine::load_heat() {
+void Engine::load_heat(const std::string& name) {
   Impl& e = *impl_;
   if (e.heat_path.empty() || !e.first_heat) return log_warning("engine", "there is no heat file to read");
   HeatMap heat = *e.first_heat;
-  if (const Status status = thermo::load_heat(e.heat_path, e.heat_info, heat); !status)
+  if (const Status status = thermo::load_heat(e.heat_path_of(name), e.heat_info, heat); !status)
     return log_warning("engine", "{}", status.error().message);
   e.backend->set_heat(heat);
-  e.heat_base = {.ours = heat, .file = heat};
+  e.heat_base.ours = heat;
+  if (name.empty()) e.heat_base.file = heat;
 }
 DraftTelemetry Engine::draft_telemetry() const {
   return impl_->speculation ? impl_->speculation->telemetry() : DraftTelemetry{};

@@ -16,6 +16,7 @@
 
 #include "base/result.h"
 #include "experts/budget.h"
+#include "experts/expert_place.h"
 #include "model/load_progress.h"
 #include "model/step.h"
 #include "sampling/logprobs.h"
@@ -76,6 +77,8 @@ struct DraftOptions {
 struct EngineOptions {
   // Behaviour.
   int n_ctx = 0;                 // tokens per sequence; 0: the training length, or what fits
+  bool fit = true;               // false: n_ctx = 0 is the training length, whether it fits or not
+  int min_ctx = 512;             // a context that is chosen to fit is not shorter
   int n_sequences = 1;           // sequences held at once
   int n_pages = 0;               // of keys and values for all of them, 256 tokens each; 0: what fits
   uint64_t cache_bytes = 0;      // main memory that is planned for a prefix cache
@@ -93,6 +96,7 @@ struct EngineOptions {
   bool repack = true;       // false: multiply from the file mapping, packing panels as they are used
   int n_batch = 0;          // rows of a prefill chunk; 0: 512, on a GPU 2048
   uint64_t gpu_memory = 0;  // bytes of the card that may be taken, everything counted; 0: what is free
+  uint64_t gpu_reserve = uint64_t{512} << 20;  // of them, left to the driver and other programs
   // Hot and cold experts; see docs/experts.md.
   ExpertBudget expert_cache;  // device memory for experts; auto: what fits
   ExpertBudget expert_ram;    // main memory for experts, likewise; the rest stays in the file
@@ -105,7 +109,8 @@ struct EngineOptions {
 };
 
 struct EngineInfo {
-  std::string device;  // "cpu", or the GPU's name
+  std::string device;  // "cpu", "sim", or the GPU's name
+  std::string bus_id;  // of the GPU, as PCI has it; empty: there is none
   Isa isa{};
   int n_threads = 1;
   bool repacked = true;
@@ -146,11 +151,15 @@ class Engine {
   // split, or what was read from the file stays in memory.
   bool reset_experts();
   const HeatMap* heat() const;  // nullptr: nobody counts
-  // Writes the heat file, if there is one, as the destructor does.
-  void save_heat();
+  // Between steps: where every expert that heat() counts is, layer after layer.
+  std::vector<ExpertPlace> expert_places() const;
+  // Of each layer so far; empty: all experts are where they are computed.
+  std::vector<LayerUses> layer_uses() const;
+  // Writes the heat file, if there is one, as the destructor does; `name`: NAME.json beside it instead.
+  void save_heat(const std::string& name = {});
   // Between steps: counts from what the file says now; experts follow step by step. What it cannot be read as
   // is logged.
-  void load_heat();
+  void load_heat(const std::string& name = {});
   // What drafting did so far; without a drafter its name is empty.
   DraftTelemetry draft_telemetry() const;
   // For measurements: whether sessions that are opened from here on draft. REQUIRES: none is open.

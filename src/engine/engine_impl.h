@@ -2,6 +2,7 @@
 // engine_warm_up.cpp.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -39,7 +40,8 @@ struct Engine::Impl {
   std::vector<bool> taken;                   // sequences that a Session holds
   // Of each sequence: the parents of its uncommitted rows, empty when it has none.
   std::vector<std::vector<int32_t>> uncommitted;
-  ExpertTelemetry warm_up_telemetry;   // what of the backend's is not told
+  ExpertTelemetry warm_up_telemetry;  // what of the backend's is not told
+  std::vector<LayerUses> warm_up_uses;
   std::vector<Session::Impl*> unread;  // sessions whose logits are still on the device
 
   // What was read of the heat file, and where heat goes at the end; empty: nowhere.
@@ -54,6 +56,16 @@ struct Engine::Impl {
   std::optional<HeatMap> read_heat(const std::string& path, const ModelConfig& config, const Weights& weights,
                                    const GgufFile& file);
   void write_heat() noexcept;
+  std::string heat_path_of(const std::string& name) const {
+    return name.empty() ? heat_path
+                        : std::filesystem::path(heat_path).replace_filename(name + ".json").string();
+  }
+  // What the backend counted so far was for nobody.
+  void take_warm_up_counts() {
+    warm_up_telemetry = backend->expert_telemetry();
+    const std::span<const LayerUses> uses = backend->layer_uses();
+    warm_up_uses.assign(uses.begin(), uses.end());
+  }
 
   Status check(const StepBatch& batch) const;
   Status check_group(const SequenceRows& group) const;

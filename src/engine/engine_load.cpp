@@ -78,6 +78,7 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
   e.info = {.device = plan.gpu         ? plan.gpu->name
                       : model.stand_in ? "sim"
                                        : "cpu",
+            .bus_id = plan.gpu ? plan.gpu->bus_id : "",
             .isa = model.isa,
             .n_threads = e.pool.size(),
             .repacked = options.repack || plan.gpu,
@@ -129,7 +130,7 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
     draft(static_cast<const Model&>(*e.backend).weights());
     // Steps for nobody only where they read nothing from the file.
     if (e.speculation && !options.draft.oracle) e.speculation->warm_up(options.repack && !shares_cores);
-    e.warm_up_telemetry = e.backend->expert_telemetry();
+    e.take_warm_up_counts();
   }
   if (e.backend->heat() != nullptr) e.first_heat = *e.backend->heat();
   e.model_file = &file;

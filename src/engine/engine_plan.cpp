@@ -138,7 +138,8 @@ void plan_gpu_and_drafter(EnginePlan& plan, const ModelConfig& config, const Ggu
     const Weights weights = Weights::bind(planned, file);
     // Parts need the room more than a long context that nobody asked for.
     MemoryPlanInputs roomy = inputs;
-    if (ffn_parts > 0 && inputs.n_ctx == 0) roomy.n_ctx = std::min(kRoomyContext, config.n_ctx_train);
+    if (ffn_parts > 0 && inputs.n_ctx == 0)
+      roomy.n_ctx = std::min(std::max(kRoomyContext, inputs.min_ctx), config.n_ctx_train);
     plan_on_gpu(plan, planned, weights, roomy, o);
     if (!plan.memory.fits() && roomy.n_ctx != inputs.n_ctx) plan_on_gpu(plan, planned, weights, inputs, o);
     plan.memory.ffn_parts = ffn_parts;
@@ -207,6 +208,7 @@ void check_options(const EngineOptions& o) {
       throw ConfigError(fmt::format("{} is {}, expected {} to {}", name, value, low, high));
   };
   range("the context", o.n_ctx, 0, 1 << 24);
+  range("the shortest context", o.min_ctx, 1, 1 << 24);
   range("the number of sequences", o.n_sequences, 1, 256);
   range("the number of pages", o.n_pages, 0, 1 << 24);
   range("the number of threads", o.n_threads, 0, 1024);
@@ -236,7 +238,9 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
           fmt::format("a q8_0 cache needs a head size that is a multiple of 32, this model has {}; use f16",
                       config.head_dim));
   MemoryPlanInputs inputs;
-  inputs.n_ctx = o.n_ctx;
+  inputs.n_ctx = o.n_ctx == 0 && !o.fit ? config.n_ctx_train : o.n_ctx;
+  inputs.min_ctx = o.min_ctx;
+  inputs.device_reserve = o.gpu_reserve;
   inputs.n_sequences = o.n_sequences;
   inputs.n_pages = o.n_pages;
   inputs.max_draft_rows = o.max_draft_rows;

@@ -123,9 +123,9 @@ std::shared_ptr<const ExpertHeat> EngineThread::expert_heat() {
   return impl_->watch.heat();
 }
 
-void EngineThread::order(HeatOrder order) {
+void EngineThread::order(HeatOrder order, const std::string& name) {
   const std::lock_guard lock(impl_->mutex);
-  impl_->watch.order(order);
+  impl_->watch.order(order, name);
   impl_->wake.notify_one();
 }
 
@@ -238,6 +238,11 @@ void EngineThread::Impl::step() {
   n_step_prompt = n_step_written = 0;
   const auto n_busy =
       std::count_if(slots.begin(), slots.end(), [](const Slot& slot) { return slot.active != nullptr; });
+  const bool writing = std::any_of(slots.begin(), slots.end(), [](const Slot& slot) {
+    return slot.active && !slot.active->paused && slot.active->n_written > 0;
+  });
+  const ExpertTelemetry experts_before = engine.expert_telemetry();
+  const uint64_t n_rounds = engine.draft_telemetry().n_rounds;
   const Clock::time_point begin = Clock::now();
   bool has_run = false;
   const auto meanwhile = [&] {
@@ -256,10 +261,16 @@ void EngineThread::Impl::step() {
   if (n_step_prompt > 0) prompt_row_rate.add(n_step_prompt, time);
   if (n_step_prompt > 0) prompt_rate.add(n_step_prompt, time);
   if (n_step_written > 0) decode_rate.add(n_step_written, time);
+  const ExpertTelemetry experts = engine.expert_telemetry() - experts_before;
+  const bool verified = engine.draft_telemetry().n_rounds > n_rounds;
   const std::lock_guard lock(mutex);
-  ++shown.n_steps;
+  StepCounts& steps = shown.steps;
+  ++(n_step_prompt > 0 ? (writing ? steps.mixed : steps.prefill) : verified ? steps.verify : steps.decode);
+  if (n_step_prompt > 0) {
+    prompt_uses += experts.pairs;
+    prompt_hot_uses += experts.hot_pairs;
+  }
   shown.n_busy_slots += static_cast<uint64_t>(n_busy);
-  shown.n_prompt_steps += n_step_prompt > 0 ? 1 : 0;
   shown.n_prompt_computed += static_cast<uint64_t>(std::max(n_step_prompt, 0));
   shown.n_written += static_cast<uint64_t>(n_step_written);
 }
@@ -381,14 +392,20 @@ void EngineThread::Impl::show() {
   const KvPoolState pool = engine.kv_pool();
   const DiskCacheState on_disk = disk ? disk->state() : DiskCacheState{};
   const std::lock_guard lock(mutex);
-  shown.experts = {.hot_uses = experts.hot_pairs,
+  shown.experts = {.on_device = engine.info().device != "cpu",
+                   .n_uses = experts.pairs,
+                   .hot_uses = experts.hot_pairs,
                    .cpu_uses = experts.cpu_pairs,
-                   .fetched_uses = experts.fetched_pairs,
                    .moved = experts.moved,
                    .moved_bytes = experts.moved_bytes,
+                   .evicted = experts.evicted,
                    .stall_ns = experts.stall_ns,
+                   .cpu_ns = experts.cpu_ns,
+                   .disk_wait_ns = experts.disk_wait_ns,
                    .hot_bytes = experts.hot_expert_bytes,
-                   .total_bytes = experts.total_expert_bytes};
+                   .total_bytes = experts.total_expert_bytes,
+                   .prompt_uses = prompt_uses,
+                   .prompt_hot_uses = prompt_hot_uses};
   shown.cache = {.limit_bytes = kept.limit_bytes,
                  .bytes = kept.bytes,
                  .n_blocks = kept.n_blocks,

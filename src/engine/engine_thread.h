@@ -61,7 +61,7 @@ class EngineThread : public TokenService {
   TokenServiceState state() const override;
   void look_up(std::vector<TokenId> prompt, std::function<void(int n_cached)> on_found) override;
   std::shared_ptr<const ExpertHeat> expert_heat() override;
-  void order(HeatOrder order) override;
+  void order(HeatOrder order, const std::string& name) override;
   int n_ctx() const override;
   int n_slots() const override;
 

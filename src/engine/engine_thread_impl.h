@@ -64,7 +64,8 @@ struct EngineThread::Impl {
   std::map<uint64_t, std::unique_ptr<Active>> parked;  // by epoch
   uint64_t n_used = 0;
   ExpertWatch watch;
-  int n_step_prompt = 0, n_step_written = 0;  // tokens, by the step that runs
+  int n_step_prompt = 0, n_step_written = 0;      // tokens, by the step that runs
+  uint64_t prompt_uses = 0, prompt_hot_uses = 0;  // of experts, by steps with rows of prompts
   bool closing = false;
   Rate prompt_rate, decode_rate, prompt_row_rate;
 

@@ -144,7 +144,7 @@ double Engine::warm_up(PrefixCache& cache) {
   if (!status) throw ThermoError(ExitCode::DeviceFault, status.error().message);
   reset_experts();
   if (heat) e.backend->set_heat(*heat);
-  e.warm_up_telemetry = e.backend->expert_telemetry();
+  e.take_warm_up_counts();
   const double step_seconds = seconds_since(start);
   cache.clear();
   const Clock::time_point taking = Clock::now();

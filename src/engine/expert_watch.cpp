@@ -6,12 +6,19 @@ namespace thermo {
 
 // Heat is asked for only when it is needed: a GPU counts by itself, and its counts must be fetched.
 void ExpertWatch::look(Engine& engine, bool stepped) {
-  const HeatOrder order = order_.exchange(HeatOrder::None);
+  std::string name;
+  HeatOrder order = HeatOrder::None;
+  if (order_ != HeatOrder::None) {
+    const std::lock_guard lock(mutex_);
+    order = order_.exchange(HeatOrder::None);
+    name = name_;
+  }
   if (order == HeatOrder::Reset) engine.reset_experts();
-  if (order == HeatOrder::Load) engine.load_heat();
+  if (order == HeatOrder::Load) engine.load_heat(name);
+  if (order == HeatOrder::Save && !name.empty()) engine.save_heat(name);
   const Clock::time_point now = Clock::now();
   if (stepped) saved_ = false;
-  if (order == HeatOrder::Save || (!saved_ && now >= last_save_ + save_every_)) {
+  if ((order == HeatOrder::Save && name.empty()) || (!saved_ && now >= last_save_ + save_every_)) {
     engine.save_heat();
     saved_ = true;
     last_save_ = now;
@@ -25,6 +32,10 @@ void ExpertWatch::look(Engine& engine, bool stepped) {
   copy->n_tokens = heat->n_tokens();
   for (int layer = 0; layer < heat->n_layers(); ++layer) copy->n_expert.push_back(heat->n_expert(layer));
   copy->heat = heat->values();
+  copy->uses = std::make_shared<const std::vector<uint64_t>>(heat->uses());
+  copy->places = engine.expert_places();
+  copy->layers = engine.layer_uses();
+  copy->hot_tier = engine.info().device == "cpu" ? ExpertTier::Host : ExpertTier::Device;
   const std::lock_guard lock(mutex_);
   copy_ = std::move(copy);
 }

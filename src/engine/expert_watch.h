@@ -29,7 +29,11 @@ class ExpertWatch {
 
   // Any thread. The last copy; nullptr before the first. Asks for the next one.
   std::shared_ptr<const ExpertHeat> heat();
-  void order(HeatOrder order) { order_ = order; }
+  void order(HeatOrder order, const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    name_ = name;
+    order_ = order;
+  }
 
  private:
   static constexpr auto kCopyEvery = std::chrono::milliseconds(200);  // viewers draw five times a second
@@ -41,7 +45,8 @@ class ExpertWatch {
 
   std::atomic<bool> asked_{false};
   std::atomic<HeatOrder> order_{HeatOrder::None};
-  std::mutex mutex_;  // for the copy
+  std::mutex mutex_;  // for what follows
+  std::string name_;  // of the order's file
   std::shared_ptr<const ExpertHeat> copy_;
 };
 

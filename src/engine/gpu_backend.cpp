@@ -34,7 +34,8 @@ std::optional<GpuChoice> choose_gpu(const DeviceChoice& device, std::string& not
                      used.free_bytes,
                      used.total_bytes,
                      used.n_multiprocessors,
-                     used.compute_capability};
+                     used.compute_capability,
+                     used.bus_id};
   }
   if (why.empty()) why = fmt::format("there are {} usable GPUs", devices.size());
   if (asked)
@@ -47,8 +48,11 @@ std::optional<GpuChoice> choose_gpu(const DeviceChoice& device, std::string& not
 
 std::optional<GpuChoice> imagined_gpu(uint64_t bytes) {
   constexpr int kMultiprocessors = 60, kCapability = 86;
-  return GpuChoice{
-      0, fmt::format("a card with {}", format_bytes(bytes)), bytes, bytes, kMultiprocessors, kCapability};
+  return GpuChoice{.name = fmt::format("a card with {}", format_bytes(bytes)),
+                   .free_bytes = bytes,
+                   .total_bytes = bytes,
+                   .n_multiprocessors = kMultiprocessors,
+                   .compute_capability = kCapability};
 }
 
 std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig& config, const Weights& weights,

@@ -22,6 +22,7 @@ struct GpuChoice {
   uint64_t total_bytes = 0;
   int n_multiprocessors = 0;
   int compute_capability = 0;  // 90: 9.0
+  std::string bus_id = {};     // see EngineInfo
 };
 
 // The GPU that is meant: the one asked for, or ThermoError (exit code 6) when it cannot be used; the first

@@ -18,10 +18,9 @@ namespace {
 
 // What `auto` never goes beyond without being asked: a long context costs memory for every sequence.
 constexpr int kAutoContext = 32768;
-constexpr int kMinContext = 512;
-constexpr uint64_t kProgramBytes = 64 * MiB;    // code, stacks, vocabulary, small vectors
-constexpr uint64_t kFileReserve = 128 * MiB;    // where experts are read from the file while running
-constexpr uint64_t kDeviceReserve = 512 * MiB;  // the driver's context and other programs
+constexpr int kContextStep = 512;
+constexpr uint64_t kProgramBytes = 64 * MiB;  // code, stacks, vocabulary, small vectors
+constexpr uint64_t kFileReserve = 128 * MiB;  // where experts are read from the file while running
 
 size_t largest_panel(const GgufFile& file) {
   size_t most = 0;
@@ -174,9 +173,10 @@ std::optional<MemoryPlan> plan_with_file(const ModelConfig& config, const GgufFi
                                          const MemoryPlanInputs& in, const WeightSizes& sizes) {
   if (sizes.min_experts >= sizes.experts) return std::nullopt;
   const uint64_t wanted = std::clamp(in.expert_ram.value_or(sizes.experts), sizes.min_experts, sizes.experts);
-  const int lowest = in.n_ctx > 0 ? in.n_ctx : std::min(kMinContext, config.n_ctx_train);
+  const int lowest = in.n_ctx > 0 ? in.n_ctx : std::min(in.min_ctx, config.n_ctx_train);
   int n_ctx = in.n_ctx > 0 ? in.n_ctx : std::min(config.n_ctx_train, kAutoContext);
-  if (in.n_ctx == 0 && !in.expert_ram) n_ctx = std::min(n_ctx, kRoomyContext);  // experts need the room more
+  if (in.n_ctx == 0 && !in.expert_ram)
+    n_ctx = std::min(n_ctx, std::max(kRoomyContext, lowest));  // experts need the room more
   for (; n_ctx >= lowest; n_ctx /= 2) {
     const auto least = plan_pages(config, file, in, sizes, sizes.min_experts, n_ctx);
     if (!least) continue;
@@ -200,26 +200,26 @@ std::optional<MemoryPlan> plan_with_file(const ModelConfig& config, const GgufFi
   return std::nullopt;
 }
 
-// Below `n_ctx`, in steps of kMinContext; 0: none.
+// Below `n_ctx`, in steps of kContextStep; 0: none.
 int largest_context(int n_ctx, const std::function<bool(int)>& fits) {
-  int low = 0, high = (n_ctx - 1) / kMinContext;
+  int low = 0, high = (n_ctx - 1) / kContextStep;
   while (low < high) {
     const int middle = low + (high - low + 1) / 2;
-    if (fits(middle * kMinContext)) {
+    if (fits(middle * kContextStep)) {
       low = middle;
     } else {
       high = middle - 1;
     }
   }
-  return low * kMinContext;
+  return low * kContextStep;
 }
 
 }  // namespace
 
 MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const MemoryPlanInputs& in) {
   const WeightSizes sizes = weight_sizes(config, file, in.repack);
-  const int smallest = std::min(kMinContext, config.n_ctx_train);
-  const int roomy = std::min(kRoomyContext, config.n_ctx_train);
+  const int smallest = std::min(in.min_ctx, config.n_ctx_train);
+  const int roomy = std::max(smallest, std::min(kRoomyContext, config.n_ctx_train));
   const bool may_use_file = sizes.min_experts < sizes.experts;
   const bool want_all = !in.expert_ram || *in.expert_ram >= sizes.experts || !may_use_file;
   if (want_all)
@@ -228,7 +228,7 @@ MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const Me
   if (want_all)
     if (auto plan = plan_with_all(config, file, in, sizes, smallest)) return *plan;
 
-  const int shown_ctx = in.n_ctx > 0 ? in.n_ctx : kMinContext;
+  const int shown_ctx = in.n_ctx > 0 ? in.n_ctx : smallest;
   const uint64_t least = std::min(sizes.min_experts, sizes.experts);
   const auto fewest = [&](int n_ctx) { return page_range(config, in, n_ctx).fewest; };
   const MemoryPlan plan = plan_at(config, file, in, sizes, least, shown_ctx, fewest(shown_ctx));
@@ -296,7 +296,7 @@ MemoryPlan plan_device_memory(const ModelConfig& config, const MemoryPlanInputs&
     plan.device_name = device_name;
     plan.device_available_bytes = free_bytes;
     plan.device_items = items(n_ctx, n_pages);
-    plan.device_items.push_back({"reserve", kDeviceReserve, "driver and other programs"});
+    plan.device_items.push_back({"reserve", in.device_reserve, "driver and other programs"});
     for (const MemoryPlanItem& item : plan.device_items) plan.device_total_bytes += item.bytes;
     return plan;
   };
@@ -309,7 +309,7 @@ MemoryPlan plan_device_memory(const ModelConfig& config, const MemoryPlanInputs&
     return plan ? *plan : plan_with(n_ctx, range.fewest);
   };
   if (in.n_ctx > 0) return fit(in.n_ctx);
-  const int smallest = std::min(kMinContext, config.n_ctx_train);
+  const int smallest = std::min(in.min_ctx, config.n_ctx_train);
   int n_ctx = std::min(config.n_ctx_train, kAutoContext);
   MemoryPlan plan = fit(n_ctx);
   while (!plan.fits() && n_ctx / 2 >= smallest) plan = fit(n_ctx /= 2);

@@ -31,6 +31,18 @@ TEST(MemoryPlan, HalvesTheContextUntilItFits) {
   EXPECT_EQ(sum, wide.total_bytes);
 }
 
+TEST(MemoryPlan, DoesNotGoBelowTheShortestContext) {
+  const GgufFile dense(std::string(THERMO_TEST_DATA) + "/qwen35-f32.gguf");
+  const ModelConfig config = read_model_config(dense);
+  MemoryPlanInputs inputs;
+  inputs.available_bytes = 8 * GiB;
+  inputs.available_bytes = plan_memory(config, dense, inputs).total_bytes - 1;
+  inputs.min_ctx = 1024;
+  EXPECT_EQ(plan_memory(config, dense, inputs).n_ctx, 1024);
+  inputs.min_ctx = 2048;
+  EXPECT_THROW(plan_memory(config, dense, inputs), MemoryError);
+}
+
 // Reading every step's experts from the file costs more than a shorter context, up to a point.
 TEST(MemoryPlan, ShortensALongContextBeforeExpertsMoveToTheFile) {
   const ModelConfig config = read_model_config(plankton());
@@ -109,6 +121,10 @@ TEST(MemoryPlan, HasFewerPagesOnADevice) {
   EXPECT_TRUE(some.fits());
   EXPECT_EQ(some.n_pages, 16 + 18);  // three quarters of the rest
   EXPECT_FALSE(plan_device_memory(config, inputs, "card", reserve + 15 * page, items).fits());
+  inputs.device_reserve = 2 * reserve;
+  EXPECT_FALSE(plan_device_memory(config, inputs, "card", reserve + 64 * page, items).fits());
+  EXPECT_TRUE(plan_device_memory(config, inputs, "card", 2 * reserve + 64 * page, items).fits());
+  inputs.device_reserve = reserve;
   // Beside experts that need the room more; here it is little.
   EXPECT_EQ(plan_device_memory(config, inputs, "card", reserve + 64 * page, items, true).n_pages, 64);
 }
@@ -123,6 +139,8 @@ TEST(MemoryPlan, ChoosesAContextForADevice) {
   EXPECT_EQ(plan_device_memory(config, inputs, "card", 16 * GiB, items).n_ctx, 4096);
   EXPECT_EQ(plan_device_memory(config, inputs, "card", 3 * GiB, items).n_ctx, 2048);
   EXPECT_FALSE(plan_device_memory(config, inputs, "card", 512 * MiB, items).fits());
+  inputs.min_ctx = 4096;
+  EXPECT_FALSE(plan_device_memory(config, inputs, "card", 3 * GiB, items).fits());
   inputs.n_ctx = 4096;  // asked for: never silently less
   EXPECT_FALSE(plan_device_memory(config, inputs, "card", 3 * GiB, items).fits());
 }

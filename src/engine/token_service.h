@@ -4,6 +4,7 @@
 // plays tokens that a test gives it.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -78,21 +79,38 @@ struct SlotState {
 
 // What routed experts did, where some are elsewhere than they are computed; see experts/telemetry.h.
 struct ExpertCounts {
-  uint64_t hot_uses = 0, cpu_uses = 0, fetched_uses = 0;
-  uint64_t moved = 0, moved_bytes = 0, stall_ns = 0;
+  bool on_device = false;             // hot ones are there; otherwise in main memory, the others in the file
+  uint64_t n_uses = 0, hot_uses = 0;  // of (row, expert)
+  uint64_t cpu_uses = 0;              // of all, computed by the processor
+  uint64_t moved = 0, moved_bytes = 0, evicted = 0;
+  uint64_t stall_ns = 0, cpu_ns = 0, disk_wait_ns = 0;
   uint64_t hot_bytes = 0, total_bytes = 0;
+  // Of all uses, those of steps that read prompts, and how many of them were hot.
+  uint64_t prompt_uses = 0, prompt_hot_uses = 0;
 
-  uint64_t n_uses() const { return hot_uses + cpu_uses + fetched_uses; }
+  // Cold ones that the device read or that were copied to it.
+  uint64_t fetched_uses() const {
+    return on_device && n_uses > hot_uses + cpu_uses ? n_uses - hot_uses - cpu_uses : 0;
+  }
   double hot_ratio() const {
-    return n_uses() == 0 ? 1.0 : static_cast<double>(hot_uses) / static_cast<double>(n_uses());
+    return n_uses == 0 ? 1.0 : static_cast<double>(hot_uses) / static_cast<double>(n_uses);
   }
 };
 
-// How hot each expert is, as of some moment.
+// How hot each expert is, how often it was used and where it is, as of some moment.
 struct ExpertHeat {
   std::vector<int> n_expert;  // of each layer; 0: dense
-  std::vector<float> heat;    // of all experts, layer after layer
   uint64_t n_tokens = 0;      // that were counted
+  // Of all experts, layer after layer.
+  std::vector<float> heat;
+  std::shared_ptr<const std::vector<uint64_t>> uses;  // since the start, or since heat was loaded or reset
+  std::vector<ExpertPlace> places;
+  std::vector<LayerUses> layers;           // since the start; empty: all experts are where they are computed
+  ExpertTier hot_tier = ExpertTier::Host;  // where an expert is hot
+
+  int64_t n_in(ExpertTier tier) const {
+    return std::count_if(places.begin(), places.end(), [&](const ExpertPlace& p) { return p.tier == tier; });
+  }
 };
 enum class HeatOrder { None, Save, Load, Reset };
 
@@ -111,6 +129,16 @@ struct CacheCounts {
   uint64_t n_disk_texts = 0, n_disk_read = 0, n_disk_written = 0, n_disk_evicted = 0;
 };
 
+// Steps by what their rows were.
+struct StepCounts {
+  uint64_t prefill = 0;  // of prompts
+  uint64_t decode = 0;   // of answers
+  uint64_t mixed = 0;    // of both
+  uint64_t verify = 0;   // of answers, drafts among them
+
+  uint64_t n() const { return prefill + decode + mixed + verify; }
+};
+
 struct TokenServiceState {
   int n_running = 0, n_waiting = 0, n_paused = 0;
   int n_parked = 0;         // of those that wait: begun, their time slice is over
@@ -120,8 +148,8 @@ struct TokenServiceState {
   std::vector<SlotState> slots;
   int n_ctx = 0;
   int page_tokens = 0, n_pages = 0, n_pages_free = 0;  // of keys and values; 0: there is no pool
-  uint64_t n_steps = 0, n_prompt_steps = 0;            // steps; of them, those with rows of prompts
-  uint64_t n_busy_slots = 0;                           // of all steps together
+  StepCounts steps;
+  uint64_t n_busy_slots = 0;                                           // of all steps together
   uint64_t n_prompt_computed = 0, n_prompt_cached = 0, n_written = 0;  // tokens
   double prompt_rate = 0.0, decode_rate = 0.0;                         // tokens per second, of late
   std::string fault;  // why no request can be served any more; empty: they can
@@ -147,8 +175,9 @@ class TokenService {
   virtual void look_up(std::vector<TokenId> prompt, std::function<void(int n_cached)> on_found) = 0;
   // The latest copy, at most a moment old if this is called again and again; nullptr: there is none yet.
   virtual std::shared_ptr<const ExpertHeat> expert_heat() { return nullptr; }
-  // Writes the heat file or reads it, or forgets heat and hot experts, after the step that runs.
-  virtual void order(HeatOrder) {}
+  // Writes the heat file or reads it (`name`: NAME.json beside it), or forgets heat and hot experts, after
+  // the step that runs.
+  virtual void order(HeatOrder, const std::string& /*name*/) {}
   virtual int n_ctx() const = 0;
   virtual int n_slots() const = 0;
 };

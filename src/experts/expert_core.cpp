@@ -56,6 +56,7 @@ ExpertCore::ExpertCore(ExpertCatalog catalog, HeatMap heat, const SplitOptions& 
   host_.load(pool, hottest_first(catalog_, heat_), progress);
   counts_.budget_bytes = options.budget_bytes;
   counts_.total_expert_bytes = catalog_.total_bytes();
+  layer_uses_.resize(catalog_.layers.size());
 }
 ExpertCore::~ExpertCore() = default;
 
@@ -135,6 +136,21 @@ void ExpertCore::reset() {
   if (store_ != nullptr) store_->reset();
 }
 
+void ExpertCore::places(std::span<ExpertPlace> out) const noexcept {
+  size_t at = 0;
+  for (int layer = 0; layer < static_cast<int>(catalog_.layers.size()); ++layer)
+    for (int e = 0; e < catalog_.layers[static_cast<size_t>(layer)].n_expert(); ++e) {
+      ExpertPlace& place = out[at++];
+      place = {.tier = host_.address(layer, e) != nullptr ? ExpertTier::Host : ExpertTier::File};
+      if (store_ == nullptr) continue;
+      place.promoted_ns = store_->promoted_ns(layer, e);
+      if (store_->hot(layer, e))
+        place.tier = ExpertTier::Device;
+      else if (store_->arriving(layer, e))
+        place.tier = ExpertTier::Moving;
+    }
+}
+
 ExpertTelemetry ExpertCore::telemetry() const noexcept {
   ExpertTelemetry t = counts_;
   const HostTierStats disk = host_.stats();
@@ -148,6 +164,7 @@ ExpertTelemetry ExpertCore::telemetry() const noexcept {
   const ExpertStoreStats moved = store_->stats();
   t.moved = moved.moved;
   t.moved_bytes = moved.moved_bytes;
+  t.evicted = moved.evicted;
   t.parcels_kept = moved.exchanged;
   if (courier_ != nullptr) {
     t.parcels = courier_->n_sent();

@@ -22,6 +22,7 @@
 #include "base/host_buffer.h"
 #include "experts/catalog.h"
 #include "experts/courier.h"
+#include "experts/expert_place.h"
 #include "experts/expert_store.h"
 #include "experts/forecast.h"
 #include "experts/heat.h"
@@ -109,6 +110,16 @@ class ExpertCore {
 
   // Counted by whoever computes; telemetry() adds what the parts counted.
   ExpertTelemetry& counts() noexcept { return counts_; }
+  // Pairs of a layer, of which so many found their expert hot.
+  void count_pairs(int layer, uint64_t n_pairs, uint64_t n_hot) noexcept {
+    counts_.pairs += n_pairs;
+    counts_.hot_pairs += n_hot;
+    layer_uses_[static_cast<size_t>(layer)].all += n_pairs;
+    layer_uses_[static_cast<size_t>(layer)].hot += n_hot;
+  }
+  const std::vector<LayerUses>& layer_uses() const noexcept { return layer_uses_; }
+  // Between steps: where every expert is, layer after layer.
+  void places(std::span<ExpertPlace> out) const noexcept;
   ExpertTelemetry telemetry() const noexcept;
   // Why results can no longer be trusted; empty while they can.
   std::string_view fault() const noexcept { return host_.fault(); }
@@ -131,6 +142,7 @@ class ExpertCore {
   bool lent_ = false;
   bool after_prompt_ = false;  // this step is the first after one
   ExpertTelemetry counts_;
+  std::vector<LayerUses> layer_uses_;
 };
 
 }  // namespace thermo

@@ -5,6 +5,7 @@
 #include <span>
 #include <string_view>
 
+#include "experts/expert_place.h"
 #include "experts/heat.h"
 #include "experts/telemetry.h"
 #include "kernels/expert_ffn/expert_ffn.h"
@@ -39,6 +40,8 @@ class ExpertRunner {
   virtual bool reset() = 0;
   virtual HeatMap& heat() noexcept = 0;
   virtual ExpertTelemetry telemetry() const noexcept = 0;
+  virtual void places(std::span<ExpertPlace> out) const noexcept = 0;  // see ExpertCore
+  virtual std::span<const LayerUses> layer_uses() const noexcept = 0;
   // Why results can no longer be trusted; empty while they can.
   virtual std::string_view fault() const noexcept = 0;
 };

@@ -19,6 +19,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
+#include "experts/best_candidates.h"
 
 namespace thermo {
 namespace {
@@ -31,7 +33,6 @@ constexpr int kLayersPerMove = 4;
 // step took more of the link and of the time between steps than they gave, with parcels on the same link (60
 // % hot, random ids: 291 tokens/s against 317 without any, though 66 instead of 60 % of the uses were hot).
 constexpr int kLeastMoves = 2;
-constexpr int kCandidates = 16;  // remembered of a layer, each way in and out
 
 // Measured on models of this kind: 45 % of a token's experts are used again by the next token, 80 % within 8.
 // The hits still to come of an expert last used `age` tokens ago are then about 0.9 age^-0.6 above its
@@ -53,32 +54,6 @@ float recency(uint64_t age) noexcept {
   return kRecency[static_cast<size_t>(std::min<uint64_t>(age, kAges))];
 }
 
-struct Candidate {
-  int id = -1;
-  float value = 0.0f;
-};
-
-// The best few by an order.
-struct Best {
-  std::array<Candidate, kCandidates> list;
-  int n = 0;
-
-  template <class Before>
-  void offer(Candidate c, const Before& before) noexcept {
-    if (n == kCandidates) {
-      if (!before(c, list[kCandidates - 1])) return;
-      --n;
-    }
-    int at = n++;
-    for (; at > 0 && before(c, list[static_cast<size_t>(at) - 1]); --at)
-      list[static_cast<size_t>(at)] = list[static_cast<size_t>(at) - 1];
-    list[static_cast<size_t>(at)] = c;
-  }
-  void remove(int at) noexcept {
-    for (--n; at < n; ++at) list[static_cast<size_t>(at)] = list[static_cast<size_t>(at) + 1];
-  }
-};
-
 struct Slot {
   std::byte* memory = nullptr;
   uint64_t bytes = 0;
@@ -89,6 +64,7 @@ struct Slot {
 struct Resident {
   int slot = -1;
   bool published = false;
+  int64_t promoted_ns = 0;
 };
 
 struct Arrival {
@@ -100,7 +76,7 @@ struct LayerState {
   int n_published = 0;
   int n_slots = 0;            // published or being filled
   float rate_of_heat = 0.0f;  // uses per token that one unit of heat stands for
-  Best outside, inside;
+  BestCandidates outside, inside;
 };
 
 }  // namespace
@@ -238,6 +214,7 @@ void ExpertStore::Impl::publish(int id) noexcept {
   const int layer = layer_of[static_cast<size_t>(id)];
   const Slot& slot = slots[static_cast<size_t>(resident.slot)];
   resident.published = true;
+  resident.promoted_ns = now_ns();
   ++layers[static_cast<size_t>(layer)].n_published;
   ++stats.n_hot;
   stats.n_guests += slot.guest;
@@ -341,9 +318,9 @@ bool ExpertStore::Impl::may_leave(int id, int newcomer) const noexcept {
 // the file.
 bool ExpertStore::Impl::move_one(int& n_reads) noexcept {
   for (;;) {
-    Best* from = nullptr;
+    BestCandidates* from = nullptr;
     for (const int l : moe_layers) {
-      Best& outside = layers[static_cast<size_t>(l)].outside;
+      BestCandidates& outside = layers[static_cast<size_t>(l)].outside;
       while (outside.n > 0 && residents[static_cast<size_t>(outside.list[0].id)].slot >= 0) outside.remove(0);
       if (outside.n > 0 && (!from || outside.list[0].value > from->list[0].value)) from = &outside;
     }
@@ -378,7 +355,7 @@ int ExpertStore::Impl::coldest_for(int newcomer) const noexcept {
   int victim = -1;
   float lowest = std::numeric_limits<float>::infinity();
   for (const int l : moe_layers) {
-    const Best& inside = layers[static_cast<size_t>(l)].inside;
+    const BestCandidates& inside = layers[static_cast<size_t>(l)].inside;
     for (int i = 0; i < inside.n; ++i) {
       const Candidate& candidate = inside.list[static_cast<size_t>(i)];
       if (!may_leave(candidate.id, newcomer)) continue;
@@ -393,7 +370,7 @@ int ExpertStore::Impl::coldest_for(int newcomer) const noexcept {
 // dozens of newcomers are considered between two steps, and looking through all layers took 3 us for each.
 int ExpertStore::Impl::colder_than(int newcomer) const noexcept {
   const float most = value_of(newcomer) / options.exchange_hysteresis;
-  const Best& inside = layers[static_cast<size_t>(layer_of[static_cast<size_t>(newcomer)])].inside;
+  const BestCandidates& inside = layers[static_cast<size_t>(layer_of[static_cast<size_t>(newcomer)])].inside;
   for (int i = 0; i < inside.n; ++i) {
     const Candidate& candidate = inside.list[static_cast<size_t>(i)];
     if (candidate.value >= most) break;
@@ -474,6 +451,7 @@ void ExpertStore::fill(const std::function<void(uint64_t done, uint64_t total)>&
     }
   s.finish_all();
   s.stats.moved = s.stats.moved_bytes = 0;
+  for (Resident& resident : s.residents) resident.promoted_ns = 0;
 }
 
 // All others leave, and so do the guests. Returns which ids are wanted.
@@ -490,7 +468,9 @@ std::vector<bool> ExpertStore::Impl::keep_only(const std::vector<std::vector<int
 
 void ExpertStore::reset() {
   Impl& s = *impl_;
+  const uint64_t n_evicted = s.stats.evicted;
   s.keep_only(s.placement.hot);
+  s.stats.evicted = n_evicted;
   const ExpertStoreStats before = s.stats;
   fill({});
   s.stats.moved = before.moved;
@@ -568,6 +548,16 @@ bool ExpertStore::hot(int layer, int expert) const noexcept {
 int ExpertStore::n_cold(int layer) const noexcept {
   return impl_->catalog.layers[static_cast<size_t>(layer)].n_expert() -
          impl_->layers[static_cast<size_t>(layer)].n_published;
+}
+
+bool ExpertStore::arriving(int layer, int expert) const noexcept {
+  const Resident& resident =
+      impl_->residents[static_cast<size_t>(impl_->first[static_cast<size_t>(layer)] + expert)];
+  return resident.slot >= 0 && !resident.published;
+}
+
+int64_t ExpertStore::promoted_ns(int layer, int expert) const noexcept {
+  return impl_->residents[static_cast<size_t>(impl_->first[static_cast<size_t>(layer)] + expert)].promoted_ns;
 }
 
 const std::byte* ExpertStore::address(int layer, int expert) const noexcept {

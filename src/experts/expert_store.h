@@ -100,6 +100,8 @@ class ExpertStore {
 
   bool hot(int layer, int expert) const noexcept;  // published
   int n_cold(int layer) const noexcept;            // experts of a layer that are not
+  bool arriving(int layer, int expert) const noexcept;
+  int64_t promoted_ns(int layer, int expert) const noexcept;  // see ExpertPlace
   const std::byte* address(int layer, int expert) const noexcept;
   ExpertStoreStats stats() const noexcept;
 

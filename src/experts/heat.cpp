@@ -21,6 +21,7 @@ HeatMap::HeatMap(const ExpertCatalog& catalog, double half_life_tokens) {
   for (const ExpertLayer& layer : catalog.layers) first_.push_back(first_.back() + layer.n_expert());
   score_.assign(static_cast<size_t>(first_.back()), 0.0f);
   last_use_.assign(score_.size(), 0);
+  uses_.assign(score_.size(), 0);
   growth_ = std::exp2(1.0 / half_life_tokens);
 }
 
@@ -38,6 +39,7 @@ void HeatMap::use(int layer, int expert, float count) noexcept {
   const size_t i = index(layer, expert);
   score_[i] += static_cast<float>(count * unit_);
   last_use_[i] = now_ + 1;
+  uses_[i] += static_cast<uint64_t>(count);
   used_ = true;
 }
 

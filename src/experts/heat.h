@@ -39,6 +39,8 @@ class HeatMap {
   // Tokens since the expert was last used; a very large number when never.
   uint64_t age(int layer, int expert) const noexcept;
   uint64_t n_tokens() const noexcept { return now_; }
+  // Uses of every expert, layer after layer. They do not fade, and set() leaves them alone.
+  const std::vector<uint64_t>& uses() const noexcept { return uses_; }
   bool empty() const noexcept { return !used_; }  // nothing was ever used
 
   // For the file: heat of every expert, as heat() gives it. `values`: [sum of n_expert].
@@ -53,8 +55,9 @@ class HeatMap {
   std::vector<int> first_{0};       // of each layer in the arrays, and the end
   std::vector<float> score_;        // in units of `unit_`
   std::vector<uint64_t> last_use_;  // token count + 1; 0: never
-  double unit_ = 1.0;               // what a use now adds
-  double growth_ = 1.0;             // of the unit per token
+  std::vector<uint64_t> uses_;
+  double unit_ = 1.0;    // what a use now adds
+  double growth_ = 1.0;  // of the unit per token
   uint64_t now_ = 0;
   bool used_ = false;
 };

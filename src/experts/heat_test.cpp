@@ -48,6 +48,17 @@ TEST(HeatMap, CountsAUseAsOneAndAHalfAfterAHalfLife) {
   EXPECT_NEAR(heat.heat(0, 1), 1.5f, 1e-5f);
 }
 
+TEST(HeatMap, CountsUsesThatDoNotFade) {
+  HeatMap heat(catalog_of({2, 0, 1}), 1.0);
+  heat.use(0, 1, 3.0f);
+  heat.advance(1000);
+  heat.use(0, 1);
+  heat.use(2, 0);
+  EXPECT_EQ(heat.uses(), (std::vector<uint64_t>{0, 4, 1}));
+  heat.set({1.0f, 0.0f, 0.0f}, 5);  // what a file says is no use
+  EXPECT_EQ(heat.uses(), (std::vector<uint64_t>{0, 4, 1}));
+}
+
 // The slow definition: every use remembered with its time.
 TEST(HeatMap, AgreesWithTheSumOverAllUsesForAnyNumberOfTokens) {
   HeatMap heat(catalog_of({3}), 7.0);  // 10000 tokens are 1400 half-lives: the unit is brought back often

@@ -126,10 +126,10 @@ void SimExperts::sort_out(const RoutedLayer& routed) noexcept {
   for (const FfnGroup& group : routed.args.groups.first(static_cast<size_t>(routed.n_routed))) {
     const int expert = routed.expert_of(group);
     const auto n_pairs = static_cast<uint64_t>(group.n_pairs);
-    counts_.pairs += n_pairs;
-    if (const std::byte* address = device_.address(routed.layer, expert)) {
+    const std::byte* const address = device_.address(routed.layer, expert);
+    core_.count_pairs(routed.layer, n_pairs, address != nullptr ? n_pairs : 0);
+    if (address != nullptr) {
       make_hot(group, routed.layer, expert, address);
-      counts_.hot_pairs += n_pairs;
       counts_.hot_bytes += bytes;
     } else if (const std::byte* parcel = take_parcel(routed.layer, expert)) {
       make_hot(group, routed.layer, expert, parcel);

@@ -42,6 +42,8 @@ class SimExperts final : public ExpertRunner {
   bool reset() override;
   HeatMap& heat() noexcept override { return core_.heat(); }
   ExpertTelemetry telemetry() const noexcept override { return core_.telemetry(); }
+  void places(std::span<ExpertPlace> out) const noexcept override { core_.places(out); }
+  std::span<const LayerUses> layer_uses() const noexcept override { return core_.layer_uses(); }
   std::string_view fault() const noexcept override { return core_.fault(); }
 
   const ExpertCatalog& catalog() const { return catalog_; }

@@ -12,7 +12,8 @@ constexpr uint64_t ExpertTelemetry::*kCounters[] = {
     &ExpertTelemetry::cpu_ns,       &ExpertTelemetry::stall_ns,      &ExpertTelemetry::disk_wait_ns,
     &ExpertTelemetry::cold_experts, &ExpertTelemetry::foreseen,      &ExpertTelemetry::ahead_bytes,
     &ExpertTelemetry::parcels,      &ExpertTelemetry::carried_pairs, &ExpertTelemetry::parcels_came,
-    &ExpertTelemetry::parcels_kept, &ExpertTelemetry::routed_layers, &ExpertTelemetry::distinct_experts};
+    &ExpertTelemetry::parcels_kept, &ExpertTelemetry::routed_layers, &ExpertTelemetry::distinct_experts,
+    &ExpertTelemetry::evicted};
 
 }  // namespace
 

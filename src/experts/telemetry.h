@@ -23,6 +23,7 @@ struct ExpertTelemetry {
   uint64_t ahead_bytes = 0;    // of guessed experts, loaded early
   uint64_t hot_bytes = 0, cpu_bytes = 0, fetched_bytes = 0, streamed_bytes = 0, disk_bytes = 0;
   uint64_t moved = 0, moved_bytes = 0;  // experts that became hot, and what was copied for that alone
+  uint64_t evicted = 0;                 // experts that left the device
   uint64_t parcels_kept = 0;            // of those moved: parcels that stayed
   uint64_t cpu_ns = 0;                  // the CPU lane computed
   uint64_t stall_ns = 0;                // the device waited for the CPU lane

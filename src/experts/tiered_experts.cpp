@@ -43,10 +43,10 @@ void TieredExperts::run(const RoutedLayer& routed) noexcept {
     const bool here = host_.address(routed.layer, expert) != nullptr;
     n_missing += !here;
     const auto n_pairs = static_cast<uint64_t>(group.n_pairs);
-    counts_.pairs += n_pairs;
+    core_.count_pairs(routed.layer, n_pairs, here ? n_pairs : 0);
     counts_.cpu_pairs += n_pairs;
     counts_.cpu_bytes += bytes;
-    (here ? counts_.hot_pairs : counts_.fetched_pairs) += n_pairs;
+    if (!here) counts_.fetched_pairs += n_pairs;
     (here ? counts_.hot_bytes : counts_.fetched_bytes) += bytes;
   }
   ++counts_.layer_steps;
@@ -73,8 +73,7 @@ void TieredExperts::run(const RoutedLayer& routed) noexcept {
     if (end < n) args.y = nullptr;
     expert_ffn_cpu(args, routed.scratch, routed.row_ops, routed.linear);
     for (size_t i = begin; i < end; ++i) host_.release(routed.layer, wanted_[i]);
-    if (trace_)
-      trace_round(routed.layer, n_missing, static_cast<int>(end - begin), begin_ns, read_ns);
+    if (trace_) trace_round(routed.layer, n_missing, static_cast<int>(end - begin), begin_ns, read_ns);
   }
 }
 
@@ -95,17 +94,17 @@ void TieredExperts::trace_round(int layer, int n_missing, int n_experts, int64_t
                                 int64_t read_ns) noexcept {
   if (n_missing > 0)
     trace_->add({.lane = TraceLane::Cpu,
-                         .name = "waiting for the file",
-                         .category = "experts",
-                         .begin_ns = begin_ns,
-                         .duration_ns = read_ns - begin_ns,
-                         .args = {{{"layer", layer}, {"experts", n_missing}}}});
+                 .name = "waiting for the file",
+                 .category = "experts",
+                 .begin_ns = begin_ns,
+                 .duration_ns = read_ns - begin_ns,
+                 .args = {{{"layer", layer}, {"experts", n_missing}}}});
   trace_->add({.lane = TraceLane::Cpu,
-                       .name = "experts",
-                       .category = "experts",
-                       .begin_ns = read_ns,
-                       .duration_ns = now_ns() - read_ns,
-                       .args = {{{"layer", layer}, {"experts", n_experts}}}});
+               .name = "experts",
+               .category = "experts",
+               .begin_ns = read_ns,
+               .duration_ns = now_ns() - read_ns,
+               .args = {{{"layer", layer}, {"experts", n_experts}}}});
 }
 
 }  // namespace thermo

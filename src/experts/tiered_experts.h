@@ -12,8 +12,8 @@ namespace thermo {
 
 class TieredExperts final : public ExpertRunner {
  public:
-  // options.host_bytes is the cache. `heat`: that of `catalog`, e.g. from a file; the hottest are in memory first.
-  // Loads. Throws MemoryError and LoadError.
+  // options.host_bytes is the cache. `heat`: that of `catalog`, e.g. from a file; the hottest are in memory
+  // first. Loads. Throws MemoryError and LoadError.
   TieredExperts(ExpertCatalog catalog, HeatMap heat, const SplitOptions& options, ThreadPool& pool,
                 const ExpertCore::Progress& progress);
 
@@ -23,6 +23,8 @@ class TieredExperts final : public ExpertRunner {
   bool reset() override { return false; }  // what was read from the file stays
   HeatMap& heat() noexcept override { return core_.heat(); }
   ExpertTelemetry telemetry() const noexcept override { return core_.telemetry(); }
+  void places(std::span<ExpertPlace> out) const noexcept override { core_.places(out); }
+  std::span<const LayerUses> layer_uses() const noexcept override { return core_.layer_uses(); }
   std::string_view fault() const noexcept override { return core_.fault(); }
 
  private:

@@ -8,6 +8,7 @@
 #include <span>
 #include <string_view>
 
+#include "experts/expert_place.h"
 #include "experts/split_options.h"
 #include "experts/telemetry.h"
 #include "kernels/isa.h"
@@ -159,6 +160,10 @@ class Backend {
   // Between steps: counting goes on from this, which is of the same model. REQUIRES: somebody counts.
   virtual void set_heat(const HeatMap& heat) = 0;
   virtual ExpertTelemetry expert_telemetry() const noexcept = 0;
+  // Between steps: where every expert is, layer after layer. REQUIRES: as many as heat() counts.
+  virtual void expert_places(std::span<ExpertPlace> out) const noexcept = 0;
+  // Of each layer; empty: all experts are where they are computed.
+  virtual std::span<const LayerUses> layer_uses() const noexcept = 0;
   virtual bool reset_experts() = 0;  // see Engine
 };
 

@@ -312,6 +312,15 @@ ExpertTelemetry Model::expert_telemetry() const noexcept {
   telemetry.distinct_experts = impl_->pass.n_distinct_experts();
   return telemetry;
 }
+void Model::expert_places(std::span<ExpertPlace> out) const noexcept {
+  if (impl_->experts)
+    impl_->experts->places(out);
+  else
+    std::fill(out.begin(), out.end(), ExpertPlace{.tier = ExpertTier::Host});
+}
+std::span<const LayerUses> Model::layer_uses() const noexcept {
+  return impl_->experts ? impl_->experts->layer_uses() : std::span<const LayerUses>();
+}
 std::string_view Model::fault() const noexcept {
   return impl_->experts ? impl_->experts->fault() : std::string_view{};
 }

@@ -67,6 +67,8 @@ class Model final : public Backend {
   const HeatMap* heat() const noexcept override;
   void set_heat(const HeatMap& heat) override;
   ExpertTelemetry expert_telemetry() const noexcept override;
+  void expert_places(std::span<ExpertPlace> out) const noexcept override;
+  std::span<const LayerUses> layer_uses() const noexcept override;
   bool reset_experts() override;
 
  private:

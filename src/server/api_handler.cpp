@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "base/log.h"
+#include "server/experts_view.h"
 #include "server/live_view.h"
 #include "server/on_worker.h"
 #include "server/operations.h"
@@ -14,7 +16,7 @@
 namespace thermo {
 namespace {
 
-constexpr auto kHeatCopy = std::chrono::milliseconds(50);
+constexpr auto kHeatCopy = std::chrono::milliseconds(250);  // copies are 200 ms apart
 constexpr auto kDeepHealth = std::chrono::seconds(30);
 
 bool is_id(std::string_view text) {
@@ -30,6 +32,28 @@ std::string lower(std::string_view text) {
   for (char& c : out)
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   return out;
+}
+
+ApiError needs_admin() {
+  return {403, "feature_disabled", "this needs an administrator's key"};
+}
+
+// Which file beside the heat file is meant; empty: the heat file itself.
+std::string heat_name(Fields& fields, const ServedModel& model, const std::string& action) {
+  const std::string name = fields.string("name").value_or("");
+  if (name.empty()) return name;
+  if (!is_id(name) || name.starts_with('.'))
+    throw invalid_value("name",
+                        "name: 1 to 128 letters, digits, '_', '.' or '-' were expected, not '.' first");
+  if (model.heat_file.empty() || action == "reset")
+    throw unsupported("name", action == "reset"
+                                  ? "name: heat is reset without a file; leave it out"
+                                  : "name: heat is not kept here; start the server with a heat file");
+  const auto path = std::filesystem::path(model.heat_file).replace_filename(name + ".json");
+  if (action == "load" && !std::filesystem::exists(path))
+    throw ApiError(404, "not_found", fmt::format("there is no heat called '{}'; save it first", name),
+                   "name");
+  return name;
 }
 
 void check_body_type(const HttpRequest& request) {
@@ -131,8 +155,7 @@ void ApiHandler::check(const HttpRequest& request, const RouteMatch& match) cons
     const std::optional<Access::Caller> caller = caller_of(request);
     if (!caller)
       throw ApiError(401, "invalid_api_key", "a valid API key is needed: send it as a bearer token");
-    if (route.key == Route::Key::Admin && !caller->admin)
-      throw ApiError(403, "feature_disabled", "this needs an administrator's key");
+    if (route.key == Route::Key::Admin && !caller->admin) throw needs_admin();
   }
   check_state(route);
   check_body_type(request);
@@ -347,7 +370,9 @@ HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) 
     case Endpoint::Props:
       return json_reply(props_json(server_, caller && caller->admin));
     case Endpoint::Slots: {
-      const Json slots = slots_json(server_);
+      const bool with_prompts = request.query_value("prompt") == "1";
+      if (with_prompts && !(caller && caller->admin)) throw needs_admin();
+      const Json slots = slots_json(server_, with_prompts);
       const bool all_busy = std::all_of(slots.begin(), slots.end(),
                                         [](const Json& s) { return s["is_processing"] == Json(true); });
       if (all_busy && request.query_value("fail_on_no_slot") == "1")
@@ -374,24 +399,21 @@ HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) 
     case Endpoint::Plan:
       require_model(server_);
       return json_reply(server_.model->plan);
-    case Endpoint::Experts: {
-      const std::string format = request.query_value("format", "json");
-      if (format == "json") return json_reply(experts_json(server_));
-      if (format != "csv") throw invalid_value("format", "format: json or csv was expected");
-      HttpReply reply;
-      reply.content_type = "text/csv; charset=utf-8";
-      reply.body = experts_csv(server_);
-      return reply;
-    }
+    case Endpoint::Experts:
+      return experts_reply(server_, request.query_value("format", "json"),
+                           request.query_value("window", "all"));
     case Endpoint::Heat: {
       require_model(server_);
       const Json body = body_of(request);
-      const std::string action = Fields(body).string("action").value_or("");
+      Fields fields(body);
+      const std::string action = fields.string("action").value_or("");
       if (action != "save" && action != "load" && action != "reset")
         throw invalid_value("action", "action: save, load or reset was expected");
+      const std::string name = heat_name(fields, *server_.model, action);
       server_.model->service->order(action == "save"   ? HeatOrder::Save
                                     : action == "load" ? HeatOrder::Load
-                                                       : HeatOrder::Reset);
+                                                       : HeatOrder::Reset,
+                                    name);
       return json_reply({{"action", action}, {"status", "ordered"}});
     }
     case Endpoint::Shutdown:

@@ -31,10 +31,11 @@ void write_llamacpp(std::string& out, const Metrics& metrics, const TokenService
   gauge("predicted_tokens_seconds", "Tokens written per second.", state.decode_rate);
   gauge("requests_processing", "Requests that have a slot.", state.n_running);
   gauge("requests_deferred", "Requests that wait for a slot.", state.n_waiting);
-  counter("n_decode_total", "Steps of the model.", static_cast<double>(state.n_steps));
+  counter("n_decode_total", "Steps of the model.", static_cast<double>(state.steps.n()));
   gauge("n_busy_slots_per_decode", "Mean number of requests in a step.",
-        state.n_steps == 0 ? 0.0
-                           : static_cast<double>(state.n_busy_slots) / static_cast<double>(state.n_steps));
+        state.steps.n() == 0
+            ? 0.0
+            : static_cast<double>(state.n_busy_slots) / static_cast<double>(state.steps.n()));
   counter("spec_decode_num_drafts_total", "Steps that verified drafts.",
           static_cast<double>(state.draft.n_rounds));
   counter("spec_decode_num_draft_tokens_total", "Tokens drafted.",

@@ -102,7 +102,7 @@ class Generation {
   ExpertCounts experts_before_;
   std::optional<ApiError> failure_;
   std::list<std::shared_ptr<LiveRequest>>::iterator listed_ = {};
-  bool is_listed_ = false, streaming_ = false, paused_ = false, first_shown_ = false;
+  bool is_listed_ = false, streaming_ = false, first_shown_ = false;
   Clock::time_point last_sent_ = Clock::now();
 };
 
@@ -123,6 +123,7 @@ void Generation::list() {
   live_->sampling = prepared_.options.sampling;
   live_->max_tokens = prepared_.options.max_tokens;
   live_->constraints = prepared_.constraints;
+  live_->prompts = &prepared_.prompts;
   listed_ = server_.live.insert(server_.live.end(), live_);
   is_listed_ = true;
   ++server_.by_key[caller_.key_name];
@@ -446,9 +447,12 @@ void Generation::take_end(int index, const TokensEnded& ended) {
     if (!failure_) failure_ = ApiError(503, "shutting_down", "the engine is shutting down");
     return;
   }
-  if (!prepared_.constraints.empty())
-    if (const char* how = prepared_.constraints[static_cast<size_t>(index)]->reasoning_close())
-      choice.answer.stats.reasoning_close = how;
+  if (!prepared_.constraints.empty()) {
+    const AnswerConstraint& rules = *prepared_.constraints[static_cast<size_t>(index)];
+    if (const char* how = rules.reasoning_close()) choice.answer.stats.reasoning_close = how;
+    choice.answer.n_forced_tokens = rules.n_forced();
+    choice.answer.n_forced_reasoning_tokens = rules.n_forced_reasoning();
+  }
   show(index, choice.parser.finish(ended.reason == FinishReason::Stop));
   if (streaming_) flush(index);
   Answer& answer = choice.answer;
@@ -462,9 +466,9 @@ void Generation::take_end(int index, const TokensEnded& ended) {
   AnswerStats& stats = answer.stats;
   stats.take(usage);
   const ExpertCounts experts = model_.service->state().experts;
-  if (experts.n_uses() > experts_before_.n_uses())
+  if (experts.n_uses > experts_before_.n_uses)
     stats.experts_hot_ratio = static_cast<double>(experts.hot_uses - experts_before_.hot_uses) /
-                              static_cast<double>(experts.n_uses() - experts_before_.n_uses());
+                              static_cast<double>(experts.n_uses - experts_before_.n_uses);
   if (choice.stopping) stats.n_completion = choice.n_tokens;
   if (streaming_) send(writer_->finish(index, answer));
   keep_turn(index);
@@ -499,9 +503,8 @@ void Generation::send(const std::string& bytes) {
 // A client that does not read must not fill our memory: its answers wait.
 void Generation::check_reader() {
   const size_t unsent = exchange_.unsent_bytes();
-  const bool pause = paused_ ? unsent > kResumeBelow : unsent > kPauseAbove;
-  if (pause == paused_) return;
-  paused_ = pause;
+  const bool pause = unsent > (live_->paused ? kResumeBelow : kPauseAbove);
+  if (std::exchange(live_->paused, pause) == pause) return;
   for (const RequestHandle handle : live_->handles) model_.service->pause(handle, pause);
 }
 

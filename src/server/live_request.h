@@ -65,11 +65,18 @@ class LiveRequest : public std::enable_shared_from_this<LiveRequest> {
 
   Signal signal;
 
+  const std::string& shown_state() const {
+    static const std::string kPaused = "paused";
+    return paused ? kPaused : state;
+  }
+
   // For those who look on; the thread of the sockets.
   std::string id, reply_id, key_name, dialect, session;
-  std::string state = "queued";  // queued, prefill, reasoning, content, tool_call, paused
+  std::string state = "queued";  // queued, prefill, reasoning, content, tool_call
+  bool paused = false;           // its client does not read
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point first_token = {};
+  const std::vector<std::vector<TokenId>>* prompts = nullptr;  // while it is listed
   int n_prompt = 0, n_cached = 0, n_prompt_done = 0, n_written = 0;
   SamplingParams sampling;
   int max_tokens = -1;  // of each answer; -1: what the context holds

@@ -9,8 +9,8 @@
 #include <fstream>
 #include <map>
 
-#include "base/base64.h"
 #include "server/api/reply_writer.h"
+#include "server/experts_view.h"
 #include "server/operations.h"
 
 namespace thermo {
@@ -82,15 +82,18 @@ Json tick(const ServerState& server, Clock::time_point begin) {
                      {"held", slot.n_held}});
   }
   const bool split = state.experts.total_bytes > 0;
-  Json experts = {{"hot", nullptr},
-                  {"cold", nullptr},
-                  {"hot_bytes", split ? Json(state.experts.hot_bytes) : Json(nullptr)},
-                  {"total_bytes", split ? Json(state.experts.total_bytes) : Json(nullptr)},
-                  {"hit_ratio_1s", ratio(last)},
-                  {"hit_ratio_60s", ratio(minute)},
-                  {"migrations_s", known(last, last.moved_per_s)},
-                  {"bytes_s", known(last, last.moved_bytes_per_s)},
-                  {"stall_ms_s", known(last, last.stall_share * 1e3)}};
+  const ExpertHeat* const all = server.experts.get();
+  const int64_t n_hot = all != nullptr ? all->n_in(all->hot_tier) : 0;
+  Json experts = {
+      {"hot", all != nullptr ? Json(n_hot) : Json(nullptr)},
+      {"cold", all != nullptr ? Json(static_cast<int64_t>(all->places.size()) - n_hot) : Json(nullptr)},
+      {"hot_bytes", split ? Json(state.experts.hot_bytes) : Json(nullptr)},
+      {"total_bytes", split ? Json(state.experts.total_bytes) : Json(nullptr)},
+      {"hit_ratio_1s", ratio(last)},
+      {"hit_ratio_60s", ratio(minute)},
+      {"migrations_s", known(last, last.moved_per_s)},
+      {"bytes_s", known(last, last.moved_bytes_per_s)},
+      {"stall_ms_s", known(last, last.stall_share * 1e3)}};
   Json spec = nullptr;
   if (!state.draft.drafter.empty())
     spec = {{"drafter", state.draft.drafter},
@@ -105,7 +108,7 @@ Json tick(const ServerState& server, Clock::time_point begin) {
           {"kv_used_tokens", used},
           {"kv_capacity_tokens", static_cast<int64_t>(state.slots.size()) * state.n_ctx},
           {"cache", {{"hits", state.n_prompt_cached}, {"misses", state.n_prompt_computed}}},
-          {"gpu", Json::array()},
+          {"gpu", gpu_json(server.gpu)},
           {"cpu",
            {{"util", known(last, last.cpu)},
             {"threads_busy", nullptr},
@@ -115,16 +118,21 @@ Json tick(const ServerState& server, Clock::time_point begin) {
           {"spec", std::move(spec)}};
 }
 
-Json heat_event(const ExpertHeat& heat) {
-  float max = 0.0f;
-  const std::vector<uint8_t> bytes = heat_bytes(heat.heat, &max);
-  return {{"w", base64_encode({reinterpret_cast<const char*>(bytes.data()), bytes.size()})},
-          {"max", max},
-          {"n_expert", heat.n_expert},
-          {"n_tokens", heat.n_tokens},
-          {"r", nullptr},
-          {"layer_hit", nullptr}};
+}  // namespace
+
+Json gpu_json(const std::optional<GpuReading>& gpu) {
+  if (!gpu) return Json::array();
+  const auto known = [](const auto& value) { return value ? Json(*value) : Json(nullptr); };
+  return Json::array({{{"util", known(gpu->utilization)},
+                       {"mem_used", known(gpu->memory_used_bytes)},
+                       {"mem_total", known(gpu->memory_total_bytes)},
+                       {"power_w", known(gpu->power_watts)},
+                       {"temp_c", known(gpu->temperature_celsius)},
+                       {"pcie_rx_bps", known(gpu->pcie_received_per_s)},
+                       {"pcie_tx_bps", known(gpu->pcie_sent_per_s)}}});
 }
+
+namespace {
 
 struct Viewer {
   explicit Viewer(int& count) : n(count) { ++n; }
@@ -135,26 +143,21 @@ struct Viewer {
 
 }  // namespace
 
-std::vector<uint8_t> heat_bytes(std::span<const float> heat, float* max) {
-  *max = heat.empty() ? 0.0f : *std::max_element(heat.begin(), heat.end());
-  std::vector<uint8_t> bytes;
-  const double top = std::log1p(static_cast<double>(*max));
-  for (const float value : heat)
-    bytes.push_back(
-        top > 0.0 ? static_cast<uint8_t>(std::lround(255.0 * std::log1p(static_cast<double>(value)) / top))
-                  : uint8_t{0});
-  return bytes;
-}
-
 void sample_load(ServerState& server) {
   if (server.model == nullptr) return;
   const TokenServiceState state = server.model->service->state();
+  // What is shown is the copy after the one that is asked for. An engine at rest is left alone.
+  if (server.history.stirs(state.steps.n())) server.experts = server.model->service->expert_heat();
+  const ExpertHeat* const experts = server.experts.get();
   server.history.add({.time = Clock::now(),
                       .n_written = state.n_written,
                       .n_prompt = state.n_prompt_computed,
+                      .n_steps = state.steps.n(),
                       .experts = state.experts,
                       .draft = state.draft,
-                      .cpu_seconds = process_cpu_seconds()});
+                      .cpu_seconds = process_cpu_seconds(),
+                      .uses = experts != nullptr ? experts->uses : nullptr,
+                      .layers = experts != nullptr ? experts->layers : std::vector<LayerUses>()});
 }
 
 asio::awaitable<void> show_live(ServerState& server, HttpExchange& exchange,
@@ -182,8 +185,8 @@ asio::awaitable<void> show_live(ServerState& server, HttpExchange& exchange,
   while (!exchange.gone() && !server.draining && exchange.unsent_bytes() < kMaxUnsent) {
     std::map<std::string, std::string> now;
     for (const auto& live : server.live) {
-      now[live->id] = live->state;
-      if (const auto before = states.find(live->id); before == states.end() || before->second != live->state)
+      const std::string& state = now[live->id] = live->shown_state();
+      if (const auto before = states.find(live->id); before == states.end() || before->second != state)
         exchange.write(sse_event("request", request_json(server, *live)));
     }
     for (const auto& [id, state] : states)
@@ -192,7 +195,7 @@ asio::awaitable<void> show_live(ServerState& server, HttpExchange& exchange,
     exchange.write(sse_event("tick", tick(server, begin)));
     if (heat && Clock::now() >= next_heat)
       if (const auto copy = server.model->service->expert_heat()) {
-        exchange.write(sse_event("heat", heat_event(*copy)));
+        exchange.write(sse_event("heat", heat_event(server, *copy)));
         next_heat = Clock::now() + std::chrono::seconds(1);
       }
     next = std::max(next + period, Clock::now());

@@ -18,7 +18,7 @@ asio::awaitable<void> show_live(ServerState& server, HttpExchange& exchange,
 // The newest numbers of the engine for rates of a window; called every second.
 void sample_load(ServerState& server);
 
-// Heat on a logarithmic scale from 0 to 255; the hottest is 255. `max`: its heat.
-std::vector<uint8_t> heat_bytes(std::span<const float> heat, float* max);
+// Of ticks: one element, or none where nothing is known about a card.
+Json gpu_json(const std::optional<GpuReading>& gpu);
 
 }  // namespace thermo

@@ -40,6 +40,7 @@ const Family kFamilies[] = {
     {"thermocline_decode_seconds_total", "Time requests spent writing.", {}, false},
     {"thermocline_reasoning_closed_total", "How reasoning ended."},
     {"thermocline_tool_calls_total", "Tool calls written."},
+    {"thermocline_tool_call_repairs_total", "What was repaired in damaged tool calls."},
     {"thermocline_structured_outputs_total", "Answers that had to have a format."},
     {"thermocline_prefix_cache_lookups_total", "Prompts by how much of them was in the cache."},
     {"thermocline_prompt_divergence_tokens_total",

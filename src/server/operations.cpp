@@ -11,6 +11,7 @@
 
 #include "base/log_control.h"
 #include "server/compat_metrics.h"
+#include "server/experts_view.h"
 #include "server/routes.h"
 
 namespace thermo {
@@ -74,6 +75,19 @@ void memory_metrics(std::string& out, const Json& plan) {
     write_family(out, "thermocline_device_memory_bytes", "gauge", "Device memory as it was planned.", device);
 }
 
+void gpu_metrics(std::string& out, const ServerState& server) {
+  const std::optional<GpuReading>& gpu = server.gpu;
+  if (!gpu) return;
+  const std::string label = fmt::format("device=\"{}\"", label_value(server.model->meta.value("device", "")));
+  const auto gauge = [&](const char* name, const char* help, const std::optional<double>& value) {
+    if (value) write_family(out, name, "gauge", help, {{label, *value}});
+  };
+  gauge("thermocline_device_utilization_ratio", "Share of the time in which the card computed.",
+        gpu->utilization);
+  gauge("thermocline_device_power_watts", "Power that the card takes.", gpu->power_watts);
+  gauge("thermocline_device_temperature_celsius", "Temperature of the card.", gpu->temperature_celsius);
+}
+
 double tokens_held(const TokenServiceState& state) {
   double held = 0.0;
   for (const SlotState& slot : state.slots) held += slot.n_held;
@@ -84,12 +98,41 @@ double token_capacity(const TokenServiceState& state) {
   return static_cast<double>(state.slots.size()) * state.n_ctx;
 }
 
-uint64_t n_experts(const ServedModel& model) {
-  const auto number = [&](const char* name) {
-    const auto found = model.meta.find(name);
-    return found != model.meta.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
-  };
-  return static_cast<uint64_t>(std::max<int64_t>(0, number("n_layer") * number("n_expert")));
+void expert_metrics(std::string& out, const ServerState& server, const ExpertCounts& experts) {
+  const auto n_cold = static_cast<double>(experts.n_uses - experts.hot_uses),
+             n_hot = static_cast<double>(experts.hot_uses);
+  write_family(out, "thermocline_expert_uses_total", "counter", "Uses of routed experts, by where they were.",
+               {{"tier=\"device\"", experts.on_device ? n_hot : 0.0},
+                {"tier=\"host\"", experts.on_device ? n_cold : n_hot},
+                {"tier=\"file\"", experts.on_device ? 0.0 : n_cold}});
+  if (server.experts != nullptr) {
+    std::vector<Sample> tiers;
+    for (const ExpertTier tier : {ExpertTier::Device, ExpertTier::Host, ExpertTier::File, ExpertTier::Moving})
+      tiers.push_back(
+          {fmt::format("tier=\"{}\"", tier_name(tier)), static_cast<double>(server.experts->n_in(tier))});
+    write_family(out, "thermocline_experts", "gauge", "Routed experts, by where they are.", tiers);
+  }
+  std::vector<Sample> hits;
+  for (const auto& [name, seconds] : {std::pair("1s", 1.0), {"60s", 60.0}}) {
+    if (const LoadHistory::Window window = server.history.window(seconds); window.n_uses > 0)
+      hits.push_back({fmt::format("window=\"{}\"", name), window.hot_ratio});
+    if (!server.options.metrics_per_layer) continue;
+    const std::vector<std::optional<double>> layers = server.history.layer_hits(seconds);
+    for (size_t i = 0; i < layers.size(); ++i)
+      if (layers[i]) hits.push_back({fmt::format("window=\"{}\",layer=\"{}\"", name, i), *layers[i]});
+  }
+  write_family(out, "thermocline_expert_hit_ratio", "gauge", "Share of the uses of experts that were hot.",
+               hits);
+  write_family(out, "thermocline_expert_moves_total", "counter", "Experts that became hot, and that left.",
+               {{"direction=\"promote\"", static_cast<double>(experts.moved)},
+                {"direction=\"demote\"", static_cast<double>(experts.evicted)}});
+  write_family(out, "thermocline_expert_move_bytes_total", "counter",
+               "Bytes copied for that; an expert that leaves is not copied.",
+               {{"direction=\"promote\"", static_cast<double>(experts.moved_bytes)}});
+  write_family(out, "thermocline_moe_stall_seconds_total", "counter",
+               "Time in which nothing went on before a lane had its experts: the processor's, or the file's.",
+               {{"lane=\"cpu\"", static_cast<double>(experts.stall_ns) * 1e-9},
+                {"lane=\"file\"", static_cast<double>(experts.disk_wait_ns) * 1e-9}});
 }
 
 void engine_metrics(std::string& out, const ServerState& server) {
@@ -156,31 +199,13 @@ void engine_metrics(std::string& out, const ServerState& server) {
                {{"window=\"10s\"", state.decode_rate}});
   write_family(out, "thermocline_prefill_tokens_per_second", "gauge", "Prompt tokens computed per second.",
                {{"window=\"10s\"", state.prompt_rate}});
-  write_family(out, "thermocline_steps_total", "counter", "Steps of the model.",
-               {{"kind=\"prefill\"", static_cast<double>(state.n_prompt_steps)},
-                {"kind=\"decode\"", static_cast<double>(state.n_steps - state.n_prompt_steps)}});
-  const ExpertCounts& experts = state.experts;
-  write_family(out, "thermocline_expert_uses_total", "counter", "Uses of routed experts, by where they were.",
-               {{"tier=\"device\"", static_cast<double>(experts.hot_uses)},
-                {"tier=\"host\"", static_cast<double>(experts.cpu_uses)},
-                {"tier=\"fetched\"", static_cast<double>(experts.fetched_uses)}});
-  // Where they are split, nobody counts them one by one.
-  if (const uint64_t n = n_experts(*server.model); n > 0 && experts.total_bytes == 0)
-    write_family(out, "thermocline_experts", "gauge", "Routed experts, by where they are.",
-                 {{"tier=\"host\"", static_cast<double>(n)}});
-  std::vector<Sample> hits;
-  for (const auto& [label, seconds] : {std::pair("window=\"1s\"", 1.0), {"window=\"60s\"", 60.0}})
-    if (const LoadHistory::Window window = server.history.window(seconds); window.n_uses > 0)
-      hits.push_back({label, window.hot_ratio});
-  write_family(out, "thermocline_expert_hit_ratio", "gauge", "Share of the uses of experts that were hot.",
-               hits);
-  write_family(out, "thermocline_expert_moves_total", "counter", "Experts that became hot.",
-               {{"direction=\"promote\"", static_cast<double>(experts.moved)}});
-  write_family(out, "thermocline_expert_move_bytes_total", "counter", "Bytes copied for that.",
-               {{"direction=\"promote\"", static_cast<double>(experts.moved_bytes)}});
-  write_family(out, "thermocline_moe_stall_seconds_total", "counter",
-               "Time the device waited for cold experts.",
-               {{"lane=\"cpu\"", static_cast<double>(experts.stall_ns) * 1e-9}});
+  const StepCounts& steps = state.steps;
+  write_family(out, "thermocline_steps_total", "counter", "Steps of the model, by what their rows were.",
+               {{"kind=\"prefill\"", static_cast<double>(steps.prefill)},
+                {"kind=\"decode\"", static_cast<double>(steps.decode)},
+                {"kind=\"mixed\"", static_cast<double>(steps.mixed)},
+                {"kind=\"verify\"", static_cast<double>(steps.verify)}});
+  expert_metrics(out, server, state.experts);
   const bool drafts = !state.draft.drafter.empty();
   const std::string drafter =
       fmt::format("drafter=\"{}\"", drafts ? label_value(state.draft.drafter) : "none");
@@ -330,45 +355,6 @@ Json model_json(const ServerState& server, const std::string& id) {
           {"meta", std::move(meta)}};
 }
 
-Json experts_json(const ServerState& server) {
-  require_model(server);
-  const ExpertCounts experts = server.model->service->state().experts;
-  Json json = {
-      {"uses", {{"device", experts.hot_uses}, {"host", experts.cpu_uses}, {"fetched", experts.fetched_uses}}},
-      {"hit_ratio", experts.hot_ratio()},
-      {"moved", experts.moved},
-      {"moved_bytes", experts.moved_bytes},
-      {"stall_seconds", static_cast<double>(experts.stall_ns) * 1e-9},
-      {"hot_bytes", experts.hot_bytes},
-      {"total_bytes", experts.total_bytes},
-      {"n_tokens", nullptr},
-      {"heat", nullptr}};
-  if (const auto heat = server.model->service->expert_heat()) {
-    json["n_tokens"] = heat->n_tokens;
-    json["heat"] = Json::array();
-    auto at = heat->heat.begin();
-    for (const int n : heat->n_expert) {
-      json["heat"].push_back(std::vector<float>(at, at + n));
-      at += n;
-    }
-  }
-  return json;
-}
-
-std::string experts_csv(const ServerState& server) {
-  require_model(server);
-  // Uses are not counted one by one; where all experts are in main memory, that is known.
-  std::string text = "layer,expert,uses,heat,tier\n";
-  const auto heat = server.model->service->expert_heat();
-  const char* tier = server.model->service->state().experts.total_bytes == 0 ? "host" : "";
-  if (heat == nullptr) return text;
-  size_t at = 0;
-  for (size_t layer = 0; layer < heat->n_expert.size(); ++layer)
-    for (int e = 0; e < heat->n_expert[layer]; ++e)
-      text += fmt::format("{},{},,{},{}\n", layer, e, heat->heat[at++], tier);
-  return text;
-}
-
 int retry_seconds(const ServerState& server) {
   if (server.model == nullptr) return 1;
   const TokenServiceState state = server.model->service->state();
@@ -418,6 +404,7 @@ std::string metrics_text(const ServerState& server) {
           1.0}});
     engine_metrics(out, server);
     memory_metrics(out, server.model->plan);
+    gpu_metrics(out, server);
   }
   std::vector<Sample> lines;
   for (const auto& [name, level] : {std::pair("error", LogLevel::Error),

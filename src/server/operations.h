@@ -13,13 +13,11 @@ void require_model(const ServerState& server);
 HttpReply health_reply(const ServerState& server);
 HttpReply ready_reply(const ServerState& server);
 Json props_json(const ServerState& server, bool admin);
-Json slots_json(const ServerState& server);
+// `with_prompts`: and the text that each slot reads or has read.
+Json slots_json(const ServerState& server, bool with_prompts);
 Json models_json(const ServerState& server);
 // One element of the list. Throws ApiError 404.
 Json model_json(const ServerState& server, const std::string& id);
-// The heat of every expert, a line each.
-std::string experts_csv(const ServerState& server);
-Json experts_json(const ServerState& server);
 Json request_json(const ServerState& server, const LiveRequest& live);
 Json requests_json(const ServerState& server);
 // Share of the KV cache in use.

@@ -9,14 +9,34 @@
 
 namespace thermo {
 
+namespace {
+
+void count_repairs(Metrics& metrics, const ToolCallRepairs& repairs) {
+  const auto count = [&](const char* kind, int n) {
+    if (n > 0) metrics.count("thermocline_tool_call_repairs_total", fmt::format("kind=\"{}\"", kind), n);
+  };
+  count("value_closed", repairs.values_closed);
+  count("call_closed", repairs.calls_closed);
+  count("repeated_key", repairs.repeated_keys);
+  count("bare_function", repairs.bare_functions);
+  count("json_body", repairs.json_bodies);
+  count("dropped_text", repairs.dropped_texts);
+  if (repairs.unknown_tools > 0)
+    metrics.count("thermocline_tool_calls_total", "result=\"unknown_name\"", repairs.unknown_tools);
+}
+
+}  // namespace
+
 void count_answer(Metrics& metrics, const GenerationRequest& request, const Answer& answer) {
   const AnswerStats& stats = answer.stats;
   metrics.count("thermocline_prompt_tokens_total", "source=\"computed\"", stats.n_prompt - stats.n_cached);
   metrics.count("thermocline_prompt_tokens_total", "source=\"cached\"", stats.n_cached);
-  metrics.count("thermocline_generated_tokens_total", "kind=\"reasoning\"", answer.n_reasoning_tokens);
+  const int n_reasoning = answer.n_reasoning_tokens - answer.n_forced_reasoning_tokens;
+  const int n_content = stats.n_completion - n_reasoning - answer.n_call_tokens - answer.n_forced_tokens;
+  metrics.count("thermocline_generated_tokens_total", "kind=\"reasoning\"", std::max(0, n_reasoning));
   metrics.count("thermocline_generated_tokens_total", "kind=\"tool\"", answer.n_call_tokens);
-  metrics.count("thermocline_generated_tokens_total", "kind=\"content\"",
-                stats.n_completion - answer.n_reasoning_tokens - answer.n_call_tokens);
+  metrics.count("thermocline_generated_tokens_total", "kind=\"forced\"", answer.n_forced_tokens);
+  metrics.count("thermocline_generated_tokens_total", "kind=\"content\"", std::max(0, n_content));
   metrics.count("thermocline_prefix_cache_lookups_total", stats.n_cached == 0 ? "result=\"miss\""
                                                           : stats.n_cached + 1 < stats.n_prompt
                                                               ? "result=\"partial\""
@@ -40,7 +60,10 @@ void count_answer(Metrics& metrics, const GenerationRequest& request, const Answ
     metrics.observe("thermocline_time_per_output_token_seconds",
                     stats.predicted_seconds / (stats.n_completion - 1));
   for (const ToolCall& call : answer.tool_calls)
-    metrics.count("thermocline_tool_calls_total", call.complete ? "result=\"ok\"" : "result=\"truncated\"");
+    metrics.count("thermocline_tool_calls_total", !call.complete  ? "result=\"truncated\""
+                                                  : call.repaired ? "result=\"recovered\""
+                                                                  : "result=\"ok\"");
+  count_repairs(metrics, answer.repairs);
   if (answer.n_reasoning_tokens > 0)
     metrics.count(
         "thermocline_reasoning_closed_total",

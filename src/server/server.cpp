@@ -8,6 +8,7 @@
 #include <future>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "base/log.h"
 #include "server/api_handler.h"
@@ -17,8 +18,20 @@
 namespace thermo {
 namespace {
 
+// On a worker: the card takes its time to answer.
+void read_sensors(ServerState& state) {
+  if (state.sensors == nullptr || std::exchange(state.reading_sensors, true)) return;
+  asio::post(state.workers, [&state] {
+    asio::post(state.io, [&state, reading = state.sensors->read()] {
+      state.gpu = reading;
+      state.reading_sensors = false;
+    });
+  });
+}
+
 void sample_every_second(ServerState& state) {
   sample_load(state);
+  read_sensors(state);
   state.sampler.expires_after(std::chrono::seconds(1));
   state.sampler.async_wait([&state](const boost::system::error_code& error) {
     if (!error) sample_every_second(state);
@@ -110,6 +123,8 @@ void Server::set_ready(ServedModel model) {
   impl_->service = model.service;
   impl_->on_io([&] {
     impl_->state.model = std::make_unique<ServedModel>(std::move(model));
+    if (const std::string& bus_id = impl_->state.model->gpu_bus_id; !bus_id.empty())
+      impl_->state.sensors = GpuSensors::open(load_nvml(), bus_id);
     sample_every_second(impl_->state);
   });
 }

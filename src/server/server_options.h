@@ -27,8 +27,9 @@ struct ServerOptions {
   bool metrics_as_llamacpp = false, metrics_as_vllm = false;  // these names, too; see compat_metrics.h
   bool strict_model = false;                                  // a request for another model is refused
   int default_max_tokens = 32768;
-  std::string prompt_folder;     // see prompt_log.h; empty: prompts are not written anywhere
-  bool metrics_per_key = false;  // requests are counted by the names of keys
+  std::string prompt_folder;       // see prompt_log.h; empty: prompts are not written anywhere
+  bool metrics_per_key = false;    // requests are counted by the names of keys
+  bool metrics_per_layer = false;  // hits of experts are told for each layer
   bool keep_billing_header = false;
   bool anthropic_thinking = false;
   bool prefill_assistant = false;
@@ -70,6 +71,8 @@ struct ServedModel {
   Json plan = Json::object();             // memory
   std::string chat_template;
   std::string file_name;
+  std::string heat_file;   // empty: heat is not kept
+  std::string gpu_bus_id;  // of the card it runs on; empty: none
 };
 
 }  // namespace thermo

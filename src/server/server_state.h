@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/gpu_sensors.h"
 #include "server/live_request.h"
 #include "server/load_history.h"
 #include "server/metrics.h"
@@ -37,11 +38,15 @@ struct ServerState {
   bool cancelling = false;  // the grace is over
   std::string failure;      // the model could not be loaded
   std::list<std::shared_ptr<LiveRequest>> live;
-  std::map<std::string, int> by_key;  // live requests of a key
-  asio::steady_timer sampler{io};     // of the next one
-  LoadHistory history;                // a sample each second
-  int n_viewers = 0;                  // of /thermo/live
-  int64_t started_at = 0;             // seconds since 1970
+  std::map<std::string, int> by_key;          // live requests of a key
+  asio::steady_timer sampler{io};             // of the next one
+  LoadHistory history;                        // a sample each second
+  std::shared_ptr<const ExpertHeat> experts;  // as of then; nullptr: not known
+  std::unique_ptr<GpuSensors> sensors;        // nullptr: none; read by one worker at a time
+  bool reading_sensors = false;
+  std::optional<GpuReading> gpu;  // of late
+  int n_viewers = 0;              // of /thermo/live
+  int64_t started_at = 0;         // seconds since 1970
 
   // "thermocline/0.1.0".
   std::string server_name() const { return "thermocline/" + options.version.value("version", "?"); }

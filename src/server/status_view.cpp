@@ -75,6 +75,13 @@ const LiveRequest* owner_of(const ServerState& server, const SlotState& slot) {
   return slot.busy && found != server.live.end() ? found->get() : nullptr;
 }
 
+// A request has as many answers to each of its prompts, in order.
+const std::vector<TokenId>& prompt_in(const LiveRequest& live, const SlotState& slot) {
+  const auto found = std::find(live.handles.begin(), live.handles.end(), RequestHandle{slot.epoch});
+  const size_t per_prompt = live.handles.size() / live.prompts->size();
+  return (*live.prompts)[static_cast<size_t>(found - live.handles.begin()) / per_prompt];
+}
+
 }  // namespace
 
 Json props_json(const ServerState& server, bool admin) {
@@ -170,7 +177,7 @@ Json props_json(const ServerState& server, bool admin) {
   return props;
 }
 
-Json slots_json(const ServerState& server) {
+Json slots_json(const ServerState& server, bool with_prompts) {
   require_model(server);
   Json list = Json::array();
   const TokenServiceState state = server.model->service->state();
@@ -188,9 +195,12 @@ Json slots_json(const ServerState& server) {
                     {"cache_n", slot.n_cached},
                     {"tps", nullptr},
                     {"n_held", slot.n_held}});
+    if (with_prompts) list.back()["prompt"] = nullptr;
     const LiveRequest* live = owner_of(server, slot);
     if (live == nullptr) continue;
     Json& shown = list.back();
+    if (with_prompts)
+      shown["prompt"] = server.model->tokenizer->decode(prompt_in(*live, slot), {.special = true});
     shown["params"] = sampling_json(live->sampling);
     shown["params"]["max_tokens"] = live->max_tokens;
     const int limit = live->max_tokens < 0 ? state.n_ctx - slot.n_prompt : live->max_tokens;
@@ -222,7 +232,7 @@ Json request_json(const ServerState& server, const LiveRequest& live) {
           {"key_name", live.key_name},
           {"dialect", live.dialect},
           {"session", hashed},
-          {"state", live.state},
+          {"state", live.shown_state()},
           {"age_ms", std::lround(seconds_since(live.since) * 1e3)},
           {"prompt_tokens", live.n_prompt},
           {"cached_tokens", live.n_cached},

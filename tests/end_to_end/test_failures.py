@@ -181,11 +181,13 @@ class Options(ProgramTest):
         self.assertIn("--json", self.refusal(USAGE, "run", *ASK, "--logprobs", "2"))
         self.assertIn("--raw", self.refusal(USAGE, "run", *ASK, "--raw", "-sys", "x"))
         self.refusal(USAGE, "run", *ASK, "--no-mmap", "--no-repack")
+        self.assertIn("use -t", self.refusal(USAGE, "run", *ASK, "-t", "2", "-tb", "1"))
+        self.assertIn("use -t", self.refusal(USAGE, "run", *ASK, "-tb", "1"))
         self.assertIn("both name", self.refusal(USAGE, "run", MODEL, "-m", MODEL, *ASK))
 
     def test_says_what_to_use_instead_of_llama_options(self):
         for option, word in (("-ot", "dynamic"), ("--lora", "merge"), ("--mmproj", "text"), ("--rpc", "remote"),
-                             ("--mirostat", "--temp"), ("--rope-scale", "model file"), ("-tb", "-t"),
+                             ("--mirostat", "--temp"), ("--rope-scale", "model file"),
                              ("--port", "`serve`"), ("-cnv", "chat"), ("--context-shift", "-c"), ("-mu", "-m")):
             with self.subTest(option=option):
                 line = self.refusal(USAGE, "run", *ASK, option, "x")

@@ -126,6 +126,30 @@ class Watching(unittest.TestCase):
             self.assertIn("chat ok", log.read_text())
 
 
+class Folders(ProgramTest):
+    def test_keep_all_that_is_kept_in_one_place(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with Server("-c", "512", "--state-dir", folder, "--cache-disk", "64M") as server:
+                server.post(CHAT, ask(SUM))
+                self.assertEqual(server.stop(), 0)
+            kept = pathlib.Path(folder)
+            self.assertEqual(sorted(path.name for path in kept.iterdir()), ["heat", "texts"])
+            self.assertTrue(list((kept / "heat").glob("*.json")))
+            self.assertTrue(list((kept / "texts").iterdir()))
+        self.assertIn("make it first", self.refusal(USAGE, "serve", "--state-dir", "/nowhere/at/all"))
+
+
+class Fit(ProgramTest):
+    def plan(self, *flags):
+        return json.loads(self.answer("plan", "--json", "--device", "cpu", *flags))
+
+    def test_flags_of_llama_server_are_understood(self):
+        long = self.plan("-fit", "off")["context"]
+        self.assertEqual(self.plan("-c", "0", "--fit", "on", "-t", "1", "-tb", "1")["context"], min(long, 32768))
+        self.assertEqual(self.plan("-fitc", "4096", "-fitt", "1024", "-c", "512")["context"], 512)
+        self.assertIn("on, off", self.refusal(USAGE, "plan", "-fit", "maybe"))
+
+
 class Connect(ProgramTest):
     def test_prints_settings_of_clients(self):
         for client, words in (("claude", "ANTHROPIC_BASE_URL=http://h:1\n"), ("codex", 'base_url = "http://h:1/v1"\nwire_api = "responses"'),

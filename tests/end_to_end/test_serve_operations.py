@@ -2,9 +2,7 @@
 """What an operator sees of `serve`: metrics, the live view, heat."""
 import base64
 import contextlib
-import csv
 import http.client
-import io
 import json
 import pathlib
 import signal
@@ -33,7 +31,7 @@ class Start(unittest.TestCase):
             with Server(option, "-c", "512") as server:
                 _, samples = metrics_format.parse(server.get("/metrics"))
                 counted = {name: value for name, _, value in samples}
-                self.assertEqual(counted["thermocline_steps_total"], 0)
+                self.assertEqual([value for name, _, value in samples if name == "thermocline_steps_total"], [0, 0, 0, 0])
                 self.assertEqual(counted["thermocline_prefix_cache_tokens"], 0)
                 self.assertEqual("warmed up" in server.logged(), option == "--warmup")
                 # The first request waits for no memory.
@@ -63,12 +61,16 @@ class Start(unittest.TestCase):
             try:
                 with Server("-c", "512", env={"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "400000"}) as server:
                     wait_until(lambda: heard.count(b"WATCHDOG=1") >= 2)
+                    server.post("/v1/chat/completions", SUM)
                     server.stop()
                     wait_until(lambda: heard[-1] == b"STOPPING=1")
+                    self.assertIn("prompt tokens computed", server.logged())
             finally:
                 over.set()
                 reader.join()
             self.assertIn(b"READY=1\nSTATUS=ready", heard)
+            self.assertTrue(any(one.startswith(b"STATUS=loading the model: ") for one in heard), heard)
+            self.assertIn(b"STATUS=ready, 0 running, 0 waiting", heard)
 
     def test_reads_keys_again(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -140,6 +142,9 @@ class Metrics(unittest.TestCase):
         values = {(name, tuple(labels.values())): value for name, labels, value in samples}
         self.assertLessEqual(ROUTER, set(families))
         self.assertEqual(values["thermocline_queue_limit", ()], 64)
+        for kind in ("prefill", "decode"):
+            self.assertGreater(values["thermocline_steps_total", (kind,)], 0)
+        self.assertIn(("thermocline_steps_total", ("verify",)), values)
         names = {name for name, _, _ in samples}
         for name in ("thermocline_cancelled_total", "thermocline_cancel_latency_seconds_count", "thermocline_grammar_compile_seconds_count",
                      "thermocline_structured_outputs_total", "thermocline_host_memory_bytes", "thermocline_spec_rounds_total", "process_threads"):
@@ -286,7 +291,22 @@ class LiveView(unittest.TestCase):
             request = server.get("/thermo/requests")[0]
             self.assertGreater(request["tps"], 0)
             self.assertEqual(request["queue_position"], 0)
+            self.assertEqual(server.get("/slots?prompt=1")[0]["prompt"], "One day")
+            self.assertNotIn("prompt", server.get("/slots")[0])
             stream.close()
+            server.wait_until_idle()
+            self.assertIsNone(server.get("/slots?prompt=1")[0]["prompt"])
+
+    def test_prompts_are_for_administrators(self):
+        with Server("--api-key", "user:u,admin:a", "-c", "512") as server:
+            for key, status in (("u", 403), ("a", 200)):
+                self.assertEqual(server.request("GET", "/slots?prompt=1", headers={"Authorization": f"Bearer {key}"})[0], status)
+
+    def test_a_client_that_does_not_read_is_paused(self):
+        with Server("--parallel", "1", *WIDE) as server, socket.create_connection((server.host, server.port)) as client:
+            body = json.dumps({"prompt": "One day", "stream": True, "logprobs": 20, **ENDLESS}).encode()
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            wait_until(lambda: [one["state"] for one in server.get("/thermo/requests")] == ["paused"])
 
 
 class Heat(unittest.TestCase):
@@ -315,11 +335,6 @@ class Heat(unittest.TestCase):
             with Server("--heat-file", path, "-c", "512") as server:
                 server.post("/v1/chat/completions", SUM)
                 wait_until(lambda: server.get("/thermo/experts")["n_tokens"])  # a copy is made after it was asked for
-                experts = server.get("/thermo/experts")
-                self.assertGreater(max(map(max, experts["heat"])), 0)
-                rows = list(csv.DictReader(io.StringIO(server.get("/thermo/experts?format=csv"))))
-                self.assertEqual(len(rows), sum(map(len, experts["heat"])))
-                self.assertEqual(server.request("GET", "/thermo/experts?format=xml")[0], 400)
                 self.assertFalse(path.exists())
                 server.post("/thermo/heat", {"action": "save"})
                 wait_until(path.exists)

@@ -270,7 +270,7 @@ LineEditor::Event LineEditor::ask(const std::string& question, std::string& line
 }
 
 std::string default_history_file() {
-  return in_user_state("thermocline/history").string();
+  return in_state_folder("history", in_user_state("thermocline/history")).string();
 }
 
 }  // namespace thermo

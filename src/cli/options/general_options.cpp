@@ -62,6 +62,11 @@ void add_general_options(OptionSet& set, GeneralOptions& options) {
          },
          "TOML file with options by their long names (default: ~/.config/thermocline/config.toml)")
       .advanced();
+  set.value(
+         "--state-dir", "FOLDER", options.state_dir,
+         "keep heat, the texts of --cache-disk, measured speeds and the history of chat here (default: the "
+         "user's cache and state folders)")
+      .advanced();
   set.flag("--print-config", options.print_config,
            "print the options in effect and where they come from, then stop")
       .no_environment()

@@ -16,6 +16,7 @@ struct GeneralOptions {
   bool print_config = false;
   std::string config;  // read by find_config_file() from the values, before they are applied
   int verbosity = 2;
+  std::string state_dir;
   std::string log_file;
   std::string log_format = "auto";
   std::string color = "auto";

@@ -66,6 +66,11 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
   set.value("-t,--threads", "N", flags.n_threads, "threads (default: one for each physical core)")
       .range(-1, 1024)
       .llama_env("LLAMA_ARG_THREADS");
+  set.value("-tb,--threads-batch", "N", flags.n_threads_batch,
+            "accepted where it is the same as -t: one set of threads reads prompts and writes answers")
+      .range(-1, 1024)
+      .llama_env("LLAMA_ARG_THREADS_BATCH")
+      .advanced();
   set.value("-b,--batch-size", "N", flags.n_batch, "tokens of a prompt chunk (default 512; on a GPU 2048)")
       .range(1, 65536)
       .llama_env("LLAMA_ARG_BATCH")
@@ -94,6 +99,22 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
       .advanced();
   set.size("--gpu-memory", "SIZE", flags.gpu_memory,
            "take no more GPU memory than this in total (12G; default: what is free)");
+  set.custom(
+         "-fit,--fit", "WHEN", [&flags](std::string_view text) { flags.fit = text == "on"; },
+         "choose a context that fits into memory (default on); off: without -c the training length, or an "
+         "error")
+      .choices({"on", "off"})
+      .llama_env("LLAMA_ARG_FIT")
+      .advanced();
+  set.value("-fitc,--fit-ctx", "N", flags.fit_ctx, "shortest context that may be chosen to fit (default 512)")
+      .range(1, 1 << 24)
+      .llama_env("LLAMA_ARG_FIT_CTX")
+      .advanced();
+  set.value("-fitt,--fit-target", "MIB", flags.fit_target_mib,
+            "GPU memory to leave free for the driver and other programs, in MiB (default 512)")
+      .range(0, 1 << 20)
+      .llama_env("LLAMA_ARG_FIT_TARGET")
+      .advanced();
   set.custom(
          "-fa,--flash-attn", "WHEN",
          [](std::string_view text) {
@@ -186,12 +207,23 @@ EngineOptions engine_options(const EngineFlags& flags) {
     throw ConfigError(
         "--no-mmap and --no-repack contradict each other: weights are either copied or read through the "
         "mapping; leave one out");
+  // -1 and 0 stand for the default of both.
+  const int n_threads = std::max(0, flags.n_threads), n_threads_batch = std::max(0, flags.n_threads_batch);
+  if (n_threads_batch > 0 && n_threads_batch != n_threads)
+    throw ConfigError(
+        fmt::format("--threads-batch: {} threads for prompts and {} for answers cannot be had, because one "
+                    "set of threads "
+                    "does both; leave it out and use -t",
+                    n_threads_batch, n_threads > 0 ? std::to_string(n_threads) : "all"));
   EngineOptions options;
+  options.fit = flags.fit;
+  options.min_ctx = flags.fit_ctx;
+  options.gpu_reserve = static_cast<uint64_t>(flags.fit_target_mib) << 20;
   options.device = device_option(flags.device, flags.n_gpu_layers);
   options.n_ctx = flags.n_ctx;
   options.k_type = kv_type_from_name(flags.k_type);
   options.v_type = kv_type_from_name(flags.v_type);
-  options.n_threads = flags.n_threads < 0 ? 0 : flags.n_threads;
+  options.n_threads = n_threads;
   options.pin_threads = flags.pin_threads;
   options.repack = flags.repack;
   options.gpu_memory = flags.gpu_memory;

@@ -22,9 +22,12 @@ void add_llama_switches(OptionSet& set);
 // -c -b -ub -t -ctk -ctv --isa --repack --device, those of experts, and their llama.cpp spellings.
 struct EngineFlags {
   int n_ctx = 0;
-  int n_batch = 0;   // 0: the engine's default
-  int n_ubatch = 0;  // 0: as n_batch
-  int n_threads = 0;
+  int n_batch = 0;                         // 0: the engine's default
+  int n_ubatch = 0;                        // 0: as n_batch
+  int n_threads = 0, n_threads_batch = 0;  // 0: not given
+  bool fit = true;
+  int fit_ctx = 512;
+  int fit_target_mib = 512;
   std::string k_type = "f16", v_type = "f16";
   std::string isa = "auto";
   std::string device = "auto";

@@ -32,7 +32,6 @@ constexpr Refusal kRefusals[] = {
     {"-lm --load-mode -dio --direct-io",
      "weights are copied into ordinary memory at load; use --no-repack to "
      "read them through the file mapping instead"},
-    {"-tb --threads-batch", "one set of threads serves prompt and answer; use -t"},
     {"-C --cpu-mask -Cr --cpu-range -Cb --cpu-mask-batch -Crb --cpu-range-batch",
      "run the program under taskset to choose its cores"},
     {"--cpu-strict --cpu-strict-batch --prio --prio-batch --poll --poll-batch",
@@ -72,9 +71,6 @@ constexpr Refusal kRefusals[] = {
      "--chat-template-file"},
     {"--check-tensors", "use `thermocline verify` to check what a model computes"},
     {"--list-devices", "use `thermocline doctor` to see what this machine has"},
-    {"-fit --fit -fitt --fit-target -fitc --fit-ctx",
-     "the plan always fits what is free; see it with `thermocline "
-     "plan`, change it with -c"},
     {"--log-disable", "use --quiet, or --verbosity 0"},
     {"--log-prefix --log-timestamps --no-log-prefix --no-log-timestamps",
      "log lines have one format; use --log-format json for one that programs can read"},

@@ -118,6 +118,9 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
   set.flag("--metrics-per-key", flags.metrics_per_key,
            "count requests by the names of their keys (default off)")
       .advanced();
+  set.flag("--metrics-per-layer", flags.metrics_per_layer,
+           "show how many uses of experts were hot for each layer, too (default off)")
+      .advanced();
   set.flag("--slots", flags.slots, "/slots (default on)").llama_env("LLAMA_ARG_ENDPOINT_SLOTS").advanced();
   set.flag("--props", flags.props, "/props (default on)").llama_env("LLAMA_ARG_ENDPOINT_PROPS").advanced();
   set.custom_flag(
@@ -358,6 +361,7 @@ ServerOptions server_options(const ServeFlags& flags) {
     throw ConfigError(fmt::format("--api-prefix: '{}' cannot be used, write /path", options.api_prefix));
   options.strict_model = flags.strict_model;
   options.metrics_per_key = flags.metrics_per_key;
+  options.metrics_per_layer = flags.metrics_per_layer;
   options.prompt_folder = flags.prompt_folder;
   if (!flags.prompt_folder.empty() && !std::filesystem::is_directory(flags.prompt_folder))
     throw ConfigError(fmt::format("--log-prompts: '{}' is no folder; make it first", flags.prompt_folder));
@@ -393,16 +397,17 @@ ServerOptions server_options(const ServeFlags& flags) {
 EngineThreadOptions engine_thread_options(const ServeFlags& flags, uint64_t cache_bytes) {
   if (flags.cache_disk > 0 && cache_bytes == 0)
     throw ConfigError("--cache-disk needs the prefix cache, which --cache-ram has turned off");
-  return {
-      .max_waiting = flags.max_queue,
-      .max_waiting_tokens = flags.max_queue_tokens,
-      .checkpoint_every = flags.checkpoint_every,
-      .save_heat_every = parse_duration(flags.heat_save_interval),
-      .cache_bytes = cache_bytes,
-      .disk_folder = flags.cache_dir.empty() ? in_user_state("thermocline/texts").string() : flags.cache_dir,
-      .disk_bytes = flags.cache_disk,
-      .quantum = flags.quantum,
-      .max_decode_stall_ms = flags.max_decode_stall_ms};
+  return {.max_waiting = flags.max_queue,
+          .max_waiting_tokens = flags.max_queue_tokens,
+          .checkpoint_every = flags.checkpoint_every,
+          .save_heat_every = parse_duration(flags.heat_save_interval),
+          .cache_bytes = cache_bytes,
+          .disk_folder = flags.cache_dir.empty()
+                             ? in_state_folder("texts", in_user_state("thermocline/texts")).string()
+                             : flags.cache_dir,
+          .disk_bytes = flags.cache_disk,
+          .quantum = flags.quantum,
+          .max_decode_stall_ms = flags.max_decode_stall_ms};
 }
 
 }  // namespace thermo

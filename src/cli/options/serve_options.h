@@ -39,7 +39,7 @@ struct ServeFlags {
               shutdown_grace = "30s", heat_save_interval = "60s";
   int default_max_tokens = 32768;
   std::string prompt_folder;
-  bool metrics_per_key = false, special_in_content = false, deterministic = false;
+  bool metrics_per_key = false, metrics_per_layer = false, special_in_content = false, deterministic = false;
   bool strict_model = false, keep_billing_header = false, prefill_assistant = false;
   std::string anthropic_thinking = "off", reasoning_preserve = "auto", loop_guard = "on",
               reasoning_field = "both", image_policy = "auto", tool_grammar = "auto", reasoning_effort,

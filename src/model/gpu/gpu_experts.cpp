@@ -148,8 +148,7 @@ void GpuExperts::finish(std::span<const SequenceRows> groups) noexcept {
     for (int i = 0; i < n; ++i) hot += m.core.store().hot(il, ids[i]);
     m.count_uses(il, ids, groups);
     ++m.count.layer_steps;
-    m.count.pairs += static_cast<uint64_t>(n);
-    m.count.hot_pairs += static_cast<uint64_t>(hot);
+    m.core.count_pairs(il, static_cast<uint64_t>(n), static_cast<uint64_t>(hot));
     m.count.all_hot += record.n_cold == 0 && record.carried == 0;
     m.count.fetched_pairs += static_cast<uint64_t>(std::max(0, n - hot - record.n_pairs));
     m.count.fetched_bytes += static_cast<uint64_t>(record.n_fetched) * layer.expert_bytes;
@@ -206,6 +205,12 @@ void GpuExperts::reset() {
 }
 ExpertTelemetry GpuExperts::telemetry() const noexcept {
   return impl_->core.telemetry();
+}
+void GpuExperts::places(std::span<ExpertPlace> out) const noexcept {
+  impl_->core.places(out);
+}
+const std::vector<LayerUses>& GpuExperts::layer_uses() const noexcept {
+  return impl_->core.layer_uses();
 }
 const HeatMap& GpuExperts::heat() const noexcept {
   return impl_->heat;

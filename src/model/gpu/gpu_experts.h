@@ -10,9 +10,11 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "device/stream.h"
+#include "experts/expert_place.h"
 #include "experts/heat.h"
 #include "experts/split_options.h"
 #include "experts/telemetry.h"
@@ -65,6 +67,8 @@ class GpuExperts {
   // Between steps: heat and hot experts as they were right after loading.
   void reset();
   ExpertTelemetry telemetry() const noexcept;
+  void places(std::span<ExpertPlace> out) const noexcept;  // see ExpertCore
+  const std::vector<LayerUses>& layer_uses() const noexcept;
   const HeatMap& heat() const noexcept;
   void set_heat(const HeatMap& heat);
   const LaneSplit& lanes() const noexcept;

@@ -205,8 +205,8 @@ void GpuExperts::finish_large(std::span<const SequenceRows> groups) noexcept {
       const int rows = first[e + 1] - first[e];
       if (rows == 0) continue;
       m.heat.use(il, e, static_cast<float>(rows));
-      m.count.pairs += static_cast<uint64_t>(rows);
-      if (m.core.store().hot(il, e)) m.count.hot_pairs += static_cast<uint64_t>(rows);
+      const auto n_pairs = static_cast<uint64_t>(rows);
+      m.core.count_pairs(il, n_pairs, m.core.store().hot(il, e) ? n_pairs : 0);
     }
     m.count.layer_steps += n_expert > 0;
   }

@@ -157,6 +157,15 @@ bool GpuModel::reset_experts() {
 ExpertTelemetry GpuModel::expert_telemetry() const noexcept {
   return impl_->experts == nullptr ? ExpertTelemetry{} : impl_->experts->telemetry();
 }
+void GpuModel::expert_places(std::span<ExpertPlace> out) const noexcept {
+  if (impl_->experts != nullptr)
+    impl_->experts->places(out);
+  else
+    std::fill(out.begin(), out.end(), ExpertPlace{.tier = ExpertTier::Device});
+}
+std::span<const LayerUses> GpuModel::layer_uses() const noexcept {
+  return impl_->experts == nullptr ? std::span<const LayerUses>() : impl_->experts->layer_uses();
+}
 const HeatMap* GpuModel::heat() const noexcept {
   if (impl_->experts != nullptr) return &impl_->experts->heat();
   return impl_->uses == nullptr ? nullptr : &impl_->uses->heat();

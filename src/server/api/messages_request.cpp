@@ -245,6 +245,8 @@ GenerationRequest read_messages_request(const Json& body, const RequestDefaults&
   read_stream(fields, request);
   read_stops(fields, "stop_sequences", defaults, request);
   read_sampling(fields, defaults, request);
+  if (request.n != 1)
+    throw unsupported("n", "n: a message has one answer; send the request again for another");
   read_tools(fields, request);
   read_thinking(fields, defaults, request);
   read_reasoning(fields, defaults, request);

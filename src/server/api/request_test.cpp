@@ -210,6 +210,11 @@ TEST(MessagesRequest, ReadsWhatClaudeCodeSends) {
 }
 
 // Marks stay where they are in the text, whatever is put before it.
+TEST(MessagesRequest, HasOneAnswer) {
+  EXPECT_EQ(refusal([] { messages(R"({"n": 2, "messages": [{"role": "user", "content": "x"}]})"); }),
+            "unsupported_parameter n");
+}
+
 TEST(MessagesRequest, KeepsCacheMarksInsideOfTurns) {
   const GenerationRequest r = messages(R"({"system": [
         {"type": "text", "text": "x-anthropic-billing-header: cc_version=2"},
