@@ -41,6 +41,7 @@ constexpr Setup kSetups[] = {
     {.name = "one thread"},
     {.name = "two threads", .n_threads = 2},
     {.name = "three threads", .n_threads = 3},
+    {.name = "five threads", .n_threads = 5},
     {.name = "weights as in the file", .n_threads = 2, .repack = false, .way_step = 4},
     {.name = "no expert hot", .experts = Experts::OnTheStandIn},
     {.name = "30 % hot, two threads", .n_threads = 2, .experts = Experts::OnTheStandIn, .hot = 0.3},
