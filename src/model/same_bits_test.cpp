@@ -147,6 +147,7 @@ Draft draft_of(Tokens ids, int every) {
 
 // A prompt, then drafts of which the branch is committed; one token after each draft as plain decoding.
 std::vector<float> in_drafts(Model& model, Tokens ids, size_t prompt, size_t depth, int every) {
+  prompt = std::min(prompt, ids.size() / 2);
   std::vector<float> logits = in_chunks(model, ids.first(prompt), 512);
   for (size_t begin = prompt; begin < ids.size();) {
     const size_t n = std::min(depth, ids.size() - begin);
@@ -255,7 +256,8 @@ TEST_P(SameBits, WithHalvesInTheCache) {
 }
 
 TEST(SameBitsPlankton, HoweverTheTokensAreFed) {
-  constexpr size_t kPrompts[] = {75, 71, 73, 74, 76};
+  // Short ones, since the portable path takes 9 ms a token.
+  constexpr size_t kPrompts[] = {75, 21, 26, 31, 34};
   expect_same_bits(GgufFile(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf"), kPrompts, KvType::F16);
 }
 
