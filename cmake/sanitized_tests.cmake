@@ -1,7 +1,7 @@
 # Tests under a sanitizer: how they are run, and what is left out of them, with the reason. A test that is left out is
 # listed by ctest as disabled and is not built. Single cases of scripts say themselves why they are skipped.
 
-set(THERMO_TEST_TIMEOUT 900)  # seconds
+set(THERMO_TEST_TIMEOUT 1800)  # seconds, enough for portable code on a busy machine
 if(THERMO_SANITIZE)
   set(THERMO_TEST_TIMEOUT 3600)
 endif()
