@@ -256,7 +256,7 @@ TEST_P(SameBits, WithHalvesInTheCache) {
 }
 
 TEST(SameBitsPlankton, HoweverTheTokensAreFed) {
-  // Short ones, since the portable path takes 9 ms a token.
+  // Short ones, since the portable path is slow.
   constexpr size_t kPrompts[] = {75, 21, 26, 31, 34};
   expect_same_bits(GgufFile(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf"), kPrompts, KvType::F16);
 }

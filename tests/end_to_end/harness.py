@@ -22,7 +22,7 @@ MODEL = ROOT / "models/plankton-q4_k_m.gguf"
 DATA = ROOT / "tests/data"
 SANITIZED = bool(os.environ.get("SANITIZED"))  # see tests/sanitized.py
 PORTABLE = os.environ.get("THERMO_MAX_ISA") == "portable"
-SLOW = SANITIZED or PORTABLE  # programs are some ten times slower then, and get more time
+SLOW = SANITIZED or PORTABLE  # programs are much slower then, and get more time
 # All that THERMO_MAX_ISA=portable leaves out, with the reason that the tests print.
 LEFT_OUT_IF_PORTABLE = {
     "documents_test.py, commands with `bench`": "they measure for minutes with portable code, so they are only read (--print-config)",

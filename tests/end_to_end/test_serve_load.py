@@ -18,7 +18,7 @@ import threading
 import time
 import unittest
 
-from harness import LEFT_OUT_IF_PORTABLE, PORTABLE, SANITIZED, SLOW, run
+from harness import LEFT_OUT_IF_PORTABLE, PORTABLE, SANITIZED, run
 from server_harness import PATIENCE, Server, ask, wait_until
 
 LONG = "--long" in sys.argv
@@ -165,7 +165,7 @@ class Together(unittest.TestCase):
         if LONG:
             self.assertLess(health.percentile(0.99), 0.05)
         else:
-            self.assertLess(health.percentile(0.9), 30.0 if SLOW else 1.0)
+            self.assertLess(health.percentile(0.9), 30.0 if SANITIZED else 1.0)
 
 
 class Vanish(unittest.TestCase):
@@ -180,7 +180,7 @@ class Vanish(unittest.TestCase):
         return client
 
     def test_they_leave_nothing_and_disturb_nobody(self):
-        n, n_story = (500 if LONG else 60 if SLOW else 150), (150 if SLOW else 600)
+        n, n_story = (500 if LONG else 60 if SANITIZED else 150), (150 if SANITIZED else 600)
         with Server("--parallel", "3", "--max-queue", "600", "-c", "4096") as server:
             expected = server.post("/v1/completions", story(0, n_story))["choices"][0]["text"]
             server.post("/v1/completions", {"prompt": "word " * 3000, "max_tokens": 1})
@@ -224,7 +224,7 @@ class Vanish(unittest.TestCase):
                 continue
             share = buckets[f"{bound:g}"] / buckets["+Inf"]
             print(f"{phase}: {buckets['+Inf']:.0f} cancelled, {100 * share:.1f} % within {bound:g} s")
-            if LONG or (phase == "queued" and not SLOW):
+            if LONG or (phase == "queued" and not SANITIZED):
                 self.assertGreater(share, 0.99 if LONG else 0.8)
 
 
