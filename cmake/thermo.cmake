@@ -71,12 +71,13 @@ function(thermo_isa_flags)
   endforeach()
 endfunction()
 
-# thermo_library(name [AVX2_TOO] DEPS ...): the static library thermo_<name> of src/<name>, its tests and its
-# micro-benchmarks. AVX2_TOO: the tests run once more as on a processor without AVX-512. Files are found by name:
-# x_test.cpp is a test, x_bench.cpp a benchmark. Kernels (*.cu) and the host code around them (src/device and folders
+# thermo_library(name [AVX2_TOO] [APART test filter] DEPS ...): the static library thermo_<name> of src/<name>, its
+# tests and its micro-benchmarks. AVX2_TOO: the tests run once more as on a processor without AVX-512. APART: the cases
+# of the filter take minutes and go through every instruction set by themselves; they are a test of their own, which runs
+# once. Files are found by name: x_test.cpp is a test, x_bench.cpp a benchmark. Kernels (*.cu) and the host code around them (src/device and folders
 # named gpu; nvcc 13.0 cannot compile fmt) are left out without CUDA.
 function(thermo_library name)
-  cmake_parse_arguments(ARG "AVX2_TOO" "" "DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "AVX2_TOO" "" "APART;DEPS" ${ARGN})
   # Relative paths: the folder of the whole project may be called anything.
   file(GLOB_RECURSE files RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS
     ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cpp)
@@ -126,15 +127,21 @@ function(thermo_library name)
     target_link_libraries(${name}_test PRIVATE thermo_${name} GTest::gmock GTest::gtest GTest::gtest_main)
     target_compile_definitions(${name}_test PRIVATE
       THERMO_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data" THERMO_MODELS="${CMAKE_SOURCE_DIR}/models")
-    thermo_test(${name} COMMAND $<TARGET_FILE:${name}_test>)
-    set_tests_properties(${name} PROPERTIES TIMEOUT ${THERMO_TEST_TIMEOUT})
     set(names ${name})
+    set(others "")
+    if(ARG_APART)
+      list(GET ARG_APART 0 apart)
+      list(GET ARG_APART 1 cases)
+      set(others --gtest_filter=-${cases})
+      thermo_test(${apart} COMMAND $<TARGET_FILE:${name}_test> --gtest_filter=${cases})
+      list(APPEND names ${apart})
+    endif()
+    thermo_test(${name} COMMAND $<TARGET_FILE:${name}_test> ${others})
     if(ARG_AVX2_TOO)
-      # SameBits goes through every instruction set in its first run.
-      thermo_test(${name}_avx2 COMMAND $<TARGET_FILE:${name}_test> --gtest_filter=-*SameBits*)
-      set_tests_properties(${name}_avx2 PROPERTIES TIMEOUT ${THERMO_TEST_TIMEOUT} ENVIRONMENT THERMO_MAX_ISA=avx2)
+      thermo_test(${name}_avx2 COMMAND ${CMAKE_SOURCE_DIR}/tests/with_avx2.sh $<TARGET_FILE:${name}_test> ${others})
       list(APPEND names ${name}_avx2)
     endif()
+    set_tests_properties(${names} PROPERTIES TIMEOUT ${THERMO_TEST_TIMEOUT})
     if(THERMO_CUDA)
       set_tests_properties(${names} PROPERTIES RESOURCE_LOCK gpu)  # tests that fill a card run one at a time
     endif()

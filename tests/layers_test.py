@@ -81,7 +81,7 @@ def readmes(src, layers):
             yield f"{folder}/README.md: may include {sorted(said)}, but cmake/layers.txt says {sorted(allowed)}"
 
 
-FLAG = re.compile(r'"[^"]*(?:[ (\'`]|^)--[a-z][a-z-]+[^"]*"')
+FLAG = re.compile(r'"(?:[^"]*[ (\'`])?--[a-z][a-z-]+[^"]*"')
 
 
 def flags_in_messages(src):

@@ -3,14 +3,9 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/utf8_chars.h"
+
 namespace thermo {
-namespace {
-
-bool is_continuation(uint8_t byte) noexcept {
-  return (byte & 0xC0) == 0x80;
-}
-
-}  // namespace
 
 int utf8_sequence_length(uint8_t lead) noexcept {
   if (lead < 0x80) return 1;
@@ -31,7 +26,7 @@ bool is_utf8_second_byte(uint8_t lead, uint8_t byte) noexcept {
     case 0xF4:  // above U+10FFFF
       return byte >= 0x80 && byte <= 0x8F;
     default:
-      return is_continuation(byte);
+      return is_utf8_continuation(static_cast<char>(byte));
   }
 }
 
@@ -43,11 +38,11 @@ DecodedChar decode_utf8(std::string_view text, size_t pos) noexcept {
   const size_t length = static_cast<size_t>(utf8_sequence_length(lead));
   if (length == 0 || text.size() - pos < length || !is_utf8_second_byte(lead, byte(1))) return kInvalid;
   if (length == 2) return {static_cast<char32_t>((lead & 0x1F) << 6 | (byte(1) & 0x3F)), 2, true};
-  if (!is_continuation(byte(2))) return kInvalid;
+  if (!is_utf8_continuation(text[pos + 2])) return kInvalid;
   if (length == 3) {
     return {static_cast<char32_t>((lead & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F)), 3, true};
   }
-  if (!is_continuation(byte(3))) return kInvalid;
+  if (!is_utf8_continuation(text[pos + 3])) return kInvalid;
   return {static_cast<char32_t>((lead & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 |
                                 (byte(3) & 0x3F)),
           4, true};

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/utf8_chars.h"
+
 namespace thermo {
 namespace {
 
@@ -42,6 +44,12 @@ TEST(Utf8, ReplacesEachByteThatBeginsNoCharacter) {
   const std::string fffd(kReplacementUtf8);
   EXPECT_EQ(replace_invalid_utf8("a\xE2\x82z", storage), "a" + fffd + fffd + "z");
   EXPECT_EQ(replace_invalid_utf8("\xFF\xC3\xA9\xC3", storage), fffd + "\xC3\xA9" + fffd);
+}
+
+TEST(Utf8, CountsCharactersWhereTheyBegin) {
+  EXPECT_EQ(count_utf8_chars(""), 0u);
+  EXPECT_EQ(count_utf8_chars("a\u00e9\u20ac\U0001F600"), 4u);
+  EXPECT_EQ(count_utf8_chars("\x82\xac and \xe2"), 6u);  // the end of one and the beginning of another
 }
 
 }  // namespace

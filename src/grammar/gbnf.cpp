@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/utf8.h"
+#include "base/utf8_chars.h"
 
 namespace thermo {
 namespace {
@@ -64,7 +65,7 @@ class Parser {
       if (text_[i] == '\n') {
         ++line;
         column = 1;
-      } else if ((static_cast<uint8_t>(text_[i]) & 0xC0) != 0x80) {
+      } else if (!is_utf8_continuation(text_[i])) {
         ++column;
       }
     }
@@ -85,7 +86,7 @@ class Parser {
   }
   size_t utf8_length() const {
     size_t n = 1;
-    while (n < 4 && at_ + n < text_.size() && (static_cast<uint8_t>(text_[at_ + n]) & 0xC0) == 0x80) ++n;
+    while (n < 4 && at_ + n < text_.size() && is_utf8_continuation(text_[at_ + n])) ++n;
     return n;
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/utf8_chars.h"
 #include "grammar/rule_set.h"
 #include "grammar/utf8_automaton.h"
 
@@ -19,7 +20,7 @@ bool writes_text(const Vocab& vocab, int32_t id) {
 // Whether the bytes can be a part of well-formed UTF-8: at worst they begin and end inside a character.
 bool can_be_utf8(std::string_view bytes) {
   size_t begin = 0;
-  while (begin < bytes.size() && begin < 3 && (static_cast<uint8_t>(bytes[begin]) & 0xC0) == 0x80) ++begin;
+  while (begin < bytes.size() && begin < 3 && is_utf8_continuation(bytes[begin])) ++begin;
   uint8_t state = kUtf8Whole;
   for (const char c : bytes.substr(begin)) {
     state = utf8_next(state, static_cast<uint8_t>(c));
@@ -67,11 +68,7 @@ TokenTrie::TokenTrie(const Vocab& vocab) {
 }
 
 void TokenTrie::sort_by_length(std::span<const int32_t> tokens) {
-  const auto length = [this](int32_t token) {
-    const std::string_view text = bytes(token);
-    return static_cast<size_t>(
-        std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
-  };
+  const auto length = [this](int32_t token) { return count_utf8_chars(bytes(token)); };
   std::vector<std::vector<int32_t>> by_length;
   for (const int32_t token : tokens) {
     const size_t n = length(token);

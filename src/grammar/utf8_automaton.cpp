@@ -1,19 +1,19 @@
 #include "grammar/utf8_automaton.h"
 
 #include <algorithm>
+#include <string>
+
+#include "base/utf8.h"
 
 namespace thermo {
 namespace {
 
 ByteSequence encode(char32_t c) {
-  const auto byte = [](char32_t bits) {
-    return ByteSpan{static_cast<uint8_t>(bits), static_cast<uint8_t>(bits)};
-  };
-  if (c < 0x80) return {byte(c)};
-  if (c < 0x800) return {byte(0xC0 | c >> 6), byte(0x80 | (c & 0x3F))};
-  if (c < 0x10000) return {byte(0xE0 | c >> 12), byte(0x80 | (c >> 6 & 0x3F)), byte(0x80 | (c & 0x3F))};
-  return {byte(0xF0 | c >> 18), byte(0x80 | (c >> 12 & 0x3F)), byte(0x80 | (c >> 6 & 0x3F)),
-          byte(0x80 | (c & 0x3F))};
+  std::string bytes;
+  append_utf8(bytes, c);
+  ByteSequence sequence;
+  for (const char b : bytes) sequence.push_back({static_cast<uint8_t>(b), static_cast<uint8_t>(b)});
+  return sequence;
 }
 
 // Cuts a range until its first and last character differ only in bytes before which all are equal and after

@@ -12,28 +12,27 @@ bool contains(const CodeRangeTable& table, char32_t c) noexcept {
   const CodeRange* end = table.ranges + table.n_ranges;
   const CodeRange* it = std::lower_bound(table.ranges, end, static_cast<uint32_t>(c),
                                          [](const CodeRange& r, uint32_t code) { return r.last < code; });
-  return it != end && it->first <= c;
+  return it != end && it->first <= c && (c - it->first) % it->stride == 0;
 }
 
-void append_mapped(std::string& out, const CaseTable& table, char32_t c) {
+// False, and nothing appended, if the table does not have the character.
+bool append_mapped(std::string& out, const CaseTable& table, char32_t c) {
   const uint32_t code = c;
   const CaseStep* steps_end = table.steps + table.n_steps;
   const CaseStep* step = std::lower_bound(table.steps, steps_end, code,
                                           [](const CaseStep& s, uint32_t x) { return s.last < x; });
   if (step != steps_end && step->first <= code && (code - step->first) % step->stride == 0) {
     append_utf8(out, static_cast<char32_t>(static_cast<int64_t>(code) + step->delta));
-    return;
+    return true;
   }
   const CaseSpecial* specials_end = table.specials + table.n_specials;
   const CaseSpecial* special = std::lower_bound(table.specials, specials_end, code,
                                                 [](const CaseSpecial& s, uint32_t x) { return s.code < x; });
-  if (special != specials_end && special->code == code) {
-    for (const uint32_t mapped : special->mapped) {
-      if (mapped != 0) append_utf8(out, mapped);
-    }
-    return;
+  if (special == specials_end || special->code != code) return false;
+  for (const uint32_t mapped : special->mapped) {
+    if (mapped != 0) append_utf8(out, mapped);
   }
-  append_utf8(out, c);
+  return true;
 }
 
 }  // namespace
@@ -105,16 +104,16 @@ bool is_word(char32_t c) noexcept {
 }
 
 void append_upper(std::string& out, char32_t c) {
-  append_mapped(out, kToUpper, c);
+  if (!append_mapped(out, kToUpper, c)) append_utf8(out, c);
 }
 void append_lower(std::string& out, char32_t c) {
-  append_mapped(out, kToLower, c);
+  if (!append_mapped(out, kToLower, c)) append_utf8(out, c);
 }
 void append_title(std::string& out, char32_t c) {
-  append_mapped(out, kToTitle, c);
+  if (!append_mapped(out, kToTitle, c)) append_upper(out, c);
 }
 void append_folded(std::string& out, char32_t c) {
-  append_mapped(out, kCaseFold, c);
+  if (!append_mapped(out, kCaseFold, c)) append_lower(out, c);
 }
 
 }  // namespace thermo::jinja

@@ -40,9 +40,9 @@ void append_lower(std::string& out, char32_t c);
 void append_title(std::string& out, char32_t c);
 void append_folded(std::string& out, char32_t c);
 
-// The tables that the functions above use; unicode_tables.cpp is generated.
-struct CodeRange {
-  uint32_t first, last;
+// The tables that the functions above use; unicode_classes.cpp and unicode_cases.cpp are generated.
+struct CodeRange {  // first, first + stride, ... last
+  uint32_t first, last, stride;
 };
 struct CodeRangeTable {
   const CodeRange* ranges;
@@ -64,6 +64,8 @@ struct CaseTable {
 };
 extern const CodeRangeTable kAlpha, kDecimal, kDigit, kNumeric, kLowercase, kUppercase, kTitlecase,
     kNotPrintable;
-extern const CaseTable kToUpper, kToLower, kToTitle, kCaseFold;
+extern const CaseTable kToUpper, kToLower;
+extern const CaseTable kToTitle;   // where it differs from kToUpper
+extern const CaseTable kCaseFold;  // where it differs from kToLower
 
 }  // namespace thermo::jinja

@@ -106,37 +106,46 @@ class Backend {
   // Why steps can no longer be trusted; empty while they can.
   virtual std::string_view fault() const noexcept = 0;
 
+  // The memory of all sequences.
+  KvPoolState kv_pool() const noexcept {
+    const PagePool& pool = pages().pool(KvKind::Full);
+    return {.page_tokens = kKvPage, .n_pages = pool.size(), .n_free = pool.n_free()};
+  }
+  // Of the pool; shared ones count for each.
+  int n_pages(int sequence) const noexcept { return pages().n_pages(sequence); }
+  // Whether a sequence can be cut anywhere. Otherwise going back needs a checkpoint.
+  bool can_cut() const noexcept { return layout().can_cut(); }
+  size_t block_bytes() const noexcept { return layout().block_bytes(); }
+  // Memory of a checkpoint at a length.
+  size_t checkpoint_bytes(int n_past, bool with_kv) const noexcept {
+    return layout().piece_bytes(n_past, with_kv);
+  }
+
   // The memory of one sequence.
   virtual int n_past(int sequence) const noexcept = 0;
   // Makes room for rows at the end of a sequence. Returns for how many, at most n: with too few pages in the
   // pool it is less. A sequence gives its pages back when it is cleared, cut or replaced.
-  virtual int reserve(int sequence, int n) noexcept = 0;
-  virtual KvPoolState kv_pool() const noexcept = 0;
-  virtual int n_pages(int sequence) const noexcept = 0;  // of the pool; shared ones count for each
+  int reserve(int sequence, int n) noexcept { return pages().reserve(sequence, n_past(sequence), n); }
   virtual void clear(int sequence) noexcept = 0;
   // nullptr: there is no memory for it. `reuse`: one that nobody needs any more, or nullptr; its memory is
   // taken where it has the right size.
   virtual std::unique_ptr<Checkpoint> checkpoint(int sequence, bool with_kv,
                                                  std::unique_ptr<Checkpoint> reuse = nullptr) = 0;
-  // Memory of a checkpoint at a length.
-  virtual size_t checkpoint_bytes(int n_past, bool with_kv) const noexcept = 0;
   // False: the pool has too few pages, and the sequence is empty. REQUIRES: see Checkpoint::has_kv().
   virtual bool restore(int sequence, const Checkpoint& checkpoint) noexcept = 0;
-  // Whether a sequence can be cut anywhere. Otherwise going back needs a checkpoint.
-  virtual bool can_cut() const noexcept = 0;
   // Whether it can be cut to n <= n_past() tokens: there is no recurrent state, and what sliding layers see
   // of them is still there.
-  virtual bool can_truncate(int sequence, int n) const noexcept = 0;
+  bool can_truncate(int sequence, int n) const noexcept {
+    return n == n_past(sequence) || n == 0 || (layout().n_recurrent() == 0 && pages().can_cut(sequence, n));
+  }
   virtual void truncate(int sequence, int n) noexcept = 0;  // REQUIRES: can_truncate()
   // `to`, another sequence, becomes the first n <= n_past(from) tokens of `from`, whose keys and values both
   // have then. Recurrent state and what sliding layers see do not come along: where there are any, a
   // checkpoint of `from` must be restored in `to` next, of the same length.
   virtual void share(int from, int to, int n) noexcept = 0;
 
-  // Keys and values in blocks of main memory: of layers that see the whole context. The others' belong to
-  // checkpoints.
-  virtual size_t block_bytes() const noexcept = 0;
-  // For blocks; nullptr: there is none.
+  // Keys and values in blocks of main memory (block_bytes() each): of layers that see the whole context. The
+  // others' belong to checkpoints. This is memory for blocks; nullptr: there is none.
   virtual std::unique_ptr<HostMemory> make_host_memory(size_t n_bytes) = 0;
   // Those that the sequence has now, for save_kv(); other steps may run before that. Must go before the
   // backend.
@@ -149,7 +158,7 @@ class Backend {
   virtual bool load_kv(int sequence, const KvRange& range, const std::byte* block) noexcept = 0;
 
   // For texts that leave memory. Copies to main memory that were queued are done after this.
-  virtual void finish_copies() noexcept = 0;
+  virtual void finish_copies() noexcept {}
   virtual std::span<const std::byte> bytes_of(const Checkpoint& checkpoint) const noexcept = 0;
   // One that was bytes, without keys and values; no bytes: memory for checkpoint() to reuse. nullptr: there
   // is no memory for it, or it is not of this length.
@@ -165,6 +174,11 @@ class Backend {
   // Of each layer; empty: all experts are where they are computed.
   virtual std::span<const LayerUses> layer_uses() const noexcept = 0;
   virtual bool reset_experts() = 0;  // see Engine
+
+ protected:
+  // How the memory of a sequence is laid out, and the pages of each.
+  virtual const SequenceLayout& layout() const noexcept = 0;
+  virtual KvPages& pages() const noexcept = 0;
 };
 
 }  // namespace thermo

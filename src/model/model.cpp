@@ -141,6 +141,12 @@ const ModelConfig& Model::config() const {
 const Weights& Model::weights() const {
   return impl_->weights;
 }
+const SequenceLayout& Model::layout() const noexcept {
+  return impl_->memory.layout;
+}
+KvPages& Model::pages() const noexcept {
+  return impl_->memory.pages;
+}
 int Model::n_past(int sequence) const noexcept {
   return impl_->sequence(sequence).n_past();
 }
@@ -150,33 +156,15 @@ void Model::clear(int sequence) noexcept {
 std::unique_ptr<Checkpoint> Model::checkpoint(int sequence, bool with_kv, std::unique_ptr<Checkpoint> reuse) {
   return impl_->sequence(sequence).checkpoint(with_kv, std::move(reuse));
 }
-size_t Model::checkpoint_bytes(int n_past, bool with_kv) const noexcept {
-  return impl_->memory.layout.piece_bytes(n_past, with_kv);
-}
 bool Model::restore(int sequence, const Checkpoint& point) noexcept {
   return impl_->sequence(sequence).restore(point);
 }
-bool Model::can_cut() const noexcept {
-  return impl_->memory.layout.can_cut();
-}
-bool Model::can_truncate(int sequence, int n) const noexcept {
-  return impl_->sequence(sequence).can_truncate(n);
-}
 void Model::truncate(int sequence, int n) noexcept {
+  THERMO_CHECK(n <= n_past(sequence) && can_truncate(sequence, n), "memory that cannot be cut there");
   impl_->sequence(sequence).truncate(n);
 }
 void Model::share(int from, int to, int n) noexcept {
   impl_->sequence(to).share(impl_->sequence(from), n);
-}
-int Model::reserve(int sequence, int n) noexcept {
-  return impl_->sequence(sequence).reserve(n);
-}
-int Model::n_pages(int sequence) const noexcept {
-  return impl_->memory.pages.n_pages(sequence);
-}
-KvPoolState Model::kv_pool() const noexcept {
-  const PagePool& pool = impl_->memory.pages.pool(KvKind::Full);
-  return {.page_tokens = kKvPage, .n_pages = pool.size(), .n_free = pool.n_free()};
 }
 
 namespace {
@@ -200,9 +188,6 @@ std::unique_ptr<HostMemory> Model::make_host_memory(size_t n_bytes) {
   } catch (const MemoryError&) {
     return nullptr;
   }
-}
-size_t Model::block_bytes() const noexcept {
-  return impl_->memory.layout.block_bytes();
 }
 std::unique_ptr<KvPin> Model::pin_kv(int sequence) {
   return impl_->sequence(sequence).pin_kv();

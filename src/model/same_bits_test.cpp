@@ -3,14 +3,14 @@
 // step, on where experts are, nor on whether rows were a chain or a branch of a tree that was committed
 // later.
 //
-// A case is one of the setups of a model times one of the ways to feed it. Every case must give the logits of
-// plain decoding: the first setup, one token a step. The first of a model's five prompts goes through all
-// cases, each of the others through a fifth of the ways, so that together they go through all of them once
-// more.
+// A case is one of the setups of a model and one of the ways to feed it. Every case must give the logits of
+// plain decoding: the first setup, one token a step. Each of a model's five prompts goes through 60 cases,
+// and together they go through all of them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <random>
 #include <string>
 
@@ -35,12 +35,13 @@ struct Setup {
   Experts experts = Experts::Here;
   double hot = 0.0;     // share of the experts in the stand-in's memory
   bool little = false;  // main memory holds as few experts as it can
-  size_t way_step = 1;  // every n-th way only, where a step is slow
+  size_t way_step = 1;  // every n-th way only: steps are slow
 };
 constexpr Setup kSetups[] = {
     {.name = "one thread"},
     {.name = "two threads", .n_threads = 2},
     {.name = "three threads", .n_threads = 3},
+    {.name = "five threads", .n_threads = 5},
     {.name = "weights as in the file", .n_threads = 2, .repack = false, .way_step = 4},
     {.name = "no expert hot", .experts = Experts::OnTheStandIn},
     {.name = "30 % hot, two threads", .n_threads = 2, .experts = Experts::OnTheStandIn, .hot = 0.3},
@@ -146,6 +147,7 @@ Draft draft_of(Tokens ids, int every) {
 
 // A prompt, then drafts of which the branch is committed; one token after each draft as plain decoding.
 std::vector<float> in_drafts(Model& model, Tokens ids, size_t prompt, size_t depth, int every) {
+  prompt = std::min(prompt, ids.size() / 2);
   std::vector<float> logits = in_chunks(model, ids.first(prompt), 512);
   for (size_t begin = prompt; begin < ids.size();) {
     const size_t n = std::min(depth, ids.size() - begin);
@@ -168,10 +170,10 @@ struct Way {
 };
 std::vector<Way> ways() {
   std::vector<Way> all;
-  for (const size_t n : {1, 3, 17, 64, 65, 512})
+  for (const size_t n : {1, 2, 3, 17, 64, 65, 128, 512})
     all.push_back({"chunks of " + std::to_string(n),
                    [n](Model& model, Tokens ids) { return in_chunks(model, ids, n); }});
-  for (const size_t n : {1, 24})
+  for (const size_t n : {1, 7, 24})
     all.push_back({"beside another sequence, " + std::to_string(n),
                    [n](Model& model, Tokens ids) { return beside_another(model, ids, n); }});
   all.push_back({"bushy drafts", [](Model& model, Tokens ids) { return in_drafts(model, ids, 37, 21, 1); }});
@@ -191,26 +193,48 @@ std::vector<TokenId> random_tokens(const GgufFile& file, size_t n) {
   return ids;
 }
 
-// `slow`: a model so large that the portable path takes every fourth way only.
-void expect_same_bits(const GgufFile& file, std::span<const size_t> prompts, KvType cache,
-                      bool slow = false) {
-  const bool routed = read_model_config(file).route.n_expert > 0;
+struct Case {
+  size_t setup, way;
+};
+
+// All cases of a model, in a random order. Each prompt takes kCasesOfAPrompt of them in turn. The prompts
+// begin at evenly spaced cases.
+constexpr size_t kCasesOfAPrompt = 60;
+std::vector<Case> all_cases(bool routed, size_t n_ways) {
+  std::vector<Case> cases;
+  for (size_t s = 0; s < std::size(kSetups); ++s)
+    if (kSetups[s].experts == Experts::Here || routed)
+      for (size_t w = 0; w < n_ways; w += kSetups[s].way_step) cases.push_back({s, w});
+  std::mt19937 random(12);
+  std::shuffle(cases.begin(), cases.end(), random);
+  return cases;
+}
+
+void expect_same_bits(const GgufFile& file, std::span<const size_t> prompts, KvType cache) {
+  const std::vector<Way> all = ways();
+  const std::vector<Case> cases = all_cases(read_model_config(file).route.n_expert > 0, all.size());
+  ASSERT_GE(cases.size(), kCasesOfAPrompt);
   for (const Isa isa : available_isas()) {
     std::vector<std::vector<float>> want;
-    for (const Setup& setup : kSetups) {
-      if (setup.experts != Experts::Here && !routed) continue;
-      const LoadedModel loaded(file, setup, isa, cache);
-      const std::vector<Way> all = ways();
+    for (const LoadedModel plain(file, kSetups[0], isa, cache); const size_t n : prompts)
+      want.push_back(in_chunks(*plain.model, random_tokens(file, n), 1));
+    std::vector<size_t> n_done(prompts.size());
+    for (size_t s = 0; s < std::size(kSetups); ++s) {
+      std::optional<LoadedModel> loaded;
       for (size_t p = 0; p < prompts.size(); ++p) {
         const std::vector<TokenId> ids = random_tokens(file, prompts[p]);
-        if (want.size() == p) want.push_back(in_chunks(*loaded.model, ids, 1));
-        const size_t stride = p == 0 ? setup.way_step * (slow && isa == Isa::Portable ? 4 : 1) : 5;
-        for (size_t w = p == 0 ? 0 : p - 1; w < all.size(); w += stride)
-          EXPECT_TRUE(same_bits(all[w].run(*loaded.model, ids), want[p]))
-              << isa_name(isa) << ", " << setup.name << ", " << all[w].name << ", " << prompts[p]
+        for (size_t i = 0; i < kCasesOfAPrompt; ++i) {
+          const Case& c = cases[(p * cases.size() / prompts.size() + i) % cases.size()];
+          if (c.setup != s) continue;
+          if (!loaded) loaded.emplace(file, kSetups[s], isa, cache);
+          EXPECT_TRUE(same_bits(all[c.way].run(*loaded->model, ids), want[p]))
+              << isa_name(isa) << ", " << kSetups[s].name << ", " << all[c.way].name << ", " << prompts[p]
               << " tokens, cache " << kv_type_name(cache);
+          ++n_done[p];
+        }
       }
     }
+    for (const size_t n : n_done) EXPECT_EQ(n, kCasesOfAPrompt);
   }
 }
 
@@ -232,9 +256,9 @@ TEST_P(SameBits, WithHalvesInTheCache) {
 }
 
 TEST(SameBitsPlankton, HoweverTheTokensAreFed) {
-  constexpr size_t kPrompts[] = {75, 71, 73, 74, 76};
-  expect_same_bits(GgufFile(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf"), kPrompts, KvType::F16,
-                   true);
+  // Short ones, since the portable path is slow.
+  constexpr size_t kPrompts[] = {75, 21, 26, 31, 34};
+  expect_same_bits(GgufFile(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf"), kPrompts, KvType::F16);
 }
 
 }  // namespace

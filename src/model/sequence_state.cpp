@@ -122,10 +122,6 @@ bool SequenceState::restore(const Checkpoint& point) noexcept {
   return true;
 }
 
-bool SequenceState::can_truncate(int n) const noexcept {
-  return n == n_past_ || n == 0 || (memory_->layout.n_recurrent() == 0 && memory_->pages.can_cut(index_, n));
-}
-
 bool SequenceState::load_kv(const KvRange& range, const std::byte* block) noexcept {
   THERMO_CHECK(range.position <= n_past_, "keys and values after a gap");
   if (!memory_->pages.load(index_, range.position, range.n)) {
@@ -141,7 +137,6 @@ bool SequenceState::load_kv(const KvRange& range, const std::byte* block) noexce
 }
 
 void SequenceState::truncate(int n) noexcept {
-  THERMO_CHECK(n <= n_past_ && can_truncate(n), "memory that cannot be cut there");
   if (n == 0) return clear();
   memory_->pages.cut(index_, n);
   n_past_ = n;

@@ -59,7 +59,6 @@ class SequenceState {
   // Of so many bytes; they may be absent.
   static std::unique_ptr<Checkpoint> make_checkpoint(int n_past, size_t n_bytes,
                                                      std::span<const std::byte> bytes);
-  bool can_truncate(int n) const noexcept;
   void truncate(int n) noexcept;
   void share(const SequenceState& from, int n) noexcept;
   std::unique_ptr<KvPin> pin_kv() { return std::make_unique<KvPin>(memory_->pages, index_, n_past_); }

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "base/utf8_chars.h"
 #include "server/constraint.h"
 #include "server/engine_error.h"
 #include "server/event_pacer.h"
@@ -221,7 +222,7 @@ void Generation::keep_new(AnswerParser::Events& events) {
   for (AnswerEvent& event : events) {
     size_t n = std::min(n_to_skip_, event.text.size());
     n_to_skip_ -= n;
-    while (n > 0 && n < event.text.size() && (event.text[n] & 0xC0) == 0x80) ++n;
+    while (n > 0 && n < event.text.size() && is_utf8_continuation(event.text[n])) ++n;
     event.text.erase(0, n);
     continuation_->n_shown += event.text.size();
   }

@@ -243,11 +243,6 @@ HttpReply json_reply(const Json& body, int status) {
 }
 
 void require_model(const ServerState& server) {
-  if (!server.failure.empty()) {
-    ApiError error(503, "engine_failed", "the model cannot be used: " + server.failure);
-    error.may_retry = false;
-    throw error;
-  }
   if (server.model == nullptr) {
     ApiError error(503, "model_loading", "the model is being loaded");
     error.extra = {{"progress", server.load_progress}};
@@ -380,11 +375,10 @@ std::string metrics_text(const ServerState& server) {
       {{fmt::format("version=\"{}\",commit=\"{}\",cuda=\"{}\"", label_value(version.value("version", "")),
                     label_value(version.value("commit", "")), version.value("cuda", false)),
         1.0}});
-  const bool failed =
-      !server.failure.empty() || (server.model && !server.model->service->state().fault.empty());
+  const bool failed = server.model != nullptr && !server.model->service->state().fault.empty();
   const bool ready = server.model != nullptr && !failed && !server.draining;
   write_family(out, "thermocline_up_state", "gauge", "1 for the state that the server is in.",
-               {{"state=\"loading\"", server.model == nullptr && !failed ? 1.0 : 0.0},
+               {{"state=\"loading\"", server.model == nullptr ? 1.0 : 0.0},
                 {"state=\"ready\"", ready ? 1.0 : 0.0},
                 {"state=\"draining\"", server.draining ? 1.0 : 0.0},
                 {"state=\"failed\"", failed ? 1.0 : 0.0}});

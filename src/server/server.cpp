@@ -133,10 +133,6 @@ void Server::set_access(const AccessOptions& access) {
   impl_->on_io([&] { impl_->state.access = Access(access); });
 }
 
-void Server::set_failed(std::string why) {
-  impl_->on_io([&] { impl_->state.failure = std::move(why); });
-}
-
 void Server::serve_pipe(int in, int out) {
   impl_->pipe = std::make_unique<PipeServer>(impl_->state, impl_->handler, in, out);
 }

@@ -24,8 +24,6 @@ class Server {
   void set_ready(ServedModel model);
   // Other keys, hosts and origins from the next request on.
   void set_access(const AccessOptions& access);
-  // The model could not be loaded.
-  void set_failed(std::string why);
   // Also serves the lines of this descriptor, and answers on the other one; see stdio/pipe_server.h. Once,
   // after set_ready().
   void serve_pipe(int in, int out);

@@ -36,7 +36,6 @@ struct ServerState {
   double load_progress = 0.0;
   bool draining = false;
   bool cancelling = false;  // the grace is over
-  std::string failure;      // the model could not be loaded
   std::list<std::shared_ptr<LiveRequest>> live;
   std::map<std::string, int> by_key;          // live requests of a key
   asio::steady_timer sampler{io};             // of the next one

@@ -46,8 +46,6 @@ class ChatTemplate {
   bool is_fallback() const noexcept { return is_fallback_; }
   // What the user should know about the choice of template; empty when there is nothing to say.
   std::string_view note() const noexcept;
-  // Whether the name occurs in the template, e.g. "enable_thinking", so that setting it can have an effect.
-  bool mentions(std::string_view name) const noexcept { return source_.find(name) != std::string::npos; }
   const std::string& source() const noexcept { return source_; }
 
  private:

@@ -1,5 +1,6 @@
 #include "tokenizer/stream_decoder.h"
 
+#include "base/utf8_chars.h"
 #include "tokenizer/unicode.h"
 
 namespace thermo {
@@ -25,7 +26,7 @@ std::string Utf8Assembler::push(std::string_view bytes) {
       continue;
     }
     const auto lead = static_cast<uint8_t>(held_[0]);
-    const bool continues = n_held_ == 1 ? is_utf8_second_byte(lead, byte) : (byte & 0xC0) == 0x80;
+    const bool continues = n_held_ == 1 ? is_utf8_second_byte(lead, byte) : is_utf8_continuation(bytes[i]);
     if (!continues) {  // the byte itself is looked at again, as a first one
       text += finish();
       continue;

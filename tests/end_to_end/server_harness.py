@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 
-from harness import PROGRAM, SANITIZED, clean_environment
+from harness import PROGRAM, SANITIZED, SLOW, clean_environment
 
 WEATHER = {"type": "function", "function": {
     "name": "get_weather", "description": "Get the weather of a city",
@@ -18,7 +18,7 @@ WEATHER = {"type": "function", "function": {
 # minutes, and a stream that nobody reads pauses long before it is full.
 WIDE = ("-c", "131072")
 ENDLESS = {"max_tokens": 120_000, "ignore_eos": True}
-PATIENCE = 300 if SANITIZED else 60  # seconds for what takes a moment on a quiet machine
+PATIENCE = 300 if SLOW else 60  # seconds for what takes a moment on a quiet machine
 
 
 class Server:
@@ -31,7 +31,7 @@ class Server:
         listen = [] if any(a in ("--host", "--listen") for a in arguments) else ["--port", "0"]
         self.process = subprocess.Popen([PROGRAM, "serve", "--port-file", str(port_file), *listen, *map(str, arguments)],
                                         stdout=subprocess.DEVNULL, stderr=self.log, env=clean_environment(**(env or {})))
-        end = time.monotonic() + (600 if SANITIZED else 120)
+        end = time.monotonic() + (600 if SLOW else 120)
         while not (port_file.exists() and port_file.read_text().endswith("\n")):
             if self.process.poll() is not None or time.monotonic() > end:
                 self.process.kill()

@@ -18,7 +18,7 @@ import threading
 import time
 import unittest
 
-from harness import SANITIZED, run
+from harness import LEFT_OUT_IF_PORTABLE, PORTABLE, SANITIZED, run
 from server_harness import PATIENCE, Server, ask, wait_until
 
 LONG = "--long" in sys.argv
@@ -91,6 +91,7 @@ def resident_bytes(server):
 
 
 @unittest.skipIf(SANITIZED, "a sanitizer says nothing about speed")
+@unittest.skipIf(PORTABLE, LEFT_OUT_IF_PORTABLE["test_serve_load.py, Speed"])
 class Speed(unittest.TestCase):
     """Ratios of runs that alternate, the best of a few: other programs on the machine take from both."""
 

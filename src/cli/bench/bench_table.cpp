@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/utf8_chars.h"
 #include "cli/version.h"
 
 namespace thermo {
@@ -11,8 +12,7 @@ namespace {
 
 // In characters: `±` is two bytes.
 size_t display_width(std::string_view text) {
-  return static_cast<size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+  return count_utf8_chars(text);
 }
 
 }  // namespace

@@ -18,10 +18,7 @@ constexpr int kCols = 2048;                // as wide as the models in question
 constexpr size_t kSmallProduct = 4 * MiB;  // as the projections and experts of a layer
 constexpr size_t kCachePerThread = 1 * MiB;
 constexpr auto kLongEnough = std::chrono::milliseconds(60);
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
+constexpr auto kTooLong = std::chrono::milliseconds(400);  // for more than one run: a slow machine
 
 // More than the caches hold a useful part of, where there is room.
 size_t bytes_from_memory() {
@@ -38,10 +35,12 @@ template <class Body>
 double shortest(const Body& body) {
   double best = 1e30;
   const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < 64 && (i < 3 || std::chrono::steady_clock::now() - start < kLongEnough); ++i) {
-    const auto before = std::chrono::steady_clock::now();
+  auto now = start;
+  for (int i = 0; i < 64 && (i == 0 || now - start < (i < 3 ? kTooLong : kLongEnough)); ++i) {
+    const auto before = now;
     body();
-    best = std::min(best, seconds_since(before));
+    now = std::chrono::steady_clock::now();
+    best = std::min(best, std::chrono::duration<double>(now - before).count());
   }
   return std::max(best, 1e-9);
 }

@@ -6,14 +6,9 @@
 
 #include "base/thread_pool.h"
 #include "kernels/attention/attention_tiles.h"
+#include "kernels/choose_by_isa.h"
 
 namespace thermo {
-
-extern const AttentionKernels attention_kernels_portable;
-#if defined(__x86_64__)
-extern const AttentionKernels attention_kernels_avx2;
-extern const AttentionKernels attention_kernels_avx512;
-#endif
 
 namespace {
 
@@ -46,20 +41,7 @@ size_t kv_head_bytes(KvType type, int head_dim) {
   return 0;
 }
 
-const AttentionKernels& attention_kernels(Isa isa) {
-  switch (isa) {
-#if defined(__x86_64__)
-    case Isa::Avx2:
-    case Isa::AvxVnni:
-      return attention_kernels_avx2;
-    case Isa::Avx512:
-    case Isa::Amx:
-      return attention_kernels_avx512;
-#endif
-    default:
-      return attention_kernels_portable;
-  }
-}
+THERMO_CHOOSE_BY_ISA(AttentionKernels, attention_kernels)
 
 size_t attention_scratch_floats(int n_head, int n_head_kv, int head_dim) {
   (void)n_head, (void)n_head_kv;  // tiles hold any number of heads

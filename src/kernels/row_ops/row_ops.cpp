@@ -4,28 +4,11 @@
 #include <cmath>
 #include <numbers>
 
+#include "kernels/choose_by_isa.h"
+
 namespace thermo {
 
-extern const RowOpKernels row_op_kernels_portable;
-#if defined(__x86_64__)
-extern const RowOpKernels row_op_kernels_avx2;
-extern const RowOpKernels row_op_kernels_avx512;
-#endif
-
-const RowOpKernels& row_op_kernels(Isa isa) {
-  switch (isa) {
-#if defined(__x86_64__)
-    case Isa::Avx2:
-    case Isa::AvxVnni:
-      return row_op_kernels_avx2;
-    case Isa::Avx512:
-    case Isa::Amx:
-      return row_op_kernels_avx512;
-#endif
-    default:
-      return row_op_kernels_portable;
-  }
-}
+THERMO_CHOOSE_BY_ISA(RowOpKernels, row_op_kernels)
 
 // YaRN: fast pairs keep their frequency, slow pairs get it divided by the factor, and a
 // ramp over the pair index joins them.

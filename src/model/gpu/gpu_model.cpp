@@ -139,6 +139,12 @@ std::span<const int> GpuModel::step_sizes() const noexcept {
 const ModelConfig& GpuModel::config() const {
   return impl_->config;
 }
+const SequenceLayout& GpuModel::layout() const noexcept {
+  return impl_->layout;
+}
+KvPages& GpuModel::pages() const noexcept {
+  return *impl_->pages;
+}
 int GpuModel::n_past(int sequence) const noexcept {
   return impl_->n_past[static_cast<size_t>(sequence)];
 }

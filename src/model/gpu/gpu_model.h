@@ -57,27 +57,20 @@ class GpuModel final : public Backend {
   void commit(int sequence, std::span<const int32_t> path) noexcept override;
   StateRows states() const noexcept override;
   std::unique_ptr<StateBuffer> make_states(int n_rows, int n_taps) override;
+  std::unique_ptr<HostMemory> make_host_memory(size_t n_bytes) override;
   void append_features(int sequence, const StateRows& features) noexcept override;
   std::string_view fault() const noexcept override;
   // Milliseconds the device spent on the last step.
   float last_step_ms() const noexcept;
 
   int n_past(int sequence) const noexcept override;
-  int reserve(int sequence, int n) noexcept override;
-  KvPoolState kv_pool() const noexcept override;
-  int n_pages(int sequence) const noexcept override;
   void clear(int sequence) noexcept override;
   // In page-locked memory, as blocks are.
   std::unique_ptr<Checkpoint> checkpoint(int sequence, bool with_kv,
                                          std::unique_ptr<Checkpoint> reuse = nullptr) override;
-  size_t checkpoint_bytes(int n_past, bool with_kv) const noexcept override;
   bool restore(int sequence, const Checkpoint& checkpoint) noexcept override;
-  bool can_cut() const noexcept override;
-  bool can_truncate(int sequence, int n) const noexcept override;
   void truncate(int sequence, int n) noexcept override;
   void share(int from, int to, int n) noexcept override;
-  size_t block_bytes() const noexcept override;
-  std::unique_ptr<HostMemory> make_host_memory(size_t n_bytes) override;
   std::unique_ptr<KvPin> pin_kv(int sequence) override;
   void save_kv(const KvPin& pin, const KvRange& range, std::byte* block) noexcept override;
   bool load_kv(int sequence, const KvRange& range, const std::byte* block) noexcept override;
@@ -95,6 +88,9 @@ class GpuModel final : public Backend {
   GpuExperts* experts() noexcept;
 
  private:
+  const SequenceLayout& layout() const noexcept override;
+  KvPages& pages() const noexcept override;
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

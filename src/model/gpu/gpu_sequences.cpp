@@ -111,10 +111,6 @@ void GpuModel::clear(int sequence) noexcept {
   m.n_past[static_cast<size_t>(sequence)] = 0;
 }
 
-size_t GpuModel::checkpoint_bytes(int n_past, bool with_kv) const noexcept {
-  return impl_->layout.piece_bytes(n_past, with_kv);
-}
-
 std::unique_ptr<Checkpoint> GpuModel::checkpoint(int sequence, bool with_kv,
                                                  std::unique_ptr<Checkpoint> reuse) {
   Impl& m = *impl_;
@@ -168,15 +164,6 @@ std::unique_ptr<Checkpoint> GpuModel::make_checkpoint(int n_past, std::span<cons
   }
 }
 
-bool GpuModel::can_cut() const noexcept {
-  return impl_->layout.can_cut();
-}
-
-bool GpuModel::can_truncate(int sequence, int n) const noexcept {
-  return n == n_past(sequence) || n == 0 ||
-         (impl_->layout.n_recurrent() == 0 && impl_->pages->can_cut(sequence, n));
-}
-
 void GpuModel::truncate(int sequence, int n) noexcept {
   THERMO_CHECK(n <= n_past(sequence) && can_truncate(sequence, n), "memory that cannot be cut there");
   if (n == 0) return clear(sequence);
@@ -193,29 +180,12 @@ void GpuModel::share(int from, int to, int n) noexcept {
   impl_->n_past[static_cast<size_t>(to)] = n;
 }
 
-int GpuModel::reserve(int sequence, int n) noexcept {
-  return impl_->pages->reserve(sequence, n_past(sequence), n);
-}
-
-KvPoolState GpuModel::kv_pool() const noexcept {
-  const PagePool& pool = impl_->pages->pool(KvKind::Full);
-  return {.page_tokens = kKvPage, .n_pages = pool.size(), .n_free = pool.n_free()};
-}
-
-int GpuModel::n_pages(int sequence) const noexcept {
-  return impl_->pages->n_pages(sequence);
-}
-
 std::unique_ptr<HostMemory> GpuModel::make_host_memory(size_t n_bytes) {
   try {
     return std::make_unique<LockedMemory>(CopyMemory(impl_->host_pool, impl_->copied, n_bytes), n_bytes);
   } catch (const MemoryError&) {
     return nullptr;
   }
-}
-
-size_t GpuModel::block_bytes() const noexcept {
-  return impl_->layout.block_bytes();
 }
 
 std::unique_ptr<KvPin> GpuModel::pin_kv(int sequence) {

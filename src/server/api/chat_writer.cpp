@@ -1,6 +1,7 @@
 // Replies of /v1/chat/completions and /v1/completions.
 #include <cmath>
 
+#include "base/utf8_chars.h"
 #include "chat/reply_json.h"
 #include "server/api/reply_writer.h"
 #include "tokenizer/stream_decoder.h"
@@ -272,8 +273,7 @@ class CompletionsWriter : public ChunkWriter {
       }
       tops.push_back(std::move(top));
       offsets.push_back(offset);
-      // In characters, each counted where it begins.
-      for (const char c : context_.tokenizer->token_bytes(token.id)) offset += (c & 0xC0) != 0x80 ? 1 : 0;
+      offset += count_utf8_chars(context_.tokenizer->token_bytes(token.id));
     }
     return {{"tokens", std::move(names)},
             {"token_logprobs", std::move(values)},
