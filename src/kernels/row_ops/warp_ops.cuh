@@ -35,19 +35,6 @@ __device__ __forceinline__ float block_sum(float x, float* scratch) {
   return warp_sum(x);
 }
 
-// Two sums at once.
-__device__ __forceinline__ void block_sums(float& x, float& y, float2* scratch) {
-  x = warp_sum(x);
-  y = warp_sum(y);
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = {x, y};
-  __syncthreads();
-  const int n_warps = (blockDim.x + 31) / 32;
-  const float2 part =
-      static_cast<int>(threadIdx.x % 32) < n_warps ? scratch[threadIdx.x % 32] : float2{0.0f, 0.0f};
-  x = warp_sum(part.x);
-  y = warp_sum(part.y);
-}
-
 __device__ __forceinline__ float silu(float x) {
   return x / (1.0f + expf(-x));
 }
