@@ -27,7 +27,7 @@ namespace thermo {
 namespace {
 
 constexpr int kWarps = 8, kInPanels = kWarps / 2;
-constexpr int kManySlots = 128;  // which fill the card with either form
+constexpr int kManySlots = 128;  // which fill a large card with either form
 
 // Chunks of a warp in flight, blocks to a multiprocessor, chunks of down of a warp at least, pairs of a slot.
 struct FewForm {
@@ -318,25 +318,34 @@ void launch_out(const DeviceExpertArgs& args, const FewSizes& sizes, StreamView 
          ExpertFewPlan{args, sizes.chunk_bytes, sizes.acts_bytes(rows), rows, groups});
 }
 
+// The form of many slots is for cards whose multiprocessors then have room for another block.
+int form_of(const DeviceExpertArgs& args, const FewSizes& sizes) {
+  if (args.max_slot_rows > kExpertSmallTile) return kWide;
+  const auto resident = [&](int form) {
+    return static_cast<int>(device_in_use().max_shared_bytes) / sizes.bytes(args.max_slot_rows, kForms[form]);
+  };
+  return args.max_slots >= kManySlots && resident(kMany) > resident(kNarrow) ? kMany : kNarrow;
+}
+
 }  // namespace
 
 void expert_few_cuda(const DeviceExpertArgs& args, StreamView stream) noexcept {
   const FewSizes in({&args.gate, &args.up, &args.shared_gate, &args.shared_up}),
       out({&args.down, &args.shared_down});
-  const bool wide = args.max_slot_rows > kExpertSmallTile, many = args.max_slots >= kManySlots;
+  const int in_form = form_of(args, in), out_form = form_of(args, out);
   if (!in.dot)
     launch_in<kNarrow, true>(args, in, stream);
-  else if (wide)
+  else if (in_form == kWide)
     launch_in<kWide, false>(args, in, stream);
-  else if (many)
+  else if (in_form == kMany)
     launch_in<kMany, false>(args, in, stream);
   else
     launch_in<kNarrow, false>(args, in, stream);
   if (!out.dot)
     launch_out<kNarrow, true>(args, out, stream);
-  else if (wide)
+  else if (out_form == kWide)
     launch_out<kWide, false>(args, out, stream);
-  else if (many)
+  else if (out_form == kMany)
     launch_out<kMany, false>(args, out, stream);
   else
     launch_out<kNarrow, false>(args, out, stream);

@@ -38,8 +38,8 @@ struct DeviceExpertArgs {
   bool with_shared = true;
   int value_bytes = 0;  // set by expert_ffn_cuda, and `few`
   bool few = false;
-  bool large = false;  // f16 tensor-core tiles, of slots of `tile` pairs
-  int tile = 0;        // expert_tile()
+  bool large = false;  // f16 tensor-core tiles
+  int tile = 0;        // expert_slot_rows()
 };
 
 // Whether the large form can run these matrices: quantised, gate and up of one type.
