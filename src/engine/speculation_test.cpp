@@ -229,7 +229,9 @@ TEST(Speculation, MakesNoLargerStepsThanAreAllowed) {
       options.draft = draft;
       Engine engine(plankton(), options);
       expect_equal(text_of(engine, 0, sampling(0)), want);
-      EXPECT_TRUE(n_batch == 1 || draft.budget == 0 || engine.draft_telemetry().n_rounds > 0);
+      // Lookup guesses only where the text repeats itself, and the text depends on the instruction set.
+      EXPECT_TRUE(n_batch == 1 || draft.budget == 0 || draft.kind == Kind::Lookup ||
+                  engine.draft_telemetry().n_rounds > 0);
     }
   }
 }
