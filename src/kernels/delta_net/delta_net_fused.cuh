@@ -175,7 +175,10 @@ __global__ void __launch_bounds__(kFusedThreads<kDim, kSplit>)
         const float decay = gates[2 * r];
         float known = tile.share(x);
         Tile::add_shares(known, o);
-        if (before >= 0 && part == 0) v[before * kValue + value_j] = o;
+        if (before >= 0) {
+          if constexpr (Tile::kLanes > 1) __syncwarp();  // all of a state row's threads have read v
+          if (part == 0) v[before * kValue + value_j] = o;
+        }
         const float d = gates[2 * r + 1] * fmaf(-decay, known, v[r * kValue + value_j]);
         tile.update(decay, d, x);
         Tile::load_vector(q + r * kDim, part, x);

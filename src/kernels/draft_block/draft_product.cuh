@@ -75,11 +75,12 @@ __device__ __forceinline__ void draft_product(const DraftShape& s, const PanelAt
   const int first_unit = (rank * kDraftWarps + warp) * kUnits, first_column = first_unit * 64;
   const int bytes = min(kSlot, s.panel_bytes - first_unit * kDraftUnitBytes);  // a last unit may be short
 
-  if (lane < s.n_panels && bytes > 0) {
-    const uint8_t* const panel = panel_at(lane);
-    uint64_t* const barrier = barriers + lane * kDraftWarps + warp;
-    bulk_init(barrier);
-    if (panel != nullptr) {
+  const bool asks = lane < s.n_panels && bytes > 0;
+  uint64_t* const barrier = barriers + lane * kDraftWarps + warp;
+  if (asks) bulk_init(barrier);
+  __syncwarp();
+  if (asks) {
+    if (const uint8_t* const panel = panel_at(lane); panel != nullptr) {
       bulk_expect(barrier, static_cast<uint32_t>(bytes));
       bulk_copy(slot(lane, warp), panel + first_unit * kDraftUnitBytes, static_cast<uint32_t>(bytes),
                 barrier);

@@ -264,7 +264,8 @@ struct FewSizes {
       if (m->n_rows > n_rows) n_rows = m->n_rows;
     }
   }
-  int acts_bytes(int rows) const { return n_chunks * rows * kFewRowBytes; }
+  // The last chunk has a whole tile: rows that it has beyond are read, though not looked at.
+  int acts_bytes(int rows) const { return (n_chunks * rows + ceil_div(rows, 8) * 8 - rows) * kFewRowBytes; }
   int bytes(int rows, const FewForm& form) const {
     return acts_bytes(rows) + kWarps * form.stages * chunk_bytes;
   }
