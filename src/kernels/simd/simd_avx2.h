@@ -92,9 +92,6 @@ inline float vmax_lanes(Vf a) {
   s = _mm_max_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
-inline Vf vsqrt(Vf a) {
-  return {_mm256_sqrt_ps(a.v)};
-}
 inline Vf vabs(Vf a) {
   return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)};
 }

@@ -96,9 +96,6 @@ inline float vsum(Vf a) {
 inline float vmax_lanes(Vf a) {
   return _mm512_reduce_max_ps(a.v);
 }
-inline Vf vsqrt(Vf a) {
-  return {_mm512_sqrt_ps(a.v)};
-}
 inline Vf vabs(Vf a) {
   return {_mm512_abs_ps(a.v)};
 }

@@ -2,7 +2,6 @@
 // The names and the reason for the anonymous namespace are those of simd_avx512.h.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -126,9 +125,6 @@ inline float vmax_lanes(Vf a) {
   const float lo = a.v[0] > a.v[1] ? a.v[0] : a.v[1];
   const float hi = a.v[2] > a.v[3] ? a.v[2] : a.v[3];
   return lo > hi ? lo : hi;
-}
-inline Vf vsqrt(Vf a) {
-  return {V4f{std::sqrt(a.v[0]), std::sqrt(a.v[1]), std::sqrt(a.v[2]), std::sqrt(a.v[3])}};
 }
 inline Vf vabs(Vf a) {
   return {reinterpret_cast<V4f>(reinterpret_cast<V4i>(a.v) &
