@@ -137,10 +137,7 @@ void AnswerParser::take_marker(Marker marker) {
       // Inside a value it is text, after the arguments the next call.
       if ((state_ == State::Call && !call_->complete()) || state_ == State::NoCall)
         return take_text(spelling);
-      if (state_ == State::Reasoning) {
-        reasoning_ended_by_call_ = true;
-        end_reasoning();
-      }
+      if (state_ == State::Reasoning) end_reasoning();
       return begin_call(false);
     case Marker::EndCall:
       if (state_ == State::Reasoning) return take_text(spelling);

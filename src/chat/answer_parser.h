@@ -58,8 +58,6 @@ class AnswerParser {
     return all_stops_.matched() ? all_stops_.matched_stop() : stops_.matched_stop();
   }
   bool in_reasoning() const noexcept { return state_ == State::Reasoning; }
-  // The model called a tool before it ended its reasoning, which was closed for it.
-  bool reasoning_ended_by_call() const noexcept { return reasoning_ended_by_call_; }
   int n_reasoning_tokens() const noexcept { return n_reasoning_tokens_; }
   const ToolCallRepairs& repairs() const noexcept { return repairs_; }
   // All that was handed out.
@@ -112,7 +110,6 @@ class AnswerParser {
   std::string held_whitespace_;  // before the first visible content
   std::string held_tail_;        // whitespace after content: dropped before a call
   bool visible_ = false;
-  bool reasoning_ended_by_call_ = false;
   std::optional<ToolCallParser> call_;
   bool call_is_bare_ = false;  // <function= without <tool_call>
   int n_damaged_before_ = 0;   // when the call began

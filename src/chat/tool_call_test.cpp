@@ -197,7 +197,6 @@ TEST(ToolCalls, FollowTextAndEndAThought) {
   parser.finish();
   EXPECT_EQ(parser.reasoning(), "I need the weather.");
   EXPECT_EQ(parser.calls().size(), 1u);
-  EXPECT_TRUE(parser.reasoning_ended_by_call());
 }
 
 TEST(ToolCalls, BeginWithTheNameAndStreamStrings) {

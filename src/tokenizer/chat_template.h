@@ -43,7 +43,6 @@ class ChatTemplate {
   Result<ChatPrompt> render_prompt(const ChatTemplateInputs& inputs) const;
   Result<std::string> render(const ChatTemplateInputs& inputs) const;
 
-  bool is_fallback() const noexcept { return is_fallback_; }
   // What the user should know about the choice of template; empty when there is nothing to say.
   std::string_view note() const noexcept;
   const std::string& source() const noexcept { return source_; }
