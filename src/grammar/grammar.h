@@ -51,12 +51,10 @@ class Grammar {
   bool goes_on(uint32_t id) const {
     return states_[id].bytes_begin < states_[id].bytes_end || states_[id].calls_begin < states_[id].calls_end;
   }
-  size_t n_rules() const { return starts_.size(); }
   uint32_t start(uint32_t rule) const { return starts_[rule]; }
   // Rules that a rule may call first have a higher rank.
   uint32_t rank(uint32_t rule) const { return ranks_[rule]; }
   uint32_t root() const { return 0; }
-  bool matches_empty_text() const { return root_is_nullable_; }
 
  private:
   friend class GrammarCompiler;
@@ -67,7 +65,6 @@ class Grammar {
   std::vector<Call> calls_;
   std::vector<uint32_t> starts_;
   std::vector<uint32_t> ranks_;
-  bool root_is_nullable_ = false;
 };
 
 }  // namespace thermo

@@ -322,7 +322,6 @@ void GrammarCompiler::flatten(Grammar& grammar) {
   }
   for (Grammar::Call& call : grammar.calls_)
     call.tail = grammar.states_[call.target].final && !grammar.goes_on(call.target);
-  grammar.root_is_nullable_ = grammar.states_[grammar.starts_[0]].final;
 }
 
 void GrammarCompiler::rank(Grammar& grammar) const {

@@ -55,7 +55,6 @@ class RuleSet {
   // A new rule with this body.
   ExprId named(std::string name, ExprId body);
 
-  size_t n_rules() const { return rules_.size(); }
   const Expr& expr(ExprId id) const { return exprs_[id]; }
   const std::string& rule_name(RuleId id) const { return rules_[id].name; }
   bool is_defined(RuleId id) const { return rules_[id].defined; }
