@@ -582,8 +582,4 @@ void ExpertStore::force(const std::vector<std::vector<int32_t>>& hot) {
   }
 }
 
-void ExpertStore::set_frozen(bool frozen) noexcept {
-  impl_->options.frozen = frozen;
-}
-
 }  // namespace thermo

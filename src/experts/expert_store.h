@@ -107,7 +107,6 @@ class ExpertStore {
 
   // For tests: makes exactly these experts hot, as far as slots allow, and waits for the copies.
   void force(const std::vector<std::vector<int32_t>>& hot);
-  void set_frozen(bool frozen) noexcept;
 
  private:
   struct Impl;

@@ -345,9 +345,19 @@ TEST(ExpertStore, LeavesACarriedExpertWhereItIsIfItIsWorthMoreThanAHotOne) {
   int unused = 0;
   while (t.store.hot(2, unused)) ++unused;
   EXPECT_FALSE(t.carry(2, unused));
-  t.store.set_frozen(true);
-  t.heat.use(2, unused, 100.0f);
-  EXPECT_FALSE(t.carry(2, unused));
+  t.check();
+}
+
+TEST(ExpertStore, ExchangesNothingWhenFrozen) {
+  ExpertStoreOptions options;
+  options.frozen = true;
+  StoreUnderTest t(0.5, 0, options);
+  t.store.fill({});
+  int newcomer = 0;
+  while (t.store.hot(2, newcomer)) ++newcomer;
+  t.heat.use(2, newcomer, 100.0f);
+  t.store.look();
+  EXPECT_FALSE(t.carry(2, newcomer));
   t.check();
 }
 
@@ -439,9 +449,10 @@ TEST(ExpertStore, UsesGuestMemoryBetweenPromptsOnly) {
 }
 
 TEST(ExpertStore, MakesExactlyTheForcedExpertsHot) {
-  StoreUnderTest t(0.6, 2);
+  ExpertStoreOptions options;
+  options.frozen = true;
+  StoreUnderTest t(0.6, 2, options);
   t.store.fill({});
-  t.store.set_frozen(true);
   std::mt19937 random(4);
   for (int round = 0; round < 20; ++round) {
     std::vector<std::vector<int32_t>> hot(kLayers);
