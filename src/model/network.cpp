@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 
 namespace thermo {
 namespace {
@@ -118,12 +117,6 @@ void insert_taps(Network& network, int n_layer, const std::vector<int>& states) 
       network.output.push_back(std::move(tap));
     }
   }
-}
-
-void insert_all_taps(Network& network, int n_layer) {
-  std::vector<int> states(static_cast<size_t>(n_layer) + 1);
-  std::iota(states.begin(), states.end(), 0);
-  insert_taps(network, n_layer, states);
 }
 
 std::string describe_block(const Block& block) {

@@ -149,8 +149,6 @@ constexpr int last_stream(int n_layer) {
 constexpr int output_state(int layer, int n_layer) {
   return layer + 1 == n_layer ? last_stream(n_layer) : layer + 1;
 }
-// 0 to n_layer.
-void insert_all_taps(Network& network, int n_layer);
 
 // "attention 16 heads of ..., gate ..." for tables; n_layer lines at most, layers that are alike on one.
 std::string describe_block(const Block& block);

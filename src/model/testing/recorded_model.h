@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "gguf/gguf_file.h"
 #include "model/dense_parts.h"
 #include "model/model_config.h"
+#include "model/network.h"
 #include "model/step.h"
 
 namespace thermo {
@@ -46,6 +48,13 @@ inline ModelConfig read_split_config(const GgufFile& file) {
   ModelConfig config = read_model_config(file);
   if (const int n_parts = dense_parts(config, file); n_parts > 0) cut_dense(config, n_parts);
   return config;
+}
+
+// Taps of the states 0 to n_layer.
+inline void insert_all_taps(Network& network, int n_layer) {
+  std::vector<int> states(static_cast<size_t>(n_layer) + 1);
+  std::iota(states.begin(), states.end(), 0);
+  insert_taps(network, n_layer, states);
 }
 
 inline std::vector<Row> chain(std::span<const TokenId> ids) {
