@@ -13,7 +13,6 @@ namespace thermo {
 namespace {
 
 constexpr uint64_t kMaxParts = 65535;  // split.count is a u16
-constexpr uint64_t kMaxDataAlignment = 4096;
 
 // A path of the form PREFIX-00001-of-00003.gguf.
 struct SplitName {
@@ -103,7 +102,6 @@ struct AsInt {
 struct AsFloat {
   using T = double;
   static constexpr const char* kOne = "a float";
-  static constexpr const char* kMany = "floats";
   static bool takes(GgufType type) { return type == GgufType::F32 || type == GgufType::F64; }
   static std::optional<T> decode(GgufType type, const std::byte* bytes) {
     return type == GgufType::F32 ? static_cast<double>(load_unaligned<float>(bytes))
@@ -342,12 +340,7 @@ void GgufFile::index_tensors() {
                       "current converter",
                       path_, escape_text(name)));
   }
-  uint64_t address_bits = kMaxDataAlignment;
-  for (const GgufTensor& tensor : tensors_) {
-    total_tensor_bytes_ += tensor.n_bytes;
-    address_bits |= reinterpret_cast<uintptr_t>(tensor.data);
-  }
-  data_alignment_ = address_bits & (~address_bits + 1);  // the lowest set bit
+  for (const GgufTensor& tensor : tensors_) total_tensor_bytes_ += tensor.n_bytes;
 }
 
 int GgufFile::n_parts() const noexcept {
@@ -406,14 +399,8 @@ std::optional<std::string_view> GgufFile::find_string(std::string_view key) cons
 uint64_t GgufFile::require_uint(std::string_view key, uint64_t max) const {
   return require_one(*this, key, AsUint{max});
 }
-int64_t GgufFile::require_int(std::string_view key) const {
-  return require_one(*this, key, AsInt{});
-}
 double GgufFile::require_float(std::string_view key) const {
   return require_one(*this, key, AsFloat{});
-}
-bool GgufFile::require_bool(std::string_view key) const {
-  return require_one(*this, key, AsBool{});
 }
 std::string_view GgufFile::require_string(std::string_view key) const {
   return require_one(*this, key, AsString{});
@@ -425,27 +412,12 @@ std::optional<std::vector<uint64_t>> GgufFile::find_uints(std::string_view key, 
 std::optional<std::vector<int64_t>> GgufFile::find_ints(std::string_view key) const {
   return find_many(*this, key, AsInt{});
 }
-std::optional<std::vector<double>> GgufFile::find_floats(std::string_view key) const {
-  return find_many(*this, key, AsFloat{});
-}
-std::optional<std::vector<bool>> GgufFile::find_bools(std::string_view key) const {
-  return find_many(*this, key, AsBool{});
-}
 std::optional<std::vector<std::string_view>> GgufFile::find_strings(std::string_view key) const {
   return find_many(*this, key, AsString{});
 }
 
-std::vector<uint64_t> GgufFile::require_uints(std::string_view key, uint64_t max) const {
-  return require_many(*this, key, AsUint{max});
-}
 std::vector<int64_t> GgufFile::require_ints(std::string_view key) const {
   return require_many(*this, key, AsInt{});
-}
-std::vector<double> GgufFile::require_floats(std::string_view key) const {
-  return require_many(*this, key, AsFloat{});
-}
-std::vector<bool> GgufFile::require_bools(std::string_view key) const {
-  return require_many(*this, key, AsBool{});
 }
 std::vector<std::string_view> GgufFile::require_strings(std::string_view key) const {
   return require_many(*this, key, AsString{});
@@ -455,18 +427,12 @@ std::optional<std::vector<uint64_t>> GgufFile::find_uint_each(std::string_view k
                                                               uint64_t max) const {
   return find_each(*this, key, n, AsUint{max});
 }
-std::optional<std::vector<double>> GgufFile::find_float_each(std::string_view key, size_t n) const {
-  return find_each(*this, key, n, AsFloat{});
-}
 std::optional<std::vector<bool>> GgufFile::find_bool_each(std::string_view key, size_t n) const {
   return find_each(*this, key, n, AsBool{});
 }
 
 std::vector<uint64_t> GgufFile::require_uint_each(std::string_view key, size_t n, uint64_t max) const {
   return require_each(*this, key, n, AsUint{max});
-}
-std::vector<double> GgufFile::require_float_each(std::string_view key, size_t n) const {
-  return require_each(*this, key, n, AsFloat{});
 }
 std::vector<bool> GgufFile::require_bool_each(std::string_view key, size_t n) const {
   return require_each(*this, key, n, AsBool{});

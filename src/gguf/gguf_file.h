@@ -37,7 +37,7 @@ struct GgufTensor {
   int n_dims = 0;                            // as written in the file, 0..4
   std::array<uint64_t, 4> dims{1, 1, 1, 1};  // dims[0] is contiguous; missing ones are 1
   uint64_t n_bytes = 0;                      // never 0
-  const std::byte* data = nullptr;           // aligned as data_alignment() says, no better
+  const std::byte* data = nullptr;           // normally a multiple of 32, but a file may choose less
   int part = 0;                              // which file of a split model
   uint64_t file_offset = 0;                  // of `data`, from the start of that file
 
@@ -78,9 +78,6 @@ class GgufFile {
   const GgufTensor* find_tensor(std::string_view name) const noexcept;
   const GgufTensor& require_tensor(std::string_view name) const;
   uint64_t total_tensor_bytes() const noexcept { return total_tensor_bytes_; }
-  // Every tensor's address is a multiple of this (a power of two, at most 4096). Normally 32 or more; a file
-  // may choose less, and the caller's bytes may have any address. Below 32, copy before use.
-  uint64_t data_alignment() const noexcept { return data_alignment_; }
 
   // The mapped files, for advise and release; nullptr when the bytes are the caller's.
   int n_parts() const noexcept;
@@ -103,30 +100,21 @@ class GgufFile {
   std::optional<bool> find_bool(std::string_view key) const;
   std::optional<std::string_view> find_string(std::string_view key) const;
   uint64_t require_uint(std::string_view key, uint64_t max = kMaxUint) const;
-  int64_t require_int(std::string_view key) const;
   double require_float(std::string_view key) const;
-  bool require_bool(std::string_view key) const;
   std::string_view require_string(std::string_view key) const;
 
   // Arrays, decoded by the call: keep the result.
   std::optional<std::vector<uint64_t>> find_uints(std::string_view key, uint64_t max = kMaxUint) const;
   std::optional<std::vector<int64_t>> find_ints(std::string_view key) const;
-  std::optional<std::vector<double>> find_floats(std::string_view key) const;
-  std::optional<std::vector<bool>> find_bools(std::string_view key) const;
   std::optional<std::vector<std::string_view>> find_strings(std::string_view key) const;
-  std::vector<uint64_t> require_uints(std::string_view key, uint64_t max = kMaxUint) const;
   std::vector<int64_t> require_ints(std::string_view key) const;
-  std::vector<double> require_floats(std::string_view key) const;
-  std::vector<bool> require_bools(std::string_view key) const;
   std::vector<std::string_view> require_strings(std::string_view key) const;
 
   // One value for each of n (layers): an array of exactly n, or a scalar that holds for all.
   std::optional<std::vector<uint64_t>> find_uint_each(std::string_view key, size_t n,
                                                       uint64_t max = kMaxUint) const;
-  std::optional<std::vector<double>> find_float_each(std::string_view key, size_t n) const;
   std::optional<std::vector<bool>> find_bool_each(std::string_view key, size_t n) const;
   std::vector<uint64_t> require_uint_each(std::string_view key, size_t n, uint64_t max = kMaxUint) const;
-  std::vector<double> require_float_each(std::string_view key, size_t n) const;
   std::vector<bool> require_bool_each(std::string_view key, size_t n) const;
 
  private:
@@ -149,7 +137,6 @@ class GgufFile {
   std::vector<uint32_t> metadata_by_key_;
   std::vector<uint32_t> tensors_by_name_;
   uint64_t total_tensor_bytes_ = 0;
-  uint64_t data_alignment_ = 1;
 };
 
 }  // namespace thermo

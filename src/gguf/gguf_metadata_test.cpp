@@ -15,6 +15,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Optional;
 using ::testing::StartsWith;
 
 class GgufMetadata : public ::testing::Test {
@@ -47,7 +48,7 @@ TEST_F(GgufMetadata, TakesIntegersOfAnyTypeWhoseValueFits) {
   EXPECT_EQ(file.require_uint("i64"), uint64_t{1} << 62);
   EXPECT_EQ(file.find_int("u8"), 200);
   EXPECT_EQ(file.find_int("u32"), 4000000000);
-  EXPECT_EQ(file.require_int("i64"), int64_t{1} << 62);
+  EXPECT_EQ(file.find_int("i64"), int64_t{1} << 62);
 }
 
 TEST_F(GgufMetadata, RefusesIntegersThatDoNotFit) {
@@ -84,30 +85,26 @@ TEST_F(GgufMetadata, ReadsBoolsAndStrings) {
   writer_.set("empty", "");
   const GgufFile file = open();
   EXPECT_EQ(file.find_bool("yes"), true);
-  EXPECT_FALSE(file.require_bool("no"));
+  EXPECT_EQ(file.find_bool("no"), false);
   EXPECT_EQ(file.find_string("text"), std::string_view("a\0b", 3));
   EXPECT_EQ(file.require_string("empty"), "");
 }
 
 TEST_F(GgufMetadata, TakesAnyNonZeroByteAsTrue) {
   const Raw raw = Raw().header(0, 1).key("flag", GgufType::Bool).num(uint8_t{2});
-  EXPECT_TRUE(GgufFile(raw.bytes(), "flag").require_bool("flag"));
+  EXPECT_EQ(GgufFile(raw.bytes(), "flag").find_bool("flag"), true);
 }
 
-TEST_F(GgufMetadata, ReadsArraysOfEveryKind) {
+TEST_F(GgufMetadata, ReadsArrays) {
   writer_.set_array("ints", std::vector<int16_t>{-1, 2});
   writer_.set_array("uints", std::vector<uint8_t>{1, 255});
-  writer_.set_array("floats", std::vector<float>{0.5F, 2});
-  writer_.set_array("doubles", std::vector<double>{0.25});
   writer_.set_array("bools", std::vector<bool>{true, false, true});
   writer_.set_array("strings", std::vector<std::string_view>{"a", "", "ccc"});
   writer_.set_array("nothing", std::vector<int32_t>{});
   const GgufFile file = open();
   EXPECT_THAT(file.require_ints("ints"), ElementsAre(-1, 2));
-  EXPECT_THAT(file.require_uints("uints"), ElementsAre(1, 255));
-  EXPECT_THAT(file.require_floats("floats"), ElementsAre(0.5, 2));
-  EXPECT_THAT(file.require_floats("doubles"), ElementsAre(0.25));
-  EXPECT_THAT(file.require_bools("bools"), ElementsAre(true, false, true));
+  EXPECT_THAT(file.find_uints("uints"), Optional(ElementsAre(1, 255)));
+  EXPECT_THAT(file.require_bool_each("bools", 3), ElementsAre(true, false, true));
   EXPECT_THAT(file.require_strings("strings"), ElementsAre("a", "", "ccc"));
   EXPECT_TRUE(file.require_ints("nothing").empty());
 }
@@ -139,20 +136,16 @@ TEST_F(GgufMetadata, NamesExpectedAndFoundTypeOfAMismatch) {
   EXPECT_THAT(error_of([&] { file.find_string("list"); }), HasSubstr("expected a string"));
   EXPECT_THAT(error_of([&] { file.find_strings("list"); }), HasSubstr("expected an array of strings"));
   EXPECT_THAT(error_of([&] { file.find_ints("text"); }), HasSubstr("expected an array of integers"));
-  EXPECT_THAT(error_of([&] { file.find_floats("list"); }), HasSubstr("expected an array of floats"));
-  EXPECT_THAT(error_of([&] { file.find_bools("list"); }), HasSubstr("expected an array of bools"));
 }
 
 TEST_F(GgufMetadata, TakesAScalarForEachOrAnArrayOfExactlyN) {
   writer_.set("one", uint32_t{4});
   writer_.set_array("three", std::vector<int32_t>{1, 2, 3});
-  writer_.set("float", 0.5F);
   writer_.set_array("bools", std::vector<bool>{true, false, false});
   writer_.set("text", "x");
   const GgufFile file = open();
   EXPECT_THAT(file.require_uint_each("one", 3), ElementsAre(4, 4, 4));
   EXPECT_THAT(file.require_uint_each("three", 3), ElementsAre(1, 2, 3));
-  EXPECT_THAT(file.require_float_each("float", 2), ElementsAre(0.5, 0.5));
   EXPECT_THAT(file.require_bool_each("bools", 3), ElementsAre(true, false, false));
   for (const size_t n : {0U, 2U, 4U})
     EXPECT_THAT(

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gguf/gguf_writer.h"
@@ -15,7 +16,6 @@ namespace thermo {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -32,10 +32,9 @@ class GgufSplit : public ::testing::Test {
 
   std::string at(const std::string& name) const { return (folder_ / name).string(); }
 
-  // Writes one part with these split keys and one tensor per name.
+  // Writes one part with these split keys and one tensor per name, after what `writer` has.
   void write_part(const std::string& file, int no, int count, int n_tensors,
-                  const std::vector<std::string>& names) {
-    GgufWriter writer;
+                  const std::vector<std::string>& names, GgufWriter writer = {}) {
     writer.set("split.no", static_cast<uint16_t>(no));
     writer.set("split.count", static_cast<uint16_t>(count));
     writer.set("split.tensors.count", static_cast<int32_t>(n_tensors));
@@ -48,18 +47,18 @@ class GgufSplit : public ::testing::Test {
 };
 
 TEST_F(GgufSplit, OpensAllPartsFromTheFirst) {
-  GgufWriter writer;
-  writer.set("general.architecture", "tiny");
   std::vector<std::vector<std::byte>> data;
   for (int i = 0; i < 5; ++i) data.push_back(filled(24, i));
-  for (int i = 0; i < 5; ++i)
-    writer.add_tensor(fmt::format("t{}", i), DType::F32, {6}, data[static_cast<size_t>(i)]);
-  const std::vector<std::string> paths = writer.write_split(at("model"), 2);
-  EXPECT_THAT(paths, ElementsAre(at("model-00001-of-00003.gguf"), at("model-00002-of-00003.gguf"),
-                                 at("model-00003-of-00003.gguf")));
-  const GgufFile file(paths[0]);
+  for (int part = 0; part < 3; ++part) {
+    GgufWriter writer;
+    if (part == 0) writer.set("general.architecture", "tiny");
+    for (int i = 2 * part; i < std::min(5, 2 * part + 2); ++i)
+      writer.add_tensor(fmt::format("t{}", i), DType::F32, {6}, data[static_cast<size_t>(i)]);
+    write_part(fmt::format("model-0000{}-of-00003.gguf", part + 1), part, 3, 5, {}, std::move(writer));
+  }
+  const GgufFile file(at("model-00001-of-00003.gguf"));
   EXPECT_EQ(file.n_parts(), 3);
-  EXPECT_EQ(file.part(2)->path(), paths[2]);
+  EXPECT_EQ(file.part(2)->path(), at("model-00003-of-00003.gguf"));
   EXPECT_EQ(file.require_string("general.architecture"), "tiny");
   EXPECT_EQ(file.total_tensor_bytes(), 5U * 24);
   ASSERT_EQ(file.tensors().size(), 5U);
@@ -72,12 +71,18 @@ TEST_F(GgufSplit, OpensAllPartsFromTheFirst) {
   }
 }
 
-TEST_F(GgufSplit, KeepsTheAlignmentInEveryPart) {
-  GgufWriter writer;
-  writer.set("general.alignment", uint32_t{128});
-  for (const char* name : {"a", "b", "c"}) writer.add_tensor(name, DType::F32, {6}, data_);
-  const GgufFile file(writer.write_split(at("model"), 2)[0]);
-  EXPECT_EQ(file.data_alignment() % 128, 0U);
+TEST_F(GgufSplit, OpensAModelOfOnePart) {
+  write_part("m-00001-of-00001.gguf", 0, 1, 1, {"t"});
+  EXPECT_EQ(GgufFile(at("m-00001-of-00001.gguf")).tensors().size(), 1U);
+}
+
+TEST_F(GgufSplit, ReadsTheAlignmentOfEachPart) {
+  GgufWriter aligned;
+  aligned.set("general.alignment", uint32_t{128});
+  write_part("m-00001-of-00002.gguf", 0, 2, 3, {"a", "b"}, aligned);
+  write_part("m-00002-of-00002.gguf", 1, 2, 3, {"c"}, aligned);
+  const GgufFile file(at("m-00001-of-00002.gguf"));
+  for (const GgufTensor& tensor : file.tensors()) EXPECT_EQ(tensor.file_offset % 128, 0U);
   EXPECT_GT(walk(file), 0U);
 }
 

@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <utility>
 
@@ -206,38 +205,37 @@ void GgufWriter::add_tensor(std::string_view name, DType dtype, const std::vecto
   tensors_.push_back({std::string(name), dtype, dims, n_bytes, std::move(source)});
 }
 
-GgufWriter::Layout GgufWriter::lay_out(std::span<const Entry> entries, std::span<const Tensor> tensors,
-                                       uint64_t alignment) {
+GgufWriter::Layout GgufWriter::lay_out() const {
   Layout layout;
-  layout.alignment = alignment;
+  layout.alignment = alignment();
   std::vector<std::byte>& head = layout.head;
   append(head, kMagic);
   append(head, kVersion);
-  append(head, static_cast<uint64_t>(tensors.size()));
-  append(head, static_cast<uint64_t>(entries.size()));
-  for (const Entry& entry : entries) {
+  append(head, static_cast<uint64_t>(tensors_.size()));
+  append(head, static_cast<uint64_t>(entries_.size()));
+  for (const Entry& entry : entries_) {
     append_string(head, entry.key);
     head.insert(head.end(), entry.encoded.begin(), entry.encoded.end());
   }
   uint64_t offset = 0;
-  for (const Tensor& tensor : tensors) {
+  for (const Tensor& tensor : tensors_) {
     append_string(head, tensor.name);
     append(head, static_cast<uint32_t>(tensor.dims.size()));
     for (const uint64_t dim : tensor.dims) append(head, dim);
     append(head, static_cast<uint32_t>(tensor.dtype));
     append(head, offset);
-    offset += align_up(tensor.n_bytes, alignment);
+    offset += align_up(tensor.n_bytes, layout.alignment);
     THERMO_CHECK(offset < kMaxFileBytes, "a file has less than 2^62 bytes");
   }
-  head.resize(align_up<uint64_t>(head.size(), alignment));
+  head.resize(align_up<uint64_t>(head.size(), layout.alignment));
   layout.total_bytes = head.size() + offset;
   return layout;
 }
 
-void GgufWriter::emit(const Layout& layout, std::span<const Tensor> tensors, const ByteSink& sink) {
+void GgufWriter::emit(const Layout& layout, const ByteSink& sink) const {
   sink(layout.head);
   const std::vector<std::byte> zeros(layout.alignment);
-  for (const Tensor& tensor : tensors) {
+  for (const Tensor& tensor : tensors_) {
     uint64_t n_bytes = 0;
     tensor.source([&](std::span<const std::byte> bytes) {
       n_bytes += bytes.size();
@@ -250,49 +248,18 @@ void GgufWriter::emit(const Layout& layout, std::span<const Tensor> tensors, con
 }
 
 void GgufWriter::write(const std::string& path) const {
-  const Layout layout = lay_out(entries_, tensors_, alignment());
+  const Layout layout = lay_out();
   OutputFile file(path, layout.total_bytes);
-  emit(layout, tensors_, [&](std::span<const std::byte> bytes) { file.put(bytes); });
+  emit(layout, [&](std::span<const std::byte> bytes) { file.put(bytes); });
   file.close();
   file.publish();
 }
 
-std::vector<std::string> GgufWriter::write_split(const std::string& prefix, size_t max_tensors) const {
-  THERMO_CHECK(max_tensors > 0, "a part of a split model holds at least one tensor");
-  const size_t count = std::max<size_t>(1, ceil_div(tensors_.size(), max_tensors));
-  THERMO_CHECK(count <= 65535, "a model is split into at most 65535 parts");
-  std::vector<std::string> paths;
-  std::vector<std::unique_ptr<OutputFile>> files;
-  for (size_t i = 0; i < count; ++i) {
-    // The model's metadata goes into the first part; the alignment holds for all.
-    GgufWriter part;
-    if (i == 0) {
-      part.entries_ = entries_;
-    } else if (alignment() != kDefaultAlignment) {
-      part.set(kAlignmentKey, static_cast<uint32_t>(alignment()));
-    }
-    part.set("split.no", static_cast<uint16_t>(i));
-    part.set("split.count", static_cast<uint16_t>(count));
-    part.set("split.tensors.count", static_cast<int32_t>(tensors_.size()));
-
-    const size_t first = i * max_tensors;
-    const auto tensors = std::span(tensors_).subspan(first, std::min(max_tensors, tensors_.size() - first));
-    const Layout layout = lay_out(part.entries_, tensors, alignment());
-    paths.push_back(split_part_path(prefix, i + 1, count));
-    files.push_back(std::make_unique<OutputFile>(paths.back(), layout.total_bytes));
-    emit(layout, tensors, [&](std::span<const std::byte> bytes) { files.back()->put(bytes); });
-    files.back()->close();
-  }
-  for (const std::unique_ptr<OutputFile>& file : files) file->publish();
-  return paths;
-}
-
 std::vector<std::byte> GgufWriter::to_bytes() const {
-  const Layout layout = lay_out(entries_, tensors_, alignment());
+  const Layout layout = lay_out();
   std::vector<std::byte> out;
   out.reserve(layout.total_bytes);
-  emit(layout, tensors_,
-       [&](std::span<const std::byte> bytes) { out.insert(out.end(), bytes.begin(), bytes.end()); });
+  emit(layout, [&](std::span<const std::byte> bytes) { out.insert(out.end(), bytes.begin(), bytes.end()); });
   return out;
 }
 

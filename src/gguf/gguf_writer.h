@@ -73,9 +73,6 @@ class GgufWriter {
   // Writes PATH.partial and renames it when complete: no incomplete file gets the final name, and a process
   // that has the old file mapped keeps it. Throws LoadError: not writable, not enough space.
   void write(const std::string& path) const;
-  // Writes PREFIX-00001-of-0000N.gguf and so on, with at most max_tensors each; returns the paths. All parts
-  // appear at the end, together.
-  std::vector<std::string> write_split(const std::string& prefix, size_t max_tensors) const;
   std::vector<std::byte> to_bytes() const;
 
  private:
@@ -110,8 +107,8 @@ class GgufWriter {
 
   void set_encoded(std::string_view key, std::vector<std::byte> encoded);
   uint64_t alignment() const;
-  static Layout lay_out(std::span<const Entry> entries, std::span<const Tensor> tensors, uint64_t alignment);
-  static void emit(const Layout& layout, std::span<const Tensor> tensors, const ByteSink& sink);
+  Layout lay_out() const;
+  void emit(const Layout& layout, const ByteSink& sink) const;
 
   std::vector<Entry> entries_;
   std::vector<Tensor> tensors_;

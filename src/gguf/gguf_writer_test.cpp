@@ -23,7 +23,6 @@ namespace thermo {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::vector<std::byte> filled(size_t n, int seed) {
@@ -80,10 +79,10 @@ TEST(GgufWriter, WritesEveryValueTypeAsItself) {
   const GgufFile file(bytes, "types");
   for (const GgufEntry& entry : file.metadata()) EXPECT_EQ(gguf_type_name(entry.value.type), entry.key);
   EXPECT_EQ(file.metadata().size(), kGgufTypeCount);
-  EXPECT_EQ(file.require_int("i8"), -1);
-  EXPECT_EQ(file.require_int("i16"), -2);
-  EXPECT_EQ(file.require_int("i32"), -3);
-  EXPECT_EQ(file.require_int("i64"), -4);
+  EXPECT_EQ(file.find_int("i8"), -1);
+  EXPECT_EQ(file.find_int("i16"), -2);
+  EXPECT_EQ(file.find_int("i32"), -3);
+  EXPECT_EQ(file.find_int("i64"), -4);
 }
 
 TEST(GgufWriter, ReplacesAKeyThatIsSetAgain) {
@@ -220,11 +219,9 @@ TEST_F(GgufWriterFiles, LeavesNothingBehindWhenTheDiskRefuses) {
   GgufWriter writer;
   writer.add_tensor("t", DType::I8, {data.size()}, data);
   const std::string message = error_of([&] { writer.write(at("model.gguf")); });
-  const std::string split_message = error_of([&] { writer.write_split(at("model"), 1); });
   ::setrlimit(RLIMIT_FSIZE, &old_limit);
   std::signal(SIGXFSZ, old_handler);
   EXPECT_THAT(message, AllOf(HasSubstr("model.gguf"), HasSubstr("2.00 MiB"), HasSubstr("too large")));
-  EXPECT_THAT(split_message, HasSubstr("model-00001-of-00001.gguf"));
   EXPECT_EQ(n_files(), 0U);
 }
 
@@ -233,15 +230,6 @@ TEST_F(GgufWriterFiles, LeavesNothingBehindWhenASourceThrows) {
   writer.add_tensor("t", DType::I8, {100}, [](const ByteSink&) { throw std::runtime_error("source"); });
   EXPECT_THROW(writer.write(at("model.gguf")), std::runtime_error);
   EXPECT_EQ(n_files(), 0U);
-}
-
-TEST_F(GgufWriterFiles, WritesASplitModelOfOnePart) {
-  GgufWriter writer;
-  const auto data = filled(4, 1);
-  writer.add_tensor("t", DType::F32, {1}, data);
-  const std::vector<std::string> paths = writer.write_split(at("m"), 10);
-  EXPECT_THAT(paths, ElementsAre(at("m-00001-of-00001.gguf")));
-  EXPECT_EQ(GgufFile(paths[0]).tensors().size(), 1U);
 }
 
 TEST(GgufWriterDeathTest, StopsAtATensorTheFormatDoesNotAllow) {

@@ -136,7 +136,7 @@ TEST(DflashCheckpoint, IsHandedOutAsAGgufFile) {
     EXPECT_EQ(opened.require_string("general.architecture"), "dflash");
     EXPECT_EQ(opened.require_ints("dflash.target_layers"), (std::vector<int64_t>{2, 4}));
     EXPECT_EQ(opened.require_uint("tokenizer.ggml.mask_token_id"), 127u);
-    EXPECT_EQ(opened.require_bools("dflash.attention.sliding_window_pattern"),
+    EXPECT_EQ(opened.require_bool_each("dflash.attention.sliding_window_pattern", 2),
               (std::vector<bool>{true, false}));
     EXPECT_EQ(opened.require_string("dflash.rope.scaling.type"), "yarn");
     EXPECT_EQ(opened.find("dflash.attention.causal"), nullptr);

@@ -34,14 +34,11 @@ void walk(const thermo::GgufFile& file) {
     attempt([&] { sum += file.find_string(key)->size(); });
     attempt([&] { sum += file.find_uints(key)->size(); });
     attempt([&] { sum += file.find_ints(key)->size(); });
-    attempt([&] { sum += file.find_floats(key)->size(); });
-    attempt([&] { sum += file.find_bools(key)->size(); });
     attempt([&] {
       for (const std::string_view text : file.require_strings(key))
         if (!text.empty()) sum += static_cast<unsigned char>(text.back());
     });
     attempt([&] { sum += file.find_uint_each(key, 3)->size(); });
-    attempt([&] { sum += file.find_float_each(key, 3)->size(); });
     attempt([&] { sum += file.find_bool_each(key, 3)->size(); });
   }
   for (const thermo::GgufTensor& tensor : file.tensors()) {
