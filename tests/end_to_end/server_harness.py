@@ -8,9 +8,12 @@ import socket
 import subprocess
 import tempfile
 import time
+import unittest
 
 from harness import PROGRAM, SANITIZED, SLOW, clean_environment
 
+SUM = "What is 17 + 25?"
+PARIS = "What is the weather in Paris?"
 WEATHER = {"type": "function", "function": {
     "name": "get_weather", "description": "Get the weather of a city",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
@@ -166,3 +169,25 @@ def chat_text(events):
                     calls.append({"id": call["id"], "name": call["function"]["name"], "arguments": ""})
                 calls[call["index"]]["arguments"] += call["function"]["arguments"]
     return text, reasoning, calls, finish
+
+
+class ServeTest(unittest.TestCase):
+    """Tests that share one server."""
+    maxDiff = None
+    OPTIONS = ("--parallel", "4")
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(*cls.OPTIONS)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.close()
+
+    def refused(self, path, body, status, code=None, **options):
+        got, headers, reply = self.server.request("POST", path, body, **options)
+        self.assertEqual(got, status, reply)
+        error = reply["error"]
+        if code and "code" in error:
+            self.assertEqual(error["code"], code, reply)
+        return headers, error
