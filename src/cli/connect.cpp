@@ -51,7 +51,7 @@ constexpr Client kClients[] = {
 class ConnectCommand : public Command {
  public:
   CommandText text() const override {
-    return {"connect", "connect CLIENT [options]", "settings with which a client talks to the server",
+    return {"connect", "connect CLIENT [options]", "settings that a client needs to talk to the server",
             "CLIENT is claude, codex, opencode, openwebui, or env for variables that most programs read. "
             "Nothing is changed: the settings are printed.",
             "thermocline connect codex >> ~/.codex/config.toml\neval \"$(thermocline connect claude)\""};
@@ -60,9 +60,10 @@ class ConnectCommand : public Command {
   void declare(OptionSet& set) override {
     set.positional("CLIENT", client_, "claude, codex, opencode, openwebui or env");
     set.section("Server");
-    set.value("--url", "URL", url_, "of the server (default http://127.0.0.1:8080)");
-    set.value("--api-key", "KEY", key_, "that it needs (default none)");
-    set.value("-a,--alias", "NAME", model_, "of the model there (default plankton, the one inside)");
+    set.value("--url", "URL", url_, "URL of the server (default http://127.0.0.1:8080)");
+    set.value("--api-key", "KEY", key_, "key that the server needs (default none)");
+    set.value("-a,--alias", "NAME", model_,
+              "name of the model on the server (default plankton, the embedded one)");
   }
 
   ExitCode run(const Terminal&) override {

@@ -287,19 +287,19 @@ void add_sampling_options(OptionSet& set, SamplingFlags& flags) {
       .range(-2, 2)
       .advanced();
   set.value("--dry-multiplier", "X", flags.dry_multiplier,
-            "DRY: how much a token that would go on with a repeated run loses; 0: off (default 0)")
+            "DRY: penalty for a token that would continue a repeated sequence; 0: off (default 0)")
       .range(0, 100)
       .advanced();
   set.value("--dry-base", "X", flags.dry_base,
-            "DRY: so many times more for each token of the run (default 1.75)")
+            "DRY: the penalty grows by this factor with each repeated token (default 1.75)")
       .range(1, 10)
       .advanced();
   set.value("--dry-allowed-length", "N", flags.dry_allowed_length,
-            "DRY: a run of so many tokens may be repeated (default 2)")
+            "DRY: repeating up to N tokens costs nothing (default 2)")
       .range(1, 1 << 20)
       .advanced();
   set.value("--dry-penalty-last-n", "N", flags.dry_penalty_last_n,
-            "DRY: tokens that it looks back; -1: all, 0: off (default: as --repeat-last-n)")
+            "DRY: how many tokens it looks back; -1: all, 0: off (default: as --repeat-last-n)")
       .range(-1, 1e9)
       .advanced();
   set.list("-l,--logit-bias", "ID(+|-)X", flags.logit_bias,

@@ -119,7 +119,7 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
            "count requests by the names of their keys (default off)")
       .advanced();
   set.flag("--metrics-per-layer", flags.metrics_per_layer,
-           "show how many uses of experts were hot for each layer, too (default off)")
+           "also show for each layer how many uses of experts were hot (default off)")
       .advanced();
   set.flag("--slots", flags.slots, "/slots (default on)").llama_env("LLAMA_ARG_ENDPOINT_SLOTS").advanced();
   set.flag("--props", flags.props, "/props (default on)").llama_env("LLAMA_ARG_ENDPOINT_PROPS").advanced();
@@ -128,7 +128,7 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
          [](bool on) {
            if (on) throw ConfigError("there are no web pages here; use a client for the OpenAI API");
          },
-         "accepted as --no-ui: there are no web pages")
+         "only --no-ui is accepted: there are no web pages")
       .advanced();
   set.flag("--strict-model", flags.strict_model, "refuse requests that name another model (default off)")
       .advanced();
@@ -243,13 +243,13 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
             "limit for answers whose request sets none (default 32768)")
       .llama_env("LLAMA_ARG_N_PREDICT");
   set.flag("--parse-special-in-content", flags.special_in_content,
-           "read special tokens in the text of requests, too, which lets it forge turns (default off)")
+           "also read special tokens in the text of requests, which lets that text forge turns (default off)")
       .advanced();
   set.flag("--deterministic", flags.deterministic,
-           "answers must not depend on what else is computed: always so on the CPU, refused elsewhere")
+           "answers must not depend on other requests: always true on the CPU, refused on other devices")
       .advanced();
   set.value("--log-prompts", "FOLDER", flags.prompt_folder,
-            "write prompts and answers there, a file for each request")
+            "write prompts and answers to this folder, one file per request")
       .advanced();
   set.flag("--prefill-assistant", flags.prefill_assistant,
            "continue a conversation that ends with an answer (default off)")
@@ -266,7 +266,7 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
       .choices({"none", "minimal", "low", "medium", "high", "xhigh", "max"})
       .advanced();
   set.value("--reasoning-budget-message", "TEXT", flags.budget_message,
-            "what ends reasoning whose budget is used up, before the closing marker")
+            "text that ends the reasoning when it reaches its budget, before the closing marker")
       .advanced();
   set.value("--reasoning-format", "HOW", flags.reasoning_format,
             "where chat replies have the reasoning: auto or deepseek (a field of its own), none (in the "
