@@ -104,7 +104,7 @@ class ServeCommand : public Command {
     note_unused_cache(engine_.experts, model.engine(), terminal);
     if (serve_.deterministic && model.engine().info().device != "cpu")
       throw ConfigError(
-          "--deterministic: a device computes rows differently beside others; add --device cpu");
+          "--deterministic: on this device an answer may depend on other requests; add --device cpu");
     if (!serve_.prompt_folder.empty())
       log_warning("server", "prompts and answers are written to {}", serve_.prompt_folder);
     if (engine_.warm_up) {

@@ -195,9 +195,8 @@ void Engine::Impl::save_unread_logits(const StepBatch& batch) {
 
 Error no_pages(const Backend& backend) {
   const KvPoolState pool = backend.kv_pool();
-  return {ErrorCode::Busy,
-          fmt::format("the memory for keys and values is full: other sequences have the {} tokens it holds",
-                      static_cast<int64_t>(pool.n_pages) * pool.page_tokens)};
+  return {ErrorCode::Busy, fmt::format("the KV cache is full: other sequences use the {} tokens it holds",
+                                       static_cast<int64_t>(pool.n_pages) * pool.page_tokens)};
 }
 
 Error device_fault(const Backend& backend) {

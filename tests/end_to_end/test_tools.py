@@ -224,7 +224,7 @@ class VerifyTest(ToolsTest):
                         self.assertEqual(out["isa"], isa)
                         ways = {w["name"]: w for w in out["ways"]}
                         self.assertEqual(set(ways), {"token by token", "at once", "chunks of 7", "chunks of 63",
-                                                     "chunks of 64", "chunks of 65", "beside another", "draft trees"})
+                                                     "chunks of 64", "chunks of 65", "with another", "draft trees"})
                         for way in ways.values():
                             self.assertEqual(way["argmax_equal"], 100)
                         self.assertIn("hidden.0", ways["at once"]["tensors"])

@@ -243,7 +243,7 @@ class VerifyCommand : public Command {
     };
     for (const int chunk : chunks) add_chunks(chunk);
     add_chunks(n_batch);
-    if (sequences_ && n_batch >= 32) add("beside another", ways.beside_another(ids_));
+    if (sequences_ && n_batch >= 32) add("with another", ways.beside_another(ids_));
     if (tree_ && n_batch >= kVerifyDraftRows) {
       std::vector<TensorError> branches;
       add("draft trees", ways.as_trees(ids_, seed_, branches));
