@@ -62,10 +62,6 @@ class TokenListener {
     changed_.wait(lock, [this] { return ended_.has_value(); });
     return *ended_;
   }
-  void wait_for_prompt(int n) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return n_read_ >= n || ended_; });
-  }
   void wait_for_tokens(size_t n) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return text_.size() >= n || ended_; });
