@@ -78,7 +78,7 @@ struct EngineOptions {
   // Behaviour.
   int n_ctx = 0;                 // tokens per sequence; 0: the training length, or what fits
   bool fit = true;               // false: n_ctx = 0 is the training length, whether it fits or not
-  int min_ctx = 512;             // a context that is chosen to fit is not shorter
+  int min_ctx = 8192;            // a context that is chosen to fit is not shorter
   int n_sequences = 1;           // sequences held at once
   int n_pages = 0;               // of keys and values for all of them, 256 tokens each; 0: what fits
   uint64_t cache_bytes = 0;      // main memory that is planned for a prefix cache
@@ -96,7 +96,7 @@ struct EngineOptions {
   bool repack = true;       // false: multiply from the file mapping, packing panels as they are used
   int n_batch = 0;          // rows of a prefill chunk; 0: 512, on a GPU 2048
   uint64_t gpu_memory = 0;  // bytes of the card that may be taken, everything counted; 0: what is free
-  uint64_t gpu_reserve = uint64_t{512} << 20;  // of them, left to the driver and other programs
+  uint64_t gpu_reserve = uint64_t{1} << 30;  // of them, left to the driver and other programs
   // Hot and cold experts; see docs/experts.md.
   ExpertBudget expert_cache;  // device memory for experts; auto: what fits
   ExpertBudget expert_ram;    // main memory for experts, likewise; the rest stays in the file

@@ -19,9 +19,9 @@ struct MemoryPlanInputs {
   int n_sequences = 1;
   int max_draft_rows = 0;
   int n_batch = 512;
-  int min_ctx = 512;                              // a context that nobody asked for is not made shorter
-  uint64_t device_reserve = uint64_t{512} << 20;  // left free on a device, for its driver and other programs
-  int n_pages = 0;                                // of keys and values, for all sequences together; 0: choose
+  int min_ctx = 8192;                           // a context that nobody asked for is not made shorter
+  uint64_t device_reserve = uint64_t{1} << 30;  // left free on a device, for its driver and other programs
+  int n_pages = 0;                              // of keys and values, for all sequences together; 0: choose
   int n_threads = 1;
   bool repack = true;
   KvType k_type = KvType::F16;

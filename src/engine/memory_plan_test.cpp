@@ -20,6 +20,7 @@ TEST(MemoryPlan, HalvesTheContextUntilItFits) {
   const ModelConfig config = read_model_config(dense);
   MemoryPlanInputs inputs;
   inputs.available_bytes = 8 * GiB;
+  inputs.min_ctx = 512;
   const MemoryPlan wide = plan_memory(config, dense, inputs);
   EXPECT_EQ(wide.n_ctx, 2048);
   inputs.available_bytes = wide.total_bytes - 1;
@@ -43,6 +44,21 @@ TEST(MemoryPlan, DoesNotGoBelowTheShortestContext) {
   EXPECT_THROW(plan_memory(config, dense, inputs), MemoryError);
 }
 
+// Nobody can work with a few hundred tokens: that is said, not chosen.
+TEST(MemoryPlan, ChoosesAtLeast8192Tokens) {
+  ModelConfig config = read_model_config(plankton());
+  config.n_ctx_train = 32768;
+  MemoryPlanInputs inputs;
+  inputs.available_bytes = 8 * GiB;
+  inputs.expert_ram = 0;
+  inputs.n_ctx = 8192;
+  inputs.available_bytes = plan_memory(config, plankton(), inputs).total_bytes;
+  inputs.n_ctx = 0;
+  EXPECT_EQ(plan_memory(config, plankton(), inputs).n_ctx, 8192);
+  inputs.available_bytes -= 1;
+  EXPECT_THROW(plan_memory(config, plankton(), inputs), MemoryError);
+}
+
 // Reading every step's experts from the file costs more than a shorter context, up to a point.
 TEST(MemoryPlan, ShortensALongContextBeforeExpertsMoveToTheFile) {
   const ModelConfig config = read_model_config(plankton());
@@ -50,6 +66,7 @@ TEST(MemoryPlan, ShortensALongContextBeforeExpertsMoveToTheFile) {
   longer.n_ctx_train = 32768;
   MemoryPlanInputs inputs;
   inputs.available_bytes = 8 * GiB;
+  inputs.min_ctx = 512;
   const MemoryPlan wide = plan_memory(longer, plankton(), inputs);
   EXPECT_EQ(wide.n_ctx, 32768);
   inputs.available_bytes = wide.total_bytes - 1;
@@ -115,7 +132,7 @@ TEST(MemoryPlan, HasFewerPagesOnADevice) {
   const auto items = [&](int, int n_pages) {
     return std::vector<MemoryPlanItem>{{"kv cache", static_cast<uint64_t>(n_pages) * page, ""}};
   };
-  const uint64_t reserve = 512 * MiB;
+  const uint64_t reserve = inputs.device_reserve;
   EXPECT_EQ(plan_device_memory(config, inputs, "card", reserve + 64 * page, items).n_pages, 64);
   const MemoryPlan some = plan_device_memory(config, inputs, "card", reserve + 40 * page, items);
   EXPECT_TRUE(some.fits());
@@ -133,6 +150,7 @@ TEST(MemoryPlan, ChoosesAContextForADevice) {
   const ModelConfig config = read_model_config(plankton());
   MemoryPlanInputs inputs;
   inputs.available_bytes = 8 * GiB;
+  inputs.min_ctx = 512;
   const auto items = [](int n_ctx, int) {
     return std::vector<MemoryPlanItem>{{"kv cache", static_cast<uint64_t>(n_ctx) * MiB, ""}};
   };

@@ -150,6 +150,11 @@ class Fit(ProgramTest):
         self.assertIn("on, off", self.refusal(USAGE, "plan", "-fit", "maybe"))
 
 
+    def test_the_shortest_context_is_long_enough_to_work_with(self):
+        lines = self.answer("plan", "--help-all")
+        self.assertIn("(default 8192)", lines)
+        self.assertIn("(default 1024)", lines)
+
 class Connect(ProgramTest):
     def test_prints_settings_of_clients(self):
         for client, words in (("claude", "ANTHROPIC_BASE_URL=http://h:1\n"), ("codex", 'base_url = "http://h:1/v1"\nwire_api = "responses"'),

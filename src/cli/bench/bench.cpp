@@ -137,6 +137,9 @@ class BenchCommand : public Command {
     set.size("--gpu-memory", "SIZE", gpu_memory_,
              "take no more GPU memory than this in total (default: what is free)")
         .no_environment();
+    set.value("-fitt,--fit-target", "MIB", fit_target_mib_, "GPU memory to leave free, in MiB (default 1024)")
+        .range(0, 1 << 20)
+        .no_environment();
     list("-ctk,--cache-type-k", "LIST", lists_.k_type, "type of the keys: f32, f16, q8_0 (default f16)");
     list("-ctv,--cache-type-v", "LIST", lists_.v_type, "type of the values (default f16)");
     list("--isa", "LIST", lists_.isa, "code path: auto, portable, avx2, avxvnni, avx512, amx (default auto)");
@@ -332,6 +335,7 @@ class BenchCommand : public Command {
     if (!runs_on_processor(engine.info()) && bandwidth_)
       context.read_bytes_per_s = measure_gpu_read_bandwidth();  // decoding reads the card's memory
     context.device_bytes = engine.plan().device_total_bytes;
+    context.fit_target_mib = fit_target_mib_;
     context.setup.n_ubatch = engine.n_batch();
     context.model_filename = model_.empty() ? "embedded" : resolve_model_path(model_);
     context.model_type = engine.config().describe(engine.info().n_params);
@@ -450,6 +454,7 @@ class BenchCommand : public Command {
     options.isa = setup.isa;
     options.repack = setup.repack;
     options.gpu_memory = gpu_memory_;
+    options.gpu_reserve = static_cast<uint64_t>(fit_target_mib_) << 20;
     options.n_batch = setup.n_ubatch;
     return options;
   }
@@ -550,6 +555,7 @@ class BenchCommand : public Command {
   bool own_text_ = false;  // what the model writes itself
   BenchRunOptions run_;
   uint64_t seed_ = 1, gpu_memory_ = 0;
+  int fit_target_mib_ = 1024;
   double delay_seconds_ = 0.0, fail_below_ = 0.0;
   std::string device_ = "auto", n_gpu_layers_ = "auto";
   ExpertFlags experts_;                         // what is the same in every setup

@@ -66,7 +66,7 @@ void add_llama_fields(const BenchContext& context, const BenchResult& result, Js
   f["embeddings"] = false;
   f["no_op_offload"] = 0;
   f["no_host"] = false;
-  f["fit_target"] = 0;
+  f["fit_target"] = on_gpu ? context.fit_target_mib : 0;
   f["fit_min_ctx"] = 0;
   f["n_prompt"] = result.test.n_prompt;
   f["n_gen"] = result.test.n_gen;

@@ -22,6 +22,7 @@ struct BenchContext {
   EngineInfo engine;
   double read_bytes_per_s = 0.0;     // measured; 0: not measured
   uint64_t device_bytes = 0;         // GPU memory taken, all of it at load
+  int fit_target_mib = 0;            // GPU memory left free
   std::string draft_budget, oracle;  // as they were given
 };
 

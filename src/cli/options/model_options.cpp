@@ -106,12 +106,13 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
       .choices({"on", "off"})
       .llama_env("LLAMA_ARG_FIT")
       .advanced();
-  set.value("-fitc,--fit-ctx", "N", flags.fit_ctx, "shortest context that may be chosen to fit (default 512)")
+  set.value("-fitc,--fit-ctx", "N", flags.fit_ctx,
+            "shortest context that may be chosen to fit (default 8192)")
       .range(1, 1 << 24)
       .llama_env("LLAMA_ARG_FIT_CTX")
       .advanced();
   set.value("-fitt,--fit-target", "MIB", flags.fit_target_mib,
-            "GPU memory to leave free for the driver and other programs, in MiB (default 512)")
+            "GPU memory to leave free for the driver and other programs, in MiB (default 1024)")
       .range(0, 1 << 20)
       .llama_env("LLAMA_ARG_FIT_TARGET")
       .advanced();

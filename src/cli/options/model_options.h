@@ -26,8 +26,8 @@ struct EngineFlags {
   int n_ubatch = 0;                        // 0: as n_batch
   int n_threads = 0, n_threads_batch = 0;  // 0: not given
   bool fit = true;
-  int fit_ctx = 512;
-  int fit_target_mib = 512;
+  int fit_ctx = 8192;
+  int fit_target_mib = 1024;
   std::string k_type = "f16", v_type = "f16";
   std::string isa = "auto";
   std::string device = "auto";
