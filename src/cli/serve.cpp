@@ -73,8 +73,8 @@ class ServeCommand : public Command {
     TemplateOptions chat_template = template_options(template_);
     chat_template.special_in_content = serve_.special_in_content;
     const PromptRenderer renderer(model.tokenizer(), chat_template);
-    const SamplingParams sampling =
-        sampling_params(sampling_, model.file(), model.tokenizer().vocab().n_tokens());
+    const SamplingParams sampling = sampling_params(sampling_, model);
+    server_flags.dry_breakers = dry_breaker_texts(sampling_);
     set_expert_options(engine_.experts, model.config(), options);
     keep_heat(engine_.experts, model.config(), model.file(), options);
     set_draft_options(draft_, model_, drafter_, options);

@@ -37,7 +37,6 @@ Sampler::Sampler(const SamplingParams& params, int n_vocab, std::span<const int3
     : params_(params),
       n_vocab_(n_vocab),
       seed_(params.seed ? *params.seed : draw_seed()),
-      dry_breakers_(params.dry_sequence_breakers.begin(), params.dry_sequence_breakers.end()),
       repeat_window_(params.repetition_penalty != 1.0f ? params.repeat_last_n : 0),
       dry_window_(params.dry_multiplier > 0.0f ? params.dry_penalty_last_n.value_or(params.repeat_last_n)
                                                : 0) {
@@ -122,7 +121,7 @@ void Sampler::edit_tokens(const LogitOf& logit, const Filter& filter,
 
 std::span<const float> Sampler::edit(std::span<const float> logits, const TokenFilter& eager_filter) {
   const std::span<const RepeatedRun> runs =
-      runs_.find(dry_window_.tokens(), params_.dry_allowed_length, dry_breakers_);
+      runs_.find(dry_window_.tokens(), params_.dry_allowed_length, params_.dry_breakers.get());
   if (edits_nothing(runs) && !eager_filter) return logits;
 
   edited_.assign(logits.begin(), logits.end());
@@ -314,7 +313,7 @@ void Sampler::sort_first(size_t n, const TokenFilter& filter) {
 bool Sampler::edit_top(const TopLogits& top) {
   candidates_.assign(top.list().begin(), top.list().end());
   const std::span<const RepeatedRun> runs =
-      runs_.find(dry_window_.tokens(), params_.dry_allowed_length, dry_breakers_);
+      runs_.find(dry_window_.tokens(), params_.dry_allowed_length, params_.dry_breakers.get());
   if (edits_nothing(runs)) return false;
   // A small table: one entry for each token of the vocabulary would be a miss of the cache for each candidate
   // where many requests choose in turn.

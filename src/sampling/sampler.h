@@ -13,7 +13,6 @@
 #include <functional>
 #include <optional>
 #include <span>
-#include <unordered_set>
 #include <vector>
 
 #include "sampling/logit_scan.h"
@@ -101,7 +100,6 @@ class Sampler {
   int n_vocab_;
   uint64_t seed_;
   std::vector<int32_t> end_tokens_;
-  std::unordered_set<int32_t> dry_breakers_;
 
   // History; each part is kept only if a parameter looks at it.
   int64_t n_accepted_ = 0;

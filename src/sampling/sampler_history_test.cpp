@@ -78,9 +78,13 @@ TEST(Sampler, DryDiscouragesContinuingARepeatedRun) {
   EXPECT_EQ(sampler.sample(logits, 6), 3);  // a run of two is continued by 2, not by 3
   sampler.accept(2);
   EXPECT_EQ(sampler.sample(logits, 7), 4);  // 0 1 2 was continued by 3
-  p.dry_sequence_breakers = {1};
+  p.dry_breakers = breakers_of({{1}});
   EXPECT_EQ(sampler_of(p, 5, {.prompt = {0, 1, 2, 3, 0, 1, 2}}).sample(logits, 7), 3);
-  p.dry_sequence_breakers = {};
+  p.dry_breakers = breakers_of({{3, 0, 1}});  // only 2 is left of the run
+  EXPECT_EQ(sampler_of(p, 5, {.prompt = {0, 1, 2, 3, 0, 1, 2}}).sample(logits, 7), 3);
+  p.dry_breakers = breakers_of({{3, 0, 2}, {1, 2, 4}});  // neither is there
+  EXPECT_EQ(sampler_of(p, 5, {.prompt = {0, 1, 2, 3, 0, 1, 2}}).sample(logits, 7), 4);
+  p.dry_breakers = nullptr;
   p.dry_penalty_last_n = 5;
   EXPECT_EQ(sampler_of(p, 5, {.prompt = {0, 1, 2, 3, 0, 1, 2}}).sample(logits, 7), 3);
   p.dry_penalty_last_n.reset();
@@ -106,12 +110,14 @@ TEST(RunFinder, FindsWhatTokenByTokenComparisonFinds) {
     Tokens history(rng() % 60);
     for (int32_t& token : history) token = static_cast<int32_t>(rng() % 3) - (rng() % 20 == 0 ? 3 : 0);
     const int min_length = 1 + static_cast<int>(rng() % 4);
-    const Tokens breakers = rng() % 2 == 0 ? Tokens{} : Tokens{2};
+    const std::vector<Tokens> breakers = rng() % 3 == 0   ? std::vector<Tokens>{}
+                                         : rng() % 2 == 0 ? std::vector<Tokens>{{2}}
+                                                          : std::vector<Tokens>{{2, 2}, {0, 1, 2}, {1, 1}};
     RunFinder finder;
     std::map<int32_t, int> got;
-    for (const RepeatedRun& run : finder.find(history, min_length, {breakers.begin(), breakers.end()}))
+    for (const RepeatedRun& run : finder.find(history, min_length, breakers_of(breakers).get()))
       got[run.next] = run.length;
-    ASSERT_EQ(got, naive_runs(history, min_length, breakers)) << "round " << round;
+    ASSERT_EQ(got, naive_runs(history, min_length, breakers_of(breakers).get())) << "round " << round;
   }
 }
 

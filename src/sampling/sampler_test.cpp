@@ -95,7 +95,8 @@ TEST(Sampler, ChoosesWhatTheSlowSamplerChooses) {
     if (n_vocab > 6) {
       story.end_tokens = {static_cast<int32_t>(rng() % static_cast<uint64_t>(n_vocab))};
       p.logit_bias = {{token(), 3.0f}, {token(), -100.0f}};
-      p.dry_sequence_breakers = {token()};
+      const int32_t breaker = token();
+      p.dry_breakers = breakers_of({{breaker}, {(breaker + 1) % 6, (breaker + 2) % 6}});
       if (rng() % 3 == 0)
         story.filter = [m = 2 + rng() % 5](int32_t t) { return static_cast<uint32_t>(t) % m == 0; };
     }

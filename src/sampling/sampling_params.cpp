@@ -72,11 +72,8 @@ Status validate(const SamplingParams& p, int n_vocab) {
       return refuse(
           fmt::format("logit_bias of token {} is {}, expected -100 to 100 (-100 bans it)", token, bias));
   }
-  for (int32_t token : p.dry_sequence_breakers) {
-    if (token < 0 || token >= n_vocab)
-      return refuse(
-          fmt::format("dry_sequence_breakers names token {}, expected 0 to {}", token, n_vocab - 1));
-  }
+  if (p.dry_breakers != nullptr && !p.dry_breakers->fit(n_vocab))
+    return refuse(fmt::format("dry_sequence_breakers names a token outside 0 to {}", n_vocab - 1));
   return {};
 }
 

@@ -8,10 +8,11 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
-#include <vector>
 
 #include "base/result.h"
+#include "sampling/dry_breakers.h"
 
 namespace thermo {
 
@@ -39,11 +40,11 @@ struct SamplingParams {
 
   // DRY: a token that would continue a repeated run of at least dry_allowed_length tokens loses
   // dry_multiplier * dry_base ^ (run - dry_allowed_length).
-  float dry_multiplier = 0.0f;                   // 0..100; 0: off
-  float dry_base = 1.75f;                        // 1..10
-  int dry_allowed_length = 2;                    // 1 and up
-  std::optional<int> dry_penalty_last_n{};       // nullopt: repeat_last_n; -1: all, 0: off
-  std::vector<int32_t> dry_sequence_breakers{};  // a run never extends over these tokens
+  float dry_multiplier = 0.0f;                        // 0..100; 0: off
+  float dry_base = 1.75f;                             // 1..10
+  int dry_allowed_length = 2;                         // 1 and up
+  std::optional<int> dry_penalty_last_n{};            // nullopt: repeat_last_n; -1: all, 0: off
+  std::shared_ptr<const DryBreakers> dry_breakers{};  // no run extends over them; nullptr: there are none
 
   // Tokens that are favoured, discouraged or removed.
   std::map<int32_t, float> logit_bias{};  // -100..100 added to the logit; -100 or kBanToken: never chosen

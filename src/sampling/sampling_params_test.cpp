@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "sampling/testing/slow_sampler.h"
+
 namespace thermo {
 namespace {
 
@@ -81,7 +83,7 @@ TEST(SamplingParams, RefusalsNameTheFieldTheValueAndTheRange) {
       {{.dry_base = 0.5f}, "dry_base", "1 to 10"},
       {{.dry_allowed_length = 0}, "dry_allowed_length is 0", "1 or more"},
       {{.dry_penalty_last_n = -5}, "dry_penalty_last_n is -5", "-1 or more"},
-      {{.dry_sequence_breakers = {kVocab}}, "dry_sequence_breakers names token 100", "0 to 99"},
+      {{.dry_breakers = breakers_of({{1, kVocab}})}, "dry_sequence_breakers names a token", "0 to 99"},
       {{.logit_bias = {{kVocab, 1.0f}}}, "logit_bias names token 100", "0 to 99"},
       {{.logit_bias = {{-1, 1.0f}}}, "logit_bias names token -1", "0 to 99"},
       {{.logit_bias = {{7, 101.0f}}}, "logit_bias of token 7 is 101", "-100 to 100"},

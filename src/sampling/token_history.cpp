@@ -38,15 +38,21 @@ std::span<const int32_t> TokenWindow::tokens() const noexcept {
 }
 
 std::span<const RepeatedRun> RunFinder::find(std::span<const int32_t> history, int min_length,
-                                             const std::unordered_set<int32_t>& breakers) {
+                                             const DryBreakers* breakers) {
   runs_.clear();
   index_.clear();
   const int n = static_cast<int>(history.size());
   const auto from_end = [&](int i) { return history[static_cast<size_t>(n - 1 - i)]; };
 
-  // No run extends over the last breaker.
-  int limit = 0;
-  while (limit < n && from_end(limit) >= 0 && !breakers.contains(from_end(limit))) ++limit;
+  // No run extends over a breaker: one that begins `at` tokens from the end may reach into the run.
+  int limit = n;
+  const int reach = breakers == nullptr ? 0 : breakers->longest() - 1;
+  for (int at = 0; at < n && at < limit + reach; ++at) {
+    if (from_end(at) < 0) limit = std::min(limit, at);
+    if (breakers == nullptr) continue;
+    const int length = breakers->length_at(history, static_cast<size_t>(n - 1 - at));
+    if (length > 0) limit = std::min(limit, at - length + 1);
+  }
   if (limit < min_length) return runs_;
 
   // The Z algorithm on the reversed history: match_[i] = how many tokens before distance i (itself included)

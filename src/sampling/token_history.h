@@ -4,8 +4,9 @@
 #include <cstdint>
 #include <span>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
+
+#include "sampling/dry_breakers.h"
 
 namespace thermo {
 
@@ -49,10 +50,11 @@ struct RepeatedRun {
 };
 
 // Finds those whose runs have at least `min_length` tokens, with no breaker and no negative token among them.
+// `breakers` may be nullptr.
 class RunFinder {
  public:
   std::span<const RepeatedRun> find(std::span<const int32_t> history, int min_length,
-                                    const std::unordered_set<int32_t>& breakers);
+                                    const DryBreakers* breakers);
 
  private:
   std::vector<int> match_;  // per distance from the end: tokens that match those at the end

@@ -295,6 +295,10 @@ GenerationRequest read_request(Dialect dialect, const Json& body, const ServerSt
   defaults.images = server.options.images;
   defaults.effort = server.options.reasoning_effort;
   defaults.split_reasoning = server.options.split_reasoning;
+  defaults.dry_breakers = server.options.dry_breakers;
+  defaults.breakers_of = [&server, &model](const std::vector<std::string>& texts) {
+    return server.dry_breakers->of(*model.tokenizer, texts);
+  };
   defaults.tokens_of = [&model](const std::string& text) { return model.tokenizer->encode(text); };
   GenerationRequest request = dialect == Dialect::Messages      ? read_messages_request(body, defaults)
                               : dialect == Dialect::Responses   ? read_responses_request(body, defaults)

@@ -40,6 +40,7 @@ struct ServerOptions {
   int reasoning_budget = -1;               // tokens; -1: any number
   std::string reasoning_effort;            // "low"; empty: none is set
   bool split_reasoning = true;             // false: its tags stay in the text
+  std::vector<std::string> dry_breakers = usual_dry_breakers();  // where a request that uses DRY names none
   std::string budget_message;              // ends reasoning whose budget is used up; empty: the built-in one
   bool loop_guard = true;                  // reasoning that repeats itself is ended
   int max_waiting = 64;                    // as the engine's queue has it

@@ -29,8 +29,9 @@ struct ServerState {
   Access access;
   asio::io_context io{1};
   asio::thread_pool workers;
-  std::unique_ptr<TurnStore> turns;    // any thread
-  Metrics metrics;                     // any thread
+  std::unique_ptr<TurnStore> turns;                                                     // any thread
+  std::unique_ptr<DryBreakerCache> dry_breakers = std::make_unique<DryBreakerCache>();  // likewise
+  Metrics metrics;                                                                      // any thread
   std::unique_ptr<ServedModel> model;  // set once, when it is ready; then workers may read it, too
   std::string load_stage = "open";
   double load_progress = 0.0;

@@ -29,6 +29,9 @@ Json sampling_json(const SamplingParams& s) {
           {"repeat_penalty", plain_number(s.repetition_penalty)},
           {"repeat_last_n", s.repeat_last_n},
           {"dry_multiplier", plain_number(s.dry_multiplier)},
+          {"dry_base", plain_number(s.dry_base)},
+          {"dry_allowed_length", s.dry_allowed_length},
+          {"dry_penalty_last_n", s.dry_penalty_last_n.value_or(s.repeat_last_n)},
           {"seed", s.seed ? Json(*s.seed) : Json(-1)}};
 }
 
@@ -157,6 +160,7 @@ Json props_json(const ServerState& server, bool admin) {
   Json names = Json::array();
   const Json defaults = sampling_json(model.sampling);
   for (const auto& [name, value] : defaults.items()) names.push_back(name);
+  names.push_back("dry_sequence_breakers");
   props["sampling"] = {{"supported", std::move(names)}};
   props["plan"] = model.plan;
   const auto seconds = [](std::chrono::milliseconds time) {

@@ -67,6 +67,28 @@ class Tokens(unittest.TestCase):
         self.assertEqual(read["prompt"], plain["prompt"])
 
 
+class Runs(unittest.TestCase):
+    PROMPT = "the cat and the dog and the cat and the dog and the"
+
+    def write(self, server, **more):
+        body = {"prompt": self.PROMPT, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+        return server.post("/v1/completions", {**body, **more})["choices"][0]["text"]
+
+    def test_end_at_texts(self):
+        dry = {"dry_multiplier": 100, "dry_allowed_length": 1}
+        with Server("-c", "512") as server:
+            plain = self.write(server)
+            letters = sorted(set(self.PROMPT + plain))  # no run is longer than nothing
+            self.assertLessEqual(len(letters), 32)
+            self.assertNotEqual(self.write(server, **dry, dry_sequence_breakers=[]), plain)
+            self.assertEqual(self.write(server, **dry, dry_sequence_breakers=letters), plain)
+            self.assertIn("dry_sequence_breakers", server.get("/props")["sampling"]["supported"])
+        with Server("-c", "512", "--dry-multiplier", "100", "--dry-allowed-length", "1",
+                    *(flag for letter in letters for flag in ("--dry-sequence-breaker", letter))) as server:
+            self.assertEqual(self.write(server), plain)
+            self.assertNotEqual(self.write(server, dry_sequence_breakers=["zebra"]), plain)
+
+
 class Watching(unittest.TestCase):
     def test_names_the_drafter_of_a_request(self):
         with Server("-c", "4096", "--parallel", "1", "--draft", "lookup") as server, concurrent.futures.ThreadPoolExecutor(1) as pool:

@@ -111,7 +111,7 @@ AnswerRequest answer_request(const AnswerFlags& flags, const TextModel& model, b
       throw ConfigError(fmt::format("--stop: a text of {} bytes cannot be used, 1 to {} were expected",
                                     stop.size(), kMaxStopBytes));
   AnswerRequest request;
-  request.sampling = sampling_params(flags.sampling, model.file(), model.tokenizer().vocab().n_tokens());
+  request.sampling = sampling_params(flags.sampling, model);
   request.sampling.n_probs = flags.n_logprobs;
   request.max_tokens = flags.max_tokens < 0 ? kDefaultMaxTokens : flags.max_tokens;
   request.answer.stops = flags.stops;

@@ -8,6 +8,8 @@
 #include "base/cpu_info.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "chat/dry_breaker_texts.h"
+#include "chat/text_model.h"
 #include "cli/options/hub_options.h"
 #include "cli/terminal.h"
 #include "gguf/gguf_file.h"
@@ -303,6 +305,11 @@ void add_sampling_options(OptionSet& set, SamplingFlags& flags) {
             "DRY: how many tokens it looks back; -1: all, 0: off (default: as --repeat-last-n)")
       .range(-1, 1e9)
       .advanced();
+  set.list(
+         "--dry-sequence-breaker", "TEXT", flags.dry_breakers,
+         "DRY: no run extends over this text; none: over any; repeatable (default: the end of a line, and : "
+         "\" *)")
+      .advanced();
   set.list("-l,--logit-bias", "ID(+|-)X", flags.logit_bias,
            "add X to the logit of a token: 15043+1, 15043-inf; repeatable")
       .advanced();
@@ -333,8 +340,23 @@ void add_logit_bias(const std::string& text, std::map<int32_t, float>& bias) {
 
 }  // namespace
 
-SamplingParams sampling_params(const SamplingFlags& flags, const GgufFile& file, int n_vocab) {
+std::vector<std::string> dry_breaker_texts(const SamplingFlags& flags) {
+  if (flags.dry_breakers.empty()) return usual_dry_breakers();
+  if (flags.dry_breakers == std::vector<std::string>{"none"}) return {};
+  if (flags.dry_breakers.size() > kMaxDryBreakers)
+    throw ConfigError(fmt::format("--dry-sequence-breaker was given {} times; at most {} texts can end a run",
+                                  flags.dry_breakers.size(), kMaxDryBreakers));
+  for (const std::string& text : flags.dry_breakers)
+    if (text.empty() || text.size() > kMaxDryBreakerBytes)
+      throw ConfigError(
+          fmt::format("--dry-sequence-breaker: a text of {} bytes cannot be used, 1 to {} were expected",
+                      text.size(), kMaxDryBreakerBytes));
+  return flags.dry_breakers;
+}
+
+SamplingParams sampling_params(const SamplingFlags& flags, const TextModel& model) {
   SamplingParams params;
+  const GgufFile& file = model.file();
   auto recommended = [&file](const char* key, auto built_in) {
     std::optional<double> value;
     if (const GgufValue* found = file.find(key); found != nullptr) {
@@ -357,10 +379,13 @@ SamplingParams sampling_params(const SamplingFlags& flags, const GgufFile& file,
   params.dry_base = flags.dry_base.value_or(params.dry_base);
   params.dry_allowed_length = flags.dry_allowed_length.value_or(params.dry_allowed_length);
   if (flags.dry_penalty_last_n) params.dry_penalty_last_n = flags.dry_penalty_last_n;
+  if (params.dry_multiplier > 0.0f)
+    params.dry_breakers = dry_breakers(model.tokenizer(), dry_breaker_texts(flags));
   params.seed = flags.seed;
   params.ignore_eos = flags.ignore_eos;
   for (const std::string& text : flags.logit_bias) add_logit_bias(text, params.logit_bias);
-  if (Status status = validate(params, n_vocab); !status) throw ConfigError(status.error().message);
+  if (Status status = validate(params, model.tokenizer().vocab().n_tokens()); !status)
+    throw ConfigError(status.error().message);
   return params;
 }
 

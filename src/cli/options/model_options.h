@@ -51,18 +51,23 @@ DeviceChoice device_option(const std::string& name, const std::string& n_gpu_lay
 // "f16" and so on; throws ConfigError.
 KvType kv_type_from_name(const std::string& name);
 
+class TextModel;
+
 // --temp --top-k ... --seed.
 struct SamplingFlags {
   std::optional<float> temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty,
       dry_multiplier, dry_base;
   std::optional<int> top_k, repeat_last_n, dry_allowed_length, dry_penalty_last_n;
-  std::optional<uint64_t> seed;         // nullopt (-1 for the user): drawn
-  std::vector<std::string> logit_bias;  // "ID+1.5", "ID-100"
+  std::optional<uint64_t> seed;           // nullopt (-1 for the user): drawn
+  std::vector<std::string> logit_bias;    // "ID+1.5", "ID-100"
+  std::vector<std::string> dry_breakers;  // none given: the usual ones; "none": none
   bool ignore_eos = false;
 };
 void add_sampling_options(OptionSet& set, SamplingFlags& flags);
-// What was given, else what the file recommends (`general.sampling.*`), else the built-in values. Throws
-// ConfigError.
-SamplingParams sampling_params(const SamplingFlags& flags, const GgufFile& file, int n_vocab);
+// What was given, else what the model's card says, else what its file recommends (`general.sampling.*`), else
+// the built-in values. Throws ConfigError.
+SamplingParams sampling_params(const SamplingFlags& flags, const TextModel& model);
+// Texts at which runs end for DRY: those that were given, or the usual ones. Throws ConfigError.
+std::vector<std::string> dry_breaker_texts(const SamplingFlags& flags);
 
 }  // namespace thermo

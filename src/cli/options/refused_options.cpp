@@ -26,7 +26,6 @@ constexpr Refusal kRefusals[] = {
      "--sampling-seq "
      "--sampler-seq --adaptive-*",
      "not offered here; use --temp, --top-k, --top-p and --min-p"},
-    {"--dry-sequence-breaker", "not offered here; a run of DRY ends where it differs"},
     {"--rope-* --yarn-* -gan --grp-attn-n -gaw --grp-attn-w",
      "the position encoding comes from the model file; leave it out"},
     {"-lm --load-mode -dio --direct-io",

@@ -25,21 +25,30 @@ inline int count_of(const Tokens& tokens, int32_t token) {
   return static_cast<int>(std::count(tokens.begin(), tokens.end(), token));
 }
 
+inline std::shared_ptr<const DryBreakers> breakers_of(const std::vector<Tokens>& sequences) {
+  auto breakers = std::make_shared<DryBreakers>();
+  for (const Tokens& sequence : sequences) breakers->add(sequence);
+  return breakers;
+}
+
 inline Tokens last_of(Tokens tokens, int n) {
   if (n >= 0 && static_cast<int>(tokens.size()) > n) tokens.erase(tokens.begin(), tokens.end() - n);
   return tokens;
 }
 
 // Longest run before each earlier position that equals the end of the history, by comparing token by token.
-inline std::map<int32_t, int> naive_runs(const Tokens& history, int min_length, const Tokens& breakers) {
+inline std::map<int32_t, int> naive_runs(const Tokens& history, int min_length, const DryBreakers* breakers) {
+  // How much of the end is after every breaker.
+  size_t free = history.size();
+  for (size_t at = 0; at < history.size() && breakers != nullptr; ++at)
+    if (const int n = breakers->length_at(history, at); n > 0)
+      free = std::min(free, history.size() - at - static_cast<size_t>(n));
   std::map<int32_t, int> longest;
   for (size_t next = 1; next < history.size(); ++next) {
     int length = 0;
-    while (static_cast<size_t>(length) < next) {
+    while (static_cast<size_t>(length) < std::min(next, free)) {
       const int32_t token = history[history.size() - 1 - static_cast<size_t>(length)];
-      if (token != history[next - 1 - static_cast<size_t>(length)] || token < 0 ||
-          count_of(breakers, token) > 0)
-        break;
+      if (token != history[next - 1 - static_cast<size_t>(length)] || token < 0) break;
       ++length;
     }
     if (length >= min_length && history[next] >= 0)
@@ -67,7 +76,7 @@ inline std::vector<float> naive_edit(std::vector<float> logits, const SamplingPa
   }
   if (p.dry_multiplier > 0.0f) {
     const Tokens window = last_of(all, p.dry_penalty_last_n.value_or(p.repeat_last_n));
-    for (const auto& [token, run] : naive_runs(window, p.dry_allowed_length, p.dry_sequence_breakers))
+    for (const auto& [token, run] : naive_runs(window, p.dry_allowed_length, p.dry_breakers.get()))
       logits[static_cast<size_t>(token)] -=
           static_cast<float>(p.dry_multiplier * std::pow(p.dry_base, run - p.dry_allowed_length));
   }

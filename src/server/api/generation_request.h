@@ -2,12 +2,14 @@
 // bodies.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "chat/dry_breaker_texts.h"
 #include "chat/message.h"
 #include "sampling/sampling_params.h"
 #include "server/api/api_error.h"
@@ -102,7 +104,10 @@ struct RequestDefaults {
   ImagePolicy images = ImagePolicy::Auto;
   std::string effort;           // of reasoning, without a word about it; empty: none
   bool split_reasoning = true;  // see GenerationRequest
-  std::function<std::vector<int32_t>(const std::string&)> tokens_of;  // a text as the vocabulary has it
+  std::vector<std::string> dry_breakers = usual_dry_breakers();
+  // A text, or texts at which runs end, as the vocabulary has them.
+  std::function<std::vector<int32_t>(const std::string&)> tokens_of;
+  std::function<std::shared_ptr<const DryBreakers>(const std::vector<std::string>&)> breakers_of;
 };
 
 // From the bodies of the APIs. Throw ApiError.

@@ -172,6 +172,39 @@ TEST(ChatRequest, ReadsLimitsEffortsAndFormats) {
             false);
 }
 
+TEST(ChatRequest, TakesTextsAtWhichRunsEnd) {
+  RequestDefaults d = defaults();
+  std::vector<std::string> asked = {"nobody asked"};
+  d.breakers_of = [&](const std::vector<std::string>& texts) {
+    asked = texts;
+    auto breakers = std::make_shared<DryBreakers>();
+    for (size_t i = 0; i < texts.size(); ++i) breakers->add(std::vector<int32_t>{7});
+    return breakers;
+  };
+  const auto read = [&](const std::string& more) {
+    return read_chat_request(Json::parse(R"({"messages": [{"role": "user", "content": "a"}])" + more + "}"),
+                             d);
+  };
+  EXPECT_EQ(read(R"(, "dry_sequence_breakers": ["\n"])").sampling.dry_breakers, nullptr);  // DRY is off
+  EXPECT_THAT(asked, ElementsAre("nobody asked"));
+  EXPECT_EQ(read(R"(, "dry_multiplier": 0.8, "dry_sequence_breakers": ["\n", "x"])")
+                .sampling.dry_breakers->longest(),
+            1);
+  EXPECT_THAT(asked, ElementsAre("\n", "x"));
+  read(R"(, "dry_multiplier": 0.8)");
+  EXPECT_EQ(asked, usual_dry_breakers());
+  read(R"(, "dry_multiplier": 0.8, "dry_sequence_breakers": [])");
+  EXPECT_TRUE(asked.empty());
+  const auto refused = [&](const std::string& list) {
+    return refusal([&] { read(R"(, "dry_sequence_breakers": )" + list); });
+  };
+  EXPECT_EQ(refused(R"(["a", ""])"), "invalid_value dry_sequence_breakers[1]");
+  EXPECT_EQ(refused("[3]"), "invalid_value dry_sequence_breakers[0]");
+  EXPECT_EQ(refused('"' + std::string("a") + '"'), "invalid_value dry_sequence_breakers");
+  EXPECT_EQ(refused("[\"" + std::string(41, 'a') + "\"]"), "invalid_value dry_sequence_breakers[0]");
+  EXPECT_EQ(refused(Json(std::vector<std::string>(33, "a")).dump()), "invalid_value dry_sequence_breakers");
+}
+
 TEST(ChatRequest, SaysWhereItIsWrong) {
   const auto with = [](const std::string& more) {
     return refusal(

@@ -48,6 +48,28 @@ void read_logit_bias(Fields& fields, const RequestDefaults& defaults, SamplingPa
   }
 }
 
+// Texts at which a repeated run ends. They are looked up only where DRY is on.
+void read_dry_breakers(Fields& fields, const RequestDefaults& defaults, SamplingParams& sampling) {
+  std::vector<std::string> texts = defaults.dry_breakers;
+  if (const Json* list = fields.array("dry_sequence_breakers")) {
+    const std::string path = fields.path("dry_sequence_breakers");
+    if (list->size() > kMaxDryBreakers)
+      throw invalid_value(path, fmt::format("{}: {} texts were given, at most {} can end a run", path,
+                                            list->size(), kMaxDryBreakers));
+    texts.clear();
+    for (size_t i = 0; i < list->size(); ++i) {
+      const Json& text = (*list)[i];
+      const size_t n = text.is_string() ? text.get_ref<const std::string&>().size() : 0;
+      if (n == 0 || n > kMaxDryBreakerBytes)
+        throw invalid_value(element_path(path, i), fmt::format("{}: a text of 1 to {} bytes was expected",
+                                                               element_path(path, i), kMaxDryBreakerBytes));
+      texts.push_back(text.get<std::string>());
+    }
+  }
+  if (sampling.dry_multiplier > 0.0f && defaults.breakers_of)
+    sampling.dry_breakers = defaults.breakers_of(texts);
+}
+
 }  // namespace
 
 void read_sampling(Fields& fields, const RequestDefaults& defaults, GenerationRequest& request) {
@@ -81,8 +103,8 @@ void read_sampling(Fields& fields, const RequestDefaults& defaults, GenerationRe
       throw invalid_value(fields.path("seed"), "seed: a whole number of 0..2^64-1, or -1 was expected");
   }
   read_logit_bias(fields, defaults, s);
-  for (const char* name : {"mirostat", "samplers", "dry_sequence_breakers"})
-    fields.refuse(name, "this sampler is not supported");
+  read_dry_breakers(fields, defaults, s);
+  for (const char* name : {"mirostat", "samplers"}) fields.refuse(name, "this sampler is not supported");
   fields.accept({"mirostat_tau", "mirostat_eta"});
   if (const auto n = fields.integer("n", 1, kMaxChoices)) {
     request.n = static_cast<int>(*n);
