@@ -54,7 +54,8 @@ std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const Generation
                                                                 bool in_reasoning, int max_tokens, size_t n,
                                                                 std::vector<std::string>& ignored) {
   ConstraintOptions options;
-  options.may_reason = request.dialect != Dialect::Completions && request.split_reasoning;
+  options.may_reason =
+      request.dialect != Dialect::Completions && request.reasoning_format != ReasoningFormat::InText;
   if (in_reasoning) options.reasoning_budget = request.thinking_budget.value_or(server.reasoning_budget);
   if (!server.budget_message.empty()) options.budget_message = server.budget_message;
   if (in_reasoning) {

@@ -143,7 +143,7 @@ void Generation::submit() {
     for (int c = 0; c < request().n; ++c) {
       AnswerOptions answer;
       answer.starts_in_reasoning = prepared_.in_reasoning;
-      answer.split_reasoning = request().split_reasoning;
+      answer.split_reasoning = request().reasoning_format != ReasoningFormat::InText;
       answer.stops = request().stops;
       answer.stop_everywhere = request().stop_everywhere;
       if (request().tool_choice.mode != CallChoice::Mode::None) answer.tools = request().tools;

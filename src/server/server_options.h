@@ -37,9 +37,9 @@ struct ServerOptions {
   ToolGrammar tool_grammar = ToolGrammar::Auto;
   std::vector<std::string> reasoning_fields = {"reasoning_content", "reasoning"};  // of chat replies
   // Reasoning, where a request says nothing.
-  int reasoning_budget = -1;               // tokens; -1: any number
-  std::string reasoning_effort;            // "low"; empty: none is set
-  bool split_reasoning = true;             // false: its tags stay in the text
+  int reasoning_budget = -1;     // tokens; -1: any number
+  std::string reasoning_effort;  // "low"; empty: none is set
+  ReasoningFormat reasoning_format = ReasoningFormat::Apart;
   std::vector<std::string> dry_breakers = usual_dry_breakers();  // where a request that uses DRY names none
   std::string budget_message;              // ends reasoning whose budget is used up; empty: the built-in one
   bool loop_guard = true;                  // reasoning that repeats itself is ended

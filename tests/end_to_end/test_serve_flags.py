@@ -44,8 +44,25 @@ class Reasoning(unittest.TestCase):
             message = reasoned(server, reasoning_format="deepseek")[0]
             self.assertNotIn("</think>", message["content"])
             self.assertIn("reasoning", message)
-            status, _, reply = server.request("POST", CHAT, ask(SUM, reasoning_format="deepseek-legacy"))
+            status, _, reply = server.request("POST", CHAT, ask(SUM, reasoning_format="loud"))
             self.assertEqual((status, reply["error"]["param"]), (400, "reasoning_format"))
+
+    def test_can_be_in_both_places(self):
+        with Server("-c", "2048", "--reasoning-format", "deepseek-legacy") as server:
+            message = reasoned(server)[0]
+            self.assertTrue(message["content"].startswith(f"<think>\n{message['reasoning']}\n</think>\n\n"), message)
+            self.assertIn("42", message["content"].split("</think>")[1])
+            streamed = {"content": "", "reasoning": ""}
+            for _, chunk in server.stream(CHAT, ask(SUM)):
+                for choice in chunk["choices"] if chunk != "[DONE]" else []:
+                    for name in streamed:
+                        streamed[name] += choice["delta"].get(name) or ""
+            self.assertEqual(streamed, {name: message[name] for name in streamed})
+            # Sent back, it is the same conversation: everything of it is in memory.
+            again = ask(SUM)
+            again["messages"] += [message, {"role": "user", "content": "And 1 + 1?"}]
+            timings = server.post(CHAT, again)["timings"]
+            self.assertGreater(timings["cache_n"], 2 * timings["prompt_n"])
 
     def test_leaves_room_for_an_answer_whatever_the_limit_is(self):
         with Server("-c", "256", "--loop-guard", "off") as server:

@@ -270,8 +270,8 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
       .advanced();
   set.value("--reasoning-format", "HOW", flags.reasoning_format,
             "where chat replies have the reasoning: auto or deepseek (a field of its own), none (in the "
-            "content, with its tags)")
-      .choices({"auto", "deepseek", "none"})
+            "content, with its tags), deepseek-legacy (both)")
+      .choices({"auto", "deepseek", "none", "deepseek-legacy"})
       .advanced();
   set.value(
          "--reasoning-field", "NAME", flags.reasoning_field,
@@ -371,7 +371,7 @@ ServerOptions server_options(const ServeFlags& flags) {
   options.anthropic_thinking = flags.anthropic_thinking == "auto";
   options.loop_guard = flags.loop_guard == "on";
   options.reasoning_effort = flags.reasoning_effort;
-  options.split_reasoning = flags.reasoning_format != "none";
+  options.reasoning_format = *reasoning_format_from_name(flags.reasoning_format);
   options.budget_message = flags.budget_message;
   if (flags.reasoning_field == "none") options.reasoning_fields.clear();
   if (flags.reasoning_field.starts_with("reasoning")) options.reasoning_fields = {flags.reasoning_field};

@@ -69,6 +69,13 @@ TEST(ServeOptions, ImagesAndCallsHavePolicies) {
   EXPECT_THAT(refusal({"--tool-grammar", "on"}), HasSubstr("auto, strict, off"));
 }
 
+TEST(ServeOptions, ReasoningHasAPlace) {
+  EXPECT_EQ(parsed({}).reasoning_format, ReasoningFormat::Apart);
+  EXPECT_EQ(parsed({"--reasoning-format", "none"}).reasoning_format, ReasoningFormat::InText);
+  EXPECT_EQ(parsed({"--reasoning-format", "deepseek-legacy"}).reasoning_format, ReasoningFormat::Both);
+  EXPECT_THAT(refusal({"--reasoning-format", "loud"}), HasSubstr("deepseek-legacy"));
+}
+
 TEST(ServeOptions, TokensMayWaitForOthers) {
   EXPECT_EQ(parsed({}).stream_coalesce.count(), 0);
   EXPECT_EQ(parsed({"--stream-coalesce-ms", "40"}).stream_coalesce.count(), 40);

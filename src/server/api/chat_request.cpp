@@ -204,7 +204,7 @@ GenerationRequest read_chat_request(const Json& body, const RequestDefaults& def
 GenerationRequest read_completions_request(const Json& body, const RequestDefaults& defaults) {
   GenerationRequest request;
   request.dialect = Dialect::Completions;
-  request.split_reasoning = false;
+  request.reasoning_format = ReasoningFormat::InText;
   Fields fields(body);
   request.model = fields.string("model").value_or("");
   const Json& prompt = fields.require("prompt");
@@ -244,7 +244,7 @@ GenerationRequest read_completions_request(const Json& body, const RequestDefaul
     throw invalid_value("echo",
                         "echo: the prompt is not repeated where a suffix is given; leave one of them out");
   read_reasoning(fields, defaults, request);
-  request.split_reasoning = false;
+  request.reasoning_format = ReasoningFormat::InText;
   read_format_extensions(fields, request);
   read_session(fields, request);
   fields.accept({"cache_prompt", "id_slot"});

@@ -76,7 +76,9 @@ class ChunkWriter : public ReplyWriter {
 class ChatWriter : public ChunkWriter {
  public:
   explicit ChatWriter(ReplyContext context)
-      : ChunkWriter(std::move(context)), unsent_(static_cast<size_t>(context_.request->n)) {}
+      : ChunkWriter(std::move(context)),
+        unsent_(static_cast<size_t>(context_.request->n)),
+        open_(static_cast<size_t>(context_.request->n)) {}
 
   std::string begin(int) override {
     std::string out;
@@ -98,11 +100,14 @@ class ChatWriter : public ChunkWriter {
         case AnswerEvent::Kind::Reasoning:
           if (!context_.reasoning_fields.empty())
             out += delta(choice, reasoning(event.text), {.reasoning = std::exchange(unsent.reasoning, {})});
+          if (both() && !event.text.empty()) out += repeat(choice, event.text);
           break;
         case AnswerEvent::Kind::Content:
+          out += close_tags(choice);
           out += delta(choice, {{"content", event.text}}, {.content = std::exchange(unsent.content, {})});
           break;
         case AnswerEvent::Kind::CallBegin:
+          out += close_tags(choice);
           out += call_delta(choice,
                             {{"index", event.call},
                              {"id", call_id(choice, event.call)},
@@ -122,11 +127,12 @@ class ChatWriter : public ChunkWriter {
   }
 
   std::string finish(int choice, const Answer& answer) override {
-    return last_chunk({{"index", choice},
-                       {"delta", Json::object()},
-                       {"logprobs", logprobs_or_null(unsent_[static_cast<size_t>(choice)])},
-                       {"finish_reason", answer.finish_reason}},
-                      answer);
+    const std::string closed = ended_reasoning(answer) ? close_tags(choice) : "";
+    return closed + last_chunk({{"index", choice},
+                                {"delta", Json::object()},
+                                {"logprobs", logprobs_or_null(unsent_[static_cast<size_t>(choice)])},
+                                {"finish_reason", answer.finish_reason}},
+                               answer);
   }
 
   Json whole(std::span<const Answer> answers) override {
@@ -156,8 +162,25 @@ class ChatWriter : public ChunkWriter {
     for (const std::string& name : context_.reasoning_fields) fields[name] = text;
     return fields;
   }
+  bool both() const { return request().reasoning_format == ReasoningFormat::Both; }
+  // Whether the tag after the reasoning belongs to the answer: it did not end before it.
+  static bool ended_reasoning(const Answer& answer) {
+    const std::string& how = answer.stats.reasoning_close;
+    return !answer.content.empty() || !answer.tool_calls.empty() || (!how.empty() && how != "none");
+  }
+  // The reasoning once more, as content between its tags.
+  std::string repeat(int choice, const std::string& text) {
+    const bool first = !std::exchange(open_[static_cast<size_t>(choice)], char{1});
+    return delta(choice, {{"content", (first ? kOpen : "") + text}});
+  }
+  std::string close_tags(int choice) {
+    return std::exchange(open_[static_cast<size_t>(choice)], char{0}) ? delta(choice, {{"content", kClose}})
+                                                                      : "";
+  }
   Json message(Answer& answer) const {
     const std::string thought = std::exchange(answer.reasoning, {});
+    if (both() && !thought.empty())
+      answer.content = kOpen + thought + (ended_reasoning(answer) ? kClose : "") + answer.content;
     Json all = message_json(answer);
     if (!thought.empty()) all.update(reasoning(thought));
     return all;
@@ -189,7 +212,10 @@ class ChatWriter : public ChunkWriter {
                  {.calls = std::exchange(unsent.calls, {})});
   }
 
+  static inline const std::string kOpen = "<think>\n", kClose = "\n</think>\n\n";
+
   std::vector<AnswerLogprobs> unsent_;  // by choice: tokens whose text did not come yet
+  std::vector<char> open_;              // by choice: repeated reasoning has no closing tag yet
 };
 
 class CompletionsWriter : public ChunkWriter {

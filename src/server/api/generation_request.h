@@ -40,6 +40,13 @@ struct OutputFormat {
   std::string path = {};     // where it stood in the body, for messages
 };
 
+// Where the reasoning of chat replies is.
+enum class ReasoningFormat {
+  Apart,   // a field of its own
+  InText,  // in the text, with its tags
+  Both,
+};
+
 struct GenerationRequest {
   Dialect dialect = Dialect::Chat;
   std::string model;
@@ -67,7 +74,7 @@ struct GenerationRequest {
   std::optional<int> thinking_budget;  // tokens
   std::string effort;                  // as it was asked for; empty: not
   Json template_kwargs = Json::object();
-  bool split_reasoning = true;  // false: tags stay in the text
+  ReasoningFormat reasoning_format = ReasoningFormat::Apart;
 
   // The stream.
   bool stream = false;
@@ -85,6 +92,8 @@ struct GenerationRequest {
   std::vector<std::string> ignored_fields, ignored_tools;
 };
 
+// auto, deepseek, none, deepseek-legacy; nullopt: another one.
+std::optional<ReasoningFormat> reasoning_format_from_name(std::string_view name);
 // What becomes of images, which no model here reads.
 enum class ImagePolicy {
   Auto,         // refused in the question, replaced by a placeholder everywhere else
@@ -102,8 +111,8 @@ struct RequestDefaults {
   bool anthropic_thinking = false;  // without a word about it: the template's default instead of off
   bool prefill_assistant = false;
   ImagePolicy images = ImagePolicy::Auto;
-  std::string effort;           // of reasoning, without a word about it; empty: none
-  bool split_reasoning = true;  // see GenerationRequest
+  std::string effort;  // of reasoning, without a word about it; empty: none
+  ReasoningFormat reasoning_format = ReasoningFormat::Apart;
   std::vector<std::string> dry_breakers = usual_dry_breakers();
   // A text, or texts at which runs end, as the vocabulary has them.
   std::function<std::vector<int32_t>(const std::string&)> tokens_of;

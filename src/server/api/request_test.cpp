@@ -73,6 +73,7 @@ TEST(ChatRequest, TakesReasoningFromWhereverItStands) {
        {R"("reasoning_content": "r", "content": "a")", R"("reasoning": "r", "content": "a")",
         R"("reasoning_details": [{"text": "r"}], "content": "a")",
         R"("content": "<think>\nr\n</think>\n\na")",
+        R"("reasoning_content": "r", "content": "<think>\nr\n</think>\n\na")",
         R"("content": [{"type": "thinking", "thinking": "r"}, {"type": "text", "text": "a"}])"}) {
     const std::string body =
         std::string(R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", )") + answer +
@@ -203,6 +204,23 @@ TEST(ChatRequest, TakesTextsAtWhichRunsEnd) {
   EXPECT_EQ(refused('"' + std::string("a") + '"'), "invalid_value dry_sequence_breakers");
   EXPECT_EQ(refused("[\"" + std::string(41, 'a') + "\"]"), "invalid_value dry_sequence_breakers[0]");
   EXPECT_EQ(refused(Json(std::vector<std::string>(33, "a")).dump()), "invalid_value dry_sequence_breakers");
+}
+
+TEST(ChatRequest, TakesTheFormatOfReasoning) {
+  RequestDefaults d = defaults();
+  const auto read = [&](const std::string& more) {
+    return read_chat_request(Json::parse(R"({"messages": [{"role": "user", "content": "a"}])" + more + "}"),
+                             d)
+        .reasoning_format;
+  };
+  EXPECT_EQ(read(""), ReasoningFormat::Apart);
+  EXPECT_EQ(read(R"(, "reasoning_format": "deepseek-legacy")"), ReasoningFormat::Both);
+  EXPECT_EQ(read(R"(, "reasoning_format": "none")"), ReasoningFormat::InText);
+  d.reasoning_format = ReasoningFormat::Both;
+  EXPECT_EQ(read(""), ReasoningFormat::Both);
+  EXPECT_EQ(read(R"(, "reasoning_format": "auto")"), ReasoningFormat::Apart);
+  EXPECT_EQ(refusal([&] { read(R"(, "reasoning_format": "loud")"); }),
+            "unsupported_parameter reasoning_format");
 }
 
 TEST(ChatRequest, SaysWhereItIsWrong) {

@@ -198,6 +198,13 @@ void read_effort(const Json& reasoning, GenerationRequest& request) {
   note_unknown(fields, request);
 }
 
+std::optional<ReasoningFormat> reasoning_format_from_name(std::string_view name) {
+  if (name == "auto" || name == "deepseek") return ReasoningFormat::Apart;
+  if (name == "none") return ReasoningFormat::InText;
+  if (name == "deepseek-legacy") return ReasoningFormat::Both;
+  return std::nullopt;
+}
+
 void read_reasoning(Fields& fields, const RequestDefaults& defaults, GenerationRequest& request) {
   if (const Json* kwargs = fields.object("chat_template_kwargs")) {
     request.template_kwargs = *kwargs;
@@ -212,13 +219,17 @@ void read_reasoning(Fields& fields, const RequestDefaults& defaults, GenerationR
       if (*tokens == 0) request.thinking = false;
     }
   if (!request.thinking && !defaults.effort.empty()) set_effort(defaults.effort, request);
-  const std::string format =
-      fields.string("reasoning_format").value_or(defaults.split_reasoning ? "auto" : "none");
-  if (format != "none" && format != "auto" && format != "deepseek")
-    throw unsupported(
-        fields.path("reasoning_format"),
-        fmt::format("reasoning_format: '{}' is not offered; auto, deepseek or none was expected", format));
-  request.split_reasoning = format != "none";
+  request.reasoning_format = defaults.reasoning_format;
+  if (const auto name = fields.string("reasoning_format")) {
+    const auto format = reasoning_format_from_name(*name);
+    if (!format)
+      throw unsupported(
+          fields.path("reasoning_format"),
+          fmt::format("reasoning_format: '{}' is not offered; auto, deepseek, deepseek-legacy or none was "
+                      "expected",
+                      *name));
+    request.reasoning_format = *format;
+  }
 }
 
 void read_format(const Json& value, const std::string& path, GenerationRequest& request) {

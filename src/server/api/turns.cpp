@@ -61,7 +61,7 @@ void merge_system_turns(std::vector<Turn>& turns, const RequestDefaults& default
 }
 
 void split_reasoning(Turn& turn) {
-  if (turn.role != "assistant" || !turn.reasoning.empty() || !turn.content.starts_with("<think>")) return;
+  if (turn.role != "assistant" || !turn.content.starts_with("<think>")) return;
   const size_t end = turn.content.find("</think>");
   if (end == std::string::npos) return;
   std::string reasoning = turn.content.substr(7, end - 7);
@@ -70,6 +70,8 @@ void split_reasoning(Turn& turn) {
     text.resize(text.find_last_not_of('\n') + 1);
   };
   trim(reasoning);
+  // Told twice, as reasoning_format deepseek-legacy does; otherwise the model wrote about the tags.
+  if (!turn.reasoning.empty() && turn.reasoning != reasoning) return;
   erase_front(turn, end + 8);
   erase_front(turn, turn.content.find_first_not_of('\n'));
   turn.reasoning = std::move(reasoning);

@@ -150,6 +150,46 @@ TEST(ChatWriter, SendsReasoningUnderTheNamesThatAreWanted) {
   }
 }
 
+// reasoning_format deepseek-legacy: apart, and with its tags in the content.
+TEST(ChatWriter, RepeatsReasoningInTheContentWhereThatIsAskedFor) {
+  GenerationRequest r = request(Dialect::Chat);
+  r.reasoning_format = ReasoningFormat::Both;
+  const auto make = [&] {
+    return make_reply_writer(
+        {.request = &r, .tokenizer = nullptr, .model = "m", .fingerprint = "f", .request_id = "req"});
+  };
+  const auto shown = [&](const AnswerParser::Events& events, const Answer& answer) {
+    const auto writer = make();
+    std::string stream = writer->begin(10);
+    for (const AnswerEvent& event : events) stream += writer->pieces(0, {event}, {});
+    stream += writer->finish(0, answer);
+    std::string text, reasoning;
+    for (const Event& event : parse(stream))
+      for (const Json& choice : event.data["choices"]) {
+        const Json& delta = choice["delta"];
+        EXPECT_FALSE(delta.contains("content") && delta.contains("reasoning"));  // one kind in each chunk
+        text += delta.value("content", "");
+        reasoning += delta.value("reasoning_content", "");
+      }
+    const std::vector<Answer> answers = {answer};
+    const Json message = make()->whole(answers)["choices"][0]["message"];
+    EXPECT_EQ(message["content"], text);
+    EXPECT_EQ(message["reasoning_content"], reasoning);
+    return text;
+  };
+  Answer one;
+  one.reasoning = "think hard";
+  one.content = "yes";
+  const AnswerParser::Events thought = {{Kind::Reasoning, "think", -1}, {Kind::Reasoning, " hard", -1}};
+  AnswerParser::Events answered = thought;
+  answered.push_back({Kind::Content, "yes", -1});
+  EXPECT_EQ(shown(answered, one), "<think>\nthink hard\n</think>\n\nyes");
+  one.content.clear();
+  EXPECT_EQ(shown(thought, one), "<think>\nthink hard");  // it ended in the middle of it
+  one.stats.reasoning_close = "natural";
+  EXPECT_EQ(shown(thought, one), "<think>\nthink hard\n</think>\n\n");
+}
+
 TEST(ChatWriter, HasTimesOnEveryEventWhereTheyAreAskedFor) {
   for (const Dialect dialect : {Dialect::Chat, Dialect::Completions}) {
     const GenerationRequest r = request(dialect);
