@@ -25,7 +25,8 @@ TextModel::TextModel(const std::string& model)
     : file_(open_model(model)),
       id_(model_display_name(model)),
       config_(read_model_config(file_)),
-      tokenizer_(require_vocab(file_)) {}
+      tokenizer_(require_vocab(file_)),
+      card_(find_model_card(model, file_)) {}
 
 std::shared_ptr<const TokenTrie> TextModel::token_trie() const {
   std::call_once(trie_once_, [this] { trie_ = std::make_shared<const TokenTrie>(tokenizer_.vocab()); });

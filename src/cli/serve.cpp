@@ -74,6 +74,7 @@ class ServeCommand : public Command {
     chat_template.special_in_content = serve_.special_in_content;
     const PromptRenderer renderer(model.tokenizer(), chat_template);
     const SamplingParams sampling = sampling_params(sampling_, model);
+    if (model.card()) apply_card(*model.card(), serve_, server_flags);
     server_flags.dry_breakers = dry_breaker_texts(sampling_);
     set_expert_options(engine_.experts, model.config(), options);
     keep_heat(engine_.experts, model.config(), model.file(), options);
@@ -261,6 +262,10 @@ class ServeCommand : public Command {
     served.service = &service;
     served.trie = std::make_shared<const TokenTrie>(model.tokenizer().vocab());
     served.sampling = sampling;
+    if (model.card()) {
+      served.card = model.card()->values;
+      served.card_path = model.card()->path;
+    }
     const ModelConfig& config = model.config();
     served.meta = {{"arch", config.arch_name},
                    {"device", model.engine().info().device},

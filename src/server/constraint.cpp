@@ -8,11 +8,6 @@
 namespace thermo {
 namespace {
 
-// So much of an answer is kept for what follows the reasoning.
-int reply_reserve(int max_tokens) {
-  return std::min(4096, max_tokens / 4);
-}
-
 std::shared_ptr<const Grammar> grammar_of(const OutputFormat& format, std::vector<std::string>& ignored) {
   const auto schema = [&](bool strict) {
     const Result<SchemaGrammar> compiled = compile_json_schema(format.schema, {.strict = strict});
@@ -59,7 +54,8 @@ std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const Generation
   if (in_reasoning) options.reasoning_budget = request.thinking_budget.value_or(server.reasoning_budget);
   if (!server.budget_message.empty()) options.budget_message = server.budget_message;
   if (in_reasoning) {
-    const int most = max_tokens - reply_reserve(max_tokens);
+    // So much of the answer is kept for what follows the reasoning.
+    const int most = max_tokens - std::min(server.reply_reserve, max_tokens / 4);
     options.keeps_reserve = options.reasoning_budget < 0 || most < options.reasoning_budget;
     if (options.keeps_reserve) options.reasoning_budget = most;
   }

@@ -294,6 +294,7 @@ GenerationRequest read_request(Dialect dialect, const Json& body, const ServerSt
   defaults.prefill_assistant = server.options.prefill_assistant;
   defaults.images = server.options.images;
   defaults.effort = server.options.reasoning_effort;
+  defaults.efforts = server.options.efforts;
   defaults.reasoning_format = server.options.reasoning_format;
   defaults.dry_breakers = server.options.dry_breakers;
   defaults.breakers_of = [&server, &model](const std::vector<std::string>& texts) {

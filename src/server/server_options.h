@@ -40,6 +40,8 @@ struct ServerOptions {
   int reasoning_budget = -1;     // tokens; -1: any number
   std::string reasoning_effort;  // "low"; empty: none is set
   ReasoningFormat reasoning_format = ReasoningFormat::Apart;
+  std::vector<ReasoningEffort> efforts = usual_efforts();
+  int reply_reserve = 4096;  // tokens for what follows it, at most a quarter of the answer
   std::vector<std::string> dry_breakers = usual_dry_breakers();  // where a request that uses DRY names none
   std::string budget_message;              // ends reasoning whose budget is used up; empty: the built-in one
   bool loop_guard = true;                  // reasoning that repeats itself is ended
@@ -72,6 +74,8 @@ struct ServedModel {
   Json plan = Json::object();             // memory
   std::string chat_template;
   std::string file_name;
+  Json card = nullptr;  // of the model, as its file has it; null: there is none
+  std::string card_path;
   std::string heat_file;   // empty: heat is not kept
   std::string gpu_bus_id;  // of the card it runs on; empty: none
 };

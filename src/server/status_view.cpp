@@ -101,7 +101,10 @@ Json props_json(const ServerState& server, bool admin) {
   props["default_generation_settings"] = {{"n_ctx", model.service->n_ctx()}, {"params", std::move(params)}};
   props["total_slots"] = model.service->n_slots();
   props["model_alias"] = model.id;
-  props["model_path"] = admin ? model.file_name : model.file_name.substr(model.file_name.rfind('/') + 1);
+  const auto shown_path = [&](const std::string& path) {
+    return admin ? path : path.substr(path.rfind('/') + 1);
+  };
+  props["model_path"] = shown_path(model.file_name);
   props["chat_template"] = model.chat_template;
   const auto writes = [&](const char* name) { return model.chat_template.find(name) != std::string::npos; };
   props["chat_template_caps"] = {{"supports_tools", writes("tools")},
@@ -120,20 +123,17 @@ Json props_json(const ServerState& server, bool admin) {
       {"name", "thermocline"}, {"version", server.options.version.value("version", "")}, {"props_schema", 1}};
   props["model"] = model.meta;
   props["model_card"] = nullptr;
+  if (!model.card.is_null())
+    props["model_card"] = {{"source", shown_path(model.card_path)}, {"values", model.card}};
   const ServerOptions& options = server.options;
+  Json efforts = Json::object();
+  for (const ReasoningEffort& effort : options.efforts) efforts[effort.name] = effort.tokens;
   props["reasoning"] = {
       {"supported", vocab.find_special("<think>").has_value()},
       {"default", options.reasoning_effort.empty() ? Json("auto") : Json(options.reasoning_effort)},
       {"budget", options.reasoning_budget},
       {"preserve", writes("preserve_thinking") && options.preserve_reasoning.value_or(true)},
-      {"efforts",
-       {{"none", 0},
-        {"minimal", 1024},
-        {"low", 4032},
-        {"medium", 16128},
-        {"high", 32256},
-        {"xhigh", 56832},
-        {"max", 81408}}}};
+      {"efforts", std::move(efforts)}};
   props["cache"] = {{"hits", state.n_prompt_cached},
                     {"misses", state.n_prompt_computed},
                     {"ram_bytes_used", state.cache.bytes},

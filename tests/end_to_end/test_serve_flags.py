@@ -2,13 +2,14 @@
 """Flags of `serve` that hold where a request says nothing, and what operators ask for."""
 import concurrent.futures
 import json
+import os
 import pathlib
 import signal
 import tempfile
 import time
 import unittest
 
-from harness import ProgramTest, USAGE, run
+from harness import MODEL, ProgramTest, USAGE, run, temporary_folder
 from server_harness import Server, ask
 
 SUM = "What is 17 + 25?"
@@ -193,6 +194,36 @@ class Fit(ProgramTest):
         lines = self.answer("plan", "--help-all")
         self.assertIn("(default 8192)", lines)
         self.assertIn("(default 1024)", lines)
+
+class Card(ProgramTest):
+    CARD = {"name": "plankton", "source": "a test", "sampling": {"temperature": 0.25, "top_k": 7}, "max_tokens": 300,
+            "reasoning_efforts": {"low": 5}, "thinking_terminator": " So be it.", "reply_reserve": 10}
+
+    def test_stands_between_options_and_the_file(self):
+        folder = temporary_folder(self)
+        model = folder / "mine.gguf"
+        model.symlink_to(MODEL)
+        with Server("-c", "2048", model) as server:
+            self.assertIsNone(server.get("/props")["model_card"])
+        (folder / "mine.card.json").write_text(json.dumps(self.CARD))
+        with Server("-c", "2048", model, "--top-k", "9") as server:
+            props = server.get("/props")
+            self.assertEqual(props["model_card"]["values"], self.CARD)
+            self.assertTrue(props["model_card"]["source"].endswith("mine.card.json"))
+            params = props["default_generation_settings"]["params"]
+            self.assertEqual((params["temperature"], params["top_k"], params["max_tokens"]), (0.25, 9, 300))
+            self.assertEqual(props["reasoning"]["efforts"]["low"], 5)
+            self.assertEqual(props["reasoning"]["efforts"]["high"], 32256)
+            message, close = reasoned(server, reasoning_effort="low")
+            self.assertEqual(close, "budget")
+            self.assertTrue(message["reasoning"].endswith(" So be it."), message)
+            end = server.post("/tokenize", {"content": "</think>"})["tokens"]
+            reply = server.post(CHAT, ask(SUM, ignore_eos=True, max_tokens=100, logit_bias={str(id): -100 for id in end}))
+            self.assertEqual(reply["timings"]["reasoning_close"], "reserve")
+            self.assertGreater(reply["usage"]["completion_tokens_details"]["reasoning_tokens"], 80)
+        (folder / "mine.card.json").write_text('{"temperature": 1}')
+        self.assertIn("'temperature' is not known", self.refusal(USAGE, "run", model, "-p", SUM))
+
 
 class Connect(ProgramTest):
     def test_prints_settings_of_clients(self):

@@ -113,7 +113,9 @@ AnswerRequest answer_request(const AnswerFlags& flags, const TextModel& model, b
   AnswerRequest request;
   request.sampling = sampling_params(flags.sampling, model);
   request.sampling.n_probs = flags.n_logprobs;
-  request.max_tokens = flags.max_tokens < 0 ? kDefaultMaxTokens : flags.max_tokens;
+  const int standard =
+      model.card() ? model.card()->max_tokens.value_or(kDefaultMaxTokens) : kDefaultMaxTokens;
+  request.max_tokens = flags.max_tokens < 0 ? standard : flags.max_tokens;
   request.answer.stops = flags.stops;
   request.answer.split_reasoning = !raw;
   // No tools are offered, so a call would lead nowhere.

@@ -64,6 +64,8 @@ std::shared_ptr<const AnswerRules> answer_rules(const ConstraintFlags& flags, co
   if (!options.grammar && reasoning.budget <= 0) return nullptr;
   options.may_reason = reasoning.may_reason;
   options.reasoning_budget = reasoning.budget;
+  if (model.card() && model.card()->thinking_terminator)
+    options.budget_message = *model.card()->thinking_terminator;
   if (flags.budget_message) options.budget_message = *flags.budget_message;
   auto rules = AnswerRules::compile(model.tokenizer(), model.token_trie(), std::move(options));
   if (!rules) throw ConfigError(rules.error().message);

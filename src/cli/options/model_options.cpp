@@ -365,14 +365,20 @@ SamplingParams sampling_params(const SamplingFlags& flags, const TextModel& mode
     }
     return value ? static_cast<decltype(built_in)>(*value) : built_in;
   };
-  params.temperature = flags.temperature.value_or(recommended("general.sampling.temp", params.temperature));
-  params.top_k = flags.top_k.value_or(recommended("general.sampling.top_k", params.top_k));
-  params.top_p = flags.top_p.value_or(recommended("general.sampling.top_p", params.top_p));
-  params.min_p = flags.min_p.value_or(recommended("general.sampling.min_p", params.min_p));
-  params.repetition_penalty = flags.repeat_penalty.value_or(
-      recommended("general.sampling.penalty_repeat", params.repetition_penalty));
-  params.repeat_last_n =
-      flags.repeat_last_n.value_or(recommended("general.sampling.penalty_last_n", params.repeat_last_n));
+  params.temperature = recommended("general.sampling.temp", params.temperature);
+  params.top_k = recommended("general.sampling.top_k", params.top_k);
+  params.top_p = recommended("general.sampling.top_p", params.top_p);
+  params.min_p = recommended("general.sampling.min_p", params.min_p);
+  params.repetition_penalty = recommended("general.sampling.penalty_repeat", params.repetition_penalty);
+  params.repeat_last_n = recommended("general.sampling.penalty_last_n", params.repeat_last_n);
+  if (model.card()) model.card()->apply(params);
+
+  params.temperature = flags.temperature.value_or(params.temperature);
+  params.top_k = flags.top_k.value_or(params.top_k);
+  params.top_p = flags.top_p.value_or(params.top_p);
+  params.min_p = flags.min_p.value_or(params.min_p);
+  params.repetition_penalty = flags.repeat_penalty.value_or(params.repetition_penalty);
+  params.repeat_last_n = flags.repeat_last_n.value_or(params.repeat_last_n);
   params.presence_penalty = flags.presence_penalty.value_or(params.presence_penalty);
   params.frequency_penalty = flags.frequency_penalty.value_or(params.frequency_penalty);
   params.dry_multiplier = flags.dry_multiplier.value_or(params.dry_multiplier);

@@ -239,8 +239,10 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
       .advanced();
 
   set.section("Answers");
-  set.count("-n,--predict,--n-predict,--default-max-tokens", "N", flags.default_max_tokens,
-            "limit for answers whose request sets none (default 32768)")
+  set.count(
+         "-n,--predict,--n-predict,--default-max-tokens", "N", flags.default_max_tokens,
+         "limit for answers whose request sets none; -1: what the context holds (default: the model card's, "
+         "else 32768)")
       .llama_env("LLAMA_ARG_N_PREDICT");
   set.flag("--parse-special-in-content", flags.special_in_content,
            "also read special tokens in the text of requests, which lets that text forge turns (default off)")
@@ -366,7 +368,8 @@ ServerOptions server_options(const ServeFlags& flags) {
   if (!flags.prompt_folder.empty() && !std::filesystem::is_directory(flags.prompt_folder))
     throw ConfigError(fmt::format("--log-prompts: '{}' is no folder; make it first", flags.prompt_folder));
   options.max_waiting = flags.max_queue;
-  options.default_max_tokens = flags.default_max_tokens < 0 ? 1 << 30 : flags.default_max_tokens;
+  if (flags.default_max_tokens != ServeFlags::kNotGiven)
+    options.default_max_tokens = flags.default_max_tokens < 0 ? 1 << 30 : flags.default_max_tokens;
   options.keep_billing_header = flags.keep_billing_header;
   options.anthropic_thinking = flags.anthropic_thinking == "auto";
   options.loop_guard = flags.loop_guard == "on";
@@ -392,6 +395,22 @@ ServerOptions server_options(const ServeFlags& flags) {
   options.n_workers = flags.threads_http > 0 ? flags.threads_http : std::clamp(cores / 4, 2, 4);
   options.version = version_facts();
   return options;
+}
+
+void apply_card(const ModelCard& card, const ServeFlags& flags, ServerOptions& options) {
+  if (card.max_tokens && flags.default_max_tokens == ServeFlags::kNotGiven)
+    options.default_max_tokens = *card.max_tokens;
+  if (card.thinking_terminator && flags.budget_message.empty())
+    options.budget_message = *card.thinking_terminator;
+  if (card.reply_reserve) options.reply_reserve = *card.reply_reserve;
+  for (const auto& [name, tokens] : card.reasoning_efforts) {
+    const auto known = std::find_if(options.efforts.begin(), options.efforts.end(),
+                                    [&](const ReasoningEffort& effort) { return effort.name == name; });
+    if (known != options.efforts.end())
+      known->tokens = tokens;
+    else
+      options.efforts.push_back({name, tokens});
+  }
 }
 
 EngineThreadOptions engine_thread_options(const ServeFlags& flags, uint64_t cache_bytes) {

@@ -1,9 +1,11 @@
 // Options of `serve`, and what they become.
 #pragma once
 
+#include <climits>
 #include <string>
 #include <vector>
 
+#include "chat/model_card.h"
 #include "cli/options/options.h"
 #include "engine/engine_thread.h"
 #include "server/server_options.h"
@@ -11,6 +13,8 @@
 namespace thermo {
 
 struct ServeFlags {
+  static constexpr int kNotGiven = INT_MIN;
+
   bool stdio = false;  // instead of listening
   std::string host = "127.0.0.1";
   int port = 8080;
@@ -37,7 +41,7 @@ struct ServeFlags {
   std::string header_timeout = "10s", body_timeout = "30s", keepalive_timeout = "75s",
               write_stall_timeout = "60s", timeout = "0", queue_timeout = "0", ping_interval = "10s",
               shutdown_grace = "30s", heat_save_interval = "60s";
-  int default_max_tokens = 32768;
+  int default_max_tokens = kNotGiven;
   std::string prompt_folder;
   bool metrics_per_key = false, metrics_per_layer = false, special_in_content = false, deterministic = false;
   bool strict_model = false, keep_billing_header = false, prefill_assistant = false;
@@ -50,6 +54,8 @@ void add_serve_options(OptionSet& set, ServeFlags& flags);
 
 // Throw ConfigError. The first reads the file of keys.
 ServerOptions server_options(const ServeFlags& flags);
+// What the flags leave open.
+void apply_card(const ModelCard& card, const ServeFlags& flags, ServerOptions& options);
 EngineThreadOptions engine_thread_options(const ServeFlags& flags, uint64_t cache_bytes);
 // "500ms", "30s", "5m", "2h"; a plain number is seconds.
 std::chrono::milliseconds parse_duration(std::string_view text);

@@ -76,6 +76,29 @@ TEST(ServeOptions, ReasoningHasAPlace) {
   EXPECT_THAT(refusal({"--reasoning-format", "loud"}), HasSubstr("deepseek-legacy"));
 }
 
+TEST(ServeOptions, WinOverTheCardOfTheModel) {
+  ModelCard card;
+  card.max_tokens = 100;
+  card.thinking_terminator = " Done.";
+  card.reply_reserve = 5;
+  card.reasoning_efforts = {{"low", 1}, {"own", 2}};
+  ServeFlags flags;
+  ServerOptions options = server_options(flags);
+  EXPECT_EQ(options.default_max_tokens, 32768);
+  apply_card(card, flags, options);
+  EXPECT_EQ(options.default_max_tokens, 100);
+  EXPECT_EQ(options.budget_message, " Done.");
+  EXPECT_EQ(options.reply_reserve, 5);
+  EXPECT_EQ(options.efforts.size(), usual_efforts().size() + 1);
+  EXPECT_EQ(options.efforts.back().tokens, 2);
+  flags.default_max_tokens = 7;
+  flags.budget_message = "Stop.";
+  options = server_options(flags);
+  apply_card(card, flags, options);
+  EXPECT_EQ(options.default_max_tokens, 7);
+  EXPECT_EQ(options.budget_message, "Stop.");
+}
+
 TEST(ServeOptions, TokensMayWaitForOthers) {
   EXPECT_EQ(parsed({}).stream_coalesce.count(), 0);
   EXPECT_EQ(parsed({"--stream-coalesce-ms", "40"}).stream_coalesce.count(), 40);

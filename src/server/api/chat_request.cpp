@@ -182,8 +182,8 @@ GenerationRequest read_chat_request(const Json& body, const RequestDefaults& def
   }
   read_tools(fields, request);
   read_tool_choice(fields, request);
-  if (const Json* reasoning = fields.object("reasoning")) read_effort(*reasoning, request);
-  if (const auto effort = fields.string("reasoning_effort")) set_effort(*effort, request);
+  if (const Json* reasoning = fields.object("reasoning")) read_effort(*reasoning, defaults, request);
+  if (const auto effort = fields.string("reasoning_effort")) set_effort(*effort, defaults, request);
   read_reasoning(fields, defaults, request);
   if (const Json* format = fields.object("response_format")) read_format(*format, "response_format", request);
   read_format_extensions(fields, request);

@@ -92,8 +92,15 @@ struct GenerationRequest {
   std::vector<std::string> ignored_fields, ignored_tools;
 };
 
+// How many tokens of reasoning a name stands for; 0: none.
+struct ReasoningEffort {
+  std::string name;
+  int tokens;
+};
+std::vector<ReasoningEffort> usual_efforts();
 // auto, deepseek, none, deepseek-legacy; nullopt: another one.
 std::optional<ReasoningFormat> reasoning_format_from_name(std::string_view name);
+
 // What becomes of images, which no model here reads.
 enum class ImagePolicy {
   Auto,         // refused in the question, replaced by a placeholder everywhere else
@@ -112,6 +119,7 @@ struct RequestDefaults {
   bool prefill_assistant = false;
   ImagePolicy images = ImagePolicy::Auto;
   std::string effort;  // of reasoning, without a word about it; empty: none
+  std::vector<ReasoningEffort> efforts = usual_efforts();
   ReasoningFormat reasoning_format = ReasoningFormat::Apart;
   std::vector<std::string> dry_breakers = usual_dry_breakers();
   // A text, or texts at which runs end, as the vocabulary has them.

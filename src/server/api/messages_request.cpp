@@ -200,7 +200,7 @@ void read_thinking(Fields& fields, const RequestDefaults& defaults, GenerationRe
   if (type == "disabled") {
     request.thinking = false;
   } else if (type == "adaptive" || type == "enabled") {
-    set_effort(effort.value_or("high"), request);
+    set_effort(effort.value_or("high"), defaults, request);
     request.thinking = true;
     if (const auto budget = inner.integer("budget_tokens", 0, 1 << 30)) {
       request.thinking_budget = static_cast<int>(*budget);

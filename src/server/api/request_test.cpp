@@ -223,6 +223,20 @@ TEST(ChatRequest, TakesTheFormatOfReasoning) {
             "unsupported_parameter reasoning_format");
 }
 
+TEST(ChatRequest, TakesEffortsAsTheModelHasThem) {
+  RequestDefaults d = defaults();
+  d.efforts = {{"none", 0}, {"high", 500}, {"xhigh", 600}, {"huge", 9}};
+  const auto budget = [&](const std::string& effort) {
+    return read_chat_request(
+               Json{{"messages", {{{"role", "user"}, {"content", "a"}}}}, {"reasoning_effort", effort}}, d)
+        .thinking_budget;
+  };
+  EXPECT_EQ(budget("huge"), 9);
+  EXPECT_EQ(budget("x-high"), 600);
+  EXPECT_EQ(budget("who knows"), 500);
+  EXPECT_EQ(budget("none"), std::nullopt);
+}
+
 TEST(ChatRequest, SaysWhereItIsWrong) {
   const auto with = [](const std::string& more) {
     return refusal(

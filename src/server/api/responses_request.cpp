@@ -246,7 +246,7 @@ GenerationRequest read_responses_request(const Json& body, const RequestDefaults
           read_tool(input[i]["tools"][k], element_path(element_path("input", i) + ".tools", k), "", request);
   read_tool_choice(fields, request);
   if (const auto parallel = fields.boolean("parallel_tool_calls")) request.parallel_tools = *parallel;
-  if (const Json* reasoning = fields.object("reasoning")) read_effort(*reasoning, request);
+  if (const Json* reasoning = fields.object("reasoning")) read_effort(*reasoning, defaults, request);
   read_reasoning(fields, defaults, request);
   if (const Json* text = fields.object("text")) {
     Fields inner(*text, "text");

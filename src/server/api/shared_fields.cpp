@@ -4,19 +4,13 @@
 
 #include <algorithm>
 #include <charconv>
+#include <climits>
 
 namespace thermo {
 namespace {
 
 constexpr size_t kMaxStops = 16, kMaxStopBytes = 256;
 constexpr int kMaxChoices = 16;
-
-struct Effort {
-  const char* name;
-  int tokens;
-};
-constexpr Effort kEfforts[] = {{"none", 0},     {"minimal", 1024}, {"low", 4032},     {"medium", 16128},
-                               {"high", 32256}, {"xhigh", 56832},  {"x-high", 56832}, {"max", 81408}};
 
 void set(std::optional<double> value, float& target) {
   if (value) target = static_cast<float>(*value);
@@ -181,18 +175,27 @@ void read_stream(Fields& fields, GenerationRequest& request) {
   request.ping_seconds = fields.number("sse_ping_interval", -1.0, 3600.0);
 }
 
-void set_effort(const std::string& effort, GenerationRequest& request) {
+std::vector<ReasoningEffort> usual_efforts() {
+  return {{"none", 0},     {"minimal", 1024}, {"low", 4032}, {"medium", 16128},
+          {"high", 32256}, {"xhigh", 56832},  {"max", 81408}};
+}
+
+void set_effort(const std::string& effort, const RequestDefaults& defaults, GenerationRequest& request) {
   request.effort = effort;
-  int tokens = 32256;  // a name that nobody knows is taken for "high"
-  for (const Effort& one : kEfforts)
-    if (effort == one.name) tokens = one.tokens;
+  const auto tokens_of = [&](const std::string& name) -> std::optional<int> {
+    for (const ReasoningEffort& one : defaults.efforts)
+      if (name == one.name) return one.tokens;
+    return std::nullopt;
+  };
+  const std::optional<int> known = tokens_of(effort == "x-high" ? "xhigh" : effort);
+  const int tokens = known ? *known : tokens_of("high").value_or(INT_MAX);
   request.thinking = tokens > 0;
   if (tokens > 0) request.thinking_budget = tokens;
 }
 
-void read_effort(const Json& reasoning, GenerationRequest& request) {
+void read_effort(const Json& reasoning, const RequestDefaults& defaults, GenerationRequest& request) {
   Fields fields(reasoning, "reasoning");
-  if (const auto effort = fields.string("effort")) set_effort(*effort, request);
+  if (const auto effort = fields.string("effort")) set_effort(*effort, defaults, request);
   if (const auto enabled = fields.boolean("enabled")) request.thinking = *enabled;
   fields.accept({"summary", "generate_summary", "context"});
   note_unknown(fields, request);
@@ -218,7 +221,7 @@ void read_reasoning(Fields& fields, const RequestDefaults& defaults, GenerationR
       request.thinking_budget = *tokens < 0 ? std::nullopt : std::optional<int>(static_cast<int>(*tokens));
       if (*tokens == 0) request.thinking = false;
     }
-  if (!request.thinking && !defaults.effort.empty()) set_effort(defaults.effort, request);
+  if (!request.thinking && !defaults.effort.empty()) set_effort(defaults.effort, defaults, request);
   request.reasoning_format = defaults.reasoning_format;
   if (const auto name = fields.string("reasoning_format")) {
     const auto format = reasoning_format_from_name(*name);

@@ -22,10 +22,10 @@ void read_format_extensions(Fields& fields, GenerationRequest& request);
 // (flat).
 void read_format(const Json& value, const std::string& path, GenerationRequest& request);
 void read_session(Fields& fields, GenerationRequest& request);
-// "low" to tokens; none: off.
-void set_effort(const std::string& effort, GenerationRequest& request);
+// "low" to tokens; none: off. A name that nobody knows is taken for "high".
+void set_effort(const std::string& effort, const RequestDefaults& defaults, GenerationRequest& request);
 // {"effort": "low"}, {"enabled": false}: "reasoning" of chat and of Responses.
-void read_effort(const Json& reasoning, GenerationRequest& request);
+void read_effort(const Json& reasoning, const RequestDefaults& defaults, GenerationRequest& request);
 
 // Adds a tool. 400: a name that is taken, or made of other characters than letters, digits, _ . and -; a
 // schema that is no object.
