@@ -18,7 +18,9 @@ struct LogOptions {
   LogLevel level = LogLevel::Warning;
   LogFormat format = LogFormat::Text;
   bool color = false;
-  std::string file;  // empty: stderr
+  bool prefix = true;      // of text: level and component
+  bool timestamps = true;  // of text
+  std::string file;        // empty: stderr
 };
 
 // Called once by cli/ before anything logs; without it warnings and errors go to stderr as text.

@@ -243,7 +243,8 @@ asio::awaitable<void> ApiHandler::dispatch(HttpExchange& exchange, const RouteMa
     co_return;
   }
   if (route.endpoint == Endpoint::LiveView) {
-    co_await show_live(server_, exchange, std::move(headers));
+    const std::optional<Access::Caller> caller = caller_of(request);
+    co_await show_live(server_, exchange, caller && caller->admin, std::move(headers));
     co_return;
   }
   if (route.endpoint == Endpoint::Experts && server_.model != nullptr) {

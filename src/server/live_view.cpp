@@ -9,6 +9,7 @@
 #include <fstream>
 #include <map>
 
+#include "base/log_control.h"
 #include "server/api/reply_writer.h"
 #include "server/experts_view.h"
 #include "server/operations.h"
@@ -59,6 +60,19 @@ Json hello(const ServerState& server) {
           {"n_expert_used", meta("n_expert_used")},
           {"devices", Json::array({meta("device")})},
           {"version", server.options.version.value("version", "")}};
+}
+
+// Warnings and errors that came after `seen`, as events.
+std::string log_events(uint64_t& seen) {
+  std::string out;
+  for (const LogLine& line : recent_warnings(seen)) {
+    seen = line.number;
+    out += sse_event("log", {{"ts", line.time},
+                             {"level", level_name(line.level)},
+                             {"component", line.component},
+                             {"msg", line.message}});
+  }
+  return out;
 }
 
 Json tick(const ServerState& server, Clock::time_point begin) {
@@ -160,7 +174,7 @@ void sample_load(ServerState& server) {
                       .layers = experts != nullptr ? experts->layers : std::vector<LayerUses>()});
 }
 
-asio::awaitable<void> show_live(ServerState& server, HttpExchange& exchange,
+asio::awaitable<void> show_live(ServerState& server, HttpExchange& exchange, bool with_log,
                                 std::vector<std::pair<std::string, std::string>> headers) {
   require_model(server);
   const double hz = query_number(exchange.request(), "hz", 0.2, 5.0, 2.0);
@@ -182,6 +196,7 @@ asio::awaitable<void> show_live(ServerState& server, HttpExchange& exchange,
   const auto period = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(1.0 / hz));
   Clock::time_point next = begin, next_heat = begin;
   std::map<std::string, std::string> states;  // of requests, as they were shown
+  uint64_t n_log_seen = n_recent_warnings();
   while (!exchange.gone() && !server.draining && exchange.unsent_bytes() < kMaxUnsent) {
     std::map<std::string, std::string> now;
     for (const auto& live : server.live) {
@@ -192,6 +207,7 @@ asio::awaitable<void> show_live(ServerState& server, HttpExchange& exchange,
     for (const auto& [id, state] : states)
       if (!now.contains(id)) exchange.write(sse_event("request", {{"id", id}, {"state", "ended"}}));
     states = std::move(now);
+    if (with_log) exchange.write(log_events(n_log_seen));
     exchange.write(sse_event("tick", tick(server, begin)));
     if (heat && Clock::now() >= next_heat)
       if (const auto copy = server.model->service->expert_heat()) {

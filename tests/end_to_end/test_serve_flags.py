@@ -195,6 +195,15 @@ class Fit(ProgramTest):
         self.assertIn("(default 8192)", lines)
         self.assertIn("(default 1024)", lines)
 
+    def test_lines_of_the_log_can_be_bare(self):
+        def logged(*flags):
+            result = run("run", "-p", SUM, "-n", "1", "--device", "cpu", "-lv", "3", "-q", *flags)
+            return next(line for line in result.stderr.splitlines() if "loaded " in line)
+        self.assertRegex(logged(), r"^\d\d:\d\d:\d\d\.\d+ I engine   loaded ")
+        self.assertRegex(logged("--no-log-timestamps"), r"^I engine   loaded ")
+        self.assertRegex(logged("--no-log-timestamps", "--no-log-prefix"), r"^loaded ")
+
+
 class Card(ProgramTest):
     CARD = {"name": "plankton", "source": "a test", "sampling": {"temperature": 0.25, "top_k": 7}, "max_tokens": 300,
             "reasoning_efforts": {"low": 5}, "thinking_terminator": " So be it.", "reply_reserve": 10}

@@ -202,11 +202,11 @@ class Metrics(unittest.TestCase):
 
 
 class LiveView(unittest.TestCase):
-    def watch(self, server, query, enough):
+    def watch(self, server, query, enough, headers={}):
         """Events of the live view until there are enough: [(name, data)]."""
         connection = http.client.HTTPConnection(server.host, server.port, timeout=PATIENCE)
         with contextlib.closing(connection):
-            connection.request("GET", "/thermo/live" + query)
+            connection.request("GET", "/thermo/live" + query, headers=headers)
             reply = connection.getresponse()
             self.assertEqual(reply.status, 200)
             events, name, end = [], None, time.monotonic() + PATIENCE
@@ -272,6 +272,35 @@ class LiveView(unittest.TestCase):
         finally:
             for connection in sockets:
                 connection.close()
+
+    def test_shows_warnings_to_administrators(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = pathlib.Path(folder.name) / "keys"
+        path.write_text("admin:root\nann:secret\n")
+        with Server("-c", "512", "--api-key-file", path) as server:
+            def logs(events):
+                return [data for name, data in events if name == "log"]
+
+            def enough(events):
+                if len(events) == 2:  # somebody watches
+                    path.write_text("# none\n")
+                    server.process.send_signal(signal.SIGHUP)
+                return logs(events)
+            events = self.watch(server, "?hz=5", enough, {"Authorization": "Bearer root"})
+            log = logs(events)[0]
+            self.assertEqual((log["level"], log["component"]), ("warning", "server"))
+            self.assertIn("keys stay as they are", log["msg"])
+            self.assertRegex(log["ts"], r"^\d{4}-\d\d-\d\dT.*Z$")
+
+            warned = server.logged().count("keys stay as they are")
+            path.unlink()
+
+            def some_ticks(events):
+                if len(events) == 2:
+                    server.process.send_signal(signal.SIGHUP)
+                return len(events) > 2 and server.logged().count("keys stay as they are") > warned and len(events) > 8
+            self.assertEqual(logs(self.watch(server, "?hz=5", some_ticks, {"Authorization": "Bearer secret"})), [])
 
     def test_limits_viewers(self):
         with Server("-c", "512") as server:

@@ -24,6 +24,8 @@ LogOptions GeneralOptions::log_options(bool color_stderr) const {
   return {.level = static_cast<LogLevel>(std::clamp(verbosity, 0, 5)),
           .format = json ? LogFormat::JsonLines : LogFormat::Text,
           .color = color_stderr && log_file.empty() && !json,
+          .prefix = log_prefix,
+          .timestamps = log_timestamps,
           .file = log_file};
 }
 
@@ -46,6 +48,12 @@ void add_general_options(OptionSet& set, GeneralOptions& options) {
   set.value("--log-format", "FORMAT", options.log_format,
             "text or json (default: json when the log file ends in .json)")
       .choices({"auto", "text", "json"})
+      .advanced();
+  set.flag("--log-prefix", options.log_prefix, "level and part of the program in log lines (default on)")
+      .llama_env("LLAMA_LOG_PREFIX")
+      .advanced();
+  set.flag("--log-timestamps", options.log_timestamps, "the time in log lines (default on)")
+      .llama_env("LLAMA_LOG_TIMESTAMPS")
       .advanced();
   set.value("--color,--log-colors", "WHEN", options.color, "auto, always or never; auto: on terminals only")
       .choices({"auto", "always", "never", "on", "off"})

@@ -19,6 +19,7 @@ struct GeneralOptions {
   std::string state_dir;
   std::string log_file;
   std::string log_format = "auto";
+  bool log_prefix = true, log_timestamps = true;
   std::string color = "auto";
   std::string progress = "auto";
   bool quiet = false;

@@ -71,8 +71,6 @@ constexpr Refusal kRefusals[] = {
     {"--check-tensors", "use `thermocline verify` to check what a model computes"},
     {"--list-devices", "use `thermocline doctor` to see what this machine has"},
     {"--log-disable", "use --quiet, or --verbosity 0"},
-    {"--log-prefix --log-timestamps --no-log-prefix --no-log-timestamps",
-     "log lines have one format; use --log-format json for one that programs can read"},
     {"--reasoning-effort", "an option of `serve`; use --reasoning on or off, or --reasoning-budget"},
     {"--override-kv", "metadata is read from the file; change the file"},
     {"--swa-full --cache-reuse --kv-unified -kvu --defrag-thold -dt",
