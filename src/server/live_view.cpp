@@ -1,15 +1,12 @@
 #include "server/live_view.h"
 
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <fstream>
 #include <map>
 
 #include "base/log_control.h"
+#include "base/process_watch.h"
 #include "server/api/reply_writer.h"
 #include "server/experts_view.h"
 #include "server/operations.h"
@@ -21,21 +18,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kMaxViewers = 16;
 constexpr size_t kMaxUnsent = 1 << 20;  // a viewer that has so much to read does not read
-
-double process_cpu_seconds() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
-uint64_t resident_bytes() {
-  uint64_t pages = 0, resident = 0;
-  std::ifstream("/proc/self/statm") >> pages >> resident;
-  return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-}
 
 double query_number(const HttpRequest& request, std::string_view name, double low, double high,
                     double standard) {
@@ -60,6 +42,11 @@ Json hello(const ServerState& server) {
           {"n_expert_used", meta("n_expert_used")},
           {"devices", Json::array({meta("device")})},
           {"version", server.options.version.value("version", "")}};
+}
+
+template <class T>
+Json known_or_null(const std::optional<T>& value) {
+  return value ? Json(*value) : Json(nullptr);
 }
 
 // Warnings and errors that came after `seen`, as events.
@@ -125,9 +112,9 @@ Json tick(const ServerState& server, Clock::time_point begin) {
           {"gpu", gpu_json(server.gpu)},
           {"cpu",
            {{"util", known(last, last.cpu)},
-            {"threads_busy", nullptr},
+            {"threads_busy", known_or_null(server.history.newest().busy_threads)},
             {"rss", resident_bytes()},
-            {"mem_bw_bps", nullptr}}},
+            {"mem_bw_bps", known_or_null(last.memory_bytes_per_s)}}},
           {"experts", std::move(experts)},
           {"spec", std::move(spec)}};
 }
@@ -136,7 +123,7 @@ Json tick(const ServerState& server, Clock::time_point begin) {
 
 Json gpu_json(const std::optional<GpuReading>& gpu) {
   if (!gpu) return Json::array();
-  const auto known = [](const auto& value) { return value ? Json(*value) : Json(nullptr); };
+  const auto known = [](const auto& value) { return known_or_null(value); };
   return Json::array({{{"util", known(gpu->utilization)},
                        {"mem_used", known(gpu->memory_used_bytes)},
                        {"mem_total", known(gpu->memory_total_bytes)},
@@ -170,6 +157,9 @@ void sample_load(ServerState& server) {
                       .experts = state.experts,
                       .draft = state.draft,
                       .cpu_seconds = process_cpu_seconds(),
+                      // Only a viewer asks for these, and they take a moment.
+                      .busy_threads = server.n_viewers > 0 ? n_running_threads() : std::nullopt,
+                      .memory_bytes = server.n_viewers > 0 ? memory_traffic_bytes() : std::nullopt,
                       .uses = experts != nullptr ? experts->uses : nullptr,
                       .layers = experts != nullptr ? experts->layers : std::vector<LayerUses>()});
 }

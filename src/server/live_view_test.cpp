@@ -41,6 +41,8 @@ TEST(LoadHistory, KnowsWindowsOfUsesAndLayers) {
     sample.experts.hot_uses = 5 * i;
     sample.uses = std::make_shared<const std::vector<uint64_t>>(1, i);
     sample.layers = {{.hot = 3 * i, .all = 4 * i}, {}};
+    sample.busy_threads = static_cast<int>(i);
+    if (i >= 7) sample.memory_bytes = 1000 * i;
     history.add(sample);
   }
   EXPECT_EQ(history.uses_before(1.0)->front(), 8u);
@@ -48,6 +50,9 @@ TEST(LoadHistory, KnowsWindowsOfUsesAndLayers) {
   EXPECT_EQ(history.window(5.0).n_uses, 50u);
   EXPECT_EQ(history.window(5.0).hot_ratio, 0.5);
   EXPECT_EQ(history.layer_hits(5.0), (std::vector<std::optional<double>>{0.75, std::nullopt}));
+  EXPECT_EQ(history.newest().busy_threads, 9);
+  EXPECT_EQ(history.window(1.0).memory_bytes_per_s, 1000.0);
+  EXPECT_EQ(history.window(5.0).memory_bytes_per_s, std::nullopt);  // nobody looked at the beginning
   EXPECT_FALSE(history.stirs(7));
   EXPECT_TRUE(history.stirs(8));
 }

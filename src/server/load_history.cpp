@@ -34,6 +34,8 @@ LoadHistory::Window LoadHistory::window(double seconds) const {
   out.stall_share = rate(a.stall_ns, b.stall_ns) * 1e-9;
   out.rounds_per_s =
       rate(static_cast<uint64_t>(then->draft.n_rounds), static_cast<uint64_t>(now.draft.n_rounds));
+  if (then->memory_bytes && now.memory_bytes)
+    out.memory_bytes_per_s = rate(*then->memory_bytes, *now.memory_bytes);
   out.n_uses = b.n_uses - a.n_uses;
   if (out.n_uses > 0)
     out.hot_ratio = static_cast<double>(b.hot_uses - a.hot_uses) / static_cast<double>(out.n_uses);

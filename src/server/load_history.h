@@ -22,6 +22,8 @@ class LoadHistory {
     ExpertCounts experts;
     DraftTelemetry draft;
     double cpu_seconds = 0.0;                           // of the process
+    std::optional<int> busy_threads;                    // at that moment; nullopt: not known
+    std::optional<uint64_t> memory_bytes;               // to and from main memory, so far; likewise
     std::shared_ptr<const std::vector<uint64_t>> uses;  // of each expert; nullptr: not known
     std::vector<LayerUses> layers;                      // as ExpertHeat has them
   };
@@ -41,10 +43,12 @@ class LoadHistory {
     double written_per_s = 0.0, prompt_per_s = 0.0, cpu = 0.0;
     double moved_per_s = 0.0, moved_bytes_per_s = 0.0, stall_share = 0.0;
     double rounds_per_s = 0.0;
+    std::optional<double> memory_bytes_per_s = {};  // nullopt: not known
     uint64_t n_uses = 0;
     double hot_ratio = 1.0;
   };
   Window window(double seconds) const;
+  Sample newest() const { return samples_.empty() ? Sample{} : samples_.back(); }
   // Uses of each expert about so many seconds ago; nullptr: not known.
   std::shared_ptr<const std::vector<uint64_t>> uses_before(double seconds) const;
   // Share of the uses of each layer's experts that were hot; nullopt: there were none.

@@ -3,13 +3,12 @@
 #include <dirent.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <ctime>
-#include <fstream>
 
 #include "base/log_control.h"
+#include "base/process_watch.h"
 #include "server/compat_metrics.h"
 #include "server/experts_view.h"
 #include "server/routes.h"
@@ -26,20 +25,12 @@ std::string rfc3339(int64_t seconds) {
 }
 
 void process_metrics(std::string& out, const ServerState& server) {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
-  };
   write_family(out, "process_cpu_seconds_total", "counter", "Processor time of the process.",
-               {{"", seconds(usage.ru_utime) + seconds(usage.ru_stime)}});
-  uint64_t pages = 0, resident = 0;
-  std::ifstream("/proc/self/statm") >> pages >> resident;
-  const auto page = static_cast<double>(sysconf(_SC_PAGESIZE));
+               {{"", process_cpu_seconds()}});
   write_family(out, "process_virtual_memory_bytes", "gauge", "Address space in use.",
-               {{"", static_cast<double>(pages) * page}});
+               {{"", static_cast<double>(virtual_bytes())}});
   write_family(out, "process_resident_memory_bytes", "gauge", "Memory in use.",
-               {{"", static_cast<double>(resident) * page}});
+               {{"", static_cast<double>(resident_bytes())}});
   const auto entries = [](const char* folder) {
     double n = -2.0;  // . and ..
     DIR* const open = opendir(folder);

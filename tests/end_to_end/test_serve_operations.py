@@ -253,6 +253,10 @@ class LiveView(unittest.TestCase):
             self.assertEqual(events[0][1]["model"], "plankton")
             self.assertGreater(max(t["decode_tps"] or 0 for t in ticks(events)), 0)
             self.assertTrue(all(t["spec"] is None and t["gpu"] == [] and len(t["slots"]) == 2 for t in ticks(events)))
+            # The thread that looks is one; others compute. What the processor does not count is null.
+            self.assertGreater(max(t["cpu"]["threads_busy"] or 0 for t in ticks(events)), 1)
+            counted = pathlib.Path("/sys/fs/resctrl/mon_data").exists()
+            self.assertTrue(counted or all(t["cpu"]["mem_bw_bps"] is None for t in ticks(events)))
             heat = heats(events)[-1]
             self.assertEqual(len(base64.b64decode(heat["w"])), sum(heat["n_expert"]))
             self.assertEqual(server.request("GET", "/thermo/live?hz=99")[0], 400)
