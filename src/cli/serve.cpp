@@ -280,7 +280,7 @@ class ServeCommand : public Command {
                    {"n_vocab", config.n_vocab}};
     served.plan = {{"context", model.engine().n_ctx()},
                    {"parallel", n_parallel},
-                   {"tiers", memory_tiers_json(model.engine().plan())},
+                   {"tiers", memory_tiers_json(model.engine().plan(), &model.engine().info())},
                    {"expert_slots_per_layer", nullptr},  // slots belong to no layer
                    {"expected", {{"decode_tps", nullptr}, {"prefill_tps", nullptr}}},  // `plan` measures it
                    {"decisions", decisions(model, n_parallel)}};

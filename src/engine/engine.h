@@ -118,6 +118,8 @@ struct EngineInfo {
   uint64_t file_bytes = 0;       // tensor bytes in the file
   uint64_t bytes_per_token = 0;  // weights that a decode step of one row reads
   double load_seconds = 0.0;
+  // What the system says was taken at load; nullopt: that is not known.
+  std::optional<uint64_t> host_taken_bytes = {}, device_taken_bytes = {};
   KvType k_type{}, v_type{};
 };
 

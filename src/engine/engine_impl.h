@@ -52,6 +52,7 @@ struct Engine::Impl {
 
   explicit Impl(const ThreadPoolOptions& threads) : pool(threads) {}
 
+  void check_plan() const;
   void open_trace(const std::string& path, const GgufFile& file);
   std::optional<HeatMap> read_heat(const std::string& path, const ModelConfig& config, const Weights& weights,
                                    const GgufFile& file);

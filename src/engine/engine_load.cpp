@@ -8,9 +8,12 @@
 #include "base/cpu_info.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/process_watch.h"
 #include "engine/cpu_backend.h"
 #include "engine/engine_impl.h"
 #include "engine/engine_plan.h"
+#include "engine/gpu_backend.h"
+#include "engine/memory_plan.h"
 #include "gguf/gguf_file.h"
 #include "model/dense_parts.h"
 #include "model/model.h"
@@ -118,6 +121,7 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
                            .n_sequences = model.n_sequences,
                            .max_rows = std::min(plan.draft.max_rows, model.n_batch)});
   };
+  const uint64_t free_before = plan.gpu ? gpu_free_bytes(plan.gpu->index) : 0;
   if (plan.gpu) {
     try {
       e.backend = make_gpu_backend(std::move(config), weights, model, e.pool, options.progress);
@@ -133,11 +137,32 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
     e.take_warm_up_counts();
   }
   if (e.backend->heat() != nullptr) e.first_heat = *e.backend->heat();
+  if (plan.gpu) {
+    const uint64_t free_now = gpu_free_bytes(plan.gpu->index);
+    e.info.device_taken_bytes = free_before - std::min(free_before, free_now);
+  } else {
+    e.info.host_taken_bytes = private_bytes();  // beside a driver nobody knows whose it is
+  }
+  e.check_plan();
   e.model_file = &file;
   if (const std::string fault = file.fault(); !fault.empty()) throw LoadError(fault);
   e.info.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   log_info("engine", "loaded {} on {} in {:.2f} s: {} threads, {}, context {}", file.path(), e.info.device,
            e.info.load_seconds, e.info.n_threads, isa_name(e.info.isa), e.plan.n_ctx);
+}
+
+// What is planned wrongly runs out later, or is missing elsewhere.
+void Engine::Impl::check_plan() const {
+  const auto check = [](const char* where, const std::vector<MemoryPlanItem>& items,
+                        const std::optional<uint64_t>& real) {
+    const std::string mistake = real ? plan_mistake(planned_at_load(items), *real) : "";
+    if (!mistake.empty())
+      log_warning("engine",
+                  "the memory plan was wrong: of {}, {}; other programs may have taken or freed some", where,
+                  mistake);
+  };
+  check("main memory", plan.items, info.host_taken_bytes);
+  check("GPU memory", plan.device_items, info.device_taken_bytes);
 }
 
 void Engine::Impl::open_trace(const std::string& path, const GgufFile& file) {

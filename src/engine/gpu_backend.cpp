@@ -46,6 +46,10 @@ std::optional<GpuChoice> choose_gpu(const DeviceChoice& device, std::string& not
   return std::nullopt;
 }
 
+uint64_t gpu_free_bytes(int index) {
+  return use_device(index).free_bytes;
+}
+
 std::optional<GpuChoice> imagined_gpu(uint64_t bytes) {
   constexpr int kMultiprocessors = 60, kCapability = 86;
   return GpuChoice{.name = fmt::format("a card with {}", format_bytes(bytes)),
@@ -107,6 +111,10 @@ std::optional<GpuChoice> choose_gpu(const DeviceChoice& device, std::string&) {
                     "this build has no CUDA; use the CPU, or build with -DTHERMO_CUDA=ON on a machine "
                     "with the CUDA toolkit",
                     Remedy::Processor);
+}
+
+uint64_t gpu_free_bytes(int) {
+  return 0;
 }
 
 std::optional<GpuChoice> imagined_gpu(uint64_t) {

@@ -108,8 +108,8 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
   plan.host_expert_bytes = host_experts;
   plan.mapped_bytes =
       in.repack ? file.require_tensor("token_embd.weight").n_bytes : file.total_tensor_bytes();
-  const auto add = [&](std::string name, uint64_t bytes, std::string detail) {
-    if (bytes > 0) plan.items.push_back({std::move(name), bytes, std::move(detail)});
+  const auto add = [&](std::string name, uint64_t bytes, std::string detail, bool later = false) {
+    if (bytes > 0) plan.items.push_back({std::move(name), bytes, std::move(detail), later});
     plan.total_bytes += bytes;
   };
   add(sizes.experts > 0 ? "core weights" : "weights", sizes.core, "repacked for the CPU");
@@ -130,10 +130,11 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
   add("activations",
       Model::workspace_bytes(config, options, in.n_threads, in.repack ? 0 : largest_panel(file)),
       fmt::format("{} rows", in.n_batch));
-  add("prefix cache", in.cache_bytes, "beginnings of conversations, at most");
+  add("prefix cache", in.cache_bytes, "beginnings of conversations, at most", true);
   add("program", kProgramBytes, "code, vocabulary, stacks");
   if (plan.experts_in_file())
-    add("reserve", std::min(kFileReserve, sizes.experts / 8), "pages of the file, buffers of its readers");
+    add("reserve", std::min(kFileReserve, sizes.experts / 8), "pages of the file, buffers of its readers",
+        true);
   if (in.stand_in_bytes) {
     add("stand-in device", *in.stand_in_bytes,
         config.has_parts() ? "its memory for parts of FFNs" : "its memory for hot experts");
@@ -264,8 +265,23 @@ void plan_checkpoints(MemoryPlan& plan, int n_sequences, uint64_t bytes) {
   const uint64_t total = of_each * static_cast<uint64_t>(plan.n_checkpoints);
   plan.items.push_back({"checkpoints", total,
                         fmt::format("up to {} x {}, {} each; to go back to", plan.n_checkpoints, n_sequences,
-                                    format_bytes(bytes))});
+                                    format_bytes(bytes)),
+                        true});
   plan.total_bytes += total;
+}
+
+uint64_t planned_at_load(const std::vector<MemoryPlanItem>& items) {
+  uint64_t bytes = 0;
+  for (const MemoryPlanItem& item : items) bytes += item.later ? 0 : item.bytes;
+  return bytes;
+}
+
+std::string plan_mistake(uint64_t planned, uint64_t taken) {
+  const uint64_t difference = std::max(planned, taken) - std::min(planned, taken);
+  if (difference <= kProgramBytes || difference <= planned / 20) return "";
+  return fmt::format(
+      "{} were planned and {} are taken, {:+.0f} %", format_bytes(planned), format_bytes(taken),
+      100.0 * (static_cast<double>(taken) / static_cast<double>(std::max<uint64_t>(planned, 1)) - 1.0));
 }
 
 std::string kv_item_detail(KvKind kind, const SequenceConfig& sequence, int n_sequences) {
@@ -291,12 +307,12 @@ MemoryPlan plan_device_memory(const ModelConfig& config, const MemoryPlanInputs&
     plan.items = {{"program", kProgramBytes, "code, vocabulary, staging"}};
     if (in.cache_bytes > 0)
       plan.items.push_back(
-          {"prefix cache", in.cache_bytes, "beginnings of conversations, at most; page-locked"});
+          {"prefix cache", in.cache_bytes, "beginnings of conversations, at most; page-locked", true});
     plan.total_bytes = kProgramBytes + in.cache_bytes;
     plan.device_name = device_name;
     plan.device_available_bytes = free_bytes;
     plan.device_items = items(n_ctx, n_pages);
-    plan.device_items.push_back({"reserve", in.device_reserve, "driver and other programs"});
+    plan.device_items.push_back({"reserve", in.device_reserve, "driver and other programs", true});
     for (const MemoryPlanItem& item : plan.device_items) plan.device_total_bytes += item.bytes;
     return plan;
   };

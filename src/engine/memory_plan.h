@@ -41,6 +41,7 @@ struct MemoryPlanItem {
   std::string name;  // "experts", "dense weights", "kv cache", ...
   uint64_t bytes = 0;
   std::string detail;  // "131072 tokens x 1, f16"
+  bool later = false;  // not taken at load, or not by this program
 };
 
 struct MemoryPlan {
@@ -68,6 +69,11 @@ struct MemoryPlan {
   bool experts_in_file() const { return host_expert_bytes < expert_bytes; }
   bool fits() const { return total_bytes <= available_bytes && device_total_bytes <= device_available_bytes; }
 };
+
+// What is taken at load, of the items of one side.
+uint64_t planned_at_load(const std::vector<MemoryPlanItem>& items);
+// What to say where that is more than 5 percent, and more than 64 MiB, away from what was taken; else empty.
+std::string plan_mistake(uint64_t planned, uint64_t taken);
 
 // What to say of a pool of keys and values, on either side.
 std::string kv_item_detail(KvKind kind, const SequenceConfig& sequence, int n_sequences);

@@ -163,6 +163,22 @@ TEST(MemoryPlan, ChoosesAContextForADevice) {
   EXPECT_FALSE(plan_device_memory(config, inputs, "card", 3 * GiB, items).fits());
 }
 
+TEST(MemoryPlan, ComparesWhatWasTakenAtLoad) {
+  const ModelConfig config = read_model_config(plankton());
+  MemoryPlanInputs inputs;
+  inputs.available_bytes = 8 * GiB;
+  const uint64_t alone = planned_at_load(plan_memory(config, plankton(), inputs).items);
+  inputs.cache_bytes = 1 * GiB;
+  MemoryPlan plan = plan_memory(config, plankton(), inputs);
+  plan_checkpoints(plan, 1, 1 * MiB);
+  EXPECT_EQ(planned_at_load(plan.items), alone);  // caches and checkpoints come later
+  EXPECT_GT(plan.total_bytes, alone + 1 * GiB);
+  EXPECT_EQ(plan_mistake(10 * GiB, 10 * GiB + 400 * MiB), "");
+  EXPECT_EQ(plan_mistake(100 * MiB, 150 * MiB), "");  // what the plan rounds
+  EXPECT_EQ(plan_mistake(10 * GiB, 11 * GiB), "10.00 GiB were planned and 11.00 GiB are taken, +10 %");
+  EXPECT_EQ(plan_mistake(10 * GiB, 9 * GiB), "10.00 GiB were planned and 9.00 GiB are taken, -10 %");
+}
+
 TEST(MemoryPlan, NamesWhatWouldFit) {
   const ModelConfig config = read_model_config(plankton());
   MemoryPlanInputs inputs;

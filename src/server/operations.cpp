@@ -51,7 +51,7 @@ void process_metrics(std::string& out, const ServerState& server) {
 }
 
 void memory_metrics(std::string& out, const Json& plan) {
-  std::vector<Sample> host, device;
+  std::vector<Sample> host, device, planned, taken;
   for (const Json& tier : plan.value("tiers", Json::array())) {
     const bool on_host = tier.value("name", "") == "host";
     const std::string name =
@@ -60,6 +60,17 @@ void memory_metrics(std::string& out, const Json& plan) {
       (on_host ? host : device)
           .push_back({fmt::format("{}kind=\"{}\"", name, label_value(item.value("name", ""))),
                       item.value("bytes", 0.0)});
+    const std::string label = fmt::format("tier=\"{}\"", on_host ? "host" : "device");
+    if (const Json bytes = tier.value("taken_at_load", Json(nullptr)); bytes.is_number()) {
+      planned.push_back({label, tier.value("planned_at_load", 0.0)});
+      taken.push_back({label, bytes.get<double>()});
+    }
+  }
+  if (!taken.empty()) {
+    write_family(out, "thermocline_memory_planned_bytes", "gauge", "Memory that loading was to take.",
+                 planned);
+    write_family(out, "thermocline_memory_taken_bytes", "gauge",
+                 "Memory that loading took, as the system or the device tells.", taken);
   }
   write_family(out, "thermocline_host_memory_bytes", "gauge", "Main memory as it was planned.", host);
   if (!device.empty())

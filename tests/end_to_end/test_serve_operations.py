@@ -13,6 +13,7 @@ import time
 import unittest
 
 import metrics_format
+from harness import PROGRAM, SANITIZED, clean_environment
 from server_harness import ENDLESS, PATIENCE, WEATHER, WIDE, Server, ask, wait_until
 
 SUM = ask("What is 17 + 25?")
@@ -305,6 +306,19 @@ class LiveView(unittest.TestCase):
                     server.process.send_signal(signal.SIGHUP)
                 return len(events) > 2 and server.logged().count("keys stay as they are") > warned and len(events) > 8
             self.assertEqual(logs(self.watch(server, "?hz=5", some_ticks, {"Authorization": "Bearer secret"})), [])
+
+    def test_compares_the_plan_with_what_was_taken(self):
+        with Server("-c", "512", "--cache-ram", "64") as server:
+            tier = server.get("/thermo/plan")["tiers"][0]
+            self.assertGreater(tier["planned"], tier["planned_at_load"] + (63 << 20))  # the cache comes later
+            text = server.get("/metrics")
+            self.assertNotIn("the memory plan was wrong", server.logged())
+        if tier["taken_at_load"] is None:
+            self.assertTrue(SANITIZED)
+            return
+        self.assertLess(abs(tier["taken_at_load"] - tier["planned_at_load"]), 64 << 20)
+        self.assertIn(f'thermocline_memory_taken_bytes{{tier="host"}} {tier["taken_at_load"]}', text)
+        self.assertIn(f'thermocline_memory_planned_bytes{{tier="host"}} {tier["planned_at_load"]}', text)
 
     def test_limits_viewers(self):
         with Server("-c", "512") as server:
