@@ -402,6 +402,8 @@ void EngineThread::Impl::show() {
                    .stall_ns = experts.stall_ns,
                    .cpu_ns = experts.cpu_ns,
                    .disk_wait_ns = experts.disk_wait_ns,
+                   .device_wait_ns = experts.device_wait_ns,
+                   .copy_wait_ns = experts.copy_wait_ns,
                    .hot_bytes = experts.hot_expert_bytes,
                    .total_bytes = experts.total_expert_bytes,
                    .prompt_uses = prompt_uses,

@@ -83,7 +83,7 @@ struct ExpertCounts {
   uint64_t n_uses = 0, hot_uses = 0;  // of (row, expert)
   uint64_t cpu_uses = 0;              // of all, computed by the processor
   uint64_t moved = 0, moved_bytes = 0, evicted = 0;
-  uint64_t stall_ns = 0, cpu_ns = 0, disk_wait_ns = 0;
+  uint64_t stall_ns = 0, cpu_ns = 0, disk_wait_ns = 0, device_wait_ns = 0, copy_wait_ns = 0;
   uint64_t hot_bytes = 0, total_bytes = 0;
   // Of all uses, those of steps that read prompts, and how many of them were hot.
   uint64_t prompt_uses = 0, prompt_hot_uses = 0;

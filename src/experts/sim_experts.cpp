@@ -250,7 +250,9 @@ void SimExperts::stream(const RoutedLayer& routed) noexcept {
   uint64_t ticket = start(0);
   for (size_t begin = 0; begin < streamed_.size(); begin += batch) {
     const size_t end = std::min(begin + batch, streamed_.size());
+    const uint64_t wanted = now_ns();
     device_.wait_stream(ticket);
+    counts_.copy_wait_ns += now_ns() - wanted;
     for (size_t i = begin; i < end; ++i) host_.release(routed.layer, streamed_experts_[i]);
     if (halves && end < streamed_.size()) ticket = start(end);
     for (size_t i = begin; i < end; ++i) {
@@ -293,12 +295,15 @@ void SimExperts::add_answer(const RoutedLayer& routed) noexcept {
   counts_.stall_ns += stall;
   counts_.max_stall_ns = std::max(counts_.max_stall_ns, stall);
   counts_.cpu_ns += mailbox_.compute_ns;
+  counts_.device_wait_ns += mailbox_.wait_ns;
   counts_.cold_experts += static_cast<uint64_t>(mailbox_.n_experts);
   counts_.foreseen += static_cast<uint64_t>(mailbox_.n_foreseen);
   routed.args.sums->add(*mailbox_.sums, routed.n_rows);
 }
 
 void SimExperts::lane_loop() noexcept {
+  uint64_t idle_since = 0;
+  int last_layer = -1;
   for (uint32_t done = 0;;) {
     const auto posted = [&] { return mailbox_.post.load(std::memory_order_relaxed) != done; };
     while (!posted() && core_.ahead() != nullptr && core_.ahead()->help(posted)) {
@@ -308,6 +313,9 @@ void SimExperts::lane_loop() noexcept {
     if (stop_.load()) return;
     if (number == done) continue;
     const uint64_t start = now_ns();
+    // Before the first layer of a step there was none to wait for.
+    mailbox_.wait_ns = mailbox_.layer > last_layer && last_layer >= 0 ? start - idle_since : 0;
+    last_layer = mailbox_.layer;
     mailbox_.sums = &lane_->compute(mailbox_.layer, mailbox_.pairs, mailbox_.x.as<float>(), mailbox_.n_rows);
     mailbox_.compute_ns = now_ns() - start;
     if (core_.ahead() != nullptr)
@@ -322,6 +330,7 @@ void SimExperts::lane_loop() noexcept {
                   .duration_ns = static_cast<int64_t>(mailbox_.compute_ns),
                   .args = {{{"layer", mailbox_.layer}, {"experts", lane_->last_experts()}}}});
     done = number;
+    idle_since = now_ns();
     mailbox_.answer.store(number, std::memory_order_release);
     mailbox_.answer.notify_one();
   }

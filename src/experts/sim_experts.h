@@ -60,7 +60,7 @@ class SimExperts final : public ExpertRunner {
     std::vector<ColdPair> pairs;
     HostBuffer x;  // [rows][n_embd]
     const ExpertSums* sums = nullptr;
-    uint64_t compute_ns = 0;
+    uint64_t compute_ns = 0, wait_ns = 0;
     int n_experts = 0, n_foreseen = 0;
   };
 

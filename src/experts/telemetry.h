@@ -28,6 +28,8 @@ struct ExpertTelemetry {
   uint64_t cpu_ns = 0;                  // the CPU lane computed
   uint64_t stall_ns = 0;                // the device waited for the CPU lane
   uint64_t max_stall_ns = 0;            // of one layer
+  uint64_t device_wait_ns = 0;          // the CPU lane waited for the device's next post
+  uint64_t copy_wait_ns = 0;            // the device waited for experts that are copied for a prompt
   uint64_t disk_wait_ns = 0;
   uint64_t budget_bytes = 0, hot_expert_bytes = 0, total_expert_bytes = 0;
 

@@ -118,6 +118,8 @@ TEST_P(ExpertPlacementTest, GivesTheSameLogitsForEveryShareAndChunkLength) {
         EXPECT_GT(t.cpu_pairs, 0u);
         EXPECT_EQ(t.moved > 0, plain->config().is_moe()) << "experts move while serving";
         EXPECT_GT(t.streamed_bytes, 0u) << "a prompt streams popular cold experts";
+        EXPECT_GT(t.copy_wait_ns, 0u) << "and waits for the first of them";
+        EXPECT_GT(t.device_wait_ns, 0u) << "the CPU lane waits for the next layer";
         // Those of the third layer after the one that is computed.
         EXPECT_EQ(t.parcels > 0, !in_file && plain->config().is_moe() && plain->config().n_layer > 3)
             << "single rows send experts ahead";

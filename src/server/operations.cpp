@@ -132,8 +132,11 @@ void expert_metrics(std::string& out, const ServerState& server, const ExpertCou
                "Bytes copied for that; an expert that leaves is not copied.",
                {{"direction=\"promote\"", static_cast<double>(experts.moved_bytes)}});
   write_family(out, "thermocline_moe_stall_seconds_total", "counter",
-               "Time in which nothing went on before a lane had its experts: the processor's, or the file's.",
+               "Time in which one lane waited for another one: for the processor, the device, copies to the "
+               "device, or the file.",
                {{"lane=\"cpu\"", static_cast<double>(experts.stall_ns) * 1e-9},
+                {"lane=\"gpu\"", static_cast<double>(experts.device_wait_ns) * 1e-9},
+                {"lane=\"copy\"", static_cast<double>(experts.copy_wait_ns) * 1e-9},
                 {"lane=\"file\"", static_cast<double>(experts.disk_wait_ns) * 1e-9}});
 }
 

@@ -53,7 +53,7 @@ class Experts(unittest.TestCase):
 
     def test_that_are_split_say_where_they_are(self):
         with Server(*SPLIT, "--metrics-per-layer") as server:
-            for text in ("What is 17 + 25?", "Name three colours.", "Who are you?"):
+            for text in ("What is 17 + 25?", "Name three colours.", "Who are you? " * 100):
                 server.post("/v1/chat/completions", ask(text))
             experts = experts_of(server)
             tiers = flat(experts, "tier")
@@ -72,6 +72,11 @@ class Experts(unittest.TestCase):
             self.assertGreater(moves["promote"], 0)
             self.assertGreater(moves["demote"], 0)
             self.assertEqual({labels["tier"] for name, labels, _ in samples if name == "thermocline_expert_uses_total"}, {"device", "host", "file"})
+
+            stalls = {labels["lane"]: value for name, labels, value in samples if name == "thermocline_moe_stall_seconds_total"}
+            self.assertEqual(set(stalls), {"cpu", "gpu", "copy", "file"})
+            self.assertGreater(stalls["gpu"], 0)
+            self.assertGreater(stalls["copy"], 0)
 
             def by_layer():
                 return [labels for name, labels, _ in samples_of(server) if name == "thermocline_expert_hit_ratio" and "layer" in labels]

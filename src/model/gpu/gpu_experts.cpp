@@ -48,12 +48,15 @@ void GpuExperts::begin(int n_rows, uint32_t& ticket, std::span<int32_t> fetch_of
 void GpuExperts::serve(int n_rows, const Event& end) noexcept {
   Impl& m = *impl_;
   std::atomic_ref<uint32_t> posted(m.mail().posted);
+  int64_t idle_since = now_ns();
   for (int polls = 1;; ++polls) {
     const uint32_t now = posted.load(std::memory_order_acquire);
     if (now != m.last_posted) {
       m.last_posted = now;
+      m.count.device_wait_ns += static_cast<uint64_t>(now_ns() - idle_since);
       m.answer(now, n_rows);
       m.core.store().look();
+      idle_since = now_ns();
       polls = 0;
       continue;
     }

@@ -71,10 +71,11 @@ struct GpuExperts::Impl {
   std::vector<size_t> layer_first_batch;  // of a step that streams everything
   size_t n_issued = 0;                    // batches whose copies are queued
   Event copied[kBatches], consumed[kBatches], decided;
-  PinnedBuffer counts;      // [n_layer][n_expert + 1] first pair of each expert
-  PinnedBuffer large_x;     // [kStreamAllRows][n_embd]
-  PinnedBuffer large_rows;  // pair -> row
-  PinnedBuffer large_y;     // [kMaxCpuPairs][n_embd]
+  std::vector<Event> wanted, arrived;  // by batch: the device came to it, its copies had ended
+  PinnedBuffer counts;                 // [n_layer][n_expert + 1] first pair of each expert
+  PinnedBuffer large_x;                // [kStreamAllRows][n_embd]
+  PinnedBuffer large_rows;             // pair -> row
+  PinnedBuffer large_y;                // [kMaxCpuPairs][n_embd]
   std::unique_ptr<CpuLane> large_lane;
   HostBuffer gathered;  // [kMaxCpuPairs][n_embd]
   std::vector<ColdPair> large_pairs;

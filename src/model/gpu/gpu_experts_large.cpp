@@ -82,6 +82,7 @@ void GpuExperts::Impl::issue(size_t end) noexcept {
                     static_cast<size_t>(n_expert) * sizeof(const uint8_t*), cudaMemcpyHostToDevice,
                     device.stream().handle);
     copied[place].record(device.stream());
+    arrived[n_issued].record(device.stream());
     count.streamed_bytes += static_cast<uint64_t>(batch.n) * layer.expert_bytes;
   }
 }
@@ -91,6 +92,7 @@ void GpuExperts::Impl::compute_batches(size_t begin, size_t end, const DeviceExp
   for (size_t b = begin; b < end; ++b) {
     issue(b + 1);
     const size_t place = b % kBatches;
+    wanted[b].record(stream);
     copied[place].hold_back(stream);
     DeviceExpertArgs part = args;
     part.table = batch_tables.as<const uint8_t*>() + place * static_cast<size_t>(n_expert);
@@ -127,7 +129,9 @@ void GpuExperts::run_large(int layer, DeviceExpertArgs args, int n_rows, StreamV
                       m.layer_first_batch[static_cast<size_t>(layer) + 1], args, stream);
     return;
   }
+  const int64_t asked = now_ns();
   m.decided.synchronize();
+  m.count.device_wait_ns += static_cast<uint64_t>(now_ns() - asked);
   m.compute_few(layer, first, args, stream);
 }
 
@@ -194,6 +198,9 @@ void GpuExperts::finish_large(std::span<const SequenceRows> groups) noexcept {
   Impl& m = *impl_;
   for (const SequenceRows& group : groups)
     if (group.uncommitted) m.draft_uses.begin(group.sequence, 0);
+  for (size_t b = 0; b < m.n_issued; ++b)
+    if (const float ms = Event::elapsed_ms(m.wanted[b], m.arrived[b]); ms > 0.0f)
+      m.count.copy_wait_ns += static_cast<uint64_t>(ms * 1e6f);
   if (!m.host.complete())
     for (size_t b = m.n_issued > kBatches ? m.n_issued - kBatches : 0; b < m.n_issued; ++b)
       for (int i = 0; i < m.batches[b].n; ++i) m.host.release(m.batches[b].layer, m.batches[b].experts[i]);

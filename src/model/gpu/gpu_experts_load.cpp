@@ -130,6 +130,8 @@ void GpuExperts::Impl::take_large_step(Isa isa) {
   batch_tables_host = PinnedBuffer(most_batches * static_cast<size_t>(n_expert) * sizeof(const uint8_t*));
   batch_tables = DeviceBuffer(kBatches * static_cast<size_t>(n_expert) * sizeof(const uint8_t*));
   batches.reserve(most_batches);
+  wanted = std::vector<Event>(most_batches);
+  arrived = std::vector<Event>(most_batches);
   layer_first_batch.resize(static_cast<size_t>(n_layer) + 1);
   counts = PinnedBuffer(static_cast<size_t>(n_layer) * (static_cast<size_t>(n_expert) + 1) * sizeof(int32_t));
   const int large_rows_max = std::min(n_batch, kStreamAllRows);
