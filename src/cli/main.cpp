@@ -17,6 +17,7 @@
 #include "base/mapped_file.h"
 #include "base/utf8.h"
 #include "cli/declared_commands.h"
+#include "cli/device_list.h"
 #include "cli/help.h"
 #include "cli/interrupt.h"
 #include "cli/options/config_file.h"
@@ -82,6 +83,12 @@ void use_state_folder(const std::string& folder) {
   set_state_folder(folder);
 }
 
+Entry& find_entry(const std::string& word, const std::vector<std::unique_ptr<Entry>>& entries) {
+  for (const std::unique_ptr<Entry>& entry : entries)
+    if (entry->command->text().name == word) return *entry;
+  refuse_word(word, entries);
+}
+
 ExitCode run_command(Entry& entry, const Arguments& arguments,
                      const std::vector<std::unique_ptr<Entry>>& entries) {
   OptionValues values(entry.set, [&entries](const std::string& name) { return whose_option(name, entries); });
@@ -95,6 +102,12 @@ ExitCode run_command(Entry& entry, const Arguments& arguments,
     write_stdout(version_line() + "\n");
     return ExitCode::Ok;
   }
+  if (values.has(*entry.set.find("--list-devices").option)) {
+    write_stdout(device_list());
+    return ExitCode::Ok;
+  }
+  if (values.has(*entry.set.find("--completion-bash").option))
+    return run_command(find_entry("completion", entries), {"bash"}, entries);
   std::vector<std::string> notes = add_environment(entry.set, values);
   KnownOptions known;
   for (const std::unique_ptr<Entry>& other : entries) known.add(other->set);
@@ -124,12 +137,6 @@ ExitCode run_command(Entry& entry, const Arguments& arguments,
   return entry.command->run(terminal);
 }
 
-Entry& find_entry(const std::string& word, const std::vector<std::unique_ptr<Entry>>& entries) {
-  for (const std::unique_ptr<Entry>& entry : entries)
-    if (entry->command->text().name == word) return *entry;
-  refuse_word(word, entries);
-}
-
 ExitCode run_program(Arguments arguments) {
   std::vector<std::unique_ptr<Entry>> entries = declare_commands();
   size_t at = find_command_word(arguments, entries);
@@ -138,6 +145,8 @@ ExitCode run_program(Arguments arguments) {
       write_stdout(version_line() + "\n");
       return ExitCode::Ok;
     }
+    if (contains(arguments, {"--list-devices", "--completion-bash"}))
+      return run_command(find_entry("serve", entries), arguments, entries);
     if (contains(arguments, {"-h", "--help", "--help-all"})) {
       write_stdout(program_help(make_commands(), detect_terminal({})));
       return ExitCode::Ok;

@@ -195,6 +195,27 @@ class Fit(ProgramTest):
         self.assertIn("(default 8192)", lines)
         self.assertIn("(default 1024)", lines)
 
+    def test_weights_are_loaded_in_the_ways_of_llama_server(self):
+        mapped = self.plan("-lm", "mmap", "-c", "512")
+        self.assertEqual(mapped["tiers"][0]["items"], self.plan("--no-repack", "-c", "512")["tiers"][0]["items"])
+        self.assertIn("weights mapped: asked", mapped["decisions"])
+        self.assertIn("weights repacked: default", self.plan("-lm", "none", "-c", "512")["decisions"])
+        self.assertIn("mmap, mlock or none", self.refusal(USAGE, "plan", "-lm", "dio"))
+
+    def test_cores_and_devices_can_be_chosen(self):
+        cores = sorted(os.sched_getaffinity(0))
+        one = run("run", "-p", SUM, "-n", "2", "-Cr", f"{cores[0]}-{cores[0]}", "--cpu-strict", "0", "--device", "cpu", "-v")
+        self.assertIn(": 1 threads", one.stderr)
+        self.assertIn("none of these cores", self.refusal(USAGE, "plan", "-C", "0x" + "8" + "0" * 255))
+        self.assertIn("0xF0 for cores 4 to 7", self.refusal(USAGE, "plan", "--cpu-mask", "many"))
+        self.assertIn("4-7", self.refusal(USAGE, "plan", "--cpu-range", "7-4"))
+        self.assertIn("1 to 3 (higher)", self.refusal(USAGE, "plan", "--prio", "9"))
+        self.assertIn("contradict", self.refusal(USAGE, "plan", "--device", "cpu", "-mg", "1"))
+        devices = self.answer("--list-devices")
+        self.assertRegex(devices, r"Available devices:\n(  cuda:.*\n)*  cpu: .* \(\d+ MiB, \d+ MiB free\)\n")
+        self.assertEqual(devices.splitlines()[0], self.answer("serve", "--list-devices").splitlines()[0])
+        self.assertEqual(self.answer("--completion-bash"), self.answer("completion", "bash"))
+
     def test_lines_of_the_log_can_be_bare(self):
         def logged(*flags):
             result = run("run", "-p", SUM, "-n", "1", "--device", "cpu", "-lv", "3", "-q", *flags)

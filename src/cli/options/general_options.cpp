@@ -79,6 +79,12 @@ void add_general_options(OptionSet& set, GeneralOptions& options) {
            "print the options in effect and where they come from, then stop")
       .no_environment()
       .advanced();
+  set.flag("--list-devices", options.list_devices, "print what --device can name, then stop")
+      .no_environment()
+      .advanced();
+  set.flag("--completion-bash", options.completion_bash, "the same as `completion bash`")
+      .no_environment()
+      .advanced();
   set.flag("--version", options.version, "print the version, then stop").no_environment().advanced();
 }
 

@@ -14,6 +14,7 @@ struct GeneralOptions {
   bool help_all = false;
   bool version = false;
   bool print_config = false;
+  bool list_devices = false, completion_bash = false;
   std::string config;  // read by find_config_file() from the values, before they are applied
   int verbosity = 2;
   std::string state_dir;

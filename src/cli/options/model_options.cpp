@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "chat/dry_breaker_texts.h"
 #include "chat/text_model.h"
+#include "cli/options/cpu_options.h"
 #include "cli/options/hub_options.h"
 #include "cli/terminal.h"
 #include "gguf/gguf_file.h"
@@ -99,7 +100,10 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
       .suggest({"auto", "all", "0"})
       .llama_env("LLAMA_ARG_N_GPU_LAYERS")
       .advanced();
-  set.size("--gpu-memory", "SIZE", flags.gpu_memory,
+  set.value("-mg,--main-gpu", "N", flags.main_gpu, "the same as --device cuda:N; 0: as if it were not there")
+      .range(0, 255)
+      .advanced();
+  set.size("--gpu-memory,--vram-budget", "SIZE", flags.gpu_memory,
            "take no more GPU memory than this in total (12G; default: what is free)");
   set.custom(
          "-fit,--fit", "WHEN", [&flags](std::string_view text) { flags.fit = text == "on"; },
@@ -143,11 +147,26 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
            "copy the weights into the kernels' own layout (default); --no-repack reads them through the file "
            "mapping: less memory, slower")
       .advanced();
+  set.custom(
+         "-lm,--load-mode", "HOW",
+         [&flags](std::string_view text) {
+           if (text == "dio")
+             throw ConfigError(
+                 "the file is read through a mapping, whose pages are given back; auto, mmap, mlock or none "
+                 "was "
+                 "expected");
+           if (text == "mmap" || text == "none") flags.repack = text == "none";
+           if (text == "mlock") flags.lock_memory = true;
+         },
+         "auto; mmap: as --no-repack; mlock: as --mlock; none: as --repack (default auto)")
+      .choices({"auto", "mmap", "mlock", "dio", "none"})
+      .advanced();
   set.flag("--mmap", flags.use_mmap, "accepted; with --repack the mapping is only read while loading")
       .advanced();
   set.flag("--mlock", flags.lock_memory, "lock the model in memory, so the system cannot swap it out")
       .advanced();
   set.flag("--pin-threads", flags.pin_threads, "bind each thread to a core (default on)").advanced();
+  add_cpu_options(set, flags.pin_threads);
   add_expert_options(set, flags.experts);
 }
 
@@ -222,7 +241,11 @@ EngineOptions engine_options(const EngineFlags& flags) {
   options.fit = flags.fit;
   options.min_ctx = flags.fit_ctx;
   options.gpu_reserve = static_cast<uint64_t>(flags.fit_target_mib) << 20;
-  options.device = device_option(flags.device, flags.n_gpu_layers);
+  const std::string main_gpu = fmt::format("cuda:{}", flags.main_gpu);
+  if (flags.main_gpu > 0 && flags.device != "auto" && flags.device != main_gpu)
+    throw ConfigError(fmt::format("--device {} and --main-gpu {} contradict each other: leave one out",
+                                  flags.device, flags.main_gpu));
+  options.device = device_option(flags.main_gpu > 0 ? main_gpu : flags.device, flags.n_gpu_layers);
   options.n_ctx = flags.n_ctx;
   options.k_type = kv_type_from_name(flags.k_type);
   options.v_type = kv_type_from_name(flags.v_type);

@@ -32,6 +32,7 @@ struct EngineFlags {
   std::string isa = "auto";
   std::string device = "auto";
   std::string n_gpu_layers = "auto";
+  int main_gpu = 0;
   uint64_t gpu_memory = 0;  // 0: what is free
   bool repack = true;
   bool pin_threads = true;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "cli/options/cpu_options.h"
 #include "cli/options/refused_options.h"
 
 namespace thermo {
@@ -11,6 +12,18 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+
+TEST(CpuOptions, ReadMasksAndRangesOfCores) {
+  EXPECT_THAT(cores_of_mask("0xF0"), ElementsAre(4, 5, 6, 7));
+  EXPECT_THAT(cores_of_mask("a1"), ElementsAre(0, 5, 7));
+  EXPECT_THAT(cores_of_range("4-7"), ElementsAre(4, 5, 6, 7));
+  EXPECT_THAT(cores_of_range("-2"), ElementsAre(0, 1, 2));
+  EXPECT_EQ(cores_of_range("3-").front(), 3);
+  for (const char* text : {"", "0x", "0", "0xg", "F0-"})
+    EXPECT_THROW(cores_of_mask(text), ConfigError) << text;
+  for (const char* text : {"", "-", "4", "7-4", "a-b", "0-99999"})
+    EXPECT_THROW(cores_of_range(text), ConfigError) << text;
+}
 
 struct Example {
   std::string model, prompt, type = "f16";
