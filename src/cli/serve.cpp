@@ -81,6 +81,8 @@ class ServeCommand : public Command {
     set_draft_options(draft_, model_, drafter_, options);
     server_flags.reasoning_budget = template_.reasoning_budget;
     server_flags.loading_id = model_id(model);
+    if (std::vector<std::string> passed = passed_listeners(); !passed.empty() && !serve_.stdio)
+      server_flags.http.listen = std::move(passed);
     const std::string key = made_key(server_flags);
 
     Server server(std::move(server_flags));

@@ -1,5 +1,6 @@
 #include "cli/supervisor.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -27,6 +28,23 @@ void tell_supervisor(std::string_view message) {
                                                reinterpret_cast<const sockaddr*>(&address),
                                                static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + n));
   close(socket);
+}
+
+std::vector<std::string> passed_listeners() {
+  constexpr int kFirst = 3;
+  const auto number = [](const char* name) {
+    const char* const text = std::getenv(name);
+    int value = 0;
+    if (text != nullptr) std::from_chars(text, text + std::strlen(text), value);
+    return value;
+  };
+  std::vector<std::string> listeners;
+  if (number("LISTEN_PID") != getpid()) return listeners;
+  for (int i = 0; i < number("LISTEN_FDS"); ++i) {
+    fcntl(kFirst + i, F_SETFD, FD_CLOEXEC);
+    listeners.push_back("fd:" + std::to_string(kFirst + i));
+  }
+  return listeners;
 }
 
 Watchdog::Watchdog() {

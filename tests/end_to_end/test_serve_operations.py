@@ -7,6 +7,8 @@ import json
 import pathlib
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -72,6 +74,35 @@ class Start(unittest.TestCase):
             self.assertIn(b"READY=1\nSTATUS=ready", heard)
             self.assertTrue(any(one.startswith(b"STATUS=loading the model: ") for one in heard), heard)
             self.assertIn(b"STATUS=ready, 0 running, 0 waiting", heard)
+
+    def test_takes_sockets_of_its_supervisor(self):
+        with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as tcp, \
+                socket.socket(socket.AF_UNIX) as local:
+            path = pathlib.Path(folder) / "s.sock"
+            local.bind(str(path))
+            local.listen()
+            port_file = pathlib.Path(folder) / "port"
+            # The descriptors have to be 3 and 4, and LISTEN_PID the program's own.
+            script = f'import os\nos.dup2({tcp.fileno()}, 60); os.dup2({local.fileno()}, 61); os.dup2(60, 3); os.dup2(61, 4)\n' \
+                     'os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="2")\nos.execv(os.sys.argv[1], os.sys.argv[1:])'
+            process = subprocess.Popen([sys.executable, "-c", script, PROGRAM, "serve", "-c", "512", "--port", "1", "--port-file", port_file],
+                                       pass_fds=(tcp.fileno(), local.fileno()), stderr=subprocess.DEVNULL, env=clean_environment())
+            try:
+                wait_until(lambda: port_file.exists() and port_file.read_text().count("\n") == 2)
+                port = tcp.getsockname()[1]
+                self.assertEqual(port_file.read_text(), f"http://127.0.0.1:{port}\nunix:{path}\n")
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+                with contextlib.closing(connection):
+                    connection.request("GET", "/health")
+                    self.assertEqual(connection.getresponse().status, 200)
+                with socket.socket(socket.AF_UNIX) as client:
+                    client.connect(str(path))
+                    client.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+                    self.assertIn(b" 200 ", client.recv(100))
+            finally:
+                process.terminate()
+                self.assertEqual(process.wait(PATIENCE), 0)
+            self.assertTrue(path.exists())  # it belongs to the supervisor
 
     def test_reads_keys_again(self):
         with tempfile.TemporaryDirectory() as folder:

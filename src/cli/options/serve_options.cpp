@@ -90,8 +90,10 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
   set.value("--host", "ADDRESS", flags.host,
             "address to listen on; a path that ends in .sock is a unix socket (default 127.0.0.1)");
   set.value("--port", "N", flags.port, "port; 0: a free one (default 8080)").range(0, 65535);
-  set.list("--listen", "URL", flags.listen,
-           "instead of --host and --port: http://HOST:PORT or unix:PATH; repeatable")
+  set.list(
+         "--listen", "URL", flags.listen,
+         "instead of --host and --port: http://HOST:PORT or unix:PATH; repeatable; sockets that a supervisor "
+         "passes (LISTEN_PID) come before both")
       .advanced();
   set.flag("--stdio", flags.stdio, "answer requests from stdin, one per line, instead of listening");
   set.value("--port-file", "FILE", flags.port_file, "write the URL here once the server listens").advanced();

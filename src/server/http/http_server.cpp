@@ -1,6 +1,8 @@
 #include "server/http/http_server.h"
 
 #include <fmt/format.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,6 +10,7 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
+#include <cstdlib>
 #include <list>
 
 #include "base/error.h"
@@ -27,6 +30,7 @@ constexpr int kSendBuffer = 128 * 1024;
 
 struct ListenUrl {
   std::string unix_path;  // empty: TCP
+  int descriptor = -1;    // of a socket that listens already; -1: none
   std::string host;
   uint16_t port = 8080;
 };
@@ -37,6 +41,10 @@ ListenUrl parse_url(const std::string& url) {
         fmt::format("cannot listen on '{}': {}; write http://127.0.0.1:8080 or unix:/path", url, why));
   };
   ListenUrl out;
+  if (url.starts_with("fd:")) {
+    out.descriptor = std::atoi(url.c_str() + 3);
+    return out;
+  }
   if (url.starts_with("unix:")) {
     out.unix_path = url.substr(5);
     if (out.unix_path.starts_with("//")) out.unix_path.erase(0, 2);
@@ -69,8 +77,33 @@ ListenUrl parse_url(const std::string& url) {
 
 }  // namespace
 
+namespace {
+
+// Where a socket listens; the family is AF_UNSPEC for what is no socket.
+sockaddr_storage address_of(int descriptor) {
+  sockaddr_storage address{};
+  socklen_t n = sizeof(address);
+  int listens = 0;
+  socklen_t n_listens = sizeof(listens);
+  if (getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &listens, &n_listens) != 0 || listens == 0) return {};
+  if (getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &n) != 0) return {};
+  return address;
+}
+
+bool is_loopback(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET)
+    return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24 == 127;
+  return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+}
+
+}  // namespace
+
 bool is_local_listener(const std::string& url) {
   const ListenUrl parsed = parse_url(url);
+  if (parsed.descriptor >= 0) {
+    const sockaddr_storage address = address_of(parsed.descriptor);
+    return address.ss_family == AF_UNIX || is_loopback(address);
+  }
   return !parsed.unix_path.empty() || is_loopback_name(parsed.host);
 }
 
@@ -90,6 +123,8 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
 
   void listen_tcp(const std::string& url, const ListenUrl& parsed);
   void listen_unix(const std::string& url, const ListenUrl& parsed);
+  void listen_descriptor(const std::string& url, int descriptor);
+  void begin(tcp::acceptor& acceptor);
   template <class Acceptor>
   asio::awaitable<void> accept(Acceptor& acceptor, Connection::Listener listener);
   void start(Socket socket, Connection::Listener listener);
@@ -108,12 +143,37 @@ void HttpServer::Impl::listen_tcp(const std::string& url, const ListenUrl& parse
   if (!error) acceptor.bind(endpoint, error);
   if (!error) acceptor.listen(kBacklog, error);
   if (error) throw_listen(url, error.message());
+  begin(acceptor);
+}
+
+void HttpServer::Impl::begin(tcp::acceptor& acceptor) {
+  const tcp::endpoint endpoint = acceptor.local_endpoint();
   const bool loopback = endpoint.address().is_loopback();
   exposed |= !loopback;
   const bool v6 = endpoint.address().is_v6();
   urls.push_back(fmt::format("http://{}{}{}:{}", v6 ? "[" : "", endpoint.address().to_string(), v6 ? "]" : "",
-                             acceptor.local_endpoint().port()));
+                             endpoint.port()));
   asio::co_spawn(io, accept(acceptor, {loopback, false}), asio::detached);
+}
+
+// A supervisor made it and removes its file.
+void HttpServer::Impl::listen_descriptor(const std::string& url, int descriptor) {
+  error_code error;
+  const sockaddr_storage address = address_of(descriptor);
+  if (address.ss_family == AF_UNIX) {
+    Local::acceptor& acceptor = unix_acceptors.emplace_back(io);
+    acceptor.assign(Local(), descriptor, error);
+    if (error) throw_listen(url, error.message());
+    urls.push_back("unix:" + acceptor.local_endpoint().path());
+    asio::co_spawn(io, accept(acceptor, {true, true}), asio::detached);
+    return;
+  }
+  if (address.ss_family != AF_INET && address.ss_family != AF_INET6)
+    throw_listen(url, "the descriptor that was passed is no listening stream socket");
+  tcp::acceptor& acceptor = tcp_acceptors.emplace_back(io);
+  acceptor.assign(address.ss_family == AF_INET ? tcp::v4() : tcp::v6(), descriptor, error);
+  if (error) throw_listen(url, error.message());
+  begin(acceptor);
 }
 
 void HttpServer::Impl::listen_unix(const std::string& url, const ListenUrl& parsed) {
@@ -185,7 +245,9 @@ HttpServer::HttpServer(asio::io_context& io, HttpOptions options, HttpHandler& h
     : impl_(std::make_shared<Impl>(io, std::move(options), handler)) {
   for (const std::string& url : impl_->options.listen) {
     const ListenUrl parsed = parse_url(url);
-    if (parsed.unix_path.empty())
+    if (parsed.descriptor >= 0)
+      impl_->listen_descriptor(url, parsed.descriptor);
+    else if (parsed.unix_path.empty())
       impl_->listen_tcp(url, parsed);
     else
       impl_->listen_unix(url, parsed);
