@@ -216,6 +216,11 @@ class Fit(ProgramTest):
         self.assertEqual(devices.splitlines()[0], self.answer("serve", "--list-devices").splitlines()[0])
         self.assertEqual(self.answer("--completion-bash"), self.answer("completion", "bash"))
 
+    def test_what_a_server_does_not_have_is_advised_on(self):
+        for flag, words in (("--grammar-file", "grammar or json_schema"), ("-j", "requests to a server bring their own"),
+                            ("--ui-path", "has no web pages"), ("-ot", "--expert-cache"), ("--rope-freq-base", "model file")):
+            self.assertIn(words, self.refusal(USAGE, "serve", flag, "x"))
+
     def test_lines_of_the_log_can_be_bare(self):
         def logged(*flags):
             result = run("run", "-p", SUM, "-n", "1", "--device", "cpu", "-lv", "3", "-q", *flags)
