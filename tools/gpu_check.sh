@@ -84,13 +84,12 @@ part() {
 summary() {
   grep -hE '^\[  PASSED  \]|^passed|^PASSED|same most likely' "$1" | tail -n 2 | tr -s ' ' | paste -sd ';'
 }
-# spread PROGRAM FILTER [COMMAND...]: the tests of a program in several processes at once, under COMMAND: much of their time
-# goes to the references on the CPU. Few processes, because a sanitizer takes seconds to start in each.
+# spread PROCESSES PROGRAM FILTER [COMMAND...]: the tests of a program in several processes at once, under COMMAND.
 # shellcheck disable=SC2016,SC2317  # called through bash -c
 spread() {
-  local program=$1 filter=$2 logs status=0 shards tests
-  shift 2
-  logs=$(mktemp -d) shards=$(nproc)
+  local shards=$1 program=$2 filter=$3 logs status=0 tests
+  shift 3
+  logs=$(mktemp -d)
   tests=$("$program" --gtest_list_tests --gtest_filter="$filter" | grep -c '^  ')
   [ "$tests" -lt "$shards" ] && shards=$tests  # a sanitizer fails where nothing runs
   seq 0 $((shards - 1)) |
@@ -109,7 +108,7 @@ wants() { [[ ",$parts," == *",$1,"* ]]; }
 
 cuda_tests='*Cuda*:*Gpu*'
 if wants tests; then
-  part 'kernels tests' 300 bash -c 'spread "$@"' - "$bin/kernels_test" "$cuda_tests"
+  part 'kernels tests' 300 bash -c 'spread "$@"' - "$(nproc)" "$bin/kernels_test" "$cuda_tests"  # most of it is references on the CPU
   for name in device model engine; do  # some of these look at how much memory is free: one process
     part "$name tests" 300 "$bin/${name}_test" --gtest_filter="$cuda_tests-*AThousandGenerations*"
   done
@@ -159,16 +158,18 @@ fi
 if wants generations; then
   part '1000 generations' 90 "$bin/engine_test" --gtest_filter='GpuEngine.*Memory*'
 fi
-# The sanitizer slows kernels down up to a hundredfold: whole models run a few short steps.
+# A sanitizer slows kernels down a hundredfold, and takes seconds for a program to start: few processes, few steps of whole
+# models, and for races none of the tests that attend to long contexts, whose kernels the others run as well.
 sanitize() {
-  local tool=$1 limit=$2 models=$3
+  local tool=$1 limit=$2 kernels=$3 models=$4
   command -v compute-sanitizer > /dev/null || { rows+=("$(printf '%-28s %-12s' "$tool" 'not here')"); return; }
   local check=(compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 5)
-  part "$tool kernels" "$limit" bash -c 'spread "$@"' - "$bin/kernels_test" '*Cuda*' "${check[@]}"
-  part "$tool model" "$limit" bash -c 'spread "$@"' - "$bin/model_test" "$models" "${check[@]}"
+  part "$tool kernels" "$limit" bash -c 'spread "$@"' - 8 "$bin/kernels_test" "$kernels" "${check[@]}"
+  part "$tool model" "$limit" bash -c 'spread "$@"' - 8 "$bin/model_test" "$models" "${check[@]}"
 }
-wants memcheck && sanitize memcheck 400 '*Gpu*-*EveryShareAndLane*:*EveryChunkLength*:*TakesTheBytes*'
-wants racecheck && sanitize racecheck 400 '*Gpu*KeepsSequencesApart*:*GpuSplit*ExpertsMove*'
+models='*Gpu*PrefillDecodeAndTrees*:*GpuSplit*ExpertsMove*'
+wants memcheck && sanitize memcheck 400 '*Cuda*' "$models"
+wants racecheck && sanitize racecheck 600 '*Cuda*-AttentionCuda.GivesARow*:AttentionCuda.*AnyNumber*:*LongContexts*' "$models"
 if wants bench; then
   [ -f "$model" ] || part 'write a model' 300 "$thermocline" synth "$model" --shape qwen35moe-35b-a3b -q
   part bench 300 "$thermocline" bench -m "$model" --device cuda:0 -p 512,2048 -n 128 --rows '1-64*2' -d 0,16384 -r 3
