@@ -159,7 +159,9 @@ if wants generations; then
   part '1000 generations' 90 "$bin/engine_test" --gtest_filter='GpuEngine.*Memory*'
 fi
 # A sanitizer slows kernels down a hundredfold, and takes seconds for a program to start: few processes, few steps of whole
-# models, and for races none of the tests that attend to long contexts, whose kernels the others run as well.
+# models, and for races none of the tests that attend to long contexts, whose kernels the others run as well. Nor DecodeFfnCuda:
+# in its narrowest shape the tool (of CUDA 13.0) reports a write by an instruction that is a NOP, and reads of a bulk copy
+# that an mbarrier orders.
 sanitize() {
   local tool=$1 limit=$2 kernels=$3 models=$4
   command -v compute-sanitizer > /dev/null || { rows+=("$(printf '%-28s %-12s' "$tool" 'not here')"); return; }
@@ -169,7 +171,8 @@ sanitize() {
 }
 models='*Gpu*PrefillDecodeAndTrees*:*GpuSplit*ExpertsMove*'
 wants memcheck && sanitize memcheck 400 '*Cuda*' "$models"
-wants racecheck && sanitize racecheck 600 '*Cuda*-AttentionCuda.GivesARow*:AttentionCuda.*AnyNumber*:*LongContexts*' "$models"
+wants racecheck && sanitize racecheck 600 \
+  '*Cuda*-AttentionCuda.GivesARow*:AttentionCuda.*AnyNumber*:*LongContexts*:DecodeFfnCuda.*' "$models"
 if wants bench; then
   [ -f "$model" ] || part 'write a model' 300 "$thermocline" synth "$model" --shape qwen35moe-35b-a3b -q
   part bench 300 "$thermocline" bench -m "$model" --device cuda:0 -p 512,2048 -n 128 --rows '1-64*2' -d 0,16384 -r 3

@@ -136,10 +136,10 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
   __shared__ float squares[kRows][kHalf];
   static_assert(kHalf <= kMaxNormChunks);
   __shared__ float weights[kRows][32];
-  // Panels of gate and up, the shared expert's, panels of down of each row.
-  constexpr int kSharedBarrier = 2 * kPairs, kExpertBarriers = kSharedBarrier + 1 + 31 * kRows;
+  // Panels of gate and up, panels of down of each row, the shared expert's.
+  constexpr int kSharedBarrier = 2 * kPairs + 31 * kRows, kExpertBarriers = kSharedBarrier + 1;
   __shared__ __align__(8) uint64_t barriers[kExpertBarriers];
-  const auto down_barrier = [&](int row, int slot) { return &barriers[kSharedBarrier + 1 + 31 * row + slot]; };
+  const auto down_barrier = [&](int row, int slot) { return &barriers[2 * kPairs + 31 * row + slot]; };
   const DecodeFfnArgs& a = plan.a;
   const ExpertsShared at(plan);
   constexpr bool kBig = kPanelFormat<T>.block_cols == 256;
