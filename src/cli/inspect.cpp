@@ -14,7 +14,9 @@
 #include "cli/expected_speed.h"
 #include "cli/inspect_facts.h"
 #include "cli/options/model_options.h"
+#include "cli/progress.h"
 #include "gguf/gguf_file.h"
+#include "model/check_tensors.h"
 
 namespace thermo {
 namespace {
@@ -82,6 +84,12 @@ class InspectCommand : public Command {
     const GgufFile file = open_model(model_);
     EngineOptions options = engine_options(flags_);
     if (flags_.experts.n_cpu_moe >= 0) set_expert_options(flags_.experts, read_model_config(file), options);
+    if (options.check_tensors) {
+      ProgressLine progress(terminal);
+      ThreadPool pool({.n_threads = options.n_threads, .pin = options.pin_threads});
+      check_tensors(file, pool, progress.callback());
+      progress.clear();
+    }
     const ModelFacts facts = gather_facts(file, options);
     if (facts.plan && facts.plan->fits() && !template_)
       speed_ = expected_speed(file, *facts.config, options, *facts.plan, /*again=*/false);

@@ -92,10 +92,11 @@ struct EngineOptions {
   // Performance.
   int n_threads = 0;  // 0: one for each physical core
   bool pin_threads = true;
-  std::optional<Isa> isa;   // nullopt: the best this machine has
-  bool repack = true;       // false: multiply from the file mapping, packing panels as they are used
-  int n_batch = 0;          // rows of a prefill chunk; 0: 512, on a GPU 2048
-  uint64_t gpu_memory = 0;  // bytes of the card that may be taken, everything counted; 0: what is free
+  std::optional<Isa> isa;      // nullopt: the best this machine has
+  bool check_tensors = false;  // look for numbers that no model can have
+  bool repack = true;          // false: multiply from the file mapping, packing panels as they are used
+  int n_batch = 0;             // rows of a prefill chunk; 0: 512, on a GPU 2048
+  uint64_t gpu_memory = 0;     // bytes of the card that may be taken, everything counted; 0: what is free
   uint64_t gpu_reserve = uint64_t{1} << 30;  // of them, left to the driver and other programs
   // Hot and cold experts; see docs/experts.md.
   ExpertBudget expert_cache;  // device memory for experts; auto: what fits

@@ -15,6 +15,7 @@
 #include "engine/gpu_backend.h"
 #include "engine/memory_plan.h"
 #include "gguf/gguf_file.h"
+#include "model/check_tensors.h"
 #include "model/dense_parts.h"
 #include "model/model.h"
 #include "model/weights.h"
@@ -75,6 +76,7 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
     if (file.part(i)) model.experts.files.push_back(file.part(i));
   model.isa = choose_isa(options.isa);
 
+  if (options.check_tensors) check_tensors(file, e.pool, options.progress);
   // On a GPU the weights stay views of the file until they are uploaded.
   Weights weights = Weights::load(config, file, options.repack && !plan.gpu, e.pool, options.progress,
                                   keeps_experts(model));

@@ -165,6 +165,10 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
       .advanced();
   set.flag("--mlock", flags.lock_memory, "lock the model in memory, so the system cannot swap it out")
       .advanced();
+  set.flag("--check-tensors", flags.check_tensors,
+           "look at every weight while loading, and refuse a file that has numbers no model can have "
+           "(default off)")
+      .advanced();
   set.flag("--pin-threads", flags.pin_threads, "bind each thread to a core (default on)").advanced();
   add_cpu_options(set, flags.pin_threads);
   add_expert_options(set, flags.experts);
@@ -251,6 +255,7 @@ EngineOptions engine_options(const EngineFlags& flags) {
   options.v_type = kv_type_from_name(flags.v_type);
   options.n_threads = n_threads;
   options.pin_threads = flags.pin_threads;
+  options.check_tensors = flags.check_tensors;
   options.repack = flags.repack;
   options.gpu_memory = flags.gpu_memory;
   if (flags.n_batch > 0) options.n_batch = flags.n_batch;

@@ -38,6 +38,7 @@ struct EngineFlags {
   bool pin_threads = true;
   bool use_mmap = true;
   bool lock_memory = false;
+  bool check_tensors = false;
   bool warm_up = true;         // of a server
   bool context_shift = false;  // of a conversation; engine_options() refuses it
   ExpertFlags experts;

@@ -65,7 +65,6 @@ constexpr Refusal kRefusals[] = {
     {"--in-prefix --in-prefix-bos --in-suffix",
      "the chat template writes the markers; change it with "
      "--chat-template-file"},
-    {"--check-tensors", "use `thermocline verify` to check what a model computes"},
     {"--log-disable", "use --quiet, or --verbosity 0"},
     {"--reasoning-effort", "an option of `serve`; use --reasoning on or off, or --reasoning-budget"},
     {"--grammar --grammar-file -j --json-schema -jf --json-schema-file",

@@ -1,0 +1,15 @@
+// A look at every weight of a file, for those who ask: a damaged file, or one that was converted wrongly,
+// often has numbers that no model can have.
+#pragma once
+
+#include "base/thread_pool.h"
+#include "gguf/gguf_file.h"
+#include "model/load_progress.h"
+
+namespace thermo {
+
+// Decodes all weights. Throws LoadError with the first tensor, in the order of the file, that has a number
+// that is not finite.
+void check_tensors(const GgufFile& file, ThreadPool& pool, const LoadProgressFn& progress);
+
+}  // namespace thermo
