@@ -32,12 +32,17 @@ std::shared_ptr<const DryBreakers> dry_breakers(const Tokenizer& tokenizer,
 std::shared_ptr<const DryBreakers> DryBreakerCache::of(const Tokenizer& tokenizer,
                                                        const std::vector<std::string>& texts) {
   constexpr size_t kMost = 4;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Entry& entry : entries_)
+      if (entry.texts == texts) return entry.breakers;
+  }
+  // Without the lock: long lists take a quarter of a second, and others need not wait for them.
+  auto breakers = dry_breakers(tokenizer, texts);
   const std::lock_guard lock(mutex_);
-  for (const Entry& entry : entries_)
-    if (entry.texts == texts) return entry.breakers;
-  entries_.push_front({texts, dry_breakers(tokenizer, texts)});
+  entries_.push_front({texts, breakers});
   if (entries_.size() > kMost) entries_.pop_back();
-  return entries_.front().breakers;
+  return breakers;
 }
 
 }  // namespace thermo
