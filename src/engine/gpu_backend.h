@@ -28,9 +28,10 @@ struct GpuChoice {
 // The GPU that is meant: the one asked for, or ThermoError (exit code 6) when it cannot be used; the first
 // that can be where the choice is ours, or nullopt with the reason in `note` when there is a driver but no
 // usable card.
+std::optional<GpuChoice> choose_gpu(const DeviceChoice& device, std::string& note);
+
 // Bytes of its memory that nobody has taken, as of now.
 uint64_t gpu_free_bytes(int index);
-std::optional<GpuChoice> choose_gpu(const DeviceChoice& device, std::string& note);
 
 // A card of middling size with that much memory, to plan with; nullopt in a build without CUDA.
 std::optional<GpuChoice> imagined_gpu(uint64_t bytes);

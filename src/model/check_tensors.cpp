@@ -71,8 +71,7 @@ void check_tensors(const GgufFile& file, ThreadPool& pool, const LoadProgressFn&
       const GgufTensor& tensor = *pieces[bad].tensor;
       throw LoadError(
           fmt::format("{}: tensor {} ({}, {}) has a number that is not finite, at element {} of {}; the file "
-                      "is damaged or was "
-                      "converted wrongly: download or convert it again",
+                      "is damaged or was converted wrongly: download or convert it again",
                       file.path(), tensor.name, describe_shape(tensor), dtype_name(tensor.dtype),
                       find_bad(pieces[bad]), tensor.n_elements()));
     }
