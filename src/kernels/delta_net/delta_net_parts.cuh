@@ -31,7 +31,23 @@ struct TapSources {
   }
 };
 
-// One head of q, k or v of a row, by one warp: convolution, SiLU; q and k are normalised, q is scaled.
+// What follows the convolution of one head of q, k or v by one warp: SiLU; q and k are normalised, q is
+// scaled.
+template <int kDim, int kPer>
+__device__ __forceinline__ void finish_head(float (&x)[kPer], bool norm, float scale, float* out, int lane) {
+  float square = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    x[i] = lane + 32 * i < kDim ? silu(x[i]) : 0.0f;
+    square = fmaf(x[i], x[i], square);
+  }
+  if (norm) scale *= rsqrtf(warp_sum(square) + 1e-6f);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i)
+    if (lane + 32 * i < kDim) out[lane + 32 * i] = x[i] * (norm ? scale : 1.0f);
+}
+
+// One head of a row, by one warp.
 template <int kDim, int kTaps>
 __device__ __forceinline__ void convolve_taps(const DeviceDeltaNetArgs& a, int group_begin,
                                               const float* conv_state, int r, int first_channel, bool norm,
@@ -49,17 +65,45 @@ __device__ __forceinline__ void convolve_taps(const DeviceDeltaNetArgs& a, int g
           fmaf(__ldg(a.conv_weight + channel * a.taps + a.taps - 1 - back), sources.at[back][channel], x[i]);
     }
   }
-  float square = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    x[i] = lane + 32 * i < kDim ? silu(x[i]) : 0.0f;
-    square = fmaf(x[i], x[i], square);
-  }
-  if (norm) scale *= rsqrtf(warp_sum(square) + 1e-6f);
-#pragma unroll
-  for (int i = 0; i < kPer; ++i)
-    if (lane + 32 * i < kDim) out[lane + 32 * i] = x[i] * (norm ? scale : 1.0f);
+  finish_head<kDim>(x, norm, scale, out, lane);
 }
+
+// A head of the only row of a sequence, by one warp, four taps: everything but that row itself is loaded
+// before it is known.
+template <int kDim>
+struct HeldTaps {
+  static constexpr int kPer = (kDim + 31) / 32;
+  float4 weight[kPer];
+  float old[3][kPer];  // the stored columns, newest first
+
+  static __device__ __forceinline__ int channel_of(int first, int i, int lane) {
+    return first + min(lane + 32 * i, kDim - 1);
+  }
+  __device__ __forceinline__ void load(const DeviceDeltaNetArgs& a, const float* conv_state,
+                                       int first_channel, int lane) {
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int channel = channel_of(first_channel, i, lane);
+      weight[i] = __ldg(reinterpret_cast<const float4*>(a.conv_weight) + channel);
+#pragma unroll
+      for (int back = 0; back < 3; ++back)
+        old[back][i] = conv_state[static_cast<int64_t>(2 - back) * a.n_channels() + channel];
+    }
+  }
+  // The sums of convolve_taps(). `row`: of a.u.
+  __device__ __forceinline__ void convolve(const float* row, int first_channel, bool norm, float scale,
+                                           float* out, int lane) const {
+    float x[kPer];
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      x[i] = fmaf(weight[i].w, row[channel_of(first_channel, i, lane)], 0.0f);
+      x[i] = fmaf(weight[i].z, old[0][i], x[i]);
+      x[i] = fmaf(weight[i].y, old[1][i], x[i]);
+      x[i] = fmaf(weight[i].x, old[2][i], x[i]);
+    }
+    finish_head<kDim>(x, norm, scale, out, lane);
+  }
+};
 
 template <int kDim>
 __device__ __noinline__ void convolve_any(const DeviceDeltaNetArgs& a, int group_begin,
