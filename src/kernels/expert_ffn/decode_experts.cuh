@@ -87,13 +87,6 @@ __device__ __forceinline__ void take_columns(const float* from, ActPiece& to) {
   to.high = floats(high);
 }
 
-struct ExpertsPlan {
-  DecodeFfnArgs a;
-  int in_panels;                  // of gate
-  int out_chunks, shared_chunks;  // of down
-  RowBlocks shared;
-};
-
 inline constexpr int kExpertWarps = 16;
 inline constexpr size_t kExpertsOwn = 4 * 1024;  // shared memory, more than the kernel declares itself
 inline constexpr int kRowPairs = 2;              // (expert, 16 hidden columns) of a block and row, at most
@@ -101,29 +94,57 @@ inline constexpr int kRowPairs = 2;              // (expert, 16 hidden columns) 
 // What the launch needs in shared memory: the rounded rows, a chunk of a hidden row for each warp, values of
 // gate and up, values and steps of down, panels.
 struct ExpertsShared {
-  size_t hidden, part_in, part_out, steps_out, stage_in, stage_out, stage_shared, bytes;
-  int in_blocks, row_values;  // of a panel of gate; of all of down of a row, with the shared expert's
+  int hidden, part_in, part_out, steps_out, stage_in, stage_out, stage_shared;
+  int row_values;  // of all of down of a row, with the shared expert's
+  size_t bytes;
 
-  __host__ __device__ ExpertsShared(const ExpertsPlan& p) {
-    const size_t n_used = static_cast<size_t>(p.a.config.n_expert_used),
-                 rows = static_cast<size_t>(p.a.n_rows);
-    in_blocks = blocks_of(p.a.gate);
-    row_values = p.a.config.n_expert_used * p.out_chunks * chunk_blocks_of(p.a.down) +
-                 p.shared_chunks * chunk_blocks_of(p.a.shared_down);
+  ExpertsShared(const DecodeFfnArgs& a, const RowBlocks& gate, const RowBlocks& down,
+                const RowBlocks& shared) {
+    const size_t n_used = static_cast<size_t>(a.config.n_expert_used), rows = static_cast<size_t>(a.n_rows);
+    row_values = a.config.n_expert_used * down.n_chunks * down.chunk_blocks +
+                 (a.shared_down.n_rows > 0 ? shared.n_chunks * shared.chunk_blocks : 0);
     const size_t out_values = rows * static_cast<size_t>(row_values);
-    hidden = sizeof(BlockActs) * rows * static_cast<size_t>(dot_chunks(p.a.n_embd));
+    const size_t hidden_at = sizeof(BlockActs) * rows * static_cast<size_t>(dot_chunks(a.n_embd));
     // Candidates lie here before hidden rows do, terms of sums after them.
     const size_t of_warps = sizeof(BlockActs) * kExpertWarps, terms = sizeof(long long) * 16 * n_used * rows;
-    part_in = hidden + (of_warps > terms ? of_warps : terms);
-    part_out = part_in + sizeof(float) * 16 * 2 * kRowPairs * rows * static_cast<size_t>(in_blocks);
-    steps_out = part_out + sizeof(float) * 16 * out_values;
-    const size_t end = steps_out + sizeof(float) * out_values,
-                 candidates = hidden + sizeof(BlockCandidates) * rows;
-    stage_in = ((end > candidates ? end : candidates) + 127) / 128 * 128;
-    stage_out = stage_in + 2 * kRowPairs * rows * p.a.gate.panel_bytes;
-    stage_shared = stage_out + (rows == 1 ? n_used * p.a.down.panel_bytes : 0);
-    bytes = stage_shared + (p.shared_chunks > 0 ? p.a.shared_down.panel_bytes : 0);
+    const size_t in_at = hidden_at + (of_warps > terms ? of_warps : terms);
+    const size_t out_at = in_at + sizeof(float) * 16 * 2 * kRowPairs * rows * static_cast<size_t>(gate.n);
+    const size_t steps_at = out_at + sizeof(float) * 16 * out_values;
+    const size_t end = steps_at + sizeof(float) * out_values,
+                 candidates = hidden_at + sizeof(BlockCandidates) * rows;
+    const size_t stages = ((end > candidates ? end : candidates) + 127) / 128 * 128;
+    const size_t stages_out = stages + 2 * kRowPairs * rows * a.gate.panel_bytes;
+    const size_t stages_shared = stages_out + (rows == 1 ? n_used * a.down.panel_bytes : 0);
+    bytes = stages_shared + (a.shared_down.n_rows > 0 ? a.shared_down.panel_bytes : 0);
+    hidden = static_cast<int>(hidden_at);
+    part_in = static_cast<int>(in_at);
+    part_out = static_cast<int>(out_at);
+    steps_out = static_cast<int>(steps_at);
+    stage_in = static_cast<int>(stages);
+    stage_out = static_cast<int>(stages_out);
+    stage_shared = static_cast<int>(stages_shared);
   }
+};
+
+// Everything that follows from shapes is computed by the host: on the card it took 2.5 us of each launch.
+struct ExpertsPlan {
+  DecodeFfnArgs a;
+  RowBlocks gate, down, shared;
+  int in_panels;  // of gate
+  int shared_chunks;
+  KnownDivisor by_in_panels, by_out_chunks;
+  ExpertsShared at;
+
+  explicit ExpertsPlan(const DecodeFfnArgs& args)
+      : a(args),
+        gate(args.gate),
+        down(args.down),
+        shared(args.shared_down),
+        in_panels(ceil_div(args.gate.n_rows, 16)),
+        shared_chunks(args.shared_down.n_rows > 0 ? shared.n_chunks : 0),
+        by_in_panels(in_panels),
+        by_out_chunks(down.n_chunks),
+        at(args, gate, down, shared) {}
 };
 
 // T: of gate and up.
@@ -141,7 +162,7 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
   __shared__ __align__(8) uint64_t barriers[kExpertBarriers];
   const auto down_barrier = [&](int row, int slot) { return &barriers[2 * kPairs + 31 * row + slot]; };
   const DecodeFfnArgs& a = plan.a;
-  const ExpertsShared at(plan);
+  const ExpertsShared& at = plan.at;
   constexpr bool kBig = kPanelFormat<T>.block_cols == 256;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   BlockActs* const acts = reinterpret_cast<BlockActs*>(shared);
@@ -149,7 +170,8 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
   float* const part_in = reinterpret_cast<float*>(shared + at.part_in);
   float* const part_out = reinterpret_cast<float*>(shared + at.part_out);
   float* const steps_out = reinterpret_cast<float*>(shared + at.steps_out);
-  const int n_used = a.config.n_expert_used, out_items = n_used * plan.out_chunks;
+  const int n_used = a.config.n_expert_used, out_chunks = plan.down.n_chunks, out_items = n_used * out_chunks,
+            in_blocks = plan.gate.n;
   const int out_panel = blockIdx.x, n_chunks = dot_chunks(a.n_embd);
 
   // What the warp multiplies of gate and up: chunk warp % 8 of the same 16 rows of both.
@@ -159,7 +181,7 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
   for (int i = 0; i < kPairs; ++i) {
     const int pair = blockIdx.x + i * gridDim.x;
     if (pair < kRows * n_used * plan.in_panels) ++n_pairs;
-    in_slot[i] = pair / plan.in_panels;
+    in_slot[i] = plan.by_in_panels.quotient(pair);
     in_panel[i] = pair - in_slot[i] * plan.in_panels;
   }
   // Without addresses that are computed: these stay in registers.
@@ -278,8 +300,7 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
       DotChunk<T> data;
       data.template load<true>(reinterpret_cast<const uint8_t*>(shared) + stage_of(panel), in_chunk, in_subs,
                                lane);
-      dot_values<T, 1>(data, x, in_subs, lane,
-                       part_in + (panel * at.in_blocks + in_chunk * kChunkBlocks<T>)*16);
+      dot_values<T, 1>(data, x, in_subs, lane, part_in + (panel * in_blocks + in_chunk * kChunkBlocks<T>)*16);
     }
   };
   float* const exchange = exchange_rows(a);
@@ -290,8 +311,8 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
     const int slot = of_pair(in_slot, i), panel = of_pair(in_panel, i), row = row_of(slot);
     if (i < n_pairs && panel * 16 + r < a.gate.n_rows) {
       const auto sum_of = [&](int part) {
-        return chain_values(part_in + (2 * i + part) * at.in_blocks * 16 + r, at.in_blocks,
-                            acts + row * n_chunks, kBig, scale);
+        return chain_values(part_in + (2 * i + part) * in_blocks * 16 + r, in_blocks, acts + row * n_chunks,
+                            kBig, scale);
       };
       hand_over(exchange + slot * row_stride + panel * 16 + r, swiglu_exact(sum_of(0), sum_of(1)));
     }
@@ -321,15 +342,15 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
   if (warp == 0) hand_over_pairs(kPairs - kRowPairs, scales[kRows - 1]);
 
   // Down; first the shared expert's, which is known.
-  const int out_blocks = chunk_blocks_of(a.down), shared_blocks = chunk_blocks_of(a.shared_down);
+  const int out_blocks = plan.down.chunk_blocks, shared_blocks = plan.shared.chunk_blocks;
   bool is_shared = warp < kRows * plan.shared_chunks;
   int item = warp;
 #pragma unroll 1
   while (is_shared || item < kRows * out_items) {
     const int row = kRows > 1 && (is_shared ? warp >= plan.shared_chunks : item >= out_items) ? 1 : 0;
     const int here = item - row * out_items;
-    const int slot = is_shared ? n_used : here / plan.out_chunks,
-              chunk = is_shared ? warp - row * plan.shared_chunks : here - slot * plan.out_chunks;
+    const int slot = is_shared ? n_used : plan.by_out_chunks.quotient(here),
+              chunk = is_shared ? warp - row * plan.shared_chunks : here - slot * out_chunks;
     const DeviceMatrix& w = is_shared ? a.shared_down : a.down;
     bulk_wait(is_shared ? &barriers[kSharedBarrier] : down_barrier(row, slot));
     const size_t stage = is_shared ? at.stage_shared : down_stage(row) + slot * a.down.panel_bytes;
@@ -358,8 +379,8 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
                       .steps = steps_out,
                       .weights = weights[0],
                       .n_used = n_used,
-                      .slot_values = plan.out_chunks * out_blocks,
-                      .row_blocks = blocks_of(a.down),
+                      .slot_values = out_chunks * out_blocks,
+                      .row_blocks = plan.down.n,
                       .shared = plan.shared,
                       .row_values = at.row_values};
   const GridSum total = out.all<kRows>(reinterpret_cast<long long*>(shared + at.hidden));
@@ -373,37 +394,28 @@ auto* experts_kernel(size_t shared) {
   return kKernel;
 }
 
-inline ExpertsPlan experts_plan(const DecodeFfnArgs& a) {
-  return {.a = a,
-          .in_panels = ceil_div(a.gate.n_rows, 16),
-          .out_chunks = dot_chunks(a.down.n_cols),
-          .shared_chunks = a.shared_down.n_rows > 0 ? dot_chunks(a.shared_down.n_cols) : 0,
-          .shared = a.shared_down};
-}
-
 // Whether the blocks are all resident at once, and have the memory; decided once for each shape by the host.
 inline bool experts_possible(const DecodeFfnArgs& a) {
   const DeviceInfo& card = device_in_use();
   if (a.exchange == nullptr || a.config.n_expert == 0 || a.cold.mail != nullptr || !dependent_launch())
     return false;
   const int blocks = ceil_div(a.n_embd, 16);
-  const ExpertsPlan plan = experts_plan(a);
+  const ExpertsPlan plan(a);
   const size_t n_used = static_cast<size_t>(a.config.n_expert_used);
   return blocks <= card.n_multiprocessors && plan.in_panels * a.config.n_expert_used <= kRowPairs * blocks &&
          dot_chunks(a.n_embd) <= kExpertWarps / 2 && a.n_rows * plan.shared_chunks <= kExpertWarps &&
          (a.n_rows == 1 || n_used * a.down.panel_bytes <= 2 * kRowPairs * a.gate.panel_bytes) &&
-         ExpertsShared(plan).bytes + kExpertsOwn <= card.max_shared_bytes;
+         plan.at.bytes + kExpertsOwn <= card.max_shared_bytes;
 }
 
 // REQUIRES: experts_possible().
 inline void launch_experts(const DecodeFfnArgs& a, StreamView stream) {
-  const ExpertsPlan plan = experts_plan(a);
+  const ExpertsPlan plan(a);
   for_dot_type(a.gate.dtype, [&]<DType T>() {
     const size_t most = device_in_use().max_shared_bytes;
     launch(a.n_rows == 1 ? experts_kernel<decode_experts_kernel<T, 1>>(most)
                          : experts_kernel<decode_experts_kernel<T, 2>>(most),
-           static_cast<unsigned>(ceil_div(a.n_embd, 16)), 32 * kExpertWarps, ExpertsShared(plan).bytes,
-           stream, plan);
+           static_cast<unsigned>(ceil_div(a.n_embd, 16)), 32 * kExpertWarps, plan.at.bytes, stream, plan);
   });
 }
 

@@ -46,7 +46,8 @@ struct FrontPlan {
   DecodeFfnArgs a;
   int router_blocks, shared_blocks, conv_blocks;
   RowBlocks blocks;  // of the shared gate
-  SumCuts cuts;      // of a dense layer
+  InShared at;
+  SumCuts cuts;  // of a dense layer
 };
 
 constexpr int kPrefetchBlocks = 64;
@@ -60,16 +61,15 @@ __device__ __forceinline__ void prefetch(const DecodeFfnArgs& a, int block) {
   }
 }
 
-// silu(gate) * up of 16 rows of the matrices, from the values of their blocks, sixteen threads for each of
-// the kRows rows of the step.
+// silu(gate) * up of 16 rows of the matrices, from the values of their n_blocks blocks, sixteen threads for
+// each of the kRows rows of the step. `big`: of 256 columns.
 template <int kRows = 1>
-__device__ __forceinline__ void store_hidden(const DecodeFfnArgs& a, const DeviceMatrix& w, const float* gate,
-                                             const float* up, const BlockActs* acts, float scale, int panel,
-                                             int slot) {
+__device__ __forceinline__ void store_hidden(const DecodeFfnArgs& a, int n_rows, const float* gate,
+                                             const float* up, int n_blocks, bool big, const BlockActs* acts,
+                                             float scale, int panel, int slot) {
   const int r = threadIdx.x % 16, act = kRows > 1 ? threadIdx.x / 16 : 0, row = panel * 16 + r;
-  if (row >= w.n_rows) return;
-  const bool big = act_group_cols(w.dtype) == 256;
-  const int n_blocks = blocks_of(w), from = act * 16 + r;
+  if (row >= n_rows) return;
+  const int from = act * 16 + r;
   acts += act * dot_chunks(a.n_embd);
   a.hidden[(act * (a.config.n_expert_used + 1) + slot) * a.hidden_stride + row] =
       swiglu_exact(chain_values<16 * kRows>(gate + from, n_blocks, acts, big, scale),
@@ -202,7 +202,6 @@ __global__ void __launch_bounds__(kFrontThreads, 2)
     if (other < plan.conv_blocks) shift_conv(a.conv, other);
     return;
   }
-  const InShared at(a.shared_gate, a.n_embd, kRows);
   BlockActs* const acts = reinterpret_cast<BlockActs*>(stages);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int panel = block - plan.router_blocks;
@@ -217,7 +216,7 @@ __global__ void __launch_bounds__(kFrontThreads, 2)
     count_launch(a);
     make_norm_acts<kRows>(a.norm.x, a.norm.weight, norm_weights, a.n_embd, warp, kWarps, lane, squares,
                           [&](int chunk, float4 low, float4 high) {
-                            if (act_group_cols(S == DType::F32 ? w.dtype : S) == 256)
+                            if (S == DType::F32 ? plan.blocks.chunk_blocks == 1 : act_group_cols(S) == 256)
                               put_block_acts<256, false>(low, high, lane, acts[chunk]);
                             else
                               put_block_acts<32, false>(low, high, lane, acts[chunk]);
@@ -225,8 +224,8 @@ __global__ void __launch_bounds__(kFrontThreads, 2)
     __syncthreads();
   };
   const int first = warp % (kWarps / 2);
-  float* const gate = reinterpret_cast<float*>(stages + at.gate);
-  float* const up = reinterpret_cast<float*>(stages + at.up);
+  float* const gate = reinterpret_cast<float*>(stages + plan.at.gate);
+  float* const up = reinterpret_cast<float*>(stages + plan.at.up);
   const auto run = [&]<DType W>() {
     in_values<W, kRows>(w, bytes, first, kWarps / 2, acts, lane, is_gate ? gate : up, ready);
   };
@@ -234,13 +233,17 @@ __global__ void __launch_bounds__(kFrontThreads, 2)
     for_dot_type(w.dtype, run);
   else
     run.template operator()<S>();
+  // What is known before the barrier is made before it.
+  const bool stores = threadIdx.x < 16 * kRows;
+  const float scale =
+      stores ? norm_scale(squares + threadIdx.x / 16 * kMaxNormChunks, a.n_embd, a.norm.eps) : 0.0f;
   __syncthreads();
-  if (threadIdx.x >= 16 * kRows) return;
-  const float scale = norm_scale(squares + threadIdx.x / 16 * kMaxNormChunks, a.n_embd, a.norm.eps);
+  if (!stores) return;
   if (kRows == 1 && plan.cuts.any())
     store_hidden_cut(plan, gate, up, acts, scale, panel);
   else
-    store_hidden<kRows>(a, w, gate, up, acts, scale, panel, a.config.n_expert_used);
+    store_hidden<kRows>(a, a.shared_gate.n_rows, gate, up, plan.blocks.n, plan.blocks.chunk_blocks == 1, acts,
+                        scale, panel, a.config.n_expert_used);
 }
 
 // kSplit: experts may be cold. Then there is one more block, which tells the host: it takes microseconds, and
@@ -250,7 +253,9 @@ __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_c
   constexpr int kWarps = kInThreads / 32;
   __shared__ float squares[kMaxNormChunks];
   extern __shared__ __align__(16) std::byte stages[];
-  const InShared at(a.gate, a.n_embd);
+  constexpr bool kBig = kPanelFormat<T>.block_cols == 256;
+  const int n_blocks = a.n_embd / kPanelFormat<T>.block_cols;
+  const InShared at(n_blocks, a.n_embd);
   BlockActs* const acts = reinterpret_cast<BlockActs*>(stages);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int panel = blockIdx.x;
@@ -293,16 +298,17 @@ __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_c
   float* const gate = reinterpret_cast<float*>(stages + at.gate);
   float* const up = reinterpret_cast<float*>(stages + at.up);
   in_values<T>(w, bytes, warp % (kWarps / 2), kWarps / 2, acts, lane, warp < kWarps / 2 ? gate : up, [] {});
+  const float scale = threadIdx.x < 16 ? norm_scale(squares, a.n_embd, a.norm.eps) : 0.0f;
   __syncthreads();
   if (threadIdx.x < 16)
-    store_hidden(a, w, gate, up, acts, norm_scale(squares, a.n_embd, a.norm.eps), panel, blockIdx.y);
+    store_hidden(a, a.gate.n_rows, gate, up, n_blocks, kBig, acts, scale, panel, blockIdx.y);
 }
 
 struct OutPlan {
   DecodeFfnArgs a;
   int chunks, shared_chunks;  // of a routed matrix (0: none), of the shared one
   int values;                 // of all of them
-  RowBlocks shared;
+  RowBlocks down, shared;
   SumCuts cuts;  // of a dense layer
 };
 // Shared memory of a block with so many warps: a chunk of a hidden row for each, values, steps.
@@ -330,7 +336,7 @@ __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPla
   BlockActs& hidden_acts = reinterpret_cast<BlockActs*>(stages)[warp];
   float* const values = reinterpret_cast<float*>(stages + out_values_at(n_warps));
   float* const steps = values + plan.values * 16;
-  const int blocks = chunk_blocks_of(a.down), shared_blocks = chunk_blocks_of(a.shared_down);
+  const int blocks = plan.down.chunk_blocks, shared_blocks = plan.shared.chunk_blocks;
   const auto run = [&](int item, const auto& ready) {
     const bool routed = item < routed_items;
     const int slot = routed ? item / plan.chunks : n_used;
@@ -386,7 +392,7 @@ __global__ void __maxnreg__(72) decode_out_kernel(const __grid_constant__ OutPla
                       .weights = weights,
                       .n_used = n_used,
                       .slot_values = plan.chunks * blocks,
-                      .row_blocks = blocks_of(a.down),
+                      .row_blocks = plan.down.n,
                       .shared = plan.shared,
                       .shared_cuts = plan.cuts,
                       .elsewhere = dealt.in_mail};
@@ -413,6 +419,7 @@ OutPlan plan_out(const DecodeFfnArgs& args) {
               .chunks = routed ? dot_chunks(args.down.n_cols) : 0,
               .shared_chunks = args.shared_down.n_rows > 0 ? dot_chunks(args.shared_down.n_cols) : 0,
               .values = 0,
+              .down = args.down,
               .shared = args.shared_down,
               .cuts = {}};
   out.values = args.config.n_expert_used * out.chunks * chunk_blocks_of(args.down) +
@@ -432,13 +439,20 @@ Kernel* with_shared(Kernel* kernel, size_t bytes) {
 
 }  // namespace
 
+namespace {
+
+size_t in_bytes(const DeviceMatrix& w, const DecodeFfnArgs& a, int n_rows) {
+  return static_cast<size_t>(InShared(blocks_of(w), a.n_embd, n_rows).bytes);
+}
+
+}  // namespace
+
 bool decode_ffn_possible(const DecodeFfnArgs& a) noexcept {
   const auto good = [](const DeviceMatrix& m) { return m.n_rows == 0 || has_dot(m.dtype); };
   constexpr size_t kOwn = 12 * 1024;  // more than the kernels declare themselves
   const auto fits = [](size_t bytes) { return bytes + kOwn <= device_in_use().max_shared_bytes; };
   const auto fits_all = [&] {
-    return fits(InShared(a.gate, a.n_embd).bytes) &&
-           fits(InShared(a.shared_gate, a.n_embd, a.n_rows).bytes) &&
+    return fits(in_bytes(a.gate, a, 1)) && fits(in_bytes(a.shared_gate, a, a.n_rows)) &&
            fits(out_shared_bytes(plan_out(a), kMaxOutWarps));
   };
   return good(a.gate) && a.gate.dtype == a.up.dtype && good(a.down) && good(a.shared_gate) &&
@@ -483,6 +497,7 @@ void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
                   .shared_blocks = ceil_div(args.shared_gate.n_rows, 16),
                   .conv_blocks = shift_conv_blocks(args.conv, kFrontThreads),
                   .blocks = args.shared_gate,
+                  .at = {blocks_of(args.shared_gate), args.n_embd, args.n_rows},
                   .cuts = in_cuts(args)};
   const bool routed = args.config.n_expert > 0;
   if (routed) front.router_blocks = kRouterParts * ceil_div(args.config.n_expert, 16);
@@ -490,7 +505,7 @@ void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
       static_cast<unsigned>(front.router_blocks + front.shared_blocks + front.conv_blocks +
                             (args.next[0].bytes > 0 ? kPrefetchBlocks : 0));
   const auto launch_front = [&]<DType S>() {
-    const size_t bytes = InShared(args.shared_gate, args.n_embd, args.n_rows).bytes;
+    const size_t bytes = static_cast<size_t>(front.at.bytes);
     const auto of_type = [&]<DType T>() {
       launch(
           with_shared(args.n_rows == 1 ? decode_front_kernel<T, S, 1> : decode_front_kernel<T, S, 2>, bytes),
@@ -513,7 +528,7 @@ void decode_ffn_cuda(const DecodeFfnArgs& args, StreamView stream) noexcept {
     const dim3 grid(static_cast<unsigned>(ceil_div(args.gate.n_rows, 16) + split),
                     static_cast<unsigned>(args.config.n_expert_used));
     for_dot_type(args.gate.dtype, [&]<DType T>() {
-      const size_t bytes = InShared(args.gate, args.n_embd).bytes;
+      const size_t bytes = in_bytes(args.gate, args, 1);
       launch(with_shared(split ? decode_in_kernel<T, true> : decode_in_kernel<T, false>, bytes), grid,
              kInThreads, bytes, stream, args);
     });

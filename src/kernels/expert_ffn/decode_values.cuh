@@ -18,14 +18,25 @@ __device__ __forceinline__ float chain_values(const float* values, int n_blocks,
 
 // Shared memory of a block that makes 16 hidden columns: the rounded rows, values of gate, values of up.
 struct InShared {
-  size_t gate, up, bytes;
+  int gate, up, bytes;
 
-  __host__ __device__ InShared(const DeviceMatrix& w, int n_embd, int n_rows = 1) {
-    const size_t rows = static_cast<size_t>(n_rows);
-    const size_t values = sizeof(float) * 16 * rows * static_cast<size_t>(blocks_of(w));
-    gate = sizeof(BlockActs) * rows * static_cast<size_t>(dot_chunks(n_embd));
+  // n_blocks: of a row of the matrices.
+  __host__ __device__ InShared(int n_blocks, int n_embd, int n_rows = 1) {
+    const int values = static_cast<int>(sizeof(float)) * 16 * n_rows * n_blocks;
+    gate = static_cast<int>(sizeof(BlockActs)) * n_rows * dot_chunks(n_embd);
     up = gate + values;
     bytes = up + values;
+  }
+};
+
+// Divides numbers below 2^16 by one that the host knows.
+struct KnownDivisor {
+  uint32_t divisor, inverse;
+
+  explicit KnownDivisor(int d)
+      : divisor(static_cast<uint32_t>(d)), inverse(0xffffffffu / static_cast<uint32_t>(d) + 1) {}
+  __device__ __forceinline__ int quotient(int x) const {
+    return divisor == 1 ? x : static_cast<int>(__umulhi(static_cast<uint32_t>(x), inverse));
   }
 };
 

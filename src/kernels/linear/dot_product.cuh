@@ -159,11 +159,11 @@ __device__ __forceinline__ float norm_scale(const float* squares, int n_cols, fl
 
 // ---- values of blocks and their sums ----
 
-// Blocks of all columns, and of one chunk.
-__host__ __device__ constexpr int blocks_of(const DeviceMatrix& w) {
+// Blocks of all columns, and of one chunk: by the host, since it divides.
+constexpr int blocks_of(const DeviceMatrix& w) {
   return w.n_rows == 0 ? 0 : w.n_cols / act_group_cols(w.dtype);
 }
-__host__ __device__ constexpr int chunk_blocks_of(const DeviceMatrix& w) {
+constexpr int chunk_blocks_of(const DeviceMatrix& w) {
   return w.n_rows == 0 ? 0 : 256 / act_group_cols(w.dtype);
 }
 
@@ -230,7 +230,7 @@ struct RowBlocks {
   int n_chunks = 0, chunk_blocks = 0, n = 0;
 
   RowBlocks() = default;
-  RowBlocks(const DeviceMatrix& w)  // by the host: it divides
+  RowBlocks(const DeviceMatrix& w)
       : n_chunks(dot_chunks(w.n_cols)), chunk_blocks(chunk_blocks_of(w)), n(blocks_of(w)) {}
 };
 
