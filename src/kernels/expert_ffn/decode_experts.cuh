@@ -280,12 +280,13 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
     weights[weighs][lane] = lane == n_used ? shared_weight : weight;
     if (blockIdx.x + 1 == gridDim.x) count_uses(a, choices[weighs], lane);
   }
-  // Of the pairs that this lane may have to hand over.
+  // Of the pairs that this warp may have to hand over.
   float scales[kRows];
 #pragma unroll
   for (int k = 0; k < kRows; ++k)
-    scales[k] = norm_scale(squares[row_of(lane < 16 ? in_slot[kRowPairs * k] : in_slot[kRowPairs * k + 1])],
-                           a.n_embd, a.norm.eps);
+    scales[k] =
+        norm_scale(squares[row_of(warp % 2 == 0 ? in_slot[kRowPairs * k] : in_slot[kRowPairs * k + 1])],
+                   a.n_embd, a.norm.eps);
 
   // Gate and up, and hidden columns to whoever waits for them.
   const int which = warp / kHalf;
@@ -305,19 +306,18 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
   };
   float* const exchange = exchange_rows(a);
   const int row_stride = exchange_stride(a.down.n_cols);
-  // Two pairs by a warp.
-  const auto hand_over_pairs = [&](int first, float scale) {
-    const int i = first + lane / 16, r = lane % 16;
+  // A pair by a warp.
+  const auto hand_over_pair = [&](int i, float scale) {
+    if (i >= n_pairs) return;
     const int slot = of_pair(in_slot, i), panel = of_pair(in_panel, i), row = row_of(slot);
-    if (i < n_pairs && panel * 16 + r < a.gate.n_rows) {
-      const auto sum_of = [&](int part) {
-        return chain_values(part_in + (2 * i + part) * in_blocks * 16 + r, in_blocks, acts + row * n_chunks,
-                            kBig, scale);
-      };
-      hand_over(exchange + slot * row_stride + panel * 16 + r, swiglu_exact(sum_of(0), sum_of(1)));
-    }
+    const float* const gate = part_in + 2 * i * in_blocks * 16;
+    const float x =
+        swiglu_of_halves(gate, gate + in_blocks * 16, in_blocks, acts + row * n_chunks, kBig, scale, lane);
+    if (lane < 16 && panel * 16 + lane < a.gate.n_rows)
+      hand_over(exchange + slot * row_stride + panel * 16 + lane, x);
     __syncwarp();
   };
+  static_assert(kExpertWarps % 2 == 0);
   // Two rows: down of a row takes the places of two pairs.
   const auto down_stage = [&](int row) { return kRows == 1 ? at.stage_out : stage_of(2 * kRowPairs * row); };
   const auto replace_by_down = [&](int row) {
@@ -332,14 +332,14 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
     multiply_pairs(0, min(n_pairs, kRowPairs));
     __syncthreads();
     replace_by_down(0);
-    if (warp == kExpertWarps - 1) hand_over_pairs(0, scales[0]);
+    if (warp >= kExpertWarps - kRowPairs) hand_over_pair(warp % 2, scales[0]);
     multiply_pairs(kRowPairs, n_pairs);
   } else {
     multiply_pairs(0, n_pairs);
   }
   __syncthreads();
   if constexpr (kRows > 1) replace_by_down(1);
-  if (warp == 0) hand_over_pairs(kPairs - kRowPairs, scales[kRows - 1]);
+  if (warp < kRowPairs) hand_over_pair(kPairs - kRowPairs + warp, scales[kRows - 1]);
 
   // Down; first the shared expert's, which is known.
   const int out_blocks = plan.down.chunk_blocks, shared_blocks = plan.shared.chunk_blocks;

@@ -61,25 +61,25 @@ __device__ __forceinline__ void prefetch(const DecodeFfnArgs& a, int block) {
   }
 }
 
-// silu(gate) * up of 16 rows of the matrices, from the values of their n_blocks blocks, sixteen threads for
-// each of the kRows rows of the step. `big`: of 256 columns.
+// silu(gate) * up of 16 rows of the matrices, from the values of their n_blocks blocks, by a warp for each of
+// the kRows rows of the step. `big`: of 256 columns.
 template <int kRows = 1>
 __device__ __forceinline__ void store_hidden(const DecodeFfnArgs& a, int n_rows, const float* gate,
                                              const float* up, int n_blocks, bool big, const BlockActs* acts,
                                              float scale, int panel, int slot) {
-  const int r = threadIdx.x % 16, act = kRows > 1 ? threadIdx.x / 16 : 0, row = panel * 16 + r;
-  if (row >= n_rows) return;
-  const int from = act * 16 + r;
+  const int lane = threadIdx.x % 32, r = lane % 16, act = kRows > 1 ? threadIdx.x / 32 : 0,
+            row = panel * 16 + r;
   acts += act * dot_chunks(a.n_embd);
-  a.hidden[(act * (a.config.n_expert_used + 1) + slot) * a.hidden_stride + row] =
-      swiglu_exact(chain_values<16 * kRows>(gate + from, n_blocks, acts, big, scale),
-                   chain_values<16 * kRows>(up + from, n_blocks, acts, big, scale));
+  const float x =
+      swiglu_of_halves<16 * kRows>(gate + act * 16, up + act * 16, n_blocks, acts, big, scale, lane);
+  if (lane < 16 && row < n_rows)
+    a.hidden[(act * (a.config.n_expert_used + 1) + slot) * a.hidden_stride + row] = x;
 }
 // The same of a dense layer, whose sums are cut.
 __device__ __noinline__ void store_hidden_cut(const FrontPlan& plan, const float* gate, const float* up,
                                               const BlockActs* acts, float scale, int panel) {
   const int r = threadIdx.x, row = panel * 16 + r;
-  if (row >= plan.a.shared_gate.n_rows) return;
+  if (r >= 16 || row >= plan.a.shared_gate.n_rows) return;
   const bool big = plan.blocks.chunk_blocks == 1;
   const auto sum = [&](const float* values) {
     return chain_part(values + r, plan.blocks, plan.cuts, 0,
@@ -234,9 +234,8 @@ __global__ void __launch_bounds__(kFrontThreads, 2)
   else
     run.template operator()<S>();
   // What is known before the barrier is made before it.
-  const bool stores = threadIdx.x < 16 * kRows;
-  const float scale =
-      stores ? norm_scale(squares + threadIdx.x / 16 * kMaxNormChunks, a.n_embd, a.norm.eps) : 0.0f;
+  const bool stores = warp < kRows;
+  const float scale = stores ? norm_scale(squares + warp * kMaxNormChunks, a.n_embd, a.norm.eps) : 0.0f;
   __syncthreads();
   if (!stores) return;
   if (kRows == 1 && plan.cuts.any())
@@ -298,10 +297,9 @@ __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_c
   float* const gate = reinterpret_cast<float*>(stages + at.gate);
   float* const up = reinterpret_cast<float*>(stages + at.up);
   in_values<T>(w, bytes, warp % (kWarps / 2), kWarps / 2, acts, lane, warp < kWarps / 2 ? gate : up, [] {});
-  const float scale = threadIdx.x < 16 ? norm_scale(squares, a.n_embd, a.norm.eps) : 0.0f;
+  const float scale = warp == 0 ? norm_scale(squares, a.n_embd, a.norm.eps) : 0.0f;
   __syncthreads();
-  if (threadIdx.x < 16)
-    store_hidden(a, a.gate.n_rows, gate, up, n_blocks, kBig, acts, scale, panel, blockIdx.y);
+  if (warp == 0) store_hidden(a, a.gate.n_rows, gate, up, n_blocks, kBig, acts, scale, panel, blockIdx.y);
 }
 
 struct OutPlan {

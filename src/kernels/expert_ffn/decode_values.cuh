@@ -16,6 +16,14 @@ __device__ __forceinline__ float chain_values(const float* values, int n_blocks,
                       [&](int b) { return __fmul_rn(step_of_block(acts, big, b), scale); });
 }
 
+// silu(gate) * up of 16 rows by a warp: its lower half has gate and gets the result, the upper half has up.
+template <int kStride = 16>
+__device__ __forceinline__ float swiglu_of_halves(const float* gate, const float* up, int n_blocks,
+                                                  const BlockActs* acts, bool big, float scale, int lane) {
+  const float mine = chain_values<kStride>((lane < 16 ? gate : up) + lane % 16, n_blocks, acts, big, scale);
+  return swiglu_exact(mine, __shfl_xor_sync(0xffffffffu, mine, 16));
+}
+
 // Shared memory of a block that makes 16 hidden columns: the rounded rows, values of gate, values of up.
 struct InShared {
   int gate, up, bytes;

@@ -288,6 +288,39 @@ __device__ __forceinline__ float chain_all(const float* values, const RowBlocks&
   }
   return first ? y : __fadd_rn(sum, y);
 }
+// The same of one row by both halves of a warp, each with half of the cuts: one warp alone spends its time on
+// latency. The sum comes to the lower half. Both have the same `values` and `start`.
+__host__ __device__ constexpr bool chains_in_halves(const RowBlocks& blocks, const SumCuts& cuts, bool adds) {
+  const int n_log2 = cuts.parts_log2 + cuts.cuts_log2;
+  return blocks.chunk_blocks == 1 && blocks.n <= 16 && (n_log2 == 1 || n_log2 == 2) &&
+         (adds ? cuts.cuts_log2 == 0 : cuts.parts_log2 == 0);
+}
+template <class StepOf>
+__device__ __forceinline__ float chain_halves(const float* values, const RowBlocks& blocks,
+                                              const SumCuts& cuts, float start, bool adds, int lane,
+                                              const StepOf& step_of) {
+  constexpr int kTogether = 8;
+  const int n_log2 = cuts.parts_log2 + cuts.cuts_log2, half = lane >> 4;
+  const int first = blocks.n_chunks * half >> 1, end = blocks.n_chunks * (half + 1) >> 1,
+            border = n_log2 == 2 ? blocks.n_chunks * (2 * half + 1) >> 2 : -1;
+  float v[kTogether], step[kTogether];
+#pragma unroll
+  for (int i = 0; i < kTogether; ++i) {
+    v[i] = step[i] = 0.0f;
+    if (first + i < end) v[i] = values[(first + i) * 16], step[i] = step_of(first + i);
+  }
+  float y = 0.0f, before = 0.0f;  // of this cut, and of the one before it
+#pragma unroll
+  for (int i = 0; i < kTogether; ++i) {
+    if (first + i == border) before = y, y = 0.0f;
+    y = __fmaf_rn(v[i], step[i], y);
+  }
+  const float other = __shfl_xor_sync(0xffffffffu, y, 16),
+              other_before = __shfl_xor_sync(0xffffffffu, before, 16);
+  if (n_log2 == 1) return __fadd_rn(adds ? __fadd_rn(start, y) : y, other);
+  const float sum = __fadd_rn(adds ? __fadd_rn(start, before) : before, y);
+  return __fadd_rn(__fadd_rn(sum, other_before), other);
+}
 // The step of block b of a row.
 template <class Acts>
 __device__ __forceinline__ float step_of_block(const Acts& acts, bool big, int b) {

@@ -45,6 +45,7 @@ struct DotPlan {
   int values_at, panel_values;  // in shared memory: bytes; floats of a panel
   int steps_at;                 // bytes; as many floats for a panel as it has blocks
   int late_at;                  // bytes; two rows through a norm: see make_norm_acts()
+  bool halves;                  // a warp for each panel adds up
 };
 
 // One or two rows. `split_log2` may reach kWarpsLog2. Shared memory: rows that are rounded here, then values
@@ -134,24 +135,33 @@ __global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 ? 2 : 3)
     });
   }
   // The sums are short, so their latency counts: what is known before the barrier is made before it.
-  const int r = threadIdx.x & 15, p = (threadIdx.x >> 4) & (panels_here - 1),
-            act = threadIdx.x >> 4 >> (kWarpsLog2 - split), row = (first_panel + p) * 16 + r;
-  const bool has = act < kRows && row < w.n_rows;
+  const bool halves = kRows == 1 && plan.halves;
+  const int r = threadIdx.x & 15, p = halves ? warp : (threadIdx.x >> 4) & (panels_here - 1),
+            act = halves ? 0 : threadIdx.x >> 4 >> (kWarpsLog2 - split), row = (first_panel + p) * 16 + r;
+  const bool has = act < kRows && p < panels_here && row < w.n_rows;
   float* const y = job.y + act * job.y_stride + row;
   float sum = has && kSource == DotSource::Add ? *y : 0.0f, scale = 1.0f;
   if (kSource == DotSource::Norm && has)
     scale = norm_scale(squares + act * kMaxNormChunks, w.n_cols, args.norm.eps);
   __syncthreads();
-  if (!has) return;
   const float* const from = values + p * plan.panel_values + act * 16 + r;
+  const float* const steps =
+      reinterpret_cast<const float*>(stages + plan.steps_at) + p * plan.panel_values / 16 + act;
+  if (halves) {
+    if (p >= panels_here) return;
+    sum = chain_halves(from, blocks, plan.cuts, sum, kSource == DotSource::Add, lane, [&](int b) {
+      return kSource == DotSource::Norm ? __fmul_rn(made[b].meta[0].step, scale) : steps[b];
+    });
+    if (has && lane < 16) *y = sum;
+    return;
+  }
+  if (!has) return;
   if constexpr (kSource == DotSource::Norm) {
     const bool big = blocks.chunk_blocks == 1;
     const BlockActs* const acts = made + act * blocks.n_chunks;
     sum = chain_all<16 * kRows>(from, blocks, plan.cuts, 0.0f, false,
                                 [&](int b) { return __fmul_rn(step_of_block(acts, big, b), scale); });
   } else {
-    const float* const steps =
-        reinterpret_cast<const float*>(stages + plan.steps_at) + p * plan.panel_values / 16 + act;
     sum = chain_all<16 * kRows>(from, blocks, plan.cuts, sum, kSource == DotSource::Add,
                                 [&](int b) { return steps[b * kRows]; });
   }
@@ -305,10 +315,12 @@ void launch_dot_rows(const DeviceLinearArgs& args, StreamView stream) {
                .values_at = 0,
                .panel_values = 0,
                .steps_at = 0,
-               .late_at = 0};
+               .late_at = 0,
+               .halves = kRows == 1};
   int panels = 0;
   for (int j = 0; j < args.n_jobs; ++j) {
     const int values = kRows * 16 * plan.blocks[j].n;
+    plan.halves = plan.halves && chains_in_halves(plan.blocks[j], plan.cuts, kSource == DotSource::Add);
     if (values > plan.panel_values) plan.panel_values = values;
     const int here = (1 << kWarpsLog2) >> plan.small.split_log2[j];
     if (here > panels) panels = here;
