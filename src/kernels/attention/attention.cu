@@ -1,6 +1,6 @@
 // Three launches: prepare (norm and rotation of heads, write into the cache), attend, finish (merge the
-// parts, gate, hand over; with one part and many rows attend does that itself). One decoded row: all of it in
-// one launch, attention_row.cuh.
+// parts, gate, hand over; with one part and many rows attend does that itself). One or two decoded rows: all
+// of it in one launch, attention_row.cuh.
 //
 // attend: f16 and q8_0 caches on tensor cores, up to 64 rows by attention_few.cuh, more by
 // attention_many.cuh. An f32 cache is asked for where results are compared to the last digits, so it is
@@ -467,34 +467,40 @@ int attention_splits(int n_rows, int n_head, int n_head_kv, int n_multiprocessor
   return std::clamp(splits, 1, kMaxAttentionSplits);
 }
 
-size_t attention_tagged_bytes(int n_head, int n_splits, int head_dim) noexcept {
-  return sizeof(uint2) * static_cast<size_t>(n_head * n_splits * row_part_entries(head_dim));
+size_t attention_tagged_bytes(int n_rows, int n_head, int n_splits, int head_dim) noexcept {
+  return sizeof(uint2) * static_cast<size_t>(n_rows * n_head * n_splits * row_part_entries(head_dim));
 }
 
 namespace {
 
 // False: not possible.
-template <int kDim>
-bool launch_row(const DeviceAttentionArgs& a, StreamView stream) {
-  static_assert(sizeof(RowShared<kDim>) <= 160 * 1024);
+template <int kDim, int kRows>
+bool launch_rows(const DeviceAttentionArgs& a, StreamView stream) {
+  constexpr size_t kBytes = sizeof(RowShared<kDim, kRows>);
+  static_assert(kBytes <= 160 * 1024);
   const int n_multiprocessors = device_in_use().n_multiprocessors;
-  if (!attends_in_one<kDim>(a) || sizeof(RowShared<kDim>) > device_in_use().max_shared_bytes ||
+  if (!attends_in_one<kDim, kRows>(a) || kBytes > device_in_use().max_shared_bytes ||
       a.n_head_kv * a.n_splits > n_multiprocessors)
     return false;
-  static const bool ready = [] {
-    return allow_shared(attend_row_kernel<kDim>, sizeof(RowShared<kDim>)), true;
-  }();
+  static const bool ready = [] { return allow_shared(attend_row_kernel<kDim, kRows>, kBytes), true; }();
   static_cast<void>(ready);
-  launch(attend_row_kernel<kDim>, dim3(static_cast<unsigned>(a.n_head_kv), static_cast<unsigned>(a.n_splits)),
-         32 * kRowWarps, sizeof(RowShared<kDim>), stream, a);
+  launch(attend_row_kernel<kDim, kRows>,
+         dim3(static_cast<unsigned>(a.n_head_kv), static_cast<unsigned>(a.n_splits)), 32 * kRowWarps, kBytes,
+         stream, a);
   return true;
+}
+
+template <int kDim>
+bool launch_in_one(const DeviceAttentionArgs& a, StreamView stream) {
+  static_assert(kMaxTaggedRows == 2);
+  return a.n_rows == 1 ? launch_rows<kDim, 1>(a, stream) : launch_rows<kDim, 2>(a, stream);
 }
 
 }  // namespace
 
 void attention_cuda(const DeviceAttentionArgs& a, StreamView stream) noexcept {
-  if (a.head_dim == 128 && launch_row<128>(a, stream)) return;
-  if (a.head_dim == 256 && launch_row<256>(a, stream)) return;
+  if (a.head_dim == 128 && launch_in_one<128>(a, stream)) return;
+  if (a.head_dim == 256 && launch_in_one<256>(a, stream)) return;
   launch(
       prepare_heads_kernel,
       dim3(static_cast<unsigned>(ceil_div(a.n_head + 2 * a.n_head_kv, 4)), static_cast<unsigned>(a.n_rows)),

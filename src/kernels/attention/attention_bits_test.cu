@@ -1,8 +1,9 @@
 // The rows of GPU steps of up to 64 rows have the bits of plain decoding: every cache type, chains and trees,
-// borders of tiles, several sequences, long contexts.
+// borders of tiles, several sequences, long contexts. One and two rows in three launches and in one.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -99,24 +100,35 @@ void expect_bits_of_decoding(const Case& c, bool chains, uint64_t seed) {
     }
   }
 
-  const DeviceArray<std::byte> device_cache(cache.bytes);
+  DeviceArray<std::byte> device_cache(cache.bytes);
   StepOnDevice device(c, step, projected, cache.device(device_cache.data(), device_table.data()));
-  ASSERT_NO_FATAL_FAILURE(device.run(0));
-  const std::vector<float> got = device.out.read();
-  const std::vector<std::byte> cache_after = device_cache.read();
-  for (size_t g = 0; g < n_groups; ++g)
-    for (size_t i = 0; i < as_size(c.groups[g].n_rows); ++i) {
-      const size_t r = as_size(step.group_begin[g]) + i,
-                   k_at = cache.k_at(step.sequence(g), c.groups[g].past + static_cast<int>(i)),
-                   v_at = cache.v_at(step.sequence(g), c.groups[g].past + static_cast<int>(i));
-      EXPECT_EQ(std::memcmp(&cache_after[k_at], want_k[r].data(), cache.k_slot), 0) << about(g, i);
-      EXPECT_EQ(std::memcmp(&cache_after[v_at], want_v[r].data(), cache.v_slot), 0) << about(g, i);
-      size_t first = 0;
-      while (first < q_dim && std::memcmp(&got[r * q_dim + first], &want[r * q_dim + first], 4) == 0) ++first;
-      ASSERT_EQ(first, q_dim) << got[r * q_dim + first] << " instead of " << want[r * q_dim + first] << ", "
-                              << about(g, i);
-    }
-  ASSERT_TRUE(device.intact() && device_cache.intact());
+  for (int way = 0; way < StepOnDevice::n_ways(n_rows); ++way) {
+    device_cache.write(cache.bytes);
+    device.out.write(std::vector<float>(n_rows * q_dim, NAN));
+    ASSERT_NO_FATAL_FAILURE(device.run(way));
+    const std::vector<float> got = device.out.read();
+    std::vector<std::byte> cache_after = device_cache.read();
+    for (size_t g = 0; g < n_groups; ++g)
+      for (size_t i = 0; i < as_size(c.groups[g].n_rows); ++i) {
+        const size_t r = as_size(step.group_begin[g]) + i,
+                     k_at = cache.k_at(step.sequence(g), c.groups[g].past + static_cast<int>(i)),
+                     v_at = cache.v_at(step.sequence(g), c.groups[g].past + static_cast<int>(i));
+        ASSERT_EQ(std::memcmp(&cache_after[k_at], want_k[r].data(), cache.k_slot), 0)
+            << "key, way " << way << ", " << about(g, i);
+        ASSERT_EQ(std::memcmp(&cache_after[v_at], want_v[r].data(), cache.v_slot), 0)
+            << "value, way " << way << ", " << about(g, i);
+        std::copy_n(&cache.bytes[k_at], cache.k_slot, &cache_after[k_at]);
+        std::copy_n(&cache.bytes[v_at], cache.v_slot, &cache_after[v_at]);
+        size_t first = 0;
+        while (first < q_dim && std::memcmp(&got[r * q_dim + first], &want[r * q_dim + first], 4) == 0)
+          ++first;
+        ASSERT_EQ(first, q_dim) << got[r * q_dim + first] << " instead of " << want[r * q_dim + first]
+                                << ", way " << way << ", " << about(g, i);
+      }
+    // Nothing but the step's own slots was written.
+    ASSERT_TRUE(cache_after == cache.bytes) << "way " << way << ", " << about(0, 0);
+    ASSERT_TRUE(device.intact() && device_cache.intact()) << "way " << way << ", " << about(0, 0);
+  }
 }
 
 TEST(AttentionCuda, GivesARowTheSameBitsInEveryStep) {
@@ -188,6 +200,116 @@ TEST(AttentionCuda, GivesARowTheSameBitsInLongContexts) {
       }
   ASSERT_NO_FATAL_FAILURE(expect_bits_of_decoding(
       {{16, 2, 256}, {{8180, 15}, {8191, 2}}, KvType::F16, KvType::F16, 0, true}, false, seed++));
+}
+
+// Every way in which two rows can be related, and one row beside padding. `past` is of the first sequence,
+// `other` of the second if there are two.
+void expect_bits_of_two_rows(Case c, int past, int other, uint64_t& seed) {
+  struct Rows {
+    std::vector<StepGroup> groups;
+    bool uncommitted;
+    int n_padding = 0;
+  };
+  const StepGroup committed{other, 1, true};
+  for (const Rows& rows :
+       {Rows{{{past, 2}}, false}, Rows{{{past, 2}}, true}, Rows{{{past, 2, false, true}}, true},
+        Rows{{{past, 1}, {other, 1}}, false}, Rows{{{past, 1}, {other, 1}}, true},
+        Rows{{{past, 1}, committed}, true}, Rows{{{past, 1}}, false, 1}}) {
+    c.groups = rows.groups;
+    c.uncommitted = rows.uncommitted;
+    c.n_padding = rows.n_padding;
+    ASSERT_NO_FATAL_FAILURE(expect_bits_of_decoding(c, true, seed++))
+        << "siblings " << rows.groups[0].siblings;
+  }
+}
+
+TEST(AttentionCuda, GivesTwoRowsTheSameBitsAroundBorders) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 24000;
+  // Few parts: the rows share blocks, or walk together. On the third card all is one part.
+  const int cards[] = {132, 6, 2};
+  size_t n = 0;
+  for (const KvType type : {KvType::F16, KvType::Q8_0})
+    for (const int past : {0, 1, 14, 15, 16, 126, 127, 128, 254, 255, 383, 900})
+      for (const int window : {0, 1, 20, 130}) {
+        Case c{{16, 2, n % 2 == 0 ? 256 : 128}, {}, type, type, window};
+        c.n_multiprocessors = cards[n++ % 3];
+        ASSERT_NO_FATAL_FAILURE(expect_bits_of_two_rows(c, past, (past * 7 + 100) % 300, seed));
+      }
+}
+
+// qwen35moe, qwen3moe, both kinds of layers of laguna, few and odd numbers of heads.
+TEST(AttentionCuda, GivesTwoRowsTheSameBitsForEveryShapeAndType) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 25000;
+  struct Model {
+    Shape shape;
+    HeadGate gate;
+    int n_rot;
+  };
+  struct Types {
+    KvType k, v;
+  };
+  for (const Model& model :
+       {Model{{16, 2, 256}, HeadGate::SigmoidElement, 64}, Model{{32, 4, 128}, HeadGate::None, 128},
+        Model{{48, 8, 128}, HeadGate::SoftplusHead, 64}, Model{{64, 8, 128}, HeadGate::SoftplusElement, 128},
+        Model{{5, 1, 256}, HeadGate::None, 256}, Model{{3, 3, 128}, HeadGate::SoftplusHead, 32}})
+    for (const Types& types : {Types{KvType::F16, KvType::F16}, Types{KvType::Q8_0, KvType::Q8_0},
+                               Types{KvType::F16, KvType::Q8_0}, Types{KvType::Q8_0, KvType::F16},
+                               Types{KvType::F32, KvType::F32}})
+      for (const int window : {0, 200}) {
+        Case c{model.shape, {}, types.k, types.v, window, false, model.gate};
+        c.n_rot = model.n_rot;
+        ASSERT_NO_FATAL_FAILURE(expect_bits_of_two_rows(c, 255, 300, seed));
+      }
+}
+
+TEST(AttentionCuda, GivesTwoRowsTheSameBitsInLongContexts) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 26000;
+  struct Lengths {
+    int past, other, window;
+  };
+  // 132 multiprocessors and 2 kv heads: 64 parts of 128 slots, so the rows share blocks from 4096 slots on.
+  for (const Lengths& lengths :
+       {Lengths{4063, 0, 0}, Lengths{4095, 4094, 0}, Lengths{8191, 200, 0}, Lengths{5000, 8300, 4100}}) {
+    const Case c{{16, 2, 256}, {}, KvType::F16, KvType::F16, lengths.window};
+    ASSERT_NO_FATAL_FAILURE(expect_bits_of_two_rows(c, lengths.past, lengths.other, seed));
+  }
+  // 16 parts.
+  for (const int past : {1022, 1023, 1024, 2047}) {
+    const KvType type = past == 1024 ? KvType::Q8_0 : KvType::F16;
+    const Case c{{48, 8, 128}, {}, type, type};
+    ASSERT_NO_FATAL_FAILURE(expect_bits_of_two_rows(c, past, 700, seed));
+  }
+  const Case c{{16, 2, 256}, {{16439, 2}}, KvType::F16, KvType::F16, 0, true};
+  ASSERT_NO_FATAL_FAILURE(expect_bits_of_decoding(c, true, seed));
+}
+
+// The other tests would pass without it.
+TEST(AttentionCuda, AttendsTwoRowsInOneLaunch) {
+  SKIP_WITHOUT_GPU();
+  if (!dependent_launch() || device_in_use().n_multiprocessors < 132) GTEST_SKIP() << "an older card";
+  for (const auto& groups : std::vector<std::vector<StepGroup>>{
+           {{300, 2}}, {{9000, 2}}, {{300, 2, false, true}}, {{300, 1}, {20, 1}}, {{300, 1}}}) {
+    Case c{{16, 2, 256}, groups, KvType::F16, KvType::F16, 0, true};
+    Inputs in(1);
+    const DeviceStep step(groups, 0, true, 1, true);
+    TestKv cache(c.k_type, c.v_type, 2, 256, 9100, static_cast<int>(groups.size()));
+    std::fill(cache.bytes.begin(), cache.bytes.end(), std::byte{0});
+    const DeviceArray<std::byte> device_cache(cache.bytes);
+    const DeviceArray<int32_t> table(cache.table);
+    StepOnDevice device(c, step, Projected(c, as_size(step.n_rows), in),
+                        cache.device(device_cache.data(), table.data()));
+    const auto is_zero = [&] {
+      const std::vector<std::byte> bytes = device.tagged.read();
+      return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
+    };
+    ASSERT_NO_FATAL_FAILURE(device.run(0));
+    EXPECT_TRUE(is_zero());
+    ASSERT_NO_FATAL_FAILURE(device.run(1));
+    EXPECT_FALSE(is_zero()) << groups.size() << " groups, past " << groups[0].past;
+  }
 }
 
 }  // namespace

@@ -77,13 +77,15 @@ struct DeviceAttentionArgs {
   int n_splits;       // attention_splits()
   DeviceActsOut out;  // [rows][n_head * head_dim]
 
-  // Of one row, where it is attended in one launch: what its blocks tell each other, zero when made, and the
-  // number of the launch, which no earlier launch over that memory had. nullptr: in three launches.
+  // Of up to kMaxTaggedRows rows, which are attended in one launch where the card and the shape allow it:
+  // what its blocks tell each other, zero when made, and the number of the launch, which no earlier launch
+  // over that memory had. nullptr: in three launches.
   void* tagged = nullptr;  // attention_tagged_bytes()
   const uint32_t* launch = nullptr;
 };
 
-size_t attention_tagged_bytes(int n_head, int n_splits, int head_dim) noexcept;
+inline constexpr int kMaxTaggedRows = 2;
+size_t attention_tagged_bytes(int n_rows, int n_head, int n_splits, int head_dim) noexcept;
 
 // Parts into which the cache of a row is cut, so that few rows still fill the card.
 int attention_splits(int n_rows, int n_head, int n_head_kv, int n_multiprocessors) noexcept;

@@ -1,5 +1,5 @@
-// Attention of one decoded row in one launch: norm and rotation of heads, the cache's new slot, attending,
-// merging, gating. Three launches spend most of their time waiting for each other's results.
+// Attention of one or two decoded rows in one launch: norm and rotation of heads, the cache's new slots,
+// attending, merging, gating. Three launches spend most of their time waiting for each other's results.
 //
 // The arithmetic is that of attention_few.cuh, bit for bit. A block has one kv head and a part of the cache;
 // each prepares the queries it needs, and the block with the last part the new key and value too. What does
@@ -8,162 +8,114 @@
 // beside the number of the launch, so that reading them is also waiting for them. All blocks of the launch
 // are resident: there is one to a multiprocessor.
 //
+// Two rows, of one sequence or of two, have the same blocks: each has a part of either row. Parts of the
+// second row begin at the block after the last part of the first, so while both have no more parts than there
+// are blocks, no block has work of two rows. A block that has attends one row after the other, and reads what
+// both see twice. A chain in a longer context is attended together: a block has the same part of both rows,
+// reads it once, and gives each row a tile of the mma. Siblings are not, as both call their own slot by the
+// same position. The second row of a chain sees the first one's key and value: a block that needs them makes
+// them itself, whether or not it is the one that puts them into the cache.
+//
 // A token of the 35B-A3B (10 such layers, 169 slots), before rows in company had the same arithmetic: 1.438
 // against 1.484 ms in three launches; at 16439 slots 1.605 against 1.659. Of the 9 us that were left at 169
-// slots: queries 1.6, attending 1.2, warps 1.5, exchange and merging 3.
+// slots: queries 1.6, attending 1.2, warps 1.5, exchange and merging 3. Two rows have not been timed.
 #pragma once
 
-#include "kernels/attention/attention_few.cuh"
+#include "kernels/attention/attention_row_part.cuh"
 
 namespace thermo {
 
-inline constexpr int kRowWarps = 8;
-inline constexpr int kRowQueries = 8;  // of a kv head, at most
-inline constexpr int kRowPart = kRowWarps * kFewSlots;
-
-template <int kDim>
-struct RowShared {
-  static constexpr int kQStep = kDim + 8;  // halves: rows of ldmatrix fall into different banks
-  std::byte stages[kRowWarps][kFewWarpBytes<kDim, 1>];
-  half q[kRowQueries][kQStep];
-  half fresh[2][kDim];  // new key and value, as the cache has them
-  float norms[2][kDim];
-  float2 turns[kDim / 2];  // cos, sin
-  float4 merged[kRowWarps * 32];
-};
-
-// Floats of a part beside the number of the launch: sums, largest score, sum of weights.
-inline constexpr int64_t row_part_entries(int dim) {
-  return dim + 2;
-}
-__device__ __forceinline__ uint2* row_part(const DeviceAttentionArgs& a, int head, int part) {
-  return static_cast<uint2*>(a.tagged) +
-         (static_cast<int64_t>(head) * a.n_splits + part) * row_part_entries(a.head_dim);
-}
-__device__ __forceinline__ void put_pair(uint2* to, float x, float y, uint32_t launch) {
-  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(to), "r"(__float_as_uint(x)),
-               "r"(launch), "r"(__float_as_uint(y))
-               : "memory");
-}
-// Whether they have come.
-__device__ __forceinline__ bool look_at_pair(const uint2* from, uint32_t launch, float2& pair) {
-  uint4 v;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from)
-               : "memory");
-  pair = {__uint_as_float(v.x), __uint_as_float(v.z)};
-  return v.y == launch && v.w == launch;
-}
-
-// The lane's elements of a new key or value, to the cache and as halves with the cache's rounding to `fresh`.
-template <int kPer>
-__device__ __forceinline__ void store_fresh(KvType type, std::byte* head, const float (&x)[kPer], int lane,
-                                            half* fresh) {
-  __align__(16) half rounded[kPer];
-  if (type == KvType::F16) {
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) rounded[j] = __float2half_rn(x[j]);
-#pragma unroll
-    for (int j = 0; j < kPer; j += 2)
-      *reinterpret_cast<half2*>(reinterpret_cast<half*>(head) + lane * kPer + j) =
-          *reinterpret_cast<const half2*>(rounded + j);
-  } else {
-    float top = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) top = fmaxf(top, fabsf(x[j]));
-#pragma unroll
-    for (int mask = 1; mask < 32 / kPer; mask *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
-    const float d = top / 127.0f;
-    const half scale = __float2half_rn(d);
-    std::byte* const block = head + lane * kPer / 32 * 34;
-    if (lane * kPer % 32 == 0) *reinterpret_cast<half*>(block) = scale;
-#pragma unroll
-    for (int j = 0; j < kPer; j += 2) {
-      const int q0 = d > 0.0f ? __float2int_rn(x[j] / d) : 0,
-                q1 = d > 0.0f ? __float2int_rn(x[j + 1] / d) : 0;
-      *reinterpret_cast<uint16_t*>(block + 2 + lane * kPer % 32 + j) =
-          static_cast<uint16_t>((q0 & 255) | (q1 & 255) << 8);
-      rounded[j] = __hmul(__int2half_rn(q0), scale);
-      rounded[j + 1] = __hmul(__int2half_rn(q1), scale);
-    }
-  }
-#pragma unroll
-  for (int j = 0; j < kPer; j += 2)
-    *reinterpret_cast<half2*>(fresh + lane * kPer + j) = *reinterpret_cast<const half2*>(rounded + j);
-}
-
-template <int kDim>
+template <int kDim, int kRows>
 __global__ void __launch_bounds__(32 * kRowWarps, 1)
     attend_row_kernel(const __grid_constant__ DeviceAttentionArgs a) {
-  constexpr int kSteps = kDim / 16, kPer = kDim / 32;
+  constexpr int kPer = kDim / 32;
+  constexpr bool kTwo = kRows == 2;
+  static_assert(kRows == 1 || kRows == 2);
   extern __shared__ __align__(128) std::byte shared_bytes[];
-  RowShared<kDim>& shared = *reinterpret_cast<RowShared<kDim>*>(shared_bytes);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  RowShared<kDim, kRows>& shared = *reinterpret_cast<RowShared<kDim, kRows>*>(shared_bytes);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int kv_head = blockIdx.x, part = blockIdx.y, per_kv = a.n_head / a.n_head_kv;
   std::byte* const keys = shared.stages[warp];
   std::byte* const values = keys + kFewSlots * kDim * 2;
-  const MatrixLane<kDim> key_lane(keys, 0, false, lane), value_lane(values, 0, true, lane);
 
   touch_params(a);
   // The step's rows, the page table and the stored slots were there before the kernels in front of this one
-  // started. One row is the first group, if any: its numbers are asked for together, since the table has to
-  // be read after them, and the slots after that.
-  const int group = a.rows.group[0];
-  const int past = a.rows.group_past[0], position = a.rows.position[0], sequence = a.rows.group_sequence[0];
-  const int begin = a.window > 0 ? max(0, position - a.window + 1) : 0, end = past + 1;
-  const PartRange parts_in_use(begin, end, kRowPart, a.n_splits);
-  const bool active = group >= 0 && parts_in_use.has(part),
-             last = active && part == past / kRowPart % a.n_splits;
-  const PagedHead k_head = paged_head(a.kv, false, sequence, a.n_head_kv, kv_head, kDim),
-                  v_head = paged_head(a.kv, true, sequence, a.n_head_kv, kv_head, kDim);
-  // The row's own slot is left out: `fresh` has it.
-  const auto stage_keys = [&](int slot) {
-    if (slot < end) stage_slots<kDim, kFewSlots, 32>(a.kv.k_type, keys, k_head, slot, min(end, past), lane);
-    copy_commit();
+  // started.
+  RowReach reach[kRows];
+  const bool any = find_reach(a, reach);
+  RowReach &first = reach[0], &second = reach[kRows - 1];
+  const bool chain = kTwo && second.end == second.past + 2;
+  const bool together = chain && first.parts.n + second.parts.n > a.n_splits;
+  const int part2 = !kTwo || together ? part : second_part(first.parts, second.parts, part, a.n_splits);
+  // What the block has to do: whether it attends a row, makes its key and value, and keeps these.
+  const bool attends[2] = {any && first.parts.has(part), kTwo && any && second.parts.has(part2)};
+  const bool keeps[2] = {any && first.sees(first.end - 1, part, a.n_splits),
+                         kTwo && any && second.sees(second.end - 1, part2, a.n_splits)};
+  const bool makes[2] = {keeps[0] || (chain && any && second.sees(second.past, part2, a.n_splits)), keeps[1]};
+  const bool active = attends[0] || attends[1];
+
+  // The rows in turn, or together.
+  bool turn = kTwo && !together && !attends[0];
+  const auto walk_in_turn = [&] {
+    if (!kTwo || !turn)
+      return walk_of<kDim>(a, first, together ? second.end : first.end, kv_head, part, warp);
+    return walk_of<kDim>(a, second, second.end, kv_head, part2, warp);
   };
-  const auto stage_values = [&](int slot) {
-    if (slot < end) stage_slots<kDim, kFewSlots, 32>(a.kv.v_type, values, v_head, slot, min(end, past), lane);
-    copy_commit();
-  };
-  const int stride = a.n_splits * kRowPart;
-  int slot = first_in_turn(begin / kRowPart, part, a.n_splits) * kRowPart + warp * kFewSlots;
-  if (slot + kFewSlots <= begin) slot += stride;
-  const bool busy = slot < end;
+  RowWalk walk = walk_in_turn();
   if (active) {
-    stage_keys(slot);
-    stage_values(slot);
+    stage_keys<kDim>(a, walk, walk.slot, keys, lane);
+    stage_values<kDim>(a, walk, walk.slot, values, lane);
     for (int d = threadIdx.x; d < kDim; d += 32 * kRowWarps) {
       shared.norms[0][d] = __ldg(a.q_norm + d);
       shared.norms[1][d] = __ldg(a.k_norm + d);
     }
     for (int i = threadIdx.x; i < a.n_rot / 2; i += 32 * kRowWarps) {
-      float s, c;
-      sincosf(static_cast<float>(position) * __ldg(a.inv_freq + i), &s, &c);
-      shared.turns[i] = {c * a.rope_magnitude, s * a.rope_magnitude};
+      const float frequency = __ldg(a.inv_freq + i);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        float s, c;
+        sincosf(static_cast<float>(reach[r].position) * frequency, &s, &c);
+        shared.turns[r][i] = {c * a.rope_magnitude, s * a.rope_magnitude};
+      }
     }
   }
   allow_next();
   __syncthreads();
   wait_for_inputs();
-  if (group < 0) return;
+  if (!any) return;
   const uint32_t launch = *a.launch + 1;  // memory that nobody wrote has 0
 
-  // What the merging at the end needs.
-  const bool merges = part < per_kv;
+  // What the merging at the end needs: heads of the first row, then of the second.
+  const auto gate_of = [&](int h) {
+    const int row = kTwo && h >= per_kv ? 1 : 0;
+    return load_gate(a, row, kv_head * per_kv + h - row * per_kv, 4 * threadIdx.x);
+  };
   float4 gate{0.0f, 0.0f, 0.0f, 0.0f};
-  if (merges && threadIdx.x < kDim / 4) gate = load_gate(a, 0, kv_head * per_kv + part, 4 * threadIdx.x);
+  if (part < kRows * per_kv && threadIdx.x < kDim / 4) gate = gate_of(part);
 
   if (active) {
-    // Queries, then the new key and value.
-    const int items = last ? per_kv + 2 : per_kv;
+    // Queries, then new keys and values, each row's key before its value.
+    const bool from_second = !attends[0], new_from_second = !makes[0];
+    const int queries = kTwo && attends[0] && attends[1] ? 2 * per_kv : per_kv;
+    const int items = queries + (makes[0] ? 2 : 0) + (makes[1] ? 2 : 0);
     const int q_step = a.head_gate == HeadGate::SigmoidElement ? 2 * kDim : kDim;
+    const auto row_of = [&](int item) {
+      if constexpr (!kTwo) return 0;
+      const bool later =
+          item < queries ? from_second || item >= per_kv : new_from_second || item >= queries + 2;
+      return later ? 1 : 0;
+    };
+    const auto query_of = [&](int item) { return kTwo && item >= per_kv ? item - per_kv : item; };
+    const auto is_key = [&](int item) {
+      return kTwo ? item >= queries && (item - queries) % 2 == 0 : item == queries;
+    };
     const auto load = [&](int item, float(&x)[kPer]) {
       if (item >= items) return;
-      const float* const from = (item < per_kv    ? a.q_full + (kv_head * per_kv + item) * q_step
-                                 : item == per_kv ? a.k + kv_head * kDim
-                                                  : a.v + kv_head * kDim) +
-                                lane * kPer;
+      const int row = row_of(item);
+      const float* const from =
+          (item < queries ? a.q_full + (row * a.n_head + kv_head * per_kv + query_of(item)) * q_step
+                          : (is_key(item) ? a.k : a.v) + (row * a.n_head_kv + kv_head) * kDim) +
+          lane * kPer;
 #pragma unroll
       for (int j = 0; j < kPer; j += 2) {
         const float2 v = *reinterpret_cast<const float2*>(from + j);
@@ -171,8 +123,8 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
         x[j + 1] = v.y;
       }
     };
-    const int half_rot = a.n_rot / 2, apart = half_rot / kPer, first = lane * kPer;
-    const bool low = first < half_rot, turned = first < a.n_rot;
+    const int half_rot = a.n_rot / 2, apart = half_rot / kPer, first_column = lane * kPer;
+    const bool low = first_column < half_rot, turned = first_column < a.n_rot;
     const int partner = !turned ? lane : low ? lane + apart : lane - apart;
     float next[kPer];
     load(warp, next);
@@ -182,149 +134,71 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
 #pragma unroll
       for (int j = 0; j < kPer; ++j) x[j] = next[j];
       load(item + kRowWarps, next);
-      if (item <= per_kv) {
+      const int row = row_of(item);
+      const bool is_query = item < queries, is_value = !is_query && !is_key(item);
+      if (!is_value) {
         float square = 0.0f;
 #pragma unroll
         for (int j = 0; j < kPer; ++j) square = fmaf(x[j], x[j], square);
         const float scale = rsqrtf(warp_sum(square) / static_cast<float>(kDim) + a.eps);
-        const float* const weight = shared.norms[item == per_kv] + first;
-        const float2* const turns = shared.turns + (low ? first : first - half_rot);
+        const float* const weight = shared.norms[is_query ? 0 : 1] + first_column;
+        const float2* const turns = shared.turns[row] + (low ? first_column : first_column - half_rot);
 #pragma unroll
         for (int j = 0; j < kPer; ++j) {
           x[j] *= scale * weight[j];
           const float other = __shfl_sync(0xffffffffu, x[j], partner);
           if (turned) {
-            const float2 turn = turns[j];
-            x[j] = fmaf(x[j], turn.x, low ? -(other * turn.y) : other * turn.y);
+            const float2 angle = turns[j];
+            x[j] = fmaf(x[j], angle.x, low ? -(other * angle.y) : other * angle.y);
           }
         }
       }
-      if (item < per_kv) {
+      if (is_query) {
         const float scale = a.scale * kLog2E;
 #pragma unroll
         for (int j = 0; j < kPer; j += 2)
-          *reinterpret_cast<half2*>(shared.q[item] + first + j) =
+          *reinterpret_cast<half2*>(shared.q[row][query_of(item)] + first_column + j) =
               __floats2half2_rn(x[j] * scale, x[j + 1] * scale);
-      } else if (item == per_kv) {
-        store_fresh(a.kv.k_type, k_head.at(past), x, lane, shared.fresh[0]);
       } else {
-        store_fresh(a.kv.v_type, v_head.at(past), x, lane, shared.fresh[1]);
+        const bool keep = !kTwo || (row == 0 ? keeps[0] : keeps[1]);
+        const auto slot_in = [&](bool is_v) {
+          if constexpr (!kTwo) return (is_v ? walk.v_head : walk.k_head).at(first.slot);
+          return paged_head(a.kv, is_v, row == 0 ? first.sequence : second.sequence, a.n_head_kv, kv_head,
+                            kDim)
+              .at(row == 0 ? first.slot : second.slot);
+        };
+        if (is_value)
+          store_fresh(a.kv.v_type, keep, slot_in(true), x, lane, shared.fresh[row][1]);
+        else
+          store_fresh(a.kv.k_type, keep, slot_in(false), x, lane, shared.fresh[row][0]);
       }
     }
     // Queries that are not there.
     for (int i = threadIdx.x; i < (kRowQueries - per_kv) * (kDim / 2); i += 32 * kRowWarps)
-      reinterpret_cast<uint32_t*>(shared.q[per_kv + i / (kDim / 2)])[i % (kDim / 2)] = 0;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+        reinterpret_cast<uint32_t*>(shared.q[r][per_kv + i / (kDim / 2)])[i % (kDim / 2)] = 0;
     __syncthreads();
 
-    uint32_t q[kSteps][2];
-    {
-      const uint32_t at =
-          static_cast<uint32_t>(__cvta_generic_to_shared(&shared.q[lane % 8][0])) + (lane / 8) * 16;
-#pragma unroll
-      for (int i = 0; i < kSteps; i += 2) {
-        uint32_t v[4];
-        load_matrices(v, at + i * 32);
-        q[i][0] = v[0], q[i][1] = v[1], q[i + 1][0] = v[2], q[i + 1][1] = v[3];
-      }
-    }
-    float sums[kSteps][4] = {}, top[2] = {-INFINITY, -INFINITY}, total[2] = {};
-    const auto put_fresh = [&](std::byte* stage, const half* row) {
-      if (past < slot || past >= slot + kFewSlots) return;
-      if (lane < kDim / 8)
-        *reinterpret_cast<uint4*>(stage + piece_offset<kDim>(past - slot, lane)) =
-            reinterpret_cast<const uint4*>(row)[lane];
-      __syncwarp();
-    };
+    if constexpr (kTwo) {
+      if (together) {
+        attend_part<2>(a, shared, walk, {{first.begin, first.end}, {second.begin, second.end}},
+                       {attends[0], attends[1]}, 0, part, kv_head, launch);
+      } else {
 #pragma unroll 1
-    for (; slot < end; slot += stride) {
-      copy_wait<1>();
-      __syncwarp();
-      put_fresh(keys, shared.fresh[0]);
-      float score[4] = {}, other[4] = {};  // two chains of sums: half the latency
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        uint32_t k[4];
-        load_matrices(k, key_lane.at(0, i));
-        mma_16816(i % 2 == 0 ? score : other, k, q[i][0], q[i][1]);
-      }
-      __syncwarp();
-      stage_keys(slot + stride);
-      float shrink[2];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        float x = score[j] + other[j], y = score[2 + j] + other[2 + j];
-        if (slot + g < begin || slot + g >= end) x = -INFINITY;
-        if (slot + g + 8 < begin || slot + g + 8 >= end) y = -INFINITY;
-        shrink[j] = weigh_tile(x, y, top[j], total[j]);
-        score[j] = x;
-        score[2 + j] = y;
-      }
-      const uint32_t p0 = turn_matrix(pack_halves(score[0], score[1])),
-                     p1 = turn_matrix(pack_halves(score[2], score[3]));
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i)
-#pragma unroll
-        for (int c = 0; c < 4; ++c) sums[i][c] *= shrink[c % 2];
-      copy_wait<1>();
-      __syncwarp();
-      put_fresh(values, shared.fresh[1]);
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        uint32_t v[4];
-        load_transposed(v, value_lane.at(0, i));
-        mma_16816(sums[i], v, p0, p1);
-      }
-      __syncwarp();
-      stage_values(slot + stride);
-    }
-    copy_wait<0>();
-    __syncwarp();
-
-    // Add up the warps.
-    constexpr int kStep = kDim + 4;  // of a query; the lanes of a store fall into different banks
-    float* const own = reinterpret_cast<float*>(keys);
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int query = 2 * t + j;
-#pragma unroll
-      for (int mask = 4; mask < 32; mask *= 2) total[j] += __shfl_xor_sync(0xffffffffu, total[j], mask);
-      if (busy) {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-          own[query * kStep + 16 * i + g] = sums[i][j];
-          own[query * kStep + 16 * i + g + 8] = sums[i][2 + j];
+        for (;;) {
+          attend_part<1>(a, shared, walk, {{walk.begin, walk.end}}, {true}, turn ? 1 : 0, turn ? part2 : part,
+                         kv_head, launch);
+          if (turn || !attends[1]) break;
+          turn = true;
+          walk = walk_in_turn();
+          __syncthreads();  // the sums have been read
+          stage_keys<kDim>(a, walk, walk.slot, keys, lane);
+          stage_values<kDim>(a, walk, walk.slot, values, lane);
         }
       }
-      if (g == 0) *reinterpret_cast<float2*>(own + 8 * kStep + 2 * query) = {top[j], total[j]};
-    }
-    __syncthreads();
-#pragma unroll 2
-    for (int i = threadIdx.x; i < per_kv * (kDim / 4); i += 32 * kRowWarps) {
-      const int query = i / (kDim / 4), d = i % (kDim / 4) * 4;
-      float2 stats[kRowWarps];
-      float4 y[kRowWarps];
-      float all_top = -INFINITY, all_total = 0.0f;
-#pragma unroll
-      for (int w = 0; w < kRowWarps; ++w) {
-        const float* const area = reinterpret_cast<const float*>(shared.stages[w]);
-        stats[w] = *reinterpret_cast<const float2*>(area + 8 * kStep + 2 * query);
-        y[w] = *reinterpret_cast<const float4*>(area + query * kStep + d);
-      }
-#pragma unroll
-      for (int w = 0; w < kRowWarps; ++w) all_top = fmaxf(all_top, stats[w].x);
-      float4 x{0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-      for (int w = 0; w < kRowWarps; ++w) {
-        if (stats[w].x == -INFINITY) continue;  // had no slots, left no sums
-        const float f = exp2_fast(stats[w].x - all_top);
-        x.x = fmaf(f, y[w].x, x.x), x.y = fmaf(f, y[w].y, x.y), x.z = fmaf(f, y[w].z, x.z),
-        x.w = fmaf(f, y[w].w, x.w);
-        all_total = fmaf(f, stats[w].y, all_total);
-      }
-      uint2* const to = row_part(a, kv_head * per_kv + query, part);
-      put_pair(to + d, x.x, x.y, launch);
-      put_pair(to + d + 2, x.z, x.w, launch);
-      if (d == 0) put_pair(to + kDim, all_top, all_total, launch);
+    } else {
+      attend_part<1>(a, shared, walk, {{walk.begin, walk.end}}, {true}, 0, part, kv_head, launch);
     }
   }
 
@@ -332,11 +206,13 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
   constexpr int kLanes = kDim / 2, kGroups = 32 * kRowWarps / kLanes;
   static_assert(kGroups == part_turns(kDim));
 #pragma unroll 1
-  for (int h = part; h < per_kv; h += gridDim.y) {
-    const int head = kv_head * per_kv + h;
-    if (h != part && threadIdx.x < kDim / 4) gate = load_gate(a, 0, head, 4 * threadIdx.x);
-    const int pair = threadIdx.x % kLanes, first = threadIdx.x / kLanes;
-    const uint2* const parts = row_part(a, head, 0);
+  for (int h = part; h < kRows * per_kv; h += gridDim.y) {
+    const int row = kTwo && h >= per_kv ? 1 : 0, head = kv_head * per_kv + h - row * per_kv;
+    PartRange in_use = first.parts;
+    if (kTwo && row == 1) in_use = second.parts;
+    if (h != part && threadIdx.x < kDim / 4) gate = gate_of(h);
+    const int pair = threadIdx.x % kLanes, first_part = threadIdx.x / kLanes;
+    const uint2* const parts = row_part(a, row, head, 0);
     constexpr int kBatch = 8;  // parts on their way at once
     float2 y[kBatch];
     const auto look_at_batch = [&](int p) {
@@ -344,7 +220,7 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         y[i] = {0.0f, 0.0f};
-        if (parts_in_use.has(p + i * kGroups))
+        if (in_use.has(p + i * kGroups))
           here &= look_at_pair(parts + (p + i * kGroups) * row_part_entries(kDim) + 2 * pair, launch, y[i]);
       }
       return here;
@@ -356,17 +232,17 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         stats[i] = {-INFINITY, 0.0f};
-        if (parts_in_use.has(lane + 32 * i))
+        if (in_use.has(lane + 32 * i))
           here &= look_at_pair(parts + (lane + 32 * i) * row_part_entries(kDim) + kDim, launch, stats[i]);
       }
-      here &= look_at_batch(first);
+      here &= look_at_batch(first_part);
     } while (!here);
     __syncwarp();
     float f0, f1;
     const float total = weigh_parts(stats[0], stats[1], f0, f1);
     float2 x{0.0f, 0.0f};
 #pragma unroll 1
-    for (int p = first;;) {
+    for (int p = first_part;;) {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int mine = p + i * kGroups;  // the same in the whole warp
@@ -374,7 +250,7 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
         x.x = fmaf(f, y[i].x, x.x), x.y = fmaf(f, y[i].y, x.y);
       }
       p += kBatch * kGroups;
-      if (p >= parts_in_use.end()) break;
+      if (p >= in_use.end()) break;
       while (!look_at_batch(p)) {
       }
       __syncwarp();
@@ -390,19 +266,20 @@ __global__ void __launch_bounds__(32 * kRowWarps, 1)
         sum.x += y.x, sum.y += y.y, sum.z += y.z, sum.w += y.w;
       }
       const float scale = total > 0.0f ? 1.0f / total : 0.0f;
-      put_gated(a, 0, head, 4 * threadIdx.x, {sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale},
+      put_gated(a, row, head, 4 * threadIdx.x, {sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale},
                 gate);
     }
     __syncthreads();
   }
 }
 
-// Whether the row of this step can be attended so.
-template <int kDim>
+// Whether the rows of this step can be attended so.
+template <int kDim, int kRows>
 bool attends_in_one(const DeviceAttentionArgs& a) {
   const bool floats = a.kv.k_type == KvType::F32 || a.kv.v_type == KvType::F32;
-  return a.tagged != nullptr && a.n_rows == 1 && !floats && a.n_head / a.n_head_kv <= kRowQueries &&
-         a.n_rot / 2 % (kDim / 32) == 0 && a.n_rot <= kDim && dependent_launch();
+  return a.tagged != nullptr && a.n_rows == kRows && (kRows == 1 || !a.both_ways) && !floats &&
+         a.n_head / a.n_head_kv <= kRowQueries && a.n_rot / 2 % (kDim / 32) == 0 && a.n_rot <= kDim &&
+         dependent_launch();
 }
 
 }  // namespace thermo

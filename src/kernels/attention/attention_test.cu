@@ -176,7 +176,7 @@ void run_case(const Case& c, uint64_t seed) {
   const DeviceArray<std::byte> device_cache(cache.bytes);
   const DeviceArray<int32_t> device_table(cache.table);
   StepOnDevice device(c, step, projected, cache.device(device_cache.data(), device_table.data()));
-  for (int way = 0; way < (n_rows == 1 ? 3 : 1); ++way) {
+  for (int way = 0; way < StepOnDevice::n_ways(n_rows); ++way) {
     ASSERT_NO_FATAL_FAILURE(device.run(way));
 
     std::vector<float> got = device.out.read();
@@ -281,6 +281,19 @@ TEST(AttentionCuda, FollowsTheBranchesOfATree) {
       for (const int n_rows : {1, 2, 7, 16, 33, 64})
         for (const int past : {0, 63, 1000})
           ASSERT_NO_FATAL_FAILURE(run_case({{16, 2, dim}, {{past, n_rows}}, type, type, 0, true}, seed++));
+}
+
+// Several first rows: each sees itself and what is committed.
+TEST(AttentionCuda, KeepsSiblingsApart) {
+  SKIP_WITHOUT_GPU();
+  uint64_t seed = 6300;
+  for (const KvType type : kTypes)
+    for (const int dim : {128, 256})
+      for (const int n_rows : {2, 3, 17})
+        for (const int window : {0, 70})
+          for (const int past : {0, 15, 127, 1000})
+            ASSERT_NO_FATAL_FAILURE(
+                run_case({{16, 2, dim}, {{past, n_rows, false, true}}, type, type, window, true}, seed++));
 }
 
 // Blocks of a drafter.

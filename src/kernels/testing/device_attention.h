@@ -29,6 +29,7 @@ struct Case {
   int n_padding = 0;
   int n_multiprocessors = 132;
   bool both_ways = false;
+  int n_rot = 0;  // 0: a quarter of head_dim
 };
 
 inline size_t as_size(int64_t n) {
@@ -99,10 +100,11 @@ struct Projected {
     q_full = in.spiky(n_rows * q_dim * (c.gate == HeadGate::SigmoidElement ? 2 : 1));
     k = in.normal(n_rows * kv_dim);
     v = in.spiky(n_rows * kv_dim);
-    gate = in.normal(n_rows * q_dim);
+    gate = in.normal(n_rows * (c.gate == HeadGate::SoftplusHead ? as_size(c.shape.n_head) : q_dim));
     q_norm = in.uniform(dim, 0.5f, 1.5f);
     k_norm = in.uniform(dim, 0.5f, 1.5f);
-    for (size_t i = 0; i < dim / 8; ++i) inv_freq.push_back(std::pow(10000.0f, -8.0f * i / dim));
+    const size_t n_rot = c.n_rot > 0 ? as_size(c.n_rot) : dim / 4;
+    for (size_t i = 0; i < n_rot / 2; ++i) inv_freq.push_back(std::pow(10000.0f, -2.0f * i / n_rot));
   }
   // Row r of n alone.
   Projected row(size_t r, size_t n) const {
@@ -137,8 +139,8 @@ struct StepOnDevice {
     gate.write(in.gate);
     args.rows = step.rows();
   }
-  // Way 0: in three launches. A single row also: 1: in one launch where the card can, 2: again over what that
-  // left.
+  // Way 0: in three launches. One or two rows also: 1: in one launch where the card can, 2: again over what
+  // that left.
   void run(int way) {
     args.tagged = way == 0 ? nullptr : tagged.data();
     launch.write({++n_launches});
@@ -148,11 +150,15 @@ struct StepOnDevice {
     const cudaError_t error = cudaDeviceSynchronize();
     ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error) << ", way " << way;
   }
+  static int n_ways(size_t n_rows) { return n_rows <= as_size(kMaxTaggedRows) ? 3 : 1; }
   bool intact() const {
     return out.intact() && out_half.intact() && partial.intact() && q.intact() && tagged.intact();
   }
 
  private:
+  static size_t tagged_bytes(const Case& c, int n_rows, int splits) {
+    return attention_tagged_bytes(std::min(n_rows, kMaxTaggedRows), c.shape.n_head, splits, c.shape.head_dim);
+  }
   StepOnDevice(const Case& c, const DeviceStep& step, const Projected& in, const DeviceKv& kv, int splits)
       : q_full(in.q_full),
         k(in.k),
@@ -165,8 +171,8 @@ struct StepOnDevice {
         partial(as_size(step.n_rows) * as_size(c.shape.n_head * splits) * as_size(c.shape.head_dim + 2)),
         out(as_size(step.n_rows) * as_size(c.shape.n_head * c.shape.head_dim)),
         out_half(as_size(step.n_rows) * as_size(c.shape.n_head * c.shape.head_dim)),
-        tagged(attention_tagged_bytes(c.shape.n_head, splits, c.shape.head_dim)) {
-    cudaMemset(tagged.data(), 0, attention_tagged_bytes(c.shape.n_head, splits, c.shape.head_dim));
+        tagged(tagged_bytes(c, step.n_rows, splits)) {
+    cudaMemset(tagged.data(), 0, tagged_bytes(c, step.n_rows, splits));
     const int64_t q_dim = c.shape.n_head * c.shape.head_dim;
     args = {.rows = step.rows(),
             .kv = kv,

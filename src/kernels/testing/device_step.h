@@ -51,6 +51,7 @@ class DeviceArray {
 struct StepGroup {
   int past, n_rows;
   bool committed = false;  // beside uncommitted groups
+  bool siblings = false;   // of uncommitted rows: none has a parent in the step
 };
 
 // Group i is sequence n_groups - 1 - i, so that groups and sequences are not the same by chance. Uncommitted
@@ -112,6 +113,7 @@ struct DeviceStep {
       std::vector<int32_t> parents(static_cast<size_t>(step.n_rows));
       for (int r = 0; r < step.n_rows; ++r) parents[static_cast<size_t>(r)] = r - 1;
       if (group_uncommitted.back() != 0 && !chains) parents = in.tree(step.n_rows);
+      if (step.siblings) parents.assign(parents.size(), -1);
       for (int r = 0; r < step.n_rows; ++r) {
         const int32_t p = parents[static_cast<size_t>(r)];
         const size_t at = static_cast<size_t>(n_rows + p);

@@ -130,7 +130,7 @@ void GpuModel::Impl::attention(Pass& pass, int il, const Block& block, const Gpu
   DeviceAttentionArgs args = attention_args(pass.rows, n_rows, il, block, w);
   args.out = out;
   args.singles = pass.kind == StepKind::Singles;
-  args.tagged = n_rows == 1 ? act.attention_tagged : nullptr;
+  args.tagged = n_rows <= kMaxTaggedRows ? act.attention_tagged : nullptr;
   args.launch = decode_launch_number(act.exchange);
   attention_cuda(args, stream.view());
   project_out(w[Role::Output], out, norm, n_rows);
@@ -563,7 +563,7 @@ void GpuModel::Impl::enqueue(int n_rows, StepKind kind, int n_logits, const Step
                      .factor_last = is_few(n_rows),
                      .n_rows = n_rows,
                      .n_embd = config.n_embd,
-                     .count = n_rows == 1 ? decode_launch_number(act.exchange) : nullptr,
+                     .count = n_rows <= kMaxTaggedRows ? decode_launch_number(act.exchange) : nullptr,
                      .conv = {},
                      .cold_in = {},
                      .cold_out = {}}};

@@ -115,9 +115,9 @@ void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, b
   for (const Layer& layer : c.network.layers)
     if (const Block* block = layer.find(BlockKind::Attention))
       tagged_bytes = std::max(
-          tagged_bytes,
-          attention_tagged_bytes(
-              block->n_head, attention_splits(1, block->n_head, c.n_head_kv, n_multiprocessors), c.head_dim));
+          tagged_bytes, attention_tagged_bytes(
+                            std::min(n_batch, kMaxTaggedRows), block->n_head,
+                            attention_splits(1, block->n_head, c.n_head_kv, n_multiprocessors), c.head_dim));
   attention_tagged = carver.take<std::byte>(tagged_bytes);
   conv_input = floats(c.ssm_channels());
   conv_output = floats(c.ssm_channels());

@@ -96,7 +96,7 @@ struct GpuWorkspace {
   size_t room_bytes;
   DeviceRoutes routes;
   uint32_t* expert_uses;                   // [layer][n_expert], of the main stack
-  std::byte *exchange, *attention_tagged;  // of a decoded row
+  std::byte *exchange, *attention_tagged;  // of one or two decoded rows
   float* states;                           // [rows][states_width()] of another network, as they came
   DeviceActsOut joined;                    // [rows][those of StateProjection], for that product
   float* feature_kv;                       // [layer][K, V][rows][n_kv_dim] as projected
