@@ -220,6 +220,7 @@ void check_options(const EngineOptions& o) {
 
 ModelConfig describe_model(const GgufFile& file, const EngineOptions& options) {
   ModelConfig config = read_model_config(file);
+  override_rope(options.rope, config);
   insert_taps(config.network, config.n_layer, options.taps);
   return config;
 }

@@ -100,7 +100,7 @@ __device__ __forceinline__ void load_elements(KvType type, const std::byte* head
     const float d = __half2float(*reinterpret_cast<const half*>(block));
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
-      const int pair = std::to_integer<int>(block[2 + first % 16 + i]);
+      const int pair = static_cast<int>(block[2 + first % 16 + i]);
       x[i] = d * static_cast<float>((pair >> (first % 32 / 16 * 4) & 15) - 8);
     }
   } else {
