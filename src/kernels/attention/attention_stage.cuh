@@ -135,10 +135,13 @@ __device__ __forceinline__ void stage_slots(KvType type, std::byte* to, const Pa
     }
     return;
   }
+  // What follows from this is computed here, and not kept in registers that the f16 path has to do without.
+  int here = thread;
+  asm volatile("" : "+r"(here));
   with_widened(type, [&](auto widen) {
 #pragma unroll 4
     for (int n = 0; n < kSlots * kPieces / kThreads; ++n) {
-      const int i = thread + n * kThreads, slot = i / kPieces, piece = i % kPieces;
+      const int i = here + n * kThreads, slot = i / kPieces, piece = i % kPieces;
       uint4 x{0, 0, 0, 0};
       if (first + slot < end) x = widen(heads + slot * head.step, piece);
       *reinterpret_cast<uint4*>(to + piece_offset<kDim>(slot, piece)) = x;
