@@ -39,6 +39,9 @@ enum class Remedy {
   FileMapping,     // read weights where the file is mapped, instead of repacking them
   ChatTemplate,    // give one, or go without
   NoChatTemplate,  // go without
+  SmallerCache,    // keys and values as q8_0, or a smaller context
+  RopeFactor,      // say by how much the rotation is scaled
+  Yarn,            // scale it with YaRN
 };
 
 class ThermoError : public std::runtime_error {

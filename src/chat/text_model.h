@@ -31,8 +31,9 @@ class TextModel {
   std::shared_ptr<const TokenTrie> token_trie() const;
   const std::string& id() const { return id_; }  // of replies
   const std::optional<ModelCard>& card() const { return card_; }
-  const ModelConfig& config() const { return config_; }
-  int n_ctx_train() const { return config_.n_ctx_train; }
+  const ModelConfig& config() const { return config_; }  // as the file has it
+  // After load() with what its options make of it.
+  int n_ctx_train() const { return (engine_ ? engine_->config() : config_).n_ctx_train; }
   Engine& engine() { return *engine_; }  // REQUIRES: load()
   // A new conversation. REQUIRES: load().
   Session open_session();

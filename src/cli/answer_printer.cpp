@@ -96,7 +96,7 @@ void lock_memory(const Terminal& terminal) {
 }  // namespace
 
 void load_model(TextModel& model, EngineOptions options, const EngineFlags& flags, const Terminal& terminal) {
-  note_unusual(model.n_ctx_train(), options, terminal);
+  note_unusual(model.config(), options, terminal);
   ProgressLine progress(terminal);
   options.progress = [line = progress.callback(), also = options.progress](const LoadProgress& loaded) {
     if (line) line(loaded);

@@ -182,6 +182,7 @@ ModelFacts gather_facts(const GgufFile& file, const EngineOptions& options) {
   if (facts.file_bytes == 0) facts.file_bytes = facts.tensor_bytes;  // linked into the program
 
   or_warning(facts, [&] { facts.config = read_model_config(file); });
+  if (facts.config) override_rope(options.rope, *facts.config);
   add_kinds(file, facts);
   if (file.find("tokenizer.ggml.model")) or_warning(facts, [&] { facts.tokenizer = tokenizer_facts(file); });
   or_warning(facts, [&] {
@@ -199,7 +200,9 @@ std::vector<std::pair<std::string, std::string>> describe_config(const ModelConf
   };
   const auto rope = [](const RopeConfig& r) {
     std::string text = fmt::format("{} dims, base {:g}", r.n_rot, r.freq_base);
-    if (r.yarn) text += fmt::format(", YaRN x{:g} from {:g}", r.factor, r.original_context);
+    if (r.scaling == RopeScaling::Yarn)
+      text += fmt::format(", YaRN x{:g} from {:g}", r.factor, r.original_context);
+    if (r.scaling == RopeScaling::Linear) text += fmt::format(", linear x{:g}", r.factor);
     return text;
   };
   add("layers",

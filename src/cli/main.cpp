@@ -195,6 +195,12 @@ std::string options_that_help(Remedy remedy) {
       return " (--chat-template-file, --raw)";
     case Remedy::NoChatTemplate:
       return " (--raw)";
+    case Remedy::SmallerCache:
+      return " (--ctx-size; -ctk q8_0 -ctv q8_0)";
+    case Remedy::RopeFactor:
+      return " (--rope-scale)";
+    case Remedy::Yarn:
+      return " (--rope-scaling yarn)";
   }
   return "";
 }

@@ -47,6 +47,7 @@ class PlanCommand : public Command {
     EngineOptions options = engine_options(flags_);
     GgufFile file = open_model(model_);
     ModelConfig config = read_model_config(file);
+    override_rope(options.rope, config);
     set_expert_options(flags_.experts, config, options);
     std::optional<GgufFile> drafter;
     set_draft_options(draft_, model_, drafter, options);
@@ -58,7 +59,7 @@ class PlanCommand : public Command {
       if (json_) write_stdout(no_plan_json(file, config, error.what()));
       throw;
     }
-    note_unusual(config.n_ctx_train, options, terminal);
+    note_unusual(config, options, terminal);
     terminal.note_unless_empty(plan.note);
     const std::optional<SpeedEstimate> speed = expected_speed(file, config, options, plan, measure_);
     write_stdout(json_ ? as_json(file, config, plan, speed) : as_table(file, config, plan, speed, terminal));
@@ -118,10 +119,11 @@ class PlanCommand : public Command {
     out["fits"] = plan.fits();
     out["tiers"] = memory_tiers_json(plan);
     out["expected_speed"] = speed_json(speed);
-    out["decisions"] = Json::array({context_reason(config, plan),
-                                    fmt::format("kv {}/{}: {}", flags_.k_type, flags_.v_type,
-                                                flags_.k_type == "f16" ? "default" : "asked"),
-                                    flags_.repack ? "weights repacked: default" : "weights mapped: asked"});
+    out["decisions"] =
+        Json::array({context_reason(config, plan),
+                     kv_decision(kv_type_from_name(flags_.k_type).value_or(KvType::F16),
+                                 kv_type_from_name(flags_.v_type).value_or(KvType::F16), flags_),
+                     flags_.repack ? "weights repacked: default" : "weights mapped: asked"});
     return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
   }
 

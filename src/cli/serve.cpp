@@ -278,7 +278,7 @@ class ServeCommand : public Command {
                    {"n_expert_used", config.route.n_expert_used},
                    {"quant", quantisation_name(model.file())},
                    {"size_bytes", model.engine().info().file_bytes},
-                   {"n_ctx_train", config.n_ctx_train},
+                   {"n_ctx_train", model.n_ctx_train()},
                    {"n_vocab", config.n_vocab}};
     served.plan = {{"context", model.engine().n_ctx()},
                    {"parallel", n_parallel},
@@ -296,8 +296,7 @@ class ServeCommand : public Command {
     return Json::array(
         {fmt::format("ctx {}: {}", model.engine().n_ctx(), engine_.n_ctx > 0 ? "asked" : "auto"),
          fmt::format("parallel {}: {}", n_parallel, serve_.parallel == "auto" ? "auto, what fits" : "asked"),
-         fmt::format("kv {}/{}: {}", engine_.k_type, engine_.v_type,
-                     engine_.k_type == "f16" && engine_.v_type == "f16" ? "default" : "asked"),
+         kv_decision(info.k_type, info.v_type, engine_),
          info.repacked ? "weights repacked: default" : "weights as in the file: asked"});
   }
 

@@ -1,5 +1,7 @@
 #include "engine/draft_plan.h"
 
+#include <fmt/format.h>
+
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "model/drafter_network.h"
@@ -35,10 +37,12 @@ ModelOptions model_options(const DraftOptions& o, const ModelOptions& target, in
 void add_network(const ModelConfig& network, const DraftOptions& o, int block, int n_threads,
                  DraftPlan& plan) {
   const ModelOptions options = model_options(o, {}, block);
-  if ((options.sequence.k_type == KvType::Q8_0 || options.sequence.v_type == KvType::Q8_0) &&
-      network.head_dim % 32 != 0)
-    throw ConfigError(
-        "a q8_0 cache needs a head size that is a multiple of 32, which the drafter does not have; use f16");
+  for (const KvType type : {options.sequence.k_type, options.sequence.v_type})
+    if (kv_in_blocks(type) && network.head_dim % 32 != 0)
+      throw ConfigError(
+          fmt::format("a {} cache needs a head size that is a multiple of 32, which the drafter does not "
+                      "have; use f16",
+                      kv_type_name(type)));
   const SequenceLayout layout = SequenceLayout::on_cpu(network, options.sequence);
   plan.token_bytes = static_cast<uint64_t>(network.n_layer) * (layout.k_slot_bytes() + layout.v_slot_bytes());
   plan.fixed_bytes += Model::workspace_bytes(network, options, n_threads, 0);

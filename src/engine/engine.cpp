@@ -247,6 +247,9 @@ std::unique_ptr<DiskCache> Engine::make_disk_cache(const std::string& folder, ui
   const Backend& backend = *e.backend;
   Sha256 id;
   const auto add = [&id](std::string_view text) { id.update(std::as_bytes(std::span(text))); };
+  for (const RopeConfig& r : backend.config().ropes)
+    add(fmt::format("{} {} {} {} {} {} {} {} {}\n", r.n_rot, r.freq_base, static_cast<int>(r.scaling),
+                    r.factor, r.original_context, r.beta_fast, r.beta_slow, r.extrapolation, r.attention));
   add(fmt::format("{} {} {} {} {} {}\n", e.info.device, static_cast<int>(e.info.k_type),
                   static_cast<int>(e.info.v_type), backend.block_bytes(), backend.checkpoint_bytes(1, false),
                   e.speculation ? e.speculation->telemetry().drafter : ""));

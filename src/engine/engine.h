@@ -18,6 +18,7 @@
 #include "experts/budget.h"
 #include "experts/expert_place.h"
 #include "model/load_progress.h"
+#include "model/rope_override.h"
 #include "model/step.h"
 #include "sampling/logprobs.h"
 #include "sampling/sampling_params.h"
@@ -85,6 +86,7 @@ struct EngineOptions {
   int max_draft_rows = 0;        // rows of an uncommitted step (speculation), at most 64
   std::optional<KvType> k_type;  // nullopt: f16
   std::optional<KvType> v_type;
+  RopeOverride rope;  // of the model; a drafter's own file has its own
   DeviceChoice device;
   std::vector<int> taps;  // hidden states that steps can give, see insert_taps(); empty: none
   DraftOptions draft;     // excludes taps

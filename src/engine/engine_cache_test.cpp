@@ -214,8 +214,9 @@ void expect_same_after_a_restart(const GgufFile& file, const DraftOptions& draft
   std::filesystem::remove_all(folder);
 }
 
-// Its keys and values are saved with the model's, and are of no use to another one of the same shape.
-TEST(EngineCache, ReadsNothingThatAnotherDrafterLeft) {
+// A drafter's keys and values are saved with the model's, and are of no use to another one of the same shape;
+// nor are those of another rotation.
+TEST(EngineCache, ReadsNothingThatAnotherDrafterOrRotationLeft) {
   const std::string folder = testing::TempDir() + "/thermo_engine_drafter_test." + std::to_string(::getpid());
   std::filesystem::remove_all(folder);
   const MappedFile mapped(std::string(THERMO_MODELS) + "/plankton-draft-q8_0.gguf");
@@ -229,14 +230,17 @@ TEST(EngineCache, ReadsNothingThatAnotherDrafterLeft) {
     const GgufFile* drafter;
     KvType k_type, v_type;
     bool reads;
+    RopeOverride rope = {};
   };
   const Run runs[] = {{&trained, KvType::F16, KvType::Q8_0, false},
                       {&changed, KvType::F16, KvType::Q8_0, false},
                       {&trained, KvType::Q8_0, KvType::F16, false},
+                      {&trained, KvType::F16, KvType::Q8_0, false, {.factor = 2.0}},
                       {&trained, KvType::F16, KvType::Q8_0, true}};
   for (const Run& run : runs) {
     EngineOptions options = options_for(1, 1024);
     options.draft = draft_with(Kind::File, 7, run.drafter);
+    options.rope = run.rope;
     options.draft.k_type = run.k_type;
     options.draft.v_type = run.v_type;
     Engine engine(plankton(), options);

@@ -165,6 +165,20 @@ void plan_gpu_and_drafter(EnginePlan& plan, const ModelConfig& config, const Ggu
                   format_bytes(plan.gpu->free_bytes)));
 }
 
+// Whether the context that was asked for would fit on the GPU with keys and values as q8_0.
+bool fits_in_q8(EnginePlan plan, const ModelConfig& config, const GgufFile& file,
+                const MemoryPlanInputs& inputs, const EngineOptions& o) {
+  auto smaller = with_q8_cache(config, inputs);
+  if (!smaller) return false;
+  plan.model.sequence.k_type = plan.model.sequence.v_type = KvType::Q8_0;
+  try {
+    plan_gpu_and_drafter(plan, config, file, *smaller, o);
+  } catch (const MemoryError&) {
+    return false;
+  }
+  return plan.memory.fits();
+}
+
 // On the processor, with or without the stand-in device.
 void plan_on_cpu(EnginePlan& plan, const ModelConfig& whole, const GgufFile& file, MemoryPlanInputs& inputs,
                  const EngineOptions& o) {
@@ -220,6 +234,7 @@ void check_options(const EngineOptions& o) {
 
 ModelConfig describe_model(const GgufFile& file, const EngineOptions& options) {
   ModelConfig config = read_model_config(file);
+  override_rope(options.rope, config);
   insert_taps(config.network, config.n_layer, options.taps);
   return config;
 }
@@ -233,10 +248,10 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
                          .k_type = o.k_type.value_or(KvType::F16),
                          .v_type = o.v_type.value_or(KvType::F16)};
   for (const KvType type : {plan.model.sequence.k_type, plan.model.sequence.v_type})
-    if (type == KvType::Q8_0 && config.head_dim % 32 != 0)
+    if (kv_in_blocks(type) && config.head_dim % 32 != 0)
       throw ConfigError(
-          fmt::format("a q8_0 cache needs a head size that is a multiple of 32, this model has {}; use f16",
-                      config.head_dim));
+          fmt::format("a {} cache needs a head size that is a multiple of 32, this model has {}; use f16",
+                      kv_type_name(type), config.head_dim));
   MemoryPlanInputs inputs;
   inputs.n_ctx = o.n_ctx == 0 && !o.fit ? config.n_ctx_train : o.n_ctx;
   inputs.min_ctx = o.min_ctx;
@@ -269,15 +284,20 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
     plan.model.device = plan.gpu->index;
     plan_gpu_and_drafter(plan, config, file, inputs, o);
     if (!plan.memory.fits()) {
+      const bool in_q8 = fits_in_q8(plan, config, file, inputs, o);
       const std::string shortage =
           fmt::format("{} needs {} of GPU memory with a context of {}, but {} {}", file.path(),
                       format_bytes(plan.memory.device_total_bytes), plan.memory.n_ctx, plan.gpu->name,
                       o.gpu_memory > 0 ? fmt::format("may give {}", format_bytes(plan.gpu->free_bytes))
                                        : fmt::format("has {} free", format_bytes(plan.gpu->free_bytes)));
       if (o.device.kind != DeviceChoice::Kind::Auto)
-        throw MemoryError(shortage + "; use the CPU, a smaller context or a smaller quantisation",
+        throw in_q8
+            ? MemoryError(shortage + "; with keys and values as q8_0, or with a smaller context, it fits",
+                          Remedy::SmallerCache)
+            : MemoryError(shortage + "; use the CPU, a smaller context or a smaller quantisation",
                           Remedy::Processor);
-      note = shortage + "; the CPU does everything";
+      note = shortage + (in_q8 ? "; the CPU does everything (with a q8_0 cache it would fit)"
+                               : "; the CPU does everything");
       plan.gpu.reset();
     }
   }

@@ -217,6 +217,18 @@ int largest_context(int n_ctx, const std::function<bool(int)>& fits) {
 
 }  // namespace
 
+std::optional<MemoryPlanInputs> with_q8_cache(const ModelConfig& config, const MemoryPlanInputs& in) {
+  const auto bytes = [&](KvType k, KvType v) {
+    return kv_head_bytes(k, config.head_dim) + kv_head_bytes(v, config.head_dim);
+  };
+  if (in.n_ctx == 0 || config.head_dim % 32 != 0 ||
+      bytes(KvType::Q8_0, KvType::Q8_0) >= bytes(in.k_type, in.v_type))
+    return std::nullopt;
+  MemoryPlanInputs smaller = in;
+  smaller.k_type = smaller.v_type = KvType::Q8_0;
+  return smaller;
+}
+
 MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const MemoryPlanInputs& in) {
   const WeightSizes sizes = weight_sizes(config, file, in.repack);
   const int smallest = std::min(in.min_ctx, config.n_ctx_train);
@@ -242,7 +254,13 @@ MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const Me
   });
   std::string advice = "close other programs or use a smaller quantisation";
   Remedy remedy = Remedy::None;
-  if (largest > 0) {
+  const auto smaller = with_q8_cache(config, in);
+  if (smaller && plan_at(config, file, *smaller, sizes, least, shown_ctx, fewest(shown_ctx)).total_bytes <=
+                     in.available_bytes) {
+    advice = "with keys and values as q8_0 it fits";
+    if (largest > 0) advice += fmt::format(", and as they are the largest context that fits is {}", largest);
+    remedy = Remedy::SmallerCache;
+  } else if (largest > 0) {
     advice = fmt::format("the largest context that fits is {}", largest);
     remedy = Remedy::SmallerContext;
   } else if (in.repack && mapped_total <= in.available_bytes) {

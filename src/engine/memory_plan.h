@@ -86,6 +86,11 @@ std::string kv_item_detail(KvKind kind, const SequenceConfig& sequence, int n_se
 inline constexpr int kRoomyContext = 4096;
 MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const MemoryPlanInputs& inputs);
 
+// The same with keys and values as q8_0; nullopt: that is no less, or the model cannot have it. It is offered
+// where a context that was asked for does not fit otherwise, and never chosen: another text is not what was
+// asked for.
+std::optional<MemoryPlanInputs> with_q8_cache(const ModelConfig& config, const MemoryPlanInputs& inputs);
+
 // Adds checkpoints of `bytes` each to a plan: for every session as many as there is main memory for, at most
 // kMaxCheckpoints.
 inline constexpr int kMaxCheckpoints = 8;

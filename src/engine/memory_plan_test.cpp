@@ -196,6 +196,40 @@ TEST(MemoryPlan, NamesWhatWouldFit) {
   }
 }
 
+// Keys and values as q8_0 give another text, so they are named and not taken.
+TEST(MemoryPlan, OffersASmallerCacheForAContextThatWasAskedFor) {
+  ModelConfig config = read_model_config(plankton());
+  config.n_ctx_train = 1 << 20;
+  MemoryPlanInputs inputs;
+  inputs.available_bytes = 64 * GiB;
+  inputs.n_ctx = 1 << 20;
+  inputs.repack = false;  // little else than the cache
+  const uint64_t full = plan_memory(config, plankton(), inputs).total_bytes;
+  MemoryPlanInputs smaller = inputs;
+  smaller.k_type = smaller.v_type = KvType::Q8_0;
+  const uint64_t least = plan_memory(config, plankton(), smaller).total_bytes;
+  ASSERT_LT(least + 64 * MiB, full);
+  const auto refusal = [&](uint64_t available) {
+    inputs.available_bytes = available;
+    try {
+      plan_memory(config, plankton(), inputs);
+    } catch (const MemoryError& error) {
+      return std::pair(std::string(error.what()), error.remedy());
+    }
+    return std::pair(std::string(), Remedy::None);
+  };
+  const auto [offer, remedy] = refusal((full + least) / 2);
+  EXPECT_NE(offer.find("with keys and values as q8_0 it fits"), std::string::npos) << offer;
+  EXPECT_NE(offer.find("the largest context that fits is"), std::string::npos) << offer;
+  EXPECT_EQ(remedy, Remedy::SmallerCache);
+  EXPECT_EQ(refusal(least / 2).second, Remedy::SmallerContext) << "too little for q8_0 as well";
+  inputs.k_type = inputs.v_type = KvType::Q4_0;
+  EXPECT_FALSE(with_q8_cache(config, inputs));
+  inputs.k_type = inputs.v_type = KvType::F16;
+  inputs.n_ctx = 0;
+  EXPECT_FALSE(with_q8_cache(config, inputs)) << "nobody asked for so long a context";
+}
+
 TEST(MemoryPlan, LeavesExpertsInTheFileWhereTheyDoNotFit) {
   const ModelConfig config = read_model_config(plankton());
   MemoryPlanInputs inputs;

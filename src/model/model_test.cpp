@@ -152,10 +152,11 @@ TEST_P(ArchitectureTest, LoadsBlocksOfKeysAndValuesInAnotherSequence) {
 TEST_P(ArchitectureTest, RunsWithEveryCacheType) {
   const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
-  // Rounding of the cache: half a unit of 11 bits, and of 7 bits relative to the block's largest value,
-  // carried through a few layers. A row whose router was near a tie may choose another expert, so the bound
-  // is on the typical row.
-  const std::pair<KvType, double> cases[] = {{KvType::F16, 0.005}, {KvType::Q8_0, 0.1}};
+  // Rounding of the cache: half a unit of 11 or 8 bits, and of 7 or 3 bits relative to the block's largest
+  // value, carried through a few layers. A row whose router was near a tie may choose another expert, so the
+  // bound is on the typical row.
+  const std::pair<KvType, double> cases[] = {
+      {KvType::F16, 0.005}, {KvType::BF16, 0.04}, {KvType::Q8_0, 0.1}, {KvType::Q4_0, 0.8}};
   for (const auto& [type, bound] : cases) {
     ModelConfig config = read_model_config(fixture.file);
     Weights weights = Weights::load(config, fixture.file, true, pool, {});

@@ -261,5 +261,11 @@ TEST(SameBitsPlankton, HoweverTheTokensAreFed) {
   expect_same_bits(GgufFile(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf"), kPrompts, KvType::F16);
 }
 
+TEST(SameBitsPlankton, WithEveryTypeInTheCache) {
+  constexpr size_t kPrompts[] = {29};
+  for (const KvType type : {KvType::BF16, KvType::Q8_0, KvType::Q4_0})
+    expect_same_bits(GgufFile(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf"), kPrompts, type);
+}
+
 }  // namespace
 }  // namespace thermo

@@ -57,6 +57,15 @@ class Machine(ProgramTest):
         self.assertEqual(host["planned"], sum(item["bytes"] for item in host["items"]))
         small = json.loads(self.answer("plan", MODEL, "-c", "1024", "-ctk", "q8_0", "-ctv", "q8_0", "--json"))
         self.assertLess(small["tiers"][0]["planned"], host["planned"])
+        self.assertIn("kv f16/f16: default", plan["decisions"])
+        self.assertIn("kv q8_0/q8_0: asked", small["decisions"])
+
+        def cache(kind):
+            out = json.loads(self.answer("plan", MODEL, "-c", "1024", "-ctk", kind, "-ctv", kind, "--json"))
+            return next(item["bytes"] for item in out["tiers"][0]["items"] if item["name"] == "kv cache")
+        self.assertEqual(cache("bf16"), cache("f16"))
+        self.assertEqual(cache("auto"), cache("f16"))
+        self.assertEqual(cache("q4_0") * 64, cache("f16") * 18)
         self.assertIn("total", self.answer("plan"))
 
     def test_plan_and_inspect_say_how_fast_it_will_be(self):
@@ -139,6 +148,19 @@ class Help(ProgramTest):
         self.assertIn("-ctk, --cache-type-k TYPE", self.answer("run", "--help-all"))
 
 
+    def test_inspect_shows_a_stretched_rotation(self):
+        laguna = os.path.join(DATA, "laguna-f32.gguf")  # its window stays as it is
+        text = self.answer("inspect", laguna, "--rope-scaling", "yarn", "--rope-scale", "2")
+        self.assertIn("16 dims, base 500000, YaRN x2 from 2048; 32 dims, base 10000\n", text)
+        self.assertRegex(text, r"training context +4096\n")
+        self.assertNotIn("YaRN", self.answer("inspect", laguna, "--rope-scaling", "none"))
+        self.assertIn("linear x4", self.answer("inspect", MODEL, "--rope-scale", "4"))
+        text = self.answer("inspect", MODEL, "--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "1K")
+        self.assertIn("YaRN x4 from 1024", text)
+        env = {"LLAMA_ARG_ROPE_SCALING_TYPE": "yarn", "LLAMA_ARG_ROPE_SCALE": "4", "LLAMA_ARG_YARN_ORIG_CTX": "1024"}
+        self.assertIn("YaRN x4 from 1024", self.answer("inspect", MODEL, env=env))
+
+
 class Completion(ProgramTest):
     def test_scripts_parse(self):
         for shell, check in (("bash", ["bash", "-n"]), ("zsh", ["zsh", "-n"]), ("fish", ["fish", "-n"])):
@@ -161,7 +183,7 @@ class Completion(ProgramTest):
             return subprocess.run(["bash", "-c", code], capture_output=True, text=True).stdout.split()
         self.assertEqual(complete("thermocline", "tok"), ["tokenize"])
         self.assertIn("--ctx-size", complete("thermocline", "run", "--ctx"))
-        self.assertEqual(complete("thermocline", "run", "-ctk", "q"), ["q8_0"])
+        self.assertEqual(complete("thermocline", "run", "-ctk", "q"), ["q8_0", "q4_0"])
         self.assertEqual(complete("thermocline", "completion", "z"), ["zsh"])
 
     def test_refuses_other_shells(self):

@@ -168,7 +168,7 @@ class Options(ProgramTest):
         line = self.refusal(USAGE, "run", *ASK, "--temp", "warm")
         self.assertIn("--temp", line)
         self.assertIn("'warm'", line)
-        self.assertIn("q8_0", self.refusal(USAGE, "run", *ASK, "-ctk", "q4_0"))
+        self.assertIn("q8_0", self.refusal(USAGE, "run", *ASK, "-ctk", "q5_1"))
 
     def test_an_empty_key_is_no_key(self):
         self.assertIn("a key was expected", self.refusal(USAGE, "serve", "--api-key", ""))
@@ -187,12 +187,22 @@ class Options(ProgramTest):
 
     def test_says_what_to_use_instead_of_llama_options(self):
         for option, word in (("-ot", "dynamic"), ("--lora", "merge"), ("--mmproj", "text"), ("--rpc", "remote"),
-                             ("--mirostat", "--temp"), ("--rope-scale", "model file"),
+                             ("--mirostat", "--temp"), ("--rope-freq-base", "model file"),
                              ("--port", "`serve`"), ("-cnv", "chat"), ("--context-shift", "-c"), ("-mu", "-m")):
             with self.subTest(option=option):
                 line = self.refusal(USAGE, "run", *ASK, option, "x")
                 self.assertIn(option, line)
                 self.assertIn(word, line)
+
+    def test_says_what_is_wrong_with_a_stretched_context(self):
+        for options, word in ((["--rope-scaling", "yarn"], "--rope-scale"), (["--rope-scaling", "ntk"], "linear"),
+                              (["--rope-scaling", "none", "--rope-scale", "2"], "leave one out"),
+                              (["--yarn-orig-ctx", "4K"], "--rope-scaling yarn"), (["--rope-scale", "0.5"], "--rope-scale"),
+                              (["--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-beta-fast", "1"], "slow end"),
+                              (["--yarn-ext-factor", "2"], "--yarn-ext-factor")):
+            for command in (["run", *ASK], ["plan"], ["inspect"], ["bench", "-p", "8", "-n", "0"], ["verify", "--tokens", "4"]):
+                with self.subTest(command=command[0], options=options):
+                    self.assertIn(word, self.refusal(USAGE, *command, *options))
 
     def test_refuses_templates_that_are_broken(self):
         self.assertIn("--chat-template", self.refusal(USAGE, "run", *ASK, "-q", "--chat-template", "{% if %}"))

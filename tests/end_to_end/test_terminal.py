@@ -381,9 +381,17 @@ class Perplexity(ProgramTest):
 
     def test_a_cache_type_costs_less_than_can_be_measured(self):
         plain = self.measure("--device", "cpu")
-        for kind in ("f32", "q8_0"):
+        for kind in ("f32", "bf16", "q8_0"):
             other = self.measure("--device", "cpu", "-ctk", kind, "-ctv", kind)
             self.assertLess(abs(other["perplexity"] - plain["perplexity"]), plain["deviation"], kind)
+
+    def test_four_bits_and_a_stretched_context_cost_something(self):
+        plain = self.measure("--device", "cpu")["perplexity"]
+        for options in (("-ctk", "q4_0", "-ctv", "q4_0"), ("--rope-scale", "4"), ("--rope-scaling", "yarn", "--rope-scale", "4")):
+            other = self.measure("--device", "cpu", *options)["perplexity"]
+            self.assertNotEqual(other, plain, options)
+            self.assertLess(other, 10 * plain, options)
+        self.assertEqual(self.measure("--device", "cpu", "--rope-scaling", "none")["perplexity"], plain)
 
     def test_prints_what_llama_prints(self):
         text = self.answer("perplexity", "-f", ROOT / "README.md", "-c", "64", "--chunks", "2")

@@ -24,6 +24,7 @@
 #include "cli/options/draft_options.h"
 #include "cli/options/hub_options.h"
 #include "cli/options/model_options.h"
+#include "cli/options/rope_options.h"
 #include "cli/progress.h"
 #include "engine/draft_plan.h"
 #include "engine/gpu_backend.h"
@@ -140,8 +141,10 @@ class BenchCommand : public Command {
     set.value("-fitt,--fit-target", "MIB", fit_target_mib_, "GPU memory to leave free, in MiB (default 1024)")
         .range(0, 1 << 20)
         .no_environment();
-    list("-ctk,--cache-type-k", "LIST", lists_.k_type, "type of the keys: f32, f16, q8_0 (default f16)");
+    list("-ctk,--cache-type-k", "LIST", lists_.k_type,
+         "type of the keys: f32, f16, bf16, q8_0, q4_0 (default f16)");
     list("-ctv,--cache-type-v", "LIST", lists_.v_type, "type of the values (default f16)");
+    add_rope_options(set, rope_, /*from_environment=*/false);
     list("--isa", "LIST", lists_.isa, "code path: auto, portable, avx2, avxvnni, avx512, amx (default auto)");
     set.custom_flag(
            "--repack", [this](bool on) { lists_.repack = {on ? "1" : "0"}; },
@@ -237,7 +240,8 @@ class BenchCommand : public Command {
                       plan.setups.size()));
     if (models_.empty()) models_.emplace_back();
     for (const std::string& model : models_) {  // a bad one is refused at once
-      const ModelConfig config = read_model_config(open_model(model));
+      ModelConfig config = read_model_config(open_model(model));
+      override_rope(rope_, config);
       EngineOptions options;
       std::optional<GgufFile> drafter;
       if (drafts) set_draft_options(draft_, model, drafter, options);
@@ -326,7 +330,7 @@ class BenchCommand : public Command {
       if (!oracle_.empty())
         options.draft.oracle = {.probabilities = parse_oracle(oracle_), .seed = seed_, .text = text_ids_.ids};
     }
-    note_unusual(read_model_config(file).n_ctx_train, options, terminal);
+    note_unusual(read_model_config(file), options, terminal);
     Engine engine(file, options);
     progress.clear();
     terminal.note_unless_empty(engine.plan().note);
@@ -448,6 +452,7 @@ class BenchCommand : public Command {
     EngineOptions options;
     options.device = device_option(device_, n_gpu_layers_);
     options.n_ctx = n_ctx;
+    options.rope = rope_;
     options.k_type = setup.k_type;
     options.v_type = setup.v_type;
     options.n_threads = setup.n_threads;
@@ -554,6 +559,7 @@ class BenchCommand : public Command {
   std::string oracle_;
   bool own_text_ = false;  // what the model writes itself
   BenchRunOptions run_;
+  RopeOverride rope_;
   uint64_t seed_ = 1, gpu_memory_ = 0;
   int fit_target_mib_ = 1024;
   double delay_seconds_ = 0.0, fail_below_ = 0.0;

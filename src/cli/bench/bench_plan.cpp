@@ -206,8 +206,8 @@ BenchPlan make_bench_plan(const BenchLists& lists) {
   for (const int n_batch : ints_or("-b", lists.n_batch, 2048))
     for (const int n_ubatch : ints_or("-ub", lists.n_ubatch, 0))
       for (const int n_threads : ints_or("-t", lists.n_threads, 0))
-        for (const std::string& k_type : words_or(lists.k_type, "f16"))
-          for (const std::string& v_type : words_or(lists.v_type, "f16"))
+        for (const std::string& k_type : words_or(lists.k_type, "auto"))
+          for (const std::string& v_type : words_or(lists.v_type, "auto"))
             for (const std::string& isa : words_or(lists.isa, "auto"))
               for (const std::string& repack : words_or(lists.repack, "1"))
                 for (const BenchSetup& experts : expert_setups(lists)) {
@@ -217,8 +217,8 @@ BenchPlan make_bench_plan(const BenchLists& lists) {
                   setup.n_batch = n_batch;
                   setup.n_ubatch = std::min(n_ubatch, n_batch);
                   setup.n_threads = n_threads;
-                  setup.k_type = kv_type_from_name(k_type);
-                  setup.v_type = kv_type_from_name(v_type);
+                  setup.k_type = kv_type_from_name(k_type).value_or(KvType::F16);
+                  setup.v_type = kv_type_from_name(v_type).value_or(KvType::F16);
                   setup.isa = parse_isa(isa);
                   setup.repack = parse_repack(repack);
                   plan.setups.push_back(setup);

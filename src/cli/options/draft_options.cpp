@@ -87,13 +87,13 @@ void add_draft_options(OptionSet& set, DraftFlags& flags) {
       .llama_env("LLAMA_ARG_SPEC_DRAFT_P_MIN", "LLAMA_ARG_DRAFT_P_MIN")
       .advanced();
   set.value("-ctkd,--cache-type-k-draft,--spec-draft-type-k", "TYPE", flags.k_type,
-            "type of the drafter's keys (default f16)")
-      .choices({"f32", "f16", "q8_0"})
+            "type of the drafter's keys (default auto: f16)")
+      .choices(kv_type_choices())
       .llama_env("LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K", "LLAMA_ARG_CACHE_TYPE_K_DRAFT")
       .advanced();
   set.value("-ctvd,--cache-type-v-draft,--spec-draft-type-v", "TYPE", flags.v_type,
-            "type of the drafter's values (default f16)")
-      .choices({"f32", "f16", "q8_0"})
+            "type of the drafter's values (default auto: f16)")
+      .choices(kv_type_choices())
       .llama_env("LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V", "LLAMA_ARG_CACHE_TYPE_V_DRAFT")
       .advanced();
 }

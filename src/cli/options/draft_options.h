@@ -17,7 +17,7 @@ struct DraftFlags {
   std::string file;
   int n_max = 0, n_min = 0;
   float p_min = 0.0f;
-  std::string k_type = "f16", v_type = "f16";
+  std::string k_type = "auto", v_type = "auto";
 };
 
 // --draft --draft-budget, and llama.cpp's: -md --spec-type --spec-draft-n-max --spec-draft-n-min

@@ -12,8 +12,10 @@
 #include "chat/text_model.h"
 #include "cli/options/cpu_options.h"
 #include "cli/options/hub_options.h"
+#include "cli/options/rope_options.h"
 #include "cli/terminal.h"
 #include "gguf/gguf_file.h"
+#include "model/model_config.h"
 
 namespace thermo {
 
@@ -83,13 +85,14 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
       .llama_env("LLAMA_ARG_UBATCH")
       .advanced();
   set.value("-ctk,--cache-type-k", "TYPE", flags.k_type,
-            "type of cached keys: f32, f16 or q8_0 (default f16)")
-      .choices({"f32", "f16", "q8_0"})
+            "type of cached keys: auto, f32, f16, bf16, q8_0 or q4_0 (default auto: f16)")
+      .choices(kv_type_choices())
       .advanced();
   set.value("-ctv,--cache-type-v", "TYPE", flags.v_type,
-            "type of cached values: f32, f16 or q8_0 (default f16)")
-      .choices({"f32", "f16", "q8_0"})
+            "type of cached values, likewise (default auto: f16)")
+      .choices(kv_type_choices())
       .advanced();
+  add_rope_options(set, flags.rope);
   set.value("-dev,--device", "NAME", flags.device,
             "auto, cpu, cuda:N (a build with CUDA), or sim: the CPU stands in for a device, to try expert "
             "placement")
@@ -174,11 +177,29 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
   add_expert_options(set, flags.experts);
 }
 
-KvType kv_type_from_name(const std::string& name) {
-  if (name == "f32") return KvType::F32;
-  if (name == "f16") return KvType::F16;
-  if (name == "q8_0") return KvType::Q8_0;
-  throw ConfigError(fmt::format("cache type '{}' is not known: one of f32, f16, q8_0 was expected", name));
+namespace {
+
+constexpr KvType kKvTypes[] = {KvType::F32, KvType::F16, KvType::BF16, KvType::Q8_0, KvType::Q4_0};
+
+}  // namespace
+
+std::vector<std::string> kv_type_choices() {
+  std::vector<std::string> names = {"auto"};
+  for (const KvType type : kKvTypes) names.emplace_back(kv_type_name(type));
+  return names;
+}
+
+std::optional<KvType> kv_type_from_name(const std::string& name) {
+  if (name == "auto") return std::nullopt;
+  for (const KvType type : kKvTypes)
+    if (name == kv_type_name(type)) return type;
+  throw ConfigError(fmt::format("cache type '{}' is not known: one of {} was expected", name,
+                                fmt::join(kv_type_choices(), ", ")));
+}
+
+std::string kv_decision(KvType k, KvType v, const EngineFlags& flags) {
+  const bool asked = flags.k_type != "auto" || flags.v_type != "auto";
+  return fmt::format("kv {}/{}: {}", kv_type_name(k), kv_type_name(v), asked ? "asked" : "default");
 }
 
 namespace {
@@ -253,6 +274,7 @@ EngineOptions engine_options(const EngineFlags& flags) {
   options.n_ctx = flags.n_ctx;
   options.k_type = kv_type_from_name(flags.k_type);
   options.v_type = kv_type_from_name(flags.v_type);
+  options.rope = flags.rope;
   options.n_threads = n_threads;
   options.pin_threads = flags.pin_threads;
   options.check_tensors = flags.check_tensors;
@@ -272,12 +294,14 @@ EngineOptions engine_options(const EngineFlags& flags) {
   return options;
 }
 
-void note_unusual(int n_ctx_train, const EngineOptions& options, const Terminal& terminal) {
-  if (options.n_ctx > n_ctx_train)
+void note_unusual(const ModelConfig& config, const EngineOptions& options, const Terminal& terminal) {
+  ModelConfig stretched = config;
+  override_rope(options.rope, stretched);
+  if (options.n_ctx > stretched.n_ctx_train)
     terminal.note(
         fmt::format("a context of {} is more than the {} tokens the model was trained for: answers late in "
                     "it may be poor",
-                    options.n_ctx, n_ctx_train));
+                    options.n_ctx, stretched.n_ctx_train));
   const int n_cores = cpu_info().n_cores;
   if (options.n_threads > static_cast<int>(usable_cores().size()))
     terminal.note(fmt::format("{} threads on {} cores wait for each other: -t {} is faster",

@@ -19,7 +19,8 @@ void add_model_option(OptionSet& set, std::string& model);
 // Switches of llama.cpp that ask for what is always so here. add_engine_options() has them.
 void add_llama_switches(OptionSet& set);
 
-// -c -b -ub -t -ctk -ctv --isa --repack --device, those of experts, and their llama.cpp spellings.
+// -c -b -ub -t -ctk -ctv --rope-scaling --isa --repack --device, those of experts, and their llama.cpp
+// spellings.
 struct EngineFlags {
   int n_ctx = 0;
   int n_batch = 0;                         // 0: the engine's default
@@ -28,7 +29,8 @@ struct EngineFlags {
   bool fit = true;
   int fit_ctx = 8192;
   int fit_target_mib = 1024;
-  std::string k_type = "f16", v_type = "f16";
+  std::string k_type = "auto", v_type = "auto";
+  RopeOverride rope;
   std::string isa = "auto";
   std::string device = "auto";
   std::string n_gpu_layers = "auto";
@@ -47,11 +49,14 @@ void add_engine_options(OptionSet& set, EngineFlags& flags);
 // Throws ConfigError (values that make no sense together) or ThermoError with ExitCode::Device.
 EngineOptions engine_options(const EngineFlags& flags);
 // Says what is unusual about the context and the threads.
-void note_unusual(int n_ctx_train, const EngineOptions& options, const Terminal& terminal);
+void note_unusual(const ModelConfig& config, const EngineOptions& options, const Terminal& terminal);
 // What `--device` and `-ngl` together mean for EngineOptions::device. Throws ConfigError.
 DeviceChoice device_option(const std::string& name, const std::string& n_gpu_layers);
 // "f16" and so on; throws ConfigError.
-KvType kv_type_from_name(const std::string& name);
+std::optional<KvType> kv_type_from_name(const std::string& name);  // nullopt: auto. Throws ConfigError
+std::vector<std::string> kv_type_choices();
+// "kv f16/f16: default": the types that a plan or an engine has, and why.
+std::string kv_decision(KvType k, KvType v, const EngineFlags& flags);
 
 class TextModel;
 

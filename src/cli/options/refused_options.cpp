@@ -25,8 +25,9 @@ constexpr Refusal kRefusals[] = {
      "--sampling-seq "
      "--sampler-seq --adaptive-*",
      "not offered here; use --temp, --top-k, --top-p and --min-p"},
-    {"--rope-* --yarn-* -gan --grp-attn-n -gaw --grp-attn-w",
-     "the position encoding comes from the model file; leave it out"},
+    {"--rope-freq-* -gan --grp-attn-n -gaw --grp-attn-w",
+     "the frequencies of positions come from the model file; stretch them with --rope-scaling and "
+     "--rope-scale"},
     {"-dio --direct-io",
      "weights are copied into ordinary memory at load; use --no-repack to "
      "read them through the file mapping instead"},

@@ -119,7 +119,8 @@ class VerifyCommand : public Command {
     const std::vector<int> chunks = parse_chunks(chunks_);
     if (n_tokens_ < 1) throw ConfigError(fmt::format("--tokens {}: at least one is needed", n_tokens_));
     const GgufFile file = open_model(model_);
-    const ModelConfig config = read_model_config(file);
+    ModelConfig config = read_model_config(file);
+    override_rope(flags_.rope, config);
     if (!draft_.empty() && expected_.empty())
       throw ConfigError("--draft is verified against reference outputs: name them with --expected");
     if (!expected_.empty()) {

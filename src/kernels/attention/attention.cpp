@@ -24,6 +24,10 @@ const char* kv_type_name(KvType type) {
       return "f16";
     case KvType::Q8_0:
       return "q8_0";
+    case KvType::BF16:
+      return "bf16";
+    case KvType::Q4_0:
+      return "q4_0";
   }
   return "?";
 }
@@ -34,9 +38,12 @@ size_t kv_head_bytes(KvType type, int head_dim) {
     case KvType::F32:
       return 4 * n;
     case KvType::F16:
+    case KvType::BF16:
       return 2 * n;
     case KvType::Q8_0:
       return n / 32 * 34;
+    case KvType::Q4_0:
+      return n / 32 * 18;
   }
   return 0;
 }

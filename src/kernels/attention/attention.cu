@@ -2,7 +2,7 @@
 // parts, gate, hand over; with one part and many rows attend does that itself). One or two decoded rows: all
 // of it in one launch, attention_row.cuh.
 //
-// attend: f16 and q8_0 caches on tensor cores, up to 64 rows by attention_few.cuh, more by
+// attend: caches of all types but f32 on tensor cores, up to 64 rows by attention_few.cuh, more by
 // attention_many.cuh. An f32 cache is asked for where results are compared to the last digits, so it is
 // attended in f32 below: a block of 4 warps takes one row, 4 or 8 query heads of one kv head, and a part of
 // the cache. A lane holds head_dim / 32 elements of the queries and of the sums; four slots at a time are
@@ -92,6 +92,17 @@ __device__ __forceinline__ void load_elements(KvType type, const std::byte* head
   } else if (type == KvType::F32) {
 #pragma unroll
     for (int i = 0; i < kPer; ++i) x[i] = reinterpret_cast<const float*>(head)[first + i];
+  } else if (type == KvType::BF16) {
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) x[i] = bf16_value(reinterpret_cast<const uint16_t*>(head)[first + i]);
+  } else if (type == KvType::Q4_0) {
+    const std::byte* const block = head + first / 32 * 18;
+    const float d = __half2float(*reinterpret_cast<const half*>(block));
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int pair = static_cast<int>(block[2 + first % 16 + i]);
+      x[i] = d * static_cast<float>((pair >> (first % 32 / 16 * 4) & 15) - 8);
+    }
   } else {
     const std::byte* const block = head + first / 32 * 34;
     const float d = __half2float(*reinterpret_cast<const half*>(block));
@@ -283,8 +294,9 @@ __global__ void __launch_bounds__(128)
   const PagedHead keys = paged_head(a.kv, false, sequence, a.n_head_kv, kv_head, kDim),
                   values = paged_head(a.kv, true, sequence, a.n_head_kv, kv_head, kDim);
   const auto element = [](KvType type, const std::byte* at, int d) {
-    return type == KvType::F32 ? reinterpret_cast<const float*>(at)[d]
-                               : __half2float(reinterpret_cast<const half*>(at)[d]);
+    return type == KvType::F32    ? reinterpret_cast<const float*>(at)[d]
+           : type == KvType::BF16 ? bf16_value(reinterpret_cast<const uint16_t*>(at)[d])
+                                  : __half2float(reinterpret_cast<const half*>(at)[d]);
   };
   const float* const q = a.q + (static_cast<int64_t>(row) * a.n_head + head) * kDim;
   float sums[kDim] = {}, top = -INFINITY, total = 0.0f;

@@ -25,10 +25,15 @@ namespace thermo {
 
 class ThreadPool;
 
-enum class KvType : uint8_t { F32, F16, Q8_0 };
+// Their numbers are part of the name of a cache on disk: new ones go to the end.
+enum class KvType : uint8_t { F32, F16, Q8_0, BF16, Q4_0 };
 const char* kv_type_name(KvType type);
-// Bytes of head_dim elements; Q8_0 needs head_dim % 32 == 0 (blocks of 32: f16 scale, 32 int8).
-size_t kv_head_bytes(KvType type, int head_dim);
+// Q8_0 and Q4_0 store blocks of 32 as GGUF does, an f16 scale and 32 int8, or 16 bytes of which number i has
+// elements i and 16 + i in its low and high half, plus 8. They need head_dim % 32 == 0.
+constexpr bool kv_in_blocks(KvType type) {
+  return type == KvType::Q8_0 || type == KvType::Q4_0;
+}
+size_t kv_head_bytes(KvType type, int head_dim);  // of head_dim elements
 
 // Slots of a page, and the slots that are read together, from multiples of kKvTile on: a tile never crosses
 // the border of a page.

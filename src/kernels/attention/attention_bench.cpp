@@ -67,7 +67,7 @@ void attend_bench(benchmark::State& state, Isa isa, const Shape& s, KvType type,
 const int registered = [] {
   for (Isa isa : available_isas())
     for (const Shape& s : kShapes)
-      for (KvType type : {KvType::F16, KvType::Q8_0})
+      for (KvType type : {KvType::F16, KvType::BF16, KvType::Q8_0, KvType::Q4_0})
         for (const auto& [n_past, n_rows] :
              {std::pair(8192, 1), std::pair(4096, 16), std::pair(0, 512), std::pair(4096, 64)}) {
           const std::string name = std::string("attend/") + isa_name(isa) + "/" + s.name + "/" +

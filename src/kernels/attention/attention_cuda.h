@@ -91,7 +91,7 @@ size_t attention_tagged_bytes(int n_rows, int n_head, int n_splits, int head_dim
 int attention_splits(int n_rows, int n_head, int n_head_kv, int n_multiprocessors) noexcept;
 inline constexpr int kMaxAttentionSplits = 64;
 
-// head_dim 16 (f32 and f16), 32, 64, 128 or 256.
+// head_dim 16 (f32, f16 and bf16), 32, 64, 128 or 256.
 void attention_cuda(const DeviceAttentionArgs& args, StreamView stream) noexcept;
 
 // Only keys and values, of several layers that are alike: normed, rotated and appended. `kv`, `k` and `v` are

@@ -39,7 +39,18 @@ struct AttentionTiling {
 };
 
 __host__ __device__ constexpr int64_t head_bytes(KvType type, int dim) {
-  return type == KvType::F32 ? 4 * dim : type == KvType::F16 ? 2 * dim : dim / 32 * 34;
+  switch (type) {
+    case KvType::F32:
+      return 4 * dim;
+    case KvType::F16:
+    case KvType::BF16:
+      return 2 * dim;
+    case KvType::Q8_0:
+      return dim / 32 * 34;
+    case KvType::Q4_0:
+      return dim / 32 * 18;
+  }
+  return 0;
 }
 
 // One kv head of one sequence: keys or values of all its slots.

@@ -29,6 +29,18 @@ double element(KvType type, const std::byte* head, int i) {
       std::memcpy(&q, block + 2 + i % 32, sizeof(q));
       return static_cast<double>(f16_to_f32(bits)) * q;
     }
+    case KvType::BF16: {
+      uint16_t bits;
+      std::memcpy(&bits, head + 2 * i, sizeof(bits));
+      return bf16_to_f32(bits);
+    }
+    case KvType::Q4_0: {
+      const std::byte* block = head + i / 32 * 18;
+      uint16_t bits;
+      std::memcpy(&bits, block, sizeof(bits));
+      const int pair = std::to_integer<int>(block[2 + i % 16]);
+      return static_cast<double>(f16_to_f32(bits)) * ((i % 32 < 16 ? pair & 15 : pair >> 4) - 8);
+    }
   }
   return 0.0;
 }

@@ -60,6 +60,37 @@ __device__ __forceinline__ void store_fresh(KvType type, bool keep, std::byte* h
         *reinterpret_cast<half2*>(reinterpret_cast<half*>(head) + lane * kPer + j) =
             *reinterpret_cast<const half2*>(rounded + j);
     }
+  } else if (type == KvType::BF16) {
+#pragma unroll
+    for (int j = 0; j < kPer; j += 2) {
+      const uint32_t bits = bf16_bits(x[j]) | static_cast<uint32_t>(bf16_bits(x[j + 1])) << 16;
+      if (keep) *reinterpret_cast<uint32_t*>(head + 2 * (lane * kPer + j)) = bits;
+      *reinterpret_cast<uint32_t*>(rounded + j) = halves_of_bf16(bits);
+    }
+  } else if (type == KvType::Q4_0) {
+    constexpr int kLanes = 32 / kPer;  // of a block; the second half of them has the high halves of its bytes
+    float low = 0.0f, high = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) low = fminf(low, x[j]), high = fmaxf(high, x[j]);
+#pragma unroll
+    for (int mask = 1; mask < kLanes; mask *= 2) {
+      low = fminf(low, __shfl_xor_sync(0xffffffffu, low, mask));
+      high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, mask));
+    }
+    const float d = q4_scale(low, high), inverse = q4_inverse(d);
+    const half scale = __float2half_rn(d);
+    std::byte* const block = head + lane / kLanes * 18;
+    if (keep && lane % kLanes == 0) *reinterpret_cast<half*>(block) = scale;
+#pragma unroll
+    for (int j = 0; j < kPer; j += 2) {
+      const int q0 = q4_code(x[j], inverse), q1 = q4_code(x[j + 1], inverse), pair = q0 | q1 << 8,
+                other = __shfl_xor_sync(0xffffffffu, pair, kLanes / 2);
+      if (keep && lane % kLanes < kLanes / 2)
+        *reinterpret_cast<uint16_t*>(block + 2 + lane % kLanes * kPer + j) =
+            static_cast<uint16_t>(pair | other << 4);
+      rounded[j] = __hmul(__int2half_rn(q0 - 8), scale);
+      rounded[j + 1] = __hmul(__int2half_rn(q1 - 8), scale);
+    }
   } else {
     float top = 0.0f;
 #pragma unroll

@@ -1,8 +1,11 @@
 // Heads of the cache in shared memory as tensor cores read them: rows of kDim halves whose 16-byte pieces are
 // exchanged so that eight rows at one column lie in different banks. Copied while the thread goes on when the
-// cache is f16; q8_0 is widened on the way, d * q rounded to f16.
+// cache is f16; other types become f16 on the way: d * q of q8_0 and q4_0 rounded, bf16 exactly where f16
+// reaches (below 2^-14 its last places are lost, beyond 65504 it stays there). Cards before 8.0 have no
+// products of bf16, and a row has the same bits on all paths.
 #pragma once
 
+#include "kernels/attention/attention_heads.cuh"
 #include "kernels/attention/attention_parts.cuh"
 #include "kernels/linear/copy_async.cuh"
 
@@ -53,23 +56,64 @@ __device__ __forceinline__ uint32_t pack_halves(float x, float y) {
   return as_bits(__floats2half2_rn(x, y));
 }
 
-// Four int8 as halves times `scale`.
+// (byte - bias) * scale of four bytes as halves: 1024 + byte is a half with the byte in its last places.
+template <int kBias>
 __device__ __forceinline__ uint2 widen_bytes(uint32_t bytes, half2 scale) {
-  const uint32_t biased = bytes ^ 0x80808080u;
-  const half2 base = __half2half2(__ushort_as_half(0x6480));  // 1024 + 128
-  const half2 x = __hsub2(as_half2(__byte_perm(biased, 0x64646464u, 0x4140)), base);
-  const half2 y = __hsub2(as_half2(__byte_perm(biased, 0x64646464u, 0x4342)), base);
+  const half2 base = __half2half2(__ushort_as_half(0x6400 + kBias));
+  const half2 x = __hsub2(as_half2(__byte_perm(bytes, 0x64646464u, 0x4140)), base);
+  const half2 y = __hsub2(as_half2(__byte_perm(bytes, 0x64646464u, 0x4342)), base);
   return {as_bits(__hmul2(x, scale)), as_bits(__hmul2(y, scale))};
 }
+// A bf16 as the products get it.
+__device__ __forceinline__ half half_of_bf16(uint16_t bits) {
+  const float x = bf16_value(bits);
+  return __float2half_rn(x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x);  // NaN stays NaN
+}
+__device__ __forceinline__ uint32_t halves_of_bf16(uint32_t pair) {
+  return as_bits(__halves2half2(half_of_bf16(static_cast<uint16_t>(pair & 0xffff)),
+                                half_of_bf16(static_cast<uint16_t>(pair >> 16))));
+}
 
-// Piece `piece` of a q8_0 head. Blocks of 34 bytes: aligned to 2 only.
+// Piece `piece` of a head that is not f16. Blocks of 34 or 18 bytes: aligned to 2 only.
+template <KvType kType>
 __device__ __forceinline__ uint4 widen_piece(const std::byte* head, int piece) {
-  const std::byte* const block = head + piece / 4 * 34;
-  const uint16_t* const from = reinterpret_cast<const uint16_t*>(block + 2 + piece % 4 * 8);
-  const half2 scale = __half2half2(*reinterpret_cast<const half*>(block));
-  const uint2 x = widen_bytes(from[0] | static_cast<uint32_t>(from[1]) << 16, scale);
-  const uint2 y = widen_bytes(from[2] | static_cast<uint32_t>(from[3]) << 16, scale);
-  return {x.x, x.y, y.x, y.y};
+  if constexpr (kType == KvType::BF16) {
+    const uint4 x = reinterpret_cast<const uint4*>(head)[piece];
+    return {halves_of_bf16(x.x), halves_of_bf16(x.y), halves_of_bf16(x.z), halves_of_bf16(x.w)};
+  } else {
+    constexpr bool kQ4 = kType == KvType::Q4_0;
+    static_assert(kQ4 || kType == KvType::Q8_0);
+    const std::byte* const block = head + piece / 4 * (kQ4 ? 18 : 34);
+    const uint16_t* const from =
+        reinterpret_cast<const uint16_t*>(block + 2 + (kQ4 ? piece % 2 : piece % 4) * 8);
+    const half2 scale = __half2half2(*reinterpret_cast<const half*>(block));
+    const auto widen = [&](uint32_t bytes) {
+      if constexpr (kQ4)
+        return widen_bytes<8>(bytes >> (piece % 4 / 2 * 4) & 0x0f0f0f0fu, scale);
+      else
+        return widen_bytes<128>(bytes ^ 0x80808080u, scale);
+    };
+    const uint2 x = widen(from[0] | static_cast<uint32_t>(from[1]) << 16);
+    const uint2 y = widen(from[2] | static_cast<uint32_t>(from[3]) << 16);
+    return {x.x, x.y, y.x, y.y};
+  }
+}
+
+template <KvType kType>
+struct WidenPiece {
+  __device__ __forceinline__ uint4 operator()(const std::byte* head, int piece) const {
+    return widen_piece<kType>(head, piece);
+  }
+};
+// body(widen) for a type that is not f16: asked once, not for each piece.
+template <class Body>
+__device__ __forceinline__ void with_widened(KvType type, Body body) {
+  if (type == KvType::Q8_0)
+    body(WidenPiece<KvType::Q8_0>{});
+  else if (type == KvType::Q4_0)
+    body(WidenPiece<KvType::Q4_0>{});
+  else
+    body(WidenPiece<KvType::BF16>{});
 }
 
 // kSlots slots from `first` on, by kThreads threads. Slots from `end` on become zeros: what lies in the cache
@@ -89,15 +133,20 @@ __device__ __forceinline__ void stage_slots(KvType type, std::byte* to, const Pa
       copy16(to + piece_offset<kDim>(slot, piece), heads + (valid ? slot * head.step + piece * 16 : 0),
              valid);
     }
-  } else {
+    return;
+  }
+  // What follows from this is computed here, and not kept in registers that the f16 path has to do without.
+  int here = thread;
+  asm volatile("" : "+r"(here));
+  with_widened(type, [&](auto widen) {
 #pragma unroll 4
     for (int n = 0; n < kSlots * kPieces / kThreads; ++n) {
-      const int i = thread + n * kThreads, slot = i / kPieces, piece = i % kPieces;
+      const int i = here + n * kThreads, slot = i / kPieces, piece = i % kPieces;
       uint4 x{0, 0, 0, 0};
-      if (first + slot < end) x = widen_piece(heads + slot * head.step, piece);
+      if (first + slot < end) x = widen(heads + slot * head.step, piece);
       *reinterpret_cast<uint4*>(to + piece_offset<kDim>(slot, piece)) = x;
     }
-  }
+  });
 }
 
 // kSlots slots from anywhere, by a warp: slot i lies where lane i says, or becomes zeros if that is 0.
@@ -105,15 +154,20 @@ template <int kDim, int kSlots>
 __device__ __forceinline__ void stage_gathered(KvType type, std::byte* to, uint64_t mine, int lane) {
   constexpr int kPieces = kDim / 8;
   static_assert(kSlots <= 32 && kSlots * kPieces % 32 == 0);
+  const auto gather = [&](auto load) {
 #pragma unroll 4
-  for (int i = lane; i < kSlots * kPieces; i += 32) {
-    const int slot = i / kPieces, piece = i % kPieces;
-    const std::byte* const from = reinterpret_cast<const std::byte*>(__shfl_sync(0xffffffffu, mine, slot));
-    uint4 x{0, 0, 0, 0};
-    if (from != nullptr)
-      x = type == KvType::F16 ? reinterpret_cast<const uint4*>(from)[piece] : widen_piece(from, piece);
-    *reinterpret_cast<uint4*>(to + piece_offset<kDim>(slot, piece)) = x;
-  }
+    for (int i = lane; i < kSlots * kPieces; i += 32) {
+      const int slot = i / kPieces, piece = i % kPieces;
+      const std::byte* const from = reinterpret_cast<const std::byte*>(__shfl_sync(0xffffffffu, mine, slot));
+      uint4 x{0, 0, 0, 0};
+      if (from != nullptr) x = load(from, piece);
+      *reinterpret_cast<uint4*>(to + piece_offset<kDim>(slot, piece)) = x;
+    }
+  };
+  if (type == KvType::F16)
+    gather([](const std::byte* from, int piece) { return reinterpret_cast<const uint4*>(from)[piece]; });
+  else
+    with_widened(type, gather);
 }
 
 // The queries of a tile that read one kv head: number i is row first_row + i / per_kv, head i % per_kv.

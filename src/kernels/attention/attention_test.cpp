@@ -200,7 +200,7 @@ class Attention : public ::testing::TestWithParam<Isa> {
 INSTANTIATE_TEST_SUITE_P(Isas, Attention, ::testing::ValuesIn(available_isas()),
                          [](const auto& test) { return isa_name(test.param); });
 
-constexpr KvType kTypes[] = {KvType::F32, KvType::F16, KvType::Q8_0};
+constexpr KvType kTypes[] = {KvType::F32, KvType::F16, KvType::Q8_0, KvType::BF16, KvType::Q4_0};
 
 TEST_P(Attention, DecodesOneRowForEveryGroupAndType) {
   uint64_t seed = 1;
@@ -220,9 +220,13 @@ TEST_P(Attention, HandlesEveryHeadSize) {
       expect_same(f16, n_rows);
       Problem f32({6, 2, dim}, {37, n_rows}, KvType::F32, KvType::F16, 12);
       expect_same(f32, n_rows, 1);
+      Problem bf16({6, 2, dim}, {37, n_rows}, KvType::BF16, KvType::BF16, 14);
+      expect_same(bf16, n_rows);
       if (dim % 32 != 0) continue;
       Problem q8({6, 2, dim}, {37, n_rows}, KvType::Q8_0, KvType::Q8_0, 13);
       expect_same(q8, n_rows);
+      Problem q4({6, 2, dim}, {37, n_rows}, KvType::Q4_0, KvType::Q4_0, 15);
+      expect_same(q4, n_rows);
     }
 }
 
@@ -264,6 +268,8 @@ TEST_P(Attention, RunsTheRealShapes) {
       expect_same(f16, step.n_rows);
       Problem q8(shape, step, KvType::Q8_0, KvType::Q8_0, 22);
       expect_same(q8, step.n_rows);
+      Problem q4(shape, step, KvType::Q4_0, KvType::BF16, 23);
+      expect_same(q4, step.n_rows);
     }
   }
 }
@@ -349,8 +355,8 @@ TEST_P(Attention, RowsHaveTheSameBitsAloneAndTogether) {
     for (const Step& step : {Step{0, 70}, Step{60, 9}, Step{250, 130}, Step{250, 130, 100}, Step{700, 5, 300},
                              Step{500, 20, 1}}) {
       if (shape.head_dim >= 128 && step.n_rows > 100) continue;
-      const KvType type = kTypes[seed % 3];
-      const bool fits = type != KvType::Q8_0 || shape.head_dim % 32 == 0;
+      const KvType type = kTypes[seed % std::size(kTypes)];
+      const bool fits = !kv_in_blocks(type) || shape.head_dim % 32 == 0;
       Problem problem(shape, step, fits ? type : KvType::F32, KvType::F16, seed++);
       const std::vector<float> want = decode(kernels, problem);
       const AttentionArgs args = problem.args(nullptr);
@@ -461,10 +467,29 @@ TEST_P(Attention, HasTheSameBitsOnAnyNumberOfThreads) {
   }
 }
 
+// A block of GGUF's q4_0. Its farthest element is stored as -8 scales, to the rounding of the scale to f16
+// (8 * 2^-11 of it, or half of f16's last place, 2^-25, where it is tiny). Any other is half a scale away at
+// most, and a whole one where it is as far out to the other side, which would be code 16.
+void expect_q4_block(const std::byte* block, const float* x) {
+  std::vector<float> decoded(32);
+  dequantize_row(DType::Q4_0, block, 32, decoded.data());
+  float most = 0.0f;
+  for (int i = 0; i < 32; ++i)
+    if (std::fabs(x[i]) > std::fabs(most)) most = x[i];
+  const double scale = std::fabs(double{most}) / 8;
+  for (int i = 0; i < 32; ++i) {
+    const double code = double{x[i]} * (most > 0 ? -1 : 1);  // -8 scales where it is the farthest
+    const double step = code > 7.5 * scale ? 1.0 : 0.5;
+    EXPECT_LE(std::fabs(double{decoded[static_cast<size_t>(i)]} - x[i]),
+              step * scale * 1.00001 + 8 * std::max(scale * 0x1p-11, 0x1p-25))
+        << "element " << i;
+  }
+}
+
 TEST_P(Attention, AppendsInPlaceAndNowhereElse) {
   for (KvType type : kTypes)
     for (int dim : {8, 16, 32, 64, 96, 256}) {
-      if (type == KvType::Q8_0 && dim % 32 != 0) continue;
+      if (kv_in_blocks(type) && dim % 32 != 0) continue;
       Inputs in(81);
       const int n_rows = 3, n_head_kv = 2, first = 2;
       auto k = in.spiky(static_cast<size_t>(n_rows * n_head_kv * dim));
@@ -498,6 +523,14 @@ TEST_P(Attention, AppendsInPlaceAndNowhereElse) {
               std::memcpy(&bits, stored + 2 * i, 2);
               EXPECT_EQ(bits, f32_to_f16(x[i]));
             }
+          if (type == KvType::BF16)
+            for (int i = 0; i < dim; ++i) {
+              uint16_t bits;
+              std::memcpy(&bits, stored + 2 * i, 2);
+              EXPECT_EQ(bits, f32_to_bf16(x[i]));
+            }
+          if (type == KvType::Q4_0)
+            for (int b = 0; b < dim / 32; ++b) expect_q4_block(stored + 18 * b, x + 32 * b);
           if (type == KvType::Q8_0)
             for (int b = 0; b < dim / 32; ++b) {
               float most = 0.0f;

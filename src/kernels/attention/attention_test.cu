@@ -45,6 +45,23 @@ double length(const float* x, size_t n) {
   return std::sqrt(sum);
 }
 
+// Of an element, as a share of the farthest one that is rounded with it.
+double last_place(KvType type) {
+  switch (type) {
+    case KvType::F32:
+      return 0.0;
+    case KvType::F16:
+      return 0x1p-11;
+    case KvType::BF16:
+      return 0x1p-8;
+    case KvType::Q8_0:
+      return 0x1p-7;
+    case KvType::Q4_0:
+      return 0x1p-3;
+  }
+  return 0.0;
+}
+
 void run_case(const Case& c, uint64_t seed) {
   const int n_head = c.shape.n_head, n_head_kv = c.shape.n_head_kv, head_dim = c.shape.head_dim;
   const size_t dim = as_size(head_dim), q_dim = as_size(n_head) * dim, kv_dim = as_size(n_head_kv) * dim;
@@ -148,16 +165,16 @@ void run_case(const Case& c, uint64_t seed) {
         if (floats) {
           error = (static_cast<double>(dim) + 32) * kF32Epsilon * length(query, dim) * longest_k * scale;
         } else {
-          // q is rounded to f16, d * q of q8_0 too: random signs, four deviations of the sum.
+          // q is rounded to f16, d * q of q8_0 and q4_0 too: random signs, four deviations of the sum.
           double sum = 0.0;
           for (size_t d = 0; d < dim; ++d) sum += query[d] * most_k[d] * query[d] * most_k[d];
           error = 4 * 0x1p-11 * std::sqrt(2 * sum / 3) * scale;
         }
         // Keys and values of the step are rounded to the cache's type from values that differ in the last
         // digit: now and then to the other side.
-        const double flip = c.k_type == KvType::Q8_0 || c.v_type == KvType::Q8_0 ? 0x1p-7
-                            : floats && c.k_type == c.v_type                     ? 0.0
-                                                                                 : 0x1p-11;
+        const double flip = std::max(last_place(c.k_type), last_place(c.v_type));
+        // Below 2^-14 bf16 loses its last places on its way to f16.
+        const double tiny = c.v_type == KvType::BF16 && !floats ? 0x1p-25 : 0.0;
         const double unit = floats ? (n_slots + 64) * kF32Epsilon : 0x1p-10;
         for (size_t d = 0; d < dim; ++d) {
           const size_t at = (begin + r) * q_dim + h * dim + d, gate_at = (begin + r) * as_size(n_head) + h;
@@ -168,7 +185,7 @@ void run_case(const Case& c, uint64_t seed) {
             factor = std::log1p(
                 std::exp(double{gate[c.gate == HeadGate::SoftplusHead ? gate_at : gate_at * dim + d]}));
           want[at] = static_cast<float>(out[r * q_dim + h * dim + d] * factor);
-          bound[at] = factor * (2 * error + unit + flip) * size[r * q_dim + h * dim + d] + 1e-30;
+          bound[at] = factor * ((2 * error + unit + flip) * size[r * q_dim + h * dim + d] + tiny) + 1e-30;
         }
       }
   }
@@ -318,7 +335,7 @@ TEST(AttentionCuda, SeesBothWaysInABlock) {
 TEST(AttentionCuda, AttendsWithSmallHeads) {
   SKIP_WITHOUT_GPU();
   uint64_t seed = 6800;
-  for (const KvType type : {KvType::F32, KvType::F16})
+  for (const KvType type : {KvType::F32, KvType::F16, KvType::BF16})
     for (const int past : {0, 1, 31, 32, 33, 200})
       for (const int n_rows : {1, 6, 40})
         for (const int window : {0, 50})
@@ -331,6 +348,29 @@ TEST(AttentionCuda, AttendsWithSmallHeads) {
             }
 }
 
+// A value of bf16 that f16 cannot hold: with one slot the result is that value, on every path.
+TEST(AttentionCuda, KeepsLargeBf16Finite) {
+  SKIP_WITHOUT_GPU();
+  for (const int dim : {32, 128})
+    for (const float value : {1e6f, -1e6f, 65504.0f, 60160.0f, 0x1p-24f}) {
+      Case c{{4, 1, dim}, {{0, 1}}, KvType::BF16, KvType::BF16};
+      c.gate = HeadGate::None;
+      Inputs in(1);
+      const DeviceStep step(c.groups, 0, false, 1);
+      Projected projected(c, 1, in);
+      std::fill(projected.v.begin(), projected.v.end(), value);
+      const TestKv cache(c.k_type, c.v_type, 1, dim, 1, 1);
+      const DeviceArray<std::byte> device_cache(cache.bytes);
+      const DeviceArray<int32_t> table(cache.table);
+      StepOnDevice device(c, step, projected, cache.device(device_cache.data(), table.data()));
+      for (int way = 0; way < 2; ++way) {
+        ASSERT_NO_FATAL_FAILURE(device.run(way));
+        for (const float got : device.out.read())
+          ASSERT_EQ(got, std::clamp(value, -65504.0f, 65504.0f)) << "dim " << dim << ", way " << way;
+      }
+    }
+}
+
 // Features of a drafter: keys and values of several layers.
 TEST(AttentionCuda, AppendsTheRowsOfAllLayers) {
   SKIP_WITHOUT_GPU();
@@ -338,7 +378,7 @@ TEST(AttentionCuda, AppendsTheRowsOfAllLayers) {
   uint64_t seed = 6900;
   for (const KvType type : kTypes)
     for (const int head_dim : {16, 32, 128}) {
-      if (type == KvType::Q8_0 && head_dim % 32 != 0) continue;
+      if (kv_in_blocks(type) && head_dim % 32 != 0) continue;
       Inputs in(seed);
       const DeviceStep step({{7, 5}, {0, 20}}, 3, false, seed++);
       const size_t dim = as_size(head_dim), kv_dim = as_size(n_head_kv) * dim, rows = as_size(step.n_rows);

@@ -9,6 +9,7 @@
 
 #include "device/device_info.h"
 #include "device/testing/skip_without_gpu.h"
+#include "kernels/dequantize/dequantize.h"
 #include "kernels/draft_block/draft_block_cuda.h"
 #include "kernels/quant_matmul/panel_mma.cuh"
 #include "kernels/testing/device_attention.h"
@@ -273,17 +274,12 @@ void run_rows(const Case& c, int n_cols, uint64_t seed) {
         const KvType type = is_v ? c.v_type : c.k_type;
         std::byte* const at =
             kv.bytes.data() + (is_v ? kv.v_at(step.sequence(g), slot) : kv.k_at(step.sequence(g), slot));
-        for (int i = 0; i < kv_dim; ++i) {
-          const float x = in.normal();
-          if (type == KvType::F16) {
-            reinterpret_cast<half*>(at)[i] = __float2half_rn(x);
-          } else {
-            std::byte* const block = at + i / 32 * 34;
-            if (i % 32 == 0) *reinterpret_cast<half*>(block) = __float2half_rn(0.02f);
-            *reinterpret_cast<int8_t*>(block + 2 + i % 32) =
-                static_cast<int8_t>(std::clamp(x * 50.0f, -127.0f, 127.0f));
-          }
-        }
+        const std::vector<float> x = in.normal(as_size(kv_dim));
+        quantize_row(type == KvType::F16    ? DType::F16
+                     : type == KvType::BF16 ? DType::BF16
+                     : type == KvType::Q8_0 ? DType::Q8_0
+                                            : DType::Q4_0,
+                     x.data(), kv_dim, at);
       }
   const DeviceArray<std::byte> cache(kv.bytes), own_cache(kv.bytes);
   const DeviceArray<int32_t> table(kv.table);
@@ -337,11 +333,12 @@ void run_rows(const Case& c, int n_cols, uint64_t seed) {
     }
     first = got;
   }
-  const bool rounded = c.k_type == KvType::Q8_0 || c.v_type == KvType::Q8_0;
+  const bool rounded = c.k_type != KvType::F16 || c.v_type != KvType::F16;
+  const bool coarse = c.k_type == KvType::Q4_0 || c.v_type == KvType::Q4_0;
+  const double bound = coarse ? 0.02 * 127 / 8 : rounded ? 0.02 : 4e-3;  // grows with the steps of a block
   for (int r = 0; r < step.n_valid(); ++r) {
     const std::vector<float> got = read_places(first, as_size(r), as_size(q_dim), q_dim);
-    EXPECT_LE(error_of(got.data(), &want[as_size(r) * as_size(q_dim)], as_size(q_dim)), rounded ? 0.02 : 4e-3)
-        << "row " << r;
+    EXPECT_LE(error_of(got.data(), &want[as_size(r) * as_size(q_dim)], as_size(q_dim)), bound) << "row " << r;
   }
   if (rounded) return;
   // What was written to the cache, and nothing else.
@@ -381,6 +378,8 @@ TEST(DraftBlockCuda, AttendsFromRowsToMixedRows) {
   for (const KvType type : {KvType::F16, KvType::Q8_0})
     run({.shape = large, .groups = {{150, 16}}, .k_type = type, .v_type = KvType::Q8_0, .both_ways = true},
         256);
+  for (const KvType type : {KvType::BF16, KvType::Q4_0})
+    run({.shape = large, .groups = {{150, 16}}, .k_type = type, .v_type = type, .both_ways = true}, 256);
 }
 
 }  // namespace

@@ -17,7 +17,9 @@ RopeTable make_rope_table(const RopeConfig& config) {
   table.n_rot = config.n_rot;
   const int n_pairs = config.n_rot / 2;
   table.inv_freq.resize(static_cast<size_t>(n_pairs));
-  const bool yarn = config.yarn && config.factor > 1.0;
+  const bool scaled = config.scaling != RopeScaling::None && config.factor > 1.0;
+  const bool yarn = scaled && config.scaling == RopeScaling::Yarn;
+  const double kept = yarn ? config.extrapolation : 0.0;
   const double n = config.n_rot;
   double low = 0.0, high = 0.0;
   if (yarn) {
@@ -28,13 +30,15 @@ RopeTable make_rope_table(const RopeConfig& config) {
     };
     low = std::max(0.0, std::floor(correction_dim(config.beta_fast)));
     high = std::min(n - 1.0, std::ceil(correction_dim(config.beta_slow)));
-    table.magnitude = static_cast<float>(1.0 + 0.1 * std::log(config.factor));
+    const double magnitude = kept > 0.0 ? 1.0 + 0.1 * std::log(config.factor) : 1.0;
+    table.magnitude = static_cast<float>(magnitude * config.attention);
   }
   for (int i = 0; i < n_pairs; ++i) {
     const double w = std::pow(config.freq_base, -2.0 * i / n);
     const double ramp = std::clamp((i - low) / std::max(0.001, high - low), 0.0, 1.0);
+    const double slow = ramp + (1.0 - kept) * (1.0 - ramp);
     table.inv_freq[static_cast<size_t>(i)] =
-        static_cast<float>(yarn ? w / config.factor * ramp + w * (1.0 - ramp) : w);
+        static_cast<float>(scaled ? w / config.factor * slow + w * (kept * (1.0 - ramp)) : w);
   }
   return table;
 }

@@ -16,15 +16,19 @@ struct RopeTable {
   std::vector<float> inv_freq;  // [n_rot / 2]
 };
 
+enum class RopeScaling : uint8_t { None, Linear, Yarn };
 struct RopeConfig {
   int n_rot = 0;
   double freq_base = 10000.0;
-  // YaRN; factor <= 1 or yarn == false: plain.
-  bool yarn = false;
+  // Linear: all frequencies divided by the factor. YaRN: the slow ones, and a magnitude of 1 + 0.1
+  // ln(factor). Plain where the factor is not above 1.
+  RopeScaling scaling = RopeScaling::None;
   double factor = 1.0;
   double original_context = 0.0;
   double beta_fast = 32.0;
   double beta_slow = 1.0;
+  double extrapolation = 1.0;  // share of its own frequency that a fast pair keeps; 0: as linear
+  double attention = 1.0;      // the magnitude times this
 };
 RopeTable make_rope_table(const RopeConfig& config);
 

@@ -195,7 +195,7 @@ TEST(Rope, YarnMatchesThePublishedValues) {
   };
   const RopeTable a = make_rope_table({.n_rot = 128,
                                        .freq_base = 1e7,
-                                       .yarn = true,
+                                       .scaling = RopeScaling::Yarn,
                                        .factor = 64,
                                        .original_context = 4096,
                                        .beta_fast = 32,
@@ -210,7 +210,7 @@ TEST(Rope, YarnMatchesThePublishedValues) {
              {63, 2.0099952e-9}});
   const RopeTable b = make_rope_table({.n_rot = 64,
                                        .freq_base = 5e5,
-                                       .yarn = true,
+                                       .scaling = RopeScaling::Yarn,
                                        .factor = 32,
                                        .original_context = 4096,
                                        .beta_fast = 64,
@@ -224,7 +224,7 @@ TEST(Rope, YarnMatchesThePublishedValues) {
              {31, 9.4183067e-8}});
   const RopeTable c = make_rope_table({.n_rot = 64,
                                        .freq_base = 5e5,
-                                       .yarn = true,
+                                       .scaling = RopeScaling::Yarn,
                                        .factor = 32,
                                        .original_context = 8192,
                                        .beta_fast = 64,
@@ -235,16 +235,42 @@ TEST(Rope, YarnMatchesThePublishedValues) {
 
 TEST(Rope, YarnWithFactorOneIsPlain) {
   const RopeTable plain = make_rope_table({.n_rot = 64, .freq_base = 5e5});
-  const RopeTable yarn =
-      make_rope_table({.n_rot = 64, .freq_base = 5e5, .yarn = true, .factor = 1.0, .original_context = 4096});
+  const RopeTable yarn = make_rope_table(
+      {.n_rot = 64, .freq_base = 5e5, .scaling = RopeScaling::Yarn, .factor = 1.0, .original_context = 4096});
   EXPECT_EQ(plain.inv_freq, yarn.inv_freq);
   EXPECT_EQ(yarn.magnitude, 1.0f);
+}
+
+TEST(Rope, LinearScalingDividesEveryFrequency) {
+  const RopeTable plain = make_rope_table({.n_rot = 64, .freq_base = 5e5});
+  const RopeTable linear =
+      make_rope_table({.n_rot = 64, .freq_base = 5e5, .scaling = RopeScaling::Linear, .factor = 4.0});
+  for (size_t i = 0; i < 32; ++i) EXPECT_EQ(linear.inv_freq[i], plain.inv_freq[i] / 4) << i;
+  EXPECT_EQ(linear.magnitude, 1.0f);
+}
+
+// A share of 0 leaves nothing of YaRN but the division, and one in between is in between.
+TEST(Rope, YarnKeepsTheShareOfFastFrequenciesItIsAskedFor) {
+  RopeConfig config{
+      .n_rot = 64, .freq_base = 5e5, .scaling = RopeScaling::Yarn, .factor = 8, .original_context = 4096};
+  const RopeTable all = make_rope_table(config);
+  config.extrapolation = 0.0;
+  const RopeTable none = make_rope_table(config);
+  config.extrapolation = 0.5;
+  config.attention = 2.0;
+  const RopeTable half = make_rope_table(config);
+  config.scaling = RopeScaling::Linear;
+  EXPECT_EQ(none.inv_freq, make_rope_table(config).inv_freq);
+  EXPECT_EQ(none.magnitude, 1.0f);
+  EXPECT_EQ(half.magnitude, 2 * all.magnitude);
+  for (size_t i = 0; i < 32; ++i)
+    EXPECT_NEAR(half.inv_freq[i], (all.inv_freq[i] + none.inv_freq[i]) / 2, 1e-7 * all.inv_freq[i]) << i;
 }
 
 TEST(Rope, MagnitudeScalesCosAndSin) {
   const RopeTable table = make_rope_table({.n_rot = 64,
                                            .freq_base = 5e5,
-                                           .yarn = true,
+                                           .scaling = RopeScaling::Yarn,
                                            .factor = 32,
                                            .original_context = 4096,
                                            .beta_fast = 64,

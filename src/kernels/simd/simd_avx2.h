@@ -67,6 +67,15 @@ inline Vf vload_f16(const void* p) {
 inline void vstore_f16(void* p, Vf a) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }
+inline Vf vload_bf16(const void* p) {
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
+}
+template <int kShift>
+inline Vf vload_u4(const void* p) {
+  const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+  return {_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(wide, kShift), _mm256_set1_epi32(15)))};
+}
 inline Vf vload_i8(const void* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))))};
 }

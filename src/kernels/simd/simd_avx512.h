@@ -76,6 +76,16 @@ inline void vstore_f16(void* p, Vf a) {
   _mm256_storeu_si256(static_cast<__m256i*>(p),
                       _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+inline Vf vload_bf16(const void* p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+// The low (kShift 0) or high (4) halves of kWidth bytes.
+template <int kShift>
+inline Vf vload_u4(const void* p) {
+  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  return {_mm512_cvtepi32_ps(_mm512_and_epi32(_mm512_srli_epi32(wide, kShift), _mm512_set1_epi32(15)))};
+}
 inline Vf vload_i8(const void* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))))};
 }

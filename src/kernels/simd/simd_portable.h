@@ -111,6 +111,20 @@ inline void vstore_f16(void* p, Vf a) {
   const uint16_t h[4] = {f16_bits(a.v[0]), f16_bits(a.v[1]), f16_bits(a.v[2]), f16_bits(a.v[3])};
   std::memcpy(p, h, sizeof(h));
 }
+inline Vf vload_bf16(const void* p) {
+  uint16_t h[4];
+  std::memcpy(h, p, sizeof(h));
+  Vf a;
+  for (int i = 0; i < 4; ++i) a.v[i] = bits_float(static_cast<uint32_t>(h[i]) << 16);
+  return a;
+}
+template <int kShift>
+inline Vf vload_u4(const void* p) {
+  typedef uint8_t V4b __attribute__((vector_size(4)));
+  V4b b;
+  std::memcpy(&b, p, sizeof(b));
+  return {__builtin_convertvector((__builtin_convertvector(b, V4i) >> kShift) & 15, V4f)};
+}
 inline Vf vload_i8(const void* p) {
   typedef int8_t V4b __attribute__((vector_size(4)));
   V4b b;

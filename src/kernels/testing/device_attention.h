@@ -87,7 +87,7 @@ struct TestKv {
 };
 
 inline constexpr float kEps = 1e-6f, kMagnitude = 1.1f;
-inline constexpr KvType kTypes[] = {KvType::F16, KvType::Q8_0, KvType::F32};
+inline constexpr KvType kTypes[] = {KvType::F16, KvType::Q8_0, KvType::F32, KvType::BF16, KvType::Q4_0};
 
 // What the projections give, and the norms.
 struct Projected {

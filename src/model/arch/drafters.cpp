@@ -86,13 +86,13 @@ RopeConfig read_rope(const Keys& keys, bool llama, const ModelConfig& c, const M
   RopeConfig rope;
   rope.n_rot = keys.rope_dims("attention.key_length", c.head_dim, c.head_dim);
   rope.freq_base = keys.positive_number("rope.freq_base");
-  keys.read_yarn(rope);
-  if (llama || rope.yarn) return rope;
+  keys.read_scaling(rope);
+  if (llama || rope.scaling != RopeScaling::None) return rope;
   // A converter of that naming writes 1e6 whatever the checkpoint has, and no scaling; the one published
   // drafter of this shape was trained with YaRN.
   if (rope.freq_base == 1e6) rope.freq_base = target.ropes.front().freq_base;
   if (c.n_layer == 8 && c.n_embd == 2048) {
-    rope.yarn = true;
+    rope.scaling = RopeScaling::Yarn;
     rope.factor = 64.0;
     rope.original_context = 4096.0;
   }

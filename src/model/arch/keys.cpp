@@ -60,13 +60,15 @@ int Keys::rope_dims(std::string_view name, int dims, int head_dim) const {
   return dims;
 }
 
-void Keys::read_yarn(RopeConfig& rope) const {
+void Keys::read_scaling(RopeConfig& rope) const {
   const auto type = file_.find_string(key("rope.scaling.type"));
   if (!type || *type == "none") return;
-  if (*type != "yarn") fail("rope.scaling.type", fmt::format("is '{}', expected yarn or none", *type));
-  rope.yarn = true;
+  if (*type != "yarn" && *type != "linear")
+    fail("rope.scaling.type", fmt::format("is '{}', expected yarn, linear or none", *type));
+  rope.scaling = *type == "yarn" ? RopeScaling::Yarn : RopeScaling::Linear;
   rope.factor = number("rope.scaling.factor");
   if (rope.factor < 0.0) fail("rope.scaling.factor", fmt::format("is {}, expected 0 or more", rope.factor));
+  if (rope.scaling == RopeScaling::Linear) return;
   rope.original_context = positive("rope.scaling.original_context_length", kMaxContext);
   rope.beta_fast = number_or("rope.scaling.yarn_beta_fast", 32.0);
   rope.beta_slow = number_or("rope.scaling.yarn_beta_slow", 1.0);

@@ -36,8 +36,8 @@ class Keys {
   std::vector<int> positive_each(std::string_view name, size_t n, uint64_t max) const;
   // An even number of rotated dims, at most those of the head.
   int rope_dims(std::string_view name, int dims, int head_dim) const;
-  // rope.scaling.*: sets the YaRN part.
-  void read_yarn(RopeConfig& rope) const;
+  // rope.scaling.*: how the rotation is scaled, if it is.
+  void read_scaling(RopeConfig& rope) const;
 
   const GgufFile& file() const { return file_; }
   bool has_tensor(const std::string& name) const;

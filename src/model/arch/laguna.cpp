@@ -19,7 +19,7 @@ void read_ropes(const Keys& keys, ModelConfig& config) {
   full.n_rot =
       keys.rope_dims("rope.dimension_count", keys.positive_or("rope.dimension_count", 1024, config.head_dim),
                      config.head_dim);
-  keys.read_yarn(full);
+  keys.read_scaling(full);
   // Converters spell the keys of the windowed layers in two ways.
   window.freq_base = keys.number_or("rope.freq_base_swa", keys.number_or("rope.swa.freq_base", 10000.0));
   if (window.freq_base <= 0.0)

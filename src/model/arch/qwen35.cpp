@@ -17,7 +17,7 @@ void read_rope(const Keys& keys, ModelConfig& config) {
   rope.n_rot =
       keys.rope_dims("rope.dimension_count", keys.positive_or("rope.dimension_count", 1024, config.head_dim),
                      config.head_dim);
-  keys.read_yarn(rope);
+  keys.read_scaling(rope);
   if (const auto sections = keys.file().find_uints(keys.key("rope.dimension_sections"))) {
     // Text has equal components, so the sections only have to make sense.
     uint64_t sum = 0;

@@ -11,7 +11,7 @@ void describe(const Keys& keys, ModelConfig& config) {
   rope.freq_base = keys.positive_number("rope.freq_base");
   rope.n_rot = keys.positive_or("rope.dimension_count", 1024, config.head_dim);
   if (rope.n_rot != config.head_dim) keys.fail("rope.dimension_count", "is not the size of a head");
-  keys.read_yarn(rope);
+  keys.read_scaling(rope);
   config.ropes = {rope};
 
   read_experts(keys, config);

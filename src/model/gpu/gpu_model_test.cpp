@@ -219,13 +219,15 @@ TEST_P(GpuArchitectureTest, LoadsBlocksOfKeysAndValuesInAnotherSequence) {
   expect_blocks_in_other_sequences(*make_gpu(fixture.file, pool, KvType::F32), fixture.ids, kTolerance);
 }
 
-// Half a unit of 11 bits for f16, of 7 bits relative to the block for q8_0, carried through a few layers; a
-// row whose router was near a tie may choose another expert, so the bound is on the typical row.
+// Half a unit of 11 or 8 bits for f16 and bf16, of 7 or 3 bits relative to the block for q8_0 and q4_0,
+// carried through a few layers; a row whose router was near a tie may choose another expert, so the bound is
+// on the typical row.
 TEST_P(GpuArchitectureTest, RunsWithEveryCacheType) {
   SKIP_WITHOUT_GPU();
   const RecordedModel fixture(GetParam());
   ThreadPool pool({.n_threads = 2});
-  const std::pair<KvType, double> cases[] = {{KvType::F16, 0.005}, {KvType::Q8_0, 0.1}};
+  const std::pair<KvType, double> cases[] = {
+      {KvType::F16, 0.005}, {KvType::BF16, 0.04}, {KvType::Q8_0, 0.1}, {KvType::Q4_0, 0.8}};
   const std::vector<float> want = fixture.reference("logits");
   for (const auto& [type, bound] : cases) {
     const auto model = make_gpu(fixture.file, pool, type, 1);

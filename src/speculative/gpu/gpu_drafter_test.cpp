@@ -34,7 +34,7 @@ TEST(GpuDflashDrafter, FillsPlanktonsBlockAsRecorded) {
 // With such a cache the layers are computed in few launches, where the card can.
 TEST(GpuDflashDrafter, FillsPlanktonsBlockOverACacheOfHalves) {
   SKIP_WITHOUT_GPU();
-  for (const KvType kv : {KvType::F16, KvType::Q8_0})
+  for (const KvType kv : {KvType::F16, KvType::BF16, KvType::Q8_0})
     for (const bool graphs : {true, false}) expect_planktons_block(on_gpu(graphs, kv));
 }
 
