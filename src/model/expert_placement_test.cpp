@@ -244,6 +244,33 @@ TEST_P(ExpertPlacementTest, EvaluatesTreesAndSeveralSequencesLikeThePlainModel) 
   }
 }
 
+// Guesses from several rows move experts early and change no result.
+TEST_P(ExpertPlacementTest, LooksAheadFromTheRowsOfDraftsAndOfSeveralSequences) {
+  const std::span<const TokenId> ids = fixture.ids;
+  std::mt19937 random(9);
+  const std::vector<Row> tree = random_tree(17, static_cast<size_t>(plain->config().n_vocab), random);
+  for (const double share : {0.0, 0.3}) {
+    const SplitModel split = sim_model(fixture.file, pool, {.share = share});
+    const auto evaluate = [&](Model& model) {
+      std::vector<float> logits;
+      for (const int s : {0, 1}) model.clear(s);
+      for (size_t i = 0; i + 3 < ids.size() / 2; i += 3) {
+        const std::vector<Row> one = chain(ids.subspan(i, 1)), two = chain(ids.subspan(i + 1, 2));
+        const SequenceRows groups[] = {{.sequence = 0, .rows = one}, {.sequence = 1, .rows = two}};
+        append_logits(model.step({.groups = groups}), logits);
+        append_logits(step_rows(model, tree, {.uncommitted = true}), logits);
+        model.commit(0, std::vector<int32_t>{0});
+      }
+      return logits;
+    };
+    EXPECT_TRUE(evaluate(*split.model) == evaluate(*plain)) << "share " << share;
+    const ExpertTelemetry t = split.model->expert_telemetry();
+    const bool guesses = plain->config().is_moe();
+    EXPECT_EQ(t.parcels > 0, guesses && plain->config().n_layer > 3);
+    EXPECT_EQ(t.foreseen > 0, guesses);
+  }
+}
+
 TEST_P(ExpertPlacementTest, CountsTheSameHeatWhereverExpertsAre) {
   const SplitModel split = sim_model(fixture.file, pool, {.share = 0.3});
   run_in_chunks(*plain, fixture.ids, 10);

@@ -47,11 +47,11 @@ class GpuExperts {
   DeviceCold cold(int layer, const uint32_t* ticket, const int32_t* fetch_of) const noexcept;
 
   // Around a step of up to kMaxMailRows rows, on the thread that starts it: begin(), start the graph, serve()
-  // until `end` is reached, finish(). begin() fills in what the step's input block needs. serve() counts the
-  // rows of the graph, padding included; finish() those of the step. Heat of uncommitted rows is counted by
-  // commit(), for those that are kept.
+  // until `end` is reached, finish(). begin() fills in what the step's input block needs. serve() gets the
+  // rows of the graph, padding included, and those of the step; finish() counts those of the step. Heat of
+  // uncommitted rows is counted by commit(), for those that are kept.
   void begin(int n_rows, uint32_t& ticket, std::span<int32_t> fetch_of, StreamView stream) noexcept;
-  void serve(int n_rows, const Event& end) noexcept;
+  void serve(int n_rows, int n_valid, const Event& end) noexcept;
   void finish(std::span<const SequenceRows> groups) noexcept;
   void commit(int sequence, std::span<const int32_t> path) noexcept;
 

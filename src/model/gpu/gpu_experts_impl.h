@@ -108,7 +108,7 @@ struct GpuExperts::Impl {
   void upload_host_table();
   void upload_control(StreamView stream) noexcept;
   void check_file() noexcept;
-  void answer(uint32_t posted, int n_rows) noexcept;
+  void answer(uint32_t posted, int n_rows, int n_valid) noexcept;
   void trace_step() noexcept;
   void count_uses(int il, const int16_t* ids, std::span<const SequenceRows> groups) noexcept;
   void stream_all() noexcept;

@@ -141,7 +141,7 @@ TEST_P(GpuSplitTest, CountsOnlyTheRowsOfADraftThatWereAccepted) {
   const auto plain = make_split(fixture.file, pool, 0.3, Lanes::Both),
              drafts = make_split(fixture.file, pool, 0.3, Lanes::Both);
   for (GpuModel* const model : {plain.get(), drafts.get()}) run_in_chunks(*model, prompt, 20);
-  step_rows(*plain, chain(text));
+  for (size_t i = 0; i < text.size(); ++i) step_rows(*plain, chain(text.subspan(i, 1)));
   step_rows(*drafts, tree, {.uncommitted = true});
   drafts->commit(0, std::vector<int32_t>{0, 2});
   ASSERT_EQ(drafts->fault(), "");
@@ -189,6 +189,32 @@ TEST(GpuSplit, QuantisedExpertsGiveTheSameBitsForEveryShareAndLane) {
   if (!isa_available(Isa::Avx2)) GTEST_SKIP() << "needs AVX2";
   expect_same_bits(GgufFile(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf"),
                    {-1.0, 0.0, 0.3, 0.6, 1.0});
+}
+
+// The rows of drafts and of several sequences are looked ahead from, too.
+TEST(GpuSplit, SendsExpertsAheadInStepsOfSeveralRows) {
+  SKIP_WITHOUT_GPU();
+  if (!isa_available(Isa::Avx2)) GTEST_SKIP() << "needs AVX2";
+  const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
+  ThreadPool pool({.n_threads = 4});
+  std::vector<TokenId> ids;
+  std::mt19937 random(5);
+  for (int i = 0; i < 280; ++i) ids.push_back(static_cast<TokenId>(random() % 2000));
+  const auto whole = make_split(file, pool, 1.0, Lanes::Both),
+             split = make_split(file, pool, 0.2, Lanes::Both);
+  if (!Stream::can_write()) GTEST_SKIP() << "streams cannot announce parcels here";
+  for (const size_t chunk : {size_t{2}, size_t{7}, size_t{16}, size_t{40}}) {
+    const ExpertTelemetry before = split->expert_telemetry();
+    const std::vector<float> want = run_in_chunks(*whole, ids, chunk).logits;
+    for (int round = 0; round < 3; ++round)
+      EXPECT_TRUE(run_in_chunks(*split, ids, chunk).logits == want) << "chunk " << chunk;
+    ASSERT_EQ(split->fault(), "");
+    const ExpertTelemetry t = split->expert_telemetry() - before;
+    EXPECT_GT(t.parcels, 0u) << "chunk " << chunk;
+    EXPECT_GT(t.foreseen, 0u) << "chunk " << chunk;
+    EXPECT_LE(t.parcels_used, t.parcels_came) << "chunk " << chunk;
+    EXPECT_LE(t.parcels_came, t.parcels) << "chunk " << chunk;
+  }
 }
 
 TEST(GpuSplit, PartsOfADenseModelGiveTheSameBitsForEveryShareAndLane) {

@@ -242,7 +242,7 @@ void GpuModel::Impl::replay(const StepBatch& batch, CapturedGraph& graph, int n_
   step_end.record(stream.view());
   copy_logits(small_host, n_logits, 0);
   if (experts != nullptr)
-    experts->serve(n_rows, step_end);
+    experts->serve(n_rows, batch.n_rows(), step_end);
   else
     batch.do_meanwhile();
   stream.synchronize();
@@ -262,7 +262,7 @@ void GpuModel::Impl::queue(const StepBatch& batch, StepKind kind) noexcept {
   step_end.record(stream.view());
   copy_logits(large_host, std::min(n_logits, kLogitRows), 0);
   if (split && !is_large)
-    experts->serve(n, step_end);
+    experts->serve(n, n, step_end);
   else
     batch.do_meanwhile();
   stream.synchronize();
