@@ -15,6 +15,7 @@
 #include "kernels/linear/linear_tiles_cuda.h"
 #include "kernels/quant_matmul/panel_columns.cuh"
 #include "kernels/route_topk/cold_answer.cuh"
+#include "kernels/route_topk/count_uses.cuh"
 #include "kernels/route_topk/route_choose.cuh"
 #include "kernels/route_topk/route_topk_cuda.h"
 #include "kernels/route_topk/router_sum.cuh"
@@ -180,6 +181,11 @@ __device__ void place_shared(const DeviceRouteArgs& a, int row, int first, int s
   place_pair(a, row, a.config.n_expert_used, a.config.n_expert, a.shared && valid, first, slot, row, weight);
 }
 
+// All rows are text: an expert's uses are counted together.
+__device__ __forceinline__ bool counts_at_once(const DeviceRouteArgs& a) {
+  return a.out.uses.counts != nullptr && a.out.uses.drafted == nullptr;
+}
+
 // Slots and pairs of rows that have chosen, by one block of kThreads. users[e]: rows of expert e, as bits:
 // the same whoever comes first, so pairs are in the order of the rows. `base`: expert_base(). `came`: see
 // lay_out_slots().
@@ -192,7 +198,7 @@ __device__ void list_rows(const DeviceRouteArgs& a, const unsigned long long* us
   const int n_expert = a.config.n_expert, n_used = a.config.n_expert_used;
   for (int e = threadIdx.x; e < n_expert; e += kThreads) {
     count[e] = __popcll(users[e]);
-    if (a.out.uses != nullptr && count[e] > 0) atomicAdd(a.out.uses + e, static_cast<uint32_t>(count[e]));
+    if (counts_at_once(a) && count[e] > 0) atomicAdd(a.out.uses.counts + e, static_cast<uint32_t>(count[e]));
   }
   __syncthreads();
   const bool tells = lay_out_slots(a, count, first, slot, n_valid, base, came);
@@ -206,6 +212,7 @@ __device__ void list_rows(const DeviceRouteArgs& a, const unsigned long long* us
       const int id = valid ? id_of(row, k) : 0;
       const int rank = valid ? __popcll(users[id] & ((1ull << row) - 1)) : 0;
       place_pair(a, row, k, id, valid, first[id], slot[id], rank, valid ? weight_of(row, k) : 0.0f);
+      if (a.out.uses.drafted != nullptr && valid) count_use(a.out.uses, row, k, n_used, id);
     }
   }
   if (a.cold.mail != nullptr) {
@@ -307,6 +314,7 @@ __global__ void __launch_bounds__(256)
   const int at = row * a.config.n_expert_used + lane;
   a.out.chosen[at] = id;
   a.out.rank[at] = atomicAdd(a.out.expert_count + id, 1);
+  if (a.out.uses.drafted != nullptr) count_use(a.out.uses, row, lane, a.config.n_expert_used, id);
   a.out.pair_weight[row * (a.config.n_expert_used + 1) + lane] = weight;
 }
 
@@ -397,7 +405,7 @@ __global__ void __launch_bounds__(kThreads) route_slots_kernel(const __grid_cons
                 nullptr);
   __syncthreads();
   for (int e = threadIdx.x; e < a.config.n_expert; e += kThreads) {
-    if (a.out.uses != nullptr) a.out.uses[e] += static_cast<uint32_t>(a.out.expert_count[e]);
+    if (counts_at_once(a)) a.out.uses.counts[e] += static_cast<uint32_t>(a.out.expert_count[e]);
     a.out.expert_count[e] = 0;
   }
 }

@@ -22,6 +22,7 @@ struct RouteCase {
   Gating gating = Gating::Softmax;
   int n_expert = 256, n_used = 8, n_rows = 1, n_valid = 1, tile = 8;
   bool bias = false, shared = true, same_rows = false;
+  bool drafts = false;  // the last two thirds of the rows are uncommitted
 };
 
 constexpr int32_t kGuard = -77777;
@@ -82,6 +83,15 @@ void run_case(const RouteCase& c) {
                partial = guarded(static_cast<size_t>(kRouterParts * kMaxListRows) * experts),
                counter = to_device(std::vector<uint32_t>{0}),
                uses = to_device(std::vector<uint32_t>(experts, 5));
+  // Two sequences with layers of one row more than there are; the drafted one is number 1.
+  const int n_text = c.drafts ? c.n_valid / 3 : c.n_valid;
+  const size_t layer_ids = (rows + 1) * static_cast<size_t>(c.n_used);
+  std::vector<int32_t> group(rows, -1);
+  for (int r = 0; r < c.n_valid; ++r) group[static_cast<size_t>(r)] = r >= n_text;
+  DeviceBuffer drafted = to_device(std::vector<int16_t>(2 * layer_ids, -1)), device_group = to_device(group),
+               group_begin = to_device(std::vector<int32_t>{0, n_text}),
+               group_sequence = to_device(std::vector<int32_t>{0, 1}),
+               group_uncommitted = to_device(std::vector<int32_t>{0, 1});
   // Quantised routers read the f16 form.
   DeviceRouteArgs args;
   args.config = config;
@@ -99,11 +109,28 @@ void run_case(const RouteCase& c) {
   args.n_rows = c.n_rows;
   args.n_valid = n_valid.as<int32_t>();
   args.tile = c.tile;
-  args.out = {n_slots.as<int32_t>(), slot_memory.as<DeviceSlot>(), pair_row.as<int32_t>(),
-              pair_of.as<int32_t>(), pair_weight.as<float>(),      counts.as<int32_t>(),
-              first.as<int32_t>(),   slot_of.as<int32_t>(),        chosen.as<int32_t>(),
-              rank.as<int32_t>(),    partial.as<float>(),          counter.as<uint32_t>(),
-              uses.as<uint32_t>()};
+  args.out = {n_slots.as<int32_t>(),
+              slot_memory.as<DeviceSlot>(),
+              pair_row.as<int32_t>(),
+              pair_of.as<int32_t>(),
+              pair_weight.as<float>(),
+              counts.as<int32_t>(),
+              first.as<int32_t>(),
+              slot_of.as<int32_t>(),
+              chosen.as<int32_t>(),
+              rank.as<int32_t>(),
+              partial.as<float>(),
+              counter.as<uint32_t>(),
+              {.counts = uses.as<uint32_t>()}};
+  if (c.drafts)
+    args.out.uses = {.counts = uses.as<uint32_t>(),
+                     .drafted = drafted.as<int16_t>(),
+                     .sequence_stride = static_cast<int64_t>(layer_ids),
+                     .n_valid = n_valid.as<int32_t>(),
+                     .group = device_group.as<int32_t>(),
+                     .group_begin = group_begin.as<int32_t>(),
+                     .group_sequence = group_sequence.as<int32_t>(),
+                     .group_uncommitted = group_uncommitted.as<int32_t>()};
   for (int repeat = 0; repeat < 2; ++repeat) {  // counters are left as they were found
     route_topk_cuda(args, {});
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -138,6 +165,7 @@ void run_case(const RouteCase& c) {
   for (const int expert : expert_of) EXPECT_NE(expert, -1);
 
   std::vector<uint32_t> want_uses(experts, 5);
+  std::vector<std::vector<int32_t>> drafted_ids;  // of each uncommitted row
   for (int r = 0; r < c.n_rows; ++r) {
     const size_t at = static_cast<size_t>(r) * static_cast<size_t>(c.n_used + 1);
     if (r >= c.n_valid) {
@@ -149,7 +177,10 @@ void run_case(const RouteCase& c) {
     std::vector<float> weights(static_cast<size_t>(c.n_used));
     route_topk_ref(config, want_logits.data(), args.bias == nullptr ? nullptr : bias.data(), ids.data(),
                    weights.data());
-    for (const int32_t id : ids) want_uses[static_cast<size_t>(id)] += 2;  // it ran twice
+    if (r >= n_text)
+      drafted_ids.push_back(ids);
+    else
+      for (const int32_t id : ids) want_uses[static_cast<size_t>(id)] += 2;  // it ran twice
     for (int k = 0; k <= c.n_used; ++k) {
       const int pair = got_pair[at + static_cast<size_t>(k)];
       if (k == c.n_used && !c.shared) {
@@ -166,6 +197,57 @@ void run_case(const RouteCase& c) {
     }
   }
   EXPECT_EQ(to_host(uses.as<uint32_t>(), experts), want_uses);
+  if (!c.drafts) return;
+
+  // What drafted rows chose waits, and counts once for those that are accepted: every other one.
+  std::vector<int16_t> want_drafted(2 * layer_ids, -1);
+  CountDraftedArgs count{.drafted = drafted.as<int16_t>() + layer_ids,
+                         .layer_stride = static_cast<int64_t>(layer_ids),
+                         .counts = uses.as<uint32_t>(),
+                         .n_layer = 1,
+                         .n_expert = c.n_expert,
+                         .n_used = c.n_used};
+  for (size_t r = 0; r < drafted_ids.size(); ++r) {
+    std::copy(drafted_ids[r].begin(), drafted_ids[r].end(),
+              want_drafted.begin() + static_cast<ptrdiff_t>(layer_ids + r * static_cast<size_t>(c.n_used)));
+    if (r % 2 != 0 || count.n_rows == kMaxListRows) continue;
+    count.rows[count.n_rows++] = static_cast<int32_t>(r);
+    for (const int32_t id : drafted_ids[r]) ++want_uses[static_cast<size_t>(id)];
+  }
+  EXPECT_EQ(to_host(drafted.as<int16_t>(), 2 * layer_ids), want_drafted);
+  count_drafted_cuda(count, {});
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(to_host(uses.as<uint32_t>(), experts), want_uses);
+}
+
+// Layers lie behind each other; rows of dense ones chose nothing.
+TEST(RouteCuda, CountsAcceptedRowsOfEveryLayer) {
+  SKIP_WITHOUT_GPU();
+  constexpr int kLayers = 5, kExperts = 37, kUsed = 3, kRows = 64;
+  std::mt19937 random(3);
+  std::vector<int16_t> drafted(kLayers * kRows * kUsed, -1);
+  for (size_t i = 0; i < drafted.size(); ++i)
+    if (i / (kRows * kUsed) != 2) drafted[i] = static_cast<int16_t>(random() % kExperts);
+  std::vector<uint32_t> want(kLayers * kExperts, 7);
+  DeviceBuffer device = to_device(drafted), counts = to_device(want);
+  CountDraftedArgs args{.drafted = device.as<int16_t>(),
+                        .layer_stride = kRows * kUsed,
+                        .counts = counts.as<uint32_t>(),
+                        .n_layer = kLayers,
+                        .n_expert = kExperts,
+                        .n_used = kUsed};
+  for (const int n : {0, 1, 17, kRows}) {
+    args.n_rows = n;
+    for (int i = 0; i < n; ++i) args.rows[i] = kRows - n + i;
+    count_drafted_cuda(args, {});
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    for (int l = 0; l < kLayers; ++l)
+      for (int i = 0; i < n * kUsed; ++i) {
+        const int id = drafted[static_cast<size_t>((l * kRows + args.rows[i / kUsed]) * kUsed + i % kUsed)];
+        if (id >= 0) ++want[static_cast<size_t>(l * kExperts + id)];
+      }
+    EXPECT_EQ(to_host(counts.as<uint32_t>(), want.size()), want) << n;
+  }
 }
 
 TEST(RouteCuda, ListsAreThoseOfTheReference) {
@@ -174,6 +256,8 @@ TEST(RouteCuda, ListsAreThoseOfTheReference) {
     for (const int tile : {8, 64}) {
       run_case({.n_rows = n_rows, .n_valid = n_rows, .tile = tile});
       run_case({.n_rows = n_rows, .n_valid = n_rows / 2, .tile = tile});
+      run_case({.n_rows = n_rows, .n_valid = n_rows, .tile = tile, .drafts = true});
+      run_case({.n_expert = 37, .n_rows = n_rows, .n_valid = (n_rows + 1) / 2, .tile = tile, .drafts = true});
       run_case({.n_rows = n_rows, .n_valid = n_rows, .tile = tile, .same_rows = true});
       run_case(
           {.n_expert = 37, .n_used = 3, .n_rows = n_rows, .n_valid = n_rows, .tile = tile, .shared = false});

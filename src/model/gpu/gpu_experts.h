@@ -22,6 +22,7 @@
 #include "kernels/isa.h"
 #include "kernels/route_topk/cold_mail.h"
 #include "model/backend.h"
+#include "model/gpu/drafted_experts.h"
 #include "model/gpu/gpu_memory.h"
 #include "model/model_config.h"
 #include "model/weights.h"
@@ -56,10 +57,11 @@ class GpuExperts {
   void commit(int sequence, std::span<const int32_t> path) noexcept;
 
   // A larger step: begin_large(), run_large() for each routed layer, and when the stream has been
-  // synchronised finish_large(). It knows how many rows an expert had, not which: guesses count at once.
+  // synchronised finish_large(). What its uncommitted rows chose is in `drafted`.
   void begin_large(int n_rows, StreamView stream) noexcept;
   void run_large(int layer, DeviceExpertArgs args, int n_rows, StreamView stream) noexcept;
-  void finish_large(std::span<const SequenceRows> groups) noexcept;
+  void finish_large(std::span<const SequenceRows> groups, const DraftedExperts& drafted,
+                    StreamView stream) noexcept;
 
   // Why a step is void; empty: it is not.
   const char* fault() const noexcept;
