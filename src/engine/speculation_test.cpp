@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -14,6 +15,7 @@
 #include "base/mapped_file.h"
 #include "engine/engine.h"
 #include "engine/memory_plan.h"
+#include "experts/heat.h"
 #include "gguf/gguf_file.h"
 #include "model/model_config.h"
 
@@ -122,6 +124,40 @@ TEST(Speculation, WritesTheTextOfPlainDecoding) {
 }
 
 // Such a draft belongs to the time of the prompt, so a short answer is as fast as without it.
+// Heat is that of text that was written: rows that were drafted and not accepted leave none.
+TEST(Speculation, LeavesTheHeatOfPlainDecoding) {
+  const auto on_cpu = [](EngineOptions&) {};
+  const auto on_stand_in = [](EngineOptions& options) {
+    options.device.kind = DeviceChoice::Kind::StandIn;
+    options.expert_cache = {.bytes = {}, .share = 0.4};
+  };
+  const auto in_file = [](EngineOptions& options) { options.expert_ram = {.bytes = {}, .share = 0.6}; };
+  for (const auto& place :
+       std::initializer_list<std::function<void(EngineOptions&)>>{on_cpu, on_stand_in, in_file}) {
+    const auto load = [&](const DraftOptions& draft) {
+      EngineOptions options = options_for(draft);
+      place(options);
+      auto engine = std::make_unique<Engine>(plankton(), options);
+      for (int i = 0; i < 4; ++i) text_of(*engine, i, sampling(i));
+      return engine;
+    };
+    const std::unique_ptr<Engine> plain = load({});
+    for (const DraftOptions& draft : drafts()) {
+      if (draft.budget != 16 && draft.budget != 0) continue;
+      const std::unique_ptr<Engine> engine = load(draft);
+      SCOPED_TRACE(testing::Message()
+                   << "draft " << static_cast<int>(draft.kind) << " budget " << draft.budget);
+      const DraftTelemetry drafted = engine->draft_telemetry();
+      if (draft.budget > 0) {
+        EXPECT_GT(drafted.n_drafted, drafted.n_accepted);
+      }
+      EXPECT_EQ(engine->heat()->n_tokens(), plain->heat()->n_tokens());
+      EXPECT_EQ(engine->heat()->uses(), plain->heat()->uses());
+      EXPECT_EQ(engine->heat()->values(), plain->heat()->values());
+    }
+  }
+}
+
 TEST(Speculation, DraftsWhenAPromptWasReadAndNothingElseIsWritten) {
   // Whether it drafted before it told the first tokens of the second of two answers.
   const auto drafts_early = [](const DraftOptions& draft, bool writes_another) {

@@ -54,8 +54,9 @@ Courier::Courier(const ExpertCatalog& catalog, ParcelDevice& device, std::byte* 
   }
 }
 
-void Courier::begin_step(uint32_t ticket) noexcept {
+void Courier::begin_step(uint32_t ticket, int n_rows) noexcept {
   ticket_ = ticket;
+  several_rows_ = n_rows > 1;
   for (Place& place : places_) place.layer = -1;
   for (Parcels& parcels : layers_) parcels.n = 0;
 }
@@ -66,9 +67,10 @@ bool Courier::sent(int layer, int expert) const noexcept {
 }
 
 int Courier::allot(int n) noexcept {
-  due_ = std::min(due_ + wanted_, kMost);
-  const int whole = std::min(static_cast<int>(due_), n);
-  due_ -= static_cast<float>(whole);
+  Rate& r = rate();
+  r.due = std::min(r.due + r.wanted, kMost);
+  const int whole = std::min(static_cast<int>(r.due), n);
+  r.due -= static_cast<float>(whole);
   return whole;
 }
 
@@ -128,11 +130,12 @@ void Courier::end_step() noexcept {
   n_all_came_ += static_cast<uint64_t>(came);
   if (sent == 0) return;
   const float late = 1.0f - static_cast<float>(came) / static_cast<float>(sent);
+  Rate& r = rate();
   if (came > 0)
-    useful_ += std::min(static_cast<float>(came) / kMemory, 1.0f) *
-               (static_cast<float>(used) / static_cast<float>(came) - useful_);
-  const bool worth = late <= kLateShare && useful_ >= kUsefulShare;
-  wanted_ = std::clamp(worth ? wanted_ + kMore : wanted_ * kLess, kLeast, kMost);
+    r.useful += std::min(static_cast<float>(came) / kMemory, 1.0f) *
+                (static_cast<float>(used) / static_cast<float>(came) - r.useful);
+  const bool worth = late <= kLateShare && r.useful >= kUsefulShare;
+  r.wanted = std::clamp(worth ? r.wanted + kMore : r.wanted * kLess, kLeast, kMost);
 }
 
 }  // namespace thermo

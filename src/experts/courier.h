@@ -5,7 +5,9 @@
 // After the copy of a parcel comes a word that says for which layer of which step it is (cold_mail.h). No one
 // waits for a parcel: if it has not arrived when its layer looks, it was sent for nothing, and the expert
 // goes to the processor as if it had not been guessed. So the number of parcels follows how many arrive and
-// how many of these are used: an unused parcel takes as much of main memory's time as a used one saves.
+// how many of these are used: an unused parcel takes as much of main memory's time as a used one saves. Steps
+// of one row and of several have numbers of their own: with several rows the device also reads experts in
+// main memory, which holds parcels up, and other experts are chosen.
 //
 // A parcel that was used may stay. If its expert is worth a slot, the parcel place becomes that slot, and the
 // memory of the expert that leaves becomes the parcel place (ExpertStore::exchange). This moves experts
@@ -52,7 +54,7 @@ class Courier {
   Courier(const ExpertCatalog& catalog, ParcelDevice& device, std::byte* places, KeepFn keep);
 
   // `ticket`: of the step.
-  void begin_step(uint32_t ticket) noexcept;
+  void begin_step(uint32_t ticket, int n_rows) noexcept;
   // How many of n likely experts of a layer to send. Each call counts as a layer.
   int allot(int n) noexcept;
   // Called by the layer kDistance earlier: sends the experts of `layer`, likeliest first, at most
@@ -68,7 +70,7 @@ class Courier {
   uint64_t n_sent() const { return n_all_sent_; }
   uint64_t n_came() const { return n_all_came_; }
   uint64_t sent_bytes() const { return sent_bytes_; }
-  float parcels_per_layer() const { return wanted_; }
+  float parcels_per_layer() const { return rate().wanted; }  // in steps like the one that was begun last
 
  private:
   struct Place {
@@ -82,6 +84,14 @@ class Courier {
     int32_t experts[kMaxParcels];
     int places[kMaxParcels];  // -1: filled again since then
   };
+  // How many are sent.
+  struct Rate {
+    float wanted = 1.0f;  // parcels for a layer, on average
+    float due = 0.0f;     // the remainder of it from earlier layers
+    float useful = 1.0f;  // share of recent arrivals that were used
+  };
+  Rate& rate() { return rates_[several_rows_]; }
+  const Rate& rate() const { return rates_[several_rows_]; }
   int take_place(int layer) noexcept;
 
   const ExpertCatalog& catalog_;
@@ -91,9 +101,8 @@ class Courier {
   std::vector<Parcels> layers_;
   uint32_t ticket_ = 0;
   int n_sent_ = 0, n_came_ = 0, n_used_ = 0;  // in this step
-  float wanted_ = 1.0f;                       // parcels for a layer, on average
-  float due_ = 0.0f;                          // the remainder of it from earlier layers
-  float useful_ = 1.0f;                       // share of recent arrivals that were used
+  Rate rates_[2];
+  bool several_rows_ = false;
   uint64_t n_all_sent_ = 0, n_all_came_ = 0, sent_bytes_ = 0;
 };
 

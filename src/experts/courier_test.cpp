@@ -51,8 +51,8 @@ struct Fixture {
                   [this](int layer, int expert, std::byte* memory) { return keep(layer, expert, memory); }};
 
   // A step in which the first `arrive` parcels of each layer arrive in time, and `useful` of them are wanted.
-  void step(int arrive, float useful = 1.0f) {
-    courier.begin_step(ticket += 41);
+  void step(int arrive, float useful = 1.0f, int n_rows = 1) {
+    courier.begin_step(ticket += 41, n_rows);
     for (int layer = Courier::kDistance; layer < 40; ++layer) {
       const int n = courier.allot(kMaxParcels);
       const int32_t experts[kMaxParcels] = {1, 2, 3, 4};
@@ -72,7 +72,7 @@ struct Fixture {
 
 TEST(Courier, AnnouncesEachParcelForItsLayer) {
   Fixture f;
-  f.courier.begin_step(1000);
+  f.courier.begin_step(1000, 1);
   const std::byte source[2] = {};
   const std::byte* const addresses[] = {source, source + 1};
   for (const int layer : {5, 7, 9}) {
@@ -93,7 +93,7 @@ TEST(Courier, AnnouncesEachParcelForItsLayer) {
       EXPECT_EQ(sent.to, f.device.places[static_cast<size_t>(parcel_place(sent.word))]);
     }
   }
-  f.courier.begin_step(2000);
+  f.courier.begin_step(2000, 1);
   EXPECT_FALSE(f.courier.sent(5, 7));
 }
 
@@ -101,7 +101,7 @@ TEST(Courier, AnnouncesEachParcelForItsLayer) {
 // sent.
 TEST(Courier, NeverWritesWhatALayerMayStillUse) {
   Fixture f;
-  f.courier.begin_step(1000);
+  f.courier.begin_step(1000, 1);
   const std::byte source[kMaxParcels] = {};
   const std::byte* const addresses[] = {source, source, source, source};
   for (int layer = Courier::kDistance; layer < 40; ++layer) {
@@ -134,7 +134,7 @@ TEST(Courier, ExchangesThePlacesOfParcelsThatStay) {
   const std::byte source[kMaxParcels] = {};
   const std::byte* const addresses[] = {source, source, source, source};
   const int32_t experts[] = {3, 7, 9};
-  f.courier.begin_step(1000);
+  f.courier.begin_step(1000, 1);
   f.courier.send(5, experts, addresses);
   f.courier.settle(5, 0b111, 0b110);  // 3 was not wanted
   f.courier.end_step();
@@ -145,7 +145,7 @@ TEST(Courier, ExchangesThePlacesOfParcelsThatStay) {
   EXPECT_EQ(std::count(f.device.places.begin(), f.device.places.end(), f.device.sent[1].to), 0);
 
   offered.clear();
-  f.courier.begin_step(2000);
+  f.courier.begin_step(2000, 1);
   for (int layer = Courier::kDistance; layer < 40; ++layer) f.courier.send(layer, {experts, 3}, addresses);
   const std::byte* const kept = f.device.sent[1].to;
   EXPECT_TRUE(std::none_of(f.device.sent.begin() + 3, f.device.sent.end(),
@@ -192,11 +192,22 @@ TEST(Courier, SendsNextToNothingWhereGuessesAreWrong) {
   EXPECT_GT(f.courier.parcels_per_layer(), 2.0f);
 }
 
+TEST(Courier, KeepsStepsOfOneRowAndOfSeveralApart) {
+  Fixture f;
+  for (int i = 0; i < 100; ++i) {
+    f.step(kMaxParcels);
+    f.step(0, 1.0f, 2 + i % 60);
+  }
+  EXPECT_LT(f.courier.parcels_per_layer(), 0.1f);
+  f.step(kMaxParcels);
+  EXPECT_GT(f.courier.parcels_per_layer(), 2.9f);
+}
+
 TEST(Courier, CountsNothingWhereNothingWasSent) {
   Fixture f;
   const float before = f.courier.parcels_per_layer();
   for (int i = 0; i < 100; ++i) {
-    f.courier.begin_step(1);
+    f.courier.begin_step(1, 1);
     EXPECT_EQ(f.courier.allot(0), 0);
     f.courier.send(3, {}, nullptr);
     f.courier.end_step();

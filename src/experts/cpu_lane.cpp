@@ -80,12 +80,18 @@ struct CpuLane::Impl {
     used_rows.reserve(static_cast<size_t>(o.max_rows));
   }
 
-  void run(int layer, std::span<const ColdPair> pairs, const float* from, const float* factors, int n_rows,
-           float* outputs, const StampedRows* stamped) noexcept;
+  struct Rows {
+    const float* x;                  // [n][n_embd]
+    const float* factors = nullptr;  // [n]; nullptr: 1
+    int n = 0;
+    int n_valid = 0;  // the others are padding
+  };
+  void run(int layer, std::span<const ColdPair> pairs, const Rows& rows, float* outputs,
+           const StampedRows* stamped) noexcept;
   void sort_pairs(std::span<const ColdPair> pairs) noexcept;
-  void take_rows(const ExpertLayer& layer, std::span<const ColdPair> pairs, const float* from,
-                 const float* factors) noexcept;
-  void take_row(int row, const float* from, float scale, const ActFormats& formats) noexcept;
+  void take_rows(const ExpertLayer& layer, std::span<const ColdPair> pairs, const Rows& rows,
+                 const ReadAhead::Rows& guessed_from) noexcept;
+  void take_row(int row, const Rows& rows, const ActFormats& formats) noexcept;
 };
 
 // Groups by expert, ascending.
@@ -109,22 +115,22 @@ void CpuLane::Impl::sort_pairs(std::span<const ColdPair> pairs) noexcept {
   for (const int32_t expert : distinct) n_pairs_of[static_cast<size_t>(expert)] = 0;
 }
 
-// Copies, quantises and scales the rows that some pair uses.
-void CpuLane::Impl::take_rows(const ExpertLayer& layer, std::span<const ColdPair> pairs, const float* from,
-                              const float* factors) noexcept {
+// Copies, quantises and scales the rows that some pair or guess uses.
+void CpuLane::Impl::take_rows(const ExpertLayer& layer, std::span<const ColdPair> pairs, const Rows& rows,
+                              const ReadAhead::Rows& guessed_from) noexcept {
   used_rows.clear();
-  for (const ColdPair& pair : pairs)
-    if (!std::exchange(row_used[static_cast<size_t>(pair.row)], uint8_t{1})) used_rows.push_back(pair.row);
+  const auto use = [&](int32_t row) {
+    if (!std::exchange(row_used[static_cast<size_t>(row)], uint8_t{1})) used_rows.push_back(row);
+  };
+  for (const ColdPair& pair : pairs) use(pair.row);
+  for (int i = 0; i < guessed_from.n; ++i) use(guessed_from.at[i]);
   for (const int32_t row : used_rows) row_used[static_cast<size_t>(row)] = 0;
 
   ActFormats formats;
   formats.add(layer.experts.front().gate);
   formats.add(layer.experts.front().up);
   if (ahead != nullptr) ahead->add_format(formats);
-  const auto take = [&](int i, int) {
-    const int32_t row = used_rows[static_cast<size_t>(i)];
-    take_row(row, from, factors == nullptr ? 1.0f : factors[row], formats);
-  };
+  const auto take = [&](int i, int) { take_row(used_rows[static_cast<size_t>(i)], rows, formats); };
   const int n = static_cast<int>(used_rows.size());
   if (n >= kRowsForPool)
     pool.run(n, take);
@@ -132,8 +138,9 @@ void CpuLane::Impl::take_rows(const ExpertLayer& layer, std::span<const ColdPair
     for (int i = 0; i < n; ++i) take(i, 0);
 }
 
-void CpuLane::Impl::take_row(int row, const float* from, float scale, const ActFormats& formats) noexcept {
-  const float* const source = from + static_cast<size_t>(row) * static_cast<size_t>(catalog.n_embd);
+void CpuLane::Impl::take_row(int row, const Rows& rows, const ActFormats& formats) noexcept {
+  const float* const source = rows.x + static_cast<size_t>(row) * static_cast<size_t>(catalog.n_embd);
+  const float scale = rows.factors == nullptr ? 1.0f : rows.factors[row];
   std::copy_n(source, catalog.n_embd, x.row(row));
   x.quantize(row, catalog.n_embd, formats, matmul);
   // After rounding, as on the device, which did not know the scale before.
@@ -152,9 +159,9 @@ uint64_t CpuLane::planned_bytes(const ExpertCatalog& catalog, const CpuLaneOptio
          LinearScratch::planned_bytes(cpu_info().n_cores, 0);
 }
 
-void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float* from,
-                        const float* factors, int n_rows, float* outputs, const StampedRows* stamped) noexcept {
-  THERMO_CHECK(n_rows <= max_rows && static_cast<int>(pairs.size()) <= max_pairs,
+void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const Rows& rows, float* outputs,
+                        const StampedRows* stamped) noexcept {
+  THERMO_CHECK(rows.n <= max_rows && static_cast<int>(pairs.size()) <= max_pairs,
                "more rows or pairs for the CPU lane than planned");
   if (ahead != nullptr) ahead->end();
   sort_pairs(pairs);
@@ -164,18 +171,20 @@ void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float*
   if (!pairs.empty() && !host.complete()) host.want(layer, distinct);
   for (size_t i = 0; i < distinct.size(); ++i) ffns[i] = host.acquire(layer, distinct[i]);
   const auto prepare = [&] {
-    take_rows(catalog.layers[static_cast<size_t>(layer)], pairs, from, factors);
-    if (ahead != nullptr && n_rows == 1) ahead->begin(layer, x);
+    const bool guesses = ahead != nullptr && rows.n_valid <= kMaxMailRows;
+    const ReadAhead::Rows guessed_from = ReadAhead::rows_of(guesses ? rows.n_valid : 0);
+    take_rows(catalog.layers[static_cast<size_t>(layer)], pairs, rows, guessed_from);
+    if (guesses) ahead->begin(layer, x, guessed_from);
   };
   const std::function<void()> prepare_x = std::ref(prepare);  // which allocates nothing
-  const bool many_rows = n_rows >= kRowsForPool;              // they take a region of their own
+  const bool many_rows = rows.n >= kRowsForPool;              // they take a region of their own
   if (!pairs.empty() && many_rows) prepare();
   expert_ffn_cpu({.groups = groups,
                   .pair_rows = pair_rows.data(),
                   .pair_weights = pair_weights.data(),
                   .x = &x,
                   .sums = &sums,
-                  .n_rows = n_rows,
+                  .n_rows = rows.n,
                   .y_stride = catalog.n_embd,
                   .n_embd = catalog.n_embd,
                   .stamped = stamped,
@@ -187,21 +196,21 @@ void CpuLane::Impl::run(int layer, std::span<const ColdPair> pairs, const float*
 
 const ExpertSums& CpuLane::compute(int layer, std::span<const ColdPair> pairs, const float* x,
                                    int n_rows) noexcept {
-  impl_->run(layer, pairs, x, nullptr, n_rows, nullptr, nullptr);
+  impl_->run(layer, pairs, {.x = x, .n = n_rows, .n_valid = n_rows}, nullptr, nullptr);
   return impl_->sums;
 }
 
 void CpuLane::outputs(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows,
                       float* y) noexcept {
-  impl_->run(layer, pairs, x, nullptr, n_rows, y, nullptr);
+  impl_->run(layer, pairs, {.x = x, .n = n_rows, .n_valid = n_rows}, y, nullptr);
 }
 
 void CpuLane::answer(int layer, std::span<const ColdPair> pairs, const float* x, const float* factors,
-                     const StampedRows& to) noexcept {
-  impl_->run(layer, pairs, x, factors, to.n_rows, nullptr, &to);
+                     int n_valid, const StampedRows& to) noexcept {
+  impl_->run(layer, pairs, {.x = x, .factors = factors, .n = to.n_rows, .n_valid = n_valid}, nullptr, &to);
 }
 
-void CpuLane::look_ahead(int layer, const float* from, float x_scale) noexcept {
+void CpuLane::look_ahead(int layer, const float* x, const float* factors, int n_rows) noexcept {
   Impl& m = *impl_;
   m.last_experts = m.last_foreseen = 0;
   m.last_ahead_bytes = 0;
@@ -210,8 +219,10 @@ void CpuLane::look_ahead(int layer, const float* from, float x_scale) noexcept {
   m.last_ahead_bytes = m.ahead->take_bytes();
   ActFormats formats;
   m.ahead->add_format(formats);
-  m.take_row(0, from, x_scale, formats);
-  m.ahead->begin(layer, m.x);
+  const ReadAhead::Rows rows = ReadAhead::rows_of(n_rows);
+  for (int i = 0; i < rows.n; ++i)
+    m.take_row(rows.at[i], {.x = x, .factors = factors, .n = n_rows, .n_valid = n_rows}, formats);
+  m.ahead->begin(layer, m.x, rows);
   m.pool.run_threads([](int) {});
 }
 

@@ -21,7 +21,7 @@ struct CpuLaneOptions {
   int max_rows = 32;
   int max_pairs = 0;  // 0: max_rows * n_active
   Isa isa = Isa::Portable;
-  ReadAhead* ahead = nullptr;  // set to work by every call of one row, on the same pool
+  ReadAhead* ahead = nullptr;  // set to work by every call of up to kMaxMailRows rows, on the same pool
 };
 
 class CpuLane {
@@ -41,12 +41,13 @@ class CpuLane {
   void outputs(int layer, std::span<const ColdPair> pairs, const float* x, int n_rows, float* y) noexcept;
 
   // compute() for a device that polls the sums, of rows that are still to be multiplied by their factors
-  // [n_rows]. At least one pair, at most kMaxMailRows rows.
-  void answer(int layer, std::span<const ColdPair> pairs, const float* x, const float* factors,
+  // [n_rows]. At least one pair, at most kMaxMailRows rows, of which those after the first n_valid are
+  // padding.
+  void answer(int layer, std::span<const ColdPair> pairs, const float* x, const float* factors, int n_valid,
               const StampedRows& to) noexcept;
 
-  // No pair of this row is cold: only guesses on from it.
-  void look_ahead(int layer, const float* x, float x_scale) noexcept;
+  // No pair of these rows is cold: only guesses on from them.
+  void look_ahead(int layer, const float* x, const float* factors, int n_rows) noexcept;
 
   // Distinct experts of the last call, and how many of them had been foreseen.
   int last_experts() const noexcept;

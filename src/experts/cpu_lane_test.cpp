@@ -186,7 +186,7 @@ TEST(CpuLane, AnswersWithAStampBesideEveryHalfOfASum) {
       GuardedBuffer<StampedSum> rows(static_cast<size_t>(n_rows * n_embd));
       uint32_t near = 0;
       bench.lane.answer(
-          0, pairs, x.data(), factors.data(),
+          0, pairs, x.data(), factors.data(), n_rows,
           {.rows = rows.data(), .stride = n_embd, .n_rows = n_rows, .stamp = 77, .near = &near});
       EXPECT_TRUE(rows.intact());
       EXPECT_EQ(near, 77u);
@@ -207,18 +207,22 @@ TEST(CpuLane, ReturnsZeroWhenNothingIsCold) {
   EXPECT_EQ(bench.lane.last_experts(), 0);
 }
 
-TEST(CpuLane, LooksAheadFromARowThatNeedsNothing) {
+TEST(CpuLane, LooksAheadFromRowsThatNeedNothingAndNotFromPadding) {
   const int n_embd = 256, n_expert = 8;
   const RandomExperts experts(
       {{DType::Q8_0, DType::Q8_0, n_expert, 64}, {DType::Q8_0, DType::Q8_0, n_expert, 64}}, n_embd, 2);
   Bench plain(experts, 2, best_isa(), 1);
-  const std::vector<float> x = random_rows(n_embd, 3);
-  plain.lane.look_ahead(0, x.data(), 1.0f);  // nobody looks: nothing happens
+  // Rows that have no column in common.
+  std::vector<float> x(3 * n_embd), factors(3, 0.5f);
+  for (size_t r = 0; r < 3; ++r) std::fill_n(x.begin() + static_cast<ptrdiff_t>(r * (n_embd + 64)), 64, 1.0f);
+  plain.lane.look_ahead(0, x.data(), factors.data(), 1);  // nobody looks: nothing happens
   EXPECT_EQ(plain.lane.last_experts(), 0);
 
-  // The router of layer 1 likes expert 5 best, which is given by the row itself.
-  std::vector<float> router = random_rows(n_expert * n_embd, 4), norm(n_embd, 1.0f);
-  std::copy(x.begin(), x.end(), router.begin() + 5 * n_embd);
+  // The router of layer 1 likes experts 5, 2 and 7 best, which are given by the rows themselves.
+  const int32_t best[] = {5, 2, 7};
+  std::vector<float> router(n_expert * n_embd), norm(n_embd, 1.0f);
+  for (size_t r = 0; r < 3; ++r)
+    std::copy_n(x.begin() + static_cast<ptrdiff_t>(r) * n_embd, n_embd, router.begin() + best[r] * n_embd);
   std::vector<RouterView> views(2, {.router = {.dtype = DType::F32,
                                                .n_rows = n_expert,
                                                .n_cols = n_embd,
@@ -229,14 +233,27 @@ TEST(CpuLane, LooksAheadFromARowThatNeedsNothing) {
   const ExpertForecast forecast({.n_expert = n_expert, .n_expert_used = 2}, views, 1, best_isa(), pool);
   ReadAhead ahead(experts.catalog, forecast, pool,
                   [&](int layer, int expert) { return plain.host.address(layer, expert); }, {});
-  CpuLane lane(experts.catalog, plain.host, pool, {.max_rows = 1, .isa = best_isa(), .ahead = &ahead});
-  lane.look_ahead(0, x.data(), 0.5f);
-  while (ahead.help([] { return false; })) {
+  CpuLane lane(experts.catalog, plain.host, pool, {.max_rows = 3, .isa = best_isa(), .ahead = &ahead});
+  const auto finish = [&] {
+    while (ahead.help([] { return false; })) {
+    }
+    ahead.end();
+  };
+  for (const int n_rows : {1, 2, 3}) {
+    lane.look_ahead(0, x.data(), factors.data(), n_rows);
+    finish();
+    EXPECT_EQ(ahead.n_foreseen(1, {best, static_cast<size_t>(n_rows)}), n_rows);
   }
-  ahead.end();
-  const int32_t wanted[] = {5};
-  EXPECT_EQ(ahead.n_foreseen(1, wanted), 1);
-  lane.look_ahead(1, x.data(), 0.5f);  // no layer after it
+  // The third row is padding, from which nothing is guessed.
+  std::vector<StampedSum> sums(3 * static_cast<size_t>(n_embd));
+  uint32_t near = 0;
+  const ColdPair pairs[] = {{.row = 1, .expert = 3, .weight = 1.0f}};
+  while (!pool.everyone_left()) std::this_thread::yield();
+  lane.answer(0, pairs, x.data(), factors.data(), 2,
+              {.rows = sums.data(), .stride = n_embd, .n_rows = 3, .stamp = 9, .near = &near});
+  finish();
+  EXPECT_EQ(ahead.n_foreseen(1, best), 2);
+  lane.look_ahead(1, x.data(), factors.data(), 1);  // no layer after it
   EXPECT_GT(lane.last_ahead_bytes(), 0u);
   EXPECT_FALSE(ahead.help([] { return false; }));
 }

@@ -107,7 +107,7 @@ uint32_t ExpertCore::begin_step(int n_rows, bool prompt) noexcept {
   }
   if (store_ != nullptr) store_->begin_step();
   ticket_ += static_cast<uint32_t>(catalog_.layers.size()) + 1;
-  if (courier_ != nullptr) courier_->begin_step(ticket_);
+  if (courier_ != nullptr) courier_->begin_step(ticket_, n_rows);
   ++counts_.steps;
   counts_.tokens += static_cast<uint64_t>(n_rows);
   return ticket_;

@@ -86,8 +86,8 @@ void ExpertForecast::add_format(ActFormats& formats) const {
   for (const Layer& layer : layers_) formats.add(layer.router);
 }
 
-void ExpertForecast::score(int layer, const ActBuffer& x, int panel, float* scores) const noexcept {
-  multiply_tile(layers_[static_cast<size_t>(layer)].router, panel, 1, {.x = &x, .first = 0, .n = 1},
+void ExpertForecast::score(int layer, const ActBuffer& x, int row, int panel, float* scores) const noexcept {
+  multiply_tile(layers_[static_cast<size_t>(layer)].router, panel, 1, {.x = &x, .first = row, .n = 1},
                 scores + panel * kPanelRows, kPanelRows, nullptr, kernels_);
 }
 

@@ -44,11 +44,11 @@ class ExpertForecast {
   int n_expert() const { return config_.n_expert; }
   int n_panels() const { return thermo::n_panels(config_.n_expert); }
 
-  // The form of the row that score() reads.
+  // The form of the rows that score() reads.
   void add_format(ActFormats& formats) const;
-  // The router's outputs of one panel, scores[16 * panel ...], for row 0 of x: what the experts of the layer
+  // The router's outputs of one panel, scores[16 * panel ...], for a row of x: what the experts of the layer
   // `distance` before read. Panels may be computed on any threads.
-  void score(int layer, const ActBuffer& x, int panel, float* scores) const noexcept;
+  void score(int layer, const ActBuffer& x, int row, int panel, float* scores) const noexcept;
   // What score() reads for these panels.
   std::span<const std::byte> weights(int layer, int begin, int end) const noexcept;
   // The likeliest ids.size() experts, best first. Overwrites the scores.

@@ -80,7 +80,7 @@ double recall(const Routers& routers, size_t l, int n_guesses, int distance = 1)
                     std::sqrt(static_cast<float>(routers.n_embd));
     }
     x.quantize(0, routers.n_embd, formats, quant_matmul_kernels(best_isa()));
-    for (int p = 0; p < forecast.n_panels(); ++p) forecast.score(static_cast<int>(l), x, p, scores.data());
+    for (int p = 0; p < forecast.n_panels(); ++p) forecast.score(static_cast<int>(l), x, 0, p, scores.data());
     forecast.choose(static_cast<int>(l), scores.data(), guesses);
     for (const int32_t expert : routers.choice(l, h))
       found += std::find(guesses.begin(), guesses.end(), expert) != guesses.end();

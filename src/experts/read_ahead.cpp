@@ -13,11 +13,16 @@ namespace {
 constexpr int kRouterParts = 2;  // of what a thread loads: its panels of both routers
 constexpr int kPausesToLeave = 64;
 
-// More guesses than a layer chooses: the next likeliest are worth the time that is left.
-int guesses_worth_trying(const ExpertCatalog& catalog, int n_threads) {
+// What the cores' caches have room for.
+int guesses_that_fit(const ExpertCatalog& catalog, int n_threads) {
   const uint64_t room = cpu_info().l2_bytes / 2 * static_cast<uint64_t>(n_threads);
-  const auto by_cache = static_cast<int>(room / std::max<uint64_t>(1, catalog.max_expert_bytes()));
-  return std::clamp(std::min(by_cache, catalog.n_active + catalog.n_active / 2), 1, catalog.n_expert);
+  const uint64_t n = room / std::max<uint64_t>(1, catalog.max_expert_bytes());
+  return std::max(1, static_cast<int>(std::min(n, static_cast<uint64_t>(catalog.n_expert))));
+}
+
+// More than a row chooses: the next likeliest are worth the time that is left.
+int guesses_of_a_row(const ExpertCatalog& catalog) {
+  return std::clamp(catalog.n_active + catalog.n_active / 2, 1, catalog.n_expert);
 }
 
 }  // namespace
@@ -30,17 +35,27 @@ ReadAhead::ReadAhead(const ExpertCatalog& catalog, const ExpertForecast& next, T
       cold_address_(std::move(cold_address)),
       sending_(sending),
       n_threads_(pool.size()),
-      max_guesses_(std::min(kMaxGuesses, guesses_worth_trying(catalog, pool.size()))),
-      scores_(static_cast<size_t>(next.n_panels() * kPanelRows)),
+      max_guesses_(std::min(kMaxGuesses, guesses_that_fit(catalog, pool.size()))),
+      row_guesses_(std::min(max_guesses_, guesses_of_a_row(catalog))),
+      scores_(static_cast<size_t>(kMaxRows * next.n_panels() * kPanelRows)),
       far_scores_(scores_.size()),
-      cursors_(static_cast<size_t>(pool.size())) {}
+      missed_(static_cast<size_t>(next.n_expert()), 1.0f),
+      cursors_(static_cast<size_t>(pool.size())) {
+  likely_.reserve(missed_.size());
+}
 
 ReadAhead::~ReadAhead() {
   end();
   while (!pool_.everyone_left()) pause_cpu();
 }
 
-void ReadAhead::begin(int layer, const ActBuffer& x) noexcept {
+ReadAhead::Rows ReadAhead::rows_of(int n_rows) noexcept {
+  Rows rows{.n = std::min(n_rows, kMaxRows)};
+  for (int i = 0; i < rows.n; ++i) rows.at[i] = i * n_rows / rows.n;
+  return rows;
+}
+
+void ReadAhead::begin(int layer, const ActBuffer& x, const Rows& rows) noexcept {
   end();
   foreseen_layer_ = -1;
   if (!everyone_left()) return;
@@ -53,12 +68,13 @@ void ReadAhead::begin(int layer, const ActBuffer& x) noexcept {
   if (layer_ < 0 && far_layer_ < 0) return;
   n_guesses_.store(0, std::memory_order_relaxed);
   for (Cursor& cursor : cursors_) {
-    cursor.scoring.store(kOpen, std::memory_order_relaxed);
+    cursor.scoring.store(0, std::memory_order_relaxed);
     cursor.n_bytes.store(0, std::memory_order_relaxed);
     cursor.left = {};
     cursor.next = 0;
   }
   x_ = &x;
+  rows_ = rows;
   active_ = true;
   chosen_ = false;
   pool_.offer(
@@ -83,9 +99,11 @@ void ReadAhead::end() noexcept {
   active_ = false;
   pool_.withdraw();
   for (Cursor& cursor : cursors_) {
-    int open = kOpen;
-    if (!cursor.scoring.compare_exchange_strong(open, kScored))  // none begins any more
-      while (cursor.scoring.load(std::memory_order_acquire) == kTaken) pause_cpu();
+    for (int at = cursor.scoring.load(std::memory_order_acquire); !scored(cursor);) {
+      if (at % 2 == 0 && cursor.scoring.compare_exchange_weak(at, kStopped)) break;  // none begins any more
+      pause_cpu();
+      at = cursor.scoring.load(std::memory_order_acquire);
+    }
     n_bytes_ += cursor.n_bytes.load(std::memory_order_relaxed);
   }
 }
@@ -98,42 +116,59 @@ PanelRange ReadAhead::router_share(int thread) const noexcept {
 bool ReadAhead::help(const std::function<bool()>& over) noexcept {
   if (!active_) return false;
   if (chosen_) return work(0, over);
-  // A thread that the system has not scheduled has not taken its panels, and one that has taken them is done
-  // soon, unless it lost its core there.
-  for (int i = 0; i < n_threads_; ++i) {
-    score(i);
-    while (cursors_[static_cast<size_t>(i)].scoring.load(std::memory_order_acquire) != kScored) {
+  // A thread that the system has not scheduled has not begun with its panels, and one that is at a row is
+  // done with it soon, unless it lost its core there.
+  for (int i = 0; i < n_threads_; ++i)
+    for (score(i, over); !scored(cursors_[static_cast<size_t>(i)]); score(i, over)) {
       if (over()) return true;
       pause_cpu();
     }
-  }
   if (layer_ >= 0) choose();
   if (far_layer_ >= 0) send();
   chosen_ = true;
   return true;
 }
 
-// A thread's panels of the routers, unless they are taken already.
-void ReadAhead::score(int thread) noexcept {
+// A thread's panels of the routers, row after row until somebody else has taken one.
+void ReadAhead::score(int thread, const std::function<bool()>& over) noexcept {
   std::atomic<int>& state = cursors_[static_cast<size_t>(thread)].scoring;
-  int open = kOpen;
-  if (state.load(std::memory_order_relaxed) != kOpen || !state.compare_exchange_strong(open, kTaken)) return;
   const PanelRange panels = router_share(thread);
-  for (int p = panels.begin; p < panels.end; ++p) {
-    if (layer_ >= 0) next_.score(layer_, *x_, p, scores_.data());
-    if (far_layer_ >= 0) sending_.forecast->score(far_layer_, *x_, p, far_scores_.data());
+  const int stride = next_.n_panels() * kPanelRows;
+  for (int at = state.load(std::memory_order_acquire); at % 2 == 0 && at < 2 * rows_.n && !over(); at += 2) {
+    if (!state.compare_exchange_strong(at, at + 1)) return;
+    const int i = at / 2, row = rows_.at[i];
+    for (int p = panels.begin; p < panels.end; ++p) {
+      if (layer_ >= 0) next_.score(layer_, *x_, row, p, scores_.data() + i * stride);
+      if (far_layer_ >= 0) sending_.forecast->score(far_layer_, *x_, row, p, far_scores_.data() + i * stride);
+    }
+    state.store(at + 2, std::memory_order_release);
   }
-  state.store(kScored, std::memory_order_release);
 }
 
+// The union of what the rows probably choose. The further down a row's list an expert is, the likelier the
+// row will not choose it; rows are taken to choose independently.
 int ReadAhead::likely_cold(const ExpertForecast& forecast, int layer, float* scores, int32_t* experts,
-                           const std::byte** addresses) const noexcept {
-  int32_t likely[kMaxGuesses];
-  forecast.choose(layer, scores, {likely, static_cast<size_t>(max_guesses_)});
+                           const std::byte** addresses) noexcept {
+  const auto missed = [&](int32_t expert) -> float& { return missed_[static_cast<size_t>(expert)]; };
+  likely_.clear();
+  for (int i = 0; i < rows_.n; ++i) {
+    int32_t ids[kMaxGuesses];
+    forecast.choose(layer, scores + i * forecast.n_panels() * kPanelRows,
+                    {ids, static_cast<size_t>(row_guesses_)});
+    for (int rank = 0; rank < row_guesses_; ++rank) {
+      if (missed(ids[rank]) == 1.0f) likely_.push_back(ids[rank]);
+      missed(ids[rank]) *= static_cast<float>(rank + 1) / static_cast<float>(row_guesses_ + 1);
+    }
+  }
+  if (rows_.n > 1)
+    std::sort(likely_.begin(), likely_.end(),
+              [&](int32_t a, int32_t b) { return missed(a) != missed(b) ? missed(a) < missed(b) : a < b; });
   int n = 0;
-  for (int i = 0; i < max_guesses_; ++i) {
-    addresses[n] = cold_address_(layer, likely[i]);
-    if (addresses[n] != nullptr) experts[n++] = likely[i];
+  for (const int32_t expert : likely_) {
+    missed(expert) = 1.0f;
+    if (n == max_guesses_) continue;
+    addresses[n] = cold_address_(layer, expert);
+    if (addresses[n] != nullptr) experts[n++] = expert;
   }
   return n;
 }
@@ -161,7 +196,7 @@ void ReadAhead::choose() noexcept {
 }
 
 bool ReadAhead::work(int thread, const std::function<bool()>& over) noexcept {
-  score(thread);
+  score(thread, over);
   const int n_guesses = n_guesses_.load(std::memory_order_acquire);
   Cursor& cursor = cursors_[static_cast<size_t>(thread)];
   bool did = false;

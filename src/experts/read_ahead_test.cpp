@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <initializer_list>
 #include <random>
 #include <thread>
 #include <vector>
@@ -14,7 +15,7 @@
 namespace thermo {
 namespace {
 
-constexpr int kLayers = 4, kExperts = 24, kUsed = 4, kEmbd = 256, kFf = 64;
+constexpr int kLayers = 4, kExperts = 24, kUsed = 4, kEmbd = 256, kFf = 64, kRows = 5;
 
 struct Fixture {
   Fixture() {
@@ -35,15 +36,19 @@ struct Fixture {
                                   .rows = reinterpret_cast<const std::byte*>(router.data())},
                        .bias = {},
                        .norm = norm});
-    x = ActBuffer(1, kEmbd);
-    for (int c = 0; c < kEmbd; ++c) x.row(0)[c] = normal(random);
+    x = ActBuffer(kRows, kEmbd);
+    for (int r = 0; r < kRows; ++r)
+      for (int c = 0; c < kEmbd; ++c) x.row(r)[c] = normal(random);
   }
   const std::byte* address(int layer, int expert) const {
     return memory.data() + static_cast<uint64_t>(layer * kExperts + expert) * catalog.max_expert_bytes();
   }
-  // The expert whose router row is x: every layer prefers it.
-  void prefer(int expert) {
-    for (int c = 0; c < kEmbd; ++c) router[static_cast<size_t>(expert * kEmbd + c)] = x.row(0)[c];
+  // The expert whose router row is the sum of rows of x: every layer prefers it for these.
+  void prefer(int expert, std::initializer_list<int> rows = {0}) {
+    for (int c = 0; c < kEmbd; ++c) {
+      float& w = router[static_cast<size_t>(expert * kEmbd + c)] = 0.0f;
+      for (const int r : rows) w += x.row(r)[c];
+    }
   }
 
   ExpertCatalog catalog;
@@ -74,7 +79,7 @@ TEST(ReadAhead, ReadsWhatTheNextLayerProbablyWantsAndStopsWhenTold) {
   for (int round = 0; round < 300; ++round) {
     const int layer = round % kLayers;
     while (!pool.everyone_left()) std::this_thread::yield();
-    ahead.begin(layer, f.x);
+    ahead.begin(layer, f.x, ReadAhead::rows_of(1));
     pool.run_threads([](int) {});
     const bool guesses = layer + 1 < kLayers;
     const bool to_the_end = round % 2 == 0;
@@ -128,7 +133,7 @@ TEST(ReadAhead, DoesNotBeginWhileAThreadIsStillInsideAndGoesOnBehindIt) {
   });
   while (!stuck.inside.load()) std::this_thread::yield();
   pool.withdraw();
-  ahead.begin(0, f.x);
+  ahead.begin(0, f.x, ReadAhead::rows_of(1));
   pool.run(4, [](int, int) {});
   EXPECT_FALSE(ahead.help(never));
   ahead.end();
@@ -137,11 +142,76 @@ TEST(ReadAhead, DoesNotBeginWhileAThreadIsStillInsideAndGoesOnBehindIt) {
 
   stuck.go.store(true);
   while (!pool.everyone_left()) std::this_thread::yield();
-  ahead.begin(0, f.x);
+  ahead.begin(0, f.x, ReadAhead::rows_of(1));
   pool.run_threads([](int) {});
   EXPECT_TRUE(ahead.help(never));
   ahead.end();
   EXPECT_EQ(ahead.n_foreseen(1, wanted), 1);
+}
+
+TEST(ReadAhead, TakesFewRowsOfMany) {
+  for (const int n : {0, 1, 2, 7, 8, 9, 33, 64}) {
+    const ReadAhead::Rows rows = ReadAhead::rows_of(n);
+    ASSERT_EQ(rows.n, std::min(n, ReadAhead::kMaxRows));
+    for (int i = 0; i < rows.n; ++i) {
+      EXPECT_LT(rows.at[i], n);
+      EXPECT_EQ(rows.at[i], i * n / rows.n);
+      EXPECT_TRUE(i == 0 || rows.at[i] > rows.at[i - 1]);
+    }
+  }
+}
+
+// Of several rows: what any of them probably wants, and first what more of them want.
+TEST(ReadAhead, GuessesFromAllRowsTogether) {
+  Fixture f;
+  f.prefer(3, {2});
+  f.prefer(9, {4});
+  f.prefer(17, {0, 1});
+  f.prefer(21, {3});
+  ThreadPool pool({.n_threads = 3, .pin = false});
+  const RouteConfig route{.n_expert = kExperts, .n_expert_used = kUsed};
+  const ExpertForecast next(route, f.views, 1, best_isa(), pool),
+      far(route, f.views, Courier::kDistance, best_isa(), pool);
+  struct Link final : ParcelDevice {
+    void send(std::byte*, const std::byte*, size_t, int, uint64_t word) noexcept override {
+      experts.push_back(parcel_expert(word));
+    }
+    void publish_place(int, const std::byte*) noexcept override {}
+    std::vector<int> experts;
+  } link;
+  std::vector<std::byte> places(Courier::places_bytes(f.catalog));
+  Courier courier(f.catalog, link, places.data(), [](int, int, std::byte*) { return nullptr; });
+  int hot = -1;
+  ReadAhead ahead(f.catalog, next, pool,
+                  [&](int layer, int expert) { return expert == hot ? nullptr : f.address(layer, expert); },
+                  {&far, &courier});
+  ActFormats formats;
+  ahead.add_format(formats);
+  for (int r = 0; r < kRows; ++r) f.x.quantize(r, kEmbd, formats, quant_matmul_kernels(best_isa()));
+  const auto step = [&](const ReadAhead::Rows& rows) {
+    link.experts.clear();
+    courier.begin_step(100, rows.n);
+    while (!pool.everyone_left()) std::this_thread::yield();
+    ahead.begin(0, f.x, rows);
+    pool.run_threads([](int) {});
+    EXPECT_TRUE(ahead.help([] { return false; }));
+    ahead.end();
+  };
+  const int32_t wanted[] = {3, 9, 17};
+  // Rows 0 to 2 and 4; what row 3 alone wants is not guessed first.
+  const ReadAhead::Rows rows{.n = 4, .at = {0, 1, 2, 4}};
+  for (int round = 0; round < 50; ++round) {
+    hot = round % 2 == 0 ? -1 : 17;
+    step(rows);
+    EXPECT_EQ(ahead.n_foreseen(1, wanted), hot < 0 ? 3 : 2);
+    ASSERT_EQ(link.experts.size(), 1u);
+    if (hot < 0)
+      EXPECT_EQ(link.experts[0], 17);
+    else
+      EXPECT_TRUE(link.experts[0] == 3 || link.experts[0] == 9) << link.experts[0];
+  }
+  step({.n = 1, .at = {3}});
+  EXPECT_EQ(link.experts, std::vector<int>{21});
 }
 
 // What was sent for the next layer is not loaded into the caches.
@@ -174,13 +244,13 @@ TEST(ReadAhead, SendsTheLikeliestOfALayerFurtherOn) {
 
   const auto region = [&](int layer) {
     while (!pool.everyone_left()) std::this_thread::yield();
-    ahead.begin(layer, f.x);
+    ahead.begin(layer, f.x, ReadAhead::rows_of(1));
     pool.run_threads([](int) {});
     ahead.help([] { return false; });
     ahead.end();
   };
   const int32_t wanted[] = {17};
-  courier.begin_step(100);
+  courier.begin_step(100, 1);
   region(0);
   EXPECT_EQ(link.n, 1);
   EXPECT_EQ(link.sent_from, f.address(3, 17));
@@ -190,7 +260,7 @@ TEST(ReadAhead, SendsTheLikeliestOfALayerFurtherOn) {
   region(2);
   EXPECT_EQ(link.n, 1);                       // there is no layer 5
   EXPECT_EQ(ahead.n_foreseen(3, wanted), 0);  // on its way
-  courier.begin_step(200);
+  courier.begin_step(200, 1);
   region(2);
   EXPECT_EQ(ahead.n_foreseen(3, wanted), 1);  // not in this step
 }

@@ -134,7 +134,7 @@ void SimExperts::sort_out(const RoutedLayer& routed) noexcept {
     } else if (const std::byte* parcel = take_parcel(routed.layer, expert)) {
       make_hot(group, routed.layer, expert, parcel);
       counts_.fetched_pairs += n_pairs;
-      counts_.carried_pairs += n_pairs;
+      ++counts_.parcels_used;
     } else if (may_stream && group.n_pairs >= options_.stream_min_pairs) {
       streamed_.push_back(group);
       streamed_experts_.push_back(expert);

@@ -11,7 +11,7 @@ constexpr uint64_t ExpertTelemetry::*kCounters[] = {
     &ExpertTelemetry::disk_bytes,   &ExpertTelemetry::moved,          &ExpertTelemetry::moved_bytes,
     &ExpertTelemetry::cpu_ns,       &ExpertTelemetry::stall_ns,       &ExpertTelemetry::disk_wait_ns,
     &ExpertTelemetry::cold_experts, &ExpertTelemetry::foreseen,       &ExpertTelemetry::ahead_bytes,
-    &ExpertTelemetry::parcels,      &ExpertTelemetry::carried_pairs,  &ExpertTelemetry::parcels_came,
+    &ExpertTelemetry::parcels,      &ExpertTelemetry::parcels_used,   &ExpertTelemetry::parcels_came,
     &ExpertTelemetry::parcels_kept, &ExpertTelemetry::routed_layers,  &ExpertTelemetry::distinct_experts,
     &ExpertTelemetry::evicted,      &ExpertTelemetry::device_wait_ns, &ExpertTelemetry::copy_wait_ns};
 

@@ -15,12 +15,12 @@ struct ExpertTelemetry {
   uint64_t all_hot = 0;      // of them, those where nothing was cold
   uint64_t pairs = 0;        // (row, expert) uses
   uint64_t hot_pairs = 0, cpu_pairs = 0, fetched_pairs = 0;
-  uint64_t carried_pairs = 0;  // of those fetched: their expert had been sent as a parcel
-  uint64_t parcels = 0;        // experts sent ahead, whether in time and used or not
-  uint64_t parcels_came = 0;   // of them, those that were in time
-  uint64_t cold_experts = 0;   // distinct experts of a layer of a step, on the CPU lane
-  uint64_t foreseen = 0;       // of them, those that had been guessed
-  uint64_t ahead_bytes = 0;    // of guessed experts, loaded early
+  uint64_t parcels = 0;       // experts sent ahead, whether in time and used or not
+  uint64_t parcels_came = 0;  // of them, those that were in time
+  uint64_t parcels_used = 0;  // of these, those that some row chose
+  uint64_t cold_experts = 0;  // distinct experts of a layer of a step, on the CPU lane
+  uint64_t foreseen = 0;      // of them, those that had been guessed
+  uint64_t ahead_bytes = 0;   // of guessed experts, loaded early
   uint64_t hot_bytes = 0, cpu_bytes = 0, fetched_bytes = 0, streamed_bytes = 0, disk_bytes = 0;
   uint64_t moved = 0, moved_bytes = 0;  // experts that became hot, and what was copied for that alone
   uint64_t evicted = 0;                 // experts that left the device

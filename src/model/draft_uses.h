@@ -32,18 +32,19 @@ class DraftUses {
     Draft& draft = drafts_[static_cast<size_t>(sequence)];
     return draft.ids.data() + static_cast<size_t>(layer) * draft.n_rows * n_used_;
   }
-  // These rows of the sequence's last step are kept. It counts once.
+  // These rows of the sequence's last step are kept. It counts once, as steps of one row each would.
   void count(int sequence, std::span<const int32_t> path, HeatMap& heat) noexcept {
     Draft& draft = drafts_[static_cast<size_t>(sequence)];
     if (draft.n_rows == 0) return;
-    for (size_t il = 0; il < n_layer_; ++il)
-      for (const int32_t row : path) {
+    for (const int32_t row : path) {
+      for (size_t il = 0; il < n_layer_; ++il) {
         const int32_t* const ids =
             draft.ids.data() + (il * draft.n_rows + static_cast<size_t>(row)) * n_used_;
         for (size_t k = 0; k < n_used_; ++k)
           if (ids[k] != kUnknown) heat.use(static_cast<int>(il), ids[k], 1.0f);
       }
-    heat.advance(static_cast<int>(path.size()));
+      heat.advance(1);
+    }
     draft.n_rows = 0;
   }
 

@@ -82,6 +82,22 @@ SplitModel sim_model(const GgufFile& file, ThreadPool& pool, const SimSetup& set
   return split;
 }
 
+// Main memory holds as few experts as it can.
+std::unique_ptr<Model> tiered_model(const GgufFile& file, ThreadPool& pool) {
+  ModelConfig config = read_split_config(file);
+  Weights weights = Weights::load(config, file, true, pool, {}, false);
+  ExpertCatalog catalog = expert_catalog(config, weights);
+  const uint64_t bytes = HostTier::min_bytes(catalog);
+  EXPECT_LT(bytes, catalog.total_bytes());
+  HeatMap heat(catalog);
+  auto runner = std::make_unique<TieredExperts>(
+      std::move(catalog), std::move(heat),
+      SplitOptions{.split = true, .host_bytes = bytes, .files = files_of(file)}, pool,
+      std::function<void(uint64_t, uint64_t)>{});
+  return std::make_unique<Model>(std::move(config), std::move(weights), model_options(), pool,
+                                 std::move(runner));
+}
+
 class ExpertPlacementTest : public ::testing::TestWithParam<const char*> {
  protected:
   const RecordedModel fixture{GetParam()};
@@ -228,6 +244,33 @@ TEST_P(ExpertPlacementTest, EvaluatesTreesAndSeveralSequencesLikeThePlainModel) 
   }
 }
 
+// Guesses from several rows move experts early and change no result.
+TEST_P(ExpertPlacementTest, LooksAheadFromTheRowsOfDraftsAndOfSeveralSequences) {
+  const std::span<const TokenId> ids = fixture.ids;
+  std::mt19937 random(9);
+  const std::vector<Row> tree = random_tree(17, static_cast<size_t>(plain->config().n_vocab), random);
+  for (const double share : {0.0, 0.3}) {
+    const SplitModel split = sim_model(fixture.file, pool, {.share = share});
+    const auto evaluate = [&](Model& model) {
+      std::vector<float> logits;
+      for (const int s : {0, 1}) model.clear(s);
+      for (size_t i = 0; i + 3 < ids.size() / 2; i += 3) {
+        const std::vector<Row> one = chain(ids.subspan(i, 1)), two = chain(ids.subspan(i + 1, 2));
+        const SequenceRows groups[] = {{.sequence = 0, .rows = one}, {.sequence = 1, .rows = two}};
+        append_logits(model.step({.groups = groups}), logits);
+        append_logits(step_rows(model, tree, {.uncommitted = true}), logits);
+        model.commit(0, std::vector<int32_t>{0});
+      }
+      return logits;
+    };
+    EXPECT_TRUE(evaluate(*split.model) == evaluate(*plain)) << "share " << share;
+    const ExpertTelemetry t = split.model->expert_telemetry();
+    const bool guesses = plain->config().is_moe();
+    EXPECT_EQ(t.parcels > 0, guesses && plain->config().n_layer > 3);
+    EXPECT_EQ(t.foreseen > 0, guesses);
+  }
+}
+
 TEST_P(ExpertPlacementTest, CountsTheSameHeatWhereverExpertsAre) {
   const SplitModel split = sim_model(fixture.file, pool, {.share = 0.3});
   run_in_chunks(*plain, fixture.ids, 10);
@@ -242,8 +285,7 @@ TEST_P(ExpertPlacementTest, CountsOnlyTheRowsOfADraftThatWereAccepted) {
   const std::span<const TokenId> prompt = std::span(fixture.ids).first(20),
                                  text = std::span(fixture.ids).subspan(20, 3);
   run_in_chunks(*plain, prompt, 20);
-  const std::vector<Row> accepted = chain(text);
-  step_rows(*plain, accepted);
+  for (size_t i = 0; i < text.size(); ++i) step_rows(*plain, chain(text.subspan(i, 1)));
   const auto other = [&](size_t i) { return fixture.ids[40 + i]; };
   // A wrong guess beside each right one.
   const std::vector<Row> tree = {{.token = text[0], .parent = -1}, {.token = other(0), .parent = 0},
@@ -252,11 +294,14 @@ TEST_P(ExpertPlacementTest, CountsOnlyTheRowsOfADraftThatWereAccepted) {
   const std::vector<int32_t> path = {0, 2, 4};
   const std::unique_ptr<Model> drafts = plain_model(fixture.file, pool);
   const SplitModel split = sim_model(fixture.file, pool, {.share = 0.3});
-  for (Model* const model : {drafts.get(), split.model.get()}) {
+  const std::unique_ptr<Model> tiered = tiered_model(fixture.file, pool);
+  for (Model* const model : {drafts.get(), split.model.get(), tiered.get()}) {
     run_in_chunks(*model, prompt, 20);
     step_rows(*model, tree, {.uncommitted = true});
     model->commit(0, path);
     EXPECT_EQ(model->heat()->values(), plain->heat()->values());
+    EXPECT_EQ(model->heat()->uses(), plain->heat()->uses());
+    EXPECT_EQ(model->heat()->n_tokens(), plain->heat()->n_tokens());
   }
 }
 
@@ -270,22 +315,12 @@ TEST_P(ExpertPlacementTest, KeepsPinnedLayersHot) {
 }
 
 TEST_P(ExpertPlacementTest, IsBitForBitThePlainModelWithExpertsInTheFile) {
-  ModelConfig config = read_split_config(fixture.file);
-  Weights weights = Weights::load(config, fixture.file, true, pool, {}, false);
-  ExpertCatalog catalog = expert_catalog(config, weights);
-  ASSERT_LT(HostTier::min_bytes(catalog), catalog.total_bytes());
-  HeatMap heat(catalog);
-  const uint64_t bytes = HostTier::min_bytes(catalog);
-  auto runner = std::make_unique<TieredExperts>(
-      std::move(catalog), std::move(heat),
-      SplitOptions{.split = true, .host_bytes = bytes, .files = files_of(fixture.file)}, pool,
-      std::function<void(uint64_t, uint64_t)>{});
-  Model tiered(std::move(config), std::move(weights), model_options(), pool, std::move(runner));
+  const std::unique_ptr<Model> tiered = tiered_model(fixture.file, pool);
   for (const size_t chunk : {size_t{1}, size_t{40}, size_t{100}})
-    EXPECT_EQ(run_in_chunks(tiered, fixture.ids, chunk).logits,
+    EXPECT_EQ(run_in_chunks(*tiered, fixture.ids, chunk).logits,
               run_in_chunks(*plain, fixture.ids, chunk).logits)
         << chunk;
-  const ExpertTelemetry t = tiered.expert_telemetry();
+  const ExpertTelemetry t = tiered->expert_telemetry();
   EXPECT_GT(t.disk_bytes, 0u);
   EXPECT_GT(t.hot_pairs, 0u);
   EXPECT_EQ(t.pairs, t.hot_pairs + t.fetched_pairs);

@@ -30,6 +30,21 @@ class Text(ProgramTest):
                 with self.subTest(where=where, who=who):
                     self.assertEqual(self.answer(*arguments, *where, "--draft", who, "--draft-budget", "7"), plain)
 
+    def test_leaves_the_heat_of_plain_decoding(self):
+        folder = temporary_folder(self)
+        for number, where in enumerate((["--device", "sim", "--expert-cache", "40%"], ["--device", "cpu", "--expert-ram", "50%"],
+                                        ["--device", "cpu"])):
+            heat = {}
+            for who in ("none", "auto", "mtp", "lookup"):
+                file = folder / f"{number}-{who}.heat"
+                self.answer("run", *where, "-p", PROMPTS[0], "-n", "40", "--temp", "0", "--draft", who, "--draft-budget", "7",
+                            "--heat-file", file)
+                heat[who] = json.loads(file.read_text())
+            for who in ("auto", "mtp", "lookup"):
+                with self.subTest(where=where, who=who):
+                    self.assertGreater(heat[who]["n_tokens"], 40)
+                    self.assertEqual(heat[who], heat["none"])
+
     def test_ends_at_a_stop_text_inside_a_round(self):
         arguments = ["run", "--device", "cpu", "-p", PROMPTS[0], "-n", "80", "--temp", "0", "--stop", "return"]
         plain = json.loads(self.answer(*arguments, "--json", "--draft", "none"))

@@ -171,7 +171,7 @@ Json bench_fields(const BenchContext& context, const BenchResult& result) {
   f["ahead_bytes_per_token"] = if_split(per_token(experts.ahead_bytes, experts));
   f["parcels_sent"] = if_split(experts.parcels);
   f["parcels_in_time"] = if_split(experts.parcels_came);
-  f["parcels_used"] = if_split(experts.carried_pairs);
+  f["parcels_used"] = if_split(experts.parcels_used);
   f["parcels_kept"] = if_split(experts.parcels_kept);
   f["fetched_bytes_per_token"] = if_split(per_token(experts.fetched_bytes, experts));
   f["streamed_bytes_per_token"] = if_split(per_token(experts.streamed_bytes, experts));

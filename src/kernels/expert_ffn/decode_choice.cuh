@@ -3,6 +3,7 @@
 
 #include "kernels/expert_ffn/decode_ffn_cuda.h"
 #include "kernels/route_topk/cold_answer.cuh"
+#include "kernels/route_topk/count_uses.cuh"
 #include "kernels/route_topk/route_choose.cuh"
 
 namespace thermo {
@@ -88,9 +89,11 @@ __device__ __forceinline__ const uint8_t* chosen_base_of(const BlockChoice& choi
 }
 
 // Counts the experts of a row: one warp of the step.
-__device__ __forceinline__ void count_uses(const DecodeFfnArgs& a, const BlockChoice& choice, int lane) {
-  if (a.routes.uses != nullptr && lane < a.config.n_expert_used)
-    atomicAdd(a.routes.uses + choice.chosen[lane], 1u);
+__device__ __forceinline__ void count_uses(const DecodeFfnArgs& a, const BlockChoice& choice, int row,
+                                           int lane) {
+  const int n_used = a.config.n_expert_used;
+  if (a.routes.uses.counts != nullptr && lane < n_used)
+    count_use(a.routes.uses, row, lane, n_used, choice.chosen[lane]);
 }
 
 // Tells the host: one warp of the step.

@@ -278,7 +278,7 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
   if (weighs < kRows) {
     const float weight = weight_of_choice(a.config, a.bias, choices[weighs], lane);
     weights[weighs][lane] = lane == n_used ? shared_weight : weight;
-    if (blockIdx.x + 1 == gridDim.x) count_uses(a, choices[weighs], lane);
+    if (blockIdx.x + 1 == gridDim.x) count_uses(a, choices[weighs], weighs, lane);
   }
   // Of the pairs that this warp may have to hand over.
   float scales[kRows];

@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_c
     if (warp == 0) post_cold(a, choice, cold, dealt, norm_scale(squares, a.n_embd, a.norm.eps));
     return;
   }
-  if (!kSplit && blockIdx.x + blockIdx.y == 0 && warp == kWarps - 1) count_uses(a, choice, lane);
+  if (!kSplit && blockIdx.x + blockIdx.y == 0 && warp == kWarps - 1) count_uses(a, choice, 0, lane);
   const uint8_t* const base = chosen_base_of<kSplit>(choice, dealt, blockIdx.y);
   if (kSplit && base == nullptr) return;
   const uint8_t* const bytes = base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes;

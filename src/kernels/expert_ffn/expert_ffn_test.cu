@@ -281,7 +281,7 @@ void run_two_rows(DecodeFfnArgs args, const std::vector<float>& x, std::mt19937&
   const size_t n = x.size();
   DeviceBuffer device_x(sizeof(float) * (2 * n + kGuards)), uses(sizeof(uint32_t) * args.config.n_expert);
   args.norm.x = args.x = device_x.as<float>();
-  args.routes.uses = uses.as<uint32_t>();
+  args.routes.uses.counts = uses.as<uint32_t>();
   const auto run = [&](int n_rows, std::vector<float> rows) {
     rows.resize(static_cast<size_t>(n_rows) * n + kGuards, kGuard);
     args.n_rows = n_rows;
@@ -312,6 +312,29 @@ void run_two_rows(DecodeFfnArgs args, const std::vector<float>& x, std::mt19937&
     const std::vector<uint32_t> counted =
         to_host(uses.as<uint32_t>(), static_cast<size_t>(args.config.n_expert));
     for (size_t e = 0; e < counted.size(); ++e) EXPECT_EQ(counted[e], counts[0][e] + counts[1][e]);
+
+    // The second row is drafted: what it chose waits.
+    const auto n_used = static_cast<size_t>(args.config.n_expert_used);
+    DeviceBuffer drafted = to_device(std::vector<int16_t>(2 * n_used, -1)),
+                 n_valid = to_device(std::vector<int32_t>{2}), group = to_device(std::vector<int32_t>{0, 1}),
+                 sequence = to_device(std::vector<int32_t>{0, 1});
+    args.routes.uses.drafted = drafted.as<int16_t>();
+    args.routes.uses.sequence_stride = static_cast<int64_t>(n_used);
+    args.routes.uses.n_valid = n_valid.as<int32_t>();
+    args.routes.uses.group = args.routes.uses.group_begin = args.routes.uses.group_uncommitted =
+        group.as<int32_t>();
+    args.routes.uses.group_sequence = sequence.as<int32_t>();
+    run(2, both);
+    EXPECT_EQ(to_host(uses.as<uint32_t>(), counted.size()), counts[0]);
+    const std::vector<int16_t> waiting = to_host(drafted.as<int16_t>(), 2 * n_used);
+    std::vector<uint32_t> chosen(counted.size());
+    for (size_t k = 0; k < n_used; ++k) {
+      EXPECT_EQ(waiting[k], -1);
+      ASSERT_TRUE(waiting[n_used + k] >= 0 && waiting[n_used + k] < args.config.n_expert);
+      ++chosen[static_cast<size_t>(waiting[n_used + k])];
+    }
+    EXPECT_EQ(chosen, counts[1]);
+    args.routes.uses.drafted = nullptr;
   }
 }
 

@@ -15,6 +15,7 @@
 #include "kernels/linear/linear_tiles_cuda.h"
 #include "kernels/quant_matmul/panel_columns.cuh"
 #include "kernels/route_topk/cold_answer.cuh"
+#include "kernels/route_topk/count_uses.cuh"
 #include "kernels/route_topk/route_choose.cuh"
 #include "kernels/route_topk/route_topk_cuda.h"
 #include "kernels/route_topk/router_sum.cuh"
@@ -56,14 +57,20 @@ constexpr int kInMail = -1;
 // First pair and first slot of every expert, and the slots but for their rows, by a block of kThreads.
 // `count`: [n_expert]; `first`, `slot`: [n_expert + 1]; `base`: of the thread's first expert, expert_base().
 // With a mailbox the cold experts that are chosen are dealt to the two cold lanes here: some are read from
-// host memory where they lie, the rest gets no slot but a place in the mail.
-__device__ void lay_out_slots(const DeviceRouteArgs& a, const int32_t* count, int32_t* first, int32_t* slot,
-                              int n_valid, const uint8_t* base) {
+// host memory where they lie, the rest gets no slot but a place in the mail. `came`: parcels that are here
+// and count as hot, [kMaxParcels]; nullptr: none. Returns, to thread 0, whether the host is to be told.
+__device__ bool lay_out_slots(const DeviceRouteArgs& a, const int32_t* count, int32_t* first, int32_t* slot,
+                              int n_valid, const uint8_t* base, const CameParcel* came) {
   __shared__ int2 scratch[2][kThreads / 32];
   const int n_expert = a.config.n_expert;
   const int each = (n_expert + kThreads - 1) / kThreads;
   const int begin = threadIdx.x * each, end = min(n_expert, begin + each);
-  const auto base_of = [&](int e) { return e == begin ? base : a.base[e]; };
+  const auto base_of = [&](int e) {
+    const uint8_t* at = e == begin ? base : a.base[e];
+    for (int i = 0; i < kMaxParcels && came != nullptr && at == nullptr; ++i)
+      if (came[i].expert == e) at = came[i].address;
+    return at;
+  };
   const bool mail = a.cold.mail != nullptr && *a.cold.n_cold > 0;
   int fetch_before = 0, n_fetch = 0, n_cold = 0;  // cold experts before this thread's; read in place; in all
   int mail_pairs_before = 0;
@@ -126,19 +133,25 @@ __device__ void lay_out_slots(const DeviceRouteArgs& a, const int32_t* count, in
   const int shared_slots = a.shared ? (n_valid + a.tile - 1) / a.tile : 0;
   for (int s = threadIdx.x; s < shared_slots; s += kThreads)
     put(all.y + s, nullptr, n_expert, all.x + s * a.tile, min(a.tile, n_valid - s * a.tile));
-  if (threadIdx.x == 0) {
-    first[n_expert] = all.x;
-    slot[n_expert] = all.y;
-    *a.out.n_slots = all.y + shared_slots;
-    if (a.cold.mail != nullptr) {
-      *a.cold.n_pairs = n_mail;
-      a.cold.record->n_pairs = n_mail;
-      a.cold.record->n_cold = n_cold;
-      a.cold.record->n_fetched = n_fetch;
-      a.cold.record->came = a.cold.record->carried = 0;
-      if (n_mail == 0) a.cold.record->posted_ns = a.cold.record->ready_ns = a.cold.record->went_ns = 0;
-    }
+  if (threadIdx.x != 0) return false;
+  first[n_expert] = all.x;
+  slot[n_expert] = all.y;
+  *a.out.n_slots = all.y + shared_slots;
+  if (a.cold.mail == nullptr) return false;
+  unsigned here = 0, carried = 0;
+  for (int i = 0; i < kMaxParcels && came != nullptr; ++i) {
+    if (came[i].address == nullptr) continue;
+    here |= 1u << i;
+    if (count[came[i].expert] > 0) carried |= 1u << i;
   }
+  *a.cold.n_pairs = n_mail;
+  a.cold.record->n_pairs = n_mail;
+  a.cold.record->n_cold = n_cold;
+  a.cold.record->n_fetched = n_fetch;
+  a.cold.record->came = here;
+  a.cold.record->carried = carried;
+  if (n_mail == 0) a.cold.record->posted_ns = a.cold.record->ready_ns = a.cold.record->went_ns = 0;
+  return n_mail > 0 || carried != 0;
 }
 
 // Pair number k of a row (n_expert_used: the shared expert): the rank-th of its expert `id`, whose pairs
@@ -168,21 +181,27 @@ __device__ void place_shared(const DeviceRouteArgs& a, int row, int first, int s
   place_pair(a, row, a.config.n_expert_used, a.config.n_expert, a.shared && valid, first, slot, row, weight);
 }
 
+// All rows are text: an expert's uses are counted together.
+__device__ __forceinline__ bool counts_at_once(const DeviceRouteArgs& a) {
+  return a.out.uses.counts != nullptr && a.out.uses.drafted == nullptr;
+}
+
 // Slots and pairs of rows that have chosen, by one block of kThreads. users[e]: rows of expert e, as bits:
-// the same whoever comes first, so pairs are in the order of the rows. `base`: expert_base().
+// the same whoever comes first, so pairs are in the order of the rows. `base`: expert_base(). `came`: see
+// lay_out_slots().
 template <class IdOf, class WeightOf, class SharedOf>
 __device__ void list_rows(const DeviceRouteArgs& a, const unsigned long long* users, int n_valid,
-                          const uint8_t* base, const IdOf& id_of, const WeightOf& weight_of,
-                          const SharedOf& shared_of) {
+                          const uint8_t* base, const CameParcel* came, const IdOf& id_of,
+                          const WeightOf& weight_of, const SharedOf& shared_of) {
   __shared__ int32_t count[kMaxDeviceExperts];
   __shared__ int32_t first[kMaxDeviceExperts + 1], slot[kMaxDeviceExperts + 1];
   const int n_expert = a.config.n_expert, n_used = a.config.n_expert_used;
   for (int e = threadIdx.x; e < n_expert; e += kThreads) {
     count[e] = __popcll(users[e]);
-    if (a.out.uses != nullptr && count[e] > 0) atomicAdd(a.out.uses + e, static_cast<uint32_t>(count[e]));
+    if (counts_at_once(a) && count[e] > 0) atomicAdd(a.out.uses.counts + e, static_cast<uint32_t>(count[e]));
   }
   __syncthreads();
-  lay_out_slots(a, count, first, slot, n_valid, base);
+  const bool tells = lay_out_slots(a, count, first, slot, n_valid, base, came);
   __syncthreads();
   for (int i = threadIdx.x; i < a.n_rows * (n_used + 1); i += kThreads) {
     const int row = i / (n_used + 1), k = i % (n_used + 1);
@@ -193,11 +212,12 @@ __device__ void list_rows(const DeviceRouteArgs& a, const unsigned long long* us
       const int id = valid ? id_of(row, k) : 0;
       const int rank = valid ? __popcll(users[id] & ((1ull << row) - 1)) : 0;
       place_pair(a, row, k, id, valid, first[id], slot[id], rank, valid ? weight_of(row, k) : 0.0f);
+      if (a.out.uses.drafted != nullptr && valid) count_use(a.out.uses, row, k, n_used, id);
     }
   }
   if (a.cold.mail != nullptr) {
     __syncthreads();  // all pairs are written
-    if (threadIdx.x == 0 && *a.cold.n_pairs > 0) post_mail(a.cold, *a.cold.n_pairs);
+    if (tells) post_mail(a.cold, *a.cold.n_pairs);
   }
 }
 
@@ -294,6 +314,7 @@ __global__ void __launch_bounds__(256)
   const int at = row * a.config.n_expert_used + lane;
   a.out.chosen[at] = id;
   a.out.rank[at] = atomicAdd(a.out.expert_count + id, 1);
+  if (a.out.uses.drafted != nullptr) count_use(a.out.uses, row, lane, a.config.n_expert_used, id);
   a.out.pair_weight[row * (a.config.n_expert_used + 1) + lane] = weight;
 }
 
@@ -341,6 +362,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ unsigned long long users[kMaxDeviceExperts];
   __shared__ float weights[kMaxListRows * 31], shared_weights[kMaxListRows];
   __shared__ int16_t ids[kMaxListRows * 31];
+  __shared__ CameParcel came[kMaxParcels];
   __shared__ bool is_last;
   static_assert(kMaxListRows <= 64);
   const int n_valid = *a.n_valid, n_used = a.config.n_expert_used;  // there since the step began
@@ -357,6 +379,11 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (!is_last) return;
   if (threadIdx.x == 0) *a.out.counter = 0;
+  // Once and for all blocks of the experts' launches: they read what is in the slots.
+  if (threadIdx.x < kMaxParcels)
+    came[threadIdx.x] = a.cold.mail != nullptr && *a.cold.n_cold > 0
+                            ? look_at_parcel(a.cold, static_cast<int>(threadIdx.x))
+                            : CameParcel{};
   if (static_cast<int>(threadIdx.x) < n_valid) shared_weights[threadIdx.x] = shared_weight(a, threadIdx.x);
 #pragma unroll 2
   for (int i = threadIdx.x; i < n_valid * n_used; i += kThreads) {
@@ -367,17 +394,18 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   list_rows(
-      a, users, n_valid, base, [&](int r, int k) { return ids[r * n_used + k]; },
+      a, users, n_valid, base, came, [&](int r, int k) { return ids[r * n_used + k]; },
       [&](int r, int k) { return weights[r * n_used + k]; }, [&](int r) { return shared_weights[r]; });
 }
 
 __global__ void __launch_bounds__(kThreads) route_slots_kernel(const __grid_constant__ DeviceRouteArgs a) {
   allow_next();
   wait_for_inputs();
-  lay_out_slots(a, a.out.expert_count, a.out.expert_first, a.out.expert_slot, *a.n_valid, expert_base(a));
+  lay_out_slots(a, a.out.expert_count, a.out.expert_first, a.out.expert_slot, *a.n_valid, expert_base(a),
+                nullptr);
   __syncthreads();
   for (int e = threadIdx.x; e < a.config.n_expert; e += kThreads) {
-    if (a.out.uses != nullptr) a.out.uses[e] += static_cast<uint32_t>(a.out.expert_count[e]);
+    if (counts_at_once(a)) a.out.uses.counts[e] += static_cast<uint32_t>(a.out.expert_count[e]);
     a.out.expert_count[e] = 0;
   }
 }

@@ -25,6 +25,18 @@ struct alignas(64) DeviceSlot {
   int32_t rows[kSlotRows];  // rows of the first pairs
 };
 
+// How often experts are used. Uncommitted rows count when they are accepted; until then their choices wait.
+struct DeviceUses {
+  uint32_t* counts = nullptr;  // [n_expert] grows by the rows of text that use each; nullptr: nobody counts
+  // Choices of uncommitted rows: at sequence * sequence_stride [rows of the group][n_expert_used]. nullptr:
+  // no row is uncommitted, or somebody else knows; nothing below is looked at.
+  int16_t* drafted = nullptr;
+  int64_t sequence_stride = 0;
+  const int32_t* n_valid = nullptr;  // as in DeviceRows
+  const int32_t* group = nullptr;
+  const int32_t *group_begin = nullptr, *group_sequence = nullptr, *group_uncommitted = nullptr;
+};
+
 struct DeviceRoutes {
   int32_t* n_slots = nullptr;    // [1]
   DeviceSlot* slots = nullptr;   // [max_slots]
@@ -42,7 +54,7 @@ struct DeviceRoutes {
   float* partial = nullptr;     // [kRouterParts][kMaxListRows][n_expert]
   uint32_t* counter = nullptr;  // [1], zero between steps
 
-  uint32_t* uses = nullptr;  // [n_expert] grows by the rows that use each; nullptr: nobody counts
+  DeviceUses uses;
 };
 
 struct DeviceRouteArgs {
@@ -75,6 +87,18 @@ size_t router_logit_rows(int max_rows) noexcept;
 void route_topk_cuda(const DeviceRouteArgs& args, StreamView stream) noexcept;
 
 inline constexpr int kMaxDeviceExperts = 512;
+
+// These of a sequence's uncommitted rows became text: counts what they chose.
+struct CountDraftedArgs {
+  const int16_t* drafted =
+      nullptr;  // of the sequence's first layer, the next one layer_stride further; -1: none
+  int64_t layer_stride = 0;
+  uint32_t* counts = nullptr;  // [n_layer][n_expert]
+  int n_layer = 0, n_expert = 0, n_used = 0;
+  int n_rows = 0;
+  int32_t rows[kMaxListRows] = {};
+};
+void count_drafted_cuda(const CountDraftedArgs& args, StreamView stream) noexcept;
 
 constexpr int max_route_pairs(const RouteConfig& config, bool shared, int n_rows) {
   return n_rows * (config.n_expert_used + (shared ? 1 : 0));

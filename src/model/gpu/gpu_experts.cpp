@@ -45,7 +45,7 @@ void GpuExperts::begin(int n_rows, uint32_t& ticket, std::span<int32_t> fetch_of
   m.core.deal(fetch_of, n_rows, m.can_read_host());
 }
 
-void GpuExperts::serve(int n_rows, const Event& end) noexcept {
+void GpuExperts::serve(int n_rows, int n_valid, const Event& end) noexcept {
   Impl& m = *impl_;
   std::atomic_ref<uint32_t> posted(m.mail().posted);
   int64_t idle_since = now_ns();
@@ -54,7 +54,7 @@ void GpuExperts::serve(int n_rows, const Event& end) noexcept {
     if (now != m.last_posted) {
       m.last_posted = now;
       m.count.device_wait_ns += static_cast<uint64_t>(now_ns() - idle_since);
-      m.answer(now, n_rows);
+      m.answer(now, n_rows, n_valid);
       m.core.store().look();
       idle_since = now_ns();
       polls = 0;
@@ -69,20 +69,20 @@ void GpuExperts::serve(int n_rows, const Event& end) noexcept {
   if (m.core.ahead() != nullptr) m.core.ahead()->end();  // the placement changes between steps
 }
 
-void GpuExperts::Impl::answer(uint32_t posted, int n_rows) noexcept {
+void GpuExperts::Impl::answer(uint32_t posted, int n_rows, int n_valid) noexcept {
   const int64_t begin = now_ns();
   ColdMail& box = mail();
   const int layer = static_cast<int>(posted - layer_ticket(ticket, 0));
   const ColdRecord& record = records.as<ColdRecord>()[layer];
   const int n = record.n_pairs;
-  // The device has gone on then, and the row may change while it is read: a guess is as good as its row.
+  // The device has gone on then, and rows may change while they are read: a guess is as good as its rows.
   if (n == 0) {
-    lane->look_ahead(layer, x.as<float>(), record.x_scale[0]);
+    lane->look_ahead(layer, x.as<float>(), record.x_scale, n_valid);
     count.ahead_bytes += lane->last_ahead_bytes();
     return;
   }
   lane->answer(
-      layer, {box.pairs, static_cast<size_t>(n)}, x.as<float>(), record.x_scale,
+      layer, {box.pairs, static_cast<size_t>(n)}, x.as<float>(), record.x_scale, n_valid,
       {.rows = y.as<StampedSum>(), .stride = n_embd, .n_rows = n_rows, .stamp = posted, .near = &box.near});
   const int64_t took = now_ns() - begin;
   count.cpu_ns += static_cast<uint64_t>(took);
@@ -155,7 +155,7 @@ void GpuExperts::finish(std::span<const SequenceRows> groups) noexcept {
     m.count.all_hot += record.n_cold == 0 && record.carried == 0;
     m.count.fetched_pairs += static_cast<uint64_t>(std::max(0, n - hot - record.n_pairs));
     m.count.fetched_bytes += static_cast<uint64_t>(record.n_fetched) * layer.expert_bytes;
-    m.count.carried_pairs += static_cast<uint64_t>(std::popcount(record.carried));
+    m.count.parcels_used += static_cast<uint64_t>(std::popcount(record.carried));
     m.count.hot_bytes +=
         static_cast<uint64_t>(n_rows == 1 ? hot : std::min(hot, m.n_expert)) * layer.expert_bytes;
     if (record.n_pairs > 0) {

@@ -22,6 +22,7 @@
 #include "kernels/isa.h"
 #include "kernels/route_topk/cold_mail.h"
 #include "model/backend.h"
+#include "model/gpu/drafted_experts.h"
 #include "model/gpu/gpu_memory.h"
 #include "model/model_config.h"
 #include "model/weights.h"
@@ -47,19 +48,20 @@ class GpuExperts {
   DeviceCold cold(int layer, const uint32_t* ticket, const int32_t* fetch_of) const noexcept;
 
   // Around a step of up to kMaxMailRows rows, on the thread that starts it: begin(), start the graph, serve()
-  // until `end` is reached, finish(). begin() fills in what the step's input block needs. serve() counts the
-  // rows of the graph, padding included; finish() those of the step. Heat of uncommitted rows is counted by
-  // commit(), for those that are kept.
+  // until `end` is reached, finish(). begin() fills in what the step's input block needs. serve() gets the
+  // rows of the graph, padding included, and those of the step; finish() counts those of the step. Heat of
+  // uncommitted rows is counted by commit(), for those that are kept.
   void begin(int n_rows, uint32_t& ticket, std::span<int32_t> fetch_of, StreamView stream) noexcept;
-  void serve(int n_rows, const Event& end) noexcept;
+  void serve(int n_rows, int n_valid, const Event& end) noexcept;
   void finish(std::span<const SequenceRows> groups) noexcept;
   void commit(int sequence, std::span<const int32_t> path) noexcept;
 
   // A larger step: begin_large(), run_large() for each routed layer, and when the stream has been
-  // synchronised finish_large(). It knows how many rows an expert had, not which: guesses count at once.
+  // synchronised finish_large(). What its uncommitted rows chose is in `drafted`.
   void begin_large(int n_rows, StreamView stream) noexcept;
   void run_large(int layer, DeviceExpertArgs args, int n_rows, StreamView stream) noexcept;
-  void finish_large(std::span<const SequenceRows> groups) noexcept;
+  void finish_large(std::span<const SequenceRows> groups, const DraftedExperts& drafted,
+                    StreamView stream) noexcept;
 
   // Why a step is void; empty: it is not.
   const char* fault() const noexcept;

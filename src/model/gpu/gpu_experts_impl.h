@@ -79,7 +79,8 @@ struct GpuExperts::Impl {
   std::unique_ptr<CpuLane> large_lane;
   HostBuffer gathered;  // [kMaxCpuPairs][n_embd]
   std::vector<ColdPair> large_pairs;
-  int large_rows_now = 0;
+  PinnedBuffer large_drafted;      // DraftedExperts of one sequence
+  std::vector<int32_t> n_drafted;  // [n_layer][n_expert] uses by uncommitted rows
 
   const char* fault = nullptr;
   std::string file_fault;             // what `fault` points to when the file could not be read
@@ -108,9 +109,12 @@ struct GpuExperts::Impl {
   void upload_host_table();
   void upload_control(StreamView stream) noexcept;
   void check_file() noexcept;
-  void answer(uint32_t posted, int n_rows) noexcept;
+  void answer(uint32_t posted, int n_rows, int n_valid) noexcept;
   void trace_step() noexcept;
   void count_uses(int il, const int16_t* ids, std::span<const SequenceRows> groups) noexcept;
+  // How many uncommitted rows there are; counts what they chose and keeps it for commit().
+  int take_drafted(std::span<const SequenceRows> groups, const DraftedExperts& drafted,
+                   StreamView stream) noexcept;
   void stream_all() noexcept;
   void add_batches(int layer, const int32_t* experts, int n) noexcept;
   void issue(size_t end) noexcept;

@@ -18,7 +18,6 @@ void GpuExperts::begin_large(int n_rows, StreamView stream) noexcept {
   Impl& m = *impl_;
   m.core.begin_step(n_rows, true);
   m.upload_control(stream);
-  m.large_rows_now = n_rows;
   m.batches.clear();
   m.n_issued = 0;
   if (n_rows >= kStreamAllRows) m.stream_all();
@@ -194,10 +193,34 @@ void GpuExperts::Impl::compute_few(int layer, const int32_t* first, const Device
   }
 }
 
-void GpuExperts::finish_large(std::span<const SequenceRows> groups) noexcept {
+int GpuExperts::Impl::take_drafted(std::span<const SequenceRows> groups, const DraftedExperts& drafted,
+                                   StreamView stream) noexcept {
+  int n_rows = 0;
+  std::fill(n_drafted.begin(), n_drafted.end(), 0);
+  for (const SequenceRows& group : groups) {
+    if (!group.uncommitted) continue;
+    const int n = static_cast<int>(group.rows.size());
+    n_rows += n;
+    draft_uses.begin(group.sequence, n);
+    cudaMemcpyAsync(large_drafted.data(), drafted.of_sequence(group.sequence), large_drafted.size(),
+                    cudaMemcpyDeviceToHost, stream.handle);
+    if (cudaStreamSynchronize(stream.handle) != cudaSuccess) return n_rows;  // which the model sees, too
+    for (int il = 0; il < n_layer; ++il) {
+      if (catalog.layers[static_cast<size_t>(il)].n_expert() == 0) continue;
+      const int16_t* const ids = large_drafted.as<int16_t>() + il * drafted.layer_stride();
+      for (int i = 0; i < n * n_used; ++i) ++n_drafted[static_cast<size_t>(il * n_expert + ids[i])];
+      std::copy_n(ids, n * n_used, draft_uses.of_layer(group.sequence, il));
+    }
+  }
+  return n_rows;
+}
+
+void GpuExperts::finish_large(std::span<const SequenceRows> groups, const DraftedExperts& drafted,
+                              StreamView stream) noexcept {
   Impl& m = *impl_;
-  for (const SequenceRows& group : groups)
-    if (group.uncommitted) m.draft_uses.begin(group.sequence, 0);
+  int n_rows = 0;
+  for (const SequenceRows& group : groups) n_rows += static_cast<int>(group.rows.size());
+  const int n_uncommitted = m.take_drafted(groups, drafted, stream);
   for (size_t b = 0; b < m.n_issued; ++b)
     if (const float ms = Event::elapsed_ms(m.wanted[b], m.arrived[b]); ms > 0.0f)
       m.count.copy_wait_ns += static_cast<uint64_t>(ms * 1e6f);
@@ -211,13 +234,14 @@ void GpuExperts::finish_large(std::span<const SequenceRows> groups) noexcept {
     for (int e = 0; e < n_expert; ++e) {
       const int rows = first[e + 1] - first[e];
       if (rows == 0) continue;
-      m.heat.use(il, e, static_cast<float>(rows));
+      const int text = rows - m.n_drafted[static_cast<size_t>(il * m.n_expert + e)];
+      if (text > 0) m.heat.use(il, e, static_cast<float>(text));
       const auto n_pairs = static_cast<uint64_t>(rows);
       m.core.count_pairs(il, n_pairs, m.core.store().hot(il, e) ? n_pairs : 0);
     }
     m.count.layer_steps += n_expert > 0;
   }
-  m.heat.advance(m.large_rows_now);
+  m.heat.advance(n_rows - n_uncommitted);
   m.core.end_step();
   m.check_file();
 }

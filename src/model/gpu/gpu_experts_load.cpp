@@ -82,6 +82,9 @@ GpuExperts::Impl::Impl(const ExpertCatalog& experts, const ModelConfig& config, 
   take_large_step(o.isa);
   answer_begin.resize(static_cast<size_t>(n_layer));
   draft_uses.reserve(o.n_sequences, n_layer, o.sequence.max_draft_rows, n_used);
+  large_drafted =
+      PinnedBuffer(static_cast<size_t>(DraftedExperts(config, o).sequence_stride()) * sizeof(int16_t));
+  n_drafted.resize(static_cast<size_t>(n_layer) * static_cast<size_t>(n_expert));
 }
 
 GpuExperts::Impl::~Impl() {

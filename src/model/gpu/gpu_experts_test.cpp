@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <random>
 
 #include "device/testing/skip_without_gpu.h"
@@ -141,7 +142,7 @@ TEST_P(GpuSplitTest, CountsOnlyTheRowsOfADraftThatWereAccepted) {
   const auto plain = make_split(fixture.file, pool, 0.3, Lanes::Both),
              drafts = make_split(fixture.file, pool, 0.3, Lanes::Both);
   for (GpuModel* const model : {plain.get(), drafts.get()}) run_in_chunks(*model, prompt, 20);
-  step_rows(*plain, chain(text));
+  for (size_t i = 0; i < text.size(); ++i) step_rows(*plain, chain(text.subspan(i, 1)));
   step_rows(*drafts, tree, {.uncommitted = true});
   drafts->commit(0, std::vector<int32_t>{0, 2});
   ASSERT_EQ(drafts->fault(), "");
@@ -153,6 +154,78 @@ TEST_P(GpuSplitTest, CountsOnlyTheRowsOfADraftThatWereAccepted) {
   };
   for (int il = 0; il < plain->heat()->n_layers(); ++il)
     EXPECT_NEAR(sum(*drafts->heat(), il), sum(*plain->heat(), il), 1e-3) << "layer " << il;
+}
+
+// The heat of a text is that of plain steps, whatever was drafted: where all experts are on the card
+// (negative), where they are split, and where all of them are hot.
+TEST(GpuSplit, LeavesTheHeatOfPlainStepsAfterDrafts) {
+  SKIP_WITHOUT_GPU();
+  if (!isa_available(Isa::Avx2)) GTEST_SKIP() << "needs AVX2";
+  const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
+  ThreadPool pool({.n_threads = 4});
+  std::mt19937 random(11);
+  const auto token = [&] { return static_cast<TokenId>(random() % 2000); };
+  std::vector<TokenId> prompt(20), text(60);
+  std::generate(prompt.begin(), prompt.end(), token);
+  std::generate(text.begin(), text.end(), token);
+  for (const double share : {-1.0, 0.0, 0.3, 1.0}) {
+    const auto plain = make_split(file, pool, share, Lanes::Both),
+               drafts = make_split(file, pool, share, Lanes::Both);
+    for (GpuModel* const model : {plain.get(), drafts.get()}) run_in_chunks(*model, prompt, 20);
+    for (const TokenId id : text) step_rows(*plain, chain({&id, 1}));
+    // Trees of 1, 2, 4 .. 64 rows, of which every other one is right as far as the text goes.
+    for (size_t at = 0, n = 1; at < text.size(); n = n == 64 ? 1 : 2 * n) {
+      std::vector<Row> tree;
+      std::vector<int32_t> path;
+      for (size_t r = 0; r < n; ++r) {
+        const bool right = r % 2 == 0 && at + path.size() < text.size();
+        tree.push_back({.token = right ? text[at + path.size()] : token(),
+                        .parent = path.empty() ? -1 : path.back(),
+                        .want_logits = true});
+        if (right) path.push_back(static_cast<int32_t>(r));
+      }
+      step_rows(*drafts, tree, {.uncommitted = true});
+      // Meanwhile the other sequence goes on.
+      const std::vector<Row> other = chain(std::span(prompt).subspan(at % 20, 1));
+      for (GpuModel* const model : {plain.get(), drafts.get()}) {
+        if (at == 0) model->clear(1);
+        const SequenceRows group{.sequence = 1, .rows = other};
+        model->step({.groups = {&group, 1}});
+      }
+      drafts->commit(0, path);
+      at += path.size();
+    }
+    ASSERT_EQ(drafts->fault(), "");
+    EXPECT_EQ(drafts->heat()->n_tokens(), plain->heat()->n_tokens()) << share;
+    EXPECT_EQ(drafts->heat()->uses(), plain->heat()->uses()) << share;
+
+    // A step that is too large for a graph, with a draft in it: its rows round otherwise, so they may choose
+    // otherwise, but as many count.
+    std::vector<TokenId> many(120);
+    std::generate(many.begin(), many.end(), token);
+    const std::vector<Row> more = chain(many), draft = chain(std::span(text).first(8));
+    const SequenceRows groups[] = {{.sequence = 1, .rows = more},
+                                   {.sequence = 0, .rows = draft, .uncommitted = true}};
+    const auto n_uses = [&](size_t n_layer) {
+      const std::vector<uint64_t>& uses = drafts->heat()->uses();
+      const auto each = static_cast<ptrdiff_t>(uses.size() / n_layer);
+      std::vector<uint64_t> sums;
+      for (auto first = uses.begin(); first != uses.end(); first += each)
+        sums.push_back(std::accumulate(first, first + each, uint64_t{0}));
+      return sums;
+    };
+    const auto n_layer = static_cast<size_t>(drafts->config().n_layer);
+    const std::vector<uint64_t> before = n_uses(n_layer);
+    const auto n_used = static_cast<uint64_t>(drafts->config().route.n_expert_used);
+    drafts->step({.groups = groups});
+    ASSERT_EQ(drafts->fault(), "");
+    for (size_t il = 0; il < n_layer; ++il)
+      EXPECT_EQ(n_uses(n_layer)[il] - before[il], 120 * n_used) << share << " layer " << il;
+    drafts->commit(0, std::vector<int32_t>{0, 1, 2});
+    for (size_t il = 0; il < n_layer; ++il)
+      EXPECT_EQ(n_uses(n_layer)[il] - before[il], 123 * n_used) << share << " layer " << il;
+    EXPECT_EQ(drafts->heat()->n_tokens(), plain->heat()->n_tokens() + 123);
+  }
 }
 
 // Quantised experts have the same bits wherever they are computed (decision 11): single rows, the few rows
@@ -189,6 +262,32 @@ TEST(GpuSplit, QuantisedExpertsGiveTheSameBitsForEveryShareAndLane) {
   if (!isa_available(Isa::Avx2)) GTEST_SKIP() << "needs AVX2";
   expect_same_bits(GgufFile(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf"),
                    {-1.0, 0.0, 0.3, 0.6, 1.0});
+}
+
+// The rows of drafts and of several sequences are looked ahead from, too.
+TEST(GpuSplit, SendsExpertsAheadInStepsOfSeveralRows) {
+  SKIP_WITHOUT_GPU();
+  if (!isa_available(Isa::Avx2)) GTEST_SKIP() << "needs AVX2";
+  const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
+  ThreadPool pool({.n_threads = 4});
+  std::vector<TokenId> ids;
+  std::mt19937 random(5);
+  for (int i = 0; i < 280; ++i) ids.push_back(static_cast<TokenId>(random() % 2000));
+  const auto whole = make_split(file, pool, 1.0, Lanes::Both),
+             split = make_split(file, pool, 0.2, Lanes::Both);
+  if (!Stream::can_write()) GTEST_SKIP() << "streams cannot announce parcels here";
+  for (const size_t chunk : {size_t{2}, size_t{7}, size_t{16}, size_t{40}}) {
+    const ExpertTelemetry before = split->expert_telemetry();
+    const std::vector<float> want = run_in_chunks(*whole, ids, chunk).logits;
+    for (int round = 0; round < 3; ++round)
+      EXPECT_TRUE(run_in_chunks(*split, ids, chunk).logits == want) << "chunk " << chunk;
+    ASSERT_EQ(split->fault(), "");
+    const ExpertTelemetry t = split->expert_telemetry() - before;
+    EXPECT_GT(t.parcels, 0u) << "chunk " << chunk;
+    EXPECT_GT(t.foreseen, 0u) << "chunk " << chunk;
+    EXPECT_LE(t.parcels_used, t.parcels_came) << "chunk " << chunk;
+    EXPECT_LE(t.parcels_came, t.parcels) << "chunk " << chunk;
+  }
 }
 
 TEST(GpuSplit, PartsOfADenseModelGiveTheSameBitsForEveryShareAndLane) {

@@ -243,7 +243,7 @@ void GpuModel::Impl::run_experts(Pass& pass, int il, const Block& block, const G
   route.n_valid = pass.rows.n_valid;
   route.tile = args.tile;
   route.out = act.routes;
-  route.out.uses = uses ? uses->of_layer(il) : nullptr;
+  if (block.routed()) route.out.uses = uses_of(il, pass.rows, n_rows);
   route_topk_cuda(route, stream.view());
   args.max_slots = max_route_slots(route.config, route.shared, n_rows, route.tile);
   args.max_slot_rows = std::min(n_rows, args.tile);
@@ -401,7 +401,7 @@ void GpuModel::Impl::feed_forward(Pass& pass, int il, size_t b, const Block& blo
   if (pass.fused) {
     DecodeFfnArgs ffn = decode_ffn_args(block, w, pass.n_rows);
     ffn.cold = cold;
-    ffn.routes.uses = uses ? uses->of_layer(il) : nullptr;
+    if (block.routed()) ffn.routes.uses = uses_of(il, pass.rows, pass.n_rows);
     ffn.conv = norm.conv;
     prefetch_next(il, b, ffn);
     norm.conv = {};

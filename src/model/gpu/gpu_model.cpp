@@ -215,10 +215,14 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   if (m.experts != nullptr && m.fault.empty()) m.fault = m.experts->fault();
   if (!m.check("a step") || !m.fault.empty()) return {};
   m.step_ms = Event::elapsed_ms(m.step_begin, m.step_end);
-  if (m.uses) m.uses->took_step(n);
-  for (const SequenceRows& group : batch.groups)
-    if (!group.uncommitted)
-      m.set_past(group.sequence, n_past(group.sequence) + static_cast<int>(group.rows.size()));
+  int n_committed = 0;
+  for (const SequenceRows& group : batch.groups) {
+    if (group.uncommitted) continue;
+    const int n_rows = static_cast<int>(group.rows.size());
+    m.set_past(group.sequence, n_past(group.sequence) + n_rows);
+    n_committed += n_rows;
+  }
+  if (m.uses) m.uses->took_step(n_committed);
   const size_t n_vocab = static_cast<size_t>(m.config.n_vocab), n_logits = m.row_logits.size();
   const float* const logits =
       n_logits > static_cast<size_t>(kLogitRows) ? m.logits_host.as<float>() : m.logits_pinned.as<float>();
@@ -242,7 +246,7 @@ void GpuModel::Impl::replay(const StepBatch& batch, CapturedGraph& graph, int n_
   step_end.record(stream.view());
   copy_logits(small_host, n_logits, 0);
   if (experts != nullptr)
-    experts->serve(n_rows, step_end);
+    experts->serve(n_rows, batch.n_rows(), step_end);
   else
     batch.do_meanwhile();
   stream.synchronize();
@@ -262,11 +266,12 @@ void GpuModel::Impl::queue(const StepBatch& batch, StepKind kind) noexcept {
   step_end.record(stream.view());
   copy_logits(large_host, std::min(n_logits, kLogitRows), 0);
   if (split && !is_large)
-    experts->serve(n, step_end);
+    experts->serve(n, n, step_end);
   else
     batch.do_meanwhile();
   stream.synchronize();
-  if (split && is_large) experts->finish_large(batch.groups);
+  if (split && is_large)
+    experts->finish_large(batch.groups, DraftedExperts(config, options, act.drafted_experts), stream.view());
   if (split && !is_large) experts->finish(batch.groups);
   if (n_logits > kLogitRows) compute_more_logits(n_logits, n);
 }
@@ -327,6 +332,16 @@ void GpuModel::commit(int sequence, std::span<const int32_t> path) noexcept {
   std::copy(path.begin(), path.end(), to.rows);
   m.set_past(sequence, to.past + to.n);
   if (m.experts != nullptr) m.experts->commit(sequence, path);
+  if (m.uses) m.uses->commit(sequence, path);
+}
+
+// With split experts the mail says what the rows of smaller steps chose.
+DeviceUses GpuModel::Impl::uses_of(int il, const DeviceRows& rows, int n_rows) const noexcept {
+  if (uses) return uses->of_layer(il, rows);
+  DeviceUses none;
+  if (experts != nullptr && rows.any_uncommitted && n_rows > kMaxMailRows)
+    DraftedExperts(config, options, act.drafted_experts).take(rows, il, none);
+  return none;
 }
 
 void GpuModel::Impl::set_past(int sequence, int n) noexcept {

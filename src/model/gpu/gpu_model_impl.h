@@ -137,6 +137,7 @@ struct GpuModel::Impl {
   void delta_net(Pass& pass, int il, const GpuBlockWeights& w, const DeviceNormIn& norm) noexcept;
   void feed_forward(Pass& pass, int il, size_t b, const Block& block, const GpuBlockWeights& w) noexcept;
   DeviceActsOut expert_input(const RouteConfig& route, const GpuBlockWeights& w, int n_rows) const noexcept;
+  DeviceUses uses_of(int il, const DeviceRows& rows, int n_rows) const noexcept;
   void run_experts(Pass& pass, int il, const Block& block, const GpuBlockWeights& w,
                    const DeviceCold& cold) noexcept;
   void head_block(Pass& pass, const GpuBlockWeights& w) noexcept;

@@ -106,10 +106,10 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
     staged_states.emplace_back().memory = DeviceBuffer(layout.recurrent_bytes());
   const bool small_ffn = any_small_ffn(config, w), float_mixed = any_float_output(config, w);
   GpuCarver count(nullptr);
-  act.carve(count, config, o.n_batch, small_ffn, float_mixed, device.n_multiprocessors);
+  act.carve(count, config, o, small_ffn, float_mixed, device.n_multiprocessors);
   workspace_memory = DeviceBuffer(count.used());
   GpuCarver carver(workspace_memory.data());
-  act.carve(carver, config, o.n_batch, small_ffn, float_mixed, device.n_multiprocessors);
+  act.carve(carver, config, o, small_ffn, float_mixed, device.n_multiprocessors);
 
   const size_t small_bytes = StepInputs(nullptr, kMaxBucket).bytes,
                large_bytes = StepInputs(nullptr, o.n_batch).bytes;
@@ -137,7 +137,7 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
   if (experts == nullptr && target == nullptr && config.is_moe())
     uses = std::make_unique<UseCounts>(
         o.experts.heat != nullptr ? *o.experts.heat : HeatMap(expert_catalog(config, w)), act.expert_uses,
-        config.route.n_expert, stream);
+        config.route.n_expert, DraftedExperts(config, o, act.drafted_experts), stream);
   while (most_fused_rows < kMaxNormActs && can_fuse_decode(most_fused_rows + 1)) ++most_fused_rows;
   find_block_forms();
   drafts_blocks = can_draft_blocks();
@@ -146,6 +146,9 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
   if (o.graphs) record_graphs();
   if (o.graphs && !config.network.features.empty()) record_features();
   if (uses) uses->clear();
+  if (const size_t n = DraftedExperts(config, o).count(); n > 0)  // dense layers choose none
+    cuda_check(cudaMemsetAsync(act.drafted_experts, 0xff, n * sizeof(int16_t), stream.view().handle),
+               "clearing the choices of drafts");
   if (!stream.synchronize()) throw CudaError(ExitCode::Device, "the GPU failed while the model was prepared");
 }
 
@@ -215,7 +218,7 @@ std::vector<GpuMemoryItem> plan_items(const ModelConfig& c, const Weights& w, co
   const SequenceLayout layout = SequenceLayout::on_gpu(c, o.sequence);
   const uint64_t n = static_cast<uint64_t>(o.n_sequences);
   GpuCarver count(nullptr);
-  GpuWorkspace().carve(count, c, o.n_batch, any_small_ffn(c, w), any_float_output(c, w), n_multiprocessors);
+  GpuWorkspace().carve(count, c, o, any_small_ffn(c, w), any_float_output(c, w), n_multiprocessors);
   const bool split = o.experts.split && c.route.n_expert > 0;
   std::vector<GpuMemoryItem> items = {
       {split ? "core weights" : "weights", GpuWeights::planned_bytes(c, w, !split, std::move(shared))}};

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "model/gpu/drafted_experts.h"
+
 namespace thermo {
 
 StepInputs::StepInputs(std::byte* base, int max_rows) {
@@ -49,8 +51,9 @@ int max_pairs_of(const ModelConfig& c, int n_rows) {
 
 }  // namespace
 
-void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, bool small_ffn,
+void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, const ModelOptions& options, bool small_ffn,
                          bool float_mixed, int n_multiprocessors) {
+  const int n_batch = options.n_batch;
   const size_t rows = static_cast<size_t>(n_batch);
   const auto floats = [&](int columns) { return carver.take<float>(rows * static_cast<size_t>(columns)); };
   const auto acts = [&](size_t n, int columns, bool f16, bool f32, float scale) {
@@ -144,6 +147,7 @@ void GpuWorkspace::carve(GpuCarver& carver, const ModelConfig& c, int n_batch, b
   routes.chosen = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
   routes.rank = carver.take<int32_t>(rows * static_cast<size_t>(n_used));
   expert_uses = carver.take<uint32_t>(static_cast<size_t>(c.n_layer) * static_cast<size_t>(n_expert));
+  drafted_experts = carver.take<int16_t>(DraftedExperts(c, options).count());
   exchange = carver.take<std::byte>(decode_exchange_bytes(n_used, c.max_n_ff()));
   states = floats(states_width(c));
   joined = acts(rows, states_width(c), true, true, kHiddenScale);

@@ -96,6 +96,7 @@ struct GpuWorkspace {
   size_t room_bytes;
   DeviceRoutes routes;
   uint32_t* expert_uses;                   // [layer][n_expert], of the main stack
+  int16_t* drafted_experts;                // [sequence][layer][max_draft_rows][n_used] of uncommitted rows
   std::byte *exchange, *attention_tagged;  // of one or two decoded rows
   float* states;                           // [rows][states_width()] of another network, as they came
   DeviceActsOut joined;                    // [rows][those of StateProjection], for that product
@@ -105,8 +106,8 @@ struct GpuWorkspace {
   float* logits;                           // [kLogitRows][n_vocab]
   float* top_scratch;                      // of each of these rows
 
-  void carve(GpuCarver& carver, const ModelConfig& config, int n_batch, bool small_ffn, bool float_mixed,
-             int n_multiprocessors);
+  void carve(GpuCarver& carver, const ModelConfig& config, const ModelOptions& options, bool small_ffn,
+             bool float_mixed, int n_multiprocessors);
 };
 
 // Columns of the widest projection of states of another network; 0: there is none.

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace thermo {
@@ -11,20 +12,42 @@ constexpr int kCollectEvery = 1024;  // rows; uses fade over a few thousand
 
 }  // namespace
 
-UseCounts::UseCounts(HeatMap heat, uint32_t* counts, int n_expert, Stream& stream)
+UseCounts::UseCounts(HeatMap heat, uint32_t* counts, int n_expert, const DraftedExperts& drafted,
+                     Stream& stream)
     : heat_(std::move(heat)),
       counts_(counts),
       n_expert_(n_expert),
+      drafted_(drafted),
       stream_(stream),
       host_(static_cast<size_t>(heat_.n_layers()) * static_cast<size_t>(n_expert) * sizeof(uint32_t)) {}
+
+DeviceUses UseCounts::of_layer(int layer, const DeviceRows& rows) const noexcept {
+  DeviceUses uses;
+  uses.counts = counts_ + static_cast<size_t>(layer) * static_cast<size_t>(n_expert_);
+  if (rows.any_uncommitted) drafted_.take(rows, layer, uses);
+  return uses;
+}
 
 void UseCounts::clear() noexcept {
   cudaMemsetAsync(counts_, 0, host_.size(), stream_.view().handle);
 }
 
-void UseCounts::took_step(int n_rows) noexcept {
-  n_rows_ += n_rows;
+void UseCounts::took_step(int n_committed) noexcept {
+  n_rows_ += n_committed;
   if (n_rows_ >= kCollectEvery) collect();
+}
+
+void UseCounts::commit(int sequence, std::span<const int32_t> path) noexcept {
+  CountDraftedArgs args{.drafted = drafted_.of_sequence(sequence),
+                        .layer_stride = drafted_.layer_stride(),
+                        .counts = counts_,
+                        .n_layer = heat_.n_layers(),
+                        .n_expert = n_expert_,
+                        .n_used = drafted_.n_used,
+                        .n_rows = static_cast<int>(path.size())};
+  std::copy(path.begin(), path.end(), args.rows);
+  count_drafted_cuda(args, stream_.view());
+  n_rows_ += args.n_rows;
 }
 
 const HeatMap& UseCounts::heat() noexcept {

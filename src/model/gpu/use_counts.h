@@ -1,13 +1,15 @@
 // How often experts are used where all of them are with the other weights on a GPU. Its kernels count in
 // device memory, at no cost; every few hundred tokens, and when somebody asks, the counts are added to a heat
-// map.
+// map. Heat is that of text that was written: drafted rows count when they are accepted.
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "device/buffer.h"
 #include "device/stream.h"
 #include "experts/heat.h"
+#include "model/gpu/drafted_experts.h"
 
 namespace thermo {
 
@@ -15,15 +17,16 @@ class UseCounts {
  public:
   // `counts`: [layer][n_expert] in device memory, of as many layers as the heat map has. It and the stream,
   // on which everything runs, must outlive this.
-  UseCounts(HeatMap heat, uint32_t* counts, int n_expert, Stream& stream);
+  UseCounts(HeatMap heat, uint32_t* counts, int n_expert, const DraftedExperts& drafted, Stream& stream);
 
-  uint32_t* of_layer(int layer) const noexcept {
-    return counts_ + static_cast<size_t>(layer) * static_cast<size_t>(n_expert_);
-  }
+  // For the kernels of a layer, in a step of these rows.
+  DeviceUses of_layer(int layer, const DeviceRows& rows) const noexcept;
   // Before the first step: kernels may have run without rows.
   void clear() noexcept;
-  // After a step of so many rows.
-  void took_step(int n_rows) noexcept;
+  // After a step with so many committed rows.
+  void took_step(int n_committed) noexcept;
+  // These of the sequence's uncommitted rows were accepted. Before its next step.
+  void commit(int sequence, std::span<const int32_t> path) noexcept;
   // Between steps.
   const HeatMap& heat() noexcept;
   void set_heat(const HeatMap& heat);
@@ -34,6 +37,7 @@ class UseCounts {
   HeatMap heat_;
   uint32_t* counts_;
   int n_expert_;
+  DraftedExperts drafted_;
   Stream& stream_;
   PinnedBuffer host_;
   int n_rows_ = 0;  // that are counted on the device only

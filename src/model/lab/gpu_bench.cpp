@@ -144,7 +144,7 @@ int main(int argc, char** argv) {
         "{:.1f} MB, moved "
         "{:.2f}, stall {:.0f} us (worst layer {:.0f} us), foreseen {:.0f} %, ahead {:.1f} MB\n",
         100.0 * per_token(t.hot_pairs, before.hot_pairs) / per_token(t.pairs, before.pairs),
-        per_token(t.carried_pairs, before.carried_pairs), per_token(t.parcels_came, before.parcels_came),
+        per_token(t.parcels_used, before.parcels_used), per_token(t.parcels_came, before.parcels_came),
         per_token(t.parcels, before.parcels), per_token(t.parcels_kept, before.parcels_kept),
         per_token(t.cpu_bytes, before.cpu_bytes) * 1e-6, per_token(t.cpu_ns, before.cpu_ns) * 1e-3,
         per_token(t.fetched_bytes, before.fetched_bytes) * 1e-6,
