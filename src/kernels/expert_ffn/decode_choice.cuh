@@ -88,12 +88,11 @@ __device__ __forceinline__ const uint8_t* chosen_base_of(const BlockChoice& choi
       __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(dealt.base), slot));
 }
 
-// Counts the experts of a row: one warp of the step.
-__device__ __forceinline__ void count_uses(const DecodeFfnArgs& a, const BlockChoice& choice, int row,
-                                           int lane) {
-  const int n_used = a.config.n_expert_used;
-  if (a.routes.uses.counts != nullptr && lane < n_used)
-    count_use(a.routes.uses, row, lane, n_used, choice.chosen[lane]);
+// Counts the experts of a row: one warp of the step. `drafted`: drafted_of() the row.
+__device__ __forceinline__ void count_uses(const DecodeFfnArgs& a, const BlockChoice& choice,
+                                           int16_t* drafted, int lane) {
+  if (a.routes.uses.counts != nullptr && lane < a.config.n_expert_used)
+    count_use(a.routes.uses, drafted, lane, choice.chosen[lane]);
 }
 
 // Tells the host: one warp of the step.

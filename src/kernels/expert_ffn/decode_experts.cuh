@@ -210,6 +210,9 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
     bulk_copy(shared + at.stage_shared, a.shared_down.panels + out_panel * a.shared_down.panel_bytes, bytes,
               &barriers[kSharedBarrier]);
   }
+  const int weighs = kExpertWarps - 1 - warp;  // the row whose weights this warp makes
+  const bool counts = weighs < kRows && blockIdx.x + 1 == gridDim.x;
+  int16_t* const drafted = counts ? drafted_of(a.routes.uses, weighs, n_used) : nullptr;
   wait_for_inputs();
   const float logit = logit_of<kRows>(a, e, row_here);
   // A block without hidden columns must not read x: it may be late, and others write it.
@@ -234,7 +237,6 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
   const auto shared_weight_of = [&](int row) {
     return a.shared_weight == nullptr ? 1.0f : a.routes.pair_weight[row * (n_used + 1) + n_used];
   };
-  const int weighs = kExpertWarps - 1 - warp;  // the row whose weights this warp makes
   const float shared_weight = shared_weight_of(min(weighs, kRows - 1));
   BlockCandidates& candidates = reinterpret_cast<BlockCandidates*>(shared + at.hidden)[row_here];
   offer_candidate(a.config, e, logit, a.bias, mine, candidates);
@@ -278,7 +280,7 @@ __global__ void __maxnreg__(72) decode_experts_kernel(const __grid_constant__ Ex
   if (weighs < kRows) {
     const float weight = weight_of_choice(a.config, a.bias, choices[weighs], lane);
     weights[weighs][lane] = lane == n_used ? shared_weight : weight;
-    if (blockIdx.x + 1 == gridDim.x) count_uses(a, choices[weighs], weighs, lane);
+    if (counts) count_uses(a, choices[weighs], drafted, lane);
   }
   // Of the pairs that this warp may have to hand over.
   float scales[kRows];

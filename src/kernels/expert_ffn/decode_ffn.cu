@@ -269,6 +269,8 @@ __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_c
   __shared__ BlockCold cold;
   const bool posts = kSplit && blockIdx.x + 1 == gridDim.x;
   const uint8_t* const mine = base_of(a, threadIdx.x);
+  const bool counts = !kSplit && blockIdx.x + blockIdx.y == 0 && warp == kWarps - 1;
+  int16_t* const drafted = counts ? drafted_of(a.routes.uses, 0, a.config.n_expert_used) : nullptr;
   wait_for_inputs();
   if (posts && blockIdx.y != 0) return;
   allow_next();  // after the wait: the next kernel reads the logits before its own
@@ -290,7 +292,7 @@ __global__ void __launch_bounds__(kInThreads, 2) decode_in_kernel(const __grid_c
     if (warp == 0) post_cold(a, choice, cold, dealt, norm_scale(squares, a.n_embd, a.norm.eps));
     return;
   }
-  if (!kSplit && blockIdx.x + blockIdx.y == 0 && warp == kWarps - 1) count_uses(a, choice, 0, lane);
+  if (counts) count_uses(a, choice, drafted, lane);
   const uint8_t* const base = chosen_base_of<kSplit>(choice, dealt, blockIdx.y);
   if (kSplit && base == nullptr) return;
   const uint8_t* const bytes = base + reinterpret_cast<size_t>(w.panels) + panel * w.panel_bytes;

@@ -6,7 +6,8 @@
 
 namespace thermo {
 
-// Where the choices of an uncommitted row wait; nullptr: the row is text.
+// Where the choices of an uncommitted row wait; nullptr: the row is text. Three reads that wait for each
+// other, of what was there when the step began: to be asked for before the kernel waits for its inputs.
 __device__ __forceinline__ int16_t* drafted_of(const DeviceUses& uses, int row, int n_used) {
   if (uses.drafted == nullptr || row >= *uses.n_valid) return nullptr;
   const int g = uses.group[row];
@@ -15,9 +16,9 @@ __device__ __forceinline__ int16_t* drafted_of(const DeviceUses& uses, int row, 
          static_cast<int64_t>(row - uses.group_begin[g]) * n_used;
 }
 
-// Expert `id` is number k of the n_used that the row chose.
-__device__ __forceinline__ void count_use(const DeviceUses& uses, int row, int k, int n_used, int id) {
-  if (int16_t* const drafted = drafted_of(uses, row, n_used))
+// Expert `id` is number k of those that the row chose; `drafted`: drafted_of() it.
+__device__ __forceinline__ void count_use(const DeviceUses& uses, int16_t* drafted, int k, int id) {
+  if (drafted != nullptr)
     drafted[k] = static_cast<int16_t>(id);
   else if (uses.counts != nullptr)
     atomicAdd(uses.counts + id, 1u);

@@ -212,7 +212,6 @@ __device__ void list_rows(const DeviceRouteArgs& a, const unsigned long long* us
       const int id = valid ? id_of(row, k) : 0;
       const int rank = valid ? __popcll(users[id] & ((1ull << row) - 1)) : 0;
       place_pair(a, row, k, id, valid, first[id], slot[id], rank, valid ? weight_of(row, k) : 0.0f);
-      if (a.out.uses.drafted != nullptr && valid) count_use(a.out.uses, row, k, n_used, id);
     }
   }
   if (a.cold.mail != nullptr) {
@@ -314,13 +313,14 @@ __global__ void __launch_bounds__(256)
   const int at = row * a.config.n_expert_used + lane;
   a.out.chosen[at] = id;
   a.out.rank[at] = atomicAdd(a.out.expert_count + id, 1);
-  if (a.out.uses.drafted != nullptr) count_use(a.out.uses, row, lane, a.config.n_expert_used, id);
+  if (a.out.uses.drafted != nullptr)
+    count_use(a.out.uses, drafted_of(a.out.uses, row, a.config.n_expert_used), lane, id);
   a.out.pair_weight[row * (a.config.n_expert_used + 1) + lane] = weight;
 }
 
-// The choice of one row by a block of kThreads. Logits are sums of n_parts.
+// The choice of one row by a block of kThreads. Logits are sums of n_parts. `drafted`: drafted_of() the row.
 __device__ __forceinline__ void choose_row(const DeviceRouteArgs& a, const float* logits, int64_t part_stride,
-                                           int n_parts, int row) {
+                                           int n_parts, int row, int16_t* drafted) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int n_expert = a.config.n_expert, n_used = a.config.n_expert_used;
   const auto logit = [&](int e) {
@@ -353,6 +353,7 @@ __device__ __forceinline__ void choose_row(const DeviceRouteArgs& a, const float
   if (lane >= n_used) return;
   a.out.chosen[row * n_used + lane] = id;
   a.out.pair_weight[row * (n_used + 1) + lane] = weight;
+  if (a.out.uses.drafted != nullptr) count_use(a.out.uses, drafted, lane, id);
 }
 
 // A block for a row; the last one lists all of them.
@@ -368,10 +369,11 @@ __global__ void __launch_bounds__(kThreads)
   const int n_valid = *a.n_valid, n_used = a.config.n_expert_used;  // there since the step began
   const uint8_t* const base = expert_base(a);
   for (int e = threadIdx.x; e < a.config.n_expert; e += kThreads) users[e] = 0;
+  const int row = static_cast<int>(blockIdx.x);
+  int16_t* const drafted = drafted_of(a.out.uses, row, n_used);
   allow_next();
   wait_for_inputs();
-  const int row = static_cast<int>(blockIdx.x);
-  if (row < n_valid && a.config.n_expert > 0) choose_row(a, logits, part_stride, n_parts, row);
+  if (row < n_valid && a.config.n_expert > 0) choose_row(a, logits, part_stride, n_parts, row, drafted);
   // Release of this block's choice, acquire of the others': through thread 0, ordered with the rest of the
   // block by the barriers.
   __syncthreads();
