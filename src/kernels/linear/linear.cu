@@ -38,6 +38,8 @@ struct SmallPlan {
 // product is added to y.
 enum class DotSource { Blocks, Norm, Add };
 
+constexpr unsigned kAheadBlocks = 128;
+
 struct DotPlan {
   SmallPlan small;
   SumCuts cuts;
@@ -47,6 +49,19 @@ struct DotPlan {
   int late_at;                  // bytes; two rows through a norm: see make_norm_acts()
   bool halves;                  // a warp for each panel adds up
 };
+
+// A line for each thread of the first blocks, which start before the others.
+__device__ __forceinline__ void ask_ahead(const DeviceAhead& ahead) {
+  if (ahead.sequence == nullptr || blockIdx.x >= kAheadBlocks) return;
+  const int64_t of_sequence = *ahead.sequence * ahead.sequence_stride;
+  int at = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * 32;
+#pragma unroll
+  for (int i = 0; i < DeviceAhead::kPieces; ++i) {
+    if (at >= 0 && at < ahead.n_floats[i])
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(ahead.from[i] + (i < 2 ? of_sequence : 0) + at));
+    at -= (ahead.n_floats[i] + 31) / 32 * 32;
+  }
+}
 
 // One or two rows. `split_log2` may reach kWarpsLog2. Shared memory: rows that are rounded here, then values
 // of the blocks of each panel, then their steps; through a norm those are in the rounded rows.
@@ -78,6 +93,7 @@ __global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 ? 2 : 3)
     norm_weights.load(norm.weight, w.n_cols, norm_chunk(w.n_cols, warp), lane);
     for_dot_type(w.dtype, [&]<DType T>() {
       in_values<T, kRows>(w, bytes, first_chunk, step, made, lane, mine, [&] {
+        if constexpr (kRows == 1) ask_ahead(args.ahead);
         allow_next();
         wait_for_inputs();
         make_norm_acts<kRows>(

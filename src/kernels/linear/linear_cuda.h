@@ -30,12 +30,23 @@ inline constexpr int kMaxNormActs = 2;
 
 inline constexpr int kMaxLinearJobs = 4;
 
+// What the next launch reads besides these products: asked into L2 by blocks that wait for their input. The
+// first two pieces lie sequence_stride floats apart for each sequence. A hint: it may be incomplete.
+struct DeviceAhead {
+  static constexpr int kPieces = 3;
+  const float* from[kPieces] = {};
+  int n_floats[kPieces] = {};
+  int64_t sequence_stride = 0;
+  const int32_t* sequence = nullptr;  // [1]; nullptr: nothing is asked for
+};
+
 // Several products over the same activation rows.
 struct DeviceLinearArgs {
   DeviceLinearJob jobs[kMaxLinearJobs];
   int n_jobs = 0;
   DeviceActs x;
   DeviceNormIn norm;                   // not null: instead of x; only where linear_reads_norm()
+  DeviceAhead ahead;                   // one row through a norm only
   const int32_t* row_index = nullptr;  // activation row of each of the n_acts inputs; nullptr: 0, 1, 2, ...
   int n_acts = 0;
   // For more than kMaxFewActs rows as tiles, which some cards multiply faster; less than linear_room(): they

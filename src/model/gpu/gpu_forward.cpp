@@ -30,12 +30,14 @@ struct GpuModel::Impl::Pass {
 };
 
 void GpuModel::Impl::linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_acts,
-                            const int32_t* row_index, const DeviceNormIn& norm) noexcept {
+                            const int32_t* row_index, const DeviceNormIn& norm,
+                            const DeviceAhead& ahead) noexcept {
   DeviceLinearArgs args;
   for (const DeviceLinearJob& job : jobs)
     if (job.w.n_rows > 0) args.jobs[args.n_jobs++] = job;
   args.x = x;
   args.norm = norm;
+  args.ahead = ahead;
   args.row_index = row_index;
   args.n_acts = n_acts;
   args.room = act.room;
@@ -45,8 +47,8 @@ void GpuModel::Impl::linear(std::initializer_list<DeviceLinearJob> jobs, const D
 
 // With a norm: straight from the residual stream. Output projections then add to it.
 void GpuModel::Impl::project_in(std::initializer_list<DeviceLinearJob> jobs, const DeviceNormIn& norm,
-                                int n_rows) noexcept {
-  linear(jobs, normed(n_rows).read(), n_rows, nullptr, norm);
+                                int n_rows, const DeviceAhead& ahead) noexcept {
+  linear(jobs, normed(n_rows).read(), n_rows, nullptr, norm, ahead);
 }
 
 // Rows as a product with `w` reads them: few are rounded first.
@@ -136,6 +138,17 @@ void GpuModel::Impl::attention(Pass& pass, int il, const Block& block, const Gpu
   project_out(w[Role::Output], out, norm, n_rows);
 }
 
+// What DeltaNet of one row needs besides its input: not in the first layer, which may start before the rows
+// of the step are there.
+DeviceAhead GpuModel::Impl::delta_ahead(const Pass& pass, int il, const GpuBlockWeights& w) noexcept {
+  const int channels = config.ssm_channels();
+  return {.from = {delta_state(il, 0), conv_state(il, 0), w.floats(Role::Conv)},
+          .n_floats = {config.ssm_n_head_v * config.ssm_dim * config.ssm_dim,
+                       (config.ssm_taps - 1) * channels, config.ssm_taps * channels},
+          .sequence_stride = recurrent_stride(),
+          .sequence = pass.rows.group_sequence};
+}
+
 void GpuModel::Impl::delta_net(Pass& pass, int il, const GpuBlockWeights& w,
                                const DeviceNormIn& norm) noexcept {
   const int n_rows = pass.n_rows;
@@ -143,7 +156,8 @@ void GpuModel::Impl::delta_net(Pass& pass, int il, const GpuBlockWeights& w,
               {w[Role::Z], act.z, config.ssm_inner()},
               {w[Role::Alpha], act.alpha, config.ssm_n_head_v},
               {w[Role::Beta], act.beta, config.ssm_n_head_v}},
-             norm, n_rows);
+             norm, n_rows,
+             norm.x != nullptr && n_rows == 1 && il > 0 ? delta_ahead(pass, il, w) : DeviceAhead{});
   const DeviceActsOut out = mixed_for(w[Role::Output]);
   delta_net_cuda({.rows = pass.rows,
                   .n_rows = n_rows,

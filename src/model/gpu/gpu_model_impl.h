@@ -134,6 +134,7 @@ struct GpuModel::Impl {
   void mix(Pass& pass, int il, const Block& block, const GpuBlockWeights& w) noexcept;
   void attention(Pass& pass, int il, const Block& block, const GpuBlockWeights& w,
                  const DeviceNormIn& norm) noexcept;
+  DeviceAhead delta_ahead(const Pass& pass, int il, const GpuBlockWeights& w) noexcept;
   void delta_net(Pass& pass, int il, const GpuBlockWeights& w, const DeviceNormIn& norm) noexcept;
   void feed_forward(Pass& pass, int il, size_t b, const Block& block, const GpuBlockWeights& w) noexcept;
   DeviceActsOut expert_input(const RouteConfig& route, const GpuBlockWeights& w, int n_rows) const noexcept;
@@ -146,7 +147,8 @@ struct GpuModel::Impl {
   void prefetch_next(int il, size_t b, DecodeFfnArgs& ffn) noexcept;
   bool is_wide_dense() noexcept;
   bool can_fuse_decode(int n_rows) noexcept;
-  void project_in(std::initializer_list<DeviceLinearJob> jobs, const DeviceNormIn& norm, int n_rows) noexcept;
+  void project_in(std::initializer_list<DeviceLinearJob> jobs, const DeviceNormIn& norm, int n_rows,
+                  const DeviceAhead& ahead = {}) noexcept;
   DeviceActsOut mixed_for(const DeviceMatrix& output) const noexcept;
   void project_out(const DeviceMatrix& w, const DeviceActsOut& x, const DeviceNormIn& norm,
                    int n_rows) noexcept;
@@ -154,7 +156,8 @@ struct GpuModel::Impl {
   // Of rows `first` and on of what is wanted, which the head computed.
   void top_of_head(int n_logits, const StepInputs& from, int first) noexcept;
   void linear(std::initializer_list<DeviceLinearJob> jobs, const DeviceActs& x, int n_acts,
-              const int32_t* row_index = nullptr, const DeviceNormIn& norm = {}) noexcept;
+              const int32_t* row_index = nullptr, const DeviceNormIn& norm = {},
+              const DeviceAhead& ahead = {}) noexcept;
   // Normed rows as the projections of a step of n_rows read them.
   DeviceActsOut normed(int n_rows) const {
     DeviceActsOut h = act.h;
