@@ -150,34 +150,21 @@ struct DotChunk {
     }
   }
 
-  // The small scales of the rows 4q + i: of the first 16 columns, of the others, and the minima.
-  __device__ __forceinline__ void small_scales(int s, int (&scale0)[4], int (&scale1)[4],
-                                               int (&min)[4]) const {
+  // The small scales of row 4q + i: of the first 16 columns, of the others, and the minimum.
+  __device__ __forceinline__ void small_scales(int i, int s, int& scale0, int& scale1, int& min) const {
     if constexpr (f.scales == ScaleKind::SixMin) {
-      // Byte s % 4 of each row's word, one word for all four rows.
-      const uint32_t which = 0x40u + 0x11u * (static_cast<uint32_t>(s) & 3u);
-      const auto gather = [which](const uint4& v) {
-        return __byte_perm(__byte_perm(v.x, v.y, which), __byte_perm(v.z, v.w, which), 0x5410);
-      };
-      const uint32_t t0 = gather(scale_c), t1 = gather(scale_a),
-                     t2 = gather(scale_b);  // t1: T_0 for the first four sub-blocks
+      const uint32_t t0 = part_of(scale_c, i), t1 = part_of(scale_a, i),
+                     t2 = part_of(scale_b, i);  // t1: T_0 for the first four sub-blocks
       const uint32_t mins =
           s < 4 ? t2 & 0x3f3f3f3fu
                 : ((t0 >> 6) & 0x03030303u) | ((t1 >> 4) & 0x0c0c0c0cu) | ((t2 >> 2) & 0x30303030u);
-      const uint32_t scales = t1 & 0x3f3f3f3fu;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t byte = 0x4440u + static_cast<uint32_t>(i);
-        scale0[i] = scale1[i] = static_cast<int>(__byte_perm(scales, 0, byte));
-        min[i] = static_cast<int>(__byte_perm(mins, 0, byte));
-      }
+      const int shift = 8 * (s & 3);
+      scale0 = scale1 = static_cast<int>(t1 >> shift & 63u);
+      min = static_cast<int>(mins >> shift & 63u);
     } else if constexpr (f.scales == ScaleKind::Byte) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t pair = part_of(scale_a, i) >> (16 * (s & 1));
-        scale0[i] = static_cast<int8_t>(pair & 255u);
-        scale1[i] = static_cast<int8_t>((pair >> 8) & 255u);
-      }
+      const uint32_t pair = part_of(scale_a, i) >> (16 * (s & 1));
+      scale0 = static_cast<int8_t>(pair & 255u);
+      scale1 = static_cast<int8_t>((pair >> 8) & 255u);
     }
   }
 };

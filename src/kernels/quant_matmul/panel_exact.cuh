@@ -194,12 +194,12 @@ template <DType T, int kActs>
 __device__ __forceinline__ void dot_sums(const DotChunk<T>& data, const SubCodes (&acts)[kActs], int s,
                                          int (&sums)[kDotSums<T, kActs>]) {
   constexpr PanelFormat f = kPanelFormat<T>;
-  int scale0[4] = {1, 1, 1, 1}, scale1[4] = {1, 1, 1, 1}, min[4] = {};
-  data.small_scales(s, scale0, scale1, min);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     int code[8];
     data.unpack(i, code);
+    int scale0 = 1, scale1 = 1, min = 0;
+    data.small_scales(i, s, scale0, scale1, min);
 #pragma unroll
     for (int a = 0; a < kActs; ++a) {
       const uint4 low = acts[a].low, high = acts[a].high;
@@ -213,10 +213,10 @@ __device__ __forceinline__ void dot_sums(const DotChunk<T>& data, const SubCodes
       dot1 = __dp4a(code[7], static_cast<int>(high.w), dot1);
       const int at = (a * 4 + i) * (f.has_min() ? 2 : 1);
       if constexpr (f.bits == 6)
-        sums[at] = scale0[i] * (dot0 - 32 * acts[a].sum0) + scale1[i] * (dot1 - 32 * acts[a].sum1);
+        sums[at] = scale0 * (dot0 - 32 * acts[a].sum0) + scale1 * (dot1 - 32 * acts[a].sum1);
       else
-        sums[at] = scale0[i] * (dot0 + dot1);
-      if constexpr (f.has_min()) sums[at + 1] = min[i] * (acts[a].sum0 + acts[a].sum1);
+        sums[at] = scale0 * (dot0 + dot1);
+      if constexpr (f.has_min()) sums[at + 1] = min * (acts[a].sum0 + acts[a].sum1);
     }
   }
 }
