@@ -67,8 +67,8 @@ struct TreeWalk {
 // time on latency. Groups of more than max_rows are left out.
 //
 // A decoded row asks for its state, its taps and the stored columns before the row is known. Clocks of all
-// blocks of a layer (H200, 35B-A3B) had shown 3.4 us from there to the convolved row, of 6 in all. With 128
-// registers the output projection can start beside it.
+// blocks of a layer (H200, 35B-A3B) had shown 3.4 us from there to the convolved row, of 6 in all. 128
+// registers leave room for the output projection beside it; without that limit a token took as long.
 template <int kDim, bool kUncommitted, int kSplit, bool kPrepared>
 __global__ void __launch_bounds__(kFusedThreads<kDim, kSplit>, kFusedThreads<kDim, kSplit> <= 256 ? 2 : 1)
     delta_net_fused_kernel(const __grid_constant__ DeviceDeltaNetArgs a, int max_rows) {
