@@ -161,16 +161,7 @@ __global__ void __launch_bounds__(32 * kMaxFewWarps, 1)
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
           float shrink[2];
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            float x = score[n][j] + other[n][j], y = score[n][2 + j] + other[n][2 + j];
-            const int u = slot + g, v = slot + g + 8;
-            if (u < reach[n][j].lo || u >= reach[n][j].hi) x = -INFINITY;
-            if (v < reach[n][j].lo || v >= reach[n][j].hi) y = -INFINITY;
-            shrink[j] = weigh_tile(x, y, top[n][j], total[n][j]);
-            score[n][j] = x;
-            score[n][2 + j] = y;
-          }
+          weigh_scores(score[n], other[n], slot + g, reach[n][0], reach[n][1], top[n], total[n], shrink);
           p[n][0] = turn_matrix(pack_halves(score[n][0], score[n][1]));
           p[n][1] = turn_matrix(pack_halves(score[n][2], score[n][3]));
 #pragma unroll

@@ -211,6 +211,23 @@ __device__ __forceinline__ float weigh_tile(float& x, float& y, float& top, floa
   return shrink;
 }
 
+// The same of the lane's two queries and their slots `slot` and slot + 8, from two chains of sums: score[j]
+// and score[2 + j] become weights, 0 for slots that query j does not reach.
+__device__ __forceinline__ void weigh_scores(float (&score)[4], const float (&other)[4], int slot,
+                                             const QueryReach& first, const QueryReach& second,
+                                             float (&top)[2], float (&total)[2], float (&shrink)[2]) {
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const QueryReach& reach = j == 0 ? first : second;
+    float x = score[j] + other[j], y = score[2 + j] + other[2 + j];
+    if (slot < reach.lo || slot >= reach.hi) x = -INFINITY;
+    if (slot + 8 < reach.lo || slot + 8 >= reach.hi) y = -INFINITY;
+    shrink[j] = weigh_tile(x, y, top[j], total[j]);
+    score[j] = x;
+    score[2 + j] = y;
+  }
+}
+
 // Of all parts, of which a lane has two: largest score and sum of weights. f0, f1: factors of the lane's
 // parts.
 __device__ __forceinline__ float weigh_parts(float2 s0, float2 s1, float& f0, float& f1) {

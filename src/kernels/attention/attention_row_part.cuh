@@ -277,15 +277,7 @@ __device__ __forceinline__ void attend_part(const DeviceAttentionArgs& a, RowSha
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       float shrink[2];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        float x = score[n][j] + other[n][j], y = score[n][2 + j] + other[n][2 + j];
-        if (slot + g < reach[n].lo || slot + g >= reach[n].hi) x = -INFINITY;
-        if (slot + g + 8 < reach[n].lo || slot + g + 8 >= reach[n].hi) y = -INFINITY;
-        shrink[j] = weigh_tile(x, y, top[n][j], total[n][j]);
-        score[n][j] = x;
-        score[n][2 + j] = y;
-      }
+      weigh_scores(score[n], other[n], slot + g, reach[n], reach[n], top[n], total[n], shrink);
       p[n][0] = turn_matrix(pack_halves(score[n][0], score[n][1]));
       p[n][1] = turn_matrix(pack_halves(score[n][2], score[n][3]));
 #pragma unroll

@@ -1,8 +1,8 @@
 // Whole-model measurements on the GPU without the engine around it:
 //   gpu_bench MODEL.gguf [--split PERCENT] [--no-fetch] [--no-cpu] [--no-ahead] [--no-swaps] [--ctx N]
 //   [--prefill N] [--deep N] [--steps N] [--no-graphs] [--draft DRAFTER.gguf] [--profile]
-//   [--sequences N] [--only decode|logits|rows|draft|prefill|deep|repeat|one|big|uncommitted|sequences]
-// --sequences: steps of a row of each, after --prefill tokens.
+//   [--sequences N] [--rows N] [--only decode|logits|rows|draft|prefill|deep|repeat|one|big|uncommitted|sequences]
+// --sequences: steps of a row of each, after --prefill tokens. --rows: of --only rows, one row and N alone.
 // --profile: a profiler sees the last step of each row count, number of sequences or prompt, and the last
 // draft.
 #include <cuda_profiler_api.h>
@@ -52,7 +52,7 @@ double median(std::vector<double> v) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  int n_ctx = 4096, prefill = 2048, deep = 0, steps = 100, n_sequences = 1;
+  int n_ctx = 4096, prefill = 2048, deep = 0, steps = 100, n_sequences = 1, only_rows = 0;
   bool graphs = true, profile = false;
   double split = -1.0;  // share of the experts' bytes in GPU memory; negative: resident
   SplitOptions experts;
@@ -83,6 +83,8 @@ int main(int argc, char** argv) {
       steps = std::atoi(argv[++i]);
     else if (flag == "--sequences")
       n_sequences = std::atoi(argv[++i]);
+    else if (flag == "--rows")
+      only_rows = std::atoi(argv[++i]);
     else if (flag == "--split")
       split = std::atof(argv[++i]) / 100.0;
     else if (flag == "--only")
@@ -208,6 +210,7 @@ int main(int argc, char** argv) {
   if (wants("rows")) {
     double one = 0;
     for (const int n : {1, 2, 4, 8, 16, 32, 64}) {
+      if (only_rows > 0 && n != 1 && n != only_rows) continue;
       const auto [wall, device] = time_steps(n, 15, true, LogitsNeed::Best);  // a draft to verify
       if (n == 1) one = device;
       fmt::print("rows {:3}: {:.3f} ms wall, {:.3f} ms device, {:.2f} of one\n", n, wall, device,
@@ -215,7 +218,7 @@ int main(int argc, char** argv) {
     }
     // A draft has 64 rows at most; beyond that rows are committed.
     for (const int n : {64, 96, 128, 192, 256}) {
-      if (n > prefill || 10 * n > n_ctx) continue;
+      if (only_rows > 0 || n > prefill || 10 * n > n_ctx) continue;
       model.clear(0);
       const auto [wall, device] = time_steps(n, 5, false);
       fmt::print("rows {:3}, committed: {:.3f} ms wall, {:.3f} ms device, {:.2f} of one\n", n, wall, device,
