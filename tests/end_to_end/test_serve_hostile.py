@@ -24,6 +24,7 @@ def post(path, body, *headers, length=None):
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 # 64 MiB of spaces: 512 blocks that say "128 KiB of this byte", the last of them marked.
 ZSTD_BOMB = ZSTD_MAGIC + b"\x00\x38" + b"".join(((1 << 17) << 3 | 1 << 1 | (i == 511)).to_bytes(3, "little") + b" " for i in range(512))
+SKIPPED_BLOCKS = ("redacted_thinking", "server_tool_use", "container_upload", "web_search_tool_result")  # of /v1/messages
 
 
 def zstd_frame(text):
@@ -91,6 +92,7 @@ class Hostile(unittest.TestCase):
         for path, bodies in {
             "/v1/messages": [{}, {"messages": []}, {"messages": [{"role": "tool", "content": "x"}]}, {"messages": [{"role": "user"}]},
                              {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
+                             *({"messages": [{"role": "user", "content": [{"type": skipped}]}]} for skipped in SKIPPED_BLOCKS),
                              {"messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": "any"}},
                              {"messages": [{"role": "user", "content": "x"}], "thinking": {"type": "hard"}},
                              {"messages": [{"role": "user", "content": "x"}], "system": 5}],
@@ -98,7 +100,8 @@ class Hostile(unittest.TestCase):
                               {"input": "x", "background": True}, {"input": "x", "tool_choice": {"type": "file_search"}}],
             "/v1/completions": [{}, {"prompt": []}, {"prompt": [99999999]}, {"prompt": {}}, {"prompt": "x", "suffix": "y"},
                                 {"prompt": ""}],
-            "/v1/messages/count_tokens": [{}], "/tokenize": [{}], "/detokenize": [{}, {"tokens": ["x"]}, {"tokens": [-1]}],
+            "/v1/messages/count_tokens": [{}, {"messages": [{"role": "user", "content": [{"type": SKIPPED_BLOCKS[0]}]}]}],
+            "/tokenize": [{}], "/detokenize": [{}, {"tokens": ["x"]}, {"tokens": [-1]}],
             "/apply-template": [{}],
         }.items():
             for body in bodies:

@@ -238,6 +238,8 @@ GenerationRequest read_messages_request(const Json& body, const RequestDefaults&
     MessageReader(request, role, path + ".content", i + 1 == messages.size(), defaults.images)
         .read(content != nullptr ? *content : Json::array());
   }
+  if (request.turns.empty())
+    throw invalid_value("messages", "messages: no block in them can be read; at least one text is needed");
   request.continue_last_turn = request.turns.back().role == "assistant";
   normalise_turns(request.turns, defaults);
 

@@ -379,6 +379,15 @@ TEST(ResponsesRequest, ShowsCallsOfHostedToolsThatWereAnswered) {
   EXPECT_TRUE(r.ignored_fields.empty());
 }
 
+TEST(MessagesRequest, RefusesMessagesOfWhichNothingIsLeft) {
+  for (const char* type :
+       {"redacted_thinking", "server_tool_use", "container_upload", "web_search_tool_result"}) {
+    const Json message = {{"role", "user"}, {"content", Json::array({{{"type", type}}})}};
+    const Json body = {{"messages", Json::array({message})}};
+    EXPECT_EQ(refusal([&] { read_messages_request(body, defaults()); }), "invalid_value messages") << type;
+  }
+}
+
 TEST(CompletionsRequest, ReadsTextsAndIds) {
   const auto read = [](const char* body) { return read_completions_request(Json::parse(body), defaults()); };
   EXPECT_EQ(read(R"({"prompt": "x"})").prompts.size(), 1u);
