@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "kernels/quant_matmul/quant_matmul.h"
 #include "model/drafter_network.h"
 #include "model/model.h"
 #include "speculative/dflash_drafter.h"
@@ -35,7 +36,7 @@ ModelOptions model_options(const DraftOptions& o, const ModelOptions& target, in
 }
 
 void add_network(const ModelConfig& network, const DraftOptions& o, int block, int n_threads,
-                 DraftPlan& plan) {
+                 size_t max_panel_bytes, DraftPlan& plan) {
   const ModelOptions options = model_options(o, {}, block);
   for (const KvType type : {options.sequence.k_type, options.sequence.v_type})
     if (kv_in_blocks(type) && network.head_dim % 32 != 0)
@@ -45,7 +46,15 @@ void add_network(const ModelConfig& network, const DraftOptions& o, int block, i
                       kv_type_name(type)));
   const SequenceLayout layout = SequenceLayout::on_cpu(network, options.sequence);
   plan.token_bytes = static_cast<uint64_t>(network.n_layer) * (layout.k_slot_bytes() + layout.v_slot_bytes());
-  plan.fixed_bytes += Model::workspace_bytes(network, options, n_threads, 0);
+  plan.fixed_bytes += Model::workspace_bytes(network, options, n_threads, max_panel_bytes);
+}
+
+// A panel of the target's head, where the drafter has none of its own. Its other matrices are repacked.
+size_t borrowed_panel_bytes(const ModelConfig& drafter, const Weights& target) {
+  const Matrix& head = target.output.front()[Role::Output];
+  for (const TensorSpec& spec : drafter.network.output.front().tensors)
+    if (spec.role == Role::Output && spec.of_target) return panel_bytes(head.dtype, head.n_cols);
+  return 0;
 }
 
 // The network of a drafter that has one, and its weights.
@@ -66,7 +75,8 @@ DraftNetwork bind_network(const DraftPlan& plan, const DraftOptions& o, const Mo
 
 }  // namespace
 
-DraftPlan plan_draft(const DraftOptions& o, const ModelConfig& config, int n_threads) {
+DraftPlan plan_draft(const DraftOptions& o, const ModelConfig& config, int n_threads,
+                     const Weights* unpacked) {
   DraftPlan plan;
   plan.kind = resolve(o, config);
   if (plan.kind == Kind::None) return plan;
@@ -75,13 +85,17 @@ DraftPlan plan_draft(const DraftOptions& o, const ModelConfig& config, int n_thr
     if (config.n_nextn == 0)
       throw ConfigError("this model has no next-token block to draft with; use a drafter or lookup");
     plan.states = {config.n_layer};
-    add_network(nextn_network(config), o, 0, n_threads, plan);
+    const ModelConfig network = nextn_network(config);
+    const size_t panel =
+        unpacked ? Weights::of_nextn(network, *unpacked).max_unpacked_panel_bytes(network) : 0;
+    add_network(network, o, 0, n_threads, panel, plan);
   }
   if (plan.kind == Kind::File) {
     const DflashConfig drafter = read_dflash_config(*o.file, config);
     plan.states = drafter.states;
     plan.fixed_bytes = Weights::planned_packed_bytes(drafter.model, *o.file);
-    add_network(drafter.model, o, drafter.block, n_threads, plan);
+    const size_t panel = unpacked ? borrowed_panel_bytes(drafter.model, *unpacked) : 0;
+    add_network(drafter.model, o, drafter.block, n_threads, panel, plan);
   }
   return plan;
 }
@@ -92,7 +106,7 @@ uint64_t gpu_draft_bytes(const DraftPlan& plan, const DraftOptions& o, const Mod
   ThreadPool nobody({.n_threads = 1, .pin = false});
   const DraftNetwork network = bind_network(plan, o, config, weights, false, nobody);
   // Rows of states that are queued, and of uncommitted rows that are put aside.
-  const uint64_t n_states = static_cast<uint64_t>(kGpuDrafterQueueRows + 1 + plan.max_rows) *
+  const uint64_t n_states = static_cast<uint64_t>(kGpuDrafterQueueRows + 1 + model.sequence.max_draft_rows) *
                             static_cast<uint64_t>(model.n_sequences);
   return plan_gpu_drafter(network.config, network.weights, gpu, model_options(o, model, network.block),
                           config, weights) +

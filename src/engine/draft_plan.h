@@ -24,8 +24,9 @@ struct DraftPlan {
 };
 
 // Throws ConfigError (the model has no next-token block) and LoadError (the drafter's file is damaged or was
-// made for another model).
-DraftPlan plan_draft(const DraftOptions& options, const ModelConfig& config, int n_threads);
+// made for another model). `unpacked`: the model's weights, if they are multiplied without being repacked.
+DraftPlan plan_draft(const DraftOptions& options, const ModelConfig& config, int n_threads,
+                     const Weights* unpacked = nullptr);
 
 // Memory of a GPU that a drafter takes beside `model`, which was planned for `gpu`. `weights`: the target's.
 uint64_t gpu_draft_bytes(const DraftPlan& plan, const DraftOptions& options, const ModelConfig& config,

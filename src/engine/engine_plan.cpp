@@ -304,8 +304,10 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
   if (!plan.gpu) {
     plan.memory.note.clear();
     plan.model.experts = {};
+    std::optional<Weights> unpacked;
+    if (!o.repack) unpacked = Weights::bind(config, file);
     const auto plan_with = [&](const DraftOptions& draft) {
-      plan.draft = plan_draft(draft, config, inputs.n_threads);
+      plan.draft = plan_draft(draft, config, inputs.n_threads, unpacked ? &*unpacked : nullptr);
       plan.model.sequence.max_draft_rows = inputs.max_draft_rows =
           std::max(o.max_draft_rows, plan.draft.max_rows);
       inputs.drafter_bytes = plan.draft.fixed_bytes;

@@ -93,16 +93,18 @@ GenerateOptions sampling(int i, int max_tokens = 40) {
   return options;
 }
 
+DraftOptions draft_of(Kind kind, int budget) {
+  DraftOptions draft;
+  draft.kind = kind;
+  draft.file = &plankton_drafter();
+  draft.budget = budget;
+  return draft;
+}
+
 std::vector<DraftOptions> drafts() {
   std::vector<DraftOptions> all;
   for (const Kind kind : {Kind::Lookup, Kind::Mtp, Kind::File})
-    for (const int budget : {1, 7, 16, 63, 0}) {
-      DraftOptions draft;
-      draft.kind = kind;
-      draft.file = &plankton_drafter();
-      draft.budget = budget;
-      all.push_back(draft);
-    }
+    for (const int budget : {1, 7, 16, 63, 0}) all.push_back(draft_of(kind, budget));
   return all;
 }
 
@@ -123,7 +125,31 @@ TEST(Speculation, WritesTheTextOfPlainDecoding) {
   }
 }
 
-// Such a draft belongs to the time of the prompt, so a short answer is as fast as without it.
+// A drafter multiplies by the model's head, which is packed as it is used.
+TEST(Speculation, WritesTheTextOfPlainDecodingWithoutRepacking) {
+  EngineOptions options = options_for({});
+  options.repack = false;
+  Engine plain(plankton(), options);
+  const Text want = text_of(plain, 1, sampling(1));
+  const auto drafter_bytes = [&] {
+    const std::vector<MemoryPlanItem> items = Engine::plan_for(plankton(), options).items;
+    const auto item =
+        std::find_if(items.begin(), items.end(), [](const MemoryPlanItem& i) { return i.name == "drafter"; });
+    return item == items.end() ? 0 : item->bytes;
+  };
+  for (const Kind kind : {Kind::Mtp, Kind::File, Kind::Auto}) {
+    SCOPED_TRACE(static_cast<int>(kind));
+    options.draft = draft_of(kind, 7);
+    options.repack = true;
+    const uint64_t repacked = drafter_bytes();
+    options.repack = false;
+    EXPECT_GT(drafter_bytes(), repacked);
+    Engine engine(plankton(), options);
+    expect_equal(text_of(engine, 1, sampling(1)), want);
+    EXPECT_GT(engine.draft_telemetry().n_accepted, 0u);
+  }
+}
+
 // Heat is that of text that was written: rows that were drafted and not accepted leave none.
 TEST(Speculation, LeavesTheHeatOfPlainDecoding) {
   const auto on_cpu = [](EngineOptions&) {};
@@ -158,6 +184,7 @@ TEST(Speculation, LeavesTheHeatOfPlainDecoding) {
   }
 }
 
+// Such a draft belongs to the time of the prompt, so a short answer is as fast as without it.
 TEST(Speculation, DraftsWhenAPromptWasReadAndNothingElseIsWritten) {
   // Whether it drafted before it told the first tokens of the second of two answers.
   const auto drafts_early = [](const DraftOptions& draft, bool writes_another) {
@@ -298,6 +325,29 @@ TEST(Speculation, GoesOnAfterComingBackToACheckpoint) {
     }
     EXPECT_EQ(texts[0], texts[1]);
   }
+}
+
+// Rows that a caller computed wait for their commit through a step of another sequence, however few the
+// drafter's own rounds have.
+TEST(Speculation, KeepsTheStatesOfAsManyRowsAsAreAllowed) {
+  constexpr int kRows = 64;
+  EngineOptions options = options_for(draft_of(Kind::File, 1), 2);
+  options.max_draft_rows = kRows;
+  options.n_threads = 1;
+  Engine engine(plankton(), options);
+  std::vector<Row> rows;
+  std::vector<int32_t> path;
+  for (int r = 0; r < kRows; ++r) {
+    rows.push_back({.token = 300 + r, .parent = r - 1, .want_logits = true});
+    path.push_back(r);
+  }
+  const auto run = [&](int sequence, std::span<const Row> of_it, bool uncommitted) {
+    const SequenceRows group{.sequence = sequence, .rows = of_it, .uncommitted = uncommitted};
+    ASSERT_TRUE(engine.step({.groups = {&group, 1}}).has_value());
+  };
+  run(0, rows, true);
+  run(1, std::span(rows).first(1), false);
+  EXPECT_TRUE(engine.commit(0, path).ok());
 }
 
 TEST(Speculation, WritesTheSameForSeveralSequencesTogether) {

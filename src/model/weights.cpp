@@ -153,12 +153,12 @@ std::vector<BlockWeights> bind_blocks(Binder& bind, const std::vector<Block>& bl
 
 // Calls visit(Matrix&) for every matrix that is multiplied, in the order a step reads them. The matrices of
 // one expert are neighbours, so an expert is one run of memory. The routed experts of the main stack can be
-// left out.
+// left out. Those that a drafter borrows of its target are visited once it has them.
 template <class WeightsT, class Visit>
 void for_each_matrix(const ModelConfig& c, WeightsT& w, bool with_experts, const Visit& visit) {
   const auto visit_block = [&](const Block& block, auto& weights, bool experts) {
     for (const TensorSpec& spec : block.tensors)
-      if (spec.form == TensorForm::Matrix && !spec.of_target) visit(weights[spec.role]);
+      if (spec.form == TensorForm::Matrix && !weights[spec.role].empty()) visit(weights[spec.role]);
     if (!experts) return;
     for (auto& expert : weights.experts) {
       visit(expert.gate);
@@ -302,7 +302,7 @@ uint64_t Weights::planned_packed_bytes(const ModelConfig& config, const GgufFile
 size_t Weights::max_unpacked_panel_bytes(const ModelConfig& config) const {
   size_t most = 0;
   for_each_matrix(config, *this, packed_bytes == 0, [&](const Matrix& m) {
-    if (!m.empty() && !m.panels) most = std::max(most, panel_bytes(m.dtype, m.n_cols));
+    if (!m.panels) most = std::max(most, panel_bytes(m.dtype, m.n_cols));
   });
   return most;
 }

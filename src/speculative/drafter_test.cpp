@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "kernels/quant_matmul/quant_matmul.h"
 #include "model/model.h"
 #include "speculative/testing/drafter_checks.h"
 
@@ -32,6 +33,21 @@ TEST(MtpDrafter, GivesTheRecordedLogitsAndChains) {
 
 TEST(MtpDrafter, DraftsTheSameHoweverItWasTold) {
   expect_same_drafts_however_told(on_cpu(), 0.0);
+}
+
+// The head that a drafter borrows needs memory for its panels where its owner does not repack it.
+TEST(DflashDrafter, KnowsThePanelsOfABorrowedHead) {
+  ThreadPool pool({.n_threads = 1, .pin = false});
+  const GgufFile file(std::string(THERMO_MODELS) + "/plankton-q4_k_m.gguf");
+  const GgufFile drafter(std::string(THERMO_MODELS) + "/plankton-draft-q8_0.gguf");
+  const ModelConfig config = read_model_config(file);
+  const DflashConfig dflash = read_dflash_config(drafter, config);
+  for (const bool repack : {false, true}) {
+    const Weights target = Weights::load(config, file, repack, pool, {});
+    const Weights own = load_dflash_weights(dflash, drafter, target, true, pool);
+    const Matrix& head = target.output.front()[Role::Output];
+    EXPECT_EQ(own.max_unpacked_panel_bytes(dflash.model), repack ? 0 : panel_bytes(head.dtype, head.n_cols));
+  }
 }
 
 TEST(Drafters, AreRefusedByAnotherModel) {
