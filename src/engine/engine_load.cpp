@@ -121,7 +121,8 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
                            .cautious = options.draft.kind == DraftOptions::Kind::Auto,
                            .trace = e.trace.get(),
                            .n_sequences = model.n_sequences,
-                           .max_rows = std::min(plan.draft.max_rows, model.n_batch)});
+                           .max_rows = std::min(plan.draft.max_rows, model.n_batch),
+                           .max_uncommitted = e.max_draft_rows});
   };
   const uint64_t free_before = plan.gpu ? gpu_free_bytes(plan.gpu->index) : 0;
   if (plan.gpu) {

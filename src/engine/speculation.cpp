@@ -29,7 +29,7 @@ Speculation::Speculation(std::unique_ptr<Drafter> drafter, Backend& target, cons
       times_(target.step_sizes()) {
   if (!drafter_->states().empty())
     for (Sequence& s : sequences_)
-      s.aside = target.make_states(options.max_rows, static_cast<int>(drafter_->states().size()));
+      s.aside = target.make_states(options.max_uncommitted, static_cast<int>(drafter_->states().size()));
   telemetry_.drafter = drafter_->name();
   for (Sequence& s : sequences_) {
     s.planner = DraftPlanner(options.cautious);

@@ -25,7 +25,8 @@ struct SpeculationOptions {
   bool cautious = false;         // short answers are written without drafts, where these are planned
   TraceWriter* trace = nullptr;  // nullptr: none
   int n_sequences = 1;
-  int max_rows = 0;  // of an uncommitted step
+  int max_rows = 0;         // of a round
+  int max_uncommitted = 0;  // rows of a sequence's uncommitted step, whoever made it
 };
 
 struct DraftAsk {
