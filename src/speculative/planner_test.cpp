@@ -21,6 +21,9 @@ std::vector<DraftNode> chain(std::initializer_list<double> probabilities) {
   return nodes;
 }
 
+// A server adds some in every step, for years.
+static_assert(sizeof(SteadyTime().n_added()) == 8 && sizeof(Calibration().n_observed()) == 8);
+
 // A time that is measured twice is believed.
 void add_twice(StepTimes& times, int n_rows, double seconds) {
   times.add(n_rows, seconds);
