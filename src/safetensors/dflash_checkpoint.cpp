@@ -76,6 +76,9 @@ void set_rope(const Config& config, GgufWriter& out) {
   const Json *const all = config.object("rope_parameters"), *const old = config.object("rope_scaling");
   out.set("dflash.rope.freq_base",
           config.number(config.find({all, &config.root()}, "rope_theta"), "rope_theta"));
+  if (const Json* share = config.find({all, &config.root()}, "partial_rotary_factor");
+      share != nullptr && config.number(share, "partial_rotary_factor") != 1.0f)
+    config.fail("it rotates only a part of each head (partial_rotary_factor), which is not supported");
   const Json* const scaling = all != nullptr ? all : old;
   const Json* type = config.find({scaling}, "rope_type");
   if (type == nullptr) type = config.find({scaling}, "type");
@@ -86,6 +89,9 @@ void set_rope(const Config& config, GgufWriter& out) {
   if (const Json* given = config.find({scaling}, "attention_factor");
       given != nullptr && std::fabs(config.number(given, "attention_factor") - magnitude) > 1e-3f)
     config.fail("its rope_scaling has an attention_factor of its own, which is not supported");
+  for (const char* key : {"mscale", "mscale_all_dim"})
+    if (config.find({scaling}, key) != nullptr)
+      config.fail(fmt::format("its rope_scaling has {}, which is not supported", key));
   out.set("dflash.rope.scaling.type", "yarn");
   out.set("dflash.rope.scaling.factor", factor);
   out.set("dflash.rope.scaling.original_context_length",
@@ -199,12 +205,22 @@ std::string gguf_name(std::string name) {
   return name;
 }
 
+// What cannot be looked at is not there: whoever opens it says why.
+bool is_folder(const fs::path& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
 // The files that hold the tensors: the one that was named, or those of the folder.
 std::vector<std::string> tensor_files(const fs::path& path, const fs::path& folder) {
-  if (!fs::is_directory(path)) return {path.string()};
-  if (fs::exists(folder / kWhole)) return {(folder / kWhole).string()};
+  if (!is_folder(path)) return {path.string()};
+  if (is_there(folder / kWhole)) return {(folder / kWhole).string()};
   const std::string index_path = (folder / kIndex).string();
-  if (!fs::exists(folder / kIndex))
+  if (!is_there(folder / kIndex))
     throw LoadError(fmt::format("{}: there is neither {} nor {}; fetch the drafter again", folder.string(),
                                 kWhole, kIndex));
   const Json index = read_json(index_path);
@@ -227,13 +243,13 @@ std::vector<std::string> tensor_files(const fs::path& path, const fs::path& fold
 }  // namespace
 
 bool is_checkpoint(const std::string& path) {
-  std::error_code error;
-  if (path.ends_with(".safetensors")) return true;
-  return fs::is_directory(path, error) && fs::exists(fs::path(path) / kConfig, error);
+  const fs::path folder(path);
+  return path.ends_with(".safetensors") || (is_folder(folder) && is_there(folder / kConfig) &&
+                                            (is_there(folder / kWhole) || is_there(folder / kIndex)));
 }
 
 GgufFile open_dflash_checkpoint(const std::string& path) {
-  const fs::path folder = fs::is_directory(path) ? fs::path(path) : fs::path(path).parent_path();
+  const fs::path folder = is_folder(path) ? fs::path(path) : fs::path(path).parent_path();
   std::vector<std::byte> metadata = metadata_of(Config((folder / kConfig).string()));
   std::vector<MappedFile> files;
   std::vector<GgufFile::OtherTensor> tensors;

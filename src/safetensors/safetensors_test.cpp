@@ -148,6 +148,21 @@ TEST(DflashCheckpoint, IsHandedOutAsAGgufFile) {
   }
 }
 
+TEST(DflashCheckpoint, IsNotEveryFolderWithAConfig) {
+  const Folder folder;
+  folder.write("config.json", config().dump());
+  folder.write("drafter.gguf", std::string("GGUF"));
+  EXPECT_FALSE(is_checkpoint(folder.path()));
+  folder.write("model.safetensors.index.json", std::string("{}"));
+  EXPECT_TRUE(is_checkpoint(folder.path()));
+}
+
+TEST(DflashCheckpoint, MayHaveANameThatNoFileHas) {
+  const std::string name = std::string(300, 'x') + ".safetensors";
+  EXPECT_TRUE(is_checkpoint(name));
+  EXPECT_THROW(open_dflash_checkpoint(name), LoadError);
+}
+
 TEST(DflashCheckpoint, MayBeInSeveralFiles) {
   const Folder folder;
   folder.write("config.json", config().dump());
@@ -193,6 +208,16 @@ TEST(DflashCheckpoint, RefusesOtherDraftersAndDamage) {
   Json factor = config();
   factor["rope_scaling"]["attention_factor"] = 1.0;
   EXPECT_NE(with(factor).find("attention_factor"), std::string::npos);
+  for (const char* key : {"mscale", "mscale_all_dim"}) {
+    Json scale = config();
+    scale["rope_scaling"][key] = 1.0;
+    EXPECT_NE(with(scale).find(key), std::string::npos);
+  }
+  Json part = config();
+  part["partial_rotary_factor"] = 1.0;
+  EXPECT_EQ(with(part), "");
+  part["partial_rotary_factor"] = 0.5;
+  EXPECT_NE(with(part).find("partial_rotary_factor"), std::string::npos);
   Json types = config();
   types["layer_types"] = {"full_attention"};
   EXPECT_NE(with(types), "");
