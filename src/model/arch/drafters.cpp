@@ -45,11 +45,11 @@ std::vector<int> read_layers(const Keys& keys, bool llama, const std::string& pr
   std::vector<int> ids;
   const char* const key = llama ? "target_layers" : "dflash.target_layer_ids";
   if (const auto listed = keys.file().find_ints(keys.key(key))) {
+    const int64_t first = llama ? 1 : 0;  // number of the first layer
     for (const int64_t id : *listed) {
-      const int64_t layer = llama ? id - 1 : id;
-      if (layer < 0 || layer >= target.n_layer)
-        refuse(keys.file(), fmt::format("it reads layer {} of a model that has {}", layer, target.n_layer));
-      ids.push_back(static_cast<int>(layer));
+      if (id < first || id >= first + target.n_layer)
+        refuse(keys.file(), fmt::format("it reads layer {} of a model that has {}", id, target.n_layer));
+      ids.push_back(static_cast<int>(id - first));
     }
   } else {
     const GgufTensor& fc = keys.file().require_tensor(projection);
