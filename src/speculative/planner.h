@@ -41,13 +41,13 @@ class SteadyTime {
   // `most`: the first time is cut to it; 0: taken as it is.
   void add(double seconds, double most = 0.0);
   double seconds() const { return seconds_; }  // 0: nothing is known
-  int n_added() const { return n_added_; }
+  uint64_t n_added() const { return n_added_; }
 
  private:
   static constexpr double kRate = 0.2, kMostOff = 0.08;  // share of the difference, which counts up to this
   static constexpr int kFirst = 4;
   double seconds_ = 0.0;
-  int n_added_ = 0;
+  uint64_t n_added_ = 0;
 };
 
 // What a step of so many rows takes.
@@ -84,8 +84,8 @@ class StepTimes {
 
   std::vector<int> sizes_;
   std::array<SteadyTime, kMaxRows + 1> times_{};
-  std::array<int, kMaxRows + 1> added_{};  // when: numbers of steps
-  int n_added_ = 0;
+  std::array<uint64_t, kMaxRows + 1> added_{};  // when: numbers of steps
+  uint64_t n_added_ = 0;
   double prompt_row_ = 0.0;
 };
 
@@ -97,7 +97,7 @@ class Calibration {
   void adjust(int depth, std::span<float> logprobs) const;
   // The text had candidate `rank` of this position, -1: none. `logprobs` as they were drafted.
   void observe(int depth, std::span<const float> logprobs, int rank);
-  int n_observed() const { return n_observed_; }
+  uint64_t n_observed() const { return n_observed_; }
   // How far off a probability may be after what was observed: a deviation, as a share of it.
   double doubt() const;
 
@@ -119,7 +119,7 @@ class Calibration {
   }
 
   double sharpness_ = 1.0;  // exponent of probabilities: below 1 it is less sure than it says
-  int n_observed_ = 0;
+  uint64_t n_observed_ = 0;
   Sums all_;
   std::array<Sums, kMaxDraftNodes + 1> depths_{};
 };
@@ -163,6 +163,11 @@ class DraftPlanner {
   State state() const { return state_; }
   // For people: "on", "off: ...".
   std::string reason() const;
+  // Of the last choice: the nodes that it was made from, how many of them would be right, and what verifying
+  // all of them would cost, in plain tokens.
+  int n_looked_at() const { return n_looked_at_; }
+  double expected() const { return expected_; }
+  double cost() const { return cost_; }
 
  private:
   // What drafts promised lately, in seconds.
@@ -205,7 +210,7 @@ class DraftPlanner {
   bool trusted_ = false;       // at the last choice
   Outlook gain_, hope_;        // the draft included; with all hope
   int n_since_plain_ = 0, between_plain_ = 6;
-  // Of the last choice, for people.
+  // Of the last choice.
   double expected_ = 0.0, cost_ = 0.0;
   int n_looked_at_ = 0;
 };
