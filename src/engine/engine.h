@@ -4,6 +4,7 @@
 // One thread at a time may call an Engine and its Sessions.
 #pragma once
 
+#include <algorithm>
 #include <climits>
 #include <cstdint>
 #include <functional>
@@ -206,11 +207,20 @@ enum class FinishReason { Stop, Length, ContextFull, Cancelled };
 struct GenerateOptions {
   SamplingParams sampling;
   int max_tokens = -1;               // -1: up to the end of the context
-  std::vector<TokenId> stop_tokens;  // end-of-generation tokens; not reported
-  std::vector<TokenId> script;       // for measurements: written first, whatever is chosen
-  bool prompt_logprobs = false;      // as n_probs, of the prompt's tokens, which are all computed then
+  std::vector<TokenId> stop_tokens;  // end-of-generation tokens, which ignore_eos and min_tokens hold back
+  std::vector<TokenId> more_stop_tokens = {};  // end the answer, too, and nothing holds them back
+  std::vector<TokenId> script;                 // for measurements: written first, whatever is chosen
+  bool prompt_logprobs = false;  // as n_probs, of the prompt's tokens, which are all computed then
   // What the answer may say; nullptr: anything. Of this request alone: it is told every token.
   std::shared_ptr<TokenConstraint> constraint;
+
+  // Whether the token ends the answer. Then it is not reported.
+  bool ends_at(TokenId token) const {
+    const auto has = [token](const std::vector<TokenId>& list) {
+      return std::find(list.begin(), list.end(), token) != list.end();
+    };
+    return has(stop_tokens) || has(more_stop_tokens);
+  }
 };
 
 struct GeneratedToken {

@@ -283,8 +283,7 @@ void RequestLoop::Impl::choose(Request& r) {
 
 // Tells the token, whose logits are only looked at for log-probabilities; false: it ends the answer.
 bool RequestLoop::Impl::write(Request& r, TokenId token, std::span<const float> logits) {
-  const std::vector<TokenId>& stops = r.options.stop_tokens;
-  if (std::find(stops.begin(), stops.end(), token) != stops.end()) return false;
+  if (r.options.ends_at(token)) return false;
   r.sampler.accept(token);
   ++r.result.n_generated;
   GeneratedToken generated{token, {}};

@@ -184,9 +184,7 @@ bool ScriptedEngine::Impl::play(Playing& p, std::vector<Told>& told) {
   }
   if (request.options.max_tokens >= 0 && p.n_written >= static_cast<size_t>(request.options.max_tokens))
     return end(FinishReason::Length);
-  const std::vector<TokenId>& stops = request.options.stop_tokens;
-  if (p.n_written == p.script.size() ||
-      std::find(stops.begin(), stops.end(), p.script[p.n_written]) != stops.end())
+  if (p.n_written == p.script.size() || request.options.ends_at(p.script[p.n_written]))
     return end(FinishReason::Stop);
   GeneratedToken token{p.script[p.n_written++], {}};
   if (request.options.sampling.n_probs) token.logprobs.push_back({token.id, -0.5f});

@@ -263,7 +263,7 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
   const int wanted = request.max_tokens.value_or(options.default_max_tokens);
   generate.max_tokens = wanted > room ? -1 : wanted;  // the end of the context ends it then
   generate.stop_tokens.assign(vocab.end_of_generation().begin(), vocab.end_of_generation().end());
-  for (const int32_t id : request.stop_token_ids) generate.stop_tokens.push_back(id);
+  generate.more_stop_tokens = request.stop_token_ids;
   if (fill) generate.stop_tokens.insert(generate.stop_tokens.end(), fill->ends.begin(), fill->ends.end());
   const bool may_call = !request.tools.empty() && request.tool_choice.mode != CallChoice::Mode::None;
   if (const std::optional<int32_t> call = vocab.find_special("<tool_call>");

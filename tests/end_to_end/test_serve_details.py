@@ -49,6 +49,19 @@ class Stops(DetailsTest):
         self.assertEqual((cut["message"]["tool_calls"][0]["function"]["arguments"], cut["finish_reason"]), ('{"city": "P', "stop"))
 
 
+    # They were held back with the model's own end: never written, and the text went on without them.
+    def test_by_token_hold_where_the_own_end_of_a_model_is_ignored(self):
+        body = ask(SUM, reasoning_effort="none", logprobs=True)
+        whole = self.server.post(CHAT, body)["choices"][0]
+        tokens = [entry["token"] for entry in whole["logprobs"]["content"]]
+        last = self.server.post("/tokenize", {"content": tokens[-1]})["tokens"]
+        self.assertEqual(len(last), 1, tokens)
+        at = tokens.index(tokens[-1])
+        for more in ({"ignore_eos": True}, {"min_tokens": len(tokens)}):
+            cut = self.server.post(CHAT, {**body, **more, "stop_token_ids": last, "max_tokens": 3 * len(tokens)})["choices"][0]
+            self.assertEqual((cut["message"]["content"], cut["finish_reason"]), ("".join(tokens[:at]), "stop"), more)
+
+
 class Numbers(DetailsTest):
     def test_ids_are_those_of_the_vocabulary(self):
         for id in (-1, 2**31, 2**32, 2**32 + 5, 2**63, 2**64 - 1, 4096, 1.0, "5", None):
