@@ -162,7 +162,7 @@ GenerationRequest read_chat_request(const Json& body, const RequestDefaults& def
   const bool last_is_answer = !request.turns.empty() && request.turns.back().role == "assistant";
   request.continue_last_turn =
       last_is_answer && (proceed.value_or(false) || !prompted.value_or(true) || defaults.prefill_assistant);
-  normalise_turns(request.turns, defaults);
+  normalise_turns(request, defaults);
 
   read_stream(fields, request);
   read_max_tokens(fields, {"max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict"}, request);

@@ -241,7 +241,7 @@ GenerationRequest read_messages_request(const Json& body, const RequestDefaults&
   if (request.turns.empty())
     throw invalid_value("messages", "messages: no block in them can be read; at least one text is needed");
   request.continue_last_turn = request.turns.back().role == "assistant";
-  normalise_turns(request.turns, defaults);
+  normalise_turns(request, defaults);
 
   read_max_tokens(fields, {"max_tokens"}, request);
   read_stream(fields, request);

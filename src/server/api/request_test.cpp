@@ -306,6 +306,19 @@ TEST(MessagesRequest, ContinuesAnAnswerThatWasBegun) {
           .continue_last_turn);
 }
 
+// The empty turn of a user came last and was continued instead of the answer.
+TEST(MessagesRequest, ContinuesAnAnswerToNobody) {
+  const GenerationRequest r =
+      messages(R"({"system": "s", "messages": [{"role": "assistant", "content": "The"}]})");
+  EXPECT_TRUE(r.continue_last_turn);
+  EXPECT_THAT(shown(r), ElementsAre("system:s", "user:", "assistant:The"));
+  EXPECT_THAT(shown(chat(R"({"messages": [{"role": "assistant", "content": "The"}],
+                             "continue_final_message": true})")),
+              ElementsAre("user:", "assistant:The"));
+  EXPECT_THAT(shown(chat(R"({"messages": [{"role": "assistant", "content": "The"}]})")),
+              ElementsAre("assistant:The", "user:"));
+}
+
 TEST(ResponsesRequest, ReadsWhatCodexSends) {
   const GenerationRequest r = responses(R"({"instructions": "i", "input": [
       {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "d"}]},

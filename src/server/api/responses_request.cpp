@@ -220,7 +220,7 @@ GenerationRequest read_responses_request(const Json& body, const RequestDefaults
   } else {
     throw invalid_value("input", "input: a string or a list of items was expected");
   }
-  normalise_turns(request.turns, defaults);
+  normalise_turns(request, defaults);
 
   read_stream(fields, request);
   read_max_tokens(fields, {"max_output_tokens", "max_tokens"}, request);

@@ -118,13 +118,14 @@ std::string image_placeholder(const std::string& media_type, size_t n_bytes) {
   return fmt::format("[image omitted: {}, {} bytes]", media_type, n_bytes);
 }
 
-void normalise_turns(std::vector<Turn>& turns, const RequestDefaults& defaults) {
+void normalise_turns(GenerationRequest& request, const RequestDefaults& defaults) {
+  std::vector<Turn>& turns = request.turns;
   if (turns.empty()) throw ApiError(400, "invalid_value", "there are no messages", "messages");
   merge_system_turns(turns, defaults);
   for (Turn& turn : turns) split_reasoning(turn);
   sort_results(turns);
   if (std::none_of(turns.begin(), turns.end(), [](const Turn& t) { return t.role == "user"; }))
-    turns.push_back({"user", ""});
+    turns.insert(turns.end() - (request.continue_last_turn ? 1 : 0), {"user", ""});
 }
 
 }  // namespace thermo

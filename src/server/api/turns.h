@@ -17,8 +17,8 @@ std::string image_placeholder(const std::string& media_type, size_t n_bytes);
 // - a billing header at the beginning of the system text is removed;
 // - tool results come in the order of the calls they answer; one without a call becomes a user turn;
 // - reasoning inside <think> at the beginning of an assistant's text is taken out of it;
-// - without a user turn an empty one is appended.
-// Throws ApiError when there are no turns.
-void normalise_turns(std::vector<Turn>& turns, const RequestDefaults& defaults);
+// - without a user turn an empty one is added: at the end, or before the answer that is continued.
+// Throws ApiError when there are no turns. REQUIRES: continue_last_turn was read.
+void normalise_turns(GenerationRequest& request, const RequestDefaults& defaults);
 
 }  // namespace thermo
