@@ -15,20 +15,26 @@ std::string arguments_text(const Json* arguments) {
   return text.empty() ? "{}" : text;
 }
 
+// {"name", "arguments"}
+ToolCall read_call(const Json& function, const std::string& path) {
+  Fields fields(function, path);
+  ToolCall call;
+  const Json& name = fields.require("name");
+  if (!name.is_string())
+    throw invalid_value(fields.path("name"), fields.path("name") + ": a string was expected");
+  call.name = name.get<std::string>();
+  call.arguments = arguments_text(fields.find("arguments"));
+  return call;
+}
+
 void read_tool_calls(const Json& calls, const std::string& path, Turn& turn) {
   for (size_t i = 0; i < calls.size(); ++i) {
     const std::string where = element_path(path, i);
     Fields fields(calls[i], where);
     const Json* function = fields.object("function");
-    Fields inner(function != nullptr ? *function : calls[i],
-                 function != nullptr ? where + ".function" : where);
-    ToolCall call;
+    ToolCall call =
+        function != nullptr ? read_call(*function, where + ".function") : read_call(calls[i], where);
     call.id = fields.string("id").value_or("");
-    const Json& name = inner.require("name");
-    if (!name.is_string())
-      throw invalid_value(inner.path("name"), inner.path("name") + ": a string was expected");
-    call.name = name.get<std::string>();
-    call.arguments = arguments_text(inner.find("arguments"));
     turn.tool_calls.push_back(std::move(call));
   }
 }
@@ -68,6 +74,9 @@ Turn read_message(const Json& message, const std::string& path, bool is_last, Im
     turn.reasoning = reasoning_of(fields);
     if (turn.reasoning.empty()) turn.reasoning = std::move(content.reasoning);
     if (const Json* calls = fields.array("tool_calls")) read_tool_calls(*calls, path + ".tool_calls", turn);
+    // The old form; its result is a turn of the role "function".
+    if (const Json* call = fields.object("function_call"))
+      turn.tool_calls.push_back(read_call(*call, path + ".function_call"));
     if (const auto refusal = fields.string("refusal"); refusal && turn.content.empty())
       turn.content = *refusal;
   }

@@ -68,6 +68,17 @@ TEST(ChatRequest, SortsResultsByTheirCalls) {
                                     "tool:two", "tool:nine"));
 }
 
+// The call was left out and its result shown as a user's turn.
+TEST(ChatRequest, ReadsCallsInTheirOldForm) {
+  EXPECT_THAT(shown(chat(R"({"messages": [{"role": "user", "content": "q"},
+      {"role": "assistant", "content": null, "function_call": {"name": "f", "arguments": "{\"a\": 1}"}},
+      {"role": "function", "name": "f", "content": "one"}]})")),
+              ElementsAre("user:q", "assistant: f{\"a\": 1}", "tool:one"));
+  EXPECT_EQ(
+      refusal([] { chat(R"({"messages": [{"role": "assistant", "function_call": {"arguments": "{}"}}]})"); }),
+      "missing_required_parameter messages[0].function_call.name");
+}
+
 TEST(ChatRequest, TakesReasoningFromWhereverItStands) {
   for (const char* answer :
        {R"("reasoning_content": "r", "content": "a")", R"("reasoning": "r", "content": "a")",
