@@ -183,7 +183,9 @@ void read_tools(Fields& fields, GenerationRequest& request) {
   check_tool_choice(request);
 }
 
-void read_thinking(Fields& fields, const RequestDefaults& defaults, GenerationRequest& request) {
+// Returns the effort that is asked for.
+std::optional<std::string> read_thinking(Fields& fields, const RequestDefaults& defaults,
+                                         GenerationRequest& request) {
   std::optional<std::string> effort;
   if (const Json* output = fields.object("output_config")) {
     Fields inner(*output, "output_config");
@@ -191,9 +193,12 @@ void read_thinking(Fields& fields, const RequestDefaults& defaults, GenerationRe
     if (const Json* format = inner.object("format")) read_format(*format, "output_config.format", request);
     note_unknown(inner, request);
   }
-  if (!defaults.anthropic_thinking) request.thinking = false;
   const Json* thinking = fields.object("thinking");
-  if (thinking == nullptr) return;
+  if (thinking == nullptr) {
+    if (effort) set_effort(*effort, defaults, request);
+    if (!defaults.anthropic_thinking) request.thinking = false;
+    return effort;
+  }
   Fields inner(*thinking, "thinking");
   const std::string type = inner.string("type").value_or("enabled");
   inner.accept({"display"});
@@ -212,6 +217,7 @@ void read_thinking(Fields& fields, const RequestDefaults& defaults, GenerationRe
                                     "was expected",
                                     type));
   }
+  return effort;
 }
 
 }  // namespace
@@ -250,8 +256,12 @@ GenerationRequest read_messages_request(const Json& body, const RequestDefaults&
   if (request.n != 1)
     throw unsupported("n", "n: a message has one answer; send the request again for another");
   read_tools(fields, request);
-  read_thinking(fields, defaults, request);
+  const std::optional<std::string> effort = read_thinking(fields, defaults, request);
   read_reasoning(fields, defaults, request);
+  if (effort && *effort != "none" && request.thinking == false) {
+    request.ignored_fields.push_back("output_config.effort");  // of no thinking
+    request.effort.clear();
+  }
   read_format_extensions(fields, request);
   read_session(fields, request);
   if (const Json* metadata = fields.object("metadata")) {

@@ -285,12 +285,35 @@ TEST(MessagesRequest, ReadsWhatClaudeCodeSends) {
   EXPECT_EQ(r.thinking, false) << "this API thinks when it is told to";
 }
 
-// Marks stay where they are in the text, whatever is put before it.
+// An effort without "thinking" had no effect, and nothing said so.
+TEST(MessagesRequest, SaysThatAnEffortNeedsThinking) {
+  Json body = {{"messages", Json::array({{{"role", "user"}, {"content", "q"}}})},
+               {"output_config", {{"effort", "low"}}}};
+  RequestDefaults d = defaults();
+  GenerationRequest r = read_messages_request(body, d);
+  EXPECT_EQ(r.thinking, false);
+  EXPECT_EQ(r.effort, "");
+  EXPECT_THAT(r.ignored_fields, ElementsAre("output_config.effort"));
+  body["thinking"] = {{"type", "disabled"}};
+  EXPECT_THAT(read_messages_request(body, d).ignored_fields, ElementsAre("output_config.effort"));
+  body["thinking"] = {{"type", "adaptive"}};
+  r = read_messages_request(body, d);
+  EXPECT_EQ(r.thinking_budget, 4032);
+  EXPECT_TRUE(r.ignored_fields.empty());
+  // Where the template decides whether to think, the effort holds.
+  body.erase("thinking");
+  d.anthropic_thinking = true;
+  r = read_messages_request(body, d);
+  EXPECT_EQ(r.thinking_budget, 4032);
+  EXPECT_TRUE(r.ignored_fields.empty());
+}
+
 TEST(MessagesRequest, HasOneAnswer) {
   EXPECT_EQ(refusal([] { messages(R"({"n": 2, "messages": [{"role": "user", "content": "x"}]})"); }),
             "unsupported_parameter n");
 }
 
+// Marks stay where they are in the text, whatever is put before it.
 TEST(MessagesRequest, KeepsCacheMarksInsideOfTurns) {
   const GenerationRequest r = messages(R"({"system": [
         {"type": "text", "text": "x-anthropic-billing-header: cc_version=2"},
