@@ -62,6 +62,11 @@ class Generation {
   };
 
   const GenerationRequest& request() const { return prepared_.request; }
+  // The conversation that the request belongs to.
+  const std::string& session() const {
+    if (!request().session_key.empty()) return request().session_key;
+    return caller_.session_hint.empty() ? request().user : caller_.session_hint;
+  }
   void list();
   // The answers of a prompt after its first one wait until the first has read it: then they share it.
   TokenRequest token_request(int index);
@@ -119,7 +124,7 @@ void Generation::list() {
   live_->reply_id = writer_->id();
   live_->key_name = caller_.key_name;
   live_->dialect = dialect_name(request().dialect);
-  live_->session = request().session_key;
+  live_->session = session();
   live_->n_prompt = prepared_.n_prompt();
   live_->sampling = prepared_.options.sampling;
   live_->max_tokens = prepared_.options.max_tokens;
@@ -167,7 +172,7 @@ TokenRequest Generation::token_request(int index) {
   if (!prepared_.constraints.empty())
     tokens.options.constraint = prepared_.constraints[static_cast<size_t>(index)];
   tokens.fairness_key = caller_.key_name;
-  tokens.session_key = request().session_key.empty() ? caller_.session_hint : request().session_key;
+  tokens.session_key = session();
   tokens.marks = prepared_.marks;
   if (request().n > 1) tokens.marks.push_back(static_cast<int>(tokens.prompt.size()) - 1);
   tokens.side_request = request().side_request || c > 0;

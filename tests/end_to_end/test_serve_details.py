@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Details of the APIs of `serve` that clients rarely use, each with what the server promises of it."""
 import concurrent.futures
+import contextlib
 import gzip
 import json
 import socket
@@ -163,6 +164,25 @@ class Reasoning(DetailsTest):
         # The plain name comes first, and null says nothing.
         off = self.server.post(CHAT, ask(SUM, reasoning={"effort": "high"}, reasoning_effort="none", chat_template_kwargs={"enable_thinking": None}))
         self.assertNotIn("reasoning", off["choices"][0]["message"])
+
+
+class Sessions(DetailsTest):
+    # The user was taken for the conversation although a header named it.
+    def test_are_named_by_the_body_then_by_headers_then_by_the_user(self):
+        def session(path, body, header):
+            with contextlib.closing(self.server.stream(path, {**ask(SUM), **ENDLESS, **body}, {"X-Session-Id": header} if header else None)) as stream:
+                next(stream)
+                found = self.server.get("/thermo/requests")[0]["session"]
+            self.server.wait_until_idle()
+            return found
+
+        h, u, k = (session(CHAT, {"prompt_cache_key": name}, None) for name in "huk")
+        self.assertEqual(len({h, u, k}), 3)
+        self.assertEqual(session(CHAT, {"user": "u"}, None), u)
+        self.assertEqual(session(CHAT, {"user": "u"}, "h"), h)
+        self.assertEqual(session(CHAT, {"user": "u", "prompt_cache_key": "k"}, "h"), k)
+        self.assertEqual(session(MESSAGES, {"metadata": {"user_id": "u"}}, None), u)
+        self.assertEqual(session(MESSAGES, {"metadata": {"user_id": "u"}}, "h"), h)
 
 
 class Formats(DetailsTest):

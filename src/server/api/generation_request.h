@@ -86,7 +86,8 @@ struct GenerationRequest {
   bool logprobs_of_all = false;        // chat: those of reasoning and calls, too
   bool seal_reasoning = false;         // Responses: with a copy for clients that drop its text
 
-  std::string session_key;
+  std::string session_key;  // what names the conversation; empty: nothing in the body
+  std::string user;         // who asks: names it where neither the body nor a header does
   bool side_request = false;
   Json echoed = Json::object();  // Responses: members that the reply repeats
   std::vector<std::string> ignored_fields, ignored_tools;

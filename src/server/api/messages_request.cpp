@@ -266,8 +266,7 @@ GenerationRequest read_messages_request(const Json& body, const RequestDefaults&
   read_session(fields, request);
   if (const Json* metadata = fields.object("metadata")) {
     const auto user = metadata->find("user_id");
-    if (request.session_key.empty() && user != metadata->end() && user->is_string())
-      request.session_key = user->get<std::string>();
+    if (user != metadata->end() && user->is_string()) request.user = user->get<std::string>();
   }
   fields.accept(
       {"service_tier", "container", "context_management", "inference_geo", "cache_control", "betas"});

@@ -281,7 +281,7 @@ TEST(MessagesRequest, ReadsWhatClaudeCodeSends) {
   EXPECT_EQ(r.tools.size(), 1u);
   EXPECT_THAT(r.ignored_tools, ElementsAre("web_search_20250305"));
   EXPECT_TRUE(r.ignored_fields.empty());
-  EXPECT_EQ(r.session_key, "me");
+  EXPECT_EQ(r.user, "me");
   EXPECT_EQ(r.thinking, false) << "this API thinks when it is told to";
 }
 

@@ -284,11 +284,12 @@ void read_format_extensions(Fields& fields, GenerationRequest& request) {
 }
 
 void read_session(Fields& fields, GenerationRequest& request) {
-  for (const char* name : {"prompt_cache_key", "session_id", "conversation", "user"}) {
+  const auto read = [&](const char* name, std::string& target) {
     const Json* value = fields.find(name);
-    if (value != nullptr && value->is_string() && request.session_key.empty())
-      request.session_key = value->get<std::string>();
-  }
+    if (value != nullptr && value->is_string() && target.empty()) target = value->get<std::string>();
+  };
+  for (const char* name : {"prompt_cache_key", "session_id", "conversation"}) read(name, request.session_key);
+  read("user", request.user);
   request.side_request = fields.boolean("side_request").value_or(false);
 }
 
