@@ -6,7 +6,6 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "grammar/regex_rules.h"
 #include "grammar/schema_merge.h"
 #include "grammar/schema_values.h"
 
@@ -331,8 +330,9 @@ ExprId SchemaRules::compile_array(const Json& schema, const std::string& path, i
   return json_.brackets(n_least > 0 ? elements : rules_.optional(elements));
 }
 
-// The pattern of a string, its own or that of its format; empty: none.
-std::string SchemaRules::pattern_of(const Json& schema, const std::string& path) {
+// The texts of a string's pattern, its own or that of its format; nullopt: none that can be enforced.
+std::optional<ExprId> SchemaRules::compile_pattern(const Json& schema, const std::string& path,
+                                                   const CharWriter& write) {
   std::string pattern;
   if (schema.contains("pattern")) {
     if (!schema["pattern"].is_string()) refuse(path, "\"pattern\" must be a text");
@@ -343,25 +343,29 @@ std::string SchemaRules::pattern_of(const Json& schema, const std::string& path)
     pattern = pattern_of_format(schema["format"].get<std::string>());
     if (pattern.empty()) not_enforced(path, "format");
   }
+  std::optional<ExprId> texts;
+  if (!pattern.empty()) {
+    const Result<ExprId> found = regex_expr(rules_, pattern, write);
+    if (!found && options_.strict) refuse(path, fmt::format("\"pattern\": {}", found.error().message));
+    if (!found) not_enforced(path, "pattern");
+    if (found) texts = *found;
+  }
   for (const char* keyword : {"minLength", "maxLength"}) {
     if (!schema.contains(keyword)) continue;
     if (!count_of(schema, keyword))
       refuse(path, fmt::format("\"{}\" must be a number from 0 to {}", keyword, Grammar::kMaxRepeats));
-    if (!pattern.empty() && !(keyword == std::string_view("minLength") && *count_of(schema, keyword) == 0))
+    if (texts && !(keyword == std::string_view("minLength") && *count_of(schema, keyword) == 0))
       not_enforced(path, keyword);
   }
-  return pattern;
+  return texts;
 }
 
 ExprId SchemaRules::compile_string(const Json& schema, const std::string& path) {
-  const std::string pattern = pattern_of(schema, path);
-  if (!pattern.empty()) {
-    const auto body = regex_expr(rules_, pattern, [this](const std::vector<CharRange>& ranges, bool negated) {
-      return json_.string_char_of(ranges, negated);
-    });
-    if (!body) refuse(path, fmt::format("\"pattern\": {}", body.error().message));
-    return rules_.sequence({rules_.text("\""), *body, rules_.text("\"")});
-  }
+  const std::optional<ExprId> body =
+      compile_pattern(schema, path, [this](const std::vector<CharRange>& ranges, bool negated) {
+        return json_.string_char_of(ranges, negated);
+      });
+  if (body) return rules_.sequence({rules_.text("\""), *body, rules_.text("\"")});
   const std::optional<int> least = count_of(schema, "minLength"), most = count_of(schema, "maxLength");
   if (!least && !most) return json_.string();
   if (most && least.value_or(0) > *most) return rules_.choice({});
@@ -384,15 +388,10 @@ Result<ExprId> SchemaRules::add_text(const Json& schema, const std::string& path
         if (value.is_string()) parts.push_back(rules_.text(value.get_ref<const std::string&>()));
       return rules_.choice(std::move(parts));
     }
-    const std::string pattern = pattern_of(schema, path);
-    if (!pattern.empty()) {
-      const auto body =
-          regex_expr(rules_, pattern, [this](const std::vector<CharRange>& ranges, bool negated) {
-            return rules_.chars(ranges, negated);
-          });
-      if (!body) refuse(path, fmt::format("\"pattern\": {}", body.error().message));
-      return *body;
-    }
+    const std::optional<ExprId> body = compile_pattern(
+        schema, path,
+        [this](const std::vector<CharRange>& ranges, bool negated) { return rules_.chars(ranges, negated); });
+    if (body) return *body;
     const std::optional<int> least = count_of(schema, "minLength"), most = count_of(schema, "maxLength");
     if (!least && !most) return free_text;
     return rules_.repeat(character, least.value_or(0), most.value_or(-1));

@@ -3,8 +3,8 @@
 //
 // Enforced: type (also lists), properties, required, additionalProperties, items, prefixItems, minItems,
 // maxItems, enum, const, anyOf, oneOf (as anyOf), allOf, $ref within the schema (also to itself), nullable,
-// minLength, maxLength, pattern (see regex_rules.h), format (date, time, date-time, duration, uuid, ipv4,
-// ipv6, email, hostname, uri), minimum, maximum and their exclusive forms. Remarks (title, description,
+// minLength, maxLength, pattern (as regex_rules.h reads it), format (date, time, date-time, duration, uuid,
+// ipv4, ipv6, email, hostname, uri), minimum, maximum and their exclusive forms. Remarks (title, description,
 // default, ...) mean nothing. Other keywords cannot be enforced: an error where the schema is strict,
 // otherwise listed.
 //
@@ -14,6 +14,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "base/result.h"
 #include "grammar/grammar.h"
 #include "grammar/json_rules.h"
+#include "grammar/regex_rules.h"
 
 namespace thermo {
 
@@ -71,7 +73,7 @@ class SchemaRules {
   ExprId compile_array(const Json& schema, const std::string& path, int depth);
   ExprId compile_string(const Json& schema, const std::string& path);
   ExprId compile_number(const Json& schema, const std::string& path, bool integer);
-  std::string pattern_of(const Json& schema, const std::string& path);
+  std::optional<ExprId> compile_pattern(const Json& schema, const std::string& path, const CharWriter& write);
   Json merged(const Json& a, const Json& b, const std::string& path) const;
   std::vector<Json> values_of(const Json& schema, const std::string& path) const;
   ExprId comma(ExprId part) { return rules_.sequence({rules_.text(","), json_.space(), part}); }
