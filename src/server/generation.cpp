@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "base/log.h"
-#include "base/utf8_chars.h"
 #include "server/constraint.h"
 #include "server/engine_error.h"
 #include "server/event_pacer.h"
@@ -77,7 +76,6 @@ class Generation {
   void take_end(int index, const TokensEnded& ended);
   void keep_turn(int index);
   void go_on(Choice& choice, TokenRequest& tokens);
-  void keep_new(AnswerParser::Events& events);
   void show(int index, AnswerParser::Events events);
   void flush(int index);
   void flush_due(Clock::time_point now);
@@ -101,7 +99,6 @@ class Generation {
   PreparedRequest prepared_;
   CallerInfo caller_;
   Continuation* const continuation_;
-  size_t n_to_skip_ = 0;  // bytes of text that an earlier run has shown
   std::shared_ptr<LiveRequest> live_;
   std::unique_ptr<ReplyWriter> writer_;
   std::vector<Choice> choices_;
@@ -202,39 +199,12 @@ void Generation::submit_others(int index) {
   }
 }
 
-// The answer begins after what earlier runs wrote; parser and constraint are brought there.
+// The answer begins after what earlier runs wrote.
 void Generation::go_on(Choice& choice, TokenRequest& tokens) {
-  Continuation& so_far = *continuation_;
-  so_far.finish_reason.clear();
-  so_far.single = request().n == 1 && prepared_.prompts.size() == 1;
-  if (so_far.written.empty()) return;
-  size_t n_held = so_far.n_shown;
-  for (const TokenId token : so_far.written) {
-    for (const AnswerEvent& event : choice.parser.push(token)) n_held -= std::min(n_held, event.text.size());
-    if (tokens.options.constraint != nullptr) tokens.options.constraint->accept(token);
-    if (request().logprobs) choice.tokens.push_back({.id = token, .logprobs = {}});
-  }
-  n_to_skip_ = n_held;  // the end of a run shows what was held back, with its tokens
-  choice.parser.skip_tokens();
-  tokens.prompt.insert(tokens.prompt.end(), so_far.written.begin(), so_far.written.end());
-  tokens.options.sampling.seed = so_far.seed;
-  const int room = model_.service->n_ctx() - static_cast<int>(tokens.prompt.size()) + 1;
-  if (tokens.options.max_tokens > room) tokens.options.max_tokens = -1;
-}
-
-// Drops what an earlier run has shown, and counts what is shown now.
-void Generation::keep_new(AnswerParser::Events& events) {
-  for (AnswerEvent& event : events) {
-    size_t n = std::min(n_to_skip_, event.text.size());
-    n_to_skip_ -= n;
-    while (n > 0 && n < event.text.size() && is_utf8_continuation(event.text[n])) ++n;
-    event.text.erase(0, n);
-    continuation_->n_shown += event.text.size();
-  }
-  std::erase_if(events, [](const AnswerEvent& event) {
-    const bool text = event.kind == AnswerEvent::Kind::Reasoning || event.kind == AnswerEvent::Kind::Content;
-    return text && event.text.empty();
-  });
+  continuation_->single = request().n == 1 && prepared_.prompts.size() == 1;
+  continuation_->resume(choice.parser, tokens, model_.service->n_ctx());
+  if (!request().logprobs) return;
+  for (const TokenId token : continuation_->written) choice.tokens.push_back({.id = token, .logprobs = {}});
 }
 
 void Generation::cancel_all() {
@@ -398,7 +368,7 @@ void Generation::take_tokens(int index, const std::vector<GeneratedToken>& token
 }
 
 void Generation::show(int index, AnswerParser::Events events) {
-  if (continuation_ != nullptr) keep_new(events);
+  if (continuation_ != nullptr) continuation_->keep_new(events);
   if (!streaming_) return;
   EventPacer& pacer = choices_[static_cast<size_t>(index)].pacer;
   pacer.add(std::move(events));

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "server/api/reply_writer.h"
+#include "server/continuation.h"
 #include "server/http/http_server.h"
 #include "server/prompt.h"
 #include "server/routes.h"
@@ -17,20 +18,6 @@ namespace thermo {
 struct CallerInfo {
   std::string key_name;
   std::string session_hint;  // of the headers
-};
-
-// An answer that can go on where it ended: what was written so far, and how it ended.
-struct Continuation {
-  std::vector<TokenId> written = {};   // by all runs
-  size_t n_shown = 0;                  // bytes of text that were sent
-  std::optional<uint64_t> seed = {};   // of the first run
-  std::string finish_reason = {};      // of the last run; "cancelled", "error"
-  bool single = true;                  // one answer, without calls of tools
-  std::optional<int> max_tokens = {};  // of the next run, instead of the request's own
-
-  bool can_continue() const {
-    return single && (finish_reason == "length" || (finish_reason == "cancelled" && !written.empty()));
-  }
 };
 
 // Answers the exchange. `headers`: of every reply to it. Throws ApiError as long as nothing was sent.
