@@ -485,34 +485,16 @@ void Generation::check_reader() {
 }
 
 void Generation::record(const char* outcome) {
-  Metrics& m = server_.metrics;
-  const std::string dialect = fmt::format("dialect=\"{}\"", dialect_name(request().dialect));
-  const double duration = std::chrono::duration<double>(Clock::now() - live_->since).count();
   const bool over = std::all_of(choices_.begin(), choices_.end(), [](const Choice& c) { return c.ended; });
-  if (over) count_constraints(m, prepared_);  // the engine has let go of them
-  const std::string reason = choices_.empty() ? "" : choices_.front().answer.finish_reason;
-  const bool per_key = server_.options.metrics_per_key;
-  m.count("thermocline_requests_total",
-          fmt::format("{},outcome=\"{}\",finish_reason=\"{}\"{}", dialect, outcome, reason,
-                      per_key ? fmt::format(",key=\"{}\"", label_value(caller_.key_name)) : ""));
-  m.observe("thermocline_request_duration_seconds", duration, dialect);
-  int n_prompt = 0, n_cached = 0, n_out = 0;
-  double ttft = 0.0, rate = 0.0;
-  for (const Choice& choice : choices_) {
-    if (choice.answer.finish_reason.empty()) continue;
-    const AnswerStats& stats = choice.answer.stats;
-    n_prompt += stats.n_prompt;
-    n_cached += stats.n_cached;
-    n_out += stats.n_completion;
-    ttft = stats.first_token_seconds;
-    rate = stats.predicted_rate();
-    count_answer(m, request(), choice.answer);
-  }
-  const std::string trace = trace_id(exchange_.request().header("traceparent"));
-  log_info("server", "req={} {}{}{} {} prompt={} ({} cached) out={} ttft={:.2f}s {:.1f} tok/s {}",
-           exchange_.request().id, dialect_name(request().dialect),
-           caller_.key_name.empty() ? "" : " key=" + caller_.key_name, trace.empty() ? "" : " trace=" + trace,
-           outcome, n_prompt, n_cached, n_out, ttft, rate, reason);
+  if (over) count_constraints(server_.metrics, prepared_);  // the engine has let go of them
+  EndedRequest ended{.request = request(),
+                     .http = exchange_.request(),
+                     .key_name = caller_.key_name,
+                     .outcome = outcome,
+                     .seconds = std::chrono::duration<double>(Clock::now() - live_->since).count(),
+                     .answers = {}};
+  for (const Choice& choice : choices_) ended.answers.push_back(&choice.answer);
+  count_request(server_.metrics, server_.options, ended);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "server/request_body.h"
 #include "server/server_state.h"
 
 namespace thermo {
@@ -68,6 +69,33 @@ void count_answer(Metrics& metrics, const GenerationRequest& request, const Answ
     metrics.count(
         "thermocline_reasoning_closed_total",
         fmt::format("how=\"{}\"", stats.reasoning_close.empty() ? "natural" : stats.reasoning_close));
+}
+
+void count_request(Metrics& metrics, const ServerOptions& options, const EndedRequest& ended) {
+  const std::string dialect = fmt::format("dialect=\"{}\"", dialect_name(ended.request.dialect));
+  const std::string reason = ended.answers.empty() ? "" : ended.answers.front()->finish_reason;
+  metrics.count(
+      "thermocline_requests_total",
+      fmt::format("{},outcome=\"{}\",finish_reason=\"{}\"{}", dialect, ended.outcome, reason,
+                  options.metrics_per_key ? fmt::format(",key=\"{}\"", label_value(ended.key_name)) : ""));
+  metrics.observe("thermocline_request_duration_seconds", ended.seconds, dialect);
+  int n_prompt = 0, n_cached = 0, n_out = 0;
+  double ttft = 0.0, rate = 0.0;
+  for (const Answer* const answer : ended.answers) {
+    if (answer->finish_reason.empty()) continue;
+    const AnswerStats& stats = answer->stats;
+    n_prompt += stats.n_prompt;
+    n_cached += stats.n_cached;
+    n_out += stats.n_completion;
+    ttft = stats.first_token_seconds;
+    rate = stats.predicted_rate();
+    count_answer(metrics, ended.request, *answer);
+  }
+  const std::string trace = trace_id(ended.http.header("traceparent"));
+  log_info("server", "req={} {}{}{} {} prompt={} ({} cached) out={} ttft={:.2f}s {:.1f} tok/s {}",
+           ended.http.id, dialect_name(ended.request.dialect),
+           ended.key_name.empty() ? "" : " key=" + ended.key_name, trace.empty() ? "" : " trace=" + trace,
+           ended.outcome, n_prompt, n_cached, n_out, ttft, rate, reason);
 }
 
 void count_constraints(Metrics& metrics, const PreparedRequest& prepared) {
