@@ -73,7 +73,7 @@ Result<RequestHandle> EngineThread::submit(TokenRequest request) {
   const bool too_many = m.queue.size() - n_free >= m.options.max_waiting;
   const bool too_long = m.options.max_waiting_tokens > 0 && !m.queue.empty() &&
                         m.queue.n_tokens() + n_tokens > m.options.max_waiting_tokens;
-  if (too_many || too_long)
+  if (!request.admitted && (too_many || too_long))
     return Error{ErrorCode::Busy, fmt::format("{} requests are already waiting", m.queue.size())};
   const RequestHandle handle{++m.last_epoch};
   m.queue.push({handle, std::move(request), Clock::now()});

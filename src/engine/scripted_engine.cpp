@@ -84,7 +84,7 @@ Result<RequestHandle> ScriptedEngine::submit(TokenRequest request) {
   if (request.prompt.size() >= static_cast<size_t>(m.options.n_ctx))
     return Error{ErrorCode::ContextFull, "the prompt does not fit"};
   const int n_free = m.options.n_slots - static_cast<int>(m.playing.size());
-  if (m.queue.size() - n_free >= m.options.max_waiting)
+  if (!request.admitted && m.queue.size() - n_free >= m.options.max_waiting)
     return Error{ErrorCode::Busy, fmt::format("{} requests are already waiting", m.queue.size())};
   const RequestHandle handle{++m.last_epoch};
   m.queue.push({handle, std::move(request), Clock::now()});

@@ -62,6 +62,7 @@ struct TokenRequest {
   std::string session_key;   // and so do the sessions of a key
   std::vector<int> marks;    // positions in the prompt at which another prompt may begin to differ, ascending
   bool side_request = false;  // pushes no conversation out of memory that is worth more
+  bool admitted = false;      // a part of something that was taken: a full queue does not refuse it
   // Called on the engine's thread, from submit() on until TokensEnded; for one that is cancelled before it
   // began, inside cancel(). Must not block, must not call the
   // service.

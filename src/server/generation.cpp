@@ -67,10 +67,14 @@ class Generation {
     return caller_.session_hint.empty() ? request().user : caller_.session_hint;
   }
   void list();
-  // The answers of a prompt after its first one wait until the first has read it: then they share it.
+  // There are no more answers at once than slots: a prompt after those waits here until an earlier one is
+  // answered, so that the queue has room for others. The answers of a prompt after its first one wait until
+  // the first has read it: then they share it.
   TokenRequest token_request(int index);
   void submit_one(int index, TokenRequest tokens);
+  void submit_later(int index);
   void submit_others(int index);
+  void submit_prompts();
   void take(int index, TokenEvent event);
   void take_tokens(int index, const std::vector<GeneratedToken>& tokens);
   void take_end(int index, const TokensEnded& ended);
@@ -102,6 +106,7 @@ class Generation {
   std::shared_ptr<LiveRequest> live_;
   std::unique_ptr<ReplyWriter> writer_;
   std::vector<Choice> choices_;
+  int next_ = 0;  // the first answer to the first prompt that was not submitted
   ExpertCounts experts_before_;
   std::optional<ApiError> failure_;
   std::list<std::shared_ptr<LiveRequest>>::iterator listed_ = {};
@@ -153,11 +158,11 @@ void Generation::submit() {
                           .pacer = EventPacer(server_.options.stream_coalesce)});
     }
   live_->handles.assign(choices_.size(), {});
-  for (int index = 0; index < static_cast<int>(choices_.size()); index += request().n) {
-    TokenRequest tokens = token_request(index);
-    if (continuation_ != nullptr) go_on(choices_[static_cast<size_t>(index)], tokens);
-    submit_one(index, std::move(tokens));
-  }
+  TokenRequest tokens = token_request(0);
+  if (continuation_ != nullptr) go_on(choices_.front(), tokens);
+  submit_one(0, std::move(tokens));
+  next_ = request().n;
+  submit_prompts();
 }
 
 TokenRequest Generation::token_request(int index) {
@@ -173,6 +178,7 @@ TokenRequest Generation::token_request(int index) {
   tokens.marks = prepared_.marks;
   if (request().n > 1) tokens.marks.push_back(static_cast<int>(tokens.prompt.size()) - 1);
   tokens.side_request = request().side_request || c > 0;
+  tokens.admitted = index > 0;
   tokens.on_event = [live = live_, index, &metrics = server_.metrics](TokenEvent event) {
     if (std::holds_alternative<TokensEnded>(event)) live->ended(metrics);
     live->push(index, std::move(event));
@@ -186,17 +192,34 @@ void Generation::submit_one(int index, TokenRequest tokens) {
   live_->handles[static_cast<size_t>(index)] = *handle;
 }
 
+// After the first ones: a refusal ends the whole.
+void Generation::submit_later(int index) {
+  if (failure_) return;
+  try {
+    submit_one(index, token_request(index));
+  } catch (const ApiError& error) {
+    failure_ = error;
+  }
+}
+
 void Generation::submit_others(int index) {
   if (index % request().n != 0) return;
   for (int other = index + 1; other < index + request().n; ++other) {
     if (live_->handles[static_cast<size_t>(other)] != RequestHandle{}) return;
-    try {
-      submit_one(other, token_request(other));
-    } catch (const ApiError& error) {
-      if (!failure_) failure_ = error;
-      return;
-    }
+    submit_later(other);
   }
+}
+
+// Not for a client that does not read.
+void Generation::submit_prompts() {
+  const int n = request().n, n_at_once = std::max(1, model_.service->n_slots() / n);
+  int n_open = 0;
+  for (int first = 0; first < next_; first += n)
+    n_open += std::any_of(choices_.begin() + first, choices_.begin() + first + n,
+                          [](const Choice& c) { return !c.ended; });
+  for (; next_ < static_cast<int>(choices_.size()) && n_open < n_at_once && !live_->paused && !failure_;
+       next_ += n, ++n_open)
+    submit_later(next_);
 }
 
 // The answer begins after what earlier runs wrote.
@@ -448,6 +471,7 @@ void Generation::take_end(int index, const TokensEnded& ended) {
   if (choice.stopping) stats.n_completion = choice.n_tokens;
   if (streaming_) send(writer_->finish(index, answer));
   keep_turn(index);
+  submit_prompts();
   note_divergence(server_.metrics, *model_.tokenizer, exchange_.request().id,
                   prepared_.prompts[static_cast<size_t>(index) / static_cast<size_t>(request().n)], usage);
 }
@@ -482,6 +506,7 @@ void Generation::check_reader() {
   const bool pause = unsent > (live_->paused ? kResumeBelow : kPauseAbove);
   if (std::exchange(live_->paused, pause) == pause) return;
   for (const RequestHandle handle : live_->handles) model_.service->pause(handle, pause);
+  if (!pause) submit_prompts();
 }
 
 void Generation::record(const char* outcome) {

@@ -133,6 +133,21 @@ TEST(Server, AnswersWithWhatTheEngineSays) {
   EXPECT_NE(client.read_until("").find(R"("content":"Hello there")"), std::string::npos);
 }
 
+// Refused, or (with a short queue) given up half way, although they can wait.
+TEST(Server, AnswersMorePromptsThanItHasSlots) {
+  Running running({.scripts = {tokens_of("Hello")}, .n_slots = 2, .max_waiting = 0});
+  for (const char* prompts :
+       {R"("n": 2, "prompt": ["a", "b", "c"])", R"("prompt": ["a", "b", "c", "d", "e", "f"])"}) {
+    Client client(running.url());
+    client.post("/v1/completions", std::string("{") + prompts + "}");
+    const std::string seen = client.read_until("");
+    EXPECT_NE(seen.find("HTTP/1.1 200"), std::string::npos) << seen;
+    for (int i = 0; i < 6; ++i)
+      EXPECT_NE(seen.find("{\"text\":\"Hello\",\"index\":" + std::to_string(i)), std::string::npos) << seen;
+    running.expect_idle();
+  }
+}
+
 TEST(Server, SaysThatTheModelIsLoading) {
   Server server(Running::with_free_port({}));
   server.set_progress("experts", 0.25);

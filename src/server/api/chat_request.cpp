@@ -8,6 +8,8 @@
 namespace thermo {
 namespace {
 
+constexpr size_t kMaxAnswers = 1024;  // of /v1/completions
+
 std::string arguments_text(const Json* arguments) {
   if (arguments == nullptr) return "{}";
   if (!arguments->is_string()) return arguments->dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -240,10 +242,11 @@ GenerationRequest read_completions_request(const Json& body, const RequestDefaul
   if (!request.max_tokens) request.max_tokens = 16;
   read_stops(fields, "stop", defaults, request);
   read_sampling(fields, defaults, request);
-  if (static_cast<int>(request.prompts.size()) * request.n > defaults.max_choices)
+  const size_t n_answers = request.prompts.size() * static_cast<size_t>(request.n);
+  if (n_answers > kMaxAnswers)
     throw invalid_value(
-        "prompt", fmt::format("prompt: {} answers were asked for, at most {} are written at once",
-                              request.prompts.size() * static_cast<size_t>(request.n), defaults.max_choices));
+        "prompt", fmt::format("prompt: {} answers were asked for, one request gets at most {}; send several",
+                              n_answers, kMaxAnswers));
   if (const auto logprobs = fields.integer("logprobs", 0, 20)) {
     request.logprobs = true;
     request.sampling.n_probs = static_cast<int>(*logprobs);

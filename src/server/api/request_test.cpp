@@ -442,6 +442,15 @@ TEST(CompletionsRequest, ReadsTextsAndIds) {
   EXPECT_EQ(read(R"({"prompt": [1, 2]})").prompts.size(), 1u);
   EXPECT_EQ(read(R"({"prompt": [[1, 2], [3]]})").prompts.size(), 2u);
   EXPECT_EQ(read(R"({"prompt": "x"})").max_tokens, 16);
+  // More than are written at once was refused.
+  const auto read_many = [](int n) {
+    RequestDefaults d = defaults();
+    d.max_choices = 1;
+    return read_completions_request(Json{{"prompt", std::vector<std::string>(static_cast<size_t>(n), "x")}},
+                                    d);
+  };
+  EXPECT_EQ(read_many(1024).prompts.size(), 1024u);
+  EXPECT_EQ(refusal([&] { read_many(1025); }), "invalid_value prompt");
 }
 
 TEST(ParseBody, RefusesWhatIsNoSensibleJson) {
