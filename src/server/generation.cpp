@@ -239,12 +239,7 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
   exchange_.notify([live = live_] { live->signal.raise(); });
   streaming_ = request().stream;
   if (streaming_) {
-    HttpReply head;
-    head.content_type = "text/event-stream; charset=utf-8";
-    head.headers = headers;
-    head.headers.emplace_back("Cache-Control", "no-cache");
-    head.headers.emplace_back("X-Accel-Buffering", "no");
-    exchange_.begin_stream(std::move(head));
+    exchange_.begin_stream(stream_head(headers));
     send(writer_->begin(prepared_.n_prompt()));
   }
   // A client that asks for it gets spaces before its reply, so that nothing between gives the connection up.
@@ -556,13 +551,14 @@ asio::awaitable<void> generate(ServerState& server, HttpExchange& exchange, Dial
                                            .model = server.model->id,
                                            .fingerprint = server.model->fingerprint,
                                            .request_id = exchange.request().id});
-    HttpReply head;
-    head.content_type = "text/event-stream; charset=utf-8";
-    head.headers = headers;
-    exchange.begin_stream(std::move(head));
+    exchange.begin_stream(stream_head(std::move(headers)));
     exchange.write(writer->begin(0));
     exchange.write(writer->fail(*overflow));
     exchange.end_stream();
+    server.metrics.count("thermocline_requests_total",
+                         "dialect=\"responses\",outcome=\"error\",finish_reason=\"\"");
+    server.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", overflow->code));
+    log_info("server", "req={} responses error {}", exchange.request().id, overflow->code);
     co_return;
   }
   if (prepared->n_spliced > 0)

@@ -363,6 +363,11 @@ class Responses(ServeTest):
         self.assertEqual(events[-1][1]["response"]["incomplete_details"], {"reason": "max_output_tokens"})
         long = {"input": "word " * 9000}
         self.refused("/v1/responses", long, 400, "context_length_exceeded")
+        # That stream had no headers against buffering, and no log and no metric told of it.
+        _, headers, _ = self.server.request("POST", "/v1/responses", {**long, "stream": True}, headers={"X-Request-Id": "too-long"})
+        self.assertEqual((headers["cache-control"], headers["x-accel-buffering"]), ("no-cache", "no"))
+        self.assertIn('thermocline_requests_total{dialect="responses",outcome="error",finish_reason=""}', self.server.get("/metrics"))
+        self.assertIn("req=too-long responses error context_length_exceeded", self.server.logged())
         events = list(self.server.stream("/v1/responses", long))
         self.assertEqual([n for n, _ in events][-1], "response.failed")
         self.assertEqual(events[-1][1]["response"]["error"]["code"], "context_length_exceeded")

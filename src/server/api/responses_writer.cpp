@@ -1,5 +1,7 @@
 // Replies of /v1/responses. Every event has a sequence number without gaps; an item is done before the next
 // one is added, and what is streamed is what the last event holds.
+#include <fmt/format.h>
+
 #include <ctime>
 
 #include "chat/reply_json.h"
@@ -16,6 +18,15 @@ Json usage_of(const AnswerStats& stats, int n_reasoning) {
           {"output_tokens", stats.n_completion},
           {"output_tokens_details", {{"reasoning_tokens", n_reasoning}}},
           {"total_tokens", stats.n_prompt + stats.n_completion}};
+}
+
+// The codes of failed responses that clients know. They do not try again after invalid_prompt.
+const char* failure_code(const ApiError& error) {
+  if (error.code == "context_length_exceeded") return "context_length_exceeded";
+  if (error.status == 400 || error.code == "cancelled") return "invalid_prompt";
+  const bool busy =
+      error.status == 429 || error.code == "server_is_overloaded" || error.code == "queue_timeout";
+  return busy ? "rate_limit_exceeded" : "server_error";
 }
 
 class ResponsesWriter : public ReplyWriter {
@@ -82,8 +93,10 @@ class ResponsesWriter : public ReplyWriter {
 
   std::string fail(const ApiError& error) override {
     Json failed = response("failed", nullptr);
-    failed["error"] = {{"code", error.code == "internal_error" ? "server_error" : error.code},
-                       {"message", error.what()}};
+    std::string message = error.what();
+    // Codex waits for so long.
+    if (error.retry_seconds > 0) message += fmt::format(". Please try again in {}s.", error.retry_seconds);
+    failed["error"] = {{"code", failure_code(error)}, {"message", std::move(message)}};
     return event("response.failed", {{"response", std::move(failed)}});
   }
 

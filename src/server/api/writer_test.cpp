@@ -286,7 +286,21 @@ TEST(Writers, TellErrorsInTheirWords) {
   const GenerationRequest r = request(Dialect::Responses);
   const auto writer = make_reply_writer(
       {.request = &r, .tokenizer = nullptr, .model = "m", .fingerprint = "", .request_id = ""});
-  EXPECT_EQ(parse(writer->fail(full)).front().data["response"]["error"]["code"], "server_is_overloaded");
+  const auto failed = [&](const ApiError& error) {
+    const Json told = parse(writer->fail(error)).front().data["response"]["error"];
+    return told["code"].get<std::string>() + ": " + told["message"].get<std::string>();
+  };
+  // Our own codes meant nothing to clients.
+  full.retry_seconds = 7;
+  EXPECT_EQ(failed(full), "rate_limit_exceeded: later. Please try again in 7s.");
+  EXPECT_EQ(failed({503, "queue_timeout", "x"}), "rate_limit_exceeded: x");
+  for (const char* code : {"shutting_down", "engine_failed"})
+    EXPECT_EQ(failed({503, code, "x"}), "server_error: x");
+  EXPECT_EQ(failed({500, "internal_error", "x"}), "server_error: x");
+  EXPECT_EQ(failed({504, "timeout", "x"}), "server_error: x");
+  EXPECT_EQ(failed({400, "invalid_json_schema", "x"}), "invalid_prompt: x");
+  EXPECT_EQ(failed({503, "cancelled", "x"}), "invalid_prompt: x");
+  EXPECT_EQ(failed({400, "context_length_exceeded", "x"}), "context_length_exceeded: x");
 }
 
 TEST(Writers, MakeIdsThatDiffer) {

@@ -25,6 +25,15 @@ std::string HttpRequest::query_value(std::string_view name, std::string_view oth
   return std::string(otherwise);
 }
 
+HttpReply stream_head(std::vector<std::pair<std::string, std::string>> headers) {
+  HttpReply head;
+  head.content_type = "text/event-stream; charset=utf-8";
+  head.headers = std::move(headers);
+  head.headers.emplace_back("Cache-Control", "no-cache");
+  head.headers.emplace_back("X-Accel-Buffering", "no");
+  return head;
+}
+
 const char* status_text(int status) {
   switch (status) {
     case 200:

@@ -34,6 +34,8 @@ struct HttpReply {
   bool close = false;  // the connection ends after it
 };
 
+// The head of a stream of events that nobody on the way may keep or hold back.
+HttpReply stream_head(std::vector<std::pair<std::string, std::string>> headers);
 const char* status_text(int status);
 // The bytes before the body. `chunked`: a stream whose length nobody knows.
 std::string reply_head(const HttpReply& reply, const HttpRequest& request, bool chunked);
