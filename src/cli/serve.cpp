@@ -26,6 +26,7 @@
 #include "cli/supervisor.h"
 #include "cli/version.h"
 #include "engine/memory_plan.h"
+#include "model/model_fingerprint.h"
 #include "server/server.h"
 
 namespace thermo {
@@ -258,7 +259,7 @@ class ServeCommand : public Command {
       served.aliases.push_back(serve_.alias.substr(at + 1, next == std::string::npos ? next : next - at - 1));
       at = next;
     }
-    served.fingerprint = fingerprint_of(model);
+    served.fingerprint = fingerprint_of(model, renderer);
     served.tokenizer = &model.tokenizer();
     served.renderer = &renderer;
     served.service = &service;
@@ -300,11 +301,13 @@ class ServeCommand : public Command {
          info.repacked ? "weights repacked: default" : "weights as in the file: asked"});
   }
 
-  // Another one where the same request may get another answer: of another build, file or cache.
-  static std::string fingerprint_of(TextModel& model) {
+  // Another one where the same request may get another answer: of another build, file, template or device, or
+  // with other positions or types of the cache.
+  static std::string fingerprint_of(TextModel& model, const PromptRenderer& renderer) {
     const EngineInfo& info = model.engine().info();
-    const std::string facts = fmt::format("{} {} {} {} {}", model.config().arch_name, info.n_params,
-                                          info.file_bytes, quantisation_name(model.file()), info.device);
+    const std::string facts =
+        model_fingerprint(model.file(), model.engine().config(), info.k_type, info.v_type) + info.device +
+        renderer.source();
     return build_fingerprint() + "-" +
            sha256_hex(std::as_bytes(std::span(facts.data(), facts.size()))).substr(0, 8);
   }

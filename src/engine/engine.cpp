@@ -14,6 +14,7 @@
 #include "engine/session.h"
 #include "gguf/gguf_file.h"
 #include "model/model_config.h"
+#include "model/model_fingerprint.h"
 
 namespace thermo {
 namespace {
@@ -247,24 +248,13 @@ std::unique_ptr<DiskCache> Engine::make_disk_cache(const std::string& folder, ui
   const Backend& backend = *e.backend;
   Sha256 id;
   const auto add = [&id](std::string_view text) { id.update(std::as_bytes(std::span(text))); };
-  for (const RopeConfig& r : backend.config().ropes)
-    add(fmt::format("{} {} {} {} {} {} {} {} {}\n", r.n_rot, r.freq_base, static_cast<int>(r.scaling),
-                    r.factor, r.original_context, r.beta_fast, r.beta_slow, r.extrapolation, r.attention));
-  add(fmt::format("{} {} {} {} {} {}\n", e.info.device, static_cast<int>(e.info.k_type),
-                  static_cast<int>(e.info.v_type), backend.block_bytes(), backend.checkpoint_bytes(1, false),
+  add(model_fingerprint(*e.model_file, backend.config(), e.info.k_type, e.info.v_type));
+  add(fmt::format("{} {} {} {}\n", e.info.device, backend.block_bytes(), backend.checkpoint_bytes(1, false),
                   e.speculation ? e.speculation->telemetry().drafter : ""));
-  // Names and shapes, and a little of what is in them: two trainings of one model differ in every tensor.
-  const auto add_file = [&](const GgufFile& file) {
-    for (const GgufTensor& tensor : file.tensors()) {
-      add(fmt::format("{} {} {}\n", tensor.name, static_cast<int>(tensor.dtype), describe_shape(tensor)));
-      id.update({tensor.data, std::min<size_t>(tensor.n_bytes, 64)});
-    }
-  };
-  add_file(*e.model_file);
   if (e.speculation && e.speculation->block_bytes() > 0) {
     add(fmt::format("{} {}\n", static_cast<int>(e.draft.k_type.value_or(KvType::F16)),
                     static_cast<int>(e.draft.v_type.value_or(KvType::F16))));
-    if (e.draft.file != nullptr) add_file(*e.draft.file);
+    if (e.draft.file != nullptr) add(file_fingerprint(*e.draft.file));
   }
   return std::make_unique<DiskCache>(DiskCacheOptions{
       .folder = folder,

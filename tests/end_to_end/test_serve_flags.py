@@ -9,6 +9,7 @@ import tempfile
 import time
 import unittest
 
+from gguf_copy import GgufCopy
 from harness import MODEL, ProgramTest, USAGE, run, temporary_folder
 from server_harness import Server, ask
 
@@ -169,6 +170,26 @@ class Watching(unittest.TestCase):
                 server.post(CHAT, ask(SUM, max_tokens=1))
                 self.assertEqual(server.stop(), 0)
             self.assertIn("chat ok", log.read_text())
+
+
+class Fingerprints(ProgramTest):
+    # Only the size of the file, its types and the device were in it.
+    def test_differ_where_the_same_seed_may_give_another_text(self):
+        def fingerprint(*flags):
+            with Server("-c", "512", "--no-warmup", *flags) as server:
+                return server.post(CHAT, ask(SUM, max_tokens=1))["system_fingerprint"]
+
+        plain = fingerprint()
+        self.assertEqual(fingerprint("-t", "1", "--parallel", "2"), plain)
+        copy = GgufCopy()
+        name, (dims, kind, data) = next(iter(copy.tensors.items()))
+        copy.tensors[name] = [dims, kind, bytes([data[0] ^ 1]) + data[1:]]
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "t.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+            other = [fingerprint(*flags) for flags in (
+                ("-m", copy.save(folder, "other.gguf")), ("-ctk", "q8_0"), ("-ctv", "f32"), ("--rope-scale", "2"),
+                ("--chat-template-file", pathlib.Path(folder) / "t.jinja"))]
+        self.assertEqual(len({plain, *other}), 6, (plain, other))
 
 
 class Folders(ProgramTest):
