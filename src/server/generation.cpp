@@ -45,9 +45,12 @@ class Generation {
 
   // Throws ApiError when it is refused.
   void submit();
+  // Throws as long as nothing was sent.
   asio::awaitable<void> answer(std::vector<std::pair<std::string, std::string>> headers);
 
  private:
+  asio::awaitable<void> follow(std::vector<std::pair<std::string, std::string>> headers);
+  void end_with(const ApiError& error);
   struct Choice {
     AnswerParser parser;
     EventPacer pacer;
@@ -111,6 +114,7 @@ class Generation {
   std::optional<ApiError> failure_;
   std::list<std::shared_ptr<LiveRequest>>::iterator listed_ = {};
   bool is_listed_ = false, streaming_ = false, first_shown_ = false;
+  bool begun_ = false;  // the status was sent
   Clock::time_point last_sent_ = Clock::now();
 };
 
@@ -236,10 +240,23 @@ void Generation::cancel_all() {
 }
 
 asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std::string>> headers) {
+  try {
+    co_await follow(std::move(headers));
+  } catch (const std::exception& error) {
+    if (!begun_) throw;
+    // A reply would stand in the middle of the stream: its own error event ends it.
+    log_error("server", "req={} failed: {}", exchange_.request().id, error.what());
+    end_with(
+        {500, "internal_error", fmt::format("request {} failed inside the server", exchange_.request().id)});
+  }
+}
+
+asio::awaitable<void> Generation::follow(std::vector<std::pair<std::string, std::string>> headers) {
   exchange_.notify([live = live_] { live->signal.raise(); });
   streaming_ = request().stream;
   if (streaming_) {
     exchange_.begin_stream(stream_head(headers));
+    begun_ = true;
     send(writer_->begin(prepared_.n_prompt()));
   }
   // A client that asks for it gets spaces before its reply, so that nothing between gives the connection up.
@@ -249,6 +266,7 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
     head.headers = headers;
     head.headers.emplace_back("Cache-Control", "no-store");
     exchange_.begin_stream(std::move(head));
+    begun_ = true;
   }
   const double asked = spaces ? kSpaceEvery
                               : request().ping_seconds.value_or(
@@ -299,14 +317,7 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
   }
   if (failure_) {
     flush_due(Clock::time_point::max());
-    if (!live_->cancelled) record("error");
-    if (continuation_ != nullptr) continuation_->finish_reason = "error";
-    server_.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", failure_->code));
-    if (!streaming_ && !spaces) throw *failure_;
-    // The status was sent: the error is in the body.
-    send(spaces ? error_json(*failure_, request().dialect, exchange_.request().id).dump()
-                : writer_->fail(*failure_));
-    exchange_.end_stream();
+    end_with(*failure_);
     co_return;
   }
   std::vector<Answer> answers;
@@ -328,6 +339,17 @@ asio::awaitable<void> Generation::answer(std::vector<std::pair<std::string, std:
   log_prompt(server_, prepared_, exchange_.request().id, writer_->id(), answers);
   for (size_t i = 0; i < choices_.size(); ++i) choices_[i].answer = std::move(answers[i]);
   record("ok");
+}
+
+// Where the status was sent, the error is in the body; otherwise it is thrown.
+void Generation::end_with(const ApiError& error) {
+  if (!live_->cancelled) record("error");
+  if (continuation_ != nullptr) continuation_->finish_reason = "error";
+  server_.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", error.code));
+  if (!begun_) throw ApiError(error);
+  send(streaming_ ? writer_->fail(error)
+                  : error_json(error, request().dialect, exchange_.request().id).dump());
+  exchange_.end_stream();
 }
 
 void Generation::take(int index, TokenEvent event) {

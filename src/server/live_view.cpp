@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 
+#include "base/log.h"
 #include "base/log_control.h"
 #include "base/process_watch.h"
 #include "server/api/reply_writer.h"
@@ -164,23 +165,12 @@ void sample_load(ServerState& server) {
                       .layers = experts != nullptr ? experts->layers : std::vector<LayerUses>()});
 }
 
-asio::awaitable<void> show_live(ServerState& server, HttpExchange& exchange, bool with_log,
-                                std::vector<std::pair<std::string, std::string>> headers) {
-  require_model(server);
-  const double hz = query_number(exchange.request(), "hz", 0.2, 5.0, 2.0);
-  const bool heat = query_number(exchange.request(), "heat", 0.0, 1.0, 0.0) > 0.0;
-  if (server.n_viewers >= kMaxViewers)
-    throw ApiError(503, "server_is_overloaded", "as many as may are watching already");
-  const Viewer viewer(server.n_viewers);
+namespace {
+
+// The events, until nobody looks any more.
+asio::awaitable<void> tell(ServerState& server, HttpExchange& exchange, bool with_log, double hz, bool heat) {
   const auto signal = std::make_shared<Signal>(server.io.get_executor());
   exchange.notify([signal] { signal->raise(); });
-  HttpReply head;
-  head.content_type = "text/event-stream; charset=utf-8";
-  head.headers = std::move(headers);
-  head.headers.emplace_back("Cache-Control", "no-cache");
-  head.headers.emplace_back("X-Accel-Buffering", "no");
-  exchange.begin_stream(std::move(head));
-  if (exchange.request().method == "HEAD") co_return exchange.end_stream();
   exchange.write(sse_event("hello", hello(server)));
   const Clock::time_point begin = Clock::now();
   const auto period = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(1.0 / hz));
@@ -209,6 +199,24 @@ asio::awaitable<void> show_live(ServerState& server, HttpExchange& exchange, boo
       const bool raised = co_await signal->wait_until(next);
       if (!raised) break;
     }
+  }
+}
+
+}  // namespace
+
+asio::awaitable<void> show_live(ServerState& server, HttpExchange& exchange, bool with_log,
+                                std::vector<std::pair<std::string, std::string>> headers) {
+  require_model(server);
+  const double hz = query_number(exchange.request(), "hz", 0.2, 5.0, 2.0);
+  const bool heat = query_number(exchange.request(), "heat", 0.0, 1.0, 0.0) > 0.0;
+  if (server.n_viewers >= kMaxViewers)
+    throw ApiError(503, "server_is_overloaded", "as many as may are watching already");
+  const Viewer viewer(server.n_viewers);
+  exchange.begin_stream(stream_head(std::move(headers)));
+  try {
+    if (exchange.request().method != "HEAD") co_await tell(server, exchange, with_log, hz, heat);
+  } catch (const std::exception& error) {
+    log_error("server", "req={} the live view failed: {}", exchange.request().id, error.what());
   }
   exchange.end_stream();
 }

@@ -88,6 +88,10 @@ struct Running {
   explicit Running(ScriptedEngineOptions engine, ServerOptions options = {},
                    const Tokenizer* tokenizer = &plankton().tokenizer())
       : server(with_free_port(std::move(options))), service(std::move(engine)) {
+    server.set_ready(served(service, tokenizer));
+  }
+  ~Running() { server.stop(); }
+  static ServedModel served(TokenService& service, const Tokenizer* tokenizer = &plankton().tokenizer()) {
     ServedModel model;
     model.id = "m";
     model.tokenizer = tokenizer;
@@ -95,9 +99,8 @@ struct Running {
     model.service = &service;
     model.trie = std::make_shared<const TokenTrie>(tokenizer->vocab());
     model.chat_template = renderer().source();
-    server.set_ready(std::move(model));
+    return model;
   }
-  ~Running() { server.stop(); }
   static ServerOptions with_free_port(ServerOptions options) {
     options.http.listen = {"http://127.0.0.1:0"};
     return options;
@@ -146,6 +149,46 @@ TEST(Server, AnswersMorePromptsThanItHasSlots) {
       EXPECT_NE(seen.find("{\"text\":\"Hello\",\"index\":" + std::to_string(i)), std::string::npos) << seen;
     running.expect_idle();
   }
+}
+
+// One that fails where nobody expects it: when the text that ends an answer was found, and asked for heat.
+class FailingEngine : public ScriptedEngine {
+ public:
+  using ScriptedEngine::ScriptedEngine;
+  void cancel(RequestHandle request) override {
+    if (!std::exchange(failed_, true)) throw std::runtime_error("no reason");
+    ScriptedEngine::cancel(request);
+  }
+  std::shared_ptr<const ExpertHeat> expert_heat() override { throw std::runtime_error("no reason"); }
+
+ private:
+  bool failed_ = false;
+};
+
+// The reply with the error stood in the middle of the stream, with a head of its own.
+TEST(Server, EndsAStreamThatFailsInsideWithAnError) {
+  Server server(Running::with_free_port({}));
+  FailingEngine service({.scripts = {tokens_of("Hello there, you")}});
+  server.set_ready(Running::served(service));
+  Client client(server.urls().front());
+  client.post("/v1/chat/completions", R"({"stop": "there", )" + kStream.substr(1));
+  const std::string seen = client.read_until("");
+  EXPECT_EQ(seen.find("HTTP/1.1", 1), std::string::npos) << seen;
+  EXPECT_NE(seen.find(R"("code":"internal_error")"), std::string::npos) << seen;
+  EXPECT_NE(seen.find("data: [DONE]\n\n"), std::string::npos) << seen;
+  server.stop();
+}
+
+TEST(Server, EndsALiveViewThatFailsInside) {
+  Server server(Running::with_free_port({}));
+  FailingEngine service({.scripts = {}});
+  server.set_ready(Running::served(service));
+  Client client(server.urls().front());
+  client.send("GET /thermo/live?heat=1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+  const std::string seen = client.read_until("");
+  EXPECT_NE(seen.find("event: hello"), std::string::npos) << seen;
+  EXPECT_EQ(seen.find("HTTP/1.1", 1), std::string::npos) << seen;
+  server.stop();
 }
 
 TEST(Server, SaysThatTheModelIsLoading) {
