@@ -82,6 +82,7 @@ bool matches(std::string_view pattern, std::string_view path, std::string& rest)
 
 RouteMatch find_route(std::string_view method, std::string_view path) {
   RouteMatch match;
+  std::set<std::string_view> allowed;  // "/health" is there twice
   if (method == "HEAD") method = "GET";
   for (const Route& route : kRoutes) {
     std::string rest;
@@ -90,9 +91,11 @@ RouteMatch find_route(std::string_view method, std::string_view path) {
                        (route.path.starts_with("/v1/") && matches(route.path.substr(3), path, rest));
     if (!found) continue;
     if (route.method == method) return {&route, {}, std::move(rest)};
-    match.allowed += (match.allowed.empty() ? "" : ", ") + std::string(route.method);
-    if (route.method == "GET") match.allowed += ", HEAD";
+    allowed.insert(route.method);
+    if (route.method == "GET") allowed.insert("HEAD");
   }
+  for (const std::string_view one : allowed)
+    match.allowed += (match.allowed.empty() ? "" : ", ") + std::string(one);
   return match;
 }
 
@@ -103,6 +106,9 @@ Dialect dialect_of(std::string_view path) {
         (matches(route.path, path, rest) ||
          (route.path.starts_with("/v1/") && matches(route.path.substr(3), path, rest))))
       return route.dialect;
+  // What is below them and not known is refused in their words, too.
+  for (const std::string_view folder : {"/v1/messages/*", "/messages/*"})
+    if (matches(folder, path, rest)) return Dialect::Messages;
   return Dialect::Native;
 }
 

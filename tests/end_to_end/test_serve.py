@@ -301,6 +301,12 @@ class Messages(ServeTest):
         self.assertEqual(error["type"], "invalid_request_error")
         _, error = self.refused("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": "word " * 9000}]}, 400)
         self.assertRegex(error["message"], r"^prompt is too long: \d+ tokens > \d+ maximum$")
+        # Unknown paths below this one were refused in the words of the other APIs.
+        for path in ("/v1/messages/batches", "/messages/batches/1"):
+            status, headers, reply = self.server.request("POST", path, {})
+            self.assertEqual((status, reply["type"], reply["error"]["type"]), (404, "error", "not_found_error"))
+            self.assertEqual(reply["request_id"], headers["request-id"])
+        self.assertNotIn("type", self.server.request("POST", "/v1/message", {})[2])
 
 
 class Responses(ServeTest):
@@ -450,6 +456,11 @@ class Operations(ServeTest):
 
     def test_not_offered(self):
         self.refused("/v1/embeddings", {"input": "x"}, 501, "not_supported")
+
+    def test_says_which_methods_a_path_has(self):
+        for path, methods in (("/health", "GET, HEAD"), ("/v1/files", "GET, HEAD, POST"), ("/v1/messages", "POST")):
+            status, headers, _ = self.server.request("PATCH", path, {})
+            self.assertEqual((status, headers["allow"]), (405, methods))
 
 
 class Together(ServeTest):
