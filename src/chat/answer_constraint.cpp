@@ -36,7 +36,10 @@ Result<std::shared_ptr<const AnswerRules>> AnswerRules::compile(const Tokenizer&
                                 .parallel = options.parallel_calls,
                                 .open = rules->call_,
                                 .close = vocab.find_special(kCallClose)};
-    Result<ToolCallGrammar> calls = compile_tool_calls(options.tools, syntax);
+    const auto compile = [&] { return compile_tool_calls(options.tools, syntax); };
+    Result<SchemaGrammar> calls =
+        options.grammars ? options.grammars->get(source_of_tool_calls(options.tools, syntax), compile)
+                         : compile();
     if (!calls) return calls.error();
     rules->calls_ = std::make_shared<TokenMachine>(calls->grammar, trie);
     rules->ignored_ = std::move(calls->ignored);

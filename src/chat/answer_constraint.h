@@ -24,6 +24,7 @@
 #include "base/result.h"
 #include "chat/message.h"
 #include "chat/tool_grammar.h"
+#include "grammar/grammar_cache.h"
 #include "grammar/grammar_matcher.h"
 #include "sampling/token_constraint.h"
 #include "tokenizer/bpe.h"
@@ -58,6 +59,8 @@ struct ConstraintOptions {
   ToolGrammar tool_grammar = ToolGrammar::Auto;
   bool keep_tool_names = false;  // see ToolCallSyntax
   bool parallel_calls = true;
+
+  std::shared_ptr<GrammarCache> grammars = nullptr;  // where those of tools are kept; nullptr: nowhere
 };
 
 // The part of a constraint that requests with the same options share: compiled grammars and what was learnt

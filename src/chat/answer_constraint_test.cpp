@@ -441,6 +441,30 @@ TEST(AnswerConstraint, HoldsStrictToolsToTheirSchema) {
   EXPECT_THAT(rules.error().message, testing::HasSubstr("#/properties/level"));
 }
 
+// Tools were compiled again with every request.
+TEST(AnswerRules, CompilesToolsOnce) {
+  const Words& words = with_markers();
+  ConstraintOptions options;
+  options.grammars = std::make_shared<GrammarCache>();
+  options.tools = {{.name = "f", .description = "", .parameters = Json::parse(R"({"type": "object"})")}};
+  const auto compile = [&] {
+    ASSERT_TRUE(AnswerRules::compile(words.tokenizer, words.trie, options).has_value());
+  };
+  compile();
+  options.tools[0].description = "another one";  // the grammar does not depend on it
+  compile();
+  EXPECT_EQ(options.grammars->n_found(), 1u);
+  options.tools[0].strict = true;
+  compile();
+  options.parallel_calls = false;
+  compile();
+  options.tools[0].name = "g";
+  compile();
+  options.tools[0].parameters["required"] = Json::array({"a"});
+  compile();
+  EXPECT_EQ(options.grammars->n_found(), 1u);
+}
+
 TEST(AnswerConstraint, HoldsCallsAsFarAsItIsTold) {
   const Words& words = with_markers();
   ConstraintOptions options;

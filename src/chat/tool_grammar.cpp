@@ -24,7 +24,7 @@ class ToolRules {
   ToolRules(std::span<const Tool> tools, const ToolCallSyntax& syntax)
       : tools_(tools), syntax_(syntax), json_(rules_) {}
 
-  ToolCallGrammar compile() {
+  SchemaGrammar compile() {
     const ExprId open = syntax_.open ? rules_.token(*syntax_.open) : rules_.text(kCallOpen);
     const ExprId close = syntax_.close ? rules_.token(*syntax_.close) : rules_.text(kCallClose);
     const ExprId call = rules_.named("call", rules_.sequence({open, body(), close}));
@@ -247,7 +247,17 @@ ToolDialect tool_dialect(std::string_view chat_template) {
   return ToolDialect::Hermes;
 }
 
-Result<ToolCallGrammar> compile_tool_calls(std::span<const Tool> tools, const ToolCallSyntax& syntax) {
+std::string source_of_tool_calls(std::span<const Tool> tools, const ToolCallSyntax& syntax) {
+  std::string source = fmt::format("calls {} {} {} {} {} {}\n", static_cast<int>(syntax.dialect),
+                                   static_cast<int>(syntax.grammar), syntax.keep_names, syntax.parallel,
+                                   syntax.open.value_or(-1), syntax.close.value_or(-1));
+  for (const Tool& tool : tools)
+    source += fmt::format("{} {} {}\n", Json(tool.name).dump(), tool.strict,
+                          tool.parameters.dump(-1, ' ', false, Json::error_handler_t::replace));
+  return source;
+}
+
+Result<SchemaGrammar> compile_tool_calls(std::span<const Tool> tools, const ToolCallSyntax& syntax) {
   try {
     return ToolRules(tools, syntax).compile();
   } catch (const Refused& refused) {

@@ -12,7 +12,7 @@
 
 #include "base/result.h"
 #include "chat/message.h"
-#include "grammar/grammar.h"
+#include "grammar/json_schema.h"
 
 namespace thermo {
 
@@ -38,12 +38,11 @@ struct ToolCallSyntax {
 };
 inline constexpr std::string_view kCallOpen = "<tool_call>", kCallClose = "</tool_call>";
 
-struct ToolCallGrammar {
-  std::shared_ptr<const Grammar> grammar;  // one call or more, from the first opening marker on
-  std::vector<std::string> ignored;        // see SchemaGrammar
-};
-// REQUIRES: tools not empty. InvalidArgument with the tool and the path for a schema that cannot be used;
-// only a strict one is refused for what cannot be enforced.
-Result<ToolCallGrammar> compile_tool_calls(std::span<const Tool> tools, const ToolCallSyntax& syntax);
+// One call or more, from the first opening marker on. REQUIRES: tools not empty. InvalidArgument with the
+// tool and the path for a schema that cannot be used; only a strict one is refused for what cannot be
+// enforced.
+Result<SchemaGrammar> compile_tool_calls(std::span<const Tool> tools, const ToolCallSyntax& syntax);
+// All that this grammar is made of: see GrammarCache.
+std::string source_of_tool_calls(std::span<const Tool> tools, const ToolCallSyntax& syntax);
 
 }  // namespace thermo

@@ -38,6 +38,10 @@ class Grammar {
   // InvalidArgument with a sentence: too large, nothing matches, a rule that calls itself first.
   static Result<std::shared_ptr<const Grammar>> compile(const RuleSet& rules, RuleId root);
 
+  size_t n_bytes() const {
+    return sizeof(*this) + states_.size() * sizeof(State) + byte_edges_.size() * sizeof(ByteEdge) +
+           calls_.size() * sizeof(Call) + (starts_.size() + ranks_.size()) * sizeof(uint32_t);
+  }
   size_t n_states() const { return states_.size(); }
   const State& state(uint32_t id) const { return states_[id]; }
   std::span<const ByteEdge> byte_edges(uint32_t id) const {

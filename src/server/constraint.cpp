@@ -1,5 +1,7 @@
 #include "server/constraint.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "grammar/gbnf.h"
@@ -8,9 +10,13 @@
 namespace thermo {
 namespace {
 
-std::shared_ptr<const Grammar> grammar_of(const OutputFormat& format, std::vector<std::string>& ignored) {
+std::shared_ptr<const Grammar> grammar_of(const OutputFormat& format, GrammarCache& grammars,
+                                          std::vector<std::string>& ignored) {
   const auto schema = [&](bool strict) {
-    const Result<SchemaGrammar> compiled = compile_json_schema(format.schema, {.strict = strict});
+    const std::string source = fmt::format(
+        "schema {} {}", strict, format.schema.dump(-1, ' ', false, Json::error_handler_t::replace));
+    const Result<SchemaGrammar> compiled =
+        grammars.get(source, [&] { return compile_json_schema(format.schema, {.strict = strict}); });
     if (!compiled) throw ApiError(400, "invalid_json_schema", compiled.error().message, format.path);
     for (const std::string& path : compiled->ignored) ignored.push_back(format.path + path);
     return compiled->grammar;
@@ -25,9 +31,13 @@ std::shared_ptr<const Grammar> grammar_of(const OutputFormat& format, std::vecto
     case OutputFormat::Kind::Grammar:
       break;
   }
-  const Result<std::shared_ptr<const Grammar>> parsed = parse_gbnf(format.grammar);
+  const Result<SchemaGrammar> parsed = grammars.get("gbnf " + format.grammar, [&]() -> Result<SchemaGrammar> {
+    const Result<std::shared_ptr<const Grammar>> one = parse_gbnf(format.grammar);
+    if (!one) return one.error();
+    return SchemaGrammar{*one, {}};
+  });
   if (!parsed) throw ApiError(400, "invalid_grammar", parsed.error().message, format.path);
-  return *parsed;
+  return parsed->grammar;
 }
 
 const char* format_error_code(const OutputFormat& format) {
@@ -60,7 +70,8 @@ std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const Generation
     if (options.keeps_reserve) options.reasoning_budget = most;
   }
   options.ends_loops = in_reasoning && server.loop_guard;
-  options.grammar = grammar_of(request.format, ignored);
+  options.grammar = grammar_of(request.format, *model.grammars, ignored);
+  options.grammars = model.grammars;
   const CallChoice& choice = request.tool_choice;
   if (choice.mode != CallChoice::Mode::None)
     for (const Tool& tool : request.tools)

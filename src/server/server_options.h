@@ -10,6 +10,7 @@
 #include "chat/prompt_renderer.h"
 #include "chat/tool_grammar.h"
 #include "engine/token_service.h"
+#include "grammar/grammar_cache.h"
 #include "grammar/token_trie.h"
 #include "server/api/generation_request.h"
 #include "server/http/access.h"
@@ -69,9 +70,10 @@ struct ServedModel {
   const PromptRenderer* renderer = nullptr;
   TokenService* service = nullptr;
   std::shared_ptr<const TokenTrie> trie;  // of the vocabulary
-  SamplingParams sampling;                // where a request says nothing
-  Json meta = Json::object();             // arch, n_params, quant ...
-  Json plan = Json::object();             // memory
+  std::shared_ptr<GrammarCache> grammars = std::make_shared<GrammarCache>();
+  SamplingParams sampling;     // where a request says nothing
+  Json meta = Json::object();  // arch, n_params, quant ...
+  Json plan = Json::object();  // memory
   std::string chat_template;
   std::string file_name;
   Json card = nullptr;  // of the model, as its file has it; null: there is none
