@@ -1,7 +1,10 @@
 #include "grammar/grammar_compiler.h"
 
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "base/check.h"
 #include "grammar/utf8_automaton.h"
@@ -196,22 +199,29 @@ uint32_t GrammarCompiler::build_text_without(const Expr& expr, uint32_t from) {
     const auto [utf8, subset] = std::move(work.back());
     work.pop_back();
     const uint32_t state = known.at({utf8, subset});
+    std::array<bool, 257> cut{true};  // this byte may lead elsewhere than the one before it
+    for (const uint32_t s : subset)
+      for (const Grammar::ByteEdge& edge : forbidden[s - first].bytes)
+        cut[edge.first] = cut[edge.last + 1] = true;
+    uint8_t next = kUtf8Broken;
+    std::optional<uint32_t> target;  // nullopt: the text must not go on so
     for (int b = 0; b < 256; ++b) {
       const auto byte = static_cast<uint8_t>(b);
-      const uint8_t next = utf8_next(utf8, byte);
-      if (next == kUtf8Broken) continue;
-      Subset moved{start};
-      for (const uint32_t s : subset)
-        for (const Grammar::ByteEdge& edge : forbidden[s - first].bytes)
-          if (byte >= edge.first && byte <= edge.last) moved.insert(edge.target);
-      close(moved);
-      if (moved.contains(end)) continue;
-      const uint32_t target = state_of(next, std::move(moved));
+      if (const uint8_t before = std::exchange(next, utf8_next(utf8, byte)); cut[byte] || next != before) {
+        Subset moved{start};
+        for (const uint32_t s : subset)
+          for (const Grammar::ByteEdge& edge : forbidden[s - first].bytes)
+            if (byte >= edge.first && byte <= edge.last) moved.insert(edge.target);
+        close(moved);
+        target.reset();
+        if (next != kUtf8Broken && !moved.contains(end)) target = state_of(next, std::move(moved));
+      }
+      if (!target) continue;
       std::vector<Grammar::ByteEdge>& edges = states_[state].bytes;
-      if (!edges.empty() && edges.back().last + 1 == byte && edges.back().target == target)
+      if (!edges.empty() && edges.back().last + 1 == byte && edges.back().target == *target)
         edges.back().last = byte;
       else
-        edges.push_back({byte, byte, target});
+        edges.push_back({byte, byte, *target});
     }
   }
   return to;
