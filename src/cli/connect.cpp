@@ -1,76 +1,143 @@
 // `thermocline connect`: what to tell a client so that it talks to the server here.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
+
 #include "base/error.h"
+#include "base/json.h"
+#include "base/log.h"
 #include "cli/commands.h"
+#include "hub/http_client.h"
 
 namespace thermo {
 namespace {
 
-struct Client {
-  const char* name;
-  const char* text;  // {0}: the server's URL, {1}: its key, {2}: the model
+struct Settings {
+  std::string url;
+  std::string key;  // empty: the server needs none
+  std::string model;
+  int n_ctx = 0;  // tokens; 0: not known
+
+  // Clients that need some key get this one.
+  std::string any_key() const { return key.empty() ? "none" : key; }
+  // Tokens that a client may plan for an answer: it takes them off the context before it compacts.
+  int n_answer() const { return std::min(32000, n_ctx / 4); }
 };
 
-constexpr Client kClients[] = {
-    {"claude",
-     "# Claude Code, before it is started. The context is that of the server: see /v1/models.\n"
-     "export ANTHROPIC_BASE_URL={0}\n"
-     "export ANTHROPIC_AUTH_TOKEN={1}\n"
-     "export ANTHROPIC_MODEL={2}\n"
-     "export ANTHROPIC_SMALL_FAST_MODEL={2}\n"},
-    {"codex",
-     "# ~/.codex/config.toml\n"
-     "model = \"{2}\"\n"
-     "model_provider = \"thermocline\"\n\n"
-     "[model_providers.thermocline]\n"
-     "name = \"thermocline\"\n"
-     "base_url = \"{0}/v1\"\n"
-     "wire_api = \"responses\"\n"},
-    {"opencode",
-     "{{\n"
-     "  \"provider\": {{\n"
-     "    \"thermocline\": {{\n"
-     "      \"npm\": \"@ai-sdk/openai-compatible\",\n"
-     "      \"options\": {{\"baseURL\": \"{0}/v1\", \"apiKey\": \"{1}\"}},\n"
-     "      \"models\": {{\"{2}\": {{}}}}\n"
-     "    }}\n"
-     "  }}\n"
-     "}}\n"},
-    {"openwebui",
-     "# Open WebUI, before it is started.\n"
-     "export OPENAI_API_BASE_URL={0}/v1\n"
-     "export OPENAI_API_KEY={1}\n"},
-    {"env",
-     "export OPENAI_BASE_URL={0}/v1\n"
-     "export OPENAI_API_KEY={1}\n"
-     "export ANTHROPIC_BASE_URL={0}\n"
-     "export ANTHROPIC_AUTH_TOKEN={1}\n"},
+// As one word of a shell.
+std::string word(const std::string& text) {
+  const auto plain = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           std::string_view("_-./:@%+,=").find(c) != std::string_view::npos;
+  };
+  if (!text.empty() && std::all_of(text.begin(), text.end(), plain)) return text;
+  std::string quoted = "'";
+  for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+std::string exported(const char* name, const std::string& value) {
+  return fmt::format("export {}={}\n", name, word(value));
+}
+
+std::string of_claude(const Settings& s) {
+  std::string text = "# Claude Code, before it is started.\n";
+  text += exported("ANTHROPIC_BASE_URL", s.url) + exported("ANTHROPIC_AUTH_TOKEN", s.any_key());
+  text += exported("ANTHROPIC_MODEL", s.model) + exported("ANTHROPIC_SMALL_FAST_MODEL", s.model);
+  if (s.n_ctx == 0) return text;
+  const std::string n_ctx = std::to_string(s.n_ctx);
+  text += exported("CLAUDE_CODE_MAX_CONTEXT_TOKENS", n_ctx);
+  text += exported("CLAUDE_CODE_AUTO_COMPACT_WINDOW", n_ctx);
+  return text + exported("CLAUDE_CODE_MAX_OUTPUT_TOKENS", std::to_string(s.n_answer()));
+}
+
+// Texts of TOML are written as those of JSON.
+std::string of_codex(const Settings& s) {
+  std::string text = "# ~/.codex/config.toml. These lines stand before the first [table] of the file:\n";
+  text += fmt::format("model = {}\nmodel_provider = \"thermocline\"\n", Json(s.model).dump());
+  if (s.n_ctx > 0) text += fmt::format("model_context_window = {}\n", s.n_ctx);
+  text += fmt::format(
+      "\n# These anywhere after them:\n[model_providers.thermocline]\nname = \"thermocline\"\nbase_url = {}\n"
+      "wire_api = \"responses\"\n",
+      Json(s.url + "/v1").dump());
+  if (s.key.empty()) return text;
+  return text + "env_key = \"THERMOCLINE_API_KEY\"\n\n# And before Codex is started:\n# " +
+         exported("THERMOCLINE_API_KEY", s.key);
+}
+
+std::string of_opencode(const Settings& s) {
+  Json model = Json::object();
+  if (s.n_ctx > 0) model["limit"] = {{"context", s.n_ctx}, {"output", s.n_answer()}};
+  Json provider = {{"npm", "@ai-sdk/openai-compatible"}, {"name", "thermocline"}};
+  provider["options"] = {{"baseURL", s.url + "/v1"}, {"apiKey", s.any_key()}};
+  provider["models"] = {{s.model, std::move(model)}};
+  return Json{{"provider", {{"thermocline", std::move(provider)}}}}.dump(2) + "\n";
+}
+
+std::string of_open_webui(const Settings& s) {
+  return "# Open WebUI, before it is started.\n" + exported("OPENAI_API_BASE_URL", s.url + "/v1") +
+         exported("OPENAI_API_KEY", s.any_key());
+}
+
+std::string of_others(const Settings& s) {
+  return exported("OPENAI_BASE_URL", s.url + "/v1") + exported("OPENAI_API_KEY", s.any_key()) +
+         exported("ANTHROPIC_BASE_URL", s.url) + exported("ANTHROPIC_AUTH_TOKEN", s.any_key());
+}
+
+constexpr std::pair<const char*, std::string (*)(const Settings&)> kClients[] = {
+    {"claude", of_claude},        {"codex", of_codex}, {"opencode", of_opencode},
+    {"openwebui", of_open_webui}, {"env", of_others},
 };
+
+// The first model of the server's list; null with a line in the log: it told of none.
+Json ask_server(const Settings& s) {
+  constexpr auto kPatience = std::chrono::seconds(3);
+  constexpr size_t kMost = 1 << 20;
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  std::string body;
+  GetRequest request{.url = s.url + "/v1/models", .token = s.key};
+  request.on_body = [&](std::span<const std::byte> piece) {
+    body.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+    return body.size() <= kMost;
+  };
+  request.cancelled = [end] { return std::chrono::steady_clock::now() > end; };
+  const GetReply reply = HttpClient().get(request);
+  const Json list = reply.is_ok() ? Json::parse(body, nullptr, false) : Json();
+  if (list.is_object() && list.contains("data") && list["data"].is_array() && !list["data"].empty() &&
+      list["data"][0].is_object())
+    return list["data"][0];
+  if (reply.status == 401)
+    log_warning("connect", "{} wants a key to tell its model and context: give it with --api-key", s.url);
+  else
+    log_warning("connect", "{} does not say what it serves, so its context is left out: start it first",
+                s.url);
+  return nullptr;
+}
 
 class ConnectCommand : public Command {
  public:
   CommandText text() const override {
     return {"connect", "connect CLIENT [options]", "settings that a client needs to talk to the server",
             "CLIENT is claude, codex, opencode, openwebui, or env for variables that most programs read. "
-            "Nothing is changed: the settings are printed.",
-            "thermocline connect codex >> ~/.codex/config.toml\neval \"$(thermocline connect claude)\""};
+            "Nothing is changed: the settings are printed. A server that runs is asked for its model and "
+            "its context, which clients need to know when to compact.",
+            "thermocline connect codex\neval \"$(thermocline connect claude)\""};
   }
 
   void declare(OptionSet& set) override {
     set.positional("CLIENT", client_, "claude, codex, opencode, openwebui or env");
     set.section("Server");
-    set.value("--url", "URL", url_, "URL of the server (default http://127.0.0.1:8080)");
-    set.value("--api-key", "KEY", key_, "key that the server needs (default none)");
-    set.value("-a,--alias", "NAME", model_,
-              "name of the model on the server (default plankton, the embedded one)");
+    set.value("--url", "URL", settings_.url, "URL of the server (default http://127.0.0.1:8080)");
+    set.value("--api-key", "KEY", settings_.key, "key that the server needs (default none)");
+    set.value("-a,--alias", "NAME", settings_.model, "name of the model (default what the server says)");
   }
 
   ExitCode run(const Terminal&) override {
-    while (url_.ends_with('/')) url_.pop_back();
-    for (const Client& client : kClients)
-      if (client_ == client.name) {
-        write_stdout(fmt::format(fmt::runtime(client.text), url_, key_, model_));
+    for (const auto& [name, text_of] : kClients)
+      if (client_ == name) {
+        complete();
+        write_stdout(text_of(settings_));
         return ExitCode::Ok;
       }
     throw ConfigError(
@@ -78,7 +145,19 @@ class ConnectCommand : public Command {
   }
 
  private:
-  std::string client_, url_ = "http://127.0.0.1:8080", key_ = "none", model_ = "plankton";
+  void complete() {
+    while (settings_.url.ends_with('/')) settings_.url.pop_back();
+    if (client_ == "openwebui" || client_ == "env") return;  // they name no model
+    const Json model = ask_server(settings_);
+    if (settings_.model.empty() && model.is_object() && model.contains("id") && model["id"].is_string())
+      settings_.model = model["id"].get<std::string>();
+    if (settings_.model.empty()) settings_.model = "plankton";
+    if (model.is_object() && model.contains("context_length") && model["context_length"].is_number_integer())
+      settings_.n_ctx = model["context_length"].get<int>();
+  }
+
+  std::string client_;
+  Settings settings_{.url = "http://127.0.0.1:8080", .key = {}, .model = {}};
 };
 
 }  // namespace

@@ -7,6 +7,7 @@ import pathlib
 import signal
 import tempfile
 import time
+import tomllib
 import unittest
 
 from gguf_copy import GgufCopy
@@ -291,8 +292,28 @@ class Connect(ProgramTest):
         for client, words in (("claude", "ANTHROPIC_BASE_URL=http://h:1\n"), ("codex", 'base_url = "http://h:1/v1"\nwire_api = "responses"'),
                               ("opencode", '"baseURL": "http://h:1/v1"'), ("openwebui", "OPENAI_API_BASE_URL=http://h:1/v1"), ("env", "OPENAI_API_KEY=k\n")):
             self.assertIn(words, self.answer("connect", client, "--url", "http://h:1/", "--api-key", "k"))
-        json.loads(self.answer("connect", "opencode"))
+        for client, words in (("claude", "context is left out"), ("codex", "context is left out"), ("env", "")):
+            self.assertIn(words, run("connect", client, "--url", "http://127.0.0.1:1").stderr)
         self.assertEqual(run("connect", "emacs").returncode, USAGE)
+
+    # They did not know the context, and Codex not the key.
+    def test_knows_what_the_server_says(self):
+        with Server("-c", "4096", "--alias", "mine", "--api-key", "it's") as server:
+            def text(client, *flags):
+                return self.answer("connect", client, "--url", server.url, "--api-key", "it's", *flags)
+
+            claude = text("claude")
+            for line in ("ANTHROPIC_MODEL=mine", "CLAUDE_CODE_MAX_CONTEXT_TOKENS=4096", "CLAUDE_CODE_AUTO_COMPACT_WINDOW=4096",
+                         "CLAUDE_CODE_MAX_OUTPUT_TOKENS=1024", "ANTHROPIC_AUTH_TOKEN='it'\\''s'"):
+                self.assertIn(f"export {line}\n", claude)
+            codex = tomllib.loads(text("codex", "-a", "other"))
+            self.assertEqual((codex["model"], codex["model_provider"], codex["model_context_window"]), ("other", "thermocline", 4096))
+            self.assertEqual(codex["model_providers"]["thermocline"], {
+                "name": "thermocline", "base_url": server.url + "/v1", "wire_api": "responses", "env_key": "THERMOCLINE_API_KEY"})
+            opencode = json.loads(text("opencode"))["provider"]["thermocline"]
+            self.assertEqual(opencode["models"], {"mine": {"limit": {"context": 4096, "output": 1024}}})
+            self.assertEqual(opencode["options"], {"baseURL": server.url + "/v1", "apiKey": "it's"})
+            self.assertIn("give it with --api-key", run("connect", "codex", "--url", server.url).stderr)
 
 
 if __name__ == "__main__":
