@@ -98,11 +98,21 @@ class MessageReader {
   }
 
   // The text of a block that has content of its own: blocks, documents among them.
-  std::string inner_text(const Json& block, const std::string& path) const {
+  std::string inner_text(const Json& block, const std::string& path) {
     Fields fields(block, path);
-    if (fields.string("type") == "document") {
+    const std::string kind = fields.string("type").value_or("");
+    if (kind == "document" || kind == "search_result") {
+      const Json* citations = fields.object("citations");
+      if (citations != nullptr && citations->value("enabled", Json()) == Json(true))
+        request_.ignored_fields.push_back(fields.path("citations"));
+      fields.accept({kind == "document" ? "source" : "content", "cache_control"});
+      note_unknown(fields, request_);
+    }
+    if (kind == "document") {
       const Json* source = fields.object("source");
-      if (source == nullptr || source->value("type", Json()) != Json("text"))
+      const Json type = source != nullptr ? source->value("type", Json()) : Json();
+      if (type == Json("content")) return inner_text(*source, path + ".source");
+      if (type != Json("text"))
         throw unsupported(path + ".source", path + ".source: only documents that are text can be read");
       return string_of(*source, "data", path + ".source");
     }

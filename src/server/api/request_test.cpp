@@ -313,6 +313,20 @@ TEST(MessagesRequest, HasOneAnswer) {
             "unsupported_parameter n");
 }
 
+// Titles and citations were dropped without a word.
+TEST(MessagesRequest, NamesWhatItDoesNotReadOfDocuments) {
+  const GenerationRequest r = messages(R"({"messages": [{"role": "user", "content": [
+      {"type": "document", "title": "T", "context": "C", "citations": {"enabled": true}, "cache_control": {"type": "ephemeral"},
+       "source": {"type": "text", "media_type": "text/plain", "data": "a"}},
+      {"type": "document", "citations": {"enabled": false}, "source": {"type": "content", "content": [
+        {"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}},
+      {"type": "search_result", "source": "https://x", "content": [{"type": "text", "text": "d"}]}]}]})");
+  EXPECT_THAT(shown(r), ElementsAre("user:abcd"));
+  const std::string path = "messages[0].content";
+  EXPECT_THAT(r.ignored_fields, ElementsAre(path + "[0].citations", path + "[0].title", path + "[0].context",
+                                            path + "[2].source"));
+}
+
 // Marks stay where they are in the text, whatever is put before it.
 TEST(MessagesRequest, KeepsCacheMarksInsideOfTurns) {
   const GenerationRequest r = messages(R"({"system": [
