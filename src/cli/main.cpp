@@ -108,7 +108,7 @@ ExitCode run_command(Entry& entry, const Arguments& arguments,
   }
   if (values.has(*entry.set.find("--completion-bash").option))
     return run_command(find_entry("completion", entries), {"bash"}, entries);
-  std::vector<std::string> notes = add_environment(entry.set, values);
+  add_environment(entry.set, values);
   KnownOptions known;
   for (const std::unique_ptr<Entry>& other : entries) known.add(other->set);
   if (std::string path = find_config_file(entry.set, values); !path.empty())
@@ -131,7 +131,7 @@ ExitCode run_command(Entry& entry, const Arguments& arguments,
     throw ConfigError(
         fmt::format("--log-file: '{}' cannot be written; choose another file", entry.general.log_file));
   }
-  for (const std::string& note : notes) log_info("cli", "{}", note);
+  for (const std::string& line : used_llama_variables(values)) log_info("cli", "{}", line);
   for (const std::string& sentence : unknown_variables(known)) log_warning("cli", "{}", sentence);
   for (const OptionSet::Hook& hook : entry.set.hooks()) hook(terminal);
   return entry.command->run(terminal);

@@ -52,6 +52,7 @@ class RunCommand : public Command {
               "with --json: the N most likely tokens at each position, 0 to 20")
         .range(0, 20);
     add_answer_options(set, answer_);
+    for (const char* prompt : {"--system-prompt", "--system-prompt-file"}) set.contradict("--raw", prompt);
     add_engine_options(set, engine_);
     add_draft_options(set, draft_);
   }

@@ -206,6 +206,51 @@ class Sources(ProgramTest):
         self.assertRegex(text, r"min-p = 0\.25 +# option")
         self.assertRegex(text, r"threads = 1 +# environment: LLAMA_ARG_THREADS")
 
+    def test_order_decides_between_options_that_contradict_each_other(self):
+        config = self.config('listen = ["http://127.0.0.1:1"]\nno-auth = true\n[cache]\ncache-disk = "1G"\n'
+                             'expert-cache = "50%"\ngrammar = "root ::= [a-z]"\nsystem-prompt = "Be brief."\nheat-file = "heat.json"\n')
+        for command, arguments, env, counts, left_out in (
+                ("run", ["--expert-cache", "1G"], {"LLAMA_ARG_CPU_MOE": "1"}, "expert-cache", "cpu-moe"),
+                ("run", ["-ncmoe", "2"], {"THERMO_EXPERT_CACHE": "1G"}, "n-cpu-moe", "expert-cache"),
+                ("run", ["--config", config], {"LLAMA_ARG_CPU_MOE": "1"}, "cpu-moe", "expert-cache"),
+                ("run", [], {"THERMO_EXPERT_CACHE": "1G", "LLAMA_ARG_CPU_MOE": "1"}, "expert-cache", "cpu-moe"),
+                ("run", ["--device", "sim"], {"LLAMA_ARG_N_GPU_LAYERS": "0"}, "device", "n-gpu-layers"),
+                ("run", ["-ngl", "99"], {"THERMO_DEVICE": "cpu"}, "n-gpu-layers", "device"),
+                ("run", ["--device", "cpu"], {"LLAMA_ARG_MAIN_GPU": "1"}, "device", "main-gpu"),
+                ("run", ["-t", "1"], {"LLAMA_ARG_THREADS_BATCH": "8"}, "threads", "threads-batch"),
+                ("run", ["--no-repack"], {"LLAMA_ARG_NO_MMAP": "1"}, "repack", "mmap"),
+                ("run", ["-j", "{}", "--config", config], {}, "json-schema", "grammar"),
+                ("run", ["--raw", "--config", config], {}, "raw", "system-prompt"),
+                ("run", ["-sysf", "x", "--config", config], {}, "system-prompt-file", "system-prompt"),
+                ("run", ["--no-heat-file", "--config", config], {}, "no-heat-file", "heat-file"),
+                ("run", ["--reasoning", "on"], {"LLAMA_ARG_REASONING_BUDGET": "0"}, "reasoning", "reasoning-budget"),
+                ("run", ["model.gguf"], {"LLAMA_ARG_HF_REPO": "a/b", "LLAMA_ARG_HF_FILE": "c"}, "model", "hf-repo"),
+                ("bench", ["model.gguf"], {"LLAMA_ARG_MODEL": "other.gguf"}, "model", "hf-repo"),
+                ("serve", ["--port", "2", "--config", config], {}, "port", "listen"),
+                ("serve", ["--stdio", "--config", config], {}, "stdio", "listen"),
+                ("serve", ["--api-key", "x", "--config", config], {}, "api-key", "no-auth"),
+                ("serve", ["--no-auth"], {"LLAMA_API_KEY": "x"}, "no-auth", "api-key"),
+                ("serve", ["--cache-ram", "off", "--config", config], {}, "cache-ram", "cache-disk")):
+            with self.subTest(command=command, arguments=arguments, env=env):
+                text = self.answer(command, *arguments, "--print-config", env=env)
+                self.assertRegex(text, rf"(?m)^{counts} = ")
+                self.assertNotRegex(text, rf"(?m)^{left_out} = ")
+                self.assertNotIn("other.gguf", text)
+        # Compatible ones stay, and a word about a variable is said where it counts, without its value.
+        text = self.answer("run", "-ngl", "99", "--print-config", env={"THERMO_DEVICE": "cuda:1"})
+        self.assertRegex(text, r'device = "cuda:1"')
+        self.assertIn("threads-batch = 4", self.answer("run", "-t", "4", "--print-config", env={"LLAMA_ARG_THREADS_BATCH": "4"}))
+        log = run("version", "-v", env={"LLAMA_LOG_COLORS": "never"}).stderr
+        self.assertIn("LLAMA_LOG_COLORS is used for --color", log)
+        self.assertNotIn("is used for", run("version", "-v", "--color", "auto", env={"LLAMA_LOG_COLORS": "never"}).stderr)
+
+    def test_the_command_line_wins_where_options_set_the_same(self):
+        for arguments, env, shown in ((["-v"], {"LLAMA_LOG_VERBOSITY": "0"}, True), (["-lv", "0"], {"LLAMA_LOG_VERBOSITY": "5"}, False)):
+            result = run("run", "-p", "Hi", "-n", "1", "--device", "cpu", *arguments, env=env)
+            self.assertEqual("loaded " in result.stderr, shown, result.stderr)
+        plan = json.loads(self.answer("plan", "--repack", "-c", "512", "--json", env={"LLAMA_ARG_LOAD_MODE": "mmap"}))
+        self.assertIn("weights repacked: default", plan["decisions"])
+
     def test_prints_a_file_that_it_reads_again(self):
         text = self.answer("run", "--temp", ".5", "--no-repack", "-l", "5+1", "--print-config")
         again = self.answer("run", "--config", self.config(text), "--print-config")

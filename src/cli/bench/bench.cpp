@@ -81,8 +81,8 @@ class BenchCommand : public Command {
         throw ConfigError("a file or a folder was expected; leave it out for the embedded model");
       models_.emplace_back(text);
     };
-    set.positional("MODEL", add_model, "GGUF file, or a folder with one model; without it the embedded model",
-                   "model");
+    set.positional_for("model", "MODEL",
+                       "GGUF file, or a folder with one model; without it the embedded model");
     set.custom_list("-m,--model", "MODEL", add_model,
                     "the same, as an option; repeatable: each model is measured");
     add_hub_options(set, models_);

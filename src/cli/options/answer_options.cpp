@@ -47,6 +47,10 @@ void add_template_options(OptionSet& set, TemplateFlags& flags) {
             "Jinja template instead of the model's own, or chatml")
       .advanced();
   set.value("--chat-template-file", "FILE", flags.chat_template_file, "file with the template").advanced();
+  set.contradict("--chat-template", "--chat-template-file");
+  set.contradict("--reasoning", "--reasoning-budget", [](const std::string& when, const std::string& budget) {
+    return when == "on" && budget == "0";
+  });
   set.value("--chat-template-kwargs", "JSON", flags.kwargs,
             "JSON object with extra variables for the template")
       .llama_env("LLAMA_CHAT_TEMPLATE_KWARGS")
@@ -82,6 +86,7 @@ void add_answer_options(OptionSet& set, AnswerFlags& flags) {
   set.value("-sys,--system-prompt", "TEXT", flags.system_prompt, "system prompt");
   set.value("-sysf,--system-prompt-file", "FILE", flags.system_prompt_file, "file with the system prompt")
       .advanced();
+  set.contradict("--system-prompt", "--system-prompt-file");
   set.list("--stop", "TEXT", flags.stops, "end the answer before this text; repeatable");
   set.flag("--show-reasoning", flags.show_reasoning,
            "show the reasoning even when stdout is not a terminal (it then goes to stderr)");

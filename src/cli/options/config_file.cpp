@@ -27,7 +27,7 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
 
 // Flags may be spelled 1, true, on; --no-x is read from the variable without NO.
 void add_variable(const Option& option, const std::string& name, std::string value, bool negated,
-                  OptionValues& values) {
+                  OptionSource source, OptionValues& values) {
   if (option.is_flag()) {
     bool on = false;
     try {
@@ -37,7 +37,7 @@ void add_variable(const Option& option, const std::string& name, std::string val
     }
     value = on != negated ? "on" : "off";
   }
-  values.add(option, value, OptionSource::Environment, name);
+  values.add(option, value, source, name);
 }
 
 // A value as TOML: true, 0.5, "text".
@@ -152,14 +152,13 @@ std::vector<std::string> unknown_variables(const KnownOptions& known) {
   return sentences;
 }
 
-std::vector<std::string> add_environment(const OptionSet& set, OptionValues& values) {
-  std::vector<std::string> notes;
+void add_environment(const OptionSet& set, OptionValues& values) {
   for (const Option& option : set.options()) {
     OptionView view{&option};
     if (!view.reads_environment()) continue;
     std::string name = "THERMO_" + upper_snake(option.name());
     if (const std::string value = environment_variable(name); !value.empty()) {
-      add_variable(option, name, value, false, values);
+      add_variable(option, name, value, false, OptionSource::Environment, values);
       continue;
     }
     std::string llama_name, value;
@@ -174,10 +173,16 @@ std::vector<std::string> add_environment(const OptionSet& set, OptionValues& val
       negated = true;
     }
     if (value.empty()) continue;
-    add_variable(option, llama_name, value, negated, values);
-    notes.push_back(fmt::format("{}={} is used for --{}", llama_name, value, option.name()));
+    add_variable(option, llama_name, value, negated, OptionSource::LlamaEnvironment, values);
   }
-  return notes;
+}
+
+std::vector<std::string> used_llama_variables(const OptionValues& values) {
+  std::vector<std::string> lines;
+  for (const OptionValues::Given& given : values.given())
+    if (given.source == OptionSource::LlamaEnvironment)  // without the value, which may be a key
+      lines.push_back(fmt::format("{} is used for --{}", given.where, given.option->name()));
+  return lines;
 }
 
 std::string find_config_file(const OptionSet& set, const OptionValues& values) {
@@ -216,9 +221,9 @@ std::string print_config(const OptionSet& set, const OptionValues& values) {
       if (given.option != &option) continue;
       std::vector<std::string> texts;
       for (const std::string& value : given.values) texts.push_back(toml_text(value, view.is_flag()));
-      const char* source = given.source == OptionSource::CommandLine   ? "option"
-                           : given.source == OptionSource::Environment ? "environment"
-                                                                       : "file";
+      const char* source = given.source == OptionSource::CommandLine ? "option"
+                           : given.source == OptionSource::File      ? "file"
+                                                                     : "environment";
       std::string value = view.is_repeatable() ? fmt::format("[{}]", fmt::join(texts, ", ")) : texts.back();
       out += fmt::format("{} = {}  # {}: {}\n", option.name(), value, source, given.where);
     }

@@ -17,9 +17,11 @@ struct KnownOptions {
   void add(const OptionSet& set);
 };
 
-// THERMO_<OPTION>; where that is not set, llama-server's variable. Returns a line for the log for each of
-// those.
-std::vector<std::string> add_environment(const OptionSet& set, OptionValues& values);
+// THERMO_<OPTION>; where that is not set, llama-server's variable.
+void add_environment(const OptionSet& set, OptionValues& values);
+
+// A line for the log for each value that came from one of llama-server's variables.
+std::vector<std::string> used_llama_variables(const OptionValues& values);
 
 // A sentence for each variable THERMO_* that says nothing: misspelled, or of an option that is taken from the
 // command line only.

@@ -52,6 +52,7 @@ void add_constraint_options(OptionSet& set, ConstraintFlags& flags) {
   set.value("-jf,--json-schema-file", "FILE", flags.json_schema_file, "file with the schema");
   set.value("--grammar", "TEXT", flags.grammar, "the answer follows this grammar, in llama.cpp's GBNF");
   set.value("--grammar-file", "FILE", flags.grammar_file, "file with the grammar");
+  set.contradict_each_other({"--json-schema", "--json-schema-file", "--grammar", "--grammar-file"});
   set.value("--reasoning-budget-message", "TEXT", flags.budget_message,
             "text that ends the reasoning when it reaches --reasoning-budget")
       .advanced();

@@ -73,6 +73,7 @@ void add_expert_options(OptionSet& set, ExpertFlags& flags) {
          "--no-heat-file", [&flags](bool on) { flags.keep_heat = !on; },
          "neither read nor write heat in the cache folder")
       .advanced();
+  set.contradict("--heat-file", "--no-heat-file");
   set.value("--trace", "FILE", flags.trace_file, "record what each lane does and when, for chrome://tracing")
       .no_environment();
   set.value("--pin-layers", "N", flags.pin_layers, "keep all experts of the first N layers on the device")
@@ -86,6 +87,7 @@ void add_expert_options(OptionSet& set, ExpertFlags& flags) {
             "taken as a budget: the size of the experts of all but N layers")
       .range(0, 10000)
       .advanced();
+  set.contradict_each_other({"--expert-cache", "--cpu-moe", "--n-cpu-moe"});
 }
 
 void set_expert_options(const ExpertFlags& flags, EngineOptions& options) {

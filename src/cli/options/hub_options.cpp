@@ -65,6 +65,8 @@ void add_repository_options(OptionSet& set, HubFlags& flags) {
   set.value("-hff,--hf-file", "FILE", flags.file, "which file of that repository")
       .llama_env("LLAMA_ARG_HF_FILE")
       .advanced();
+  set.contradict("--model", "--hf-repo");
+  set.contradict("--model", "--hf-file");
   add_hub_connection_options(set, flags);
 }
 

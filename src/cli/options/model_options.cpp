@@ -26,11 +26,10 @@ void add_model_option(OptionSet& set, std::string& model) {
       throw ConfigError("a file or a folder was expected; leave it out for the embedded model");
     model = text;
   };
-  set.positional(
-      "MODEL", take,
+  set.positional_for(
+      "model", "MODEL",
       "GGUF file, first file of a split model, a folder with one model, or hf:owner/repo[:quant]; without it "
-      "the embedded model",
-      "model");
+      "the embedded model");
   set.custom("-m,--model", "MODEL", take, "the same, as an option").llama_env("LLAMA_ARG_MODEL");
   add_hub_options(set, model);
 }
@@ -49,6 +48,18 @@ constexpr AlwaysSo kAlwaysSo[] = {
     {"--display-prompt", false, "the prompt is never echoed", "the prompt is not echoed; print it yourself"},
     {"--simple-io", true, "a pipe gets plain text", "plain text is all a pipe gets; leave it out"},
 };
+
+// -ngl 0 is the CPU; more, where it is not a device that is named, a GPU.
+void contradict_about_devices(OptionSet& set) {
+  const auto is_cpu = [](const std::string& device) { return device == "cpu" || device == "none"; };
+  set.contradict("--device", "--n-gpu-layers", [is_cpu](const std::string& device, const std::string& n) {
+    return n != "auto" && is_cpu(device) != (n == "0");
+  });
+  set.contradict("--device", "--main-gpu",
+                 [](const std::string&, const std::string& gpu) { return gpu != "0"; });
+  set.contradict("--main-gpu", "--n-gpu-layers",
+                 [](const std::string& gpu, const std::string& n) { return gpu != "0" && n == "0"; });
+}
 
 }  // namespace
 
@@ -76,6 +87,9 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
       .range(-1, 1024)
       .llama_env("LLAMA_ARG_THREADS_BATCH")
       .advanced();
+  set.contradict("--threads", "--threads-batch", [](const std::string& n, const std::string& n_batch) {
+    return n != n_batch && n_batch != "0" && n_batch != "-1";
+  });
   set.value("-b,--batch-size", "N", flags.n_batch, "tokens of a prompt chunk (default 512; on a GPU 2048)")
       .range(1, 65536)
       .llama_env("LLAMA_ARG_BATCH")
@@ -106,6 +120,7 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
   set.value("-mg,--main-gpu", "N", flags.main_gpu, "the same as --device cuda:N; 0: as if it were not there")
       .range(0, 255)
       .advanced();
+  contradict_about_devices(set);
   set.size("--gpu-memory,--vram-budget", "SIZE", flags.gpu_memory,
            "take no more GPU memory than this in total (12G; default: what is free)");
   set.custom(
@@ -166,6 +181,12 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
       .advanced();
   set.flag("--mmap", flags.use_mmap, "accepted; with --repack the mapping is only read while loading")
       .advanced();
+  set.contradict("--repack", "--mmap", [](const std::string& repack, const std::string& mmap) {
+    return repack == "off" && mmap == "off";
+  });
+  set.contradict("--load-mode", "--mmap", [](const std::string& how, const std::string& mmap) {
+    return how == "mmap" && mmap == "off";
+  });
   set.flag("--mlock", flags.lock_memory, "lock the model in memory, so the system cannot swap it out")
       .advanced();
   set.flag("--check-tensors", flags.check_tensors,

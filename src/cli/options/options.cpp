@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "base/error.h"
@@ -94,6 +95,16 @@ int parse_count(std::string_view text) {
   if (value > std::numeric_limits<int>::max() / factor || value < std::numeric_limits<int>::min() / factor)
     throw ConfigError("a number of tokens below two billion was expected");
   return static_cast<int>(value * factor);
+}
+
+std::vector<std::string> split_list(std::string_view text) {
+  std::vector<std::string> parts;
+  while (true) {
+    const size_t at = text.find(',');
+    parts.emplace_back(text.substr(0, at));
+    if (at == std::string_view::npos) return parts;
+    text.remove_prefix(at + 1);
+  }
 }
 
 Option& Option::choices(std::vector<std::string> values) {
@@ -219,15 +230,21 @@ Option& OptionSet::list(std::string_view names, std::string metavar, std::vector
       std::move(help));
 }
 
-void OptionSet::positional(std::string metavar, std::string& target, std::string help, std::string option) {
-  positional(
-      std::move(metavar), [&target](std::string_view text) { target = text; }, std::move(help),
-      std::move(option));
+void OptionSet::positional(std::string metavar, std::string& target, std::string help) {
+  positionals_.push_back({std::move(metavar), std::move(help), "", &target});
 }
 
-void OptionSet::positional(std::string metavar, std::function<void(std::string_view)> set, std::string help,
-                           std::string option) {
-  positionals_.push_back({std::move(metavar), std::move(help), std::move(option), std::move(set)});
+void OptionSet::positional_for(std::string option, std::string metavar, std::string help) {
+  positionals_.push_back({std::move(metavar), std::move(help), std::move(option)});
+}
+
+void OptionSet::contradict(std::string first, std::string second, Contradiction::Test between) {
+  contradictions_.push_back({std::move(first), std::move(second), std::move(between)});
+}
+
+void OptionSet::contradict_each_other(const std::vector<std::string>& names) {
+  for (size_t i = 0; i < names.size(); ++i)
+    for (size_t j = i + 1; j < names.size(); ++j) contradict(names[i], names[j]);
 }
 
 OptionSet::Match OptionSet::find(std::string_view argument) const {
@@ -303,6 +320,15 @@ void OptionValues::parse_arguments(std::span<const std::string> arguments) {
                       arguments[i + 1], name, arguments[i + 1]));
     add(*match.option, arguments[++i], OptionSource::CommandLine, name);
   }
+  for (size_t i = 0; i < positionals_.size(); ++i) {
+    const Positional& positional = set_.positionals()[i];
+    if (positional.target != nullptr) continue;
+    const Option& option = *set_.find_key(positional.option).option;
+    if (has(option, OptionSource::CommandLine))
+      throw ConfigError(fmt::format("--{} and '{}' both name the {}: give one of them", positional.option,
+                                    positionals_[i], positional.option));
+    add(option, positionals_[i], OptionSource::CommandLine, positional.metavar);
+  }
 }
 
 void OptionValues::throw_unknown(const std::string& name) const {
@@ -323,16 +349,16 @@ void OptionValues::throw_unknown(const std::string& name) const {
 }
 
 void OptionValues::add(const Option& option, std::string value, OptionSource source, std::string where) {
-  for (Given& given : given_) {
-    if (given.option != &option) continue;
-    if (given.source > source) return;
-    if (given.source < source || !option.repeatable_) given.values.clear();
-    given.values.push_back(std::move(value));
-    given.source = source;
-    given.where = std::move(where);
-    return;
+  Given now{&option, {}, source, std::move(where)};
+  const auto before =
+      std::find_if(given_.begin(), given_.end(), [&](const Given& given) { return given.option == &option; });
+  if (before != given_.end()) {
+    if (before->source > source) return;
+    if (before->source == source && option.repeatable_) now.values = std::move(before->values);
+    given_.erase(before);
   }
-  given_.push_back({&option, {std::move(value)}, source, std::move(where)});
+  now.values.push_back(std::move(value));
+  given_.push_back(std::move(now));  // the last, because others may have the same target
 }
 
 bool OptionValues::has(const Option& option, OptionSource at_least) const {
@@ -341,7 +367,37 @@ bool OptionValues::has(const Option& option, OptionSource at_least) const {
   return false;
 }
 
-void OptionValues::apply() const {
+void OptionValues::leave_out_contradicted() {
+  const auto contradict = [this](const Given& one, const Given& other) {
+    for (const Contradiction& c : set_.contradictions()) {
+      const Option *first = set_.find(c.first).option, *second = set_.find(c.second).option;
+      const bool in_order = one.option == first && other.option == second;
+      if (!in_order && (one.option != second || other.option != first)) continue;
+      const std::string &a = (in_order ? one : other).values.back(),
+                        &b = (in_order ? other : one).values.back();
+      if (c.between ? c.between(a, b)
+                    : !(first->is_flag() && a == "off") && !(second->is_flag() && b == "off"))
+        return true;
+    }
+    return false;
+  };
+  std::vector<Given> kept;  // the strongest first
+  while (!given_.empty()) {
+    Given weaker = std::move(given_.back());
+    given_.pop_back();
+    if (std::none_of(kept.begin(), kept.end(), [&](const Given& given) {
+          return given.source > weaker.source && contradict(given, weaker);
+        }))
+      kept.push_back(std::move(weaker));
+  }
+  given_.assign(std::make_move_iterator(kept.rbegin()), std::make_move_iterator(kept.rend()));
+}
+
+void OptionValues::apply() {
+  // The strongest last, because options may have the same target.
+  std::stable_sort(given_.begin(), given_.end(),
+                   [](const Given& a, const Given& b) { return a.source < b.source; });
+  leave_out_contradicted();
   for (const Given& given : given_) {
     const Option& option = *given.option;
     for (const std::string& value : given.values) {
@@ -353,20 +409,8 @@ void OptionValues::apply() const {
       }
     }
   }
-  // After the options, so that a positional wins over the environment and the file.
-  for (size_t i = 0; i < positionals_.size(); ++i) {
-    const Positional& positional = set_.positionals()[i];
-    const Option* same = set_.find_key(positional.option).option;
-    if (same != nullptr && has(*same, OptionSource::CommandLine))
-      throw ConfigError(fmt::format("--{} and '{}' both name the {}: give one of them", positional.option,
-                                    positionals_[i], positional.option));
-    try {
-      positional.set(positionals_[i]);
-    } catch (const ConfigError& error) {
-      throw ConfigError(
-          fmt::format("{}: '{}' cannot be used, {}", positional.metavar, positionals_[i], error.what()));
-    }
-  }
+  for (size_t i = 0; i < positionals_.size(); ++i)
+    if (std::string* target = set_.positionals()[i].target) *target = positionals_[i];
 }
 
 void OptionValues::check(const Option& option, const std::string& value) {

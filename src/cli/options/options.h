@@ -8,7 +8,7 @@
 // Syntax: `--x y`, `--x=y`, `-x y`; flags `--x` and `--no-x`; `--` ends the options; options and positionals
 // in any order. The last value of an option wins, except for repeatable ones. A value is taken from the first
 // of these that has one: command line, environment, configuration file; otherwise the target keeps its
-// default.
+// default. The same order decides between options that contradict each other.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,11 @@ void parse_value(std::string_view text, std::optional<T>& value) {
 // "4096", "128K", "1M": a count of tokens, K = 1024, M = 1024 K.
 int parse_count(std::string_view text);
 
-enum class OptionSource { Default, File, Environment, CommandLine };
+// "a,b": its parts.
+std::vector<std::string> split_list(std::string_view text);
+
+// From the weakest to the strongest.
+enum class OptionSource { Default, File, LlamaEnvironment, Environment, CommandLine };
 
 class Option {
  public:
@@ -99,8 +103,15 @@ struct OptionView {
 struct Positional {
   std::string metavar;
   std::string help;
-  std::string option;  // the option that says the same; may be empty
-  std::function<void(std::string_view)> set;
+  std::string option;     // the option that it stands for, or
+  std::string* target{};  // where it goes
+};
+
+// Options that cannot both count.
+struct Contradiction {
+  using Test = std::function<bool(const std::string& first, const std::string& second)>;
+  std::string first, second;  // with their dashes
+  Test between;               // these values; empty: any, but for flags that are off
 };
 
 class OptionSet {
@@ -139,10 +150,15 @@ class OptionSet {
   // A flag with a function of its own; called with true, or with false for --no-x.
   Option& custom_flag(std::string_view names, std::function<void(bool)> set, std::string help);
 
-  // `option`: the option that says the same ("model"); naming both is refused.
-  void positional(std::string metavar, std::string& target, std::string help, std::string option = "");
-  void positional(std::string metavar, std::function<void(std::string_view)> set, std::string help,
-                  std::string option = "");
+  void positional(std::string metavar, std::string& target, std::string help);
+  // Another way to give an option ("model"); naming both is refused.
+  void positional_for(std::string option, std::string metavar, std::string help);
+
+  // Of two that contradict each other, the one from the stronger source counts, and the other is as if it had
+  // not been given. From the same source both stay, and the command refuses them.
+  void contradict(std::string first, std::string second, Contradiction::Test between = {});
+  // Each of them every other one.
+  void contradict_each_other(const std::vector<std::string>& names);
 
   // Called after the values were put into their targets, before the command runs.
   using Hook = std::function<void(const Terminal&)>;
@@ -151,6 +167,7 @@ class OptionSet {
 
   std::span<const Option> options() const { return options_; }
   std::span<const Positional> positionals() const { return positionals_; }
+  std::span<const Contradiction> contradictions() const { return contradictions_; }
 
   // What an argument "--no-repack" or "-ctk" means, without its value.
   struct Match {
@@ -167,6 +184,7 @@ class OptionSet {
   std::string section_ = "Options";
   std::vector<Option> options_;
   std::vector<Positional> positionals_;
+  std::vector<Contradiction> contradictions_;
   std::vector<Hook> hooks_;
 };
 
@@ -183,8 +201,9 @@ class OptionValues {
   void add(const Option& option, std::string value, OptionSource source, std::string where);
   bool has(const Option& option, OptionSource at_least = OptionSource::File) const;
 
-  // Puts everything into the targets. Throws ConfigError for a value that is refused.
-  void apply() const;
+  // Leaves out what a stronger source contradicts, and puts the rest into the targets. Throws ConfigError for
+  // a value that is refused.
+  void apply();
 
   struct Given {
     const Option* option;
@@ -196,6 +215,7 @@ class OptionValues {
 
  private:
   [[noreturn]] void throw_unknown(const std::string& name) const;
+  void leave_out_contradicted();
   static void check(const Option& option, const std::string& value);
 
   const OptionSet& set_;

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "base/error.h"
 #include "cli/options/cpu_options.h"
 #include "cli/options/refused_options.h"
@@ -34,7 +36,7 @@ struct Example {
   OptionSet set;
 
   Example() {
-    set.positional("MODEL", model, "", "model");
+    set.positional_for("model", "MODEL", "");
     set.value("-m,--model", "MODEL", model, "");
     set.value("-p,--prompt", "TEXT", prompt, "");
     set.value("-ctk,--cache-type-k", "TYPE", type, "").choices({"f16", "q8_0"});
@@ -123,6 +125,87 @@ TEST(Options, TheCommandLineWinsOverEnvironmentOverFile) {
   EXPECT_EQ(e.n_ctx, 3);
   EXPECT_FLOAT_EQ(e.temp, 2.0f);
   EXPECT_THAT(e.stops, ElementsAre("env"));
+}
+
+TEST(Options, TheStrongestSourceWinsBetweenOptionsOfOneTarget) {
+  for (const auto& [mode_from, repack_from, expected] :
+       {std::tuple(OptionSource::File, OptionSource::CommandLine, true),
+        std::tuple(OptionSource::CommandLine, OptionSource::Environment, false)}) {
+    bool repack = false;
+    OptionSet set;
+    set.flag("--repack", repack, "");
+    set.custom(
+        "--load-mode", "HOW", [&](std::string_view text) { repack = text == "none"; }, "");
+    OptionValues values(set);
+    values.add(*set.find("--load-mode").option, "mmap", mode_from, "here");
+    values.add(*set.find("--repack").option, "on", repack_from, "there");
+    values.apply();
+    EXPECT_EQ(repack, expected);
+  }
+  Example e;  // on the command line, the last
+  e.set.custom_flag(
+      "--mapped", [&e](bool on) { e.repack = !on; }, "");
+  e.parse({"--repack", "--mapped", "--repack"});
+  EXPECT_TRUE(e.repack);
+}
+
+TEST(Options, LeavesOutWhatAStrongerSourceContradicts) {
+  struct Drafts {
+    std::string who, file;
+    bool standard = false;
+    OptionSet set;
+    Drafts() {
+      set.value("--who", "WHO", who, "");
+      set.value("--file", "FILE", file, "");
+      set.flag("--standard", standard, "");
+      set.contradict_each_other({"--who", "--file", "--standard"});
+    }
+    // What counts of these.
+    std::string given(const std::vector<std::tuple<const char*, const char*, OptionSource>>& all) {
+      OptionValues values(set);
+      for (const auto& [name, value, source] : all) values.add(*set.find(name).option, value, source, name);
+      values.apply();
+      std::string names;
+      for (const OptionValues::Given& one : values.given()) names += one.option->name() + " ";
+      return names;
+    }
+  };
+  using enum OptionSource;
+  EXPECT_EQ(Drafts().given({{"--who", "a", CommandLine}, {"--file", "b", Environment}}), "who ");
+  EXPECT_EQ(Drafts().given({{"--who", "a", File}, {"--file", "b", LlamaEnvironment}}), "file ");
+  EXPECT_EQ(Drafts().given({{"--who", "a", Environment}, {"--file", "b", LlamaEnvironment}}), "who ");
+  EXPECT_EQ(Drafts().given({{"--who", "a", CommandLine}, {"--file", "b", CommandLine}}), "who file ");
+  // A flag that is off contradicts nothing.
+  EXPECT_EQ(Drafts().given({{"--standard", "off", CommandLine}, {"--file", "b", File}}), "file standard ");
+  EXPECT_EQ(Drafts().given({{"--standard", "on", CommandLine}, {"--file", "b", File}}), "standard ");
+}
+
+TEST(Options, LeavesNothingOutForWhatIsLeftOutItself) {
+  OptionSet set;
+  std::string a, b, c;
+  set.value("--aa", "X", a, "");
+  set.value("--bb", "X", b, "");
+  set.value("--cc", "X", c, "");
+  set.contradict("--aa", "--bb");
+  set.contradict("--cc", "--bb",
+                 [](const std::string& of_c, const std::string& of_b) { return of_c == of_b; });
+  OptionValues values(set);
+  values.add(*set.find("--aa").option, "1", OptionSource::CommandLine, "");
+  values.add(*set.find("--bb").option, "1", OptionSource::Environment, "");
+  values.add(*set.find("--cc").option, "1", OptionSource::File, "");
+  values.apply();
+  EXPECT_EQ(a + "," + b + "," + c, "1,,1");
+}
+
+TEST(Options, APositionalIsTheOptionOfTheCommandLine) {
+  Example e;
+  OptionValues values(e.set);
+  values.parse_arguments(std::vector<std::string>{"line.gguf"});
+  values.add(*e.set.find("-m").option, "environment.gguf", OptionSource::Environment, "THERMO_MODEL");
+  values.apply();
+  EXPECT_EQ(e.model, "line.gguf");
+  ASSERT_EQ(values.given().size(), 1u);
+  EXPECT_EQ(values.given()[0].where, "MODEL");
 }
 
 TEST(Options, RefusesWithTheNameTheValueAndTheRemedy) {

@@ -97,6 +97,8 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
       .advanced();
   set.flag("--stdio", flags.stdio, "answer requests from stdin, one per line, instead of listening");
   set.value("--port-file", "FILE", flags.port_file, "write the URL here once the server listens").advanced();
+  for (const char* place : {"--host", "--port"}) set.contradict("--listen", place);
+  for (const char* place : {"--listen", "--host", "--port"}) set.contradict("--stdio", place);
   set.value("--unix-socket-mode", "MODE", flags.unix_socket_mode,
             "permissions of a unix socket (default 0660)")
       .advanced();
@@ -149,6 +151,7 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
   set.value("--api-key-file", "FILE", flags.api_key_file, "file with keys, one per line")
       .llama_env("LLAMA_ARG_API_KEY_FILE");
   set.flag("--no-auth", flags.no_auth, "need no key even if other machines can reach the server").advanced();
+  for (const char* keys : {"--api-key", "--api-key-file"}) set.contradict("--no-auth", keys);
   set.flag("--unix-trusted", flags.unix_trusted,
            "need no key on a unix socket; its permissions control access (default off)")
       .advanced();
@@ -165,6 +168,10 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
   set.flag("--cors-credentials", flags.cors_credentials,
            "let them send browser credentials, such as cookies (default off)")
       .advanced();
+  set.contradict("--cors-credentials", "--cors-origins",
+                 [](const std::string& credentials, const std::string& origins) {
+                   return credentials == "on" && origins.find('*') != std::string::npos;
+                 });
   set.value("--metrics-auth", "WHEN", flags.metrics_auth,
             "whether /metrics needs a key: auto (when there are keys), off")
       .choices({"auto", "off"})
@@ -226,6 +233,12 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
   set.value("--cache-dir", "FOLDER", flags.cache_dir,
             "folder for these texts (default: thermocline/texts in the user's state folder)")
       .advanced();
+  const auto no_disk = [](const std::string& disk) { return parse_bytes(disk) == uint64_t{0}; };
+  set.contradict("--cache-disk", "--cache-ram", [no_disk](const std::string& disk, const std::string& ram) {
+    return !no_disk(disk) && (ram == "off" || no_disk(ram));
+  });
+  set.contradict("--cache-disk", "--cache-dir",
+                 [no_disk](const std::string& disk, const std::string&) { return no_disk(disk); });
   set.count("--checkpoint-every", "N", flags.checkpoint_every,
             "tokens between checkpoints, which a changed prompt can go back to; 0: only between turns "
             "(default 4096)")
