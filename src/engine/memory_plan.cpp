@@ -269,8 +269,9 @@ MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const Me
     remedy = Remedy::FileMapping;
   }
   throw MemoryError(
-      fmt::format("{} needs {} of memory with a context of {}, but {} are available; {}", file.path(),
-                  format_bytes(plan.total_bytes), shown_ctx, format_bytes(in.available_bytes), advice),
+      fmt::format("{} {} {} of memory with a context of {}, but {} are available; {}", file.path(),
+                  drafts ? "and its drafter need" : "needs", format_bytes(plan.total_bytes), shown_ctx,
+                  format_bytes(in.available_bytes), advice),
       remedy);
 }
 

@@ -44,6 +44,31 @@ TEST(MemoryPlan, DoesNotGoBelowTheShortestContext) {
   EXPECT_THROW(plan_memory(config, dense, inputs), MemoryError);
 }
 
+TEST(MemoryPlan, SaysWhatADrafterTakes) {
+  const GgufFile dense(std::string(THERMO_TEST_DATA) + "/qwen35-f32.gguf");
+  const ModelConfig config = read_model_config(dense);
+  MemoryPlanInputs inputs;
+  inputs.available_bytes = 8 * GiB;
+  inputs.n_ctx = 2048;
+  inputs.available_bytes = plan_memory(config, dense, inputs).total_bytes;
+  const auto refusal = [&] {
+    try {
+      plan_memory(config, dense, inputs);
+    } catch (const MemoryError& error) {
+      return std::string(error.what());
+    }
+    return std::string("it fits");
+  };
+  EXPECT_EQ(refusal(), "it fits");
+  inputs.drafter_bytes = 1;
+  EXPECT_NE(refusal().find("and its drafter need"), std::string::npos) << refusal();
+  EXPECT_NE(refusal().find("without drafting it fits"), std::string::npos) << refusal();
+  inputs.available_bytes -= 1;
+  EXPECT_EQ(refusal().find("without drafting"), std::string::npos) << refusal();
+  inputs.drafter_bytes = 0;
+  EXPECT_EQ(refusal().find("drafter"), std::string::npos) << refusal();
+}
+
 // Nobody can work with a few hundred tokens: that is said, not chosen.
 TEST(MemoryPlan, ChoosesAtLeast8192Tokens) {
   ModelConfig config = read_model_config(plankton());
