@@ -50,7 +50,7 @@ class PlanCommand : public Command {
     override_rope(options.rope, config);
     set_expert_options(flags_.experts, config, options);
     std::optional<GgufFile> drafter;
-    set_draft_options(draft_, model_, drafter, options);
+    set_draft_options(draft_, model_, config, drafter, options);
     MemoryPlan plan;
     try {
       options.cache_bytes = cache_ram_bytes(cache_ram_, file, options);

@@ -73,7 +73,7 @@ class RunCommand : public Command {
     if (options.n_ctx > 0) check_prompt_fits(request.prompt.size(), options.n_ctx, model.n_ctx_train());
     set_expert_options(engine_.experts, model.config(), options);
     keep_heat(engine_.experts, model.config(), model.file(), options);
-    set_draft_options(draft_, model_, drafter_, options);
+    set_draft_options(draft_, model_, model.config(), drafter_, options);
     load_model(model, options, engine_, terminal);
     note_unused_cache(engine_.experts, model.engine(), terminal);
     const int n_ctx = model.engine().n_ctx();

@@ -79,7 +79,7 @@ class ServeCommand : public Command {
     server_flags.dry_breakers = dry_breaker_texts(sampling_);
     set_expert_options(engine_.experts, model.config(), options);
     keep_heat(engine_.experts, model.config(), model.file(), options);
-    set_draft_options(draft_, model_, drafter_, options);
+    set_draft_options(draft_, model_, model.config(), drafter_, options);
     server_flags.reasoning_budget = template_.reasoning_budget;
     server_flags.loading_id = model_id(model);
     if (std::vector<std::string> passed = passed_listeners(); !passed.empty() && !serve_.stdio)

@@ -5,7 +5,7 @@ import struct
 import tempfile
 import unittest
 
-from harness import DATA, MODEL, MODEL_ERROR, ROOT, USAGE, Gguf, ProgramTest, run, temporary_folder
+from harness import DATA, MEMORY, MODEL, MODEL_ERROR, ROOT, USAGE, Gguf, ProgramTest, run, temporary_folder
 
 DRAFTER = ROOT / "models/plankton-draft-q8_0.gguf"
 PROMPTS = ["Write a Python function that sorts a list with merge sort.", "What is 17 + 25?", "Tell me about the sea."]
@@ -93,6 +93,26 @@ class Text(ProgramTest):
             for name, (option, value) in names.items():
                 self.assertRegex(shown, rf'(?m)^{option} = "?{value}"? +# environment: {name}$')
 
+    def test_is_drafted_by_whom_the_command_line_names(self):
+        arguments = ["run", "--device", "cpu", "-p", PROMPTS[0], "-n", "24", "--temp", "0", "--draft-budget", "4", "--json"]
+        config = temporary_folder(self) / "config.toml"
+        config.write_text('draft = "mtp"\n')
+        file, missing = {"LLAMA_ARG_SPEC_DRAFT_MODEL": str(DRAFTER)}, {"LLAMA_ARG_MODEL_DRAFT": "/missing.gguf"}
+        for who, more, env in ((None, ["--draft", "none"], file), ("lookup", ["--draft", "lookup"], missing),
+                               ("dflash", ["-md", DRAFTER], {"THERMO_DRAFT": "lookup"}),
+                               (None, ["--draft", "none"], {"THERMO_SPEC_DEFAULT": "1"}),
+                               ("dflash", ["--config", config], file), ("mtp", ["--config", config], {}),
+                               ("lookup", ["--spec-type", "ngram-mod,draft-mtp"], missing)):
+            with self.subTest(more=more, env=env):
+                timings = json.loads(self.answer(*arguments, *more, env=env))["timings"]
+                self.assertEqual(timings.get("drafter"), who)
+        self.assertNotIn("model-draft", self.answer("run", "--draft", "none", "--print-config", env=file))
+
+    def test_takes_longer_drafts_than_there_are(self):
+        result = run("run", "--device", "cpu", "-p", PROMPTS[1], "-n", "4", "--draft", "lookup", "--draft-max", "64")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("--draft-max 64: 63 is used", result.stderr)
+
 
 class Measured(ProgramTest):
     """`bench --draft`: plain and drafted in turn, with an oracle as right as asked for."""
@@ -127,9 +147,10 @@ class Measured(ProgramTest):
             self.assertEqual(never["tokens_per_step"], 1)
 
     def test_own_text_is_the_same_with_drafts(self):
-        plain, drafted = self.rows("--draft", self.drafter, "--draft-budget", "7")
-        self.assertEqual(plain["text_source"], "own")
-        self.assertEqual(plain["output_sha256"], drafted["output_sha256"])
+        for flag in ("--draft", "-md"):
+            plain, drafted = self.rows(flag, self.drafter, "--draft-budget", "7")
+            self.assertEqual(plain["text_source"], "own")
+            self.assertEqual(plain["output_sha256"], drafted["output_sha256"])
 
     def test_what_makes_no_sense_is_refused(self):
         for arguments in (["--oracle", "0.5"], ["--draft", "mtp", "--oracle", "2"], ["--draft", "mtp", "-p", "8"],
@@ -252,9 +273,22 @@ class Refusals(ProgramTest):
                           ["-hfd", "a/b"], ["--draft-budget", "x"], ["--draft", "-1"], ["--draft", ""],
                           ["--draft", "mtp", "--draft-max", "3", "--draft-min", "4"],
                           ["--draft", "mtp", "--draft-budget", "2", "--draft-min", "3"],
-                          ["--draft", "mtp", "-md", DRAFTER], ["--draft", "lookup", "--spec-type", "draft-mtp"]):
+                          ["--draft", "mtp", "-md", DRAFTER], ["--draft", "lookup", "--spec-type", "draft-mtp"],
+                          ["--spec-type", "ngram-whatever"], ["--spec-type", "ngram-mod,"], [MODEL, "--spec-type", "draft-dflash"],
+                          ["--draft", "mtp", "--draft-budget", "7", "--draft-min", "5"]):
             with self.subTest(arguments=arguments):
                 self.refusal(USAGE, "run", "--device", "cpu", "-p", "x", *arguments)
+
+    def test_say_what_a_command_has_instead(self):
+        for command, flag, words in (("run", "-td", "use -t for both"), ("run", "-cd", "use -c for both"), ("bench", "--spec-type", "`bench` have --draft"),
+                                     ("tokenize", "-md", "`run`, `chat`, `serve`, `plan` and `bench`")):
+            self.assertIn(words, self.refusal(USAGE, command, flag, "4"))
+
+    def test_of_what_does_not_fit_names_the_drafter(self):
+        for device in ("cpu", "sim"):
+            with self.subTest(device=device):
+                line = self.refusal(MEMORY, "plan", "--device", device, "-c", "100000000", "--draft", DRAFTER)
+                self.assertIn("and its drafter need", line)
 
     def test_of_drafters_for_other_models(self):
         for name in ("dflash-qwen35-f32.gguf", "qwen35-f32.gguf", "missing.gguf"):

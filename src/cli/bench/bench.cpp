@@ -113,7 +113,7 @@ class BenchCommand : public Command {
         .no_environment();
     set.value("-s,--seed", "N", seed_, "seed of random tokens").no_environment();
     set.section("Drafting");
-    set.value("--draft", "WHO", draft_.draft,
+    set.value("--draft,-md,--model-draft,--spec-draft-model", "WHO", draft_.draft,
               "measure generation with and without this drafter, alternating: a drafter's file, mtp, lookup "
               "or auto")
         .no_environment();
@@ -216,7 +216,7 @@ class BenchCommand : public Command {
     if (fail_below_ > 0.0 && compare_.empty()) throw ConfigError("--fail-below needs --compare FILE");
     if (!url_.options.url.empty()) return run_url(terminal);
     refuse_without_url(url_);
-    const bool drafts = draft_.draft != "none";
+    const bool drafts = draft_.asks_for_drafts();
     if (!drafts && !oracle_.empty())
       throw ConfigError("--oracle needs --draft: it replaces the guesses of a drafter");
     if (!oracle_.empty()) parse_oracle(oracle_);  // a bad one is refused at once
@@ -244,7 +244,7 @@ class BenchCommand : public Command {
       override_rope(rope_, config);
       EngineOptions options;
       std::optional<GgufFile> drafter;
-      if (drafts) set_draft_options(draft_, model, drafter, options);
+      if (drafts) set_draft_options(draft_, model, config, drafter, options);
       plan_draft(options.draft, config, 1);
     }
     terminal.note(drafts ? "with --draft sampling is part of the time, as in `run`"
@@ -322,10 +322,10 @@ class BenchCommand : public Command {
     options.progress = progress.callback();
     options.max_draft_rows = plan.max_rows();
     options.n_sequences = plan.max_parallel();
-    const bool drafts = draft_.draft != "none";
+    const bool drafts = draft_.asks_for_drafts();
     std::optional<GgufFile> drafter;
     if (drafts) {
-      set_draft_options(draft_, model_, drafter, options);
+      set_draft_options(draft_, model_, read_model_config(file), drafter, options);
       options.n_ctx += kMaxDraftNodes + 1;
       if (!oracle_.empty())
         options.draft.oracle = {.probabilities = parse_oracle(oracle_), .seed = seed_, .text = text_ids_.ids};
@@ -539,10 +539,10 @@ class BenchCommand : public Command {
     add(!lists_.repack.empty(), "repack");
     add(!lists_.n_rows.empty() || !lists_.n_parallel.empty(), "ms a step");
     add(!lists_.n_rows.empty(), "x one row");
-    add(!lists_.n_rows.empty() || draft_.draft != "none", "experts");
+    add(!lists_.n_rows.empty() || draft_.asks_for_drafts(), "experts");
     add(!lists_.n_cpu_moe.empty(), "n_cpu_moe");
     add(!lists_.expert_cache.empty() || !lists_.expert_sweep.empty(), "expert_cache");
-    if (draft_.draft != "none")
+    if (draft_.asks_for_drafts())
       for (const char* name : {"draft", "t/step", "accepted %", "draft %", "verify %", "x none"})
         columns.emplace_back(name);
     add(text_ != "builtin", "text");

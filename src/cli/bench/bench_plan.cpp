@@ -17,16 +17,6 @@ constexpr int kMaxRows = kDeltaChunk;  // of a step that is not kept
 constexpr int kMaxParallel = 1024;     // sequences; each has its memory
 constexpr size_t kMaxValues = 1000;    // a list longer than this is a slip of the keyboard
 
-std::vector<std::string_view> split(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
-  while (true) {
-    const size_t at = text.find(separator);
-    parts.push_back(text.substr(0, at));
-    if (at == std::string_view::npos) return parts;
-    text.remove_prefix(at + 1);
-  }
-}
-
 [[noreturn]] void refuse(std::string_view option, std::string_view text) {
   throw ConfigError(fmt::format(
       "{}: '{}' cannot be used; expected numbers like 512, 512,2048, 128-512+128 or 1-16*2", option, text));
@@ -122,7 +112,7 @@ std::vector<BenchSetup> expert_setups(const BenchLists& lists) {
 std::vector<BenchTest> make_tests(const BenchLists& lists) {
   std::vector<BenchTest> pairs;
   for (const std::string& text : lists.prompt_gen) {
-    const std::vector<std::string_view> parts = split(text, ',');
+    const std::vector<std::string> parts = split_list(text);
     if (parts.size() != 2)
       throw ConfigError(fmt::format("-pg: '{}' cannot be used; expected PROMPT,GEN", text));
     pairs.push_back(
@@ -158,14 +148,14 @@ std::vector<BenchTest> make_tests(const BenchLists& lists) {
 std::vector<int> parse_int_lists(std::string_view option, const std::vector<std::string>& texts) {
   std::vector<int> values;
   for (const std::string& text : texts)
-    for (const std::string_view part : split(text, ',')) append_range(option, part, values);
+    for (const std::string& part : split_list(text)) append_range(option, part, values);
   return values;
 }
 
 std::vector<std::string> parse_word_lists(const std::vector<std::string>& texts) {
   std::vector<std::string> words;
   for (const std::string& text : texts)
-    for (const std::string_view part : split(text, ',')) words.emplace_back(part);
+    for (std::string& part : split_list(text)) words.push_back(std::move(part));
   return words;
 }
 

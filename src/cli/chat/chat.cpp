@@ -38,7 +38,7 @@ class ChatCommand : public Command {
     TextModel model(model_);
     set_expert_options(engine_.experts, model.config(), options);
     keep_heat(engine_.experts, model.config(), model.file(), options);
-    set_draft_options(draft_, model_, drafter_, options);
+    set_draft_options(draft_, model_, model.config(), drafter_, options);
     load_model(model, options, flags, terminal);
     note_unused_cache(engine_.experts, model.engine(), terminal);
     if (model_.empty())

@@ -3,11 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <climits>
+#include <iterator>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "chat/model_source.h"
 #include "cli/options/model_options.h"
 #include "embedded/embedded_model.h"
+#include "model/model_config.h"
 #include "safetensors/dflash_checkpoint.h"
 
 namespace thermo {
@@ -34,18 +38,93 @@ int read_budget(const std::string& text) {
   return budget;
 }
 
-// What llama.cpp's two options say in the words of --draft.
-std::string from_llama_names(const DraftFlags& flags) {
-  const std::string& type = flags.type;
-  if (type.empty()) return flags.file;
-  if (type == "none" || type == "draft-mtp" || type.starts_with("ngram-")) {
-    if (!flags.file.empty())
-      throw ConfigError(fmt::format("--spec-type {} and --model-draft contradict each other", type));
-    return type == "none" ? "none" : type == "draft-mtp" ? "mtp" : "lookup";
+constexpr std::string_view kTypes[] = {"none",        "draft-dflash", "draft-mtp",     "ngram-simple",
+                                       "ngram-map-k", "ngram-mod",    "ngram-map-k4v", "ngram-cache"};
+// llama.cpp's other drafters: a list may name them beside one of these.
+constexpr std::string_view kOtherTypes[] = {"draft-simple", "draft-eagle3", "draft-dspark"};
+
+std::vector<std::string> type_list(const std::string& text) {
+  std::vector<std::string> types = split_list(text);
+  for (const std::string& type : types) {
+    const auto is_type = [&](std::string_view known) { return known == type; };
+    if (std::any_of(std::begin(kTypes), std::end(kTypes), is_type)) continue;
+    if (types.size() > 1 && std::any_of(std::begin(kOtherTypes), std::end(kOtherTypes), is_type)) continue;
+    throw ConfigError(
+        fmt::format("--spec-type: '{}' is not offered; one of {} was expected, or a list of them with commas",
+                    type, fmt::join(kTypes, ", ")));
   }
-  if (type == "draft-dflash") return flags.file.empty() ? "auto" : flags.file;
-  throw ConfigError(fmt::format(
-      "--spec-type: '{}' is not offered; none, draft-dflash, draft-mtp or ngram-* was expected", type));
+  return types;
+}
+
+bool takes_a_file(const std::vector<std::string>& types) {
+  return std::find(types.begin(), types.end(), "draft-dflash") != types.end();
+}
+
+// What a type says in the words of --draft; empty: it cannot be had.
+std::string from_llama_type(const std::string& type, const DraftFlags& flags, bool embedded,
+                            const ModelConfig& config) {
+  if (type == "none") return "none";
+  if (type.starts_with("ngram-")) return "lookup";
+  if (type == "draft-dflash") return !flags.file.empty() ? flags.file : embedded ? "auto" : "";
+  return type == "draft-mtp" && config.n_nextn > 0 ? "mtp" : "";
+}
+
+// What llama.cpp's options say in the words of --draft; empty: nothing.
+std::string from_llama_names(const DraftFlags& flags, bool embedded, const ModelConfig& config) {
+  if (flags.types.empty()) return flags.file.empty() && flags.standard ? "auto" : flags.file;
+  const std::vector<std::string> types = type_list(flags.types);
+  if (!flags.file.empty() && !takes_a_file(types))
+    throw ConfigError(fmt::format("--spec-type {} and --model-draft contradict each other", flags.types));
+  for (const std::string& type : types) {
+    const std::string who = from_llama_type(type, flags, embedded, config);
+    if (who.empty()) continue;
+    if (types.size() > 1)
+      log_warning("cli", "--spec-type {}: only {} drafts, because one drafter at a time can", flags.types,
+                  type);
+    return who;
+  }
+  throw ConfigError(fmt::format("--spec-type {}: {}", flags.types,
+                                takes_a_file(types)
+                                    ? "this needs the drafter's file; give it with --model-draft"
+                                    : "this model has no next-token block; use a drafter or ngram-simple"));
+}
+
+// Who drafts, in the words of --draft. Options that still contradict each other come from one source.
+std::string who_drafts(const DraftFlags& flags, bool embedded, const ModelConfig& config) {
+  const std::string draft = flags.draft.value_or("auto");
+  if (draft == "none") return "none";
+  const std::string other = from_llama_names(flags, embedded, config);
+  if (other.empty()) return flags.draft.value_or("none");
+  if (draft != "auto" && draft != other && other != "auto")
+    throw ConfigError(fmt::format("--draft {} and {} contradict each other", draft,
+                                  flags.types.empty() ? "--model-draft" : "--spec-type " + flags.types));
+  return draft == "auto" ? other : draft;
+}
+
+// llama.cpp takes any length.
+int longest_draft(const char* option, int n) {
+  if (n > kMaxDraftNodes)
+    log_warning("cli", "{} {}: {} is used, the most that a draft can have", option, n, kMaxDraftNodes);
+  return std::min(n, kMaxDraftNodes);
+}
+
+void contradict_about_drafts(OptionSet& set) {
+  set.contradict_each_other({"--draft", "--model-draft", "--spec-default"});
+  for (const char* other : {"--draft", "--spec-default"}) set.contradict("--spec-type", other);
+  set.contradict("--spec-type", "--model-draft", [](const std::string& types, const std::string&) {
+    return !takes_a_file(split_list(types));
+  });
+  for (const char* most : {"--spec-draft-n-max", "--draft-budget"})
+    set.contradict("--spec-draft-n-min", most, [](const std::string& least, const std::string& n) {
+      int low = 0, high = 0;
+      try {
+        parse_value(least, low);
+        parse_value(n, high);
+      } catch (const ConfigError&) {
+        return false;  // auto, or refused later
+      }
+      return high > 0 && low > high;
+    });
 }
 
 }  // namespace
@@ -64,21 +143,19 @@ void add_draft_options(OptionSet& set, DraftFlags& flags) {
   set.value("-md,--model-draft,--spec-draft-model", "FILE", flags.file, "the same as --draft FILE")
       .llama_env("LLAMA_ARG_SPEC_DRAFT_MODEL", "LLAMA_ARG_MODEL_DRAFT")
       .advanced();
-  set.value("--spec-type", "TYPE", flags.type,
-            "the same as --draft: none, draft-dflash, draft-mtp, ngram-simple and the other ngram-*")
+  set.value("--spec-type", "TYPES", flags.types,
+            "the same as --draft: none, draft-dflash, draft-mtp, ngram-simple and the other ngram-*; of a "
+            "list with commas, the first that can be had")
       .advanced();
-  set.custom_flag(
-         "--spec-default", [&flags](bool on) { flags.draft = on ? "auto" : "none"; },
-         "the same as --draft auto")
-      .advanced();
+  set.flag("--spec-default", flags.standard, "the same as --draft auto").advanced();
   set.value("--spec-draft-n-max,--draft-max,--draft-n", "N", flags.n_max,
             "draft at most N tokens in a row; 0: what the drafter can do (default)")
-      .range(0, kMaxDraftNodes)
+      .range(0, INT_MAX)
       .llama_env("LLAMA_ARG_SPEC_DRAFT_N_MAX", "LLAMA_ARG_DRAFT_MAX")
       .advanced();
   set.value("--spec-draft-n-min,--draft-min,--draft-n-min", "N", flags.n_min,
             "do not verify drafts shorter than N tokens (default 0)")
-      .range(0, kMaxDraftNodes)
+      .range(0, INT_MAX)
       .llama_env("LLAMA_ARG_SPEC_DRAFT_N_MIN", "LLAMA_ARG_DRAFT_MIN")
       .advanced();
   set.value("--spec-draft-p-min,--draft-p-min", "P", flags.p_min,
@@ -96,22 +173,19 @@ void add_draft_options(OptionSet& set, DraftFlags& flags) {
       .choices(kv_type_choices())
       .llama_env("LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V", "LLAMA_ARG_CACHE_TYPE_V_DRAFT")
       .advanced();
+  contradict_about_drafts(set);
 }
 
-void set_draft_options(const DraftFlags& flags, const std::string& model, std::optional<GgufFile>& file,
-                       EngineOptions& options) {
+void set_draft_options(const DraftFlags& flags, const std::string& model, const ModelConfig& config,
+                       std::optional<GgufFile>& file, EngineOptions& options) {
   DraftOptions& draft = options.draft;
   draft.budget = read_budget(flags.budget);
-  draft.max_depth = flags.n_max;
-  draft.min_depth = flags.n_min;
+  draft.max_depth = longest_draft("--draft-max", flags.n_max);
+  draft.min_depth = longest_draft("--draft-min", flags.n_min);
   draft.min_probability = flags.p_min;
   draft.k_type = kv_type_from_name(flags.k_type);
   draft.v_type = kv_type_from_name(flags.v_type);
-  const std::string other = from_llama_names(flags);
-  const std::string who = other.empty() ? flags.draft : other;
-  if (!other.empty() && flags.draft != "none" && flags.draft != "auto" && flags.draft != other)
-    throw ConfigError(fmt::format("--draft {} and {} contradict each other", flags.draft,
-                                  flags.file.empty() ? "--spec-type " + flags.type : "--model-draft"));
+  const std::string who = who_drafts(flags, model.empty(), config);
   if (is_number(who))
     throw ConfigError(fmt::format(
         "--draft {}: this option names the drafter; set how much to draft with --draft-budget", who));

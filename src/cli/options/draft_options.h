@@ -11,13 +11,15 @@
 namespace thermo {
 
 struct DraftFlags {
-  std::string draft = "none";   // a file, mtp, lookup, none or auto
-  std::string budget = "auto";  // tokens of a round
-  std::string type;             // llama.cpp's names for the same
-  std::string file;
+  std::optional<std::string> draft;  // a file, mtp, lookup, none or auto
+  std::string budget = "auto";       // tokens of a round
+  std::string types, file;           // llama.cpp's names for the same
+  bool standard = false;
   int n_max = 0, n_min = 0;
   float p_min = 0.0f;
   std::string k_type = "auto", v_type = "auto";
+
+  bool asks_for_drafts() const { return draft.value_or("none") != "none"; }
 };
 
 // --draft --draft-budget, and llama.cpp's: -md --spec-type --spec-draft-n-max --spec-draft-n-min
@@ -28,10 +30,10 @@ void add_draft_options(OptionSet& set, DraftFlags& flags);
 GgufFile open_drafter(const std::string& path);
 
 // Puts the flags into the options. `file` gets the drafter and must outlive the engine. `model`: as for
-// open_model(); the embedded one has its drafter with it. Throws ConfigError (flags that make no sense) and
-// LoadError (a file that cannot be read).
-void set_draft_options(const DraftFlags& flags, const std::string& model, std::optional<GgufFile>& file,
-                       EngineOptions& options);
+// open_model(), and what it is; the embedded one has its drafter with it. Throws ConfigError (flags that make
+// no sense) and LoadError (a file that cannot be read).
+void set_draft_options(const DraftFlags& flags, const std::string& model, const ModelConfig& config,
+                       std::optional<GgufFile>& file, EngineOptions& options);
 
 // "draft dflash: 5.31 tokens a step, 212 of 480 accepted (1st 93 %, 2nd 81 %, ...), draft 12 %, verify 85 %
 // of the time"; empty without a drafter.
