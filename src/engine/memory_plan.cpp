@@ -268,6 +268,12 @@ MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const Me
                          format_bytes(mapped_total));
     remedy = Remedy::FileMapping;
   }
+  const bool drafts = in.drafter_bytes + in.drafter_token_bytes > 0;
+  MemoryPlanInputs plain = in;
+  plain.drafter_bytes = plain.drafter_token_bytes = 0;
+  if (drafts && plan_at(config, file, plain, sizes, least, shown_ctx, fewest(shown_ctx)).total_bytes <=
+                    in.available_bytes)
+    advice += "; without drafting it fits";
   throw MemoryError(
       fmt::format("{} {} {} of memory with a context of {}, but {} are available; {}", file.path(),
                   drafts ? "and its drafter need" : "needs", format_bytes(plan.total_bytes), shown_ctx,
