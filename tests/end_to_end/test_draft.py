@@ -5,7 +5,7 @@ import struct
 import tempfile
 import unittest
 
-from harness import DATA, MEMORY, MODEL, MODEL_ERROR, ROOT, USAGE, Gguf, ProgramTest, run, temporary_folder
+from harness import DATA, MODEL, MODEL_ERROR, ROOT, USAGE, Gguf, ProgramTest, run, temporary_folder
 
 DRAFTER = ROOT / "models/plankton-draft-q8_0.gguf"
 PROMPTS = ["Write a Python function that sorts a list with merge sort.", "What is 17 + 25?", "Tell me about the sea."]
@@ -283,12 +283,6 @@ class Refusals(ProgramTest):
         for command, flag, words in (("run", "-td", "use -t for both"), ("run", "-cd", "use -c for both"), ("bench", "--spec-type", "`bench` have --draft"),
                                      ("tokenize", "-md", "`run`, `chat`, `serve`, `plan` and `bench`")):
             self.assertIn(words, self.refusal(USAGE, command, flag, "4"))
-
-    def test_of_what_does_not_fit_names_the_drafter(self):
-        for device in ("cpu", "sim"):
-            with self.subTest(device=device):
-                line = self.refusal(MEMORY, "plan", "--device", device, "-c", "100000000", "--draft", DRAFTER)
-                self.assertIn("and its drafter need", line)
 
     def test_of_drafters_for_other_models(self):
         for name in ("dflash-qwen35-f32.gguf", "qwen35-f32.gguf", "missing.gguf"):
