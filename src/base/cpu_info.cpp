@@ -10,6 +10,7 @@
 #include <sstream>
 #include <utility>
 
+#include "base/memory_nodes.h"
 #include "base/units.h"
 
 #if defined(__x86_64__)
@@ -185,9 +186,7 @@ CpuInfo read_cpu_info() {
 #endif
   if (info.name.empty()) info.name = "unknown processor";
   info.n_cores = static_cast<int>(usable_physical_cores().size());
-  int nodes = 0;
-  while (::access(("/sys/devices/system/node/node" + std::to_string(nodes)).c_str(), F_OK) == 0) ++nodes;
-  info.n_numa_nodes = std::max(nodes, 1);
+  info.n_numa_nodes = std::max(static_cast<int>(memory_nodes().size()), 1);
   info.memory_bytes = meminfo_bytes("MemTotal");
   const CgroupMemory group = cgroup_memory();
   if (group.limit != 0) info.memory_bytes = std::min(info.memory_bytes, group.limit);

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/cpu_info.h"
+#include "base/memory_nodes.h"
 #include "base/pause.h"
 
 namespace thermo {
@@ -42,7 +43,8 @@ ThreadPool::ThreadPool(const ThreadPoolOptions& options)
     : ranges_(thread_count(options)),
       spin_us_(options.spin_us),
       places_(static_cast<size_t>(thread_count(options))) {
-  const std::vector<int> cores = usable_cores();
+  std::vector<int> cores = usable_cores();
+  if (options.spread) cores = cores_in_turn(cores, memory_nodes());
   const int n_threads = thread_count(options);
   // More threads than cores would wait for each other inside a region: binding makes that worse.
   const bool pin = options.pin && n_threads <= static_cast<int>(cores.size());

@@ -65,8 +65,9 @@ class TaskRanges {
 };
 
 struct ThreadPoolOptions {
-  int n_threads = 0;  // including the caller of run(); 0: one for each physical core
-  bool pin = true;    // bind worker i to the i-th usable core; the caller is never bound
+  int n_threads = 0;    // including the caller of run(); 0: one for each physical core
+  bool pin = true;      // bind worker i to the i-th usable core; the caller is never bound
+  bool spread = false;  // count those cores over the memory nodes in turn, not node by node
   uint32_t spin_us = 50'000;
 };
 

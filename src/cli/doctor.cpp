@@ -111,8 +111,7 @@ Finding check_numa() {
   const int nodes = cpu_info().n_numa_nodes;
   if (nodes <= 1) return {Verdict::Ok, "numa", "one memory node"};
   return {Verdict::Warn, "numa", fmt::format("{} memory nodes", nodes),
-          "memory of another node is slower; keep to one with numactl --cpunodebind=0 --membind=0 if the "
-          "model fits"};
+          "memory of another node is slower; --numa isolate keeps to one if the model fits"};
 }
 
 Finding check_huge_pages() {

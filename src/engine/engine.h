@@ -95,6 +95,9 @@ struct EngineOptions {
   // Performance.
   int n_threads = 0;  // 0: one for each physical core
   bool pin_threads = true;
+  bool spread_threads = false;      // over the memory nodes in turn
+  std::optional<uint32_t> spin_us;  // before threads without work sleep; nullopt: 50 ms, or less where other
+                                    // threads need the cores
   std::optional<Isa> isa;      // nullopt: the best this machine has
   bool check_tensors = false;  // look for numbers that no model can have
   bool repack = true;          // false: multiply from the file mapping, packing panels as they are used

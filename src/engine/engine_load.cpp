@@ -67,8 +67,11 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
   // Threads that spin between regions keep the readers of the file and the lane of the stand-in off the
   // cores.
   const bool shares_cores = model.stand_in || (!plan.gpu && model.experts.host_bytes > 0);
-  impl_ = std::make_unique<Impl>(ThreadPoolOptions{
-      .n_threads = options.n_threads, .pin = options.pin_threads, .spin_us = shares_cores ? 200u : 50'000u});
+  impl_ = std::make_unique<Impl>(
+      ThreadPoolOptions{.n_threads = options.n_threads,
+                        .pin = options.pin_threads,
+                        .spread = options.spread_threads,
+                        .spin_us = options.spin_us.value_or(shares_cores ? 200u : 50'000u)});
   Impl& e = *impl_;
   e.open_trace(options.trace_file, file);
   model.experts.trace = e.trace.get();

@@ -243,6 +243,33 @@ class Fit(ProgramTest):
         self.assertEqual(devices.splitlines()[0], self.answer("serve", "--list-devices").splitlines()[0])
         self.assertEqual(self.answer("--completion-bash"), self.answer("completion", "bash"))
 
+    def test_threads_wait_and_spread_as_told(self):
+        asked = ("-p", SUM, "-n", "4", "--temp", "0", "--device", "cpu", "-t", "2")
+        plain = self.answer("run", *asked)
+        for flags in (["--poll", "0"], ["--poll", "100"], ["--numa", "distribute"], ["--numa", "isolate"], ["--numa", "numactl"]):
+            self.assertEqual(self.answer("run", *asked, *flags), plain, flags)
+        if not pathlib.Path("/sys/devices/system/node/node1").exists():
+            log = run("run", *asked, "-v", env={"LLAMA_ARG_NUMA": "distribute"}).stderr
+            self.assertIn("--numa distribute changes nothing: this machine has one memory node", log)
+        self.assertIn("0 to 100", self.refusal(USAGE, "serve", "--poll", "101"))
+        self.assertIn("distribute, isolate, numactl", self.refusal(USAGE, "serve", "--numa", "mirror"))
+        rows = json.loads(self.answer("bench", "--device", "cpu", "-p", "0", "-n", "4", "-r", "1", "-o", "json", "--poll", "0,100",
+                                      "--numa", "numactl", "--no-bandwidth"))
+        self.assertEqual([row["poll"] for row in rows], [0, 100])
+        self.assertIn("--poll", self.refusal(USAGE, "bench", "--poll", "200"))
+
+    def test_sleeping_threads_take_no_time(self):
+        def busy_seconds(*flags):
+            with Server("-c", "512", "-t", "2", "--device", "cpu", *flags) as server:
+                def used():
+                    return sum(map(int, pathlib.Path(f"/proc/{server.process.pid}/stat").read_text().rsplit(")")[1].split()[11:13]))
+                before = used()
+                for _ in range(10):  # each time threads have just been at work
+                    server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
+                    time.sleep(0.1)
+                return (used() - before) / os.sysconf("SC_CLK_TCK")
+        self.assertLess(busy_seconds("--poll", "0"), busy_seconds("--poll", "100") - 0.3)
+
     def test_what_a_server_does_not_have_is_advised_on(self):
         for flag, words in (("--grammar-file", "grammar or json_schema"), ("-j", "requests to a server bring their own"),
                             ("--ui-path", "has no web pages"), ("-ot", "--expert-cache"), ("--rope-freq-base", "model file")):

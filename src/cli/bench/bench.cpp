@@ -127,6 +127,9 @@ class BenchCommand : public Command {
     add_url_options(set, url_);
     set.section("Setup");
     list("-t,--threads", "LIST", lists_.n_threads, "threads (default: one for each core)");
+    list("--poll", "LIST", lists_.poll,
+         "how long threads without work spin before they sleep, in milliseconds, 0 to 100 (default 50)");
+    add_numa_option(set, numa_).no_environment();
     list("-b,--batch-size", "LIST", lists_.n_batch, "logical batch (default 2048)");
     list("-ub,--ubatch-size", "LIST", lists_.n_ubatch,
          "tokens of a prompt chunk (default 512; on a GPU 2048)");
@@ -456,6 +459,7 @@ class BenchCommand : public Command {
     options.k_type = setup.k_type;
     options.v_type = setup.v_type;
     options.n_threads = setup.n_threads;
+    set_cpu_options({.poll = setup.poll, .numa = numa_}, options);
     options.isa = setup.isa;
     options.repack = setup.repack;
     options.gpu_memory = gpu_memory_;
@@ -487,7 +491,7 @@ class BenchCommand : public Command {
     if (!bandwidth_) return 0.0;
     const auto [at, is_new] = bandwidths_.try_emplace(n_threads, 0.0);
     if (is_new) {
-      ThreadPool pool({.n_threads = n_threads});
+      ThreadPool pool({.n_threads = n_threads, .spread = numa_ == "distribute"});
       at->second = measure_read_bandwidth(pool);
     }
     return at->second;
@@ -531,6 +535,7 @@ class BenchCommand : public Command {
       if (given) columns.emplace_back(name);
     };
     add(!lists_.n_threads.empty(), "threads");
+    add(!lists_.poll.empty(), "poll");
     add(!lists_.n_batch.empty(), "n_batch");
     add(!lists_.n_ubatch.empty(), "n_ubatch");
     add(!lists_.k_type.empty(), "type_k");
@@ -563,7 +568,7 @@ class BenchCommand : public Command {
   uint64_t seed_ = 1, gpu_memory_ = 0;
   int fit_target_mib_ = 1024;
   double delay_seconds_ = 0.0, fail_below_ = 0.0;
-  std::string device_ = "auto", n_gpu_layers_ = "auto";
+  std::string device_ = "auto", n_gpu_layers_ = "auto", numa_;
   ExpertFlags experts_;                         // what is the same in every setup
   std::vector<std::string> heat_lists_, heat_;  // empty: what makes sense
   bool check_ = false, warm_up_ = true, bandwidth_ = true;

@@ -50,7 +50,7 @@ void add_llama_fields(const BenchContext& context, const BenchResult& result, Js
   f["n_threads"] = context.engine.n_threads;
   f["cpu_mask"] = "0x0";
   f["cpu_strict"] = false;
-  f["poll"] = 50;
+  f["poll"] = setup.poll.value_or(50);
   f["type_k"] = kv_type_name(setup.k_type);
   f["type_v"] = kv_type_name(setup.v_type);
   f["n_gpu_layers"] = on_gpu ? -1 : 0;

@@ -58,6 +58,18 @@ std::vector<int> ints_or(std::string_view option, const std::vector<std::string>
   return texts.empty() ? std::vector<int>{standard} : parse_int_lists(option, texts);
 }
 
+// nullopt: as the engine does.
+std::vector<std::optional<int>> poll_levels(const std::vector<std::string>& texts) {
+  if (texts.empty()) return {std::nullopt};
+  std::vector<std::optional<int>> levels;
+  for (const int level : parse_int_lists("--poll", texts)) {
+    if (level > 100)
+      throw ConfigError(fmt::format("--poll: {} cannot be used, 0 to 100 was expected", level));
+    levels.emplace_back(level);
+  }
+  return levels;
+}
+
 std::vector<std::string> words_or(const std::vector<std::string>& texts, const char* standard) {
   return texts.empty() ? std::vector<std::string>{standard} : parse_word_lists(texts);
 }
@@ -196,23 +208,25 @@ BenchPlan make_bench_plan(const BenchLists& lists) {
   for (const int n_batch : ints_or("-b", lists.n_batch, 2048))
     for (const int n_ubatch : ints_or("-ub", lists.n_ubatch, 0))
       for (const int n_threads : ints_or("-t", lists.n_threads, 0))
-        for (const std::string& k_type : words_or(lists.k_type, "auto"))
-          for (const std::string& v_type : words_or(lists.v_type, "auto"))
-            for (const std::string& isa : words_or(lists.isa, "auto"))
-              for (const std::string& repack : words_or(lists.repack, "1"))
-                for (const BenchSetup& experts : expert_setups(lists)) {
-                  if (n_batch < 1 || n_ubatch < 0 || (n_ubatch == 0 && !lists.n_ubatch.empty()))
-                    throw ConfigError("-b and -ub are at least 1");
-                  BenchSetup setup = experts;
-                  setup.n_batch = n_batch;
-                  setup.n_ubatch = std::min(n_ubatch, n_batch);
-                  setup.n_threads = n_threads;
-                  setup.k_type = kv_type_from_name(k_type).value_or(KvType::F16);
-                  setup.v_type = kv_type_from_name(v_type).value_or(KvType::F16);
-                  setup.isa = parse_isa(isa);
-                  setup.repack = parse_repack(repack);
-                  plan.setups.push_back(setup);
-                }
+        for (const std::optional<int> poll : poll_levels(lists.poll))
+          for (const std::string& k_type : words_or(lists.k_type, "auto"))
+            for (const std::string& v_type : words_or(lists.v_type, "auto"))
+              for (const std::string& isa : words_or(lists.isa, "auto"))
+                for (const std::string& repack : words_or(lists.repack, "1"))
+                  for (const BenchSetup& experts : expert_setups(lists)) {
+                    if (n_batch < 1 || n_ubatch < 0 || (n_ubatch == 0 && !lists.n_ubatch.empty()))
+                      throw ConfigError("-b and -ub are at least 1");
+                    BenchSetup setup = experts;
+                    setup.n_batch = n_batch;
+                    setup.n_ubatch = std::min(n_ubatch, n_batch);
+                    setup.n_threads = n_threads;
+                    setup.poll = poll;
+                    setup.k_type = kv_type_from_name(k_type).value_or(KvType::F16);
+                    setup.v_type = kv_type_from_name(v_type).value_or(KvType::F16);
+                    setup.isa = parse_isa(isa);
+                    setup.repack = parse_repack(repack);
+                    plan.setups.push_back(setup);
+                  }
   return plan;
 }
 

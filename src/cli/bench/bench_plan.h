@@ -37,8 +37,9 @@ struct BenchTest {
 // What the engine must be loaded anew for.
 struct BenchSetup {
   int n_batch = 2048;
-  int n_ubatch = 0;   // 0: the engine's choice
-  int n_threads = 0;  // 0: one for each core
+  int n_ubatch = 0;         // 0: the engine's choice
+  int n_threads = 0;        // 0: one for each core
+  std::optional<int> poll;  // nullopt: as the engine does
   KvType k_type = KvType::F16;
   KvType v_type = KvType::F16;
   std::optional<Isa> isa;  // nullopt: the best
@@ -59,7 +60,7 @@ struct BenchPlan {
 // The texts as given; empty: the default.
 struct BenchLists {
   std::vector<std::string> n_prompt, n_gen, prompt_gen, n_depth, n_rows, n_parallel;
-  std::vector<std::string> n_batch, n_ubatch, n_threads, k_type, v_type, isa, repack;
+  std::vector<std::string> n_batch, n_ubatch, n_threads, poll, k_type, v_type, isa, repack;
   std::vector<std::string> expert_cache, expert_sweep, n_cpu_moe;
 };
 

@@ -10,7 +10,6 @@
 #include "base/log.h"
 #include "chat/dry_breaker_texts.h"
 #include "chat/text_model.h"
-#include "cli/options/cpu_options.h"
 #include "cli/options/hub_options.h"
 #include "cli/options/rope_options.h"
 #include "cli/terminal.h"
@@ -193,8 +192,7 @@ void add_engine_options(OptionSet& set, EngineFlags& flags) {
            "look at every weight while loading, and refuse a file that has numbers no model can have "
            "(default off)")
       .advanced();
-  set.flag("--pin-threads", flags.pin_threads, "bind each thread to a core (default on)").advanced();
-  add_cpu_options(set, flags.pin_threads);
+  add_cpu_options(set, flags.cpu);
   add_expert_options(set, flags.experts);
 }
 
@@ -297,7 +295,7 @@ EngineOptions engine_options(const EngineFlags& flags) {
   options.v_type = kv_type_from_name(flags.v_type);
   options.rope = flags.rope;
   options.n_threads = n_threads;
-  options.pin_threads = flags.pin_threads;
+  set_cpu_options(flags.cpu, options);
   options.check_tensors = flags.check_tensors;
   options.repack = flags.repack;
   options.gpu_memory = flags.gpu_memory;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/options/cpu_options.h"
 #include "cli/options/expert_options.h"
 #include "cli/options/options.h"
 #include "engine/engine.h"
@@ -37,7 +38,7 @@ struct EngineFlags {
   int main_gpu = 0;
   uint64_t gpu_memory = 0;  // 0: what is free
   bool repack = true;
-  bool pin_threads = true;
+  CpuFlags cpu;
   bool use_mmap = true;
   bool lock_memory = false;
   bool check_tensors = false;

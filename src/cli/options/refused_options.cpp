@@ -31,10 +31,9 @@ constexpr Refusal kRefusals[] = {
     {"-dio --direct-io",
      "weights are copied into ordinary memory at load; use --no-repack to "
      "read them through the file mapping instead"},
-    {"-Cb --cpu-mask-batch -Crb --cpu-range-batch --cpu-strict-batch --prio-batch",
-     "one set of threads reads prompts and writes answers; use -C, -Cr, --cpu-strict or --prio for both"},
-    {"--poll --poll-batch", "threads spin while there is work and sleep after that; leave it out"},
-    {"--numa", "run the program under numactl to choose its memory nodes"},
+    {"-Cb --cpu-mask-batch -Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch",
+     "one set of threads reads prompts and writes answers; use -C, -Cr, --cpu-strict, --prio or --poll for "
+     "both"},
     {"-nkvo --no-kv-offload --kv-offload --no-op-offload --op-offload --no-host -bf",
      "the cache is where the layers are computed; leave it out"},
     {"--expert-policy", "experts move by their use; --no-expert-swaps keeps them where they are"},
