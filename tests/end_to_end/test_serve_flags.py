@@ -270,6 +270,12 @@ class Fit(ProgramTest):
                 return (used() - before) / os.sysconf("SC_CLK_TCK")
         self.assertLess(busy_seconds("--poll", "0"), busy_seconds("--poll", "100") - 0.3)
 
+    def test_experts_move_or_stay(self):
+        asked = ("-p", SUM, "-n", "8", "--temp", "0", "--device", "sim", "--expert-cache", "30%", "--no-heat-file")
+        self.assertIn(" 0 moved", run("run", *asked, "--expert-policy", "static").stderr)
+        self.assertIn(" 0 moved", run("run", *asked, "--no-expert-swaps", env={"THERMO_EXPERT_POLICY": "auto"}).stderr)
+        self.assertIn("auto, static", self.refusal(USAGE, "serve", "--expert-policy", "lru"))
+
     def test_what_a_server_does_not_have_is_advised_on(self):
         for flag, words in (("--grammar-file", "grammar or json_schema"), ("-j", "requests to a server bring their own"),
                             ("--ui-path", "has no web pages"), ("-ot", "--expert-cache"), ("--rope-freq-base", "model file")):

@@ -81,6 +81,11 @@ void add_expert_options(OptionSet& set, ExpertFlags& flags) {
       .advanced();
   set.flag("--expert-swaps", flags.swaps, "move experts according to their use while running (default on)")
       .advanced();
+  set.custom(
+         "--expert-policy", "WHICH", [&flags](std::string_view text) { flags.swaps = text == "auto"; },
+         "auto: as --expert-swaps; static: as --no-expert-swaps (default auto)")
+      .choices({"auto", "static"})
+      .advanced();
   add_link_limit(set, flags).advanced();
   set.flag("-cmoe,--cpu-moe", flags.cpu_moe, "the same as --expert-cache 0").advanced();
   set.value("-ncmoe,--n-cpu-moe", "N", flags.n_cpu_moe,

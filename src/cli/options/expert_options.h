@@ -26,8 +26,8 @@ struct ExpertFlags {
   bool asks_for_a_cache() const { return cache != "auto" || cpu_moe || n_cpu_moe > 0; }
 };
 
-// --expert-cache --expert-ram --pin-layers --expert-swaps --link-limit --heat-file --no-heat-file --trace
-// -cmoe -ncmoe.
+// --expert-cache --expert-ram --pin-layers --expert-swaps --expert-policy --link-limit --heat-file
+// --no-heat-file --trace -cmoe -ncmoe.
 void add_expert_options(OptionSet& set, ExpertFlags& flags);
 // --link-limit alone.
 Option& add_link_limit(OptionSet& set, ExpertFlags& flags);

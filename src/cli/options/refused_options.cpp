@@ -36,7 +36,6 @@ constexpr Refusal kRefusals[] = {
      "both"},
     {"-nkvo --no-kv-offload --kv-offload --no-op-offload --op-offload --no-host -bf",
      "the cache is where the layers are computed; leave it out"},
-    {"--expert-policy", "experts move by their use; --no-expert-swaps keeps them where they are"},
     {"-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl -devd --device-draft "
      "--spec-draft-device",
      "the drafter runs where the model does; leave it out"},
