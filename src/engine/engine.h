@@ -95,9 +95,9 @@ struct EngineOptions {
   // Performance.
   int n_threads = 0;  // 0: one for each physical core
   bool pin_threads = true;
-  bool spread_threads = false;      // over the memory nodes in turn
-  std::optional<uint32_t> spin_us;  // before threads without work sleep; nullopt: 50 ms, or less where other
-                                    // threads need the cores
+  bool spread_threads = false;  // over the memory nodes in turn
+  // How long threads without work spin before they sleep; nullopt: 50 ms, less where others need the cores.
+  std::optional<uint32_t> spin_us;
   std::optional<Isa> isa;      // nullopt: the best this machine has
   bool check_tensors = false;  // look for numbers that no model can have
   bool repack = true;          // false: multiply from the file mapping, packing panels as they are used
