@@ -131,6 +131,14 @@ AnswerLogprobs take_logprobs(AnswerParser& parser, std::span<const GeneratedToke
   return taken;
 }
 
+std::function<bool(TokenId)> stop_watch(const Tokenizer& tokenizer, const AnswerOptions& options) {
+  if (options.stops.empty()) return {};
+  return [parser = std::make_shared<AnswerParser>(tokenizer, options)](TokenId token) {
+    parser->push(token);
+    return parser->stopped();
+  };
+}
+
 Answer generate_answer(TokenService& service, const Tokenizer& tokenizer, const AnswerRequest& request,
                        const AnswerObserver& observer) {
   const auto n_prompt = static_cast<int>(request.prompt.size());
@@ -148,6 +156,7 @@ Answer generate_answer(TokenService& service, const Tokenizer& tokenizer, const 
     constraint = std::make_shared<AnswerConstraint>(
         request.rules, request.answer.split_reasoning && request.answer.starts_in_reasoning);
   asked.options.constraint = constraint;
+  asked.options.ends_after = stop_watch(tokenizer, request.answer);
   const auto events = std::make_shared<EventQueue>();  // an observer may throw while the request goes on
   asked.on_event = [events](TokenEvent event) { events->push(std::move(event)); };
   const Result<RequestHandle> handle = service.submit(std::move(asked));

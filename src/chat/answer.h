@@ -73,6 +73,10 @@ void take_result(const AnswerParser& parser, FinishReason reason, std::span<cons
 // calls.
 AnswerLogprobs take_logprobs(AnswerParser& parser, std::span<const GeneratedToken> tokens, bool all);
 
+// For GenerateOptions::ends_after: follows an answer to its stop text. Empty: it has none. `tokenizer`
+// outlives it.
+std::function<bool(TokenId)> stop_watch(const Tokenizer& tokenizer, const AnswerOptions& options);
+
 // Who follows an answer while it is made; each may be empty.
 struct AnswerObserver {
   std::function<void(int done, int total)> on_prompt;  // tokens of the prompt

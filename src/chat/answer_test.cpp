@@ -34,6 +34,19 @@ ScriptedEngineOptions playing(const std::string& text, double tokens_per_second 
   return options;
 }
 
+TEST(StopWatch, EndsWithTheTokenThatCompletesAStopText) {
+  EXPECT_FALSE(stop_watch(tokenizer(), {}));
+  const auto ends_after = stop_watch(tokenizer(), {.stops = {"three"}});
+  std::string read;
+  for (const TokenId token : tokenizer().encode("One two three four five.")) {
+    read += tokenizer().token_bytes(token);
+    const bool ends = ends_after(token);
+    ASSERT_EQ(ends, read.find("three") != std::string::npos) << read;
+    if (ends) return;
+  }
+  FAIL() << "it did not end";
+}
+
 TEST(GenerateAnswer, ShowsWhatComesAndCountsIt) {
   ScriptedEngine service(playing("One two three four five."));
   const auto n_tokens = static_cast<int>(tokenizer().encode("One two three four five.").size());

@@ -205,7 +205,13 @@ class Engine {
 };
 
 // Why a generation ended.
-enum class FinishReason { Stop, Length, ContextFull, Cancelled };
+enum class FinishReason {
+  Stop,      // a stop token
+  StopText,  // GenerateOptions::ends_after
+  Length,
+  ContextFull,
+  Cancelled
+};
 
 struct GenerateOptions {
   SamplingParams sampling;
@@ -216,6 +222,10 @@ struct GenerateOptions {
   bool prompt_logprobs = false;  // as n_probs, of the prompt's tokens, which are all computed then
   // What the answer may say; nullptr: anything. Of this request alone: it is told every token.
   std::shared_ptr<TokenConstraint> constraint;
+
+  // Told every token that is reported, on the thread that steps: whether it is the last one. Then it is no
+  // part of the session, and neither is what was drafted after it. Empty: it never is.
+  std::function<bool(TokenId)> ends_after = {};
 
   // Whether the token ends the answer. Then it is not reported.
   bool ends_at(TokenId token) const {

@@ -67,6 +67,19 @@ TEST(EngineThread, WritesTogetherWhatEachWritesAlone) {
   }
 }
 
+TEST(EngineThread, WritesNothingAfterAStopText) {
+  Engine engine(plankton(), options_for(1));
+  EngineThread service(engine, {});
+  Listener listener;
+  TokenRequest request = request_of(listener, prompt_of(1, 30), 50);
+  request.options.ends_after = [n = 0](TokenId) mutable { return ++n == 7; };
+  ASSERT_TRUE(service.submit(std::move(request)));
+  const TokensEnded ended = listener.wait();
+  EXPECT_EQ(ended.reason, FinishReason::StopText);
+  EXPECT_EQ(ended.usage.n_completion, 7);
+  EXPECT_EQ(listener.text().size(), 7u);
+}
+
 TEST(EngineThread, ComputesOnlyWhatIsNewInTheNextTurn) {
   Engine engine(plankton(), options_for(2));
   EngineThread service(engine, {});

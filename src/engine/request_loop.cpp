@@ -118,7 +118,7 @@ struct RequestLoop::Impl {
   }
   void choose(Request& request);
   std::optional<FinishReason> why_ended(const Request& request) const;
-  bool write(Request& request, TokenId token, std::span<const float> logits);
+  std::optional<FinishReason> write(Request& request, TokenId token, std::span<const float> logits);
   void add_group(Request& request, size_t n);
   void add_tree(Request& request);
   DraftAsk draft_ask(const Request& request, int n) const;
@@ -275,22 +275,24 @@ void RequestLoop::Impl::choose(Request& r) {
   if (!token) return fail(r, device_fault(*s.backend));
   token = r.scripted(*token);
   if (r.options.sampling.n_probs && !s.fetch_logits()) return fail(r, device_fault(*s.backend));
-  if (!write(r, *token, s.logits)) return end(r, FinishReason::Stop);
+  if (const auto reason = write(r, *token, s.logits)) return end(r, *reason);
   if (s.n_past() == engine.n_ctx()) return end(r, FinishReason::ContextFull);
   r.tokens.assign(1, *token);
   r.n_done = 0;
 }
 
-// Tells the token, whose logits are only looked at for log-probabilities; false: it ends the answer.
-bool RequestLoop::Impl::write(Request& r, TokenId token, std::span<const float> logits) {
-  if (r.options.ends_at(token)) return false;
+// Tells the token, whose logits are only looked at for log-probabilities. Why it ends the answer, if it does.
+std::optional<FinishReason> RequestLoop::Impl::write(Request& r, TokenId token,
+                                                     std::span<const float> logits) {
+  if (r.options.ends_at(token)) return FinishReason::Stop;
   r.sampler.accept(token);
   ++r.result.n_generated;
   GeneratedToken generated{token, {}};
   if (r.options.sampling.n_probs)
     generated.logprobs = top_logprobs(logits, token, *r.options.sampling.n_probs);
   tell(r, std::move(generated));
-  return true;
+  if (r.options.ends_after && r.options.ends_after(token)) return FinishReason::StopText;
+  return std::nullopt;
 }
 
 void RequestLoop::Impl::add_group(Request& r, size_t n) {
@@ -545,10 +547,7 @@ void RequestLoop::Impl::walk(Request& r, const StepOutput& output, size_t first,
     if (!token && all.empty()) return fail(r, device_fault(*s.backend));
     if (!token) token = r.sampler.sample(all, n_computed);
     token = r.scripted(*token);
-    if (!write(r, *token, all)) {
-      r.reason = FinishReason::Stop;
-      break;
-    }
+    if ((r.reason = write(r, *token, all))) break;
     if (n_computed == engine.n_ctx()) {
       r.reason = FinishReason::ContextFull;
       break;
@@ -565,8 +564,10 @@ void RequestLoop::Impl::walk(Request& r, const StepOutput& output, size_t first,
     r.path_tokens.push_back(*token);
   }
   s.speculation->finish_round(s.sequence, r.path, r.tokens.empty() ? -1 : r.tokens.front());
-  // As without a draft: an answer that ends before anything is written ends in this step.
-  if (r.reason && r.path.size() == 1 && *r.reason != FinishReason::ContextFull) settle(r);
+  // As without a draft: an answer that ends before anything is written, or with its text, ends in this step.
+  if (r.reason == FinishReason::StopText ||
+      (r.reason && r.path.size() == 1 && *r.reason != FinishReason::ContextFull))
+    settle(r);
 }
 
 // Commits the walk of the last step, as far as the caller took its tokens.

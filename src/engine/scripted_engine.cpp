@@ -190,8 +190,9 @@ bool ScriptedEngine::Impl::play(Playing& p, std::vector<Told>& told) {
   if (request.options.sampling.n_probs) token.logprobs.push_back({token.id, -0.5f});
   ++n_written;
   p.next += time_for(1.0, options.tokens_per_second);
+  const bool is_last = request.options.ends_after && request.options.ends_after(token.id);
   told.push_back({request.on_event, TokensWritten{{std::move(token)}}});
-  return true;
+  return is_last ? end(FinishReason::StopText) : true;
 }
 
 void ScriptedEngine::Impl::run() {

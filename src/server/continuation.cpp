@@ -15,6 +15,7 @@ void Continuation::resume(AnswerParser& parser, TokenRequest& tokens, int n_ctx)
   for (const TokenId token : written) {
     for (const AnswerEvent& event : parser.push(token)) n_held -= std::min(n_held, event.text.size());
     if (tokens.options.constraint != nullptr) tokens.options.constraint->accept(token);
+    if (tokens.options.ends_after) tokens.options.ends_after(token);
   }
   n_to_skip = n_held;  // the end of a run shows what was held back, with its tokens
   parser.skip_tokens();

@@ -53,6 +53,7 @@ class Generation {
   void end_with(const ApiError& error);
   struct Choice {
     AnswerParser parser;
+    std::function<bool(TokenId)> ends_after;
     EventPacer pacer;
     Answer answer = {};
     std::vector<GeneratedToken> tokens = {};  // all that the parser got, when log probabilities are asked for
@@ -158,8 +159,9 @@ void Generation::submit() {
       answer.stops = request().stops;
       answer.stop_everywhere = request().stop_everywhere;
       if (request().tool_choice.mode != CallChoice::Mode::None) answer.tools = request().tools;
-      choices_.push_back({.parser = AnswerParser(*model_.tokenizer, std::move(answer)),
-                          .pacer = EventPacer(server_.options.stream_coalesce)});
+      choices_.push_back({.parser = AnswerParser(*model_.tokenizer, answer),
+                          .pacer = EventPacer(server_.options.stream_coalesce),
+                          .ends_after = stop_watch(*model_.tokenizer, answer)});
     }
   live_->handles.assign(choices_.size(), {});
   TokenRequest tokens = token_request(0);
@@ -176,6 +178,7 @@ TokenRequest Generation::token_request(int index) {
   tokens.options = prepared_.options;
   tokens.options.sampling.choice = static_cast<uint32_t>(c);
   if (!prepared_.constraints.empty())
+  tokens.options.ends_after = choices_[static_cast<size_t>(index)].ends_after;
     tokens.options.constraint = prepared_.constraints[static_cast<size_t>(index)];
   tokens.fairness_key = caller_.key_name;
   tokens.session_key = session();
