@@ -232,10 +232,12 @@ std::unique_ptr<PrefixCache> Engine::make_prefix_cache(uint64_t limit_bytes) {
   Backend* const backend = impl_->backend.get();
   return std::make_unique<PrefixCache>(PrefixCacheOptions{
       .limit_bytes = limit_bytes,
+  const size_t snapshot_bytes = impl_->speculation ? impl_->speculation->drafter().snapshot_bytes() : 0;
       .block_bytes =
           backend->block_bytes() + (impl_->speculation ? impl_->speculation->block_bytes() : size_t{0}),
       .needs_points = !backend->can_cut(),
-      .point_bytes = [backend](int n) { return backend->checkpoint_bytes(n, false); },
+      .point_bytes = [backend,
+                      snapshot_bytes](int n) { return backend->checkpoint_bytes(n, false) + snapshot_bytes; },
       .make_memory = [backend](size_t n_bytes) { return backend->make_host_memory(n_bytes); },
       .make_spare_point = [backend](int n) { return backend->make_checkpoint(n, {}); },
       .finish_copies = [backend] { backend->finish_copies(); },

@@ -51,8 +51,6 @@ class Drafter {
   virtual std::span<const int> states() const { return {}; }
   // For DraftTreeBuilder::build().
   virtual float repeat_weight() const { return 0.0f; }
-  // Bytes of its own, beyond the target's weights.
-  virtual uint64_t bytes() const { return 0; }
 
   // `tokens` are the new end of the sequence, `states` what the target had at each of them.
   virtual void commit(int sequence, std::span<const TokenId> tokens, const StateRows& states) = 0;
@@ -64,6 +62,7 @@ class Drafter {
   virtual void truncate(int sequence, int n) = 0;
   // What truncate() cannot bring back; small. The K/V of the first tokens stay where they are.
   virtual std::vector<float> snapshot(int sequence) const = 0;
+  virtual size_t snapshot_bytes() const { return 0; }  // at most
   // REQUIRES: the first n tokens are those of the snapshot.
   virtual void restore(int sequence, int n, std::span<const float> snapshot) = 0;
 

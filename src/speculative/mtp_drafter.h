@@ -21,6 +21,7 @@ class MtpDrafter final : public Drafter {
   void draft(std::span<const DraftRequest> requests, std::span<Draft> drafts) override;
   void truncate(int sequence, int n) override;
   std::vector<float> snapshot(int sequence) const override;
+  size_t snapshot_bytes() const override { return width_ * sizeof(float); }
   void restore(int sequence, int n, std::span<const float> snapshot) override;
   Backend* kv_model() override { return model_.get(); }
   int kv_lag() const override { return 1; }
@@ -28,8 +29,8 @@ class MtpDrafter final : public Drafter {
   void resume(int sequence, std::span<const TokenId> tokens, std::span<const float> snapshot) override;
 
   // Logits of the block at `tokens`, each with the state before it, as part of the sequence; for
-  // verification.
-  StepOutput run_pairs(int sequence, std::span<const TokenId> tokens, const StateRows& states);
+  // verification. They may be more than a pass takes.
+  std::vector<float> run_pairs(int sequence, std::span<const TokenId> tokens, const StateRows& states);
   Backend& model() { return *model_; }
 
   // It was trained to guess one token; what it makes of its own guesses gets worse quickly.

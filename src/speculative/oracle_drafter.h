@@ -16,11 +16,11 @@ class OracleDrafter final : public Drafter {
   std::string_view name() const override { return drafter_->name(); }
   int max_depth() const override { return drafter_->max_depth(); }
   std::span<const int> states() const override { return drafter_->states(); }
-  uint64_t bytes() const override { return drafter_->bytes(); }
   void commit(int sequence, std::span<const TokenId> tokens, const StateRows& states) override;
   void draft(std::span<const DraftRequest> requests, std::span<Draft> drafts) override;
   void truncate(int sequence, int n) override;
   std::vector<float> snapshot(int sequence) const override { return drafter_->snapshot(sequence); }
+  size_t snapshot_bytes() const override { return drafter_->snapshot_bytes(); }
   void restore(int sequence, int n, std::span<const float> snapshot) override;
   Backend* kv_model() override { return drafter_->kv_model(); }
   int kv_lag() const override { return drafter_->kv_lag(); }

@@ -209,8 +209,8 @@ inline void expect_recorded_chains(const DrafterPlace& place) {
   const auto n_vocab = static_cast<size_t>(p.config.n_vocab);
   MtpDrafter drafter = make_mtp(place, p.config, p.weights, p.pool);
   const Feeder feeder(drafter.model(), hidden, ids.size());
-  const StepOutput output = drafter.run_pairs(0, std::span(ids).subspan(1), feeder.view(0, ids.size() - 1));
-  const std::vector<float> logits = logits_of(output);
+  const std::vector<float> logits =
+      drafter.run_pairs(0, std::span(ids).subspan(1), feeder.view(0, ids.size() - 1));
   EXPECT_EQ(argmax_of(logits, n_vocab), argmax_of(want, n_vocab));
   EXPECT_LE(rms_error(logits, want), 0.06);
 
@@ -219,6 +219,7 @@ inline void expect_recorded_chains(const DrafterPlace& place) {
     SCOPED_TRACE(anchor);
     drafter.commit(1, std::span(ids).subspan(done, anchor - done), feeder.view(done, anchor));
     done = anchor;
+    EXPECT_EQ(drafter.snapshot(1).size() * sizeof(float), drafter.snapshot_bytes());
     const DraftRequest request{.sequence = 1, .root = ids[anchor], .n_depths = 4, .n_ranks = 2};
     Draft draft;
     for (int again = 0; again < 2; ++again) {
