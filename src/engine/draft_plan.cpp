@@ -81,6 +81,7 @@ DraftPlan plan_draft(const DraftOptions& o, const ModelConfig& config, int n_thr
   plan.kind = resolve(o, config);
   if (plan.kind == Kind::None) return plan;
   plan.max_rows = 1 + (o.budget > 0 ? o.budget : kMaxDraftNodes);
+  int depth = kMaxDraftNodes;  // tokens in a row that it can guess
   if (plan.kind == Kind::Mtp) {
     if (config.n_nextn == 0)
       throw ConfigError("this model has no next-token block to draft with; use a drafter or lookup");
@@ -89,6 +90,7 @@ DraftPlan plan_draft(const DraftOptions& o, const ModelConfig& config, int n_thr
     const size_t panel =
         unpacked ? Weights::of_nextn(network, *unpacked).max_unpacked_panel_bytes(network) : 0;
     add_network(network, o, 0, n_threads, panel, plan);
+    depth = MtpDrafter::kMaxDepth;
   }
   if (plan.kind == Kind::File) {
     const DflashConfig drafter = read_dflash_config(*o.file, config);
@@ -96,7 +98,13 @@ DraftPlan plan_draft(const DraftOptions& o, const ModelConfig& config, int n_thr
     plan.fixed_bytes = Weights::planned_packed_bytes(drafter.model, *o.file);
     const size_t panel = unpacked ? borrowed_panel_bytes(drafter.model, *unpacked) : 0;
     add_network(drafter.model, o, drafter.block, n_threads, panel, plan);
+    depth = drafter.block - 1;
   }
+  if (o.min_depth > depth)
+    throw ConfigError(
+        fmt::format("the drafter guesses at most {} tokens in a row, so none of its guesses would be "
+                    "verified if they needed {}; ask for fewer",
+                    depth, o.min_depth));
   return plan;
 }
 

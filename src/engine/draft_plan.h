@@ -23,8 +23,9 @@ struct DraftPlan {
   uint64_t token_bytes = 0;  // of its cache, for each token of a sequence
 };
 
-// Throws ConfigError (the model has no next-token block) and LoadError (the drafter's file is damaged or was
-// made for another model). `unpacked`: the model's weights, if they are multiplied without being repacked.
+// Throws ConfigError (the model has no next-token block, or the guesses that are asked for are longer than
+// the drafter's) and LoadError (the drafter's file is damaged or was made for another model). `unpacked`: the
+// model's weights, if they are multiplied without being repacked.
 DraftPlan plan_draft(const DraftOptions& options, const ModelConfig& config, int n_threads,
                      const Weights* unpacked = nullptr);
 

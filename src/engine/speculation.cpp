@@ -17,6 +17,14 @@ constexpr int kWarmUpRows = 8;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
+// Leaves out candidates that the drafter thinks less likely.
+void drop_unlikely(Draft& draft, float min_probability) {
+  if (min_probability <= 0.0f) return;
+  const float least = std::log(min_probability);
+  for (float& logprob : draft.logprobs)
+    if (logprob < least) logprob = -std::numeric_limits<float>::infinity();
+}
+
 }
 
 }  // namespace
@@ -260,6 +268,7 @@ void Speculation::trace_draft(int64_t begin_ns, int64_t n_nodes) const {
          .name = "draft",
          .category = "draft",
          .begin_ns = begin_ns,
+    drop_unlikely(draft, options_.min_probability);
          .duration_ns = now_ns() - begin_ns,
          .args = {{{"sequences", static_cast<int64_t>(requests_.size())}, {"nodes", n_nodes}}}});
 }
@@ -297,11 +306,7 @@ void Speculation::draft(std::span<const DraftAsk> asks) {
 
 void Speculation::make_tree(Sequence& s, const DraftAsk& ask, bool is_early) {
   adjusted_ = s.draft;
-  const float least = options_.min_probability > 0.0f ? std::log(options_.min_probability)
-                                                      : -std::numeric_limits<float>::infinity();
-  for (int depth = 1; depth <= adjusted_.n_depths; ++depth) {
-    for (float& logprob : adjusted_.logprobs_at(depth))
-      if (logprob < least) logprob = -std::numeric_limits<float>::infinity();
+  for (int depth = 1; depth <= adjusted_.n_depths; ++depth)
     calibration_.adjust(depth, adjusted_.logprobs_at(depth));
   }
   const int budget = options_.budget > 0 ? options_.budget : kMaxDraftNodes;
@@ -315,7 +320,6 @@ void Speculation::make_tree(Sequence& s, const DraftAsk& ask, bool is_early) {
                          .free = is_early};
     s.tree.resize(static_cast<size_t>(s.planner.choose(view, costs(s))));
     s.n_guessed = s.tree.empty() && s.draft.n_depths > 0 ? 0 : -1;
-  }
   int deepest = 0;
   for (const DraftNode& node : s.tree) deepest = std::max(deepest, node.depth);
   if (deepest < options_.min_depth) s.tree.clear();

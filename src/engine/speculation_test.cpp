@@ -356,6 +356,29 @@ TEST(Speculation, WritesTheSameForSeveralSequencesTogether) {
   for (int i = 0; i < 5; ++i) want.push_back(text_of(plain, i, sampling(i, 20 + i)));
   for (const DraftOptions& draft : drafts())
     for (const int n : {2, 5}) {
+TEST(Speculation, RefusesGuessesThatAreLongerThanItsDrafters) {
+  for (const auto& [kind, depth] : {std::pair(Kind::Mtp, 4), std::pair(Kind::File, 7)}) {
+    EngineOptions options = options_for(draft_of(kind, 16));
+    options.draft.min_depth = depth;
+    EXPECT_NO_THROW(Engine::plan_for(plankton(), options));
+    options.draft.min_depth = depth + 1;
+    EXPECT_THROW(Engine::plan_for(plankton(), options), ConfigError);
+  }
+}
+
+// At a temperature close to 0 the drawn token is the most likely one, and the text that of temperature 0.
+TEST(Speculation, LeavesOutWhatTheDrafterThinksUnlikelyAtEveryTemperature) {
+  DraftOptions draft = draft_of(Kind::File, 16);
+  draft.min_probability = 0.9f;
+  Engine engine(plankton(), options_for(draft));
+  GenerateOptions greedy = sampling(0), cold = sampling(0);
+  cold.sampling.temperature = 1e-4f;
+  const Text want = text_of(engine, 0, greedy), got = text_of(engine, 0, cold);
+  ASSERT_EQ(got.tokens, want.tokens);
+  EXPECT_EQ(got.result.draft.n_drafted, want.result.draft.n_drafted);
+  EXPECT_GT(got.result.draft.n_drafted, 0u);
+}
+
       if (draft.budget == 1 || draft.budget == 16) continue;
       SCOPED_TRACE(testing::Message() << static_cast<int>(draft.kind) << " " << draft.budget << " " << n);
       Engine engine(plankton(), options_for(draft, n));
