@@ -484,7 +484,7 @@ void RequestLoop::Impl::run(const std::function<void()>& meanwhile) {
       constexpr int32_t kRoot = 0;
       r.session->speculation->finish_round(group.sequence, {&kRoot, 1}, -1);
     }
-    const bool wrote = r.is_writing();
+    const bool wrote = r.has_written();
     const bool ends = r.n_now == r.n_left();
     if (r.tells_prompt()) {
       tell_prompt(r, *output, n_logits);
