@@ -54,6 +54,27 @@ Json usage_json(const AnswerStats& stats, int n_reasoning) {
   return usage;
 }
 
+namespace {
+
+void add_draft_timings(const DraftTelemetry& draft, Json& timings) {
+  timings["tokens_per_step"] = draft.tokens_per_step();
+  timings["draft_rounds"] = draft.n_rounds;
+  timings["plain_steps"] = draft.n_plain;
+  timings["draft_tried_by_depth"] = draft.tried_by_depth();
+  timings["draft_accepted_by_depth"] = draft.accepted_by_depth();
+  timings["draft_ms"] = draft.draft_seconds * 1e3;
+  timings["verify_ms"] = draft.verify_seconds * 1e3;
+  timings["commit_ms"] = draft.commit_seconds * 1e3;
+  timings["plain_ms"] = draft.plain_seconds * 1e3;
+  timings["draft_state"] = draft.state;
+  const bool counted = draft.n_experts > 0;  // all experts of a card are not
+  timings["verify_experts_per_layer"] = counted ? Json(draft.experts_per_layer()) : Json(nullptr);
+  timings["verify_cold_experts_per_layer"] =
+      draft.n_layers > 0 ? Json(draft.cold_experts_per_layer()) : Json(nullptr);
+}
+
+}  // namespace
+
 Json timings_json(const AnswerStats& stats) {
   const int n_evaluated = stats.n_prompt - stats.n_cached;
   const auto per_token_ms = [](double seconds, int n) { return n > 0 ? seconds * 1e3 / n : 0.0; };
@@ -77,6 +98,7 @@ Json timings_json(const AnswerStats& stats) {
   timings["draft_n_accepted"] = draft.n_accepted;
   timings["drafter"] = draft.drafter.empty() ? Json(nullptr) : Json(draft.drafter);
   timings["accept_len"] = draft.n_rounds == 0 ? Json(nullptr) : Json(draft.accept_length());
+  if (!draft.drafter.empty()) add_draft_timings(draft, timings);
   timings["experts_hot_ratio"] = stats.experts_hot_ratio ? Json(*stats.experts_hot_ratio) : Json(nullptr);
   return timings;
 }

@@ -164,6 +164,7 @@ Result<StepOutput> Engine::step(const StepBatch& batch) {
         e.uncommitted[static_cast<size_t>(group.sequence)].push_back(row.parent);
   if (e.speculation) e.speculation->before_step();
   if (e.watch) e.watch->begin();
+  const ExpertTelemetry experts = e.speculation ? e.backend->expert_telemetry() : ExpertTelemetry{};
   const auto start = std::chrono::steady_clock::now();
   const StepOutput output = e.backend->step(batch);
   if (e.watch) e.trace->add(e.watch->end(batch.n_rows()));
@@ -172,7 +173,8 @@ Result<StepOutput> Engine::step(const StepBatch& batch) {
     return Error{ErrorCode::DeviceFault, fault};
   if (e.speculation)
     e.speculation->took_step(batch,
-                             std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+                             std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
+                             e.backend->expert_telemetry() - experts);
   return output;
 }
 

@@ -320,13 +320,15 @@ void RequestLoop::Impl::add_tree(Request& r) {
 // step.
 DraftAsk RequestLoop::Impl::draft_ask(const Request& r, int n) const {
   const int share = std::max(0, std::min(engine.n_batch(), StepTimes::kMaxRows) / n - 1);
-  const int n_left = r.options.max_tokens < 0 ? share : r.options.max_tokens - r.result.n_generated;
+  // The last of the tokens that are left is chosen after the one before it, and not computed.
+  const int n_left = r.options.max_tokens < 0 ? share : r.options.max_tokens - r.result.n_generated - 1;
   // A cancelled one only computes what it has written.
-  const int most = r.cancelled ? 0 : std::min({share, n_left, engine.n_ctx() - r.session->n_past() - 1});
+  const int most = r.cancelled ? 0 : std::min(share, engine.n_ctx() - r.session->n_past() - 1);
   return {.sequence = r.session->sequence,
           .root = r.tokens[r.n_done],
           .max_nodes = most,
-          .ends = most < std::min(share, r.session->speculation->drafter().max_depth()),
+          .max_depth = std::min(most, n_left),
+          .ends = std::min(most, n_left) < std::min(share, r.session->speculation->drafter().max_depth()),
           .choice = {.temperature = r.options.sampling.temperature,
                      .seed = r.sampler.seed(),
                      .choice = r.options.sampling.choice,

@@ -1,5 +1,7 @@
 #include "engine/speculation.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -15,8 +17,6 @@ constexpr int kRanks = 8;    // candidates of a position: more lose nothing meas
 constexpr int kTrusted = 3;  // tokens after which it is known how often a drafter is right
 constexpr int kWarmUpRows = 8;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
 // Leaves out candidates that the drafter thinks less likely.
 void drop_unlikely(Draft& draft, float min_probability) {
   if (min_probability <= 0.0f) return;
@@ -25,6 +25,8 @@ void drop_unlikely(Draft& draft, float min_probability) {
     if (logprob < least) logprob = -std::numeric_limits<float>::infinity();
 }
 
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 }  // namespace
@@ -47,16 +49,22 @@ Speculation::Speculation(std::unique_ptr<Drafter> drafter, Backend& target, cons
 
 DraftTelemetry Speculation::telemetry() const {
   DraftTelemetry telemetry = telemetry_;
-  telemetry.state =
-      last_planned_ < 0 ? "on" : sequences_[static_cast<size_t>(last_planned_)].planner.reason();
+  telemetry.state = last_asked_ < 0 ? "waiting: nothing was written yet"
+                                    : state_of(sequences_[static_cast<size_t>(last_asked_)]);
   return telemetry;
 }
 
 DraftTelemetry Speculation::telemetry(int sequence) const {
   const Sequence& s = sequences_[static_cast<size_t>(sequence)];
   DraftTelemetry telemetry = s.telemetry;
-  telemetry.state = options_.budget > 0 ? "on" : s.planner.reason();
+  telemetry.state = state_of(s);
   return telemetry;
+}
+
+std::string Speculation::state_of(const Sequence& s) const {
+  if (s.is_short) return fmt::format("off: fewer than {} tokens in a row were guessed", options_.min_depth);
+  if (options_.budget == 0) return s.planner.reason();
+  return s.knows_nothing ? "off: the drafter has no guess" : "on";
 }
 
 template <class Count>
@@ -116,8 +124,21 @@ void Speculation::before_step() {
   }
 }
 
-void Speculation::took_step(const StepBatch& batch, double seconds) {
+namespace {
+
+void count_experts(const ExpertTelemetry& experts, DraftTelemetry& t) {
+  t.n_layers += std::max(experts.routed_layers, experts.layer_steps);
+  t.n_experts += experts.distinct_experts;
+  t.n_cold_experts += experts.cold_experts;
+}
+
+}  // namespace
+
+void Speculation::took_step(const StepBatch& batch, double seconds, const ExpertTelemetry& experts) {
   step_seconds_ = seconds;
+  step_experts_ = experts;
+  if (std::any_of(batch.groups.begin(), batch.groups.end(), [](const auto& g) { return g.uncommitted; }))
+    count_experts(experts, telemetry_);
   n_step_groups_ = static_cast<int>(batch.groups.size());
   const auto decodes = [](const SequenceRows& group) { return group.uncommitted || group.rows.size() == 1; };
   if (std::all_of(batch.groups.begin(), batch.groups.end(), decodes))
@@ -228,7 +249,7 @@ bool Speculation::is_trusted() const {
 DraftRequest Speculation::request_for(const DraftAsk& ask) const {
   int n = std::min(ask.max_nodes, options_.max_rows - 1);
   if (options_.budget > 0) n = std::min(n, options_.budget);
-  int depths = std::min(n, drafter_->max_depth());
+  int depths = std::min({n, ask.max_depth, drafter_->max_depth()});
   if (options_.max_depth > 0) depths = std::min(depths, options_.max_depth);
   const int ranks = options_.max_candidates > 0 ? std::min(kRanks, options_.max_candidates) : kRanks;
   return {.sequence = ask.sequence, .root = ask.root, .n_depths = depths, .n_ranks = std::min(n, ranks)};
@@ -247,6 +268,7 @@ void Speculation::run_drafter(std::span<const DraftAsk> asks) {
     at(requests_[i].sequence).telemetry.draft_seconds += seconds;
     Draft& draft = at(requests_[i].sequence).draft;
     std::swap(draft, drafts_[i]);
+    drop_unlikely(draft, options_.min_probability);
     if (draft.n_ranks > 1) couple(draft, ask->choice);
   }
 }
@@ -258,19 +280,36 @@ void Speculation::draft_early(const DraftAsk& ask) {
   const int64_t begin_ns = now_ns();
   run_drafter({&ask, 1});
   at(ask.sequence).early_root = ask.root;
-  trace_draft(begin_ns, 0);
+  trace_draft(begin_ns, -1);
 }
 
 void Speculation::trace_draft(int64_t begin_ns, int64_t n_nodes) const {
   if (options_.trace)
-    options_.trace->add(
-        {.lane = TraceLane::Step,
-         .name = "draft",
-         .category = "draft",
-         .begin_ns = begin_ns,
-    drop_unlikely(draft, options_.min_probability);
-         .duration_ns = now_ns() - begin_ns,
-         .args = {{{"sequences", static_cast<int64_t>(requests_.size())}, {"nodes", n_nodes}}}});
+    options_.trace->add({.lane = TraceLane::Step,
+                         .name = n_nodes < 0 ? "early draft" : "draft",
+                         .category = "draft",
+                         .begin_ns = begin_ns,
+                         .duration_ns = now_ns() - begin_ns,
+                         .args = {{{"sequences", static_cast<int64_t>(requests_.size())},
+                                   {n_nodes < 0 ? nullptr : "nodes", n_nodes}}}});
+}
+
+void Speculation::trace_choice(int sequence) const {
+  if (options_.trace == nullptr) return;
+  const Sequence& s = sequences_[static_cast<size_t>(sequence)];
+  const DraftPlanner::State state = s.planner.state();
+  const auto percent = [](double share) { return static_cast<int64_t>(std::lround(100.0 * share)); };
+  options_.trace->add({.lane = TraceLane::Step,
+                       .name = state == DraftPlanner::State::On         ? "verify"
+                               : state == DraftPlanner::State::Guessing ? "only compare"
+                                                                        : "too expensive",
+                       .category = "draft",
+                       .begin_ns = now_ns(),
+                       .args = {{{"sequence", sequence},
+                                 {"nodes", static_cast<int64_t>(s.tree.size())},
+                                 {"of", s.planner.n_looked_at()},
+                                 {"right_percent", percent(s.planner.expected())},
+                                 {"cost_percent", percent(s.planner.cost())}}}});
 }
 
 void Speculation::draft(std::span<const DraftAsk> asks) {
@@ -284,7 +323,8 @@ void Speculation::draft(std::span<const DraftAsk> asks) {
     Sequence& s = at(ask.sequence);
     s.tree.clear();
     s.n_asks = static_cast<int>(asks.size());
-    s.planned = planned && may_plan && ask.max_nodes > 0;
+    s.planned = planned && may_plan && ask.max_depth > 0;
+    last_asked_ = ask.sequence;
     const bool is_early = std::exchange(s.early_root, -1) == ask.root;
     const DraftRequest request = request_for(ask);
     if (request.n_depths <= 0) continue;
@@ -308,10 +348,10 @@ void Speculation::make_tree(Sequence& s, const DraftAsk& ask, bool is_early) {
   adjusted_ = s.draft;
   for (int depth = 1; depth <= adjusted_.n_depths; ++depth)
     calibration_.adjust(depth, adjusted_.logprobs_at(depth));
-  }
   const int budget = options_.budget > 0 ? options_.budget : kMaxDraftNodes;
   builder_.build(adjusted_.candidates(), std::min({ask.max_nodes, options_.max_rows - 1, budget}), s.tree,
                  drafter_->repeat_weight());
+  s.knows_nothing = s.tree.empty();
   if (s.planned) {
     const DraftView view{.nodes = s.tree,
                          .trusted = is_trusted(),
@@ -320,9 +360,12 @@ void Speculation::make_tree(Sequence& s, const DraftAsk& ask, bool is_early) {
                          .free = is_early};
     s.tree.resize(static_cast<size_t>(s.planner.choose(view, costs(s))));
     s.n_guessed = s.tree.empty() && s.draft.n_depths > 0 ? 0 : -1;
+    trace_choice(ask.sequence);
+  }
   int deepest = 0;
   for (const DraftNode& node : s.tree) deepest = std::max(deepest, node.depth);
-  if (deepest < options_.min_depth) s.tree.clear();
+  s.is_short = deepest > 0 && deepest < options_.min_depth;
+  if (s.is_short) s.tree.clear();
 }
 
 std::span<const DraftNode> Speculation::tree(int sequence) const {
@@ -348,7 +391,7 @@ void Speculation::saw(int sequence, TokenId token) {
   if (right) ++s.n_guessed;
   if (right && s.n_guessed < s.draft.n_depths && (is_trusted() || s.n_guessed < kTrusted)) return;
   s.planner.finish_guess(s.n_guessed, costs(s));
-  last_planned_ = sequence;
+  last_asked_ = sequence;
   s.n_guessed = -1;
 }
 
@@ -364,6 +407,7 @@ void Speculation::finish_round(int sequence, std::span<const int32_t> path, Toke
   const auto step_seconds = is_plain ? &DraftTelemetry::plain_seconds : &DraftTelemetry::verify_seconds;
   s.telemetry.*step_seconds += step_seconds_;
   telemetry_.*step_seconds += step_seconds_ / n_step_groups_;
+  if (!is_plain) count_experts(step_experts_, s.telemetry);
   if (!is_plain && options_.trace)
     options_.trace->add({.lane = TraceLane::Step,
                          .name = "accepted",
@@ -371,7 +415,9 @@ void Speculation::finish_round(int sequence, std::span<const int32_t> path, Toke
                          .begin_ns = now_ns(),
                          .args = {{{"sequence", sequence},
                                    {"nodes", static_cast<int64_t>(s.tree.size())},
-                                   {"accepted", n_accepted}}}});
+                                   {"accepted", n_accepted},
+                                   {"experts", static_cast<int64_t>(step_experts_.distinct_experts)},
+                                   {"cold", static_cast<int64_t>(step_experts_.cold_experts)}}}});
   s.n_accepted = n_accepted;
   s.n_tried = 0;
   for (int depth = 1; depth <= n_accepted + 1; ++depth) {
@@ -388,10 +434,7 @@ void Speculation::finish_round(int sequence, std::span<const int32_t> path, Toke
       if (accepted) ++t.accepted[static_cast<size_t>(depth)];
     });
   }
-  if (s.planned) {
-    s.planner.finish_round(static_cast<int>(s.tree.size()), n_accepted, costs(s));
-    last_planned_ = sequence;
-  }
+  if (s.planned) s.planner.finish_round(static_cast<int>(s.tree.size()), n_accepted, costs(s));
   s.tree.clear();
 }
 

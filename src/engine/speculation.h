@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "experts/telemetry.h"
 #include "experts/trace.h"
 #include "speculative/drafter.h"
 #include "speculative/planner.h"
@@ -32,8 +33,9 @@ struct SpeculationOptions {
 struct DraftAsk {
   int sequence = 0;
   TokenId root = 0;
-  int max_nodes = 0;  // that are of use: the answer may end, or the context
-  bool ends = false;  // that is why there are so few
+  int max_nodes = 0;  // that there is room for: in the step, and in the context
+  int max_depth = 0;  // that is of use: the answer may end
+  bool ends = false;  // one of them is small because answer or context end
   SampledChoice choice = {};
 };
 
@@ -51,8 +53,8 @@ class Speculation {
 
   // A step begins: the states of uncommitted rows are put aside.
   void before_step();
-  // After a step. `seconds`: what it took.
-  void took_step(const StepBatch& batch, double seconds);
+  // After a step. `seconds`: what it took; `experts`: what they did in it.
+  void took_step(const StepBatch& batch, double seconds, const ExpertTelemetry& experts);
   // After these of a sequence's uncommitted rows became part of it, which took the target so long. Before its
   // memory is cut or restored the caller says so with the functions below.
   void committed(int sequence, std::span<const int32_t> path, double seconds);
@@ -98,8 +100,9 @@ class Speculation {
  private:
   struct Sequence {
     DraftPlanner planner;
-    bool planned = false;  // it decided about this round
-    int n_asks = 1;        // sequences of this round
+    bool planned = false;                          // it decided about this round
+    int n_asks = 1;                                // sequences of this round
+    bool knows_nothing = false, is_short = false;  // why its last draft was not verified
     Draft draft;
     TokenId early_root = -1;  // of a draft that waits for its round; -1: there is none
     int n_guessed = -1;  // tokens of a draft that was not verified and came true so far; -1: there is none
@@ -123,7 +126,10 @@ class Speculation {
   DraftRequest request_for(const DraftAsk& ask) const;
   // Asks for all requests_: of some of the sequences that are asked for.
   void run_drafter(std::span<const DraftAsk> asks);
-  void trace_draft(int64_t begin_ns, int64_t n_nodes) const;  // of requests_
+  void trace_draft(int64_t begin_ns, int64_t n_nodes) const;  // of requests_; -1: the tree is made later
+  void trace_choice(int sequence) const;
+  // For people: "on", "off: ...".
+  std::string state_of(const Sequence& s) const;
   void make_tree(Sequence& s, const DraftAsk& ask, bool is_early);
   // Rounds of so many rows that leave nothing. What the last step took.
   double warm_up_round(int n_rows, bool with_step, bool with_draft);
@@ -133,10 +139,12 @@ class Speculation {
   SpeculationOptions options_;
   std::vector<Sequence> sequences_;
   StepTimes times_;
-  double step_seconds_ = 0.0;  // of the last step
-  int n_step_groups_ = 1;      // the sequences in it
-  int last_planned_ = -1;      // the sequence that was planned for last; -1: none
-  SteadyTime draft_time_;      // of a round's drafts
+  // Of the last step.
+  double step_seconds_ = 0.0;
+  ExpertTelemetry step_experts_;
+  int n_step_groups_ = 1;  // the sequences in it
+  int last_asked_ = -1;    // the sequence that was drafted for last; -1: none
+  SteadyTime draft_time_;  // of a round's drafts
   Calibration calibration_;
   DraftTreeBuilder builder_;
   Draft adjusted_;

@@ -133,8 +133,8 @@ TEST(Speculation, WritesTheTextOfPlainDecodingWithoutRepacking) {
   const Text want = text_of(plain, 1, sampling(1));
   const auto drafter_bytes = [&] {
     const std::vector<MemoryPlanItem> items = Engine::plan_for(plankton(), options).items;
-    const auto item =
-        std::find_if(items.begin(), items.end(), [](const MemoryPlanItem& i) { return i.name == "drafter"; });
+    const auto item = std::find_if(items.begin(), items.end(),
+                                   [](const MemoryPlanItem& i) { return i.name == kDrafterItem; });
     return item == items.end() ? 0 : item->bytes;
   };
   for (const Kind kind : {Kind::Mtp, Kind::File, Kind::Auto}) {
@@ -215,6 +215,71 @@ TEST(Speculation, DraftsWhenAPromptWasReadAndNothingElseIsWritten) {
   EXPECT_FALSE(drafts_early(draft, false));
 }
 
+// Whatever the sampler looks at besides the logits: a draft knows nothing of it.
+TEST(Speculation, WritesTheTextOfPlainDecodingWithEveryRule) {
+  using Set = void (*)(SamplingParams&);
+  const std::vector<Set> rules = {
+      [](SamplingParams& p) { p.top_k = 2; },
+      [](SamplingParams& p) { p.top_p = 0.5f; },
+      [](SamplingParams& p) { p.min_p = 0.3f; },
+      [](SamplingParams& p) { p.presence_penalty = 1.5f; },
+      [](SamplingParams& p) { p.frequency_penalty = 1.5f; },
+      [](SamplingParams& p) { p.dry_multiplier = 1.0f; },
+      [](SamplingParams& p) {
+        p.logit_bias = {{300, 4.0f}, {311, kBanToken}};
+      },
+  };
+  Engine plain(plankton(), options_for({})), lookup(plankton(), options_for(draft_of(Kind::Lookup, 7))),
+      file(plankton(), options_for(draft_of(Kind::File, 7)));
+  for (size_t rule = 0; rule < rules.size(); ++rule)
+    for (const int i : {0, 1}) {  // greedy, and drawn
+      SCOPED_TRACE(testing::Message() << "rule " << rule << ", prompt " << i);
+      GenerateOptions options = sampling(i, 30);
+      rules[rule](options.sampling);
+      const Text want = text_of(plain, i, options);
+      expect_equal(text_of(lookup, i, options), want);
+      expect_equal(text_of(file, i, options), want);
+    }
+  EXPECT_GT(file.draft_telemetry().n_accepted, 0u);
+}
+
+// One token may be guessed in several ways, even if only two are left to write.
+TEST(Speculation, DraftsNoDeeperThanAnAnswerGoesOn) {
+  Engine engine(plankton(), options_for(draft_of(Kind::File, 16)));
+  const DraftTelemetry t = text_of(engine, 0, sampling(0, 3)).result.draft;
+  EXPECT_EQ(t.n_rounds, 1u);
+  EXPECT_EQ(t.n_drafted, 8u);
+  EXPECT_EQ(t.tried_by_depth().size(), 1u);
+  EXPECT_EQ(text_of(engine, 0, sampling(0, 2)).result.draft.n_drafted, 0u) << "the second one is only chosen";
+}
+
+// Not that it drafts while it cannot.
+TEST(Speculation, SaysWhyNothingIsVerified) {
+  Engine planned(plankton(), options_for(draft_of(Kind::File, 0)));
+  EXPECT_TRUE(planned.draft_telemetry().state.starts_with("waiting: ")) << planned.draft_telemetry().state;
+  DraftOptions never = draft_of(Kind::File, 7);
+  never.min_depth = 7;
+  never.min_probability = 0.999f;
+  Engine engine(plankton(), options_for(never));
+  const Text text = text_of(engine, 1, sampling(1));
+  ASSERT_EQ(text.result.draft.n_rounds, 0u);
+  EXPECT_TRUE(text.result.draft.state.starts_with("off: ")) << text.result.draft.state;
+  EXPECT_EQ(engine.draft_telemetry().state, text.result.draft.state);
+}
+
+// Each expert of a layer once, however many rows of the round use it.
+TEST(Speculation, CountsTheExpertsOfItsRounds) {
+  Engine engine(plankton(), options_for(draft_of(Kind::File, 7)));
+  const DraftTelemetry t = text_of(engine, 0, sampling(0)).result.draft;
+  ASSERT_GT(t.n_rounds, 0u);
+  const auto n_layers = static_cast<uint64_t>(engine.config().n_routed_layers());
+  EXPECT_EQ(t.n_layers, t.n_rounds * n_layers);
+  EXPECT_GE(t.experts_per_layer(), engine.config().route.n_expert_used);
+  EXPECT_LE(t.experts_per_layer(), engine.config().route.n_expert);
+  EXPECT_EQ(t.n_cold_experts, 0u) << "all are where they are computed";
+  EXPECT_EQ(engine.draft_telemetry().n_experts, t.n_experts);
+}
+
 TEST(Speculation, EndsWherePlainDecodingEnds) {
   Engine plain(plankton(), options_for({}));
   DraftOptions draft;
@@ -230,6 +295,18 @@ TEST(Speculation, EndsWherePlainDecodingEnds) {
     GenerateOptions stop = sampling(0);
     stop.stop_tokens = {whole.tokens[static_cast<size_t>(n) - 1]};
     expect_equal(text_of(engine, 0, stop), text_of(plain, 0, stop));
+    // And a stop text: what was drafted after it is neither committed nor counted.
+    const auto ends_after = [n] {
+      GenerateOptions options = sampling(0);
+      options.ends_after = [n, n_told = 0](TokenId) mutable { return ++n_told == n; };
+      return options;
+    };
+    const Text got = text_of(engine, 0, ends_after());
+    expect_equal(got, text_of(plain, 0, ends_after()));
+    EXPECT_EQ(got.result.reason, FinishReason::StopText);
+    EXPECT_EQ(got.session.size(), prompt(0).size() + static_cast<size_t>(n) - 1);
+    const DraftTelemetry& t = got.result.draft;
+    EXPECT_EQ(t.n_accepted + t.n_steps(), static_cast<uint64_t>(n) - 1);
   }
   // The end of the context.
   EngineOptions small = options_for({}), small_draft = options_for(draft);
@@ -277,6 +354,29 @@ TEST(Speculation, NeedsMemoryForItsDrafter) {
   EXPECT_THROW(Engine::plan_for(plankton(), options), MemoryError);
   options.draft.kind = Kind::Auto;  // goes on without
   EXPECT_NE(Engine::plan_for(plankton(), options).note.find("nothing is drafted"), std::string::npos);
+}
+
+TEST(Speculation, RefusesGuessesThatAreLongerThanItsDrafters) {
+  for (const auto& [kind, depth] : {std::pair(Kind::Mtp, 4), std::pair(Kind::File, 7)}) {
+    EngineOptions options = options_for(draft_of(kind, 16));
+    options.draft.min_depth = depth;
+    EXPECT_NO_THROW(Engine::plan_for(plankton(), options));
+    options.draft.min_depth = depth + 1;
+    EXPECT_THROW(Engine::plan_for(plankton(), options), ConfigError);
+  }
+}
+
+// At a temperature close to 0 the drawn token is the most likely one, and the text that of temperature 0.
+TEST(Speculation, LeavesOutWhatTheDrafterThinksUnlikelyAtEveryTemperature) {
+  DraftOptions draft = draft_of(Kind::File, 16);
+  draft.min_probability = 0.9f;
+  Engine engine(plankton(), options_for(draft));
+  GenerateOptions greedy = sampling(0), cold = sampling(0);
+  cold.sampling.temperature = 1e-4f;
+  const Text want = text_of(engine, 0, greedy), got = text_of(engine, 0, cold);
+  ASSERT_EQ(got.tokens, want.tokens);
+  EXPECT_EQ(got.result.draft.n_drafted, want.result.draft.n_drafted);
+  EXPECT_GT(got.result.draft.n_drafted, 0u);
 }
 
 // Also when it finds out what steps take, before the first answer.
@@ -356,29 +456,6 @@ TEST(Speculation, WritesTheSameForSeveralSequencesTogether) {
   for (int i = 0; i < 5; ++i) want.push_back(text_of(plain, i, sampling(i, 20 + i)));
   for (const DraftOptions& draft : drafts())
     for (const int n : {2, 5}) {
-TEST(Speculation, RefusesGuessesThatAreLongerThanItsDrafters) {
-  for (const auto& [kind, depth] : {std::pair(Kind::Mtp, 4), std::pair(Kind::File, 7)}) {
-    EngineOptions options = options_for(draft_of(kind, 16));
-    options.draft.min_depth = depth;
-    EXPECT_NO_THROW(Engine::plan_for(plankton(), options));
-    options.draft.min_depth = depth + 1;
-    EXPECT_THROW(Engine::plan_for(plankton(), options), ConfigError);
-  }
-}
-
-// At a temperature close to 0 the drawn token is the most likely one, and the text that of temperature 0.
-TEST(Speculation, LeavesOutWhatTheDrafterThinksUnlikelyAtEveryTemperature) {
-  DraftOptions draft = draft_of(Kind::File, 16);
-  draft.min_probability = 0.9f;
-  Engine engine(plankton(), options_for(draft));
-  GenerateOptions greedy = sampling(0), cold = sampling(0);
-  cold.sampling.temperature = 1e-4f;
-  const Text want = text_of(engine, 0, greedy), got = text_of(engine, 0, cold);
-  ASSERT_EQ(got.tokens, want.tokens);
-  EXPECT_EQ(got.result.draft.n_drafted, want.result.draft.n_drafted);
-  EXPECT_GT(got.result.draft.n_drafted, 0u);
-}
-
       if (draft.budget == 1 || draft.budget == 16) continue;
       SCOPED_TRACE(testing::Message() << static_cast<int>(draft.kind) << " " << draft.budget << " " << n);
       Engine engine(plankton(), options_for(draft, n));

@@ -6,8 +6,10 @@ namespace {
 template <class Join>
 DraftTelemetry join(const DraftTelemetry& a, const DraftTelemetry& b, const Join& join_one) {
   DraftTelemetry out = a.drafter.empty() ? b : a;
-  constexpr uint64_t DraftTelemetry::*kCounters[] = {&DraftTelemetry::n_rounds, &DraftTelemetry::n_plain,
-                                                     &DraftTelemetry::n_drafted, &DraftTelemetry::n_accepted};
+  constexpr uint64_t DraftTelemetry::*kCounters[] = {
+      &DraftTelemetry::n_rounds,      &DraftTelemetry::n_plain,  &DraftTelemetry::n_drafted,
+      &DraftTelemetry::n_accepted,    &DraftTelemetry::n_layers, &DraftTelemetry::n_experts,
+      &DraftTelemetry::n_cold_experts};
   for (const auto counter : kCounters) out.*counter = join_one(a.*counter, b.*counter);
   for (size_t i = 0; i < out.tried.size(); ++i) {
     out.tried[i] = join_one(a.tried[i], b.tried[i]);

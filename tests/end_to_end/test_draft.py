@@ -6,6 +6,7 @@ import tempfile
 import unittest
 
 from harness import DATA, MODEL, MODEL_ERROR, ROOT, USAGE, Gguf, ProgramTest, run, temporary_folder
+from server_harness import Server
 
 DRAFTER = ROOT / "models/plankton-draft-q8_0.gguf"
 PROMPTS = ["Write a Python function that sorts a list with merge sort.", "What is 17 + 25?", "Tell me about the sea."]
@@ -51,6 +52,25 @@ class Text(ProgramTest):
         drafted = json.loads(self.answer(*arguments, "--json", "--draft", "auto", "--draft-budget", "16"))
         self.assertEqual(drafted["choices"][0]["message"], plain["choices"][0]["message"])
         self.assertEqual(drafted["usage"]["completion_tokens"], plain["usage"]["completion_tokens"])
+        # Nothing of what was guessed after it counts. The last token was chosen, and need not be computed.
+        timings = drafted["timings"]
+        self.assertLess(timings["draft_n_accepted"], drafted["usage"]["completion_tokens"])
+        self.assertEqual(timings["draft_n_accepted"] + timings["draft_rounds"] + timings["plain_steps"] + 1,
+                         drafted["usage"]["completion_tokens"])
+
+    def test_ends_at_a_stop_text_on_a_server(self):
+        body = {"messages": [{"role": "user", "content": PROMPTS[0]}], "max_tokens": 80, "temperature": 0, "stop": ["return"]}
+        with Server("-c", "1024", "--parallel", "1", "--draft", "auto", "--draft-budget", "16") as server:
+            self.assertEqual(server.get("/props")["speculation"]["policy"], "waiting: nothing was written yet")
+            reply = server.post("/v1/chat/completions", body)
+            usage, timings = reply["usage"], reply["timings"]
+            self.assertEqual(reply["choices"][0]["finish_reason"], "stop")
+            self.assertLess(usage["completion_tokens_details"]["accepted_prediction_tokens"], usage["completion_tokens"])
+            self.assertEqual(timings["draft_n_accepted"] + timings["draft_rounds"] + timings["plain_steps"] + 1,
+                             usage["completion_tokens"])
+            self.assertEqual(server.get("/props")["speculation"]["policy"], "on")
+            plain = server.post("/v1/chat/completions", {**body, "stop": []})["choices"][0]["message"]["content"]
+            self.assertEqual(reply["choices"][0]["message"]["content"], plain.split("return")[0])
 
     def test_says_what_drafting_did(self):
         result = run("run", "--device", "cpu", "-p", PROMPTS[0], "-n", "40", "--temp", "0", "--draft", "auto",
@@ -59,7 +79,25 @@ class Text(ProgramTest):
         self.assertEqual(timings["drafter"], "dflash")
         self.assertGreater(timings["draft_n_accepted"], 0)
         self.assertGreaterEqual(timings["draft_n"], timings["draft_n_accepted"])
+        self.assertEqual(sum(timings["draft_accepted_by_depth"]), timings["draft_n_accepted"])
+        self.assertEqual(len(timings["draft_tried_by_depth"]), len(timings["draft_accepted_by_depth"]))
+        self.assertEqual(timings["tokens_per_step"],
+                         1 + timings["draft_n_accepted"] / (timings["draft_rounds"] + timings["plain_steps"]))
+        for phase in ("draft_ms", "verify_ms", "commit_ms"):
+            self.assertGreater(timings[phase], 0)
+        self.assertEqual(timings["draft_state"], "on")
+        self.assertGreater(timings["verify_experts_per_layer"], 0)
+        self.assertEqual(timings["verify_cold_experts_per_layer"], 0)
         self.assertIn("draft dflash", result.stderr)
+        self.assertIn("experts a layer to verify", result.stderr)
+        plain = json.loads(self.answer("run", "--device", "cpu", "-p", PROMPTS[1], "-n", "4", "--json", "--draft", "none"))
+        self.assertNotIn("draft_rounds", plain["timings"])
+
+    def test_counts_the_cold_experts_of_a_round(self):
+        timings = json.loads(self.answer("run", "--device", "sim", "--expert-cache", "30%", "-p", PROMPTS[0], "-n", "40",
+                                         "--temp", "0", "--draft", "auto", "--draft-budget", "7", "--json"))["timings"]
+        self.assertGreater(timings["verify_cold_experts_per_layer"], 0)
+        self.assertLess(timings["verify_cold_experts_per_layer"], timings["verify_experts_per_layer"])
 
     def test_shows_drafts_in_a_trace(self):
         trace = temporary_folder(self) / "trace.json"
@@ -67,7 +105,19 @@ class Text(ProgramTest):
                     "--draft-budget", "7", "--trace", trace)
         events = [event for event in json.loads(trace.read_text()) if event.get("cat") == "draft"]
         self.assertTrue(any(event["name"] == "draft" and event["args"]["nodes"] == 7 for event in events))
-        self.assertTrue(any(event["name"] == "accepted" and event["args"]["accepted"] > 0 for event in events))
+        self.assertTrue(any(event["name"] == "accepted" and event["args"]["accepted"] > 0 and event["args"]["experts"] > 0
+                            for event in events))
+
+    def test_shows_in_a_trace_what_the_planner_decided(self):
+        trace = temporary_folder(self) / "trace.json"
+        self.answer("run", "--device", "cpu", "-p", PROMPTS[0], "-n", "60", "--temp", "0", "--draft", DRAFTER, "--trace", trace)
+        events = [event for event in json.loads(trace.read_text()) if event.get("cat") == "draft"]
+        early = [event for event in events if event["name"] == "early draft"]
+        self.assertTrue(all("nodes" not in event["args"] for event in early))
+        choices = [event["args"] for event in events if event["name"] in ("verify", "only compare", "too expensive")]
+        self.assertTrue(choices)
+        for choice in choices:
+            self.assertLessEqual(choice["nodes"], choice["of"])
 
     def test_knows_the_names_of_llama_cpp(self):
         arguments = ["run", "--device", "cpu", "-p", PROMPTS[1], "-n", "8", "--temp", "0"]

@@ -138,9 +138,8 @@ Json bench_fields(const BenchContext& context, const BenchResult& result) {
   f["tokens_per_step"] = if_drafted(draft.tokens_per_step());
   f["draft_n"] = if_drafted(draft.n_drafted);
   f["draft_n_accepted"] = if_drafted(draft.n_accepted);
-  const auto n_depths = std::find(draft.tried.begin() + 1, draft.tried.end(), 0u) - draft.tried.begin();
-  f["draft_tried_by_depth"] = std::vector(draft.tried.begin() + 1, draft.tried.begin() + n_depths);
-  f["draft_accepted_by_depth"] = std::vector(draft.accepted.begin() + 1, draft.accepted.begin() + n_depths);
+  f["draft_tried_by_depth"] = draft.tried_by_depth();
+  f["draft_accepted_by_depth"] = draft.accepted_by_depth();
   f["draft_rounds"] = if_drafted(draft.n_rounds);
   f["plain_steps"] = if_drafted(draft.n_plain);
   f["draft_ns"] = if_drafted(static_cast<uint64_t>(1e9 * draft.draft_seconds));
