@@ -204,7 +204,6 @@ class ServeCommand : public Command {
   void reload_keys(Server& server) const {
     try {
       const AccessOptions access = server_options(serve_).access;
-      if (access.keys.empty()) throw ConfigError(fmt::format("there is no key in {}", serve_.api_key_file));
       server.set_access(access);
       log_info("server", "keys were read again: {}", access.keys.size());
     } catch (const std::exception& error) {

@@ -4,13 +4,17 @@ import concurrent.futures
 import gzip
 import json
 import os
+import pathlib
 import random
 import re
+import signal
 import socket
+import tempfile
+import time
 import unittest
 
 from harness import run
-from server_harness import ENDLESS, PATIENCE, WIDE, Server, ask
+from server_harness import ENDLESS, PATIENCE, WIDE, Server, ask, wait_until
 
 KEY = "s3cret-key-of-the-test"
 
@@ -263,6 +267,29 @@ class Overload(unittest.TestCase):
 
     def test_too_many_connections(self):
         with Server("--max-connections", "5") as server:
+    def test_no_key_is_empty(self):
+        for given in ("admin:", "name:", "name: ", f"me:{KEY},other:", "admin:name:"):
+            done = run("serve", "--port", 0, "--api-key", given)
+            self.assertEqual(done.returncode, 2, (given, done.stderr))
+            self.assertIn("is empty", done.stderr)
+            self.assertNotIn(KEY, done.stderr)
+        with tempfile.TemporaryDirectory() as folder:
+            keys = pathlib.Path(folder) / "keys"
+            for text, why in (("", "there is no key"), ("# nobody\n\n", "there is no key"), (f"me:{KEY}\nadmin:\n", "is empty")):
+                keys.write_text(text)
+                done = run("serve", "--port", 0, "--api-key-file", keys)
+                self.assertEqual(done.returncode, 2, (text, done.stderr))
+                self.assertIn(why, done.stderr)
+            keys.write_text(f"sk:{KEY}:with:colons\n")
+            with Server("--api-key-file", keys) as server:
+                def status(key):
+                    return server.request("GET", "/v1/models", headers={"x-api-key": key})[0]
+                self.assertEqual([status(f"{KEY}:with:colons"), status("colons"), status("")], [200, 401, 401])
+                keys.write_text("name:\n")
+                server.process.send_signal(signal.SIGHUP)
+                wait_until(lambda: "keys stay as they are" in server.logged())
+                self.assertEqual([status(f"{KEY}:with:colons"), status("")], [200, 401])
+
             sockets = [socket.create_connection((server.host, server.port)) for _ in range(5)]  # which are taken in this order
             self.assertEqual(status_of(server.raw(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")), 503)
             for s in sockets:

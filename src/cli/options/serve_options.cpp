@@ -42,6 +42,25 @@ std::vector<std::string> split_keys(std::string_view text, char separator) {
 }
 
 // Names that go into a header, with commas.
+// An empty key would open the server to everybody. The message has no key in it, as that of an option would.
+void check_keys(const std::string& where, const std::vector<std::string>& keys) {
+  for (const std::string& key : keys) {
+    try {
+      read_key(key);
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("{}: {}", where, error.what()));
+    }
+  }
+}
+
+std::vector<std::string> keys_of_file(const std::string& path) {
+  std::vector<std::string> keys = split_keys(read_text_file(path), '\n');
+  if (keys.empty())
+    throw ConfigError(fmt::format("there is no key in '{}'; one per line was expected", path));
+  check_keys(path, keys);
+  return keys;
+}
+
 void add_names(OptionSet& set, const char* names, std::string& target, const char* expected,
                const char* help) {
   set.custom(
@@ -146,7 +165,9 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
            if (keys.empty()) throw ConfigError("a key was expected; --no-auth needs none");
            for (std::string& key : keys) flags.api_keys.push_back(std::move(key));
          },
-         "key that requests need; NAME:KEY names it, admin:KEY may also shut down; repeatable")
+         "key that requests need; NAME:KEY names it (needed for a key with a colon), admin:KEY may also shut "
+         "down; repeatable")
+      .secret()
       .llama_env("LLAMA_API_KEY");
   set.value("--api-key-file", "FILE", flags.api_key_file, "file with keys, one per line")
       .llama_env("LLAMA_ARG_API_KEY_FILE");
@@ -353,11 +374,11 @@ ServerOptions server_options(const ServeFlags& flags) {
 
   options.access.keys = flags.api_keys;
   if (!flags.api_key_file.empty())
-    for (std::string& key : split_keys(read_text_file(flags.api_key_file), '\n'))
-      options.access.keys.push_back(std::move(key));
+    for (std::string& key : keys_of_file(flags.api_key_file)) options.access.keys.push_back(std::move(key));
   if (flags.no_auth && !options.access.keys.empty())
     throw ConfigError("--no-auth and --api-key contradict each other: give one of them");
   if (flags.unix_trusted && std::none_of(http.listen.begin(), http.listen.end(),
+  check_keys("--api-key", flags.api_keys);
                                          [](const std::string& url) { return url.starts_with("unix:"); }))
     throw ConfigError("--unix-trusted: there is no unix socket to trust; add --listen unix:/path");
   options.access.trusts_unix_sockets = flags.unix_trusted;

@@ -1,8 +1,11 @@
 #include "server/http/access.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <random>
 
+#include "base/error.h"
 #include "base/sha256.h"
 
 namespace thermo {
@@ -52,6 +55,30 @@ bool is_loopback_name(std::string_view name) {
          (name.starts_with("127.") && name.find_first_not_of("0123456789.") == std::string_view::npos);
 }
 
+GivenKey read_key(std::string_view text) {
+  GivenKey given;
+  const auto take_admin = [&] {
+    constexpr std::string_view kAdmin = "admin:";
+    if (given.admin || !text.starts_with(kAdmin)) return;
+    given.admin = true;
+    text.remove_prefix(kAdmin.size());
+  };
+  take_admin();
+  if (const size_t colon = text.find(':'); colon != std::string_view::npos) {
+    given.name = text.substr(0, colon);
+    text.remove_prefix(colon + 1);
+    take_admin();
+  }
+  while (text.starts_with(' ')) text.remove_prefix(1);
+  given.key = text;
+  if (given.key.empty())
+    throw ConfigError(fmt::format("the key {} is empty; text was expected after the colon",
+                                  !given.name.empty() ? "'" + given.name + "'"
+                                  : given.admin       ? "of the administrator"
+                                                      : "without a name"));
+  return given;
+}
+
 Access::Access(const AccessOptions& options)
     : salt_(random_text(16)),
       trusts_unix_sockets_(options.trusts_unix_sockets),
@@ -59,18 +86,11 @@ Access::Access(const AccessOptions& options)
       methods_(options.methods),
       headers_(options.headers) {
   bool any_admin = false;
-  for (const std::string& given : options.keys) {
-    std::string key = given, name;
-    bool admin = false;
-    // "admin:" and a name may both stand before it.
-    for (size_t colon = key.find(':'); colon != std::string::npos; colon = key.find(':')) {
-      if (key.substr(0, colon) == "admin") admin = true;
-      name = key.substr(0, colon);
-      key.erase(0, colon + 1);
-    }
-    any_admin |= admin;
-    if (name.empty()) name = "key" + std::to_string(keys_.size() + 1);
-    keys_.push_back({hash_of(key), name, admin});
+  for (const std::string& text : options.keys) {
+    GivenKey given = read_key(text);
+    any_admin |= given.admin;
+    if (given.name.empty()) given.name = given.admin ? "admin" : fmt::format("key{}", keys_.size() + 1);
+    keys_.push_back({hash_of(given.key), std::move(given.name), given.admin});
   }
   if (!any_admin)
     for (Key& key : keys_) key.admin = true;

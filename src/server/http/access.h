@@ -10,8 +10,17 @@
 
 namespace thermo {
 
+// A key as it is configured: "key", "name:key", "admin:key" or "admin:name:key". A key that has a colon in it
+// needs a name before it.
+struct GivenKey {
+  std::string key, name;  // without a name: empty
+  bool admin = false;
+};
+// Throws ConfigError when there is no key in it: nothing at all would be one that everybody has.
+GivenKey read_key(std::string_view text);
+
 struct AccessOptions {
-  std::vector<std::string> keys = {};           // "name:key", "admin:key" or "key"
+  std::vector<std::string> keys = {};           // each as read_key takes it
   bool trusts_unix_sockets = false;             // who may open the socket needs no key
   std::vector<std::string> allowed_hosts = {};  // beside localhost, for listeners of this machine
   std::string origins = "localhost";            // "localhost", "*", or origins with commas
@@ -24,7 +33,7 @@ struct AccessOptions {
 class Access {
  public:
   using Headers = std::vector<std::pair<std::string, std::string>>;
-  explicit Access(const AccessOptions& options);
+  explicit Access(const AccessOptions& options);  // throws as read_key does
 
   struct Caller {
     std::string name;  // of the key; for logs and fairness

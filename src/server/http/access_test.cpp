@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/error.h"
 #include "server/http/http_message.h"
 
 namespace thermo {
@@ -19,6 +20,31 @@ TEST(Access, TakesItsKeysAndNoOthers) {
   EXPECT_FALSE(access.caller("", "two")->admin);
   EXPECT_TRUE(access.caller("", "three")->admin);
   EXPECT_TRUE(Access({.keys = {"only"}}).caller("Bearer only", "")->admin);
+}
+
+TEST(Access, TellsKeysFromTheirNames) {
+  const auto read = [](const char* text) {
+    const GivenKey given = read_key(text);
+    return given.name + "|" + given.key + (given.admin ? "|admin" : "");
+  };
+  EXPECT_EQ(read("secret"), "|secret");
+  EXPECT_EQ(read("bob:secret"), "bob|secret");
+  EXPECT_EQ(read("bob: secret"), "bob|secret");
+  EXPECT_EQ(read("admin:secret"), "|secret|admin");
+  EXPECT_EQ(read("admin:bob:secret"), "bob|secret|admin");
+  EXPECT_EQ(read("bob:admin:secret"), "bob|secret|admin");
+  EXPECT_EQ(read("sk:abc:def"), "sk|abc:def");
+  EXPECT_EQ(read("admin:bob:a:b"), "bob|a:b|admin");
+}
+
+TEST(Access, HasNoEmptyKeys) {
+  for (const char* text : {"", "admin:", "name:", "admin:name:", "name:admin:", "name: "}) {
+    EXPECT_THROW(read_key(text), ConfigError) << text;
+    EXPECT_THROW(Access({.keys = {"good", text}}), ConfigError) << text;
+  }
+  const Access access({.keys = {"one"}});
+  for (const char* header : {"", "Bearer", "Bearer ", "Basic x"})
+    EXPECT_FALSE(access.caller(header, "")) << header;
 }
 
 TEST(Access, TrustsUnixSocketsWhenTold) {
