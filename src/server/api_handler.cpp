@@ -134,7 +134,8 @@ std::optional<Access::Caller> ApiHandler::caller_of(const HttpRequest& request) 
                                request.unix_socket);
 }
 
-// In this order: the host, the path, the key, whether it can be served now, the form of the body.
+// In this order: the host, whose page sends it, the path, the key, whether it can be served now, the form of
+// the body.
 void ApiHandler::check(const HttpRequest& request, const RouteMatch& match) const {
   if (request.loopback && !request.unix_socket && !server_.access.host_allowed(request.header("host")))
     throw ApiError(
@@ -179,6 +180,12 @@ std::optional<HttpReply> ApiHandler::admit(HttpRequest& head) {
       return preflight(head);
     check(head, match);
     return std::nullopt;
+  const bool reads = request.method == "GET" || request.method == "HEAD" || request.method == "OPTIONS";
+  if (!reads && !server_.access.page_may_write(request.header("origin"), request.header("sec-fetch-site"),
+                                               request.header("host")))
+    throw ApiError(403, "origin_not_allowed",
+                   "a page of another site may not use this server; its origin has to be allowed when the "
+                   "server is started");
   } catch (const ApiError& error) {
     server_.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", error.code));
     server_.metrics.count(

@@ -184,6 +184,24 @@ class Hostile(unittest.TestCase):
             self.assertEqual(status, 204)
             self.assertEqual("access-control-allow-methods" in headers, allowed)
 
+    def test_foreign_pages_change_nothing(self):
+        body = json.dumps(ask("x", max_tokens=1)).encode()
+        for headers, status in (({"Origin": "https://evil.example"}, 403), ({"Origin": "null"}, 403), ({"Sec-Fetch-Site": "cross-site"}, 403),
+                                ({"Origin": "http://localhost:3000"}, 200), ({"Sec-Fetch-Site": "same-origin"}, 200),
+                                ({"Origin": f"http://{self.server.host}:{self.server.port}"}, 200), ({}, 200)):
+            lines = [f"{name}: {value}" for name, value in headers.items()]
+            request = post("/v1/chat/completions", body, *lines)
+            for data in (request, request.replace(b"Content-Type: application/json\r\n", b"")):
+                reply = self.server.raw(data)
+                self.assertEqual(status_of(reply), status, (headers, reply))
+            if status == 403:
+                self.assertIn(b"origin_not_allowed", reply)
+                for path in ("/thermo/shutdown", "/v1/messages"):
+                    self.assertEqual(status_of(self.server.raw(post(path, b"", *lines))), 403)
+                self.assertEqual(self.server.request("DELETE", "/thermo/requests/x", headers=headers)[0], 403)
+                self.assertEqual(self.server.request("GET", "/health", headers=headers)[0], 200)
+        self.assertEqual(self.server.get("/health"), {"status": "ok"})
+
     def test_what_pages_may_do(self):
         page = "https://a.example"
         with Server("--cors-origins", page, "--cors-methods", "GET,POST", "--cors-headers", "Authorization", "--cors-credentials") as server:

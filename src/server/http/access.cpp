@@ -143,6 +143,16 @@ std::string Access::allowed_origin(std::string_view origin) const {
              : std::string();
 }
 
+bool Access::page_may_write(std::string_view origin, std::string_view fetch_site,
+                            std::string_view host) const {
+  if (any_origin_) return true;
+  if (origin.empty()) return fetch_site != "cross-site";
+  const size_t scheme = origin.find("://");
+  const bool is_own =
+      scheme != std::string_view::npos && !host.empty() && lower(origin.substr(scheme + 3)) == lower(host);
+  return is_own || !allowed_origin(origin).empty();
+}
+
 Access::Headers Access::origin_headers(std::string_view origin) const {
   Headers headers;
   const std::string allowed = allowed_origin(origin);

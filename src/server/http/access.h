@@ -48,6 +48,9 @@ class Access {
   bool host_allowed(std::string_view host) const;
   // What Access-Control-Allow-Origin says; empty: nothing, the origin is a stranger.
   std::string allowed_origin(std::string_view origin) const;
+  // Whether a request that changes something may come: a browser says whose page sends it. A page of the
+  // server's own address is no stranger.
+  bool page_may_write(std::string_view origin, std::string_view fetch_site, std::string_view host) const;
   // CORS headers of every reply to a page of that origin; none for a stranger.
   Headers origin_headers(std::string_view origin) const;
   // What a browser that asks before its request gets besides. `wanted`: headers that the request will have.

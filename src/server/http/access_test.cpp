@@ -76,6 +76,21 @@ TEST(Access, LetsPagesOfThisMachineIn) {
             "https://b.example");
 }
 
+TEST(Access, LetsNoForeignPageWrite) {
+  const Access access({.origins = "localhost, https://a.example"});
+  const std::string host = "box.lan:8080";
+  for (const char* origin :
+       {"", "http://localhost:3000", "https://a.example", "http://box.lan:8080", "http://BOX.lan:8080"})
+    EXPECT_TRUE(access.page_may_write(origin, "", host)) << origin;
+  for (const char* origin :
+       {"https://evil.example", "null", "http://box.lan", "http://box.lan:8080.evil.example", "file://"})
+    EXPECT_FALSE(access.page_may_write(origin, "", host)) << origin;
+  EXPECT_FALSE(access.page_may_write("", "cross-site", host));
+  EXPECT_TRUE(access.page_may_write("", "same-origin", host));
+  EXPECT_TRUE(access.page_may_write("https://a.example", "cross-site", host));
+  EXPECT_TRUE(Access({.origins = "*"}).page_may_write("https://evil.example", "cross-site", host));
+}
+
 TEST(Access, TellsPagesWhatTheyMayDo) {
   using Headers = Access::Headers;
   const std::string page = "http://localhost:3000", stranger = "http://evil.example";
