@@ -38,19 +38,27 @@ ApiError needs_admin() {
   return {403, "feature_disabled", "this needs an administrator's key"};
 }
 
-// Which file beside the heat file is meant; empty: the heat file itself.
-std::string heat_name(Fields& fields, const ServedModel& model, const std::string& action) {
-  const std::string name = fields.string("name").value_or("");
-  if (name.empty()) return name;
+// What the body of an order says, whoever it is for.
+ApiHandler::Order order_of(const Json& body) {
+  Fields fields(body);
+  return {.action = fields.string("action").value_or(""),
+          .id = fields.string("id").value_or(""),
+          .name = fields.string("name").value_or("")};
+}
+
+// The name is that of a file beside the heat file; empty: the heat file itself.
+void check_heat_name(const ApiHandler::Order& order, const ServedModel& model) {
+  const std::string& name = order.name;
+  if (name.empty()) return;
   if (!is_id(name) || name.starts_with('.'))
     throw invalid_value("name",
                         "name: 1 to 128 letters, digits, '_', '.' or '-' were expected, not '.' first");
-  if (model.heat_file.empty() || action == "reset")
-    throw unsupported("name", action == "reset"
+  if (model.heat_file.empty() || order.action == "reset")
+    throw unsupported("name", order.action == "reset"
                                   ? "name: heat is reset without a file; leave it out"
                                   : "name: heat is not kept here; start the server with a heat file");
   const auto path = std::filesystem::path(model.heat_file).replace_filename(name + ".json");
-  if (action == "load" && !std::filesystem::exists(path))
+  if (order.action == "load" && !std::filesystem::exists(path))
     throw ApiError(404, "not_found", fmt::format("there is no heat called '{}'; save it first", name),
                    "name");
   return name;
@@ -289,6 +297,10 @@ Json ApiHandler::body_of(const HttpRequest& request) const {
   return body_json(request, server_.options.http.max_body_bytes);
 }
 
+  } else if (route.endpoint == Endpoint::Control || route.endpoint == Endpoint::Heat) {
+    const std::unique_ptr<Order> order =
+        co_await on_worker(server_.workers, [this, &request] { return order_of(body_of(request)); });
+    reply = obey(*order, match, caller_of(request));
 // Whether the engine still writes: a token for nobody.
 asio::awaitable<HttpReply> ApiHandler::deep_health(const HttpRequest& request) {
   if (!caller_of(request))
@@ -387,6 +399,24 @@ HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) 
         throw ApiError(503, "server_is_overloaded", "no slot is free");
       return json_reply(slots);
     }
+HttpReply ApiHandler::obey(const Order& order, const RouteMatch& match,
+                           const std::optional<Access::Caller>& caller) {
+  if (match.route->endpoint == Endpoint::Control) {
+    if (order.action != "reasoning_end") throw invalid_value("action", "action: reasoning_end was expected");
+    for (const auto& constraint : live_request(order.id, caller).constraints) constraint->end_reasoning();
+    return json_reply({{"success", true}});
+  }
+  require_model(server_);
+  if (order.action != "save" && order.action != "load" && order.action != "reset")
+    throw invalid_value("action", "action: save, load or reset was expected");
+  check_heat_name(order, *server_.model);
+  server_.model->service->order(order.action == "save"   ? HeatOrder::Save
+                                : order.action == "load" ? HeatOrder::Load
+                                                         : HeatOrder::Reset,
+                                order.name);
+  return json_reply({{"action", order.action}, {"status", "ordered"}});
+}
+
     case Endpoint::Requests:
       return json_reply(requests_json(server_));
     case Endpoint::CancelRequest: {
@@ -395,35 +425,12 @@ HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) 
       live.signal.raise();
       return json_reply({{"id", match.rest}, {"cancelled", true}});
     }
-    case Endpoint::Control: {
-      const Json body = body_of(request);
-      Fields fields(body);
-      if (fields.string("action").value_or("") != "reasoning_end")
-        throw invalid_value("action", "action: reasoning_end was expected");
-      for (const auto& constraint : live_request(fields.string("id").value_or(""), caller).constraints)
-        constraint->end_reasoning();
-      return json_reply({{"success", true}});
-    }
     case Endpoint::Plan:
       require_model(server_);
       return json_reply(server_.model->plan);
     case Endpoint::Experts:
       return experts_reply(server_, request.query_value("format", "json"),
                            request.query_value("window", "all"));
-    case Endpoint::Heat: {
-      require_model(server_);
-      const Json body = body_of(request);
-      Fields fields(body);
-      const std::string action = fields.string("action").value_or("");
-      if (action != "save" && action != "load" && action != "reset")
-        throw invalid_value("action", "action: save, load or reset was expected");
-      const std::string name = heat_name(fields, *server_.model, action);
-      server_.model->service->order(action == "save"   ? HeatOrder::Save
-                                    : action == "load" ? HeatOrder::Load
-                                                       : HeatOrder::Reset,
-                                    name);
-      return json_reply({{"action", action}, {"status", "ordered"}});
-    }
     case Endpoint::Shutdown:
       on_shutdown_();
       return json_reply({{"status", "shutting down"}});

@@ -22,6 +22,11 @@ class ApiHandler : public HttpHandler {
   asio::awaitable<void> handle_owner(HttpExchange& exchange, Continuation& continuation);
 
  private:
+  // What a small body asks for: of a request that is answered, or of the heat of experts.
+  struct Order {
+    std::string action, id, name;
+  };
+
   using Headers = std::vector<std::pair<std::string, std::string>>;
 
   std::string path_of(const HttpRequest& request) const;  // below the prefix; empty: it is not
@@ -41,6 +46,7 @@ class ApiHandler : public HttpHandler {
   LiveRequest& live_request(std::string_view id, const std::optional<Access::Caller>& caller);
   HttpReply look(const HttpRequest& request, const RouteMatch& match);
 
+  HttpReply obey(const Order& order, const RouteMatch& match, const std::optional<Access::Caller>& caller);
   ServerState& server_;
   std::function<void()> on_shutdown_;
 };
