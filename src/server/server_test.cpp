@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -200,6 +201,49 @@ TEST(Server, SaysThatTheModelIsLoading) {
   EXPECT_NE(reply.find("503"), std::string::npos);
   EXPECT_NE(reply.find("model_loading"), std::string::npos);
   EXPECT_NE(reply.find("Retry-After: 1"), std::string::npos);
+}
+
+TEST(Server, TellsClientsThatNoDescriptorIsLeft) {
+  Running running({.scripts = {tokens_of("Hello")}});
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(before.rlim_cur, before.rlim_max) << "it is raised at the start";
+  std::vector<int> taken = {dup(0)};
+  rlimit limit = before;
+  limit.rlim_cur = static_cast<rlim_t>(taken.front()) + 64;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  for (int fd = dup(0); fd >= 0; fd = dup(0)) taken.push_back(fd);
+  for (int i = 0; i < 2; ++i) {  // the spare one comes back
+    ::close(taken.back());       // for the client
+    taken.pop_back();
+    Client client(running.url());
+    client.send("GET /live HTTP/1.0\r\n\r\n");
+    EXPECT_NE(client.read_until("").find("503"), std::string::npos);
+    client.close();
+    taken.push_back(dup(0));
+  }
+  for (const int fd : taken) ::close(fd);
+  setrlimit(RLIMIT_NOFILE, &before);
+  Client client(running.url());
+  client.send("GET /live HTTP/1.0\r\n\r\n");
+  EXPECT_NE(client.read_until("").find("200 OK"), std::string::npos);
+}
+
+TEST(Server, SaysThatAnEngineWithAQueueIsWell) {
+  std::vector<TokenId> endless(4000, tokens_of("a").front());
+  Running running({.scripts = {endless}, .n_slots = 1, .max_waiting = 1, .tokens_per_second = 100.0});
+  const auto deep = [&running] {
+    Client client(running.url());
+    client.send("GET /health?deep=1 HTTP/1.0\r\n\r\n");
+    return client.read_until("");
+  };
+  Client first(running.url()), second(running.url());
+  first.post("/v1/chat/completions", kStream);
+  first.read_until("\"content\":\"a");
+  EXPECT_NE(deep().find("200 OK"), std::string::npos) << "others are before it";
+  second.post("/v1/chat/completions", kStream);
+  Running::expect_soon([&] { return running.service.state().n_waiting == 1; });
+  EXPECT_NE(deep().find("200 OK"), std::string::npos) << "there is no room for it";
 }
 
 TEST(Server, StopsWorkWhenTheClientGoesAway) {

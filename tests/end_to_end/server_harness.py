@@ -27,12 +27,13 @@ PATIENCE = 300 if SLOW else 60  # seconds for what takes a moment on a quiet mac
 class Server:
     """`thermocline serve` with the embedded model on a free port."""
 
-    def __init__(self, *arguments, env=None):
+    def __init__(self, *arguments, env=None, max_files=None):
         self.folder = tempfile.TemporaryDirectory()
         port_file = pathlib.Path(self.folder.name) / "port"
         self.log = open(pathlib.Path(self.folder.name) / "log", "w+")
         listen = [] if any(a in ("--host", "--listen") for a in arguments) else ["--port", "0"]
-        self.process = subprocess.Popen([PROGRAM, "serve", "--port-file", str(port_file), *listen, *map(str, arguments)],
+        limited = ["sh", "-c", f'ulimit -n {max_files}; exec "$0" "$@"'] if max_files else []
+        self.process = subprocess.Popen([*limited, PROGRAM, "serve", "--port-file", str(port_file), *listen, *map(str, arguments)],
                                         stdout=subprocess.DEVNULL, stderr=self.log, env=clean_environment(**(env or {})))
         end = time.monotonic() + (600 if SLOW else 120)
         while not (port_file.exists() and port_file.read_text().endswith("\n")):

@@ -267,6 +267,29 @@ class Keys(unittest.TestCase):
             self.assertEqual(server.process.wait(PATIENCE), 0)
             self.assertNotIn(KEY, server.logged())
 
+    def test_no_key_is_empty(self):
+        for given in ("admin:", "name:", "name: ", f"me:{KEY},other:", "admin:name:"):
+            done = run("serve", "--port", 0, "--api-key", given)
+            self.assertEqual(done.returncode, 2, (given, done.stderr))
+            self.assertIn("is empty", done.stderr)
+            self.assertNotIn(KEY, done.stderr)
+        with tempfile.TemporaryDirectory() as folder:
+            keys = pathlib.Path(folder) / "keys"
+            for text, why in (("", "there is no key"), ("# nobody\n\n", "there is no key"), (f"me:{KEY}\nadmin:\n", "is empty")):
+                keys.write_text(text)
+                done = run("serve", "--port", 0, "--api-key-file", keys)
+                self.assertEqual(done.returncode, 2, (text, done.stderr))
+                self.assertIn(why, done.stderr)
+            keys.write_text(f"sk:{KEY}:with:colons\n")
+            with Server("--api-key-file", keys) as server:
+                def status(key):
+                    return server.request("GET", "/v1/models", headers={"x-api-key": key})[0]
+                self.assertEqual([status(f"{KEY}:with:colons"), status("colons"), status("")], [200, 401, 401])
+                keys.write_text("name:\n")
+                server.process.send_signal(signal.SIGHUP)
+                wait_until(lambda: "keys stay as they are" in server.logged())
+                self.assertEqual([status(f"{KEY}:with:colons"), status("")], [200, 401])
+
     def test_a_key_is_made_when_others_can_reach_it(self):
         with Server("--listen", "http://0.0.0.0:0") as server:
             server.host = "127.0.0.1"
@@ -299,33 +322,20 @@ class Overload(unittest.TestCase):
 
     def test_too_many_connections(self):
         with Server("--max-connections", "5") as server:
-    def test_no_key_is_empty(self):
-        for given in ("admin:", "name:", "name: ", f"me:{KEY},other:", "admin:name:"):
-            done = run("serve", "--port", 0, "--api-key", given)
-            self.assertEqual(done.returncode, 2, (given, done.stderr))
-            self.assertIn("is empty", done.stderr)
-            self.assertNotIn(KEY, done.stderr)
-        with tempfile.TemporaryDirectory() as folder:
-            keys = pathlib.Path(folder) / "keys"
-            for text, why in (("", "there is no key"), ("# nobody\n\n", "there is no key"), (f"me:{KEY}\nadmin:\n", "is empty")):
-                keys.write_text(text)
-                done = run("serve", "--port", 0, "--api-key-file", keys)
-                self.assertEqual(done.returncode, 2, (text, done.stderr))
-                self.assertIn(why, done.stderr)
-            keys.write_text(f"sk:{KEY}:with:colons\n")
-            with Server("--api-key-file", keys) as server:
-                def status(key):
-                    return server.request("GET", "/v1/models", headers={"x-api-key": key})[0]
-                self.assertEqual([status(f"{KEY}:with:colons"), status("colons"), status("")], [200, 401, 401])
-                keys.write_text("name:\n")
-                server.process.send_signal(signal.SIGHUP)
-                wait_until(lambda: "keys stay as they are" in server.logged())
-                self.assertEqual([status(f"{KEY}:with:colons"), status("")], [200, 401])
-
             sockets = [socket.create_connection((server.host, server.port)) for _ in range(5)]  # which are taken in this order
             self.assertEqual(status_of(server.raw(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")), 503)
             for s in sockets:
                 s.close()
+
+    def test_more_connections_than_files(self):
+        with Server(max_files=64) as server:
+            self.assertIn("the system allows 64 open files, so at most 16 connections are served at a time, not 1024", server.logged())
+            idle = [socket.create_connection((server.host, server.port)) for _ in range(200)]
+            for _ in range(3):
+                self.assertEqual(status_of(server.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")), 503)
+            for s in idle:
+                s.close()
+            wait_until(lambda: status_of(server.raw(b"GET /health HTTP/1.0\r\n\r\n")) == 200)
 
     def test_an_address_in_use(self):
         with Server() as server:

@@ -1,11 +1,13 @@
 #include "server/http/http_server.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -15,6 +17,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/open_files.h"
 #include "server/http/access.h"
 #include "server/http/connection.h"
 
@@ -70,6 +73,18 @@ ListenUrl parse_url(const std::string& url) {
   return out;
 }
 
+// So many that files, pipes and what libraries open have descriptors, too.
+int most_connections(int asked) {
+  constexpr uint64_t kOthers = 64;
+  const uint64_t limit = raise_open_file_limit();
+  const uint64_t most = std::max(limit > kOthers ? limit - kOthers : 0, limit / 4);
+  if (limit == 0 || most >= static_cast<uint64_t>(asked)) return asked;
+  log_warning("server",
+              "the system allows {} open files, so at most {} connections are served at a time, not {}",
+              limit, most, asked);
+  return static_cast<int>(most);
+}
+
 [[noreturn]] void throw_listen(const std::string& url, const std::string& why) {
   throw ThermoError(ExitCode::Listen,
                     fmt::format("cannot listen on {}: {}; choose another address or port", url, why));
@@ -115,11 +130,16 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
   std::list<Local::acceptor> unix_acceptors;
   std::vector<std::string> unix_paths, urls;
   std::list<std::weak_ptr<Connection>> connections;
-  int n_open = 0;
+  int n_open = 0, max_open;
   bool exposed = false;
+  // A descriptor that is given up to tell a client that there are no others.
+  int spare = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
 
   Impl(asio::io_context& context, HttpOptions o, HttpHandler& h)
-      : io(context), options(std::move(o)), handler(h) {}
+      : io(context), options(std::move(o)), handler(h), max_open(most_connections(options.max_connections)) {}
+  ~Impl() {
+    if (spare >= 0) ::close(spare);
+  }
 
   void listen_tcp(const std::string& url, const ListenUrl& parsed);
   void listen_unix(const std::string& url, const ListenUrl& parsed);
@@ -127,6 +147,8 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
   void begin(tcp::acceptor& acceptor);
   template <class Acceptor>
   asio::awaitable<void> accept(Acceptor& acceptor, Connection::Listener listener);
+  template <class Acceptor>
+  asio::awaitable<void> turn_one_away(Acceptor& acceptor, Connection::Listener listener);
   void start(Socket socket, Connection::Listener listener);
 };
 
@@ -197,6 +219,21 @@ void HttpServer::Impl::listen_unix(const std::string& url, const ListenUrl& pars
   asio::co_spawn(io, accept(acceptor, {true, true}), asio::detached);
 }
 
+// Where no descriptor is left: with the spare one, so that the client hears of it.
+template <class Acceptor>
+asio::awaitable<void> HttpServer::Impl::turn_one_away(Acceptor& acceptor, Connection::Listener listener) {
+  if (spare >= 0) ::close(std::exchange(spare, -1));
+  error_code error;
+  acceptor.non_blocking(true, error);  // it may be gone meanwhile
+  auto socket = acceptor.accept(error);
+  if (!error) {
+    const auto connection =
+        std::make_shared<Connection>(Socket(std::move(socket)), listener, options, handler);
+    co_await connection->turn_away();
+  }
+  spare = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
 template <class Acceptor>
 asio::awaitable<void> HttpServer::Impl::accept(Acceptor& acceptor, Connection::Listener listener) {
   const auto self = shared_from_this();
@@ -205,6 +242,9 @@ asio::awaitable<void> HttpServer::Impl::accept(Acceptor& acceptor, Connection::L
     auto socket = co_await acceptor.async_accept(asio::redirect_error(asio::use_awaitable, error));
     if (error == asio::error::operation_aborted || error == asio::error::bad_descriptor) co_return;
     if (error) {  // no descriptors left, or the client is gone again
+      if (error == boost::system::errc::too_many_files_open ||
+          error == boost::system::errc::too_many_files_open_in_system)
+        co_await turn_one_away(acceptor, listener);
       asio::steady_timer pause(io, std::chrono::milliseconds(20));
       co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
       continue;
@@ -221,7 +261,7 @@ asio::awaitable<void> HttpServer::Impl::accept(Acceptor& acceptor, Connection::L
 
 void HttpServer::Impl::start(Socket socket, Connection::Listener listener) {
   auto connection = std::make_shared<Connection>(std::move(socket), listener, options, handler);
-  const bool too_many = n_open >= options.max_connections;
+  const bool too_many = n_open >= max_open;
   ++n_open;
   const auto place = connections.insert(connections.end(), connection);
   asio::co_spawn(

@@ -26,7 +26,7 @@ struct HttpOptions {
   size_t max_header_bytes = 32 * 1024;
   size_t max_headers = 100;
   size_t max_body_bytes = 64 * 1024 * 1024;
-  int max_connections = 1024;
+  int max_connections = 1024;  // fewer where the process may not have so many files open
   std::chrono::milliseconds header_timeout{10'000};
   std::chrono::milliseconds body_timeout{30'000};
   std::chrono::milliseconds keepalive_timeout{75'000};
