@@ -99,6 +99,8 @@ const tests = {
   async "openai: completions"() {
     const reply = await openai.completions.create({ ...common, prompt: "def add(a, b):\n", max_tokens: 8 });
     assert.ok(reply.choices[0].text.length > 0);
+    const many = await openai.completions.create({ ...common, prompt: Array(9).fill("def add(a, b):\n"), max_tokens: 8 });  // four slots
+    assert.deepEqual(many.choices.map((c) => [c.index, c.text]), Array.from({ length: 9 }, (_, i) => [i, reply.choices[0].text]));
   },
   async "openai: responses, their stream and a tool"() {
     const tools = [{ type: "function", name: "get_weather", description: "Get the weather of a city", parameters: schema, strict: false }];
@@ -117,6 +119,21 @@ const tests = {
     const second = await openai.responses.create({ ...common, tools, input: [
       { role: "user", content: PARIS }, ...first.output, { type: "function_call_output", call_id: call.call_id, output: "18 degrees, sunny" }] });
     assert.match(second.output_text, /18|sunny/);
+  },
+  async "openai: a stream of two answers with log probabilities"() {
+    const stream = openai.chat.completions.stream({ ...common, messages: user(SUM), n: 2, logprobs: true, reasoning_effort: "none" });
+    for (const choice of (await stream.finalChatCompletion()).choices)
+      assert.equal(choice.logprobs.content.map((t) => t.token).join(""), choice.message.content);
+  },
+  async "openai: a call in a stream of responses"() {
+    const stream = openai.responses.stream({ ...common, input: PARIS, tools: [{ type: "function", name: "get_weather", strict: true,
+      parameters: { ...schema, additionalProperties: false } }] });
+    let done;
+    stream.on("response.function_call_arguments.done", (event) => (done = event));
+    const call = (await stream.finalResponse()).output.find((item) => item.type === "function_call");
+    assert.deepEqual([done.arguments, done.item_id, JSON.parse(call.arguments)], [call.arguments, call.id, { city: "Paris" }]);
+    const { input_tokens } = await openai.responses.inputTokens.count({ model: "plankton", input: SUM });
+    assert.equal(input_tokens, (await openai.responses.create({ ...common, input: SUM })).usage.input_tokens);
   },
   async "openai: errors"() {
     await assert.rejects(openai.chat.completions.create({ ...common, messages: [] }), (e) => e instanceof OpenAI.BadRequestError && e.code === "invalid_value");
@@ -160,6 +177,24 @@ const tests = {
     const second = await anthropic.messages.create({ ...body, messages: [...body.messages, { role: "assistant", content: first.content },
       { role: "user", content: [{ type: "tool_result", tool_use_id: use.id, content: "18 degrees, sunny" }] }] });
     assert.match(second.content.at(-1).text, /18|sunny/);
+  },
+  async "anthropic: the tool runner, a schema, documents, an answer that was begun"() {
+    const body = { ...common, max_tokens: 300 };
+    let asked;
+    const runner = anthropic.beta.messages.toolRunner({ ...body, messages: user(PARIS), tools: [{ type: "custom", name: "get_weather",
+      description: "Get the weather of a city", input_schema: schema, parse: (x) => x, run: (args) => { asked = args.city; return "18 degrees, sunny"; } }] });
+    assert.equal((await runner.runUntilDone()).stop_reason, "end_turn");
+    assert.equal(asked, "Paris");
+    const wanted = { type: "object", properties: { answer: { type: "integer" } }, required: ["answer"], additionalProperties: false };
+    const parsed = await anthropic.messages.parse({ ...body, messages: user(SUM), output_config: { format: { type: "json_schema", schema: wanted } } });
+    assert.equal(typeof parsed.parsed_output.answer, "number");
+    const paper = { type: "document", title: "A title", source: { type: "content", content: [{ type: "text", text: "What is" }] } };
+    const { data, response } = await anthropic.messages.create({ ...body, messages: user([paper, { type: "text", text: " 17 + 25?" }]) }).withResponse();
+    assert.match(data.content[0].text, /42/);
+    assert.equal(response.headers.get("x-ignored-fields"), "messages[0].content[0].title");
+    const begun = await anthropic.messages.create({ ...body, max_tokens: 8, messages: [{ role: "assistant", content: "The capital of France is" }] });
+    assert.match(begun.content[0].text, /^ /);
+    await assert.rejects(anthropic.messages.batches.list(), (e) => e instanceof Anthropic.NotFoundError && e.error.type === "error");
   },
   async "anthropic: count_tokens, stop, errors, abort, models"() {
     const body = { ...common, max_tokens: 100, messages: user(SUM) };
