@@ -14,15 +14,14 @@ AnswerParser::AnswerParser(const Tokenizer& tokenizer, AnswerOptions options)
     : tokenizer_(&tokenizer),
       state_(options.starts_in_reasoning && options.split_reasoning ? State::Reasoning : State::Content),
       stops_(options.stop_everywhere ? std::vector<std::string>{} : options.stops),
-      all_stops_(options.stop_everywhere ? options.stops : std::vector<std::string>{}) {
-  if (!options.split_reasoning) {
-    visible_ = true;  // a raw completion begins with whatever it begins with
-    return;
-  }
+      all_stops_(options.stop_everywhere ? options.stops : std::vector<std::string>{}),
+      thought_is_text_(!options.split_reasoning),
+      in_text_thought_(thought_is_text_ && options.starts_in_reasoning) {
+  visible_ = thought_is_text_;  // a raw completion begins with whatever it begins with
   tools_ = std::move(options.tools);
   for (int i = 0; i < kMarkers; ++i) {
     const Marker marker = static_cast<Marker>(i);
-    if (tools_.empty() && marker != Marker::Think && marker != Marker::EndThink) continue;
+    if (tools_.empty() && (thought_is_text_ || !is_of_thought(marker))) continue;
     if (marker != Marker::Function)
       marker_ids_[i] = tokenizer.vocab().find_special(std::string(kSpelling[i]));
     in_text_[i] = !marker_ids_[i];
@@ -34,6 +33,10 @@ AnswerParser::Events AnswerParser::push(int32_t token) {
   if (stopped()) return {};
   for (int i = 0; i < kMarkers; ++i) {
     if (marker_ids_[i] != token) continue;
+    if (thought_is_text_ && is_of_thought(static_cast<Marker>(i))) {
+      in_text_thought_ = static_cast<Marker>(i) == Marker::Think;
+      break;
+    }
     scan(all_stops_.flush(), true);
     if (stopped()) return take_events();
     const bool thought = state_ == State::Reasoning, called = in_call();
@@ -105,7 +108,7 @@ void AnswerParser::scan(std::string_view bytes, bool at_end) {
         case Marker::Function:
           break;
       }
-      return state_ == State::AfterCall || (state_ == State::Content && at_line_start_);
+      return state_ == State::AfterCall || (state_ == State::Content && at_line_start_ && !in_text_thought_);
     };
     int found = -1;
     for (int i = 0; i < kMarkers; ++i) {
@@ -122,6 +125,10 @@ void AnswerParser::scan(std::string_view bytes, bool at_end) {
 
 void AnswerParser::take_marker(Marker marker) {
   const std::string_view spelling = kSpelling[static_cast<int>(marker)];
+  if (thought_is_text_ && is_of_thought(marker)) {
+    in_text_thought_ = marker == Marker::Think;
+    return take_text(spelling);
+  }
   switch (marker) {
     case Marker::Think:
       if (state_ != State::Content || visible_) return take_text(spelling);
@@ -185,6 +192,7 @@ void AnswerParser::begin_call(bool bare) {
   std::sort(call_tokens_.indices.begin() + static_cast<long>(call_tokens_.n_taken),
             call_tokens_.indices.end());
   state_ = State::Call;
+  in_text_thought_ = false;
   newlines_to_drop_ = 0;
   call_is_bare_ = bare;
   n_damaged_before_ = repairs_.n_damaged();

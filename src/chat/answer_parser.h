@@ -24,7 +24,7 @@ namespace thermo {
 
 struct AnswerOptions {
   bool starts_in_reasoning = false;  // the prompt ends inside an open <think>
-  bool split_reasoning = true;       // false: everything is content, as for raw completions
+  bool split_reasoning = true;       // false: it is content with its markers, as for raw completions
   std::vector<std::string> stops;    // looked for in the content only
   bool stop_everywhere = false;      // in reasoning and calls, too
   std::vector<Tool> tools = {};      // empty: a tool call is text
@@ -80,6 +80,9 @@ class AnswerParser {
   enum class State { Reasoning, Content, Call, NoCall, AfterCall };
   enum class Marker { Think, EndThink, Call, EndCall, Function };
   static constexpr int kMarkers = 5;
+  static constexpr bool is_of_thought(Marker marker) {
+    return marker == Marker::Think || marker == Marker::EndThink;
+  }
 
   void scan(std::string_view bytes, bool at_end);
   void take_marker(Marker marker);
@@ -105,6 +108,8 @@ class AnswerParser {
   int newlines_to_drop_ = 0;   // after a marker
   StopMatcher stops_;          // of the content
   StopMatcher all_stops_;      // of all text
+  bool thought_is_text_;       // reasoning is not told from content
+  bool in_text_thought_;       // where it is not, and there is one: a call in it needs its marker
   Utf8Assembler reasoning_utf8_, content_utf8_;
   std::string held_newlines_;    // of reasoning: dropped when they turn out to be its end
   std::string held_whitespace_;  // before the first visible content

@@ -134,6 +134,26 @@ const std::string kLaguna =
     "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>days</arg_key>\n"
     "<arg_value>3</arg_value>\n</tool_call>";
 
+TEST(ToolCalls, AreFoundWhereReasoningIsText) {
+  for (const bool as_tokens : {true, false}) {
+    AnswerOptions options = with_tools(true);
+    options.split_reasoning = false;
+    AnswerParser parser(as_tokens ? tokenizer() : plain_tokenizer(), std::move(options));
+    const std::string thought = "Would\n<function=weather> help?\n</think>\n\nYes: ";
+    Client client;
+    if (as_tokens)
+      for (const int32_t id : tokenizer().encode(thought + kWeather)) client.take(parser.push(id));
+    else
+      for (const char c : thought + kWeather) client.take(parser.push_text(std::string(1, c)));
+    client.take(parser.finish());
+    EXPECT_EQ(parser.content(), thought.substr(0, thought.size() - 1));
+    EXPECT_EQ(parser.reasoning(), "");
+    ASSERT_EQ(client.parsed.calls.size(), 1u);
+    EXPECT_EQ(client.parsed.calls[0].first, "weather");
+    EXPECT_EQ(client.parsed.calls[0].second, R"({"city": "Oslo", "days": 3})");
+  }
+}
+
 const std::vector<std::string>& samples() {
   static const std::vector<std::string> list = {
       "Just text.",

@@ -12,7 +12,7 @@ import unittest
 
 from gguf_copy import GgufCopy
 from harness import MODEL, ProgramTest, USAGE, run, temporary_folder
-from server_harness import Server, ask
+from server_harness import PARIS, WEATHER, Server, ask
 
 SUM = "What is 17 + 25?"
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -49,6 +49,14 @@ class Reasoning(unittest.TestCase):
             self.assertIn("reasoning", message)
             status, _, reply = server.request("POST", CHAT, ask(SUM, reasoning_format="loud"))
             self.assertEqual((status, reply["error"]["param"]), (400, "reasoning_format"))
+            # Calls are told from text there, too, and other APIs have a place for reasoning.
+            for thinking in (True, False):
+                called = server.post(CHAT, ask(PARIS, tools=[WEATHER], chat_template_kwargs={"enable_thinking": thinking}))["choices"][0]
+                self.assertEqual(called["finish_reason"], "tool_calls", called)
+                self.assertEqual(called["message"]["tool_calls"][0]["function"]["name"], "get_weather")
+                self.assertNotIn("<tool_call>", called["message"]["content"] or "")
+            blocks = server.post("/v1/messages", ask(SUM, max_tokens=500, thinking={"type": "enabled", "budget_tokens": 200}))["content"]
+            self.assertEqual([block["type"] for block in blocks], ["thinking", "text"])
 
     def test_can_be_in_both_places(self):
         with Server("-c", "2048", "--reasoning-format", "deepseek-legacy") as server:

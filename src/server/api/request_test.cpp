@@ -440,6 +440,15 @@ TEST(ResponsesRequest, ShowsCallsOfHostedToolsThatWereAnswered) {
   EXPECT_TRUE(r.ignored_fields.empty());
 }
 
+TEST(SharedFields, LeaveReasoningInTheTextOfChatsAlone) {
+  RequestDefaults in_text = defaults();
+  in_text.reasoning_format = ReasoningFormat::InText;
+  const Json chat_body = Json::parse(R"({"messages": [{"role": "user", "content": "x"}]})");
+  EXPECT_EQ(read_chat_request(chat_body, in_text).reasoning_format, ReasoningFormat::InText);
+  EXPECT_EQ(read_messages_request(chat_body, in_text).reasoning_format, ReasoningFormat::Apart);
+  EXPECT_EQ(read_responses_request({{"input", "x"}}, in_text).reasoning_format, ReasoningFormat::Apart);
+}
+
 TEST(MessagesRequest, RefusesMessagesOfWhichNothingIsLeft) {
   for (const char* type :
        {"redacted_thinking", "server_tool_use", "container_upload", "web_search_tool_result"}) {

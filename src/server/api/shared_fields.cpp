@@ -222,7 +222,8 @@ void read_reasoning(Fields& fields, const RequestDefaults& defaults, GenerationR
       if (*tokens == 0) request.thinking = false;
     }
   if (!request.thinking && !defaults.effort.empty()) set_effort(defaults.effort, defaults, request);
-  request.reasoning_format = defaults.reasoning_format;
+  // Other replies have a place of their own for it.
+  if (request.dialect == Dialect::Chat) request.reasoning_format = defaults.reasoning_format;
   if (const auto name = fields.string("reasoning_format")) {
     const auto format = reasoning_format_from_name(*name);
     if (!format)
