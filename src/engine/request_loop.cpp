@@ -15,15 +15,12 @@
 #include <utility>
 
 #include "engine/damaged_output.h"
+#include "engine/prompt_turns.h"
 #include "engine/session.h"
 #include "sampling/constrained_sampler.h"
 
 namespace thermo {
-namespace {
-
 constexpr size_t kMaxLogitRows = 64;  // of a prompt, where each row has logits: a row is a megabyte
-
-}  // namespace
 
 struct RequestLoop::Impl {
   struct Request {
@@ -359,7 +356,7 @@ void RequestLoop::Impl::draft_early(const Request& r) {
   if (is_alone && r.session->speculation) r.session->speculation->draft_early(draft_ask(r, 1));
 }
 
-// Those that write come first, so that no stream waits for another's prompt; then prompts, the oldest first.
+// Those that write come first, so that no stream waits for another's prompt; then prompts in their turns.
 void RequestLoop::Impl::collect_rows(size_t max_prompt_rows) {
   groups.clear();
   rows.clear();
@@ -385,18 +382,19 @@ void RequestLoop::Impl::collect_rows(size_t max_prompt_rows) {
   }
   turn = next_turn;
   size_t n_prompt = std::min(room(), std::max<size_t>(max_prompt_rows, 1));
-  for (const auto& request : requests) {
-    if (!request->may_run() || request->is_writing() || n_prompt == 0) continue;
-    if (!may_resume(*request)) continue;
-    if (std::exchange(request->gave_way, false)) {
-      request->session->hold(request->tokens, 0, request->tokens.size() - 1);
-      request->n_done = static_cast<size_t>(request->session->n_past());
+  std::vector<size_t> n_left;  // of prompts
+  for (const auto& r : requests) n_left.push_back(r->may_run() && !r->is_writing() ? r->n_left() : 0);
+  for (const PromptTurn& one : prompt_turns(n_left, n_prompt)) {
+    Request& r = *requests[one.prompt];
+    if (n_prompt == 0 || !may_resume(r)) continue;
+    if (std::exchange(r.gave_way, false)) {
+      r.session->hold(r.tokens, 0, r.tokens.size() - 1);
+      r.n_done = static_cast<size_t>(r.session->n_past());
     }
-    const size_t most = request->tells_prompt() ? kMaxLogitRows : SIZE_MAX;
-    const size_t count =
-        reserve(*request, std::min({n_prompt, request->n_left(), n_to_mark(*request), most}));
+    const size_t most = r.tells_prompt() ? std::min(one.most, kMaxLogitRows) : one.most;
+    const size_t count = reserve(r, std::min({n_prompt, r.n_left(), n_to_mark(r), most}));
     if (count == 0) continue;
-    add_group(*request, count);
+    add_group(r, count);
     n_prompt -= count;
   }
 }

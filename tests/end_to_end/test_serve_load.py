@@ -90,6 +90,25 @@ def resident_bytes(server):
     return int(pathlib.Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
+class Turns(unittest.TestCase):
+    def test_a_question_does_not_wait_for_a_long_text(self):
+        with Server("--parallel", "2", "-c", "131072", "--max-body-size", "16M") as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+            long = pool.submit(server.request, "POST", "/v1/completions", {"prompt": "one two three four " * 20_000, "max_tokens": 1}, timeout=600)
+
+            def reading():
+                return [r for r in server.get("/thermo/requests") if r["state"] == "prefill" and r["prefill_done"] > 0]
+            wait_until(reading)
+            server.post("/v1/chat/completions", ask("What is 17 + 25?", max_tokens=1))
+            self.assertTrue(reading(), "the long text was read first")
+            server.request("DELETE", f"/thermo/requests/{reading()[0]['id']}")
+            long.result()
+
+    def test_answers_to_one_prompt_pass_a_full_queue(self):
+        with Server("--parallel", "2", "-c", "2048", "--max-queue", "0") as server:
+            reply = server.post("/v1/chat/completions", ask("What is 17 + 25?", n=2, max_tokens=4))
+            self.assertEqual(len(reply["choices"]), 2)
+
+
 @unittest.skipIf(SANITIZED, "a sanitizer says nothing about speed")
 @unittest.skipIf(PORTABLE, LEFT_OUT_IF_PORTABLE["test_serve_load.py, Speed"])
 class Speed(unittest.TestCase):
