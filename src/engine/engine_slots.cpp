@@ -14,8 +14,8 @@ void EngineThread::Impl::queue_parked(const Active& active) {
 // Requests that had their time slice, and paused ones, make room for those that wait.
 void EngineThread::Impl::share_slots(std::unique_lock<std::mutex>& lock) {
   if (options.quantum <= 0 || options.cache_bytes == 0) return;
-  auto n_wanted = queue.size() - std::count_if(slots.begin(), slots.end(),
-                                               [](const Slot& s) { return s.active == nullptr; });
+  auto n_wanted = queue.n_ready() - std::count_if(slots.begin(), slots.end(),
+                                                  [](const Slot& s) { return s.active == nullptr; });
   for (; n_wanted > 0; --n_wanted) {
     Slot* longest = nullptr;
     for (Slot& slot : slots) {
@@ -57,7 +57,7 @@ bool EngineThread::Impl::park(Slot& slot) {
 
 void EngineThread::Impl::fill_slots(std::unique_lock<std::mutex>& lock) {
   while (can_start()) {
-    if (reads_text(queue.next())) return;
+    if (seeks_text(*queue.next())) continue;
     WaitingRequest next = queue.pop();
     ++shown.n_running;
     const auto found = parked.find(next.handle.epoch);
@@ -74,30 +74,50 @@ void EngineThread::Impl::fill_slots(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-// Whether a disk has much more of a prompt than memory has: then it begins when that was read.
-bool EngineThread::Impl::reads_text(const WaitingRequest& next) {
-  if (disk == nullptr || next.handle.epoch == last_read || parked.contains(next.handle.epoch)) return false;
-  last_read = next.handle.epoch;
+// Under the lock. How much of their prompts is new.
+void EngineThread::Impl::count_waiting() {
+  queue.for_each([this](WaitingRequest& waiting) {
+    if (!std::exchange(waiting.is_counted, true)) waiting.n_to_compute -= n_cached(waiting.request.prompt);
+  });
+}
+
+// Whether a disk has much more of a prompt than memory has: then it begins when that was read, and others
+// begin before it.
+bool EngineThread::Impl::seeks_text(WaitingRequest& next) {
+  if (disk == nullptr || std::exchange(next.sought_text, true) || parked.contains(next.handle.epoch))
+    return false;
   const std::vector<TokenId>& prompt = next.request.prompt;
   const int most = static_cast<int>(prompt.size()) - 1;
-  if (disk->match(prompt, most) < n_cached(prompt) + PrefixCache::kBlockTokens / 2) return false;
-  reading = true;
-  disk->read(prompt, most, [this](std::shared_ptr<const SavedText> text) {
+  next.waits_for_text = disk->match(prompt, most) >= n_cached(prompt) + PrefixCache::kBlockTokens / 2;
+  if (next.waits_for_text) read_next_text();
+  return next.waits_for_text;
+}
+
+// Under the lock.
+void EngineThread::Impl::read_next_text() {
+  if (reading != 0) return;
+  const WaitingRequest* const first = queue.oldest_for_text();
+  if (first == nullptr) return;
+  reading = first->handle.epoch;
+  const std::vector<TokenId>& prompt = first->request.prompt;
+  disk->read(prompt, static_cast<int>(prompt.size()) - 1, [this](std::shared_ptr<const SavedText> text) {
     const std::lock_guard guard(mutex);
     text_read = std::move(text);
-    reading = false;
-    has_news = true;
+    text_arrived = has_news = true;
     wake.notify_one();
   });
-  return true;
 }
 
 void EngineThread::Impl::take_text(std::unique_lock<std::mutex>& lock) {
+  if (!std::exchange(text_arrived, false)) return;
   const std::shared_ptr<const SavedText> text = std::exchange(text_read, nullptr);
-  if (text == nullptr) return;
   lock.unlock();
-  cache->put(text);
+  if (text != nullptr) cache->put(text);
   lock.lock();
+  queue.for_each([epoch = std::exchange(reading, 0)](WaitingRequest& waiting) {
+    if (waiting.handle.epoch == epoch) waiting.waits_for_text = false;
+  });
+  read_next_text();
 }
 
 void EngineThread::Impl::write_text(std::span<const TokenId> text) {
@@ -115,8 +135,9 @@ void EngineThread::Impl::write_texts() {
 }
 
 // The next request has a slot and room for its prompt.
-bool EngineThread::Impl::can_start() const {
-  return !queue.empty() && !reading && has_free_slot() && has_room(queue.next());
+bool EngineThread::Impl::can_start() {
+  const WaitingRequest* const next = queue.next();
+  return next != nullptr && has_free_slot() && has_room(*next);
 }
 
 // Pages of keys and values for its prompt, beside a page more for each request that runs and can grow. New

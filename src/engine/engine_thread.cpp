@@ -159,6 +159,7 @@ void EngineThread::Impl::run() {
       if (leaving) break;
       take_orders(lock);
       take_text(lock);
+      count_waiting();
       share_slots(lock);
       fill_slots(lock);
     }
@@ -172,7 +173,7 @@ void EngineThread::Impl::run() {
   const auto waiting = [this]() -> std::optional<WaitingRequest> {
     const std::lock_guard lock(mutex);
     if (queue.empty()) return std::nullopt;
-    return queue.pop();
+    return queue.remove(queue.oldest().handle);
   };
   while (std::optional<WaitingRequest> next = waiting())
     if (!parked.contains(next->handle.epoch))

@@ -79,8 +79,10 @@ struct EngineThread::Impl {
     std::function<void(int n_cached)> on_found;
   };
   std::vector<Lookup> to_look_up;
-  uint64_t last_epoch = 0, last_read = 0;  // requests; the last one whose text was looked for on disk
-  bool reading = false;                    // that text; nobody begins before it is there
+  uint64_t last_epoch = 0;
+  // The request whose text is read from disk, one at a time; 0: none. Others begin meanwhile.
+  uint64_t reading = 0;
+  bool text_arrived = false;
   std::shared_ptr<const SavedText> text_read;
   bool leaving = false, has_news = false;
   TokenServiceState shown;
@@ -106,12 +108,14 @@ struct EngineThread::Impl {
   void share_slots(std::unique_lock<std::mutex>& lock);
   bool park(Slot& slot);
   void queue_parked(const Active& active);
-  bool reads_text(const WaitingRequest& next);
+  void count_waiting();
+  bool seeks_text(WaitingRequest& next);
+  void read_next_text();
   void take_text(std::unique_lock<std::mutex>& lock);
   void write_text(std::span<const TokenId> text);
   void write_texts();
   void fill_slots(std::unique_lock<std::mutex>& lock);
-  bool can_start() const;  // under the lock
+  bool can_start();  // under the lock
   bool has_room(const WaitingRequest& next) const;
   bool give_back();
   void make_room(const Slot& slot, size_t n_tokens);

@@ -297,6 +297,52 @@ TEST(EngineThread, LetsKeysTakeTurns) {
   EXPECT_EQ(order, (std::vector<uint64_t>{1, 4, 3, 2}));
 }
 
+TEST(EngineThread, LetsOthersBeginWhileATextIsRead) {
+  RequestQueue queue;
+  for (const uint64_t epoch : {1, 2, 3}) {
+    TokenRequest request;
+    request.prompt.resize(100);
+    queue.push({{epoch}, std::move(request), {}});
+  }
+  EXPECT_EQ(queue.oldest_for_text(), nullptr);
+  queue.next()->waits_for_text = true;
+  EXPECT_EQ(queue.oldest_for_text()->handle.epoch, 1u);
+  EXPECT_EQ(queue.n_ready(), 2);
+  EXPECT_EQ(queue.pop().handle.epoch, 2u);
+  queue.for_each([](WaitingRequest& one) { one.waits_for_text = true; });
+  EXPECT_EQ(queue.next(), nullptr);
+  EXPECT_FALSE(queue.empty());
+  queue.for_each([](WaitingRequest& one) { one.waits_for_text = one.handle.epoch == 1; });
+  EXPECT_EQ(queue.pop().handle.epoch, 3u);
+}
+
+TEST(EngineThread, CountsWhatWaitingRequestsHaveToCompute) {
+  RequestQueue queue;
+  TokenRequest request;
+  request.prompt.resize(100);
+  queue.push({{1}, request, {}});
+  queue.push({{2}, request, {}});
+  EXPECT_EQ(queue.n_tokens(), 200);
+  queue.for_each([](WaitingRequest& one) { one.n_to_compute -= one.handle.epoch == 1 ? 90 : 0; });
+  EXPECT_EQ(queue.n_tokens(), 110);
+  queue.remove({1});
+  EXPECT_EQ(queue.n_tokens(), 100);
+
+  // A prompt that the engine knows does not count once it has looked at it.
+  Engine engine(plankton(), options_for(1));
+  Listener first, running, waiting;
+  EngineThread service(engine, {});
+  (void)service.submit(request_of(first, prompt_of(1, 100), 1));
+  first.wait();
+  (void)service.submit(request_of(running, prompt_of(2, 10), 120));
+  (void)service.submit(request_of(waiting, prompt_of(1, 100), 1));
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  int64_t least = 100;
+  while (service.state().n_waiting > 0 && std::chrono::steady_clock::now() < end)
+    least = std::min(least, service.state().waiting_tokens);
+  EXPECT_LT(least, 50);
+}
+
 TEST(ScriptedEngine, PlaysItsScriptsAndObeys) {
   ScriptedEngine service({.scripts = {{1, 2, 3}, {4, 5, 6, 7}}, .n_slots = 1, .tokens_per_second = 200.0});
   Listener first, second, third;

@@ -14,22 +14,40 @@ struct WaitingRequest {
   RequestHandle handle;
   TokenRequest request;
   std::chrono::steady_clock::time_point since;
+  int64_t n_to_compute = 0;  // tokens of its prompt; once `is_counted`, without those that are known
+  bool is_counted = false;
+  bool sought_text = false;     // on a disk
+  bool waits_for_text = false;  // which is read before it begins
 };
 
 class RequestQueue {
  public:
   void push(WaitingRequest waiting) {
-    n_tokens_ += static_cast<int64_t>(waiting.request.prompt.size());
+    waiting.n_to_compute = static_cast<int64_t>(waiting.request.prompt.size());
+    n_tokens_ += waiting.n_to_compute;
     waiting_.push_back(std::move(waiting));
   }
-  // Keys take turns, then the sessions of a key; of those the oldest. REQUIRES: not empty.
-  const WaitingRequest& next() const {
-    return *std::min_element(waiting_.begin(), waiting_.end(), [this](const auto& a, const auto& b) {
-      return turn_of(a.request) < turn_of(b.request);
-    });
+  // `change` may set what is known of each.
+  template <class Change>
+  void for_each(const Change& change) {
+    n_tokens_ = 0;
+    for (WaitingRequest& waiting : waiting_) {
+      change(waiting);
+      n_tokens_ += waiting.n_to_compute;
+    }
   }
+  // Keys take turns, then the sessions of a key; of those the oldest. nullptr: there is none that could
+  // begin.
+  WaitingRequest* next() {
+    WaitingRequest* best = nullptr;
+    for (WaitingRequest& one : waiting_)
+      if (!one.waits_for_text && (best == nullptr || turn_of(one.request) < turn_of(best->request)))
+        best = &one;
+    return best;
+  }
+  // REQUIRES: there is a next one.
   WaitingRequest pop() {
-    const WaitingRequest* const chosen = &next();
+    const WaitingRequest* const chosen = next();
     auto best = waiting_.begin();
     while (&*best != chosen) ++best;
     served_[best->request.fairness_key] = ++turn_;
@@ -45,8 +63,18 @@ class RequestQueue {
   }
   bool empty() const { return waiting_.empty(); }
   int size() const { return static_cast<int>(waiting_.size()); }
-  int64_t n_tokens() const { return n_tokens_; }
+  int n_ready() const {
+    return static_cast<int>(std::count_if(waiting_.begin(), waiting_.end(),
+                                          [](const WaitingRequest& one) { return !one.waits_for_text; }));
+  }
+  int64_t n_tokens() const { return n_tokens_; }  // to compute
   const WaitingRequest& oldest() const { return waiting_.front(); }
+  // nullptr: none waits for one.
+  const WaitingRequest* oldest_for_text() const {
+    const auto found = std::find_if(waiting_.begin(), waiting_.end(),
+                                    [](const WaitingRequest& one) { return one.waits_for_text; });
+    return found == waiting_.end() ? nullptr : &*found;
+  }
 
  private:
   static constexpr size_t kMaxRemembered = 4096;
@@ -64,7 +92,7 @@ class RequestQueue {
   WaitingRequest take(std::list<WaitingRequest>::iterator it) {
     WaitingRequest taken = std::move(*it);
     waiting_.erase(it);
-    n_tokens_ -= static_cast<int64_t>(taken.request.prompt.size());
+    n_tokens_ -= taken.n_to_compute;
     return taken;
   }
 
