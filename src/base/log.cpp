@@ -15,6 +15,7 @@
 
 #include "base/json.h"
 #include "base/log_control.h"
+#include "base/log_fields.h"
 #include "base/utf8.h"
 
 namespace thermo {
@@ -45,6 +46,10 @@ void set_sink(LogState& state, const LogOptions& options) {
   const auto logger = std::make_shared<spdlog::logger>("thermocline", sink);
   logger->set_level(spdlog::level::trace);
   logger->flush_on(spdlog::level::trace);
+  logger->set_error_handler([told = std::make_shared<std::atomic<bool>>(false)](const std::string& why) {
+    if (!told->exchange(true))
+      std::fprintf(stderr, "the log cannot be written (%s); the program goes on without it\n", why.c_str());
+  });
   const std::string head =
       std::string(options.timestamps ? "%H:%M:%S.%e " : "") + (options.prefix ? "%^%L%$ " : "");
   logger->set_pattern(options.format == LogFormat::JsonLines ? "%v" : head + "%v");
@@ -103,11 +108,14 @@ void keep_warning(LogState& state, LogLevel level, std::string_view component, s
   if (state.warnings.size() > kMost) state.warnings.pop_front();
 }
 
-void write_line(LogState& state, LogLevel level, std::string_view component, std::string_view message) {
+void write_line(LogState& state, LogLevel level, std::string_view component, std::string_view message,
+                const LogFields& fields) {
   const std::shared_ptr<spdlog::logger> logger = state.logger;
   if (state.format == LogFormat::JsonLines) {
     Json line = {
         {"ts", rfc3339_now()}, {"level", level_name(level)}, {"component", component}, {"msg", message}};
+    for (const LogField& field : fields)
+      std::visit([&](const auto& value) { line[field.name] = value; }, field.value);
     logger->log(spdlog_level(level), line.dump(-1, ' ', false, Json::error_handler_t::replace));
   } else if (!state.options.prefix) {
     logger->log(spdlog_level(level), "{}", printable(message));
@@ -171,6 +179,11 @@ bool log_enabled(LogLevel level) noexcept {
 }
 
 void log_message(LogLevel level, std::string_view component, std::string_view message) noexcept {
+  log_with_fields(level, component, message, {});
+}
+
+void log_with_fields(LogLevel level, std::string_view component, std::string_view message,
+                     const LogFields& fields) noexcept {
   LogState& state = log_state();
   if (level > state.level.load(std::memory_order_relaxed)) return;
   state.n_lines[static_cast<size_t>(level)].fetch_add(1, std::memory_order_relaxed);
@@ -182,11 +195,11 @@ void log_message(LogLevel level, std::string_view component, std::string_view me
     }
     if (const uint64_t n = std::exchange(state.n_repeats, 0); n > 0) {
       const LogLine& last = state.warnings.back();
-      write_line(state, last.level, last.component, fmt::format("{} (x {})", last.message, n + 1));
+      write_line(state, last.level, last.component, fmt::format("{} (x {})", last.message, n + 1), {});
     }
     state.warned_last = level <= LogLevel::Warning;
     if (state.warned_last) keep_warning(state, level, component, message);
-    write_line(state, level, component, message);
+    write_line(state, level, component, message, fields);
   } catch (...) {
     // A log line that cannot be written must not end the program.
   }

@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "base/log_control.h"
+#include "base/log_fields.h"
 
 namespace thermo {
 namespace {
@@ -44,6 +45,27 @@ TEST(Log, WritesAWarningThatRepeatsOnceAndSaysHowOftenItCame) {
   std::ifstream in(path);
   const std::string text{std::istreambuf_iterator<char>(in), {}};
   EXPECT_EQ(text, "again\nagain (x 37)\nsomething else\nagain\nplain\nplain\n");
+}
+
+TEST(Log, GivesMachinesTheFieldsOfAMessage) {
+  const std::string path = testing::TempDir() + "/fields.log";
+  for (const LogFormat format : {LogFormat::JsonLines, LogFormat::Text}) {
+    std::remove(path.c_str());
+    configure_log(
+        {.level = LogLevel::Info, .format = format, .prefix = false, .timestamps = false, .file = path});
+    log_with_fields(LogLevel::Info, "test", "it took 1.5 s",
+                    {{"req", "a\"b"}, {"status", int64_t{200}}, {"seconds", 1.5}});
+    configure_log({});
+    std::ifstream in(path);
+    const std::string text{std::istreambuf_iterator<char>(in), {}};
+    if (format == LogFormat::Text)
+      EXPECT_EQ(text, "it took 1.5 s\n");
+    else
+      EXPECT_NE(
+          text.find(R"("component":"test","msg":"it took 1.5 s","req":"a\"b","status":200,"seconds":1.5})"),
+          std::string::npos)
+          << text;
+  }
 }
 
 }  // namespace
