@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "base/log.h"
+#include "base/log_fields.h"
 #include "server/experts_view.h"
 #include "server/live_view.h"
 #include "server/on_worker.h"
@@ -18,6 +18,8 @@ namespace {
 
 constexpr auto kHeatCopy = std::chrono::milliseconds(250);  // copies are 200 ms apart
 constexpr auto kDeepHealth = std::chrono::seconds(30);
+constexpr auto kProbeAlone = std::chrono::milliseconds(1000);  // before what is done for others counts, too
+constexpr auto kLook = std::chrono::milliseconds(20);          // where there is no room for it
 
 bool is_id(std::string_view text) {
   const auto good = [](char c) {
@@ -61,7 +63,6 @@ void check_heat_name(const ApiHandler::Order& order, const ServedModel& model) {
   if (order.action == "load" && !std::filesystem::exists(path))
     throw ApiError(404, "not_found", fmt::format("there is no heat called '{}'; save it first", name),
                    "name");
-  return name;
 }
 
 void check_body_type(const HttpRequest& request) {
@@ -122,8 +123,38 @@ HttpReply ApiHandler::error_reply(const HttpRequest& request, const ApiError& er
 HttpReply ApiHandler::refuse(HttpRequest& head, int status, const std::string& code,
                              const std::string& message) {
   give_id(head);
-  server_.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", code));
-  return error_reply(head, ApiError(status, code, message));
+  const ApiError error(status, code, message);
+  note_refusal(head, error);
+  return error_reply(head, error);
+}
+
+// A request that ended before anything was generated.
+void ApiHandler::note_refusal(const HttpRequest& request, const ApiError& error) const {
+  constexpr size_t kShownMethod = 16, kShownPath = 200;
+  const RouteMatch match = find_route(request.method, path_of(request));
+  const int status = status_of(error, dialect_of(path_of(request)));
+  server_.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", error.code));
+  if (match.route != nullptr && match.route->generates && (error.status == 503 || error.status == 429))
+    server_.metrics.count("thermocline_requests_total",
+                          fmt::format("dialect=\"{}\",outcome=\"rejected\",finish_reason=\"\"",
+                                      dialect_name(match.route->dialect)));
+  const std::string method = request.method.substr(0, kShownMethod),
+                    path = request.path.substr(0, kShownPath);
+  log_with_fields(LogLevel::Info, "server",
+                  fmt::format("req={} {} {} {} {}", request.id, method, path, status, error.code),
+                  {{"req", request.id},
+                   {"method", method},
+                   {"path", path},
+                   {"status", int64_t{status}},
+                   {"code", error.code}});
+}
+
+void ApiHandler::replied(const HttpRequest& request, int status) {
+  const RouteMatch match = find_route(request.method, path_of(request));
+  server_.metrics.count(
+      "thermocline_http_requests_total",
+      fmt::format("method=\"{}\",route=\"{}\",code=\"{}\"", match.route ? match.route->method : "other",
+                  match.route ? match.route->path : "other", status));
 }
 
 HttpReply ApiHandler::preflight(const HttpRequest& request) const {
@@ -149,6 +180,12 @@ void ApiHandler::check(const HttpRequest& request, const RouteMatch& match) cons
     throw ApiError(
         403, "host_not_allowed",
         "this server is for programs on its own machine; the host of the request is not one of its names");
+  const bool reads = request.method == "GET" || request.method == "HEAD" || request.method == "OPTIONS";
+  if (!reads && !server_.access.page_may_write(request.header("origin"), request.header("sec-fetch-site"),
+                                               request.header("host")))
+    throw ApiError(403, "origin_not_allowed",
+                   "a page of another site may not use this server; its origin has to be allowed when the "
+                   "server is started");
   if (match.route == nullptr && match.allowed.empty())
     throw ApiError(404, "not_found", fmt::format("there is nothing at {}", request.path.substr(0, 200)));
   if (match.route == nullptr)
@@ -178,6 +215,11 @@ void ApiHandler::check_state(const Route& route) const {
     throw error;
   }
   if (route.needs_model) require_model(server_);
+  if (route.generates && queue_is_full(server_)) {
+    ApiError error(503, "server_is_overloaded", "the queue is full; try again later");
+    error.retry_seconds = retry_seconds(server_);
+    throw error;
+  }
 }
 
 std::optional<HttpReply> ApiHandler::admit(HttpRequest& head) {
@@ -188,18 +230,8 @@ std::optional<HttpReply> ApiHandler::admit(HttpRequest& head) {
       return preflight(head);
     check(head, match);
     return std::nullopt;
-  const bool reads = request.method == "GET" || request.method == "HEAD" || request.method == "OPTIONS";
-  if (!reads && !server_.access.page_may_write(request.header("origin"), request.header("sec-fetch-site"),
-                                               request.header("host")))
-    throw ApiError(403, "origin_not_allowed",
-                   "a page of another site may not use this server; its origin has to be allowed when the "
-                   "server is started");
   } catch (const ApiError& error) {
-    server_.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", error.code));
-    server_.metrics.count(
-        "thermocline_http_requests_total",
-        fmt::format("method=\"{}\",route=\"{}\",code=\"{}\"", match.route ? match.route->method : "other",
-                    match.route ? match.route->path : "other", error.status));
+    note_refusal(head, error);
     HttpReply reply = error_reply(head, error);
     if (error.status == 405) reply.headers.emplace_back("Allow", match.allowed);
     return reply;
@@ -230,18 +262,9 @@ asio::awaitable<void> ApiHandler::answer(HttpExchange& exchange, const RouteMatc
         ApiError(500, "internal_error", "request " + exchange.request().id + " failed inside the server");
   }
   if (failure) {
-    server_.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", failure->code));
-    if (match.route->generates && failure->status == 503)
-      server_.metrics.count("thermocline_requests_total",
-                            fmt::format("dialect=\"{}\",outcome=\"rejected\",finish_reason=\"\"",
-                                        dialect_name(match.route->dialect)));
-    log_info("server", "req={} {} {} {}", exchange.request().id, match.route->path, failure->status,
-             failure->code);
+    if (!failure->counted) note_refusal(exchange.request(), *failure);
     exchange.reply(error_reply(exchange.request(), *failure));
   }
-  server_.metrics.count("thermocline_http_requests_total",
-                        fmt::format("method=\"{}\",route=\"{}\",code=\"{}\"", match.route->method,
-                                    match.route->path, failure ? failure->status : 200));
 }
 
 asio::awaitable<void> ApiHandler::dispatch(HttpExchange& exchange, const RouteMatch& match,
@@ -274,6 +297,10 @@ asio::awaitable<void> ApiHandler::dispatch(HttpExchange& exchange, const RouteMa
     reply = json_reply(answer);
   } else if (route.endpoint == Endpoint::Health && request.query_value("deep") == "1") {
     reply = co_await deep_health(request);
+  } else if (route.endpoint == Endpoint::Control || route.endpoint == Endpoint::Heat) {
+    const std::unique_ptr<Order> order =
+        co_await on_worker(server_.workers, [this, &request] { return order_of(body_of(request)); });
+    reply = obey(*order, match, caller_of(request));
   } else {
     reply = look(request, match);
   }
@@ -297,11 +324,8 @@ Json ApiHandler::body_of(const HttpRequest& request) const {
   return body_json(request, server_.options.http.max_body_bytes);
 }
 
-  } else if (route.endpoint == Endpoint::Control || route.endpoint == Endpoint::Heat) {
-    const std::unique_ptr<Order> order =
-        co_await on_worker(server_.workers, [this, &request] { return order_of(body_of(request)); });
-    reply = obey(*order, match, caller_of(request));
-// Whether the engine still writes: a token for nobody.
+// Whether the engine still writes: a token for nobody. Where that one has to wait for others, it is enough
+// that they get on.
 asio::awaitable<HttpReply> ApiHandler::deep_health(const HttpRequest& request) {
   if (!caller_of(request))
     throw ApiError(401, "invalid_api_key", "a valid API key is needed: send it as a bearer token");
@@ -313,7 +337,13 @@ asio::awaitable<HttpReply> ApiHandler::deep_health(const HttpRequest& request) {
   };
   const asio::any_io_executor here = co_await asio::this_coro::executor;
   const auto probe = std::make_shared<Probe>(here);
+  TokenService& service = *server_.model->service;
+  const auto work_done = [&service] {
+    const TokenServiceState state = service.state();
+    return state.steps.n() + state.n_written;
+  };
   const auto begin = std::chrono::steady_clock::now();
+  const uint64_t before = work_done();
   TokenRequest tokens;
   tokens.prompt = server_.model->tokenizer->encode("1");
   tokens.options.max_tokens = 1;
@@ -327,11 +357,18 @@ asio::awaitable<HttpReply> ApiHandler::deep_health(const HttpRequest& request) {
       probe->done.raise();
     });
   };
-  const Result<RequestHandle> handle = server_.model->service->submit(std::move(tokens));
-  if (!handle) throw ApiError(503, "engine_failed", handle.error().message);
-  const bool ended = co_await probe->done.wait_until(begin + kDeepHealth);
-  if (!ended) server_.model->service->cancel(*handle);
-  if (!ended || !probe->wrote) throw ApiError(503, "engine_failed", "the engine wrote nothing in time");
+  const Result<RequestHandle> handle = service.submit(std::move(tokens));
+  if (!handle && handle.error().code != ErrorCode::Busy)
+    throw ApiError(503, "engine_failed", handle.error().message);
+  const auto pause = handle ? kProbeAlone : kLook;
+  bool ended = false, works = false;
+  for (auto now = begin; !ended && !works && now < begin + kDeepHealth;
+       now = std::chrono::steady_clock::now()) {
+    ended = co_await probe->done.wait_until(std::min(now + pause, begin + kDeepHealth));
+    works = ended ? probe->wrote : work_done() != before;
+  }
+  if (!ended && handle) service.cancel(*handle);
+  if (!works) throw ApiError(503, "engine_failed", "the engine wrote nothing in time");
   const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
   co_return json_reply({{"status", "ok"}, {"ms", took.count()}});
 }
@@ -360,6 +397,24 @@ LiveRequest& ApiHandler::live_request(std::string_view id, const std::optional<A
         (live->id == id || live->reply_id == id))
       return *live;
   throw ApiError(404, "not_found", "there is no such request");
+}
+
+HttpReply ApiHandler::obey(const Order& order, const RouteMatch& match,
+                           const std::optional<Access::Caller>& caller) {
+  if (match.route->endpoint == Endpoint::Control) {
+    if (order.action != "reasoning_end") throw invalid_value("action", "action: reasoning_end was expected");
+    for (const auto& constraint : live_request(order.id, caller).constraints) constraint->end_reasoning();
+    return json_reply({{"success", true}});
+  }
+  require_model(server_);
+  if (order.action != "save" && order.action != "load" && order.action != "reset")
+    throw invalid_value("action", "action: save, load or reset was expected");
+  check_heat_name(order, *server_.model);
+  server_.model->service->order(order.action == "save"   ? HeatOrder::Save
+                                : order.action == "load" ? HeatOrder::Load
+                                                         : HeatOrder::Reset,
+                                order.name);
+  return json_reply({{"action", order.action}, {"status", "ordered"}});
 }
 
 HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) {
@@ -399,24 +454,6 @@ HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) 
         throw ApiError(503, "server_is_overloaded", "no slot is free");
       return json_reply(slots);
     }
-HttpReply ApiHandler::obey(const Order& order, const RouteMatch& match,
-                           const std::optional<Access::Caller>& caller) {
-  if (match.route->endpoint == Endpoint::Control) {
-    if (order.action != "reasoning_end") throw invalid_value("action", "action: reasoning_end was expected");
-    for (const auto& constraint : live_request(order.id, caller).constraints) constraint->end_reasoning();
-    return json_reply({{"success", true}});
-  }
-  require_model(server_);
-  if (order.action != "save" && order.action != "load" && order.action != "reset")
-    throw invalid_value("action", "action: save, load or reset was expected");
-  check_heat_name(order, *server_.model);
-  server_.model->service->order(order.action == "save"   ? HeatOrder::Save
-                                : order.action == "load" ? HeatOrder::Load
-                                                         : HeatOrder::Reset,
-                                order.name);
-  return json_reply({{"action", order.action}, {"status", "ordered"}});
-}
-
     case Endpoint::Requests:
       return json_reply(requests_json(server_));
     case Endpoint::CancelRequest: {

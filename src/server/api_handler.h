@@ -18,15 +18,16 @@ class ApiHandler : public HttpHandler {
   HttpReply refuse(HttpRequest& head, int status, const std::string& code,
                    const std::string& message) override;
   asio::awaitable<void> handle(HttpExchange& exchange) override;
+  void replied(const HttpRequest& request, int status) override;
   // The same for a request of the program's owner, which needs no admission, and which may go on later.
   asio::awaitable<void> handle_owner(HttpExchange& exchange, Continuation& continuation);
 
- private:
   // What a small body asks for: of a request that is answered, or of the heat of experts.
   struct Order {
     std::string action, id, name;
   };
 
+ private:
   using Headers = std::vector<std::pair<std::string, std::string>>;
 
   std::string path_of(const HttpRequest& request) const;  // below the prefix; empty: it is not
@@ -34,6 +35,7 @@ class ApiHandler : public HttpHandler {
   Headers headers_of(const HttpRequest& request) const;
   HttpReply error_reply(const HttpRequest& request, const ApiError& error) const;
   HttpReply preflight(const HttpRequest& request) const;
+  void note_refusal(const HttpRequest& request, const ApiError& error) const;
   std::optional<Access::Caller> caller_of(const HttpRequest& request) const;
   void check(const HttpRequest& request, const RouteMatch& match) const;
   void check_state(const Route& route) const;
@@ -44,9 +46,9 @@ class ApiHandler : public HttpHandler {
   asio::awaitable<HttpReply> deep_health(const HttpRequest& request);
   asio::awaitable<int> n_cached(std::vector<TokenId> prompt);
   LiveRequest& live_request(std::string_view id, const std::optional<Access::Caller>& caller);
+  HttpReply obey(const Order& order, const RouteMatch& match, const std::optional<Access::Caller>& caller);
   HttpReply look(const HttpRequest& request, const RouteMatch& match);
 
-  HttpReply obey(const Order& order, const RouteMatch& match, const std::optional<Access::Caller>& caller);
   ServerState& server_;
   std::function<void()> on_shutdown_;
 };

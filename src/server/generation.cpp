@@ -8,10 +8,9 @@
 #include "server/constraint.h"
 #include "server/engine_error.h"
 #include "server/event_pacer.h"
-#include "server/on_worker.h"
 #include "server/operations.h"
+#include "server/preparation.h"
 #include "server/prompt_log.h"
-#include "server/request_body.h"
 #include "server/request_metrics.h"
 
 namespace thermo {
@@ -53,8 +52,8 @@ class Generation {
   void end_with(const ApiError& error);
   struct Choice {
     AnswerParser parser;
-    std::function<bool(TokenId)> ends_after;
     EventPacer pacer;
+    std::function<bool(TokenId)> ends_after;
     Answer answer = {};
     std::vector<GeneratedToken> tokens = {};  // all that the parser got, when log probabilities are asked for
     std::vector<TokenId> ids = {};
@@ -178,8 +177,8 @@ TokenRequest Generation::token_request(int index) {
   tokens.options = prepared_.options;
   tokens.options.sampling.choice = static_cast<uint32_t>(c);
   if (!prepared_.constraints.empty())
-  tokens.options.ends_after = choices_[static_cast<size_t>(index)].ends_after;
     tokens.options.constraint = prepared_.constraints[static_cast<size_t>(index)];
+  tokens.options.ends_after = choices_[static_cast<size_t>(index)].ends_after;
   tokens.fairness_key = caller_.key_name;
   tokens.session_key = session();
   tokens.marks = prepared_.marks;
@@ -349,7 +348,11 @@ void Generation::end_with(const ApiError& error) {
   if (!live_->cancelled) record("error");
   if (continuation_ != nullptr) continuation_->finish_reason = "error";
   server_.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", error.code));
-  if (!begun_) throw ApiError(error);
+  if (!begun_) {
+    ApiError told(error);
+    told.counted = true;
+    throw told;
+  }
   send(streaming_ ? writer_->fail(error)
                   : error_json(error, request().dialect, exchange_.request().id).dump());
   exchange_.end_stream();
@@ -466,16 +469,12 @@ void Generation::take_end(int index, const TokensEnded& ended) {
     if (!failure_) failure_ = ApiError(503, "shutting_down", "the engine is shutting down");
     return;
   }
-  if (!prepared_.constraints.empty()) {
-    const AnswerConstraint& rules = *prepared_.constraints[static_cast<size_t>(index)];
-    if (const char* how = rules.reasoning_close()) choice.answer.stats.reasoning_close = how;
-    choice.answer.n_forced_tokens = rules.n_forced();
-    choice.answer.n_forced_reasoning_tokens = rules.n_forced_reasoning();
-  }
+  const AnswerConstraint* const rules =
+      prepared_.constraints.empty() ? nullptr : prepared_.constraints[static_cast<size_t>(index)].get();
   show(index, choice.parser.finish(ended.reason == FinishReason::Stop));
   if (streaming_) flush(index);
   Answer& answer = choice.answer;
-  take_result(choice.parser, choice.stopping ? FinishReason::Stop : ended.reason, choice.tokens, answer);
+  take_result(choice.parser, rules, choice.stopping ? FinishReason::Stop : ended.reason, choice.tokens, answer);
   const TokenUsage& usage = ended.usage;
   if (continuation_ != nullptr) {
     continuation_->finish_reason = answer.finish_reason;
@@ -536,6 +535,7 @@ void Generation::record(const char* outcome) {
                      .http = exchange_.request(),
                      .key_name = caller_.key_name,
                      .outcome = outcome,
+                     .phase = std::string_view(outcome) == "cancelled" ? phase() : std::string(),
                      .seconds = std::chrono::duration<double>(Clock::now() - live_->since).count(),
                      .answers = {}};
   for (const Choice& choice : choices_) ended.answers.push_back(&choice.answer);
@@ -547,55 +547,48 @@ void Generation::record(const char* outcome) {
 asio::awaitable<void> generate(ServerState& server, HttpExchange& exchange, Dialect dialect,
                                CallerInfo caller, std::vector<std::pair<std::string, std::string>> headers,
                                Continuation* continuation) {
-  std::optional<ApiError> overflow;
-  GenerationRequest shell;  // what is known of the request when its prompt does not fit
-  std::unique_ptr<PreparedRequest> prepared;
-  try {
-    const KnownTurns turns{*server.turns, caller.key_name};
-    prepared =
-        co_await on_worker(server.workers, [&server, &exchange, &shell, &turns, dialect, continuation] {
-          GenerationRequest request = read_request(
-              dialect, body_json(exchange.request(), server.options.http.max_body_bytes), server);
-          if (continuation != nullptr && continuation->max_tokens)
-            request.max_tokens = continuation->max_tokens;
-          shell = request;
-          return prepare(std::move(request), *server.model, server.options, turns);
-        });
-  } catch (const ApiError& error) {
-    // Codex recognises a full context only in this form.
-    if (error.code != "context_length_exceeded" || dialect != Dialect::Responses || !shell.stream) throw;
-    overflow = error;
-  }
+  const Clock::time_point came = Clock::now();
+  const std::optional<int> max_tokens = continuation != nullptr ? continuation->max_tokens : std::nullopt;
+  Preparation made = co_await prepare_on_worker(server, exchange, dialect, caller.key_name, max_tokens);
   if (exchange.gone()) {  // while its prompt was made
     if (continuation != nullptr) continuation->finish_reason = "cancelled";
+    server.metrics.count("thermocline_cancelled_total", "phase=\"queued\"");
+    count_request(server.metrics, server.options,
+                  {.request = made.request,
+                   .http = exchange.request(),
+                   .key_name = caller.key_name,
+                   .outcome = "cancelled",
+                   .phase = "queued",
+                   .seconds = std::chrono::duration<double>(Clock::now() - came).count(),
+                   .answers = {}});
     co_return;
   }
-  if (overflow) {
-    const auto writer = make_reply_writer({.request = &shell,
+  if (made.overflow) {
+    const auto writer = make_reply_writer({.request = &made.request,
                                            .tokenizer = server.model->tokenizer,
                                            .model = server.model->id,
                                            .fingerprint = server.model->fingerprint,
                                            .request_id = exchange.request().id});
     exchange.begin_stream(stream_head(std::move(headers)));
     exchange.write(writer->begin(0));
-    exchange.write(writer->fail(*overflow));
+    exchange.write(writer->fail(*made.overflow));
     exchange.end_stream();
     server.metrics.count("thermocline_requests_total",
                          "dialect=\"responses\",outcome=\"error\",finish_reason=\"\"");
-    server.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", overflow->code));
-    log_info("server", "req={} responses error {}", exchange.request().id, overflow->code);
+    server.metrics.count("thermocline_request_errors_total", fmt::format("code=\"{}\"", made.overflow->code));
+    log_info("server", "req={} responses error {}", exchange.request().id, made.overflow->code);
     co_return;
   }
-  if (prepared->n_spliced > 0)
-    server.metrics.count("thermocline_turn_store_splices_total", "", prepared->n_spliced);
-  if (!prepared->request.ignored_fields.empty())
-    headers.emplace_back("X-Ignored-Fields", header_list(prepared->request.ignored_fields));
-  if (!prepared->request.ignored_tools.empty())
-    headers.emplace_back("X-Ignored-Tools", header_list(prepared->request.ignored_tools));
+  if (made.prepared->n_spliced > 0)
+    server.metrics.count("thermocline_turn_store_splices_total", "", made.prepared->n_spliced);
+  if (!made.prepared->request.ignored_fields.empty())
+    headers.emplace_back("X-Ignored-Fields", header_list(made.prepared->request.ignored_fields));
+  if (!made.prepared->request.ignored_tools.empty())
+    headers.emplace_back("X-Ignored-Tools", header_list(made.prepared->request.ignored_tools));
   const TokenServiceState state = server.model->service->state();
   const int n_free = static_cast<int>(state.slots.size()) - state.n_running;
   headers.emplace_back("X-Queue-Position", fmt::format("{}", n_free > 0 ? 0 : state.n_waiting + 1));
-  Generation generation(server, exchange, std::move(*prepared), std::move(caller), continuation);
+  Generation generation(server, exchange, std::move(*made.prepared), std::move(caller), continuation);
   generation.submit();
   co_await generation.answer(std::move(headers));
 }

@@ -50,6 +50,16 @@ void process_metrics(std::string& out, const ServerState& server) {
                {{"", static_cast<double>(server.started_at)}});
 }
 
+// What an item of the memory plan is, as dashboards group it.
+const char* memory_kind(std::string_view item, bool on_host) {
+  const auto has = [item](std::string_view word) { return item.find(word) != std::string_view::npos; };
+  if (has("expert") || has("FFN parts")) return "experts";
+  if (on_host)
+    return has("kv") || has("cache") || item == "checkpoints" || has("recurrent") ? "cache" : "other";
+  if (has("kv") || has("recurrent")) return "kv";
+  return has("weights") || has("drafter") || has("norms") ? "weights" : "scratch";
+}
+
 void memory_metrics(std::string& out, const Json& plan) {
   std::vector<Sample> host, device, planned, taken;
   for (const Json& tier : plan.value("tiers", Json::array())) {
@@ -291,6 +301,12 @@ HttpReply health_reply(const ServerState& server) {
   }
 }
 
+bool queue_is_full(const ServerState& server) {
+  const TokenServiceState state = server.model->service->state();
+  const int n_free = static_cast<int>(state.slots.size()) - state.n_running;
+  return state.n_waiting - n_free >= server.options.max_waiting;
+}
+
 HttpReply ready_reply(const ServerState& server) {
   std::string reason;
   if (server.draining) {
@@ -302,8 +318,7 @@ HttpReply ready_reply(const ServerState& server) {
       reason = error.code;
     }
   }
-  if (reason.empty() && server.model->service->state().n_waiting >= std::max(1, server.options.max_waiting))
-    reason = "server_is_overloaded";
+  if (reason.empty() && queue_is_full(server)) reason = "server_is_overloaded";
   if (reason.empty()) return json_reply({{"status", "ready"}});
   return not_now({{"status", "not ready"}, {"reason", reason}}, true);
 }

@@ -12,6 +12,8 @@ void require_model(const ServerState& server);
 
 HttpReply health_reply(const ServerState& server);
 HttpReply ready_reply(const ServerState& server);
+// Whether the engine would refuse one more request now. REQUIRES: a model that is ready.
+bool queue_is_full(const ServerState& server);
 Json props_json(const ServerState& server, bool admin);
 // `with_prompts`: and the text that each slot reads or has read.
 Json slots_json(const ServerState& server, bool with_prompts);

@@ -205,7 +205,7 @@ RenderedPrompt render_prompt(const GenerationRequest& request, const ServedModel
 }
 
 PreparedRequest prepare(GenerationRequest request, const ServedModel& model, const ServerOptions& options,
-                        const KnownTurns& turns) {
+                        const KnownTurns& turns, const std::function<void()>& look) {
   PreparedRequest prepared;
   const Tokenizer& tokenizer = *model.tokenizer;
   const Vocab& vocab = tokenizer.vocab();
@@ -252,6 +252,7 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
       prepared.marks.push_back(mark);
     std::sort(prepared.marks.begin(), prepared.marks.end());
   }
+  look();
   size_t n_longest = 0;
   for (const auto& prompt : prepared.prompts) n_longest = std::max(n_longest, prompt.size());
   if (n_longest >= static_cast<size_t>(n_ctx)) throw context_exceeded(request.dialect, n_longest, n_ctx);

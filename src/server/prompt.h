@@ -2,6 +2,8 @@
 // for the turn store.
 #pragma once
 
+#include <functional>
+
 #include "chat/answer_constraint.h"
 #include "server/server_options.h"
 #include "server/turn_store.h"
@@ -32,9 +34,11 @@ struct KnownTurns {
 // Reads a body in its dialect. Throws ApiError.
 GenerationRequest read_request(Dialect dialect, const Json& body, const ServerState& server);
 
-// Throws ApiError: a template that refuses, a prompt that does not fit.
-PreparedRequest prepare(GenerationRequest request, const ServedModel& model, const ServerOptions& options,
-                        const KnownTurns& turns);
+// Throws ApiError: a template that refuses, a prompt that does not fit. `look` is called between its parts,
+// and may throw what the caller catches: nobody needs the rest.
+PreparedRequest prepare(
+    GenerationRequest request, const ServedModel& model, const ServerOptions& options,
+    const KnownTurns& turns, const std::function<void()>& look = [] {});
 
 // The prompt only, for those who count it or look at it.
 RenderedPrompt render_prompt(const GenerationRequest& request, const ServedModel& model,

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "base/log.h"
+#include "base/log_fields.h"
 #include "server/request_body.h"
 #include "server/server_state.h"
 
@@ -91,11 +91,30 @@ void count_request(Metrics& metrics, const ServerOptions& options, const EndedRe
     rate = stats.predicted_rate();
     count_answer(metrics, ended.request, *answer);
   }
-  const std::string trace = trace_id(ended.http.header("traceparent"));
-  log_info("server", "req={} {}{}{} {} prompt={} ({} cached) out={} ttft={:.2f}s {:.1f} tok/s {}",
-           ended.http.id, dialect_name(ended.request.dialect),
-           ended.key_name.empty() ? "" : " key=" + ended.key_name, trace.empty() ? "" : " trace=" + trace,
-           ended.outcome, n_prompt, n_cached, n_out, ttft, rate, reason);
+  if (!log_enabled(LogLevel::Info)) return;
+  const std::string dialect_of_it = dialect_name(ended.request.dialect);
+  LogFields fields = {{"req", ended.http.id}, {"dialect", dialect_of_it}, {"outcome", ended.outcome}};
+  std::string line = fmt::format("req={} {}", ended.http.id, dialect_of_it);
+  const auto add = [&](const char* name, const std::string& value) {
+    if (value.empty()) return;
+    line += fmt::format(" {}={}", name, value);
+    fields.push_back({name, value});
+  };
+  add("key", ended.key_name);
+  add("trace", trace_id(ended.http.header("traceparent")));
+  line += fmt::format(" {}", ended.outcome);
+  add("phase", ended.phase);
+  line += fmt::format(" prompt={} ({} cached) out={} ttft={:.2f}s {:.1f} tok/s {}", n_prompt, n_cached, n_out,
+                      ttft, rate, reason);
+  for (const auto& [name, value] :
+       {std::pair("prompt_tokens", n_prompt), {"cached_tokens", n_cached}, {"generated_tokens", n_out}})
+    fields.push_back({name, int64_t{value}});
+  for (const auto& [name, value] : {std::pair("time_to_first_token_seconds", ttft),
+                                    {"tokens_per_second", rate},
+                                    {"request_duration_seconds", ended.seconds}})
+    fields.push_back({name, value});
+  fields.push_back({"finish_reason", reason});
+  log_with_fields(LogLevel::Info, "server", line, fields);
 }
 
 void count_constraints(Metrics& metrics, const PreparedRequest& prepared) {

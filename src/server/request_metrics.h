@@ -20,6 +20,7 @@ struct EndedRequest {
   const HttpRequest& http;
   const std::string& key_name;
   const char* outcome;                 // "ok", "error", "cancelled"
+  std::string phase;                   // in which it was cancelled: "queued", "prefill", "decode"
   double seconds;                      // since it came
   std::vector<const Answer*> answers;  // also those that did not end
 };

@@ -27,6 +27,7 @@ struct ApiError : std::runtime_error {
   Json extra = Json::object();  // more members of the error object
   int retry_seconds = 0;        // of 429 and 503: when to come back
   bool may_retry = true;
+  bool counted = false;  // metrics and the log know of it
 };
 
 // 400 invalid_value.

@@ -15,6 +15,7 @@ using boost::system::error_code;
 
 constexpr size_t kMaxPipelined = 64 * 1024;
 constexpr size_t kBodyPiece = 64 * 1024;
+constexpr int kGone = 499;                                  // the client; nothing was sent
 constexpr auto kGoodbye = std::chrono::milliseconds(2000);  // for a client that is still sending
 
 auto into(error_code& error) {
@@ -52,16 +53,21 @@ Connection::Connection(Socket socket, Listener listener, const HttpOptions& opti
 asio::awaitable<void> Connection::run() {
   const auto self = shared_from_this();
   for (bool first = true;; first = false) {
+    const auto begin = std::chrono::steady_clock::now();
     const bool asked = co_await wait_for_request(first);
     if (!asked) break;
     must_close_ = finishing_;
-    const Next next = co_await read_request();
+    // A new connection has one time for its first byte and the rest of the head.
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(
+        first ? std::chrono::steady_clock::now() - begin : std::chrono::steady_clock::duration(0));
+    const Next next = co_await read_request(options_.header_timeout - waited);
     if (next == Next::Close) break;
     if (next == Next::NextRequest) continue;
     watching_ = true;
     asio::co_spawn(
         socket_.get_executor(), [self]() -> asio::awaitable<void> { return self->watch(); }, asio::detached);
     co_await handler_.handle(*this);
+    tell(kGone);
     callback_ = nullptr;
     co_await drain();
     watching_ = false;
@@ -112,13 +118,14 @@ asio::awaitable<bool> Connection::wait_for_request(bool first) {
   co_return !error;
 }
 
-asio::awaitable<Connection::Next> Connection::read_request() {
+asio::awaitable<Connection::Next> Connection::read_request(std::chrono::milliseconds head_time) {
   Parser parser;
   parser.header_limit(static_cast<uint32_t>(options_.max_header_bytes));
   parser.body_limit(options_.max_body_bytes);
   request_ = {};
+  told_ = false;
   error_code error;
-  read_deadline_.arm(options_.header_timeout);
+  read_deadline_.arm(head_time);
   co_await http::async_read_header(socket_, buffer_, parser, into(error));
   read_deadline_.disarm();
   take_head(parser);
@@ -142,7 +149,10 @@ asio::awaitable<Connection::Next> Connection::read_request() {
   if (!parser.is_done() && beast::iequals(request_.header("expect"), "100-continue"))
     send("HTTP/1.1 100 Continue\r\n\r\n");
   const bool whole = co_await read_body(parser);
-  if (!whole) co_return Next::Close;
+  if (!whole) {
+    tell(kGone);
+    co_return Next::Close;
+  }
   request_.body = std::move(parser.get().body());
   co_return Next::Answer;
 }
@@ -216,6 +226,10 @@ asio::awaitable<void> Connection::watch() {
   watch_ended_.raise();
 }
 
+void Connection::tell(int status) {
+  if (!std::exchange(told_, true)) handler_.replied(request_, gone_ ? kGone : status);
+}
+
 void Connection::set_gone() {
   if (gone_) return;
   gone_ = true;
@@ -227,6 +241,7 @@ void Connection::set_gone() {
 void Connection::reply(HttpReply reply) {
   must_close_ |= reply.close || !request_.keep_alive;
   reply.close = must_close_;
+  tell(reply.status);
   std::string bytes = reply_head(reply, request_, false);
   if (request_.method != "HEAD") bytes += reply.body;
   send(std::move(bytes));
@@ -236,6 +251,7 @@ void Connection::begin_stream(HttpReply head) {
   chunked_ = request_.http11;
   must_close_ |= head.close || !request_.keep_alive || !chunked_;
   head.close = must_close_;
+  tell(head.status);
   send(reply_head(head, request_, true));
 }
 

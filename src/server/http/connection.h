@@ -62,7 +62,7 @@ class Connection : public HttpExchange, public std::enable_shared_from_this<Conn
 
   asio::awaitable<bool> wait_for_request(bool first);
   enum class Next { Answer, NextRequest, Close };
-  asio::awaitable<Next> read_request();
+  asio::awaitable<Next> read_request(std::chrono::milliseconds head_time);
   asio::awaitable<bool> read_body(Parser& parser);
   bool refuse_bad_head(const boost::system::error_code& error);
   void take_head(const Parser& parser);
@@ -73,6 +73,7 @@ class Connection : public HttpExchange, public std::enable_shared_from_this<Conn
   asio::awaitable<void> drain();
   asio::awaitable<void> close_gently();
   void set_gone();
+  void tell(int status);  // of the reply to the request that is read or answered
 
   Socket socket_;
   const Listener listener_;
@@ -88,6 +89,7 @@ class Connection : public HttpExchange, public std::enable_shared_from_this<Conn
   size_t n_sent_ = 0;  // of sending_
   bool flushing_ = false, watching_ = false, waiting_ = false;
   bool gone_ = false, finishing_ = false, must_close_ = false, chunked_ = false;
+  bool told_ = false;  // that there is a reply to this request
 };
 
 }  // namespace thermo

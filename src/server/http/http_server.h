@@ -64,6 +64,9 @@ class HttpHandler {
                            const std::string& message) = 0;
   // Answers. Nothing it throws is caught: an exception ends the connection.
   virtual asio::awaitable<void> handle(HttpExchange& exchange) = 0;
+  // Once for each request, also one that was refused: the status that was sent, or 499 where its client was
+  // gone before that.
+  virtual void replied(const HttpRequest& request, int status) = 0;
 };
 
 class HttpServer {
