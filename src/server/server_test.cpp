@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <thread>
@@ -152,7 +153,8 @@ TEST(Server, AnswersMorePromptsThanItHasSlots) {
   }
 }
 
-// One that fails where nobody expects it: when the text that ends an answer was found, and asked for heat.
+// One that fails where nobody expects it: when the text that ends an answer was found, and when it is asked
+// for heat again after the two times that the server asks by itself.
 class FailingEngine : public ScriptedEngine {
  public:
   using ScriptedEngine::ScriptedEngine;
@@ -160,10 +162,15 @@ class FailingEngine : public ScriptedEngine {
     if (!std::exchange(failed_, true)) throw std::runtime_error("no reason");
     ScriptedEngine::cancel(request);
   }
-  std::shared_ptr<const ExpertHeat> expert_heat() override { throw std::runtime_error("no reason"); }
+  std::shared_ptr<const ExpertHeat> expert_heat() override {
+    if (++n_heats_ > 2) throw std::runtime_error("no reason");
+    return nullptr;
+  }
+  int n_heats() const { return n_heats_; }
 
  private:
   bool failed_ = false;
+  std::atomic<int> n_heats_ = 0;
 };
 
 // The reply with the error stood in the middle of the stream, with a head of its own.
@@ -182,8 +189,9 @@ TEST(Server, EndsAStreamThatFailsInsideWithAnError) {
 
 TEST(Server, EndsALiveViewThatFailsInside) {
   Server server(Running::with_free_port({}));
-  FailingEngine service({.scripts = {}});
+  FailingEngine service({.scripts = {tokens_of("x")}});
   server.set_ready(Running::served(service));
+  Running::expect_soon([&] { return service.n_heats() == 2; });
   Client client(server.urls().front());
   client.send("GET /thermo/live?heat=1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
   const std::string seen = client.read_until("");
