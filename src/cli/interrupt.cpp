@@ -20,7 +20,7 @@ void on_signal(int signal) {
   if (g_gentle > 0 && g_interrupts <= g_gentle && !again) return;
   // Leaves the progress line behind; only async-signal-safe calls are allowed here.
   [[maybe_unused]] ssize_t n = write(STDERR_FILENO, "\n", 1);
-  _exit(128 + signal);
+  _exit(g_gentle > 0 ? static_cast<int>(ExitCode::Interrupted) : 128 + signal);
 }
 
 }  // namespace

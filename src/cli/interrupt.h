@@ -1,5 +1,6 @@
 // Ctrl-C, SIGTERM and SIGHUP. The first one asks what is running to stop, so that files are written and
-// output is closed; one more ends the program. Where nothing could stop gracefully, the first one ends it.
+// output is closed; one more ends the program with 130. Where nothing could stop gracefully, the first one
+// ends it with 128 and its number.
 #pragma once
 
 #include "base/error.h"

@@ -5,18 +5,22 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <span>
 #include <thread>
 #include <utility>
 
 #include "base/log_control.h"
 #include "base/sha256.h"
+#include "base/units.h"
 #include "chat/text_model.h"
 #include "cli/answer_printer.h"
 #include "cli/commands.h"
 #include "cli/inspect_facts.h"
 #include "cli/interrupt.h"
+#include "cli/interrupt_watch.h"
 #include "cli/kept_heat.h"
 #include "cli/options/answer_options.h"
 #include "cli/options/cache_options.h"
@@ -86,7 +90,11 @@ class ServeCommand : public Command {
       server_flags.http.listen = std::move(passed);
     const std::string key = made_key(server_flags);
 
+    const InterruptScope interrupts;
+    if (may_reload(terminal)) InterruptScope::reload_on_hangup();
+    log_start(server_flags);
     Server server(std::move(server_flags));
+    write_port_file(server);
     if (!key.empty()) show_key(key, server.urls().front(), terminal);
     for (const std::string& url : server.urls()) log_info("server", "listening on {}", url);
     if (model_.empty())
@@ -104,7 +112,8 @@ class ServeCommand : public Command {
     options.n_sequences = n_sequences(model, options);
     options.cache_bytes = cache_ram_bytes(serve_.cache_ram, model.file(), options);
     tell_supervisor("STATUS=loading the model");
-    load_model(model, options, engine_, terminal);
+    load_or_leave(server, [&] { load_model(model, options, engine_, terminal); });
+    log_plan(model);
     note_unused_cache(engine_.experts, model.engine(), terminal);
     if (serve_.deterministic && model.engine().info().device != "cpu")
       throw ConfigError(
@@ -119,17 +128,14 @@ class ServeCommand : public Command {
     thread_options.warm_up = engine_.warm_up;
     EngineThread service(model.engine(), thread_options);
     const StopAtEnd stop{server};  // before the service goes
-    const InterruptScope interrupts;
     server.set_ready(served_model(model, renderer, service, sampling, options));
     log_info("server", "{} is ready: {} requests at a time, {} tokens each", model_id(model),
              options.n_sequences, service.n_ctx());
-    write_port_file(server);
     if (serve_.stdio) server.serve_pipe(STDIN_FILENO, STDOUT_FILENO);
     terminal.note(serve_.stdio ? "ready: one request per line"
                                : fmt::format("ready: {}", server.urls().front()));
     tell_supervisor("READY=1\nSTATUS=ready");
 
-    if (!serve_.api_key_file.empty() || logs_to_file()) InterruptScope::reload_on_hangup();
     Watchdog watchdog;
     LoadStatus status;
     while (!InterruptScope::interrupted() && !server.shutdown_requested() && server.fault().empty() &&
@@ -167,6 +173,48 @@ class ServeCommand : public Command {
    private:
     std::string told_;
   };
+
+  // A hangup of the terminal that it was started from ends it like any program, unless there are files that
+  // somebody may want it to read again.
+  bool may_reload(const Terminal& terminal) const {
+    return !serve_.api_key_file.empty() || logs_to_file() || !terminal.stdin_is_terminal;
+  }
+
+  // Loading cannot stop half way, but nobody waits for it: who is interrupted then leaves in good order.
+  static void load_or_leave(Server& server, const std::function<void()>& load) {
+    const InterruptWatch watch(std::chrono::milliseconds(0), [&server] {
+      tell_supervisor("STOPPING=1");
+      log_info("server", "shutting down before the model is loaded");
+      server.stop();
+      std::_Exit(static_cast<int>(ExitCode::Ok));
+    });
+    load();
+  }
+
+  void log_start(const ServerOptions& options) const {
+    log_info("server", "{}, model {}", version_line(), options.loading_id);
+    if (serve_.stdio) return;
+    const size_t n_keys = options.access.keys.size();
+    log_info("server", "{}",
+             n_keys == 0 ? "requests need no key"
+                         : fmt::format("requests need one of {} key{}", n_keys, n_keys == 1 ? "" : "s"));
+  }
+
+  // One line for each place.
+  static void log_plan(TextModel& model) {
+    const MemoryPlan& plan = model.engine().plan();
+    const auto tier = [](const std::string& name, const std::vector<MemoryPlanItem>& items, uint64_t total,
+                         uint64_t available) {
+      std::vector<std::string> parts;
+      for (const MemoryPlanItem& item : items)
+        parts.push_back(fmt::format("{} {}", item.name, format_bytes(item.bytes)));
+      log_info("server", "plan: {} of {} in {}: {}", format_bytes(total), format_bytes(available), name,
+               fmt::join(parts, " | "));
+    };
+    if (!plan.device_items.empty())
+      tier(plan.device_name, plan.device_items, plan.device_total_bytes, plan.device_available_bytes);
+    tier("main memory", plan.items, plan.total_bytes, plan.available_bytes);
+  }
 
   static void log_totals(const TokenServiceState& state) {
     const ExpertCounts& experts = state.experts;

@@ -36,7 +36,8 @@ class Server:
         self.process = subprocess.Popen([*limited, PROGRAM, "serve", "--port-file", str(port_file), *listen, *map(str, arguments)],
                                         stdout=subprocess.DEVNULL, stderr=self.log, env=clean_environment(**(env or {})))
         end = time.monotonic() + (600 if SLOW else 120)
-        while not (port_file.exists() and port_file.read_text().endswith("\n")):
+        # The file comes when it listens; it is ready when it says so.
+        while not (port_file.exists() and port_file.read_text().endswith("\n") and "\nready: " in f"\n{self.logged()}"):
             if self.process.poll() is not None or time.monotonic() > end:
                 self.process.kill()
                 raise AssertionError(f"the server did not start: {self.logged()}")
