@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <map>
 
 #include "base/log_control.h"
 #include "base/process_watch.h"
@@ -66,10 +67,13 @@ void memory_metrics(std::string& out, const Json& plan) {
     const bool on_host = tier.value("name", "") == "host";
     const std::string name =
         on_host ? "" : fmt::format("device=\"{}\",", label_value(tier.value("name", "")));
+    std::map<std::string, double> kinds;
     for (const Json& item : tier.value("items", Json::array()))
-      (on_host ? host : device)
-          .push_back({fmt::format("{}kind=\"{}\"", name, label_value(item.value("name", ""))),
-                      item.value("bytes", 0.0)});
+      kinds[memory_kind(item.value("name", ""), on_host)] += item.value("bytes", 0.0);
+    const double free = tier.value("free_at_start", 0.0) - tier.value("planned", 0.0);
+    if (!on_host) kinds["free"] = std::max(0.0, free);
+    for (const auto& [kind, bytes] : kinds)
+      (on_host ? host : device).push_back({fmt::format("{}kind=\"{}\"", name, kind), bytes});
     const std::string label = fmt::format("tier=\"{}\"", on_host ? "host" : "device");
     if (const Json bytes = tier.value("taken_at_load", Json(nullptr)); bytes.is_number()) {
       planned.push_back({label, tier.value("planned_at_load", 0.0)});
@@ -163,6 +167,8 @@ void engine_metrics(std::string& out, const ServerState& server) {
   gauge("thermocline_queue_oldest_seconds", "How long the oldest request has waited.",
         state.oldest_wait_seconds);
   gauge("thermocline_queue_limit", "Requests that may wait.", server.options.max_waiting);
+  gauge("thermocline_decode_stall_limit_seconds", "How long prompts of others may hold up an answer.",
+        std::chrono::duration<double>(server.options.max_decode_stall).count());
   gauge("thermocline_slots", "Requests that are computed together at most.",
         static_cast<double>(state.slots.size()));
   gauge("thermocline_kv_tokens_used", "Tokens whose keys and values are in memory.", tokens_held(state));

@@ -44,11 +44,12 @@ struct ServerOptions {
   std::vector<ReasoningEffort> efforts = usual_efforts();
   int reply_reserve = 4096;  // tokens for what follows it, at most a quarter of the answer
   std::vector<std::string> dry_breakers = usual_dry_breakers();  // where a request that uses DRY names none
-  std::string budget_message;              // ends reasoning whose budget is used up; empty: the built-in one
-  bool loop_guard = true;                  // reasoning that repeats itself is ended
-  int max_waiting = 64;                    // as the engine's queue has it
-  std::optional<bool> preserve_reasoning;  // of earlier answers; nullopt: where the template can
-  int key_concurrency = 0;                 // requests of one key at a time; 0: any number
+  std::string budget_message;  // ends reasoning whose budget is used up; empty: the built-in one
+  bool loop_guard = true;      // reasoning that repeats itself is ended
+  int max_waiting = 64;        // as the engine's queue has it
+  std::chrono::milliseconds max_decode_stall{300};  // as the engine keeps to it
+  std::optional<bool> preserve_reasoning;           // of earlier answers; nullopt: where the template can
+  int key_concurrency = 0;                          // requests of one key at a time; 0: any number
   bool serve_slots = true, serve_props = true, serve_metrics = true;
   Json version = Json::object();  // what /version says
   // Times; zero: none.

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """What an operator sees of `serve`: metrics, the live view, heat."""
 import base64
+import concurrent.futures
 import contextlib
 import http.client
 import json
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -93,8 +95,12 @@ class Start(unittest.TestCase):
                 self.assertEqual(port_file.read_text(), f"http://127.0.0.1:{port}\nunix:{path}\n")
                 connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
                 with contextlib.closing(connection):
-                    connection.request("GET", "/health")
-                    self.assertEqual(connection.getresponse().status, 200)
+                    def health():
+                        connection.request("GET", "/health")
+                        reply = connection.getresponse()
+                        reply.read()
+                        return reply.status
+                    wait_until(lambda: health() == 200)
                 with socket.socket(socket.AF_UNIX) as client:
                     client.connect(str(path))
                     client.sendall(b"GET /health HTTP/1.0\r\n\r\n")
@@ -124,6 +130,112 @@ class Start(unittest.TestCase):
                 wait_for("keys stay as they are")
                 self.assertEqual((status("old"), status("new")), (401, 200))
                 self.assertEqual(server.stop(), 0)
+
+
+class Signals(unittest.TestCase):
+    def test_ends_in_good_order_while_it_loads(self):
+        for _ in range(3):
+            with tempfile.TemporaryDirectory() as folder:
+                port_file = pathlib.Path(folder) / "port"
+                process = subprocess.Popen([PROGRAM, "serve", "--port", "0", "--port-file", port_file], stderr=subprocess.PIPE,
+                                           env=clean_environment(), text=True)
+                wait_until(port_file.exists)
+                process.terminate()
+                _, log = process.communicate(timeout=PATIENCE)
+                self.assertEqual(process.returncode, 0, log)
+        self.assertIn("shutting down", log)
+
+    def test_a_second_signal_ends_it_at_once(self):
+        for second in (signal.SIGTERM, signal.SIGINT):
+            with Server("--parallel", "1", "--shutdown-grace", f"{PATIENCE}s", *WIDE) as server:
+                stream = server.stream("/v1/chat/completions", ask("Write a long story.", **ENDLESS))
+                next(stream)
+                server.process.send_signal(signal.SIGTERM)
+                wait_until(lambda: "shutting down" in server.logged())
+                server.process.send_signal(second)
+                self.assertEqual(server.process.wait(PATIENCE), 130)
+
+    def test_a_hangup_stops_nothing(self):
+        with Server("-c", "512") as server:
+            server.process.send_signal(signal.SIGHUP)
+            self.assertEqual(server.get("/health"), {"status": "ok"})
+            self.assertEqual(server.post("/v1/chat/completions", ask("x", max_tokens=1))["usage"]["completion_tokens"], 1)
+            self.assertIsNone(server.process.poll())
+
+
+class Counting(unittest.TestCase):
+    def counters(self, server, name):
+        return {line.split(" ")[0][len(name):]: float(line.split(" ")[1]) for line in server.get("/metrics").splitlines()
+                if line.startswith(name + "{")}
+
+    def test_counts_replies_with_their_status(self):
+        with Server("-c", "512", "--max-body-size", "1K", "--body-timeout", "300ms") as server:
+            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n{}\r\n"
+            for data, code in ((head.format(9, "") + "{", 408), (head.format(5000, ""), 413), (head.format(9, "X: " + "x" * 40000 + "\r\n"), 431),
+                               ("GET /nothing HTTP/1.0\r\n\r\n", 404), ("GET /live HTTP/1.0\r\n\r\n", 200)):
+                self.assertIn(f"HTTP/1.1 {code} ".encode(), server.raw(data.encode()))
+            with socket.create_connection((server.host, server.port)) as s:
+                s.sendall(head.format(9, "").encode())  # and it goes away
+            counters = wait_until(lambda: (found := self.counters(server, "thermocline_http_requests_total")) and
+                                  any('code="499"' in labels for labels in found) and found)
+            chat = 'method="POST",route="/v1/chat/completions"'
+            for labels in (f'{chat},code="408"', f'{chat},code="413"', f'{chat},code="499"', 'method="GET",route="/live",code="200"',
+                           'method="other",route="other",code="404"'):
+                self.assertEqual(counters.get(f"{{{labels}}}"), 1, (labels, counters))
+            self.assertEqual(sum(n for labels, n in counters.items() if 'code="431"' in labels), 1, counters)
+
+    def test_groups_memory_as_dashboards_do(self):
+        with Server("-c", "512", "--device", "sim", "--max-decode-stall-ms", "250") as server:
+            text = server.get("/metrics")
+            self.assertIn("thermocline_decode_stall_limit_seconds 0.25\n", text)
+            kinds = set(re.findall(r'^thermocline_host_memory_bytes\{kind="(\w+)"\}', text, re.MULTILINE))
+            self.assertLessEqual(kinds, {"experts", "cache", "pinned", "other"})
+            self.assertGreaterEqual(kinds, {"cache", "other"})
+            kinds = set(re.findall(r'^thermocline_device_memory_bytes\{device="[^"]+",kind="(\w+)"\}', text, re.MULTILINE))
+            self.assertIn("free", kinds)
+            self.assertLessEqual(kinds, {"weights", "experts", "kv", "scratch", "free"})
+
+    def test_a_client_that_leaves_early_is_counted(self):
+        with Server("-c", "512") as server:
+            body = json.dumps(ask("word " * 2_000_000)).encode()
+            with socket.create_connection((server.host, server.port)) as s:
+                s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            wait_until(lambda: self.counters(server, "thermocline_cancelled_total") == {'{phase="queued"}': 1})
+            self.assertEqual(self.counters(server, "thermocline_requests_total"), {'{dialect="chat",outcome="cancelled",finish_reason=""}': 1})
+            self.assertEqual(self.counters(server, "thermocline_prompt_tokens_total"), {})
+
+    def test_counts_and_logs_what_failed_once(self):
+        with Server(*WIDE, "--parallel", "1", "--max-queue", "0", "--log-format", "json") as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(server.request, "POST", "/v1/chat/completions", ask("Write a long story.", **ENDLESS), headers={"X-Request-Id": "one"})
+            wait_until(lambda: server.get("/slots")[0]["next_token"]["n_decoded"] > 0)
+            self.assertEqual(server.request("GET", "/ready")[0], 503)
+            with socket.create_connection((server.host, server.port), timeout=PATIENCE) as s:  # before its body is there
+                s.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
+                self.assertIn(b"server_is_overloaded", s.recv(65536))
+            self.assertEqual(server.request("POST", "/v1/messages", b"no JSON", headers={"X-Request-Id": "two"})[0], 529)
+            server.request("DELETE", "/thermo/requests/one")
+            self.assertEqual(asked.result()[0], 503)
+            server.wait_until_idle()
+            self.assertEqual(self.counters(server, "thermocline_request_errors_total"),
+                             {'{code="cancelled"}': 1, '{code="server_is_overloaded"}': 2})
+            self.assertEqual(self.counters(server, "thermocline_requests_total"),
+                             {'{dialect="chat",outcome="cancelled",finish_reason=""}': 1,
+                              '{dialect="messages",outcome="rejected",finish_reason=""}': 1,
+                              '{dialect="responses",outcome="rejected",finish_reason=""}': 1})
+            self.assertEqual(self.counters(server, "thermocline_http_requests_total").get('{method="GET",route="/ready",code="503"}'), 1)
+            lines = [json.loads(line) for line in server.logged().splitlines() if line.startswith("{")]
+            found = [line for line in lines if line.get("req") in ("one", "two")]
+            self.assertEqual([line["req"] for line in found], ["two", "one"], found)
+            self.assertEqual({k: found[0][k] for k in ("method", "path", "status", "code")},
+                             {"method": "POST", "path": "/v1/messages", "status": 529, "code": "server_is_overloaded"})
+            self.assertEqual({k: found[1][k] for k in ("dialect", "outcome", "phase")}, {"dialect": "chat", "outcome": "cancelled", "phase": "decode"})
+            self.assertIn("cancelled phase=decode", found[1]["msg"])
+
+    def test_says_at_the_start_what_it_is(self):
+        with Server("-c", "512", "--api-key", "name:secret") as server:
+            for line in (r"server   thermocline \d+\.\d+\.\d+ .*, model plankton", r"server   requests need one of 1 key$",
+                         r"server   plan: .* in main memory: .*kv cache", r"server   listening on http://127.0.0.1:"):
+                self.assertRegex(server.logged(), re.compile(line, re.MULTILINE))
 
 
 class Health(unittest.TestCase):

@@ -404,6 +404,7 @@ ServerOptions server_options(const ServeFlags& flags) {
   if (!flags.prompt_folder.empty() && !std::filesystem::is_directory(flags.prompt_folder))
     throw ConfigError(fmt::format("--log-prompts: '{}' is no folder; make it first", flags.prompt_folder));
   options.max_waiting = flags.max_queue;
+  options.max_decode_stall = std::chrono::milliseconds(flags.max_decode_stall_ms);
   if (flags.default_max_tokens != ServeFlags::kNotGiven)
     options.default_max_tokens = flags.default_max_tokens < 0 ? 1 << 30 : flags.default_max_tokens;
   options.keep_billing_header = flags.keep_billing_header;
