@@ -11,6 +11,7 @@
 #include "cli/options/cache_options.h"
 #include "cli/options/draft_options.h"
 #include "cli/options/model_options.h"
+#include "cli/options/parallel_option.h"
 #include "cli/plan_json.h"
 #include "engine/memory_plan.h"
 #include "model/model_config.h"
@@ -34,7 +35,8 @@ class PlanCommand : public Command {
     add_model_option(set, model_);
     add_engine_options(set, flags_);
     add_draft_options(set, draft_);
-    set.section("Cache");
+    set.section("Server");
+    add_parallel_option(set, parallel_);
     add_cache_ram_option(set, cache_ram_);
     set.section("Output");
     set.flag("--json", json_, "print one JSON object");
@@ -53,6 +55,7 @@ class PlanCommand : public Command {
     set_draft_options(draft_, model_, config, drafter, options);
     MemoryPlan plan;
     try {
+      options.n_sequences = n_parallel(parallel_, file, options);
       options.cache_bytes = cache_ram_bytes(cache_ram_, file, options);
       plan = Engine::plan_for(file, options);
     } catch (const MemoryError& error) {
@@ -61,14 +64,16 @@ class PlanCommand : public Command {
     }
     note_unusual(config, options, terminal);
     terminal.note_unless_empty(plan.note);
-    const std::optional<SpeedEstimate> speed = expected_speed(file, config, options, plan, measure_);
-    write_stdout(json_ ? as_json(file, config, plan, speed) : as_table(file, config, plan, speed, terminal));
+    const std::optional<SpeedEstimate> speed =
+        expected_speed(file, config, options, plan, measure_ ? Measuring::Again : Measuring::Missing);
+    write_stdout(json_ ? as_json(file, config, plan, options.n_sequences, speed)
+                       : as_table(file, config, plan, speed, terminal));
     return ExitCode::Ok;
   }
 
  private:
   std::string context_reason(const ModelConfig& config, const MemoryPlan& plan) const {
-    if (flags_.n_ctx > 0) return fmt::format("ctx {}: asked", plan.n_ctx);
+    if (flags_.n_ctx > 0 || flags_.whole_context) return fmt::format("ctx {}: asked", plan.n_ctx);
     if (plan.n_ctx == config.n_ctx_train) return fmt::format("ctx {}: auto, the training length", plan.n_ctx);
     return fmt::format("ctx {}: auto, the training length is {}", plan.n_ctx, config.n_ctx_train);
   }
@@ -109,13 +114,13 @@ class PlanCommand : public Command {
   }
 
   std::string as_json(const GgufFile& file, const ModelConfig& config, const MemoryPlan& plan,
-                      const std::optional<SpeedEstimate>& speed) const {
+                      int n_sequences, const std::optional<SpeedEstimate>& speed) const {
     Json out;
     out["model"] = file.path();
     out["architecture"] = config.arch_name;
     out["context"] = plan.n_ctx;
     out["context_train"] = config.n_ctx_train;
-    out["parallel"] = 1;
+    out["parallel"] = n_sequences;
     out["fits"] = plan.fits();
     out["tiers"] = memory_tiers_json(plan);
     out["expected_speed"] = speed_json(speed);
@@ -130,7 +135,7 @@ class PlanCommand : public Command {
   std::string model_;
   EngineFlags flags_;
   DraftFlags draft_;
-  std::string cache_ram_ = "off";
+  std::string cache_ram_ = "off", parallel_ = "1";
   bool json_ = false, measure_ = false;
 };
 

@@ -25,6 +25,7 @@
 #include "cli/options/answer_options.h"
 #include "cli/options/cache_options.h"
 #include "cli/options/draft_options.h"
+#include "cli/options/parallel_option.h"
 #include "cli/options/serve_options.h"
 #include "cli/plan_json.h"
 #include "cli/supervisor.h"
@@ -109,7 +110,7 @@ class ServeCommand : public Command {
                                              10.0 * std::floor(10.0 * ratio));
       if (std::exchange(told, status) != status) tell_supervisor(status);
     };
-    options.n_sequences = n_sequences(model, options);
+    options.n_sequences = n_parallel(serve_.parallel, model.file(), options);
     options.cache_bytes = cache_ram_bytes(serve_.cache_ram, model.file(), options);
     tell_supervisor("STATUS=loading the model");
     load_or_leave(server, [&] { load_model(model, options, engine_, terminal); });
@@ -269,27 +270,6 @@ class ServeCommand : public Command {
     std::fprintf(stderr, "%s\n", terminal.on_stderr(Style::Yellow, line).c_str());
   }
 
-  // "auto": as many as fit, up to 4.
-  int n_sequences(const TextModel& model, EngineOptions options) const {
-    if (serve_.parallel != "auto") {
-      int n = 0;
-      parse_value(serve_.parallel, n);
-      if (n < 1 || n > 256)
-        throw ConfigError(
-            fmt::format("--parallel: {} cannot be used, 1 to 256 or auto was expected", serve_.parallel));
-      return n;
-    }
-    for (const int n : {4, 2}) {
-      options.n_sequences = n;
-      try {
-        if (Engine::plan_for(model.file(), options).fits()) return n;
-      } catch (const MemoryError&) {
-        continue;
-      }
-    }
-    return 1;
-  }
-
   std::string model_id(const TextModel& model) const {
     return serve_.alias.empty() ? lower_case(model.id()) : serve_.alias.substr(0, serve_.alias.find(','));
   }
@@ -342,7 +322,8 @@ class ServeCommand : public Command {
   Json decisions(TextModel& model, int n_parallel) const {
     const EngineInfo& info = model.engine().info();
     return Json::array(
-        {fmt::format("ctx {}: {}", model.engine().n_ctx(), engine_.n_ctx > 0 ? "asked" : "auto"),
+        {fmt::format("ctx {}: {}", model.engine().n_ctx(),
+                     engine_.n_ctx > 0 || engine_.whole_context ? "asked" : "auto"),
          fmt::format("parallel {}: {}", n_parallel, serve_.parallel == "auto" ? "auto, what fits" : "asked"),
          kv_decision(info.k_type, info.v_type, engine_),
          info.repacked ? "weights repacked: default" : "weights as in the file: asked"});

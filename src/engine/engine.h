@@ -78,7 +78,7 @@ struct DraftOptions {
 
 struct EngineOptions {
   // Behaviour.
-  int n_ctx = 0;                 // tokens per sequence; 0: the training length, or what fits
+  int n_ctx = 0;                 // tokens per sequence; 0: what fits of the training length
   bool fit = true;               // false: n_ctx = 0 is the training length, whether it fits or not
   int min_ctx = 8192;            // a context that is chosen to fit is not shorter
   int n_sequences = 1;           // sequences held at once

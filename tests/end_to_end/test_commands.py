@@ -67,6 +67,14 @@ class Machine(ProgramTest):
         self.assertEqual(cache("auto"), cache("f16"))
         self.assertEqual(cache("q4_0") * 64, cache("f16") * 18)
         self.assertIn("total", self.answer("plan"))
+        whole, auto, four = (json.loads(self.answer("plan", *arguments, "--json"))
+                             for arguments in (("-c", "0"), ("-c", "auto"), ("-c", "1024", "-np", "4")))
+        self.assertEqual(whole["context"], whole["context_train"])
+        self.assertIn(f"ctx {whole['context']}: asked", whole["decisions"])
+        self.assertEqual(auto["context"], min(auto["context_train"], 32768))
+        one = json.loads(self.answer("plan", "-c", "1024", "--json"))
+        self.assertEqual((one["parallel"], four["parallel"]), (1, 4))
+        self.assertGreater(four["tiers"][0]["planned"], one["tiers"][0]["planned"])
 
     def test_plan_and_inspect_say_how_fast_it_will_be(self):
         cache = temporary_folder(self)

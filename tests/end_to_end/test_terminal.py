@@ -72,12 +72,12 @@ class Words(ProgramTest):
 
     def test_llama_switches_for_what_is_always_so_are_accepted(self):
         plain = self.answer("run", *ASK)
-        for switch in ("--offline", "--no-context-shift", "-st", "--no-warmup", "--perf", "--no-display-prompt", "--simple-io",
+        for switch in ("--offline", "--no-context-shift", "-st", "--no-warmup", "--perf", "--no-perf", "--verbose-prompt", "--no-display-prompt", "--simple-io",
                        "-fa", "--mlock"):
             with self.subTest(switch=switch):
                 self.assertEqual(self.answer("run", switch, *ASK), plain)
         self.assertEqual(self.answer("run", "-fa", "on", *ASK), plain)
-        for switch in ("--context-shift", "--no-perf", "--display-prompt"):
+        for switch in ("--context-shift", "--display-prompt"):
             self.refusal(USAGE, "run", switch, *ASK)
         self.refusal(USAGE, "run", "-fa", "off", *ASK)
 

@@ -18,6 +18,8 @@
 
 namespace thermo {
 
+constexpr int kLongestContext = 1 << 24;  // of any model
+
 void add_model_option(OptionSet& set, std::string& model) {
   // An empty variable of a script must not become another model.
   const auto take = [&model](std::string_view text) {
@@ -40,10 +42,11 @@ struct AlwaysSo {
   const char* names;
   bool so;
   const char* help;
-  const char* otherwise;
+  const char* otherwise;  // nullptr: nobody is misled by the other way
 };
 constexpr AlwaysSo kAlwaysSo[] = {
-    {"--perf", true, "statistics are always shown", "use -q to have no statistics"},
+    {"--perf", true, "statistics cost nothing here; -q hides them", nullptr},
+    {"--verbose-prompt", false, "the prompt is never echoed; tokenize shows it", nullptr},
     {"--display-prompt", false, "the prompt is never echoed", "the prompt is not echoed; print it yourself"},
     {"--simple-io", true, "a pipe gets plain text", "plain text is all a pipe gets; leave it out"},
 };
@@ -67,7 +70,7 @@ void add_llama_switches(OptionSet& set) {
     set.custom_flag(
            one.names,
            [&one](bool on) {
-             if (on != one.so) throw ConfigError(one.otherwise);
+             if (on != one.so && one.otherwise != nullptr) throw ConfigError(one.otherwise);
            },
            std::string("accepted: ") + one.help)
         .advanced();
@@ -75,8 +78,16 @@ void add_llama_switches(OptionSet& set) {
 
 void add_engine_options(OptionSet& set, EngineFlags& flags) {
   set.section("Engine");
-  set.count("-c,--ctx-size", "N", flags.n_ctx,
-            "tokens the context holds; 0: the training length, or what fits")
+  set.custom(
+         "-c,--ctx-size", "N",
+         [&flags](std::string_view text) {
+           flags.n_ctx = text == "auto" ? 0 : parse_count(text);
+           flags.whole_context = flags.n_ctx == 0 && text != "auto";
+           if (flags.n_ctx < 0 || flags.n_ctx > kLongestContext)
+             throw ConfigError("0, auto or a number of tokens up to 16M was expected");
+         },
+         "tokens the context holds; 0: the training length; auto: what fits of it, up to 32K (default auto)")
+      .suggest({"auto"})
       .llama_env("LLAMA_ARG_CTX_SIZE");
   set.value("-t,--threads", "N", flags.n_threads, "threads (default: one for each physical core)")
       .range(-1, 1024)
@@ -282,7 +293,7 @@ EngineOptions engine_options(const EngineFlags& flags) {
                     "does both; leave it out and use -t",
                     n_threads_batch, n_threads > 0 ? std::to_string(n_threads) : "all"));
   EngineOptions options;
-  options.fit = flags.fit;
+  options.fit = flags.fit && !flags.whole_context;
   options.min_ctx = flags.fit_ctx;
   options.gpu_reserve = static_cast<uint64_t>(flags.fit_target_mib) << 20;
   const std::string main_gpu = fmt::format("cuda:{}", flags.main_gpu);

@@ -23,7 +23,8 @@ void add_llama_switches(OptionSet& set);
 // -c -b -ub -t -ctk -ctv --rope-scaling --isa --repack --device, those of experts, and their llama.cpp
 // spellings.
 struct EngineFlags {
-  int n_ctx = 0;
+  int n_ctx = 0;                           // 0: auto
+  bool whole_context = false;              // -c 0: the training length, whether it fits or not
   int n_batch = 0;                         // 0: the engine's default
   int n_ubatch = 0;                        // 0: as n_batch
   int n_threads = 0, n_threads_batch = 0;  // 0: not given

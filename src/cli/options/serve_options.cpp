@@ -11,6 +11,7 @@
 #include "base/units.h"
 #include "cli/input.h"
 #include "cli/options/cache_options.h"
+#include "cli/options/parallel_option.h"
 #include "cli/user_folders.h"
 #include "cli/version.h"
 
@@ -41,7 +42,6 @@ std::vector<std::string> split_keys(std::string_view text, char separator) {
   return keys;
 }
 
-// Names that go into a header, with commas.
 // An empty key would open the server to everybody. The message has no key in it, as that of an option would.
 void check_keys(const std::string& where, const std::vector<std::string>& keys) {
   for (const std::string& key : keys) {
@@ -61,6 +61,7 @@ std::vector<std::string> keys_of_file(const std::string& path) {
   return keys;
 }
 
+// Names that go into a header, with commas.
 void add_names(OptionSet& set, const char* names, std::string& target, const char* expected,
                const char* help) {
   set.custom(
@@ -199,9 +200,15 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
       .advanced();
 
   set.section("Load");
-  set.value("-np,--parallel", "N", flags.parallel,
-            "requests computed together; auto: up to 4, as memory allows")
-      .llama_env("LLAMA_ARG_N_PARALLEL");
+  add_parallel_option(set, flags.parallel);
+  set.custom_flag(
+         "-cb,--cont-batching",
+         [](bool on) {
+           if (!on)
+             throw ConfigError("requests are always computed together; --parallel 1 has one at a time");
+         },
+         "accepted: requests are always computed together")
+      .advanced();
   set.value("--max-queue", "N", flags.max_queue,
             "requests that may wait in the queue; beyond that, 503 (default 64)")
       .range(0, 1 << 20);
@@ -372,13 +379,13 @@ ServerOptions server_options(const ServeFlags& flags) {
   options.shutdown_grace = parse_duration(flags.shutdown_grace);
   options.stream_coalesce = std::chrono::milliseconds(flags.stream_coalesce_ms);
 
+  check_keys("--api-key", flags.api_keys);
   options.access.keys = flags.api_keys;
   if (!flags.api_key_file.empty())
     for (std::string& key : keys_of_file(flags.api_key_file)) options.access.keys.push_back(std::move(key));
   if (flags.no_auth && !options.access.keys.empty())
     throw ConfigError("--no-auth and --api-key contradict each other: give one of them");
   if (flags.unix_trusted && std::none_of(http.listen.begin(), http.listen.end(),
-  check_keys("--api-key", flags.api_keys);
                                          [](const std::string& url) { return url.starts_with("unix:"); }))
     throw ConfigError("--unix-trusted: there is no unix socket to trust; add --listen unix:/path");
   options.access.trusts_unix_sockets = flags.unix_trusted;
