@@ -83,6 +83,9 @@ class RatesFile {
   Json content_;
 };
 
+// Thrown where a rate is not known and may not be measured.
+struct NothingKept {};
+
 // The types that matter for these weights, the most frequent one first.
 std::vector<DType> types_to_know(const TokenWork& work) {
   std::vector<std::pair<double, DType>> shares;
@@ -101,8 +104,8 @@ std::vector<DType> types_to_know(const TokenWork& work) {
 
 // Reads what is known and measures the rest. Other programs only make it slower, so of several measurements
 // the best is what the machine can do; until two of them agree, each call measures once more, up to
-// kMostCalls. Throws MemoryError where there is no memory to measure with.
-MachineRates rates_here(const std::vector<DType>& types, Isa isa, int n_threads, bool again) {
+// kMostCalls. Throws NothingKept, and MemoryError where there is no memory to measure with.
+MachineRates rates_here(const std::vector<DType>& types, Isa isa, int n_threads, Measuring measuring) {
   RatesFile file;
   Json& known = file.machine(fmt::format("{}, {}, {} threads", cpu_info().name, isa_name(isa), n_threads));
   const Json calls = known.value("calls", Json());
@@ -116,7 +119,11 @@ MachineRates rates_here(const std::vector<DType>& types, Isa isa, int n_threads,
     std::vector<double> values = RatesFile::numbers(known, key);
     const bool settled =
         values.size() > 1 && (n_calls >= kMostCalls || std::abs(values[0] - values[1]) <= kAlike * values[0]);
-    if (settled && !again) return values[0];
+    if (settled && measuring != Measuring::Again) return values[0];
+    if (measuring == Measuring::Never) {
+      if (values.empty()) throw NothingKept{};
+      return values[0];
+    }
     values.push_back(measure());
     std::sort(values.begin(), values.end());
     if (larger_is_better) std::reverse(values.begin(), values.end());
@@ -148,7 +155,7 @@ MachineRates rates_here(const std::vector<DType>& types, Isa isa, int n_threads,
     return rates;
   };
   MachineRates rates = collect();
-  if (pool && !again) rates = collect();  // what was measured now, once more
+  if (pool && measuring != Measuring::Again) rates = collect();  // what was measured now, once more
   if (pool) {
     known["calls"] = n_calls + 1;
     file.save();
@@ -171,17 +178,19 @@ uint64_t bytes_of(const std::vector<MemoryPlanItem>& items, const std::string& n
 
 std::optional<SpeedEstimate> expected_speed(const GgufFile& file, ModelConfig config,
                                             const EngineOptions& options, const MemoryPlan& plan,
-                                            bool again) {
+                                            Measuring measuring) {
   if (plan.ffn_parts > 0) cut_dense(config, plan.ffn_parts);
   if (options.device.kind == DeviceChoice::Kind::StandIn || plan.experts_in_file()) return std::nullopt;
   if (!options.repack && plan.device_items.empty())
     return std::nullopt;  // measured is the layout of the kernels
+  if (measuring == Measuring::Never && !plan.device_items.empty())
+    return std::nullopt;  // nothing is kept of cards
   const TokenWork work = token_work(config, Weights::bind(config, file));
   const std::vector<DType> types = types_to_know(work);
   const Isa isa = options.isa.value_or(best_isa());
   const int n_threads = options.n_threads > 0 ? options.n_threads : cpu_info().n_cores;
   try {
-    MachineRates rates = rates_here(types, isa, n_threads, again);
+    MachineRates rates = rates_here(types, isa, n_threads, measuring);
     if (rates.read == 0.0) return std::nullopt;
     fill_in(rates, work, types.front());
     if (!plan.device_items.empty()) {
@@ -207,6 +216,8 @@ std::optional<SpeedEstimate> expected_speed(const GgufFile& file, ModelConfig co
     const bool cached = weights <= cpu_info().l3_bytes;
     return expected_speed(work, rates, plan.n_batch, cached);
   } catch (const MemoryError&) {
+    return std::nullopt;
+  } catch (const NothingKept&) {
     return std::nullopt;
   }
 }

@@ -14,10 +14,12 @@ namespace thermo {
 
 // From what was measured on this machine. That is kept in the user's cache folder for each processor,
 // instruction set and number of threads; what is missing there is measured now, which takes a second or two,
-// and `again` measures once more: the best counts. nullopt: nothing can be said (the stand-in; experts in the
-// file, where the disk decides; too little memory to measure with).
+// and `Again` measures once more: the best counts. nullopt: nothing can be said (the stand-in; experts in the
+// file, where the disk decides; too little memory to measure with; nothing kept, where nothing is measured).
+enum class Measuring { Never, Missing, Again };
 std::optional<SpeedEstimate> expected_speed(const GgufFile& file, ModelConfig config,
-                                            const EngineOptions& options, const MemoryPlan& plan, bool again);
+                                            const EngineOptions& options, const MemoryPlan& plan,
+                                            Measuring measuring);
 
 // "prefill 180, decode 58 tokens/s".
 std::string describe(const SpeedEstimate& speed);

@@ -92,7 +92,7 @@ class InspectCommand : public Command {
     }
     const ModelFacts facts = gather_facts(file, options);
     if (facts.plan && facts.plan->fits() && !template_)
-      speed_ = expected_speed(file, *facts.config, options, *facts.plan, /*again=*/false);
+      speed_ = expected_speed(file, *facts.config, options, *facts.plan, Measuring::Missing);
     if (template_) {
       if (!facts.chat_template)
         throw LoadError(fmt::format("{}: the file has no chat template", file.path()));

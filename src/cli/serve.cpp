@@ -18,6 +18,7 @@
 #include "chat/text_model.h"
 #include "cli/answer_printer.h"
 #include "cli/commands.h"
+#include "cli/expected_speed.h"
 #include "cli/inspect_facts.h"
 #include "cli/interrupt.h"
 #include "cli/interrupt_watch.h"
@@ -312,11 +313,19 @@ class ServeCommand : public Command {
                    {"parallel", n_parallel},
                    {"tiers", memory_tiers_json(model.engine().plan(), &model.engine().info())},
                    {"expert_slots_per_layer", nullptr},  // slots belong to no layer
-                   {"expected", {{"decode_tps", nullptr}, {"prefill_tps", nullptr}}},  // `plan` measures it
+                   {"expected", expected_json(model, options)},
                    {"decisions", decisions(model, n_parallel)}};
     served.chat_template = renderer.source();
     served.file_name = model.file().path();
     return served;
+  }
+
+  // As far as `plan` has measured the machine: nothing is measured while it serves.
+  static Json expected_json(TextModel& model, const EngineOptions& options) {
+    const auto speed =
+        expected_speed(model.file(), model.config(), options, model.engine().plan(), Measuring::Never);
+    return {{"decode_tps", speed ? Json(speed->decode) : Json(nullptr)},
+            {"prefill_tps", speed ? Json(speed->prefill) : Json(nullptr)}};
   }
 
   Json decisions(TextModel& model, int n_parallel) const {
