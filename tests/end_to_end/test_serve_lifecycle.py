@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Clients that go away, the end of the server, its sockets, and options that need a server of their own."""
 import concurrent.futures
+import contextlib
 import http.client
 import json
 import pathlib
+import re
 import signal
 import socket
 import tempfile
@@ -71,6 +73,26 @@ class Lifecycle(unittest.TestCase):
             self.assertEqual(events[-2]["error"]["code"], "shutting_down")
             self.assertEqual(events[-1], "[DONE]")
             self.assertEqual(server.process.wait(PATIENCE), 0)
+
+    def test_listens_on_all_addresses_of_a_name(self):
+        with Server("--host", "localhost", "--port", "0", "-c", "512") as server:
+            for host, port in (re.match(r"http://\[?([^\]]+?)\]?:(\d+)$", url).groups() for url in re.findall(r"listening on (\S+)", server.logged())):
+                with socket.create_connection((host, int(port)), timeout=PATIENCE) as s:
+                    s.sendall(b"GET /live HTTP/1.0\r\n\r\n")
+                    self.assertIn(b"200 OK", s.recv(4096))
+            known = {info[4][0] for info in socket.getaddrinfo("localhost", server.port, type=socket.SOCK_STREAM)}
+            with socket.socket(socket.AF_INET6) if socket.has_ipv6 else contextlib.nullcontext() as s:
+                has_v6 = s is not None and "::1" in known and s.connect_ex(("::1", server.port)) == 0
+            self.assertEqual(server.logged().count("listening on http://["), int(has_v6))
+
+    def test_a_head_has_one_time(self):
+        with Server("--header-timeout", "1s", "-c", "512") as server:
+            with socket.create_connection((server.host, server.port), timeout=PATIENCE) as s:
+                begin = time.monotonic()
+                time.sleep(0.8)
+                s.sendall(b"GET /live")
+                self.assertEqual(s.recv(100), b"")
+                self.assertLess(time.monotonic() - begin, 1.7)
 
     def test_a_unix_socket(self):
         with tempfile.TemporaryDirectory() as folder:

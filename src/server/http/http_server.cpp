@@ -11,9 +11,11 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/ip/v6_only.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <cstdlib>
 #include <list>
+#include <set>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -158,14 +160,32 @@ void HttpServer::Impl::listen_tcp(const std::string& url, const ListenUrl& parse
   const auto found = resolver.resolve(parsed.host, std::to_string(parsed.port),
                                       tcp::resolver::passive | tcp::resolver::address_configured, error);
   if (error || found.empty()) throw_listen(url, "the host is not known");
-  const tcp::endpoint endpoint = found.begin()->endpoint();
-  tcp::acceptor& acceptor = tcp_acceptors.emplace_back(io);
-  acceptor.open(endpoint.protocol(), error);
-  if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
-  if (!error) acceptor.bind(endpoint, error);
-  if (!error) acceptor.listen(kBacklog, error);
-  if (error) throw_listen(url, error.message());
-  begin(acceptor);
+  // A name may have several addresses: 127.0.0.1 and ::1. A free port is the same for all of them.
+  std::set<tcp::endpoint> bound;
+  uint16_t port = parsed.port;
+  for (const auto& one : found) {
+    const tcp::endpoint endpoint(one.endpoint().address(), port);
+    if (bound.contains(endpoint)) continue;
+    tcp::acceptor& acceptor = tcp_acceptors.emplace_back(io);
+    acceptor.open(endpoint.protocol(), error);
+    if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
+    if (!error && endpoint.protocol() == tcp::v6() && found.size() > 1)
+      acceptor.set_option(asio::ip::v6_only(true), error);
+    if (!error) acceptor.bind(endpoint, error);
+    if (!error) acceptor.listen(kBacklog, error);
+    if (error) {
+      tcp_acceptors.pop_back();
+      const bool is_missing = error == asio::error::address_family_not_supported ||
+                              error == boost::system::errc::address_not_available;
+      const bool is_taken = parsed.port == 0 && !bound.empty();  // the port that was free elsewhere
+      if (found.size() > 1 && (is_missing || is_taken)) continue;
+      throw_listen(url, error.message());
+    }
+    begin(acceptor);
+    port = acceptor.local_endpoint().port();
+    bound.emplace(endpoint.address(), port);
+  }
+  if (bound.empty()) throw_listen(url, "none of its addresses is one of this machine");
 }
 
 void HttpServer::Impl::begin(tcp::acceptor& acceptor) {
