@@ -1,9 +1,11 @@
 """`thermocline chat` over a pipe, and Ctrl-C."""
+import json
 import os
 import signal
 import subprocess
 
 from harness import ENDLESS, PROGRAM, INTERRUPTED, ProgramTest, USAGE, clean_environment, interrupt_until, run, temporary_folder
+from server_harness import Server
 
 CHAT = ("chat", "--temp", "0")
 
@@ -50,6 +52,33 @@ class Chat(ProgramTest):
         result = run(*CHAT, "-c", "32", stdin="What is 17 + 25? " * 20 + "\n")
         self.assertEqual(result.returncode, USAGE)
         self.assertIn("the context holds 32", result.stderr)
+
+
+class Remote(ProgramTest):
+    def test_talks_to_a_server(self):
+        folder = temporary_folder(self)
+        with Server("-c", "2048", "--api-key", "k") as server:
+            asked = run("chat", "--url", f"{server.url}/", "--api-key", "k", "--temp", "0",
+                        stdin=f"/system You are brief.\nWhat is 17 + 25?\nAnd what is the capital of France?\n/regen\n/stats\n/save {folder}/talk.json\n")
+            self.assertEqual(asked.returncode, 0, asked.stderr)
+            self.assertIn("42", asked.stdout)
+            self.assertIn(server.url, asked.stderr)
+            self.assertEqual([m["role"] for m in json.loads((folder / "talk.json").read_text())], ["system"] + 2 * ["user", "assistant"])
+            local = self.answer(*CHAT, "-c", "2048", stdin="What is 17 + 25?\n")
+            self.assertEqual(run("chat", "--url", server.url, "--api-key", "k", "--temp", "0", stdin="What is 17 + 25?\n").stdout, local)
+            refused = run("chat", "--url", server.url, stdin="What is 17 + 25?\n")
+            self.assertEqual(refused.returncode, USAGE)
+            self.assertIn("401", refused.stderr)
+            long = run("chat", "--url", server.url, "--api-key", "k", stdin="word " * 5000 + "\n")
+            self.assertIn("maximum context length", long.stderr)
+        gone = run("chat", "--url", server.url, stdin="hello\n")
+        self.assertEqual(gone.returncode, USAGE)
+        self.assertIn("cannot be reached", gone.stderr)
+        for arguments, why in ((("model.gguf", "--url", "http://x"), "contradict"), (("--url", "x"), "http://"), (("--api-key", "k"), "--url"),
+                               (("--url", "http://x", "--grammar", "root ::= \"x\""), "format")):
+            done = run("chat", *arguments)
+            self.assertEqual(done.returncode, USAGE, done.stderr)
+            self.assertIn(why, done.stderr)
 
 
 class Interrupt(ProgramTest):

@@ -3,6 +3,8 @@
 
 #include "cli/answer_printer.h"
 #include "cli/chat/conversation.h"
+#include "cli/chat/local_partner.h"
+#include "cli/chat/server_partner.h"
 #include "cli/commands.h"
 #include "cli/kept_heat.h"
 #include "cli/options/draft_options.h"
@@ -15,8 +17,10 @@ class ChatCommand : public Command {
   CommandText text() const override {
     return {"chat", "chat [MODEL] [options]", "a conversation in the terminal",
             "Type a message and press Enter; /help lists the commands. In a pipe, every line of stdin is a "
-            "message.",
-            "thermocline chat\nthermocline chat model.gguf -sys \"You are brief.\" -c 32K\n"
+            "message. With --url a server answers, ours or any other with the OpenAI API: then options about "
+            "the model, the engine and drafts are the server's matter and change nothing here.",
+            "thermocline chat\nthermocline chat --url http://127.0.0.1:8080\nthermocline chat model.gguf "
+            "-sys \"You are brief.\" -c 32K\n"
             "thermocline chat model.gguf -p \"Hello!\""};
   }
 
@@ -24,6 +28,10 @@ class ChatCommand : public Command {
     set.section("Model");
     add_model_option(set, model_);
     set.section("Conversation");
+    set.value("--url", "URL", server_.url, "talk to the server at this URL instead of loading a model");
+    set.value("--api-key", "KEY", server_.key, "key that this server needs (default none)");
+    set.value("-a,--alias", "NAME", server_.model, "model to ask this server for (default: what it has)");
+    set.contradict("--url", "--model");
     set.value("-p,--prompt", "TEXT", prompt_, "the first message").no_environment();
     set.flag("--history", history_, "remember typed lines for the arrow keys next time (default on)");
     add_answer_options(set, answer_);
@@ -32,6 +40,27 @@ class ChatCommand : public Command {
   }
 
   ExitCode run(const Terminal& terminal) override {
+    if (server_.url.empty()) {
+      if (!server_.key.empty() || !server_.model.empty())
+        throw ConfigError("--api-key and --alias are for a server: give its address with --url");
+      return talk_to_model(terminal);
+    }
+    if (!model_.empty())
+      throw ConfigError("--url and a model contradict each other: the server has one; leave one of them out");
+    ServerPartner partner(server_, answer_, terminal);
+    if (terminal.stdin_is_terminal) terminal.note(fmt::format("{}; /help for help", server_.url));
+    return Conversation(partner, conversation(), terminal).talk();
+  }
+
+ private:
+  ConversationOptions conversation() const {
+    return {.answer = answer_,
+            .first_message = prompt_,
+            .history_file = history_ ? default_history_file() : "",
+            .context_shift = engine_.context_shift};
+  }
+
+  ExitCode talk_to_model(const Terminal& terminal) {
     EngineFlags flags = engine_;
     flags.context_shift = false;  // a matter of the conversation
     EngineOptions options = engine_options(flags);
@@ -46,15 +75,12 @@ class ChatCommand : public Command {
           "no model given: using the embedded one (Plankton, 35M parameters); -m FILE names another");
     if (terminal.stdin_is_terminal)
       terminal.note(fmt::format("{}, context {}; /help for help", model.id(), model.engine().n_ctx()));
-    ConversationOptions conversation{.answer = answer_,
-                                     .first_message = prompt_,
-                                     .context_shift = engine_.context_shift,
-                                     .history_file = history_ ? default_history_file() : ""};
-    return Conversation(model, std::move(conversation), terminal).talk();
+    LocalPartner partner(model, answer_, engine_.context_shift, terminal);
+    return Conversation(partner, conversation(), terminal).talk();
   }
 
- private:
   std::string model_;
+  ServerAddress server_;
   std::optional<std::string> prompt_;
   bool history_ = true;
   AnswerFlags answer_;

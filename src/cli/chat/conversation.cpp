@@ -1,20 +1,19 @@
-// The slot keeps its tokens between turns; only what is new is evaluated.
 #include "cli/chat/conversation.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
 #include "base/error.h"
 #include "base/json.h"
 #include "base/utf8.h"
-#include "cli/answer_printer.h"
 #include "cli/interrupt.h"
 #include "cli/options/draft_options.h"
-#include "experts/telemetry.h"
 
 namespace thermo {
 namespace {
@@ -70,13 +69,10 @@ const std::vector<Conversation::Command>& Conversation::commands() {
   return list;
 }
 
-Conversation::Conversation(TextModel& model, ConversationOptions options, const Terminal& terminal)
-    : model_(model),
+Conversation::Conversation(ChatPartner& partner, ConversationOptions options, const Terminal& terminal)
+    : partner_(partner),
       options_(std::move(options)),
       terminal_(terminal),
-      renderer_(model.tokenizer(), template_options(options_.answer.chat_template)),
-      request_(answer_request(options_.answer, model, false)),
-      service_(model.engine(), EngineThreadOptions::for_one_user()),
       editor_(terminal, {.history_file = options_.history_file,
                          .complete = [this](std::string_view line) { return completions(line); }}),
       system_(system_prompt(options_.answer)) {}
@@ -164,44 +160,18 @@ void Conversation::answer(const std::string& text) {
   if (turns_.size() > n_turns) attached_.clear();  // it was answered
 }
 
-// The request's prompt from the turns. With --context-shift the oldest go until it fits.
-bool Conversation::make_prompt() {
-  const int n_ctx = model_.engine().n_ctx();
-  size_t n_dropped = 0;
-  while (true) {
-    std::vector<Turn> all;
-    if (!system_.empty()) all.push_back({"system", system_});
-    all.insert(all.end(), turns_.begin(), turns_.end());
-    RenderedPrompt rendered = renderer_.render(all, {.thinking = thinking_});
-    if (rendered.ids.size() < static_cast<size_t>(n_ctx)) {
-      if (n_dropped > 0)
-        say(fmt::format("(the context is full: {} forgotten)", plural(n_dropped, "old message")));
-      request_.prompt = std::move(rendered.ids);
-      request_.answer.starts_in_reasoning = rendered.in_reasoning;
-      return true;
-    }
-    if (!options_.context_shift || turns_.size() < 3) {
-      fail(
-          fmt::format("the conversation has {} tokens and the context holds {}: /undo or /reset make room, "
-                      "or start with a "
-                      "larger -c or with --context-shift",
-                      rendered.ids.size(), n_ctx));
-      return false;
-    }
-    // A question goes with its answer.
-    const size_t n = turns_[1].role == "assistant" ? 2 : 1;
-    turns_.erase(turns_.begin(), turns_.begin() + static_cast<std::ptrdiff_t>(n));
-    n_dropped += n;
-  }
-}
-
 void Conversation::reply() {
-  if (!make_prompt()) {
-    turns_.pop_back();
-    return;
-  }
   AnswerPrinter printer(terminal_, options_.answer.show_reasoning);
-  const Answer answer = print_answer(service_, model_.tokenizer(), request_, terminal_, &printer);
+  Answer answer;
+  size_t n_dropped = 0;
+  try {
+    answer = partner_.answer(system_, turns_, thinking_, printer, n_dropped);
+  } catch (const NoAnswer& none) {
+    turns_.pop_back();
+    return fail(none.why);
+  }
+  if (n_dropped > 0)
+    say(fmt::format("({} forgotten, to make room for the answer)", plural(n_dropped, "old message")));
   if (answer.interrupted && answer.content.empty()) {
     turns_.pop_back();  // nothing was answered: as if it had not been asked
     say("(stopped)");
@@ -213,8 +183,10 @@ void Conversation::reply() {
   n_answer_tokens_ += answer.stats.n_completion;
   if (answer.interrupted) say("(stopped)");
   if (answer.context_full) {
-    say("(the context is full: /undo or /reset make room; --context-shift forgets the oldest messages "
-        "automatically)");
+    say(options_.context_shift
+            ? "(the context is full, and the answer ends here: start with a larger -c)"
+            : "(the context is full: /undo or /reset make room; --context-shift forgets the oldest messages "
+              "automatically)");
   } else if (answer.finish_reason == "length") {
     say(fmt::format("(cut after {} tokens: /set predict {} allows more)", answer.stats.n_completion,
                     2 * answer.stats.n_completion));
@@ -283,8 +255,7 @@ void Conversation::attach(const std::string& rest) {
     require_utf8(text, rest);
     if (!attached_.empty()) attached_ += "\n\n";
     attached_ += text;
-    say(fmt::format("({} is attached to the next message: about {} tokens)", rest,
-                    model_.tokenizer().encode(text, {.parse_special = false}).size()));
+    say(fmt::format("({} is attached to the next message: {})", rest, partner_.size_of(text)));
   } catch (const ConfigError& error) {
     fail(error.what());
   }
@@ -316,8 +287,7 @@ void Conversation::set_option(const std::string& rest) {
     OptionValues values(set);
     values.parse_arguments(std::vector<std::string>{fmt::format("--{}={}", rest.substr(0, space), value)});
     values.apply();
-    AnswerRequest request = answer_request(flags, model_, false);
-    request_ = std::move(request);
+    partner_.use(flags);
     options_.answer = std::move(flags);
     say(fmt::format("({} is {})", rest.substr(0, space), value));
   } catch (const ConfigError& error) {
@@ -326,18 +296,17 @@ void Conversation::set_option(const std::string& rest) {
 }
 
 void Conversation::show_stats(const std::string&) {
-  say(fmt::format("{} messages, {} prompt tokens read, {} tokens answered, {} of {} in the context",
-                  turns_.size(), n_prompt_tokens_, n_answer_tokens_, service_.state().slots[0].n_held,
-                  service_.n_ctx()));
+  say(fmt::format("{} messages, {} prompt tokens read, {} tokens answered", turns_.size(), n_prompt_tokens_,
+                  n_answer_tokens_));
   if (last_.n_completion > 0) say("last: " + last_.describe());
-  // Nothing is computed between answers.
-  if (const std::string experts = describe(model_.engine()); !experts.empty()) say(experts);
+  for (const std::string& line : partner_.facts()) say(line);
 }
 
 void Conversation::save(const std::string& path) {
   if (path.empty()) return say("/save needs a file name");
   std::error_code ignored;
-  if (fs::exists(path, ignored)) {
+  const bool is_new = !fs::exists(path, ignored);
+  if (!is_new) {
     std::string reply;
     if (!terminal_.stdin_is_terminal)
       return fail(fmt::format("{} exists: choose another name, or remove it first", path));
@@ -360,7 +329,11 @@ void Conversation::save(const std::string& path) {
     for (const Turn& turn : turns_) file << turn.role << ": " << turn.content << "\n\n";
   }
   file.close();
-  if (!file) return fail(fmt::format("{} cannot be written: choose another file", path));
+  if (!file) {
+    const int why = errno;
+    if (is_new) fs::remove(path, ignored);
+    return fail(fmt::format("{} cannot be written ({}): choose another file", path, std::strerror(why)));
+  }
   say(fmt::format("(saved {} to {})", plural(turns_.size(), "message"), path));
 }
 

@@ -5,26 +5,23 @@
 #include <string>
 #include <vector>
 
-#include "chat/prompt_renderer.h"
-#include "chat/text_model.h"
+#include "cli/chat/chat_partner.h"
 #include "cli/chat/line_editor.h"
-#include "cli/options/answer_options.h"
 #include "cli/terminal.h"
-#include "engine/engine_thread.h"
 
 namespace thermo {
 
 struct ConversationOptions {
   AnswerFlags answer;
   std::optional<std::string> first_message;
-  bool context_shift = false;  // drop the oldest turns when the context is full
   std::string history_file;    // empty: none
+  bool context_shift = false;  // the partner makes room by itself
 };
 
 class Conversation {
  public:
   // The references outlive this.
-  Conversation(TextModel& model, ConversationOptions options, const Terminal& terminal);
+  Conversation(ChatPartner& partner, ConversationOptions options, const Terminal& terminal);
 
   // Until the end of the input, /exit or the second interrupt.
   ExitCode talk();
@@ -36,8 +33,7 @@ class Conversation {
   void say(const std::string& line) const;  // by the program and not by the model
   void take(const std::string& message);    // a message or a command
   void answer(const std::string& text);
-  void reply();        // to the last turn
-  bool make_prompt();  // false: it does not fit
+  void reply();  // to the last turn
   void fail(const std::string& line);
   std::vector<std::string> completions(std::string_view line) const;
 
@@ -56,12 +52,9 @@ class Conversation {
   void load(const std::string& rest);
   void leave(const std::string& rest);
 
-  TextModel& model_;
+  ChatPartner& partner_;
   ConversationOptions options_;
   const Terminal& terminal_;
-  PromptRenderer renderer_;
-  AnswerRequest request_;
-  EngineThread service_;
   LineEditor editor_;
   std::string system_;
   std::optional<bool> thinking_;
