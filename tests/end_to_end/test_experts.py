@@ -515,7 +515,7 @@ class Refusals(ProgramTest):
 
     def test_options_of_others_have_advice(self):
         self.assertIn("--expert-cache", self.refusal(USAGE, *ASK, "-ot", "exps=CPU"))
-        self.assertIn("--no-expert-swaps", self.refusal(USAGE, *ASK, "--expert-policy", "lru"))
+        self.assertIn("auto, static", self.refusal(USAGE, *ASK, "--expert-policy", "lru"))
 
 
 class Settings(ProgramTest):
