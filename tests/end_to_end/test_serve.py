@@ -155,7 +155,7 @@ class Thoughts(ServeTest):
     def test_can_be_ended(self):
         end = self.server.post("/tokenize", {"content": "</think>"})["tokens"]
         # It never ends by itself; the content after it ends with its first word.
-        body = ask(SUM, max_tokens=ENDLESS["max_tokens"], logit_bias={str(id): -100 for id in end}, stop=[" ", "\n", ".", ","])
+        body = ask(SUM, **ENDLESS, logit_bias={str(id): -100 for id in end}, stop=[" ", "\n", ".", ","])
         kinds, done = [], False
         for _, chunk in self.server.stream("/v1/chat/completions", body):
             if chunk == "[DONE]":
