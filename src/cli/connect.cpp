@@ -152,8 +152,12 @@ class ConnectCommand : public Command {
     if (settings_.model.empty() && model.is_object() && model.contains("id") && model["id"].is_string())
       settings_.model = model["id"].get<std::string>();
     if (settings_.model.empty()) settings_.model = "plankton";
-    if (model.is_object() && model.contains("context_length") && model["context_length"].is_number_integer())
+    if (!model.is_object()) return;
+    if (model.contains("context_length") && model["context_length"].is_number_integer())
       settings_.n_ctx = model["context_length"].get<int>();
+    else
+      log_warning("connect", "{} does not say how long its context is; ask again when its model is loaded",
+                  settings_.url);
   }
 
   std::string client_;

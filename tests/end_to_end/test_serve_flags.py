@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Flags of `serve` that hold where a request says nothing, and what operators ask for."""
 import concurrent.futures
+import http.server
 import json
 import os
 import pathlib
 import signal
 import tempfile
+import threading
 import time
 import tomllib
 import unittest
@@ -355,6 +357,25 @@ class Connect(ProgramTest):
             self.assertEqual(opencode["models"], {"mine": {"limit": {"context": 4096, "output": 1024}}})
             self.assertEqual(opencode["options"], {"baseURL": server.url + "/v1", "apiKey": "it's"})
             self.assertIn("give it with --api-key", run("connect", "codex", "--url", server.url).stderr)
+
+    def test_says_that_a_server_is_still_loading(self):
+        class Loading(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                body = json.dumps({"object": "list", "status": "loading", "data": [{"id": "soon", "status": "loading"}]}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        with http.server.HTTPServer(("127.0.0.1", 0), Loading) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            done = run("connect", "claude", "--url", f"http://127.0.0.1:{server.server_port}")
+            server.shutdown()
+        self.assertIn("ANTHROPIC_MODEL=soon\n", done.stdout)
+        self.assertIn("when its model is loaded", done.stderr)
 
 
 if __name__ == "__main__":
