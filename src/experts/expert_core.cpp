@@ -4,6 +4,8 @@
 #include <iterator>
 #include <numeric>
 
+#include "kernels/linear/prefetch_choice.h"
+#include "kernels/quant_matmul/quant_matmul.h"
 #include "kernels/route_topk/cold_mail.h"
 
 namespace thermo {
@@ -54,11 +56,23 @@ ExpertCore::ExpertCore(ExpertCatalog catalog, HeatMap heat, const SplitOptions& 
             {.arena = {arena_.data(), arena_.size()}, .files = options.files, .trace = options.trace}),
       lanes_(std::size(kLaneRows) + 1, LaneSplit(kMaxFetchTable)) {
   host_.load(pool, hottest_first(catalog_, heat_), progress);
+  choose_prefetch(in_memory(), quant_matmul_kernels(best_isa()), pool);
   counts_.budget_bytes = options.budget_bytes;
   counts_.total_expert_bytes = catalog_.total_bytes();
   layer_uses_.resize(catalog_.layers.size());
 }
 ExpertCore::~ExpertCore() = default;
+
+std::vector<Matrix> ExpertCore::in_memory() const {
+  std::vector<Matrix> matrices;
+  for (int l = 0; l < static_cast<int>(catalog_.layers.size()); ++l)
+    for (int e = 0; e < catalog_.layers[static_cast<size_t>(l)].n_expert(); ++e)
+      if (const std::byte* const address = host_.address(l, e)) {
+        const Ffn ffn = catalog_.packed_at(l, e, address);
+        matrices.insert(matrices.end(), {ffn.gate, ffn.up, ffn.down});
+      }
+  return matrices;
+}
 
 void ExpertCore::attach(const Device& device, const Placement& placement, const Guesses& guesses,
                         const Progress& progress) {

@@ -125,6 +125,8 @@ class ExpertCore {
   std::string_view fault() const noexcept { return host_.fault(); }
 
  private:
+  std::vector<Matrix> in_memory() const;  // of the experts
+
   ExpertCatalog catalog_;
   HeatMap heat_, first_heat_;
   SplitOptions options_;

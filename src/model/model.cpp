@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "kernels/linear/prefetch_choice.h"
 #include "model/draft_uses.h"
 #include "model/forward.h"
 #include "model/sequence_state.h"
@@ -65,6 +66,7 @@ struct Model::Impl {
     else if (config.route.n_expert > 0)
       heat = &own_heat.emplace(expert_catalog(config, weights));
     pass.attach(heat, experts.get());
+    choose_prefetch(weights.packed_matrices(config), kernels.matmul, pool);
     if (heat)
       draft_uses.reserve(o.n_sequences, config.n_layer, o.sequence.max_draft_rows,
                          config.route.n_expert_used);
@@ -210,6 +212,7 @@ std::unique_ptr<Checkpoint> Model::make_checkpoint(int n_past, std::span<const s
 
 StepOutput Model::step(const StepBatch& batch) noexcept {
   Impl& m = *impl_;
+  THERMO_CHECK(batch.n_rows() <= m.options.n_batch, "a step of more rows than its memory is for");
   batch.do_meanwhile();
   m.lay_out_rows(batch);
   const auto n = static_cast<size_t>(batch.n_rows());
@@ -259,6 +262,7 @@ void Model::append_features(int sequence, const StateRows& features) noexcept {
   SequenceState& state = m.sequence(sequence);
   const int n = features.n;
   const auto rows = static_cast<size_t>(n);
+  THERMO_CHECK(n <= m.options.n_batch, "features of more rows than their memory is for");
   THERMO_CHECK(state.reserve(n) == n, "features without room for their rows");
   for (size_t r = 0; r < rows; ++r) m.positions[r] = state.n_past() + static_cast<int>(r);
   const RowGroup group{.sequence = &state,

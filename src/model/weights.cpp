@@ -299,6 +299,14 @@ uint64_t Weights::planned_packed_bytes(const ModelConfig& config, const GgufFile
   return bytes;
 }
 
+std::vector<Matrix> Weights::packed_matrices(const ModelConfig& config) const {
+  std::vector<Matrix> matrices;
+  for_each_own_matrix(config, *this, true, [&](const Matrix& m) {
+    if (m.panels) matrices.push_back(m);
+  });
+  return matrices;
+}
+
 size_t Weights::max_unpacked_panel_bytes(const ModelConfig& config) const {
   size_t most = 0;
   for_each_matrix(config, *this, packed_bytes == 0, [&](const Matrix& m) {

@@ -79,6 +79,8 @@ class Weights {
   static uint64_t planned_packed_bytes(const ModelConfig& config, const GgufFile& file,
                                        bool pack_experts = true);
 
+  // The matrices that are repacked here, with their panels.
+  std::vector<Matrix> packed_matrices(const ModelConfig& config) const;
   // The largest panel of any matrix that is packed on the fly; 0 when all are repacked, or kept elsewhere.
   size_t max_unpacked_panel_bytes(const ModelConfig& config) const;
 

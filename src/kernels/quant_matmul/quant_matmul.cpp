@@ -1,10 +1,22 @@
 #include "kernels/quant_matmul/quant_matmul.h"
 
 #include "base/check.h"
+#include "base/cpu_info.h"
 #include "kernels/quant_matmul/panel_layout.h"
 #include "kernels/quant_matmul/quant_matmul_impl.h"
 
 namespace thermo {
+
+// Until it is measured: what Sapphire Rapids needs, and what Zen 4 does best with.
+std::atomic<int> few_rows_ahead{cpu_info().amx_int8 ? 4096 : 0};
+
+void set_prefetch_ahead(int bytes) noexcept {
+  few_rows_ahead.store(bytes, std::memory_order_relaxed);
+}
+int prefetch_ahead() noexcept {
+  return few_rows_ahead.load(std::memory_order_relaxed);
+}
+
 namespace {
 
 size_t round_up(size_t n, size_t to) {

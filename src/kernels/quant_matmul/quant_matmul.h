@@ -7,9 +7,9 @@
 //
 // Activations are quantised once per row to int8 for quantised weights; float weights multiply float rows.
 //
-// AVX2, AVX-VNNI, AVX-512 and AMX kernels give the same bits for quantised weights, whatever n_act is: the product of a
-// block is an exact integer until it meets its float scale, and blocks are added in the order of columns with
-// the same multiply-adds. So do the experts' products on the GPU (panel_exact.cuh).
+// AVX2, AVX-VNNI, AVX-512 and AMX kernels give the same bits for quantised weights, whatever n_act is: the
+// product of a block is an exact integer until it meets its float scale, and blocks are added in the order of
+// columns with the same multiply-adds. So do the experts' products on the GPU (panel_exact.cuh).
 #pragma once
 
 #include <cstddef>
@@ -75,6 +75,13 @@ struct QuantMatmulKernels {
 };
 
 const QuantMatmulKernels& quant_matmul_kernels(Isa isa);
+
+// How many bytes ahead of their use the weights of one or two activation rows are asked for; 0: not at all.
+// Processors differ. From memory with AVX2, Q4_K on one core, without and with 8 KiB: Zen 5 reads 10 to 12
+// and 23 GB/s; Zen 4 is 10 to 25 % slower with it; Sapphire Rapids needs it. choose_prefetch() measures
+// (kernels/linear). For the whole process and its next products; results are the same.
+void set_prefetch_ahead(int bytes) noexcept;
+int prefetch_ahead() noexcept;
 
 // The definition of correct: decodes the GGUF rows to float and accumulates in double, activations as given.
 // y[t * n_rows + r].

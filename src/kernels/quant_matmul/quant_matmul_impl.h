@@ -1,9 +1,13 @@
 // The tables of functions of each instruction set. Internal to this folder.
 #pragma once
 
+#include <atomic>
+
 #include "kernels/quant_matmul/quant_matmul.h"
 
 namespace thermo {
+
+extern std::atomic<int> few_rows_ahead;  // set_prefetch_ahead()
 
 extern const QuantMatmulKernels kQuantMatmulPortable;
 #if defined(__x86_64__)

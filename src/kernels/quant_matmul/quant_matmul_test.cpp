@@ -416,6 +416,16 @@ TEST_P(EveryType, GivesTheSameBitsForEveryNumberOfActivations) {
               << path.name << " " << n << " activations from " << first << ", columns " << n_cols;
         }
       }
+      // However far ahead weights are asked for.
+      const int before = prefetch_ahead();
+      for (int ahead : {0, 4096, 8192})
+        for (int n : {1, 2}) {
+          set_prefetch_ahead(ahead);
+          const std::vector<float> some = multiply(0, n);
+          set_prefetch_ahead(before);
+          ASSERT_EQ(std::memcmp(some.data(), all.data(), some.size() * sizeof(float)), 0)
+              << path.name << " " << n << " activations, asked for " << ahead << " bytes ahead";
+        }
     }
   }
 }
