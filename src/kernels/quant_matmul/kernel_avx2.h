@@ -41,9 +41,9 @@
 // Tried: tiles of 5 and 6 activation rows with AVX2, +-2 %; of 3, -3 %. Keeping a strip's activations in the
 // first-level cache by taking all panels of a task strip by strip: nothing to gain, 12 KiB of activations are
 // as fast as 48. Prefetching by software with one or two activation rows, 10-25 % slower on Zen 4 (Sapphire
-// Rapids and Zen 5 need it, so it is measured at load: kernels/linear/prefetch_choice.h); prefetching a block at once, 65 instead of 97 GMAC/s at n_act = 4 from
-// memory. Lambdas instead of THERMO_EACH and named types in dot(): the same code after three times the
-// compile time.
+// Rapids and Zen 5 need it, so it is measured at load: kernels/linear/prefetch_choice.h); prefetching a block
+// at once, 65 instead of 97 GMAC/s at n_act = 4 from memory. Lambdas instead of THERMO_EACH and named types
+// in dot(): the same code after three times the compile time.
 #pragma once
 
 #include "kernels/quant_matmul/dot_avx2.h"
