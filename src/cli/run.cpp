@@ -16,6 +16,17 @@
 namespace thermo {
 namespace {
 
+// Why an answer is not whole, and what helps; empty: it is.
+std::string why_cut(const Answer& answer, int n_ctx, int n_ctx_train) {
+  const bool in_reasoning = !answer.reasoning.empty() && answer.content.empty();
+  if (answer.context_full)
+    return fmt::format("the context of {} tokens is full: the {} ends here{}", n_ctx,
+                       in_reasoning ? "reasoning" : "answer", n_ctx < n_ctx_train ? "; raise -c" : "");
+  if (answer.interrupted || answer.finish_reason != "length") return "";
+  if (in_reasoning) return "the limit was reached inside the reasoning: raise -n, or use --reasoning off";
+  return fmt::format("the answer was cut after {} tokens: raise -n", answer.stats.n_completion);
+}
+
 class RunCommand : public Command {
  public:
   CommandText text() const override {
@@ -85,13 +96,7 @@ class RunCommand : public Command {
     const Answer answer =
         print_answer(service, model.tokenizer(), request, terminal, json_ ? nullptr : &printer);
     if (json_) write_stdout(reply_json(answer, model.tokenizer(), {model.id(), build_fingerprint()}, raw_));
-    if (!answer.interrupted && !answer.reasoning.empty() && answer.content.empty() &&
-        answer.finish_reason == "length")
-      terminal.note("the limit was reached inside the reasoning: raise -n, or use --reasoning off");
-    else if (answer.finish_reason == "length" && !answer.context_full)
-      terminal.note(fmt::format("the answer was cut after {} tokens: raise -n", answer.stats.n_completion));
-    else if (answer.context_full)
-      terminal.note(fmt::format("the context of {} tokens is full: the answer ends here", n_ctx));
+    terminal.note_unless_empty(why_cut(answer, n_ctx, model.n_ctx_train()));
     terminal.note(answer.stats.describe());
     terminal.note_unless_empty(describe(answer.stats.draft));
     if (const std::string experts = describe(model.engine()); !experts.empty()) terminal.note(experts);

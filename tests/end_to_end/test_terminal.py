@@ -118,6 +118,10 @@ class Words(ProgramTest):
     def test_an_answer_that_was_cut_is_noted(self):
         self.assertIn("cut after 4 tokens: raise -n", run("run", "-p", "hello", "--reasoning", "off", "-n", "4", *GREEDY).stderr)
         self.assertNotIn("cut after", run("run", "-p", "What is 17 + 25?", *GREEDY).stderr)
+        self.assertIn("inside the reasoning: raise -n", run("run", "-p", "2+2", "-n", "2", *GREEDY).stderr)
+        full = run("run", "-p", "2+2", "-c", "18", *GREEDY).stderr
+        self.assertRegex(full, "the context of 18 tokens is full: the reasoning ends here; raise -c")
+        self.assertNotIn("raise -n", full)
 
     def test_a_folder_is_no_configuration_file(self):
         self.assertIn("this is a folder", self.refusal(USAGE, "run", *ASK, "--config", temporary_folder(self)))
