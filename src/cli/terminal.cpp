@@ -17,12 +17,17 @@
 namespace thermo {
 namespace {
 
+bool obeys_escapes() {
+  const std::string term = environment_variable("TERM");
+  return !term.empty() && term != "dumb";
+}
+
 bool wants_color(When when, bool is_terminal) {
   if (when != When::Auto) return when == When::Always;
   if (!environment_variable("NO_COLOR").empty()) return false;
   const std::string force = environment_variable("CLICOLOR_FORCE");
   if (!force.empty() && force != "0") return true;
-  return is_terminal && environment_variable("TERM") != "dumb" && !environment_variable("TERM").empty();
+  return is_terminal && obeys_escapes();
 }
 
 bool locale_is_utf8() {
@@ -86,6 +91,7 @@ Terminal detect_terminal(const TerminalOptions& options) {
   terminal.stderr_is_terminal = isatty(STDERR_FILENO) != 0;
   terminal.color_stdout = wants_color(options.color, terminal.stdout_is_terminal);
   terminal.color_stderr = wants_color(options.color, terminal.stderr_is_terminal);
+  terminal.escapes = obeys_escapes();
   terminal.unicode = locale_is_utf8();
   terminal.quiet = options.quiet;
   terminal.progress =

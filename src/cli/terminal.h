@@ -22,6 +22,7 @@ struct Terminal {
   bool stderr_is_terminal = false;
   bool color_stdout = false;
   bool color_stderr = false;
+  bool escapes = false;   // TERM names a terminal that obeys escape sequences
   bool unicode = false;   // the locale is UTF-8
   bool progress = false;  // draw a progress line on stderr
   bool quiet = false;     // no statistics, no notes

@@ -22,15 +22,15 @@ QUICK = ("chat", "--temp", "0", "--reasoning", "off", "-n", "8")
 class Screen:
     """A program at a terminal of its own."""
 
-    def __init__(self, *arguments, width=80, state):
+    def __init__(self, *arguments, width=80, state, term="xterm"):
         leader, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
         self.fd = leader
-        env = clean_environment(XDG_STATE_HOME=str(state), TERM="xterm", LC_ALL="C.UTF-8", NO_COLOR="1")
+        env = clean_environment(XDG_STATE_HOME=str(state), TERM=term, LC_ALL="C.UTF-8", NO_COLOR="1")
         self.program = subprocess.Popen([PROGRAM, *map(str, arguments)], stdin=follower, stdout=follower, stderr=follower,
                                         env=env, start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
         os.close(follower)
-        self.text = ""
+        self.text = self.all = ""
         self.wait_for("> ")
 
     def read(self, seconds):
@@ -42,6 +42,7 @@ class Screen:
         except OSError:  # the program has ended
             return False
         self.text += block.decode(errors="replace")
+        self.all += block.decode(errors="replace")
         return bool(block)
 
     def wait_for(self, pattern, seconds=60):
@@ -54,7 +55,7 @@ class Screen:
         return found
 
     def type(self, keys):
-        data = keys.encode()
+        data = keys.encode() if isinstance(keys, str) else keys
         while data:
             data = data[os.write(self.fd, data[:512]):]
             self.read(0.01)  # a terminal shows what is typed; nobody may wait for anybody
@@ -168,6 +169,19 @@ class Prompt(ProgramTest):
         screen.type(CTRL_C)
         screen.wait_for("Ctrl-C again.*?> ")
         self.assertEqual(screen.leave(CTRL_C), INTERRUPTED)
+
+    def test_a_byte_that_is_no_utf8_takes_no_key_along(self):
+        screen = self.screen()
+        screen.type(b"caf\xe9\r")
+        screen.wait_for(r"tok/s.*?> ")
+        self.assertEqual(self.messages(screen), ["caf\ufffd"])
+        self.assertEqual(screen.leave(b"\xe9\x08\x08/exit\r"), 0)
+
+    def test_pastes_are_asked_for_where_the_terminal_knows_them(self):
+        for term, asks in (("xterm", True), ("dumb", False), ("", False)):
+            screen = self.screen(term=term)
+            self.assertEqual(screen.leave(), 0)
+            self.assertEqual("\x1b[?2004" in screen.all, asks, term)
 
     def test_ctrl_d_leaves(self):
         self.assertEqual(self.screen().leave(CTRL_D), 0)

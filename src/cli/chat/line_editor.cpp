@@ -13,6 +13,7 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <utility>
 
 #include "base/utf8.h"
@@ -48,7 +49,8 @@ std::string narrow(std::wstring_view wide) {
 }  // namespace
 
 struct LineEditor::Editor {
-  Editor(const Terminal& terminal, LineEditorOptions given) : options(std::move(given)) {
+  Editor(const Terminal& terminal, LineEditorOptions given)
+      : options(std::move(given)), brackets_pastes(terminal.escapes) {
     if (terminal.unicode && std::setlocale(LC_CTYPE, "") == nullptr) std::setlocale(LC_CTYPE, "C.UTF-8");
     history = history_winit();
     HistEventW event;
@@ -101,12 +103,12 @@ struct LineEditor::Editor {
     // libedit prints the prompt first and takes the terminal after it: what is typed in between would be
     // edited by the terminal, which knows no arrows.
     el_wset(line, EL_PREP_TERM, 1);
-    std::fputs(kPasteOn, stderr);
+    if (brackets_pastes) std::fputs(kPasteOn, stderr);
     int n = 0;
     errno = 0;
     stopped = false;
     const wchar_t* wide = el_wgets(line, &n);
-    std::fputs(kPasteOff, stderr);
+    if (brackets_pastes) std::fputs(kPasteOff, stderr);
     if (wide == nullptr || n <= 0) {
       if (stopped) std::fputs("\n", stderr);
       return stopped ? Event::Interrupted : Event::End;
@@ -138,25 +140,41 @@ struct LineEditor::Editor {
 
   static wchar_t* prompt_of(EditLine* line) { return of(line).prompt.data(); }
 
-  // One character; 0 at the end, -1 when Ctrl-C came.
-  static int read_char(EditLine* line, wchar_t* out) {
-    Editor& self = of(line);
-    std::string bytes;
-    const auto resize = [line] {
+  // A byte of stdin; 0 at the end, -1 when Ctrl-C came.
+  ssize_t read_byte(char& byte) {
+    if (kept) {
+      byte = *std::exchange(kept, std::nullopt);
+      return 1;
+    }
+    const auto resize = [this] {
       if (g_resized == 0) return;
       g_resized = 0;
       el_resize(line);
     };
     while (true) {
-      if (!wait_for_stdin(self.n_seen, resize)) {
-        self.stopped = true;
+      if (!wait_for_stdin(n_seen, resize)) {
+        stopped = true;
         return -1;
       }
-      char byte = 0;
       const ssize_t n = ::read(STDIN_FILENO, &byte, 1);
-      if (n == 0) return 0;
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return -1;
+      if (n >= 0 || errno != EINTR) return n;
+    }
+  }
+
+  // One character; 0 at the end, -1 when Ctrl-C came. What is no UTF-8 becomes U+FFFD, and takes no key that
+  // follows it along.
+  static int read_char(EditLine* line, wchar_t* out) {
+    Editor& self = of(line);
+    std::string bytes;
+    while (true) {
+      char byte = 0;
+      if (const ssize_t n = self.read_byte(byte); n <= 0) return static_cast<int>(n);
+      const bool continues = (static_cast<uint8_t>(byte) & 0xC0) == 0x80;
+      if (!bytes.empty() && !continues) {
+        self.kept = byte;
+        *out = static_cast<wchar_t>(kReplacement);
+        return 1;
+      }
       bytes += byte;
       const int length = utf8_sequence_length(static_cast<uint8_t>(bytes[0]));
       if (length > static_cast<int>(bytes.size())) continue;
@@ -214,8 +232,10 @@ struct LineEditor::Editor {
   EditLine* line = nullptr;
   HistoryW* history = nullptr;
   std::wstring prompt, initial;
+  const bool brackets_pastes;
   bool stopped = false;
-  int n_seen = 0;  // interrupts
+  std::optional<char> kept;  // a byte that was read and begins the next character
+  int n_seen = 0;            // interrupts
 };
 
 LineEditor::LineEditor(const Terminal& terminal, LineEditorOptions options) : terminal_(terminal) {
