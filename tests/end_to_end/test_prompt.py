@@ -215,10 +215,10 @@ class Commands(ProgramTest):
     def setUp(self):
         self.folder = temporary_folder(self)
 
-    def talk(self, *lines, arguments=()):
+    def talk(self, *lines, arguments=(), code=0):
         path = self.folder / f"talk{time.monotonic_ns()}.json"
         result = run(*QUICK, *arguments, stdin="\n".join([*lines, f"/save {path}", ""]))
-        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.returncode, code, result.stderr)
         return [(m["role"], m["content"]) for m in json.loads(path.read_text())], result
 
     def test_undo_regen_and_edit(self):
@@ -263,6 +263,18 @@ class Commands(ProgramTest):
         self.assertIn("forgotten", result.stderr)
         self.assertEqual(messages[-2], ("user", lines[-1]))
         self.assertIn("conversation", self.refusal(2, "run", "-p", "x", "--context-shift"))
+        # Answers have room, as long as one message does not fill the context.
+        questions = [f"Write a program that sorts {what} with merge sort." for what in ("numbers", "words", "dates", "files")]
+        _, result = self.talk(*questions, arguments=("-c", "256", "--context-shift", "-n", "100"))
+        self.assertIn("forgotten", result.stderr)
+        self.assertNotIn("the context is full", result.stderr)
+        # A message that cannot be answered costs no earlier one, and a full context is not answered with the option that is on.
+        messages, result = self.talk("What is 17 + 25?", "word " * 300, arguments=("-c", "64", "--context-shift"), code=2)
+        self.assertIn("the context holds 64: shorten it", result.stderr)
+        self.assertEqual(messages[0], ("user", "What is 17 + 25?"))
+        _, result = self.talk("What is 17 + 25?", arguments=("-c", "28", "--context-shift", "-n", "500", "--ignore-eos"))
+        self.assertIn("a larger -c", result.stderr)
+        self.assertNotIn("--context-shift", result.stderr)
 
     def test_save_does_not_overwrite_over_a_pipe(self):
         path = self.folder / "talk.txt"
