@@ -48,8 +48,8 @@ class ExpertsCommand : public Command {
     set.section("Model");
     add_model_option(set, model_);
     set.section("Text");
-    set.value("-p,--prompt", "TEXT", prompt_, "the text").no_environment();
-    set.value("-f,--file", "FILE", file_, "file with the text; - is stdin").no_environment();
+    set.value("-p,--prompt", "TEXT", prompt_, "the text").no_environment().once();
+    set.value("-f,--file", "FILE", file_, "file with the text; - is stdin").no_environment().once();
     set.count("--tokens", "N", n_tokens_,
               "use at most this many tokens of the text; 0: all (default: all; 1024 of the built-in text)")
         .range(0, 1 << 24)

@@ -64,7 +64,7 @@ class PerplexityCommand : public Command {
     set.section("Model");
     add_model_option(set, model_);
     set.section("Text");
-    set.value("-f,--file", "FILE", file_, "file with the text; - is stdin").no_environment();
+    set.value("-f,--file", "FILE", file_, "file with the text; - is stdin").no_environment().once();
     set.value("--chunks", "N", n_chunks_, "use at most N chunks; -1: all (default)")
         .range(-1, 1e9)
         .no_environment();

@@ -44,9 +44,10 @@ class RunCommand : public Command {
     set.section("Model");
     add_model_option(set, model_);
     set.section("Prompt");
-    set.value("-p,--prompt", "TEXT", prompt_, "the text").no_environment();
+    set.value("-p,--prompt", "TEXT", prompt_, "the text").no_environment().once();
     set.value("-f,--file", "FILE", file_, "file with the text, appended to that of -p; - is stdin")
-        .no_environment();
+        .no_environment()
+        .once();
     set.flag("--raw,--no-chat-template", raw_, "continue the text itself, without a chat template");
     set.flag("-e,--escape", escape_, "read \\n, \\t and \\\\ in -p as llama.cpp does (default off)")
         .advanced();

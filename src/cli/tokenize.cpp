@@ -57,8 +57,8 @@ class TokenizeCommand : public Command {
     set.section("Model");
     add_model_option(set, model_);
     set.section("Input");
-    set.value("-p,--text,--prompt", "TEXT", text_, "text to encode").no_environment();
-    set.value("-f,--file", "FILE", file_, "file with the text; - is stdin").no_environment();
+    set.value("-p,--text,--prompt", "TEXT", text_, "text to encode").no_environment().once();
+    set.value("-f,--file", "FILE", file_, "file with the text; - is stdin").no_environment().once();
     set.value("--ids", "LIST", ids_, "token ids to decode").no_environment();
     set.flag("--special", special_,
              "read and show special tokens by their text (default); --no-special: plain text");

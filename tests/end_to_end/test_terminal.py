@@ -137,6 +137,23 @@ class Words(ProgramTest):
         self.assertIn("command line only", run("run", *ASK, env={"THERMO_TRACE": "x"}).stderr)
         self.assertNotIn("no effect", run("run", *ASK, env={"THERMO_MAX_ISA": "portable"}).stderr)
 
+    def test_nothing_that_is_set_is_lost_silently(self):
+        path = temporary_folder(self) / "config.toml"
+        for text, names in (("[run]\ntemp = 0\n[engine]\ntemp = 1\n", "--temp"), ("repack = true\n[x]\nno-repack = true\n", "--repack")):
+            path.write_text(text)
+            self.assertRegex(self.refusal(USAGE, "run", *ASK, "--config", path), rf"config.toml:\d: .*{names}, which line \d sets too")
+        for twice in (("-p", "a", "-p", "b"), ("-f", "x", "--file", "y")):
+            self.assertIn("is given twice", self.refusal(USAGE, "run", *twice))
+        self.assertIn("is given twice", self.refusal(USAGE, "tokenize", "--text", "a", "-p", "b"))
+
+    def test_keys_are_not_shown(self):
+        for command, arguments, env in (("serve", ("--api-key", "topsecret"), {}), ("serve", (), {"LLAMA_API_KEY": "topsecret"}),
+                                        ("chat", ("--url", "http://x", "--api-key", "topsecret"), {})):
+            shown = self.answer(command, *arguments, "--print-config", env=env)
+            self.assertNotIn("topsecret", shown)
+            self.assertIn("api-key is set, and not shown", shown)
+        self.assertNotIn("admin:", self.refusal(USAGE, "serve", "--api-key", "admin:"))
+
     def test_keys_of_the_configuration_work_or_are_named(self):
         path = temporary_folder(self) / "config.toml"
         path.write_text('system-prompt = "You are Plankton."\nstop = ["STOP"]\n')

@@ -42,7 +42,7 @@ void add_url_options(OptionSet& set, UrlBenchFlags& flags) {
   set.value("--dialect", "NAME", flags.options.dialect, "API: chat, completions, responses or messages")
       .choices({"chat", "completions", "responses", "messages"})
       .no_environment();
-  set.value("--api-key", "KEY", flags.options.key, "API key of the server");
+  set.value("--api-key", "KEY", flags.options.key, "API key of the server").secret();
 }
 
 void refuse_without_url(const UrlBenchFlags& flags) {

@@ -29,10 +29,10 @@ class ChatCommand : public Command {
     add_model_option(set, model_);
     set.section("Conversation");
     set.value("--url", "URL", server_.url, "talk to the server at this URL instead of loading a model");
-    set.value("--api-key", "KEY", server_.key, "key that this server needs (default none)");
+    set.value("--api-key", "KEY", server_.key, "key that this server needs (default none)").secret();
     set.value("-a,--alias", "NAME", server_.model, "model to ask this server for (default: what it has)");
     set.contradict("--url", "--model");
-    set.value("-p,--prompt", "TEXT", prompt_, "the first message").no_environment();
+    set.value("-p,--prompt", "TEXT", prompt_, "the first message").no_environment().once();
     set.flag("--history", history_, "remember typed lines for the arrow keys next time (default on)");
     add_answer_options(set, answer_);
     add_engine_options(set, engine_);

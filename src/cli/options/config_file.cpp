@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <map>
 
 #include "base/error.h"
 #include "cli/user_folders.h"
@@ -63,6 +64,7 @@ struct FileReader {
   const OptionSet& set;
   const KnownOptions& known;
   OptionValues& values;
+  std::map<const Option*, uint32_t> lines = {};  // where an option was set
 
   [[noreturn]] void fail(const toml::node& node, const std::string& sentence) const {
     throw ConfigError(fmt::format("{}:{}: {}", path, node.source().begin.line, sentence));
@@ -76,7 +78,15 @@ struct FileReader {
     fail(node, fmt::format("{} has a date or a nested value; give text, a number, true or false", key));
   }
 
-  void read(const toml::table& table) const {
+  // Tables only group: in two of them, one of the values would be lost.
+  void refuse_second(const Option& option, const std::string& key, const toml::node& node) {
+    const auto [first, is_new] = lines.try_emplace(&option, node.source().begin.line);
+    if (!is_new && !OptionView{&option}.is_repeatable())
+      fail(node, fmt::format("{} sets --{}, which line {} sets too: keep one of them", key, option.name(),
+                             first->second));
+  }
+
+  void read(const toml::table& table) {
     for (auto&& [toml_key, node] : table) {
       std::string key(toml_key.str());
       if (const toml::table* inner = node.as_table()) {  // tables only group
@@ -89,6 +99,7 @@ struct FileReader {
         skip_or_refuse(key, node);
         continue;
       }
+      refuse_second(*match.option, key, node);
       std::string where = fmt::format("{}:{}: {}", path, node.source().begin.line, key);
       const toml::array* array = node.as_array();
       if (array != nullptr && !OptionView{match.option}.is_repeatable())
@@ -219,11 +230,15 @@ std::string print_config(const OptionSet& set, const OptionValues& values) {
     if (!view.reads_environment() || option.name() == "config") continue;
     for (const OptionValues::Given& given : values.given()) {
       if (given.option != &option) continue;
-      std::vector<std::string> texts;
-      for (const std::string& value : given.values) texts.push_back(toml_text(value, view.is_flag()));
       const char* source = given.source == OptionSource::CommandLine ? "option"
                            : given.source == OptionSource::File      ? "file"
                                                                      : "environment";
+      if (view.is_secret()) {
+        out += fmt::format("# {} is set, and not shown  # {}: {}\n", option.name(), source, given.where);
+        continue;
+      }
+      std::vector<std::string> texts;
+      for (const std::string& value : given.values) texts.push_back(toml_text(value, view.is_flag()));
       std::string value = view.is_repeatable() ? fmt::format("[{}]", fmt::join(texts, ", ")) : texts.back();
       out += fmt::format("{} = {}  # {}: {}\n", option.name(), value, source, given.where);
     }

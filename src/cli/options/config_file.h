@@ -32,12 +32,12 @@ std::vector<std::string> unknown_variables(const KnownOptions& known);
 std::string find_config_file(const OptionSet& set, const OptionValues& values);
 
 // Adds the keys of a TOML file. Keys of other commands are skipped. Throws ConfigError: unreadable, no TOML,
-// an unknown key (with its line and the nearest match).
+// an unknown key (with its line and the nearest match), an option that two keys set.
 void add_config_file(const std::string& path, const OptionSet& set, const KnownOptions& known,
                      OptionValues& values);
 
 // The values that were given, as TOML with the source of each in a comment, in the order of declaration; what
-// was not given is not listed.
+// was not given is not listed, and of keys only that they were given.
 std::string print_config(const OptionSet& set, const OptionValues& values);
 
 }  // namespace thermo

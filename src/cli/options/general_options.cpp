@@ -76,7 +76,7 @@ void add_general_options(OptionSet& set, GeneralOptions& options) {
          "user's cache and state folders)")
       .advanced();
   set.flag("--print-config", options.print_config,
-           "print the options in effect and where they come from, then stop")
+           "print the options that are set, and where each was set, then stop")
       .no_environment()
       .advanced();
   set.flag("--list-devices", options.list_devices, "print what --device can name, then stop")

@@ -87,6 +87,7 @@ void add_hub_connection_options(OptionSet& set, HubFlags& flags) {
             "token for private and gated repositories (default: HF_TOKEN, or the one that `hf auth login` "
             "saved)")
       .no_environment()
+      .secret()
       .advanced();
   set.flag("--offline", flags.offline, "use only what is in the cache, download nothing").advanced();
 }

@@ -133,6 +133,15 @@ Option& Option::no_environment() {
   return *this;
 }
 
+Option& Option::secret() {
+  secret_ = true;
+  return *this;
+}
+Option& Option::once() {
+  once_ = true;
+  return *this;
+}
+
 Option& Option::bare(std::string value) {
   bare_ = std::move(value);
   return *this;
@@ -354,6 +363,9 @@ void OptionValues::add(const Option& option, std::string value, OptionSource sou
       std::find_if(given_.begin(), given_.end(), [&](const Given& given) { return given.option == &option; });
   if (before != given_.end()) {
     if (before->source > source) return;
+    if (before->source == source && option.once_)
+      throw ConfigError(fmt::format("{} is given twice, as '{}' and as '{}': give it once", now.where,
+                                    before->values.back(), value));
     if (before->source == source && option.repeatable_) now.values = std::move(before->values);
     given_.erase(before);
   }
@@ -405,7 +417,8 @@ void OptionValues::apply() {
         check(option, value);
         option.set_(value);
       } catch (const ConfigError& error) {
-        throw ConfigError(fmt::format("{}: '{}' cannot be used, {}", given.where, value, error.what()));
+        throw ConfigError(fmt::format("{}: {} cannot be used, {}", given.where,
+                                      option.secret_ ? "the key" : fmt::format("'{}'", value), error.what()));
       }
     }
   }

@@ -58,6 +58,8 @@ class Option {
   Option& llama_env(std::string name, std::string older = "");
   Option& advanced();        // shown by --help-all only
   Option& no_environment();  // on the command line only
+  Option& secret();          // a key: its values are not shown
+  Option& once();            // a second one on the command line is refused: it would drop the first
   // --x alone means --x=VALUE; the next argument is its value only when it is one of the choices, or a list
   // of numbers where there are none.
   Option& bare(std::string value);
@@ -77,6 +79,7 @@ class Option {
   std::optional<std::pair<double, double>> range_;
   std::optional<std::string> bare_;
   bool flag_ = false, count_ = false, repeatable_ = false, advanced_ = false, environment_ = true;
+  bool secret_ = false, once_ = false;
   std::function<void(std::string_view)> set_;
 };
 
@@ -98,6 +101,7 @@ struct OptionView {
   bool is_repeatable() const { return option->repeatable_; }
   bool is_advanced() const { return option->advanced_; }
   bool reads_environment() const { return option->environment_; }
+  bool is_secret() const { return option->secret_; }
 };
 
 struct Positional {
