@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "chat/model_source.h"
+#include "model/check_tensors.h"
 #include "tokenizer/vocab_gguf.h"
 
 namespace thermo {
@@ -34,6 +35,7 @@ std::shared_ptr<const TokenTrie> TextModel::token_trie() const {
 }
 
 void TextModel::load(const EngineOptions& options) {
+  check_small_tensors(file_);
   engine_ = std::make_unique<Engine>(file_, options);
 }
 

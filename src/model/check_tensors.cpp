@@ -47,7 +47,26 @@ uint64_t find_bad(const Piece& piece) {
   return piece.tensor->n_elements();
 }
 
+[[noreturn]] void refuse(const GgufFile& file, const Piece& piece) {
+  const GgufTensor& tensor = *piece.tensor;
+  throw LoadError(
+      fmt::format("{}: tensor {} ({}, {}) has a number that is not finite, at element {} of {}; the file "
+                  "is damaged or was converted wrongly: download or convert it again",
+                  file.path(), tensor.name, describe_shape(tensor), dtype_name(tensor.dtype), find_bad(piece),
+                  tensor.n_elements()));
+}
+
 }  // namespace
+
+void check_small_tensors(const GgufFile& file) {
+  for (const GgufTensor& tensor : file.tensors()) {
+    const Piece whole{&tensor, 0, tensor.n_elements()};
+    if (tensor.dtype != DType::F32 || whole.count > kPieceElements) continue;
+    const bool bad = find_bad(whole) < whole.count;
+    if (const std::string fault = file.fault(); !fault.empty()) throw LoadError(fault);
+    if (bad) refuse(file, whole);
+  }
+}
 
 void check_tensors(const GgufFile& file, ThreadPool& pool, const LoadProgressFn& progress) {
   const std::vector<Piece> pieces = pieces_of(file);
@@ -67,14 +86,7 @@ void check_tensors(const GgufFile& file, ThreadPool& pool, const LoadProgressFn&
       }
     });
     if (const std::string fault = file.fault(); !fault.empty()) throw LoadError(fault);
-    if (bad < end) {
-      const GgufTensor& tensor = *pieces[bad].tensor;
-      throw LoadError(
-          fmt::format("{}: tensor {} ({}, {}) has a number that is not finite, at element {} of {}; the file "
-                      "is damaged or was converted wrongly: download or convert it again",
-                      file.path(), tensor.name, describe_shape(tensor), dtype_name(tensor.dtype),
-                      find_bad(pieces[bad]), tensor.n_elements()));
-    }
+    if (bad < end) refuse(file, pieces[bad]);
     for (; begin < end; ++begin) done += bytes_of(pieces[begin]);
     if (progress) progress({"check", done, total});
   }

@@ -12,4 +12,8 @@ namespace thermo {
 // that is not finite.
 void check_tensors(const GgufFile& file, ThreadPool& pool, const LoadProgressFn& progress);
 
+// The same for tensors of floats with at most a million elements: norms, biases and most routers. A bad one
+// spoils every answer, and they are read in no time, so whoever answers looks at them first.
+void check_small_tensors(const GgufFile& file);
+
 }  // namespace thermo

@@ -69,6 +69,27 @@ TEST(CheckTensors, FindsTheFirstTensorWithANumberThatIsNotFinite) {
   }
 }
 
+TEST(CheckTensors, LooksAtSmallTensorsOfFloatsAtEveryLoad) {
+  std::vector<float> norm(64, 1.0f);
+  norm[5] = NAN;
+  for (const DType dtype : {DType::F32, DType::F16}) {
+    GgufWriter writer;
+    writer.add_tensor("output_norm.weight", dtype, std::vector<uint64_t>{64}, encode(dtype, norm));
+    const std::vector<std::byte> bytes = writer.to_bytes();
+    const GgufFile file(bytes, "test.gguf");
+    std::string fault;
+    try {
+      check_small_tensors(file);
+    } catch (const LoadError& error) {
+      fault = error.what();
+    }
+    if (dtype == DType::F32)
+      EXPECT_THAT(fault, HasSubstr("tensor output_norm.weight ([64], F32)"));
+    else
+      EXPECT_EQ(fault, "");
+  }
+}
+
 TEST(CheckTensors, LooksAtTheEndOfLargeTensors) {
   constexpr size_t kCount = (2u << 20) + 96;  // two tasks, and a short one
   std::vector<float> values(kCount, 1.0f);

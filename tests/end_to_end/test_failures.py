@@ -1,7 +1,9 @@
 """Everything a user can get wrong: one clear message each, and the right exit code."""
+import math
 import os
 import pathlib
 import shutil
+import struct
 import subprocess
 import unittest
 
@@ -77,6 +79,16 @@ class Files(ProgramTest):
         file.put(place + 8, "<Q", 128)  # half the rows: still inside the file
         line = self.refusal(MODEL_ERROR, "run", file.save(self.folder, "shape.gguf"), *ASK)
         self.assertIn("blk.3.ffn_gate_exps.weight", line)
+
+    def test_refuses_numbers_that_no_model_can_have(self):
+        for name, at in (("output_norm.weight", 3), ("blk.1.ffn_gate_inp.weight", 1000)):
+            file = Gguf()
+            dims, _ = file.floats(name)
+            start = file.data_at + struct.unpack_from("<Q", file.data, file.tensors[name]["offset"])[0]
+            file.put(start + 4 * at, "<f", math.nan)
+            line = self.refusal(MODEL_ERROR, "run", file.save(self.folder, "nan.gguf"), *ASK)
+            self.assertIn(f"tensor {name} ", line)
+            self.assertIn(f"at element {at} of {math.prod(dims)}", line)
 
     def test_refuses_a_model_without_a_vocabulary(self):
         self.assertIn("vocabulary", self.refusal(MODEL_ERROR, "run", DATA / "qwen35moe-f32.gguf", *ASK))
