@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <new>
 
 #include "base/cpu_info.h"
 #include "base/error.h"
+#include "base/host_buffer.h"
 #include "base/log.h"
 #include "base/process_watch.h"
+#include "base/units.h"
 #include "engine/cpu_backend.h"
 #include "engine/engine_impl.h"
 #include "engine/engine_plan.h"
@@ -29,6 +32,15 @@ Isa choose_isa(const std::optional<Isa>& wanted) {
     throw ConfigError(fmt::format("{} is not available on this CPU ({}); the best here is {}",
                                   isa_name(*wanted), cpu_info().name, isa_name(best_isa())));
   return *wanted;
+}
+
+// Address space that a drafter nobody asked for by name leaves to the stacks of threads that start later.
+constexpr size_t kRoomForThreads = 32 * MiB;
+
+// Whether the system refused memory, or the address space for it.
+bool is_out_of_memory(const std::exception& error) {
+  return dynamic_cast<const MemoryError*>(&error) != nullptr ||
+         dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
 }
 
 // GPU memory that was free when the plan was made was not any more: another program took it.
@@ -137,9 +149,22 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
     }
   } else {
     e.backend = make_cpu_backend(std::move(config), std::move(weights), model, e.pool, options.progress);
-    draft(static_cast<const Model&>(*e.backend).weights());
-    // Steps for nobody only where they read nothing from the file.
-    if (e.speculation && !options.draft.oracle) e.speculation->warm_up(options.repack && !shares_cores);
+    try {
+      HostBuffer room;
+      if (options.draft.kind == DraftOptions::Kind::Auto) room = HostBuffer(kRoomForThreads);
+      draft(static_cast<const Model&>(*e.backend).weights());
+      // Steps for nobody only where they read nothing from the file.
+      if (e.speculation && !options.draft.oracle) e.speculation->warm_up(options.repack && !shares_cores);
+    } catch (const std::exception& error) {  // one that was not asked for by name is left out
+      if (options.draft.kind != DraftOptions::Kind::Auto || !is_out_of_memory(error)) throw;
+      log_warning("engine", "nothing is drafted, there is no memory for it: {}", error.what());
+      e.speculation.reset();
+      std::erase_if(e.plan.items, [&](const MemoryPlanItem& item) {
+        const bool is_its = item.name == kDrafterItem;
+        if (is_its) e.plan.total_bytes -= item.bytes;
+        return is_its;
+      });
+    }
     e.take_warm_up_counts();
   }
   if (e.backend->heat() != nullptr) e.first_heat = *e.backend->heat();

@@ -79,7 +79,7 @@ void plan_on_gpu(EnginePlan& plan, const ModelConfig& config, const Weights& wei
     plan.model.sequence.n_pages = n_pages;
     std::vector<MemoryPlanItem> all = plan_gpu_memory(config, weights, *plan.gpu, plan.model);
     if (const uint64_t bytes = gpu_draft_bytes(plan.draft, o.draft, config, weights, plan.model, *plan.gpu))
-      all.push_back({"drafter", bytes, "weights of its own, cache and activations"});
+      all.push_back({kDrafterItem, bytes, "weights of its own, cache and activations"});
     return all;
   };
   const auto plan_device = [&] {

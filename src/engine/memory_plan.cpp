@@ -125,7 +125,7 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
   add("draft tape", n_seq * layout.tape_bytes(), fmt::format("{} rows", in.max_draft_rows));
   // Its own uncommitted rows may take a page more.
   const auto drafter_tokens = static_cast<uint64_t>(align_up(n_ctx + kKvPage, kKvPage));
-  add("drafter", in.drafter_bytes + n_seq * drafter_tokens * in.drafter_token_bytes,
+  add(kDrafterItem, in.drafter_bytes + n_seq * drafter_tokens * in.drafter_token_bytes,
       "its weights, cache and scratch");
   add("activations",
       Model::workspace_bytes(config, options, in.n_threads, in.repack ? 0 : largest_panel(file)),

@@ -37,6 +37,7 @@ struct MemoryPlanInputs {
   uint64_t ahead_bytes = 0;                // with the stand-in: to guess experts and send them ahead
 };
 
+inline constexpr const char* kDrafterItem = "drafter";
 struct MemoryPlanItem {
   std::string name;  // "experts", "dense weights", "kv cache", ...
   uint64_t bytes = 0;
