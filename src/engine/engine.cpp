@@ -232,9 +232,9 @@ Status Engine::commit(int sequence, std::span<const int32_t> path) {
 
 std::unique_ptr<PrefixCache> Engine::make_prefix_cache(uint64_t limit_bytes) {
   Backend* const backend = impl_->backend.get();
+  const size_t snapshot_bytes = impl_->speculation ? impl_->speculation->drafter().snapshot_bytes() : 0;
   return std::make_unique<PrefixCache>(PrefixCacheOptions{
       .limit_bytes = limit_bytes,
-  const size_t snapshot_bytes = impl_->speculation ? impl_->speculation->drafter().snapshot_bytes() : 0;
       .block_bytes =
           backend->block_bytes() + (impl_->speculation ? impl_->speculation->block_bytes() : size_t{0}),
       .needs_points = !backend->can_cut(),
