@@ -139,6 +139,51 @@ TEST(Server, AnswersWithWhatTheEngineSays) {
 }
 
 // Refused, or (with a short queue) given up half way, although they can wait.
+// What was taken for a request without a body was followed by that body, taken for the next request.
+TEST(Server, RefusesHeadsThatCanBeReadInTwoWays) {
+  const Running running({.scripts = {tokens_of("x")}});
+  const auto reply_to = [&](const std::string& head, const std::string& body) {
+    Client client(running.url());
+    client.send("POST /tokenize" + head + "\r\n" + body);
+    return client.read_until("");
+  };
+  const std::string smuggled = "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+  const std::string host = " HTTP/1.1\r\nHost: localhost\r\n";
+  for (const char* encoding : {"xchunked", "identity", "gzip", "chunked, identity", "gzip, chunked", ""}) {
+    const std::string reply = reply_to(host + "Transfer-Encoding: " + encoding + "\r\n", smuggled);
+    EXPECT_TRUE(reply.starts_with("HTTP/1.1 400 ")) << encoding << ": " << reply;
+    EXPECT_EQ(reply.find("HTTP/1.1 200"), std::string::npos) << encoding;
+  }
+  const std::string chunked = "Transfer-Encoding: chunked\r\n",
+                    text = "10\r\n{\"content\": \"x\"}\r\n0\r\n\r\n";
+  for (const std::string& head :
+       {" HTTP/1.0\r\nHost: localhost\r\n" + chunked, " HTTP/1.1\r\n" + chunked,
+        host + "Host: localhost\r\n" + chunked, host + chunked + "Content-Length: 26\r\n"}) {
+    const std::string reply = reply_to(head, text);
+    EXPECT_TRUE(reply.starts_with("HTTP/1.1 400 ")) << head << reply;
+  }
+  EXPECT_TRUE(reply_to(host + "Connection: close\r\n" + chunked, text).starts_with("HTTP/1.1 200 "));
+}
+
+TEST(Server, JudgesTheHostOfAWholeTarget) {
+  const Running running({.scripts = {tokens_of("x")}});
+  const auto status_for = [&](const std::string& target, const std::string& host) {
+    Client client(running.url());
+    client.send("GET " + target + " HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\n\r\n");
+    return client.read_until("").substr(9, 3);
+  };
+  EXPECT_EQ(status_for("http://evil.example/health", "localhost"), "403");
+  EXPECT_EQ(status_for("http://localhost/health", "evil.example"), "200");
+}
+
+TEST(Server, SkipsEmptyLinesBeforeARequest) {
+  const Running running({.scripts = {tokens_of("x")}});
+  Client client(running.url());
+  client.send("\r\n");
+  client.send("\r\n\nGET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+  EXPECT_TRUE(client.read_until("").starts_with("HTTP/1.1 200 "));
+}
+
 TEST(Server, AnswersMorePromptsThanItHasSlots) {
   Running running({.scripts = {tokens_of("Hello")}, .n_slots = 2, .max_waiting = 0});
   for (const char* prompts :

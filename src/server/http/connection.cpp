@@ -22,6 +22,33 @@ auto into(error_code& error) {
   return asio::redirect_error(asio::use_awaitable, error);
 }
 
+// Why a program before this server could take the bytes after this head for something else than the server
+// does; nullptr: it could not.
+const char* ambiguity_of(const http::request_header<>& head) {
+  const auto count = [&head](http::field name) { return head.count(name); };
+  if (count(http::field::host) > 1) return "the request has several Host lines; send one";
+  if (head.version() >= 11 && count(http::field::host) == 0)
+    return "the request has no Host line; HTTP/1.1 needs one";
+  if (count(http::field::transfer_encoding) == 0) return nullptr;
+  if (head.version() < 11) return "HTTP/1.0 has no Transfer-Encoding; send a Content-Length";
+  if (count(http::field::transfer_encoding) > 1 ||
+      !beast::iequals(head[http::field::transfer_encoding], "chunked"))
+    return "this Transfer-Encoding is not known; send chunked or a Content-Length";
+  return nullptr;
+}
+
+// Empty lines before a request belong to none. Whether there is something after them.
+bool skip_empty_lines(beast::flat_buffer& buffer) {
+  while (buffer.size() > 0) {
+    const auto* bytes = static_cast<const char*>(buffer.data().data());
+    if (bytes[0] == '\r' && buffer.size() == 1) return false;
+    const size_t n = bytes[0] == '\n' ? 1 : bytes[0] == '\r' && bytes[1] == '\n' ? 2 : 0;
+    if (n == 0) return true;
+    buffer.consume(n);
+  }
+  return false;
+}
+
 }  // namespace
 
 void Deadline::arm(std::chrono::milliseconds time) {
@@ -106,15 +133,16 @@ void Connection::close() {
 
 // The first byte of the next request.
 asio::awaitable<bool> Connection::wait_for_request(bool first) {
-  if (buffer_.size() > 0) co_return true;
+  if (skip_empty_lines(buffer_)) co_return true;
   if (finishing_) co_return false;
   error_code error;
   waiting_ = true;
   read_deadline_.arm(first ? options_.header_timeout : options_.keepalive_timeout);
-  const size_t n = co_await socket_.async_read_some(buffer_.prepare(4096), into(error));
+  do {
+    buffer_.commit(co_await socket_.async_read_some(buffer_.prepare(4096), into(error)));
+  } while (!error && !skip_empty_lines(buffer_));
   read_deadline_.disarm();
   waiting_ = false;
-  buffer_.commit(n);
   co_return !error;
 }
 
@@ -138,6 +166,10 @@ asio::awaitable<Connection::Next> Connection::read_request(std::chrono::millisec
   }
   if (request_.headers.size() > options_.max_headers) {
     refuse(431, "headers_too_large", "the request has too many headers");
+    co_return Next::Close;
+  }
+  if (const char* ambiguity = ambiguity_of(parser.get())) {
+    refuse(400, "invalid_request", ambiguity);
     co_return Next::Close;
   }
   if (std::optional<HttpReply> refusal = handler_.admit(request_)) {
@@ -188,7 +220,6 @@ bool Connection::refuse_bad_head(const error_code& error) {
 void Connection::take_head(const Parser& parser) {
   const auto& message = parser.get();
   request_.method = std::string(message.method_string());
-  split_target({message.target().data(), message.target().size()}, request_);
   request_.http11 = message.version() >= 11;
   request_.keep_alive = parser.is_header_done() && message.keep_alive();
   request_.loopback = listener_.loopback;
@@ -199,6 +230,7 @@ void Connection::take_head(const Parser& parser) {
       if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
     request_.headers.emplace_back(std::move(name), std::string(field.value()));
   }
+  split_target({message.target().data(), message.target().size()}, request_);
 }
 
 void Connection::refuse(int status, const char* code, const char* message) {

@@ -119,9 +119,11 @@ std::string header_list(const std::vector<std::string>& names) {
 }
 
 void split_target(std::string_view target, HttpRequest& request) {
-  // A proxy's form names the host as well.
+  // A proxy's form names the host as well, and counts before the header.
   if (target.starts_with("http://") || target.starts_with("https://")) {
-    const size_t slash = target.find('/', target.find("://") + 3);
+    const size_t begin = target.find("://") + 3, slash = target.find('/', begin);
+    std::erase_if(request.headers, [](const auto& header) { return header.first == "host"; });
+    request.headers.emplace_back("host", target.substr(begin, slash - begin));
     target = slash == std::string_view::npos ? std::string_view("/") : target.substr(slash);
   }
   const size_t question = target.find('?');

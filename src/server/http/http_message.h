@@ -42,7 +42,7 @@ std::string reply_head(const HttpReply& reply, const HttpRequest& request, bool 
 // One chunk of a stream.
 std::string chunk_of(std::string_view bytes);
 
-// "/v1/messages?beta=true" to path and query.
+// "/v1/messages?beta=true" to path and query; "http://name/..." also to the header "host".
 void split_target(std::string_view target, HttpRequest& request);
 std::string http_date();
 // Names with commas, as many as a header should have; other characters than visible ASCII become "_".
