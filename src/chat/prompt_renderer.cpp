@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/json_limits.h"
 #include "tokenizer/chat_template.h"
 
 namespace thermo {
@@ -59,8 +60,9 @@ Json message_of(const Turn& turn) {
   if (!turn.reasoning.empty()) message["reasoning_content"] = turn.reasoning;
   if (!turn.tool_call_id.empty()) message["tool_call_id"] = turn.tool_call_id;
   for (const ToolCall& call : turn.tool_calls) {
-    // Arguments that are no object are shown as they are.
-    Json arguments = Json::parse(call.arguments, nullptr, false);
+    // Arguments that are no object, or too large a one, are shown as they are.
+    Json arguments;
+    if (beyond_limits(call.arguments).empty()) arguments = Json::parse(call.arguments, nullptr, false);
     if (!arguments.is_object()) arguments = Json{{"arguments", call.arguments}};
     Json entry;
     if (!call.id.empty()) entry["id"] = call.id;

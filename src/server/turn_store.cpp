@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/json_limits.h"
+
 namespace thermo {
 namespace {
 
@@ -26,7 +28,8 @@ void settle_numbers(SortedJson& value) {
 }
 
 std::string canonical_call(const ToolCall& call) {
-  SortedJson arguments = SortedJson::parse(call.arguments, nullptr, false);
+  SortedJson arguments(SortedJson::value_t::discarded);
+  if (beyond_limits(call.arguments).empty()) arguments = SortedJson::parse(call.arguments, nullptr, false);
   if (arguments.is_discarded()) return call.name + '\0' + call.arguments;
   settle_numbers(arguments);
   return call.name + '\0' + arguments.dump(-1, ' ', false, SortedJson::error_handler_t::replace);

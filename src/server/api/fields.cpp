@@ -4,42 +4,20 @@
 
 #include <cmath>
 
+#include "base/json_limits.h"
+
 namespace thermo {
 namespace {
-
-constexpr size_t kMaxDepth = 128, kMaxElements = 1'000'000;
 
 ApiError no_json(const std::string& message) {
   return {400, "invalid_json", message};
 }
 
-// Before the text is parsed: writing deep JSON again would use up the stack, long arrays the memory.
-void check_nesting(std::string_view text) {
-  std::vector<size_t> elements;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      if (c == '"') in_string = false;
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '[' || c == '{') {
-      elements.push_back(0);
-      if (elements.size() > kMaxDepth)
-        throw no_json(fmt::format("the body is nested deeper than {} levels", kMaxDepth));
-    } else if ((c == ']' || c == '}') && !elements.empty()) {
-      elements.pop_back();
-    } else if (c == ',' && !elements.empty() && ++elements.back() >= kMaxElements) {
-      throw no_json(fmt::format("the body has a list of more than {} elements", kMaxElements));
-    }
-  }
-}
-
 }  // namespace
 
 Json parse_body(std::string_view body) {
-  check_nesting(body);
+  if (const std::string what = beyond_limits(body); !what.empty())
+    throw no_json("the body cannot be read: " + what);
   Json json;
   try {
     json = Json::parse(body);

@@ -13,8 +13,8 @@
 
 namespace thermo {
 
-// The body of a request. Throws ApiError 400 invalid_json: no JSON, wrong UTF-8, nested deeper than 128, an
-// array longer than a million, no object.
+// The body of a request. Throws ApiError 400 invalid_json: no JSON, wrong UTF-8, no object, or beyond the
+// limits of base/json_limits.h.
 Json parse_body(std::string_view body);
 
 class Fields {

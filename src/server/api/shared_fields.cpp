@@ -9,7 +9,7 @@
 namespace thermo {
 namespace {
 
-constexpr size_t kMaxStops = 16, kMaxStopBytes = 256;
+constexpr size_t kMaxStops = 16, kMaxStopBytes = 256, kMaxTools = 4096;
 constexpr int kMaxChoices = 16;
 
 void set(std::optional<double> value, float& target) {
@@ -321,6 +321,8 @@ void add_tool(GenerationRequest& request, Tool tool, const std::string& path) {
       !std::all_of(tool.name.begin(), tool.name.end(), allowed))
     throw invalid_value(path + ".name",
                         path + ".name: 1 to 128 letters, digits, '_', '.' or '-' were expected");
+  if (request.tools.size() >= kMaxTools)
+    throw invalid_value("tools", fmt::format("tools: more than {} cannot be offered at once", kMaxTools));
   for (const Tool& other : request.tools)
     if (other.name == tool.name)
       throw invalid_value(path + ".name",
@@ -332,6 +334,8 @@ void check_tool_choice(const GenerationRequest& request) {
   const CallChoice& choice = request.tool_choice;
   if (choice.mode == CallChoice::Mode::Required && request.tools.empty())
     throw invalid_value("tool_choice", "tool_choice: a tool has to be called and none is offered");
+  if (choice.names.size() > kMaxTools)
+    throw invalid_value("tool_choice", fmt::format("tool_choice: more than {} tools are named", kMaxTools));
   for (const std::string& name : choice.names)
     if (std::none_of(request.tools.begin(), request.tools.end(),
                      [&](const Tool& t) { return t.name == name; }))

@@ -7,6 +7,7 @@
 #include <map>
 #include <vector>
 
+#include "base/json_limits.h"
 #include "base/log.h"
 #include "server/generation.h"
 #include "server/operations.h"
@@ -174,8 +175,9 @@ void PipeServer::Impl::take_line(const LineSplitter::Line& line) {
     if (line.too_long)
       throw ApiError(413, "body_too_large", "a line is longer than this server takes; see its limits");
     // Known before the rest is judged, so that a refusal finds its way.
-    if (const Json json = Json::parse(line.text, nullptr, false); json.is_object() && json.contains("id"))
-      if (json["id"].is_string()) id = json["id"];
+    if (beyond_limits(line.text).empty())
+      if (const Json json = Json::parse(line.text, nullptr, false); json.is_object() && json.contains("id"))
+        if (json["id"].is_string()) id = json["id"];
     take(parse_command(line.text));
   } catch (const ApiError& error) {
     pipe->send(
