@@ -159,7 +159,10 @@ class ServeCommand : public Command {
  private:
   struct StopAtEnd {
     Server& server;
-    ~StopAtEnd() { server.stop(); }
+    ~StopAtEnd() {
+      const ExitCode code = server.fault().empty() ? ExitCode::Ok : ExitCode::DeviceFault;
+      if (!server.stop()) std::_Exit(static_cast<int>(code));
+    }
   };
 
   // For the supervisor: how many requests there are, when that has changed.

@@ -65,6 +65,17 @@ struct Server::Impl {
     });
     done.get_future().wait();
   }
+
+  // A worker cannot be stopped half way. False: one goes on after the grace.
+  bool join_workers() {
+    const auto ended = std::make_shared<std::promise<void>>();
+    std::future<void> end = ended->get_future();
+    std::thread([this, ended] {
+      state.workers.join();
+      ended->set_value();
+    }).detach();
+    return end.wait_for(state.options.shutdown_grace) == std::future_status::ready;
+  }
 };
 
 Server::Server(ServerOptions options) {
@@ -83,9 +94,10 @@ Server::~Server() {
   stop();
 }
 
-void Server::stop() {
+bool Server::stop() {
+  if (!impl_) return false;
   Impl& m = *impl_;
-  if (!m.thread.joinable()) return;
+  if (!m.thread.joinable()) return true;
   m.on_io([&] {
     m.state.draining = m.state.cancelling = true;
     m.http->stop_listening();
@@ -102,10 +114,16 @@ void Server::stop() {
   }
   m.pipe.reset();
   m.on_io([&] { m.state.sampler.cancel(); });
-  m.state.workers.join();
+  if (!m.join_workers()) {
+    log_warning("server", "a request is still being prepared after {} s; it is given up",
+                std::chrono::duration_cast<std::chrono::seconds>(m.state.options.shutdown_grace).count());
+    impl_.release();  // its threads go on until the program ends
+    return false;
+  }
   m.work.reset();
   m.state.io.stop();
   m.thread.join();
+  return true;
 }
 
 std::vector<std::string> Server::urls() const {

@@ -33,8 +33,9 @@ class Server {
   // nobody is served any more. `hurry`: asked now and then; true ends the grace.
   void shut_down(const std::function<bool()>& hurry = {});
   // Closes every connection and ends the threads; what still runs is cancelled. The engine goes after this
-  // and before the server: it may still tell how cancelled requests ended.
-  void stop();
+  // and before the server: it may still tell how cancelled requests ended. False: a worker is not ready after
+  // the grace, and still uses what the server was given; the program must end without taking that down.
+  bool stop();
   // Somebody asked for the end over HTTP.
   bool shutdown_requested() const;
   // The engine cannot go on: why; empty while it can.

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <thread>
@@ -450,6 +451,30 @@ TEST(Server, ServesManyAtOnce) {
   for (size_t i = 0; i < clients.size(); ++i)
     EXPECT_NE(clients[i]->read_until("").find(i % 2 == 0 ? "[DONE]" : "five six"), std::string::npos);
   running.expect_idle();
+}
+
+// It waited for its workers for as long as they took.
+TEST(Server, EndsWhileARequestIsStillBeingPrepared) {
+  struct Stuck : ScriptedEngine {
+    using ScriptedEngine::ScriptedEngine;
+    int n_ctx() const override {
+      while (held) std::this_thread::sleep_for(1ms);
+      return ScriptedEngine::n_ctx();
+    }
+    std::atomic<bool> held = false;
+  };
+  // Not freed: the worker goes on with them, as when the program ends.
+  auto* const service = new Stuck({.scripts = {tokens_of("x")}});
+  ServerOptions options;
+  options.shutdown_grace = 200ms;
+  Server server(Running::with_free_port(options));
+  server.set_ready(Running::served(*service));
+  service->held = true;
+  Client client(server.urls().front());
+  client.post("/v1/chat/completions", kAsk);
+  std::this_thread::sleep_for(100ms);
+  EXPECT_FALSE(server.stop());
+  service->held = false;
 }
 
 TEST(Server, LetsRunningRequestsFinishAndRefusesOthers) {
