@@ -4,16 +4,20 @@
 
 #include <algorithm>
 #include <cstring>
-#include <set>
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/json_limits.h"
 #include "base/units.h"
 
 namespace thermo {
 namespace {
 
+// Finds a member without looking at all of them; a directory has many.
+using SortedJson = nlohmann::json;
+
 constexpr uint64_t kMaxDirectoryBytes = 100'000'000;
+constexpr JsonLimits kDirectoryLimits{.members = 100'000, .work = UINT64_MAX};
 constexpr size_t kMaxDims = 4, kMaxShown = 80;
 
 struct TypeSize {
@@ -35,6 +39,22 @@ std::string shown(std::string_view text) {
   return out;
 }
 
+// Of the outermost object of valid JSON that is not empty.
+size_t n_members(std::string_view text) {
+  size_t n = 1, depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string && c == '\\') ++i;
+    if (c == '"') in_string = !in_string;
+    if (in_string) continue;
+    if (c == '{' || c == '[') ++depth;
+    if (c == '}' || c == ']') --depth;
+    if (c == ',' && depth == 1) ++n;
+  }
+  return n;
+}
+
 class Reader {
  public:
   Reader(std::span<const std::byte> bytes, std::string_view path) : bytes_(bytes), path_(path) {}
@@ -46,7 +66,7 @@ class Reader {
     if (n > bytes_.size() - sizeof(n) || n > kMaxDirectoryBytes)
       fail(fmt::format("its directory has {} bytes, the file {}", n, bytes_.size()));
     data_ = bytes_.subspan(sizeof(n) + static_cast<size_t>(n));
-    const Json directory = parse(bytes_.subspan(sizeof(n), static_cast<size_t>(n)));
+    const SortedJson directory = parse(bytes_.subspan(sizeof(n), static_cast<size_t>(n)));
     std::vector<SafetensorsTensor> tensors;
     for (const auto& [name, entry] : directory.items())
       if (name != "__metadata__") tensors.push_back(tensor(name, entry));
@@ -61,48 +81,43 @@ class Reader {
     throw LoadError(fmt::format("{}: {}; the file is damaged or no safetensors file", path_, what));
   }
 
-  Json parse(std::span<const std::byte> text) const {
-    // The library keeps the last of two equal keys; here they are refused.
-    std::set<std::string> names;
-    bool twice = false;
-    const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
-      if (depth == 1 && event == Json::parse_event_t::key && !names.insert(value.get<std::string>()).second)
-        twice = true;
-      return true;
-    };
-    const auto* begin = reinterpret_cast<const char*>(text.data());
-    Json directory = Json::parse(begin, begin + text.size(), watch, false);
+  SortedJson parse(std::span<const std::byte> text) const {
+    const std::string_view json(reinterpret_cast<const char*>(text.data()), text.size());
+    if (const std::string what = beyond_limits(json, kDirectoryLimits); !what.empty())
+      fail("its directory cannot be read: " + what);
+    SortedJson directory = SortedJson::parse(json, nullptr, false);
     if (!directory.is_object()) fail("its directory is not a JSON object");
-    if (twice) fail("a tensor is in its directory twice");
+    // The library keeps the last of two equal keys; here they are refused.
+    if (!directory.empty() && directory.size() != n_members(json)) fail("a tensor is in its directory twice");
     return directory;
   }
 
-  SafetensorsTensor tensor(const std::string& name, const Json& entry) const {
+  SafetensorsTensor tensor(const std::string& name, const SortedJson& entry) const {
     const auto refuse = [&](const std::string& what) {
       fail(fmt::format("tensor '{}' {}", shown(name), what));
     };
-    const auto field = [&](const char* key) -> const Json& {
+    const auto field = [&](const char* key) -> const SortedJson& {
       if (!entry.is_object() || !entry.contains(key)) refuse(fmt::format("has no {}", key));
       return entry[key];
     };
     SafetensorsTensor out{.name = name, .type = {}, .dtype = {}, .shape = {}, .bytes = {}};
-    const Json& type = field("dtype");
+    const SortedJson& type = field("dtype");
     if (type.is_string()) out.type = type.get<std::string>();
     const auto known = std::find_if(std::begin(kTypes), std::end(kTypes),
                                     [&](const TypeSize& t) { return t.name == out.type; });
     if (known == std::end(kTypes)) refuse(fmt::format("has type '{}', which is not known", shown(out.type)));
     out.dtype = known->dtype;
-    const Json& shape = field("shape");
+    const SortedJson& shape = field("shape");
     if (!shape.is_array() || shape.size() > kMaxDims) refuse("has no shape of up to four dimensions");
     uint64_t n_bytes = known->bytes;
-    for (const Json& dim : shape) {
+    for (const SortedJson& dim : shape) {
       if (!dim.is_number_unsigned()) refuse("has a dimension that is not a number");
       out.shape.push_back(dim.get<uint64_t>());
       const std::optional<uint64_t> product = checked_mul(n_bytes, out.shape.back());
       if (!product) refuse("is larger than any file");
       n_bytes = *product;
     }
-    const Json& offsets = field("data_offsets");
+    const SortedJson& offsets = field("data_offsets");
     if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
         !offsets[1].is_number_unsigned())
       refuse("has no two data_offsets");
