@@ -10,6 +10,8 @@
 namespace thermo {
 namespace {
 
+constexpr int kLeastReply = 16;  // tokens that the end of a thought leaves for what follows it
+
 std::shared_ptr<const Grammar> grammar_of(const OutputFormat& format, GrammarCache& grammars,
                                           std::vector<std::string>& ignored) {
   const auto schema = [&](bool strict) {
@@ -65,9 +67,14 @@ std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const Generation
   if (!server.budget_message.empty()) options.budget_message = server.budget_message;
   if (in_reasoning) {
     // So much of the answer is kept for what follows the reasoning.
-    const int most = max_tokens - std::min(server.reply_reserve, max_tokens / 4);
+    const int reserve = std::min(server.reply_reserve, max_tokens / 4), most = max_tokens - reserve;
     options.keeps_reserve = options.reasoning_budget < 0 || most < options.reasoning_budget;
-    if (options.keeps_reserve) options.reasoning_budget = most;
+    if (options.keeps_reserve) {
+      options.reasoning_budget = most;
+      // The sentence that ends the reasoning is written out of it, too.
+      if (static_cast<int>(model.tokenizer->encode(options.budget_message).size()) + kLeastReply > reserve)
+        options.budget_message.clear();
+    }
   }
   options.ends_loops = in_reasoning && server.loop_guard;
   options.grammar = grammar_of(request.format, *model.grammars, ignored);
