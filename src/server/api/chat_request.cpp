@@ -17,6 +17,11 @@ std::string arguments_text(const Json* arguments) {
   return text.empty() ? "{}" : text;
 }
 
+// The cache never changes an answer, so that nothing is done about it; a client that wants none is told.
+void read_cache_prompt(Fields& fields, GenerationRequest& request) {
+  if (fields.boolean("cache_prompt") == false) request.ignored_fields.push_back("cache_prompt");
+}
+
 // {"name", "arguments"}
 ToolCall read_call(const Json& function, const std::string& path) {
   Fields fields(function, path);
@@ -194,7 +199,8 @@ GenerationRequest read_chat_request(const Json& body, const RequestDefaults& def
   read_tools(fields, request);
   read_tool_choice(fields, request);
   if (const Json* reasoning = fields.object("reasoning")) read_effort(*reasoning, defaults, request);
-  if (const auto effort = fields.string("reasoning_effort")) set_effort(*effort, defaults, request);
+  if (const auto effort = fields.string("reasoning_effort"))
+    set_effort(*effort, "reasoning_effort", defaults, request);
   read_reasoning(fields, defaults, request);
   if (const Json* format = fields.object("response_format")) read_format(*format, "response_format", request);
   read_format_extensions(fields, request);
@@ -205,9 +211,9 @@ GenerationRequest read_chat_request(const Json& body, const RequestDefaults& def
     for (const Json& one : *modalities)
       if (one != Json("text")) throw unsupported("modalities", "modalities: only text is written");
   fields.refuse("moderation", "not supported");
-  fields.accept({"store", "metadata", "service_tier", "safety_identifier", "verbosity", "prediction",
-                 "prompt_cache_retention", "prompt_cache_options", "cache_prompt", "id_slot",
-                 "web_search_options"});
+  fields.accept({"store", "metadata", "service_tier", "safety_identifier", "verbosity",
+                 "prompt_cache_retention", "prompt_cache_options"});
+  read_cache_prompt(fields, request);
   note_unknown(fields, request);
   return request;
 }
@@ -259,7 +265,7 @@ GenerationRequest read_completions_request(const Json& body, const RequestDefaul
   request.reasoning_format = ReasoningFormat::InText;
   read_format_extensions(fields, request);
   read_session(fields, request);
-  fields.accept({"cache_prompt", "id_slot"});
+  read_cache_prompt(fields, request);
   note_unknown(fields, request);
   return request;
 }

@@ -205,7 +205,7 @@ std::optional<std::string> read_thinking(Fields& fields, const RequestDefaults& 
   }
   const Json* thinking = fields.object("thinking");
   if (thinking == nullptr) {
-    if (effort) set_effort(*effort, defaults, request);
+    if (effort) set_effort(*effort, "output_config.effort", defaults, request);
     if (!defaults.anthropic_thinking) request.thinking = false;
     return effort;
   }
@@ -215,7 +215,7 @@ std::optional<std::string> read_thinking(Fields& fields, const RequestDefaults& 
   if (type == "disabled") {
     request.thinking = false;
   } else if (type == "adaptive" || type == "enabled") {
-    set_effort(effort.value_or("high"), defaults, request);
+    set_effort(effort.value_or("high"), "output_config.effort", defaults, request);
     request.thinking = true;
     if (const auto budget = inner.integer("budget_tokens", 0, 1 << 30)) {
       request.thinking_budget = static_cast<int>(*budget);

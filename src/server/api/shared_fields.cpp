@@ -180,22 +180,26 @@ std::vector<ReasoningEffort> usual_efforts() {
           {"high", 32256}, {"xhigh", 56832},  {"max", 81408}};
 }
 
-void set_effort(const std::string& effort, const RequestDefaults& defaults, GenerationRequest& request) {
+void set_effort(const std::string& effort, const std::string& path, const RequestDefaults& defaults,
+                GenerationRequest& request) {
   request.effort = effort;
-  const auto tokens_of = [&](const std::string& name) -> std::optional<int> {
-    for (const ReasoningEffort& one : defaults.efforts)
-      if (name == one.name) return one.tokens;
-    return std::nullopt;
-  };
-  const std::optional<int> known = tokens_of(effort == "x-high" ? "xhigh" : effort);
-  const int tokens = known ? *known : tokens_of("high").value_or(INT_MAX);
-  request.thinking = tokens > 0;
-  if (tokens > 0) request.thinking_budget = tokens;
+  const auto known = std::find_if(
+      defaults.efforts.begin(), defaults.efforts.end(),
+      [&](const ReasoningEffort& one) { return one.name == (effort == "x-high" ? "xhigh" : effort); });
+  if (known == defaults.efforts.end()) {
+    std::string names;
+    for (const ReasoningEffort& one : defaults.efforts) names += (names.empty() ? "" : ", ") + one.name;
+    throw invalid_value(path,
+                        fmt::format("{}: '{}' is not known; one of {} was expected", path, effort, names));
+  }
+  request.thinking = known->tokens > 0;
+  if (known->tokens > 0) request.thinking_budget = known->tokens;
 }
 
 void read_effort(const Json& reasoning, const RequestDefaults& defaults, GenerationRequest& request) {
   Fields fields(reasoning, "reasoning");
-  if (const auto effort = fields.string("effort")) set_effort(*effort, defaults, request);
+  if (const auto effort = fields.string("effort"))
+    set_effort(*effort, fields.path("effort"), defaults, request);
   if (const auto enabled = fields.boolean("enabled")) request.thinking = *enabled;
   fields.accept({"summary", "generate_summary", "context"});
   note_unknown(fields, request);
@@ -221,7 +225,8 @@ void read_reasoning(Fields& fields, const RequestDefaults& defaults, GenerationR
       request.thinking_budget = *tokens < 0 ? std::nullopt : std::optional<int>(static_cast<int>(*tokens));
       if (*tokens == 0) request.thinking = false;
     }
-  if (!request.thinking && !defaults.effort.empty()) set_effort(defaults.effort, defaults, request);
+  if (!request.thinking && !defaults.effort.empty())
+    set_effort(defaults.effort, "reasoning_effort", defaults, request);
   // Other replies have a place of their own for it.
   if (request.dialect == Dialect::Chat) request.reasoning_format = defaults.reasoning_format;
   if (const auto name = fields.string("reasoning_format")) {
@@ -238,7 +243,7 @@ void read_reasoning(Fields& fields, const RequestDefaults& defaults, GenerationR
 
 void read_format(const Json& value, const std::string& path, GenerationRequest& request) {
   Fields fields(value, path);
-  const std::string type = fields.string("type").value_or("text");
+  const std::string type = fields.require("type").is_string() ? *fields.string("type") : "";
   OutputFormat& format = request.format;
   if (type == "text") return;
   format.path = path;

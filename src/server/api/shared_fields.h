@@ -22,8 +22,9 @@ void read_format_extensions(Fields& fields, GenerationRequest& request);
 // (flat).
 void read_format(const Json& value, const std::string& path, GenerationRequest& request);
 void read_session(Fields& fields, GenerationRequest& request);
-// "low" to tokens; none: off. A name that nobody knows is taken for "high".
-void set_effort(const std::string& effort, const RequestDefaults& defaults, GenerationRequest& request);
+// "low" to tokens; none: off. `path`: where it was read.
+void set_effort(const std::string& effort, const std::string& path, const RequestDefaults& defaults,
+                GenerationRequest& request);
 // {"effort": "low"}, {"enabled": false}: "reasoning" of chat and of Responses.
 void read_effort(const Json& reasoning, const RequestDefaults& defaults, GenerationRequest& request);
 
