@@ -183,8 +183,17 @@ void MtpDrafter::resume(int sequence, std::span<const TokenId> tokens, std::span
     s.states->write(0, snapshot);
 }
 
-StepOutput MtpDrafter::run_pairs(int sequence, std::span<const TokenId> tokens, const StateRows& states) {
-  return run(sequence, tokens, {&states, 1}, true);
+std::vector<float> MtpDrafter::run_pairs(int sequence, std::span<const TokenId> tokens,
+                                         const StateRows& states) {
+  std::vector<float> logits;
+  for (int at = 0; at < states.n; at += kDrafterBatch) {
+    const StateRows part = states.part(at, std::min(kDrafterBatch, states.n - at));
+    const auto now = tokens.subspan(static_cast<size_t>(at), static_cast<size_t>(part.n));
+    const StepOutput output = run(sequence, now, {&part, 1}, true);
+    for (const RowLogits& row : output.rows)
+      logits.insert(logits.end(), row.logits.begin(), row.logits.end());
+  }
+  return logits;
 }
 
 }  // namespace thermo

@@ -1,11 +1,13 @@
 """Drafting from the command line: the text of plain decoding, references, and what is refused."""
 import json
+import math
 import pathlib
 import struct
 import tempfile
 import unittest
 
 from harness import DATA, MODEL, MODEL_ERROR, ROOT, USAGE, Gguf, ProgramTest, run, temporary_folder
+from gguf_copy import ARRAY, U32, GgufCopy
 from server_harness import Server
 
 DRAFTER = ROOT / "models/plankton-draft-q8_0.gguf"
@@ -314,6 +316,82 @@ class References(ProgramTest):
         for name in ("qwen35moe", "laguna"):
             self.answer("verify", "-m", DATA / f"{name}-f32.gguf", "--expected", DATA / f"tree-{name}-expected.gguf",
                         "--tolerance", "1e-4", "--device", "cpu")
+
+
+class References(ProgramTest):
+    """What a recorded file asks for: it may be long, and it may be wrong."""
+
+    @staticmethod
+    def floats(dims):
+        return [dims, 0, bytes(4 * math.prod(dims))]
+
+    @staticmethod
+    def ints(values):
+        return [[len(values)], 26, struct.pack(f"<{len(values)}i", *values)]
+
+    def verify(self, model, expected, *arguments):
+        return run("verify", "-m", model, "--expected", expected.save(temporary_folder(self), "expected.gguf"), "--device", "cpu", *arguments)
+
+    def test_may_be_longer_than_a_thousand_tokens(self):
+        reference, n = GgufCopy(DATA / "dflash-laguna-expected.gguf"), 1500
+        reference.tensors["ids"] = self.ints([i % 200 for i in range(n)])
+        for layer in (1, 3):
+            dims, kind, data = reference.tensors[f"feature.{layer}"]
+            reference.tensors[f"feature.{layer}"] = [[dims[0], n], kind, data * (n // dims[1])]
+        reference.keys["anchors"] = (ARRAY, (U32, [5, 1490]))
+        for part, dims in (("logits", [256, 6]), ("hidden", [64, 6])):
+            reference.tensors[f"anchor.1490.{part}"] = self.floats(dims)
+        result = self.verify(DATA / "laguna-f32.gguf", reference, "--draft", DATA / "dflash-laguna-f32.gguf")
+        self.assertEqual(result.returncode, 9, result.stderr)
+        self.assertIn("anchor.1490.logits", result.stdout)
+
+    def test_of_the_next_token_block_may_have_more_rows_than_a_pass(self):
+        reference, n = GgufCopy(DATA / "plankton-mtp-expected.gguf"), 10 * 39
+        for name in ("ids", "hidden"):
+            dims, kind, data = reference.tensors[name]
+            reference.tensors[name] = [[*dims[:-1], n], kind, data * 10]
+        reference.tensors["mtp.logits"] = self.floats([4096, n - 1])
+        result = self.verify(MODEL, reference, "--draft", "mtp")
+        self.assertEqual(result.returncode, 9, result.stderr)
+        self.assertRegex(result.stdout, r"chain\.30\.ids .* 4 of 4")  # what comes before is as it was
+
+    def test_of_a_tree_may_go_on_for_long(self):
+        reference = GgufCopy(DATA / "tree-laguna-expected.gguf")
+        reference.tensors["path.0.ids"] = self.ints([7] * 150)
+        reference.tensors["path.0.logits"] = self.floats([256, 150])
+        self.assertEqual(self.verify(DATA / "laguna-f32.gguf", reference).returncode, 9)
+
+    def test_that_make_no_sense_are_refused_by_name(self):
+        n = 14
+        chain = [-1, *range(n - 1)]
+        for tensor, values, words in (("tree.parents", [*chain[:-1], 99], "row 13 has parent 99"),
+                                      ("tree.parents", [-5, *chain[1:]], "row 0 has parent -5"),
+                                      ("tree.parents", chain[:-1], "14 tokens and 13 parents"),
+                                      ("path.0.slots", [77], "row 77 is outside"),
+                                      ("path.1.slots", [1, 0], "row 1 does not follow"),
+                                      ("tree.tokens", [1] * 65, "at most 64")):
+            with self.subTest(tensor=tensor, words=words):
+                reference = GgufCopy(DATA / "tree-laguna-expected.gguf")
+                reference.tensors[tensor] = self.ints(values)
+                if tensor == "tree.tokens":
+                    reference.tensors["tree.parents"] = self.ints([-1, *range(64)])
+                result = self.verify(DATA / "laguna-f32.gguf", reference)
+                self.assertEqual(result.returncode, MODEL_ERROR, result.stderr)
+                self.assertIn("expected.gguf", result.stderr)
+                self.assertIn(words, result.stderr)
+
+    def test_that_are_constant_are_compared_by_their_size(self):
+        # One token of a vocabulary of one has one logit, whatever came before it.
+        model, reference = GgufCopy(DATA / "qwen3moe-f32.gguf"), GgufCopy(DATA / "qwen3moe-expected.gguf")
+        for name in ("token_embd.weight", "output.weight"):
+            dims, kind, data = model.tensors[name]
+            model.tensors[name] = [[dims[0], 1], kind, data[:4 * dims[0]]]
+        model.keys["qwen3moe.vocab_size"] = (U32, 1)
+        path = model.save(temporary_folder(self), "one.gguf")
+        reference.tensors = {"ids": self.ints([0] * 8), "logits": [[1, 8], 0, struct.pack("<8f", *[2.0] * 8)]}
+        worst = self.verify(path, reference, "--json")
+        errors = [e["relative"] for way in json.loads(worst.stdout)["ways"] for e in way["tensors"].values()]
+        self.assertTrue(all(isinstance(error, float) for error in errors), errors)
 
 
 class Refusals(ProgramTest):

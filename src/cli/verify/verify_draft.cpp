@@ -37,6 +37,15 @@ std::vector<float> all_logits(const StepOutput& output) {
   throw ThermoError(ExitCode::Internal, "verify: a step was refused: " + error.message);
 }
 
+// A step that does what a tensor of the reference says.
+[[noreturn]] void refused(const Error& error, const GgufFile& expected, std::string_view tensor) {
+  if (error.code != ErrorCode::InvalidArgument) refused(error);
+  throw LoadError(
+      fmt::format("{}: `{}`: {}; record the reference again", expected.path(), tensor, error.message));
+}
+
+constexpr size_t kMostNodes = kMaxDraftNodes + 1;
+
 // Makes the drafter's model where it is to be verified.
 using MakeModel = std::function<std::unique_ptr<Backend>(ModelConfig, Weights, const ModelOptions&)>;
 
@@ -68,16 +77,16 @@ std::vector<size_t> read_anchors(const GgufFile& expected, size_t n_ids) {
 }
 
 std::vector<DraftCheck> check_dflash(const GgufFile& drafter_file, const ModelConfig& target,
-                                     const Weights& weights, const GgufFile& expected,
-                                     const DrafterOptions& options, bool repack, const MakeModel& make_model,
-                                     ThreadPool& pool) {
+                                     const Weights& weights, const GgufFile& expected, DrafterOptions options,
+                                     bool repack, const MakeModel& make_model, ThreadPool& pool) {
   const DflashConfig config = read_dflash_config(drafter_file, target);
+  const std::vector<TokenId> ids = read_reference_ids(expected, "ids", target);
+  options.n_ctx = static_cast<int>(ids.size()) + config.block;
   DflashDrafter drafter(
       config,
       make_model(config.model, load_dflash_weights(config, drafter_file, weights, repack, pool),
                  drafter_model_options(options, config.block)),
       1);
-  const std::vector<TokenId> ids = read_reference_ids(expected, "ids", target);
   const auto block = static_cast<size_t>(config.block), width = static_cast<size_t>(target.n_embd);
   const std::vector<size_t> anchors = read_anchors(expected, ids.size());
   const size_t n_states = anchors.empty() ? ids.size() - 1 : ids.size();
@@ -119,6 +128,13 @@ std::vector<DraftCheck> check_mtp(const ModelConfig& target, const Weights& weig
                                   DrafterOptions options, const MakeModel& make_model) {
   const std::vector<TokenId> ids = read_reference_ids(expected, "ids", target);
   const std::vector<size_t> anchors = read_anchors(expected, ids.size());
+  std::vector<std::vector<TokenId>> chains;
+  size_t longest = 0;
+  for (const size_t anchor : anchors) {
+    chains.push_back(read_reference_ids(expected, fmt::format("chain.{}.ids", anchor), target));
+    longest = std::max(longest, chains.back().size());
+  }
+  options.n_ctx = static_cast<int>(ids.size() + longest);
   options.n_sequences = 1 + static_cast<int>(anchors.size());
   const ModelConfig config = nextn_network(target);
   MtpDrafter drafter(
@@ -129,14 +145,13 @@ std::vector<DraftCheck> check_mtp(const ModelConfig& target, const Weights& weig
       put_states(drafter.model(), read_reference_rows(expected, "hidden", target.n_embd, ids.size()), 1);
   std::vector<DraftCheck> checks;
   const std::vector<float> ours =
-      all_logits(drafter.run_pairs(0, std::span(ids).subspan(1), rows_of(*states, 0, ids.size() - 1)));
+      drafter.run_pairs(0, std::span(ids).subspan(1), rows_of(*states, 0, ids.size() - 1));
   checks.push_back(check_logits("mtp.logits", ours,
                                 read_reference_rows(expected, "mtp.logits", target.n_vocab, ids.size() - 1),
                                 target.n_vocab));
   for (size_t a = 0; a < anchors.size(); ++a) {
     const int sequence = 1 + static_cast<int>(a);
-    const std::string name = fmt::format("chain.{}.ids", anchors[a]);
-    const std::vector<TokenId> chain = read_reference_ids(expected, name, target);
+    const std::vector<TokenId>& chain = chains[a];
     drafter.commit(sequence, std::span(ids).first(anchors[a]), rows_of(*states, 0, anchors[a]));
     const DraftRequest request{.sequence = sequence,
                                .root = ids[anchors[a]],
@@ -144,7 +159,9 @@ std::vector<DraftCheck> check_mtp(const ModelConfig& target, const Weights& weig
                                .n_ranks = 1};
     Draft draft;
     drafter.draft({&request, 1}, {&draft, 1});
-    DraftCheck check{.tensor = name, .error = {}, .n_rows = static_cast<int>(chain.size())};
+    DraftCheck check{.tensor = fmt::format("chain.{}.ids", anchors[a]),
+                     .error = {},
+                     .n_rows = static_cast<int>(chain.size())};
     for (size_t i = 0; i < chain.size(); ++i) check.n_equal_argmax += draft.tokens[i] == chain[i] ? 1 : 0;
     if (check.n_equal_argmax < check.n_rows) check.error.relative = check.error.rms = INFINITY;
     checks.push_back(std::move(check));
@@ -168,11 +185,31 @@ std::vector<DraftCheck> check_tree(const GgufFile& file, const ModelConfig& conf
   const std::vector<TokenId> ids = read_reference_ids(expected, "ids", config),
                              tokens = read_reference_ids(expected, "tree.tokens", config);
   const std::vector<int32_t> parents = read_reference_numbers(expected, "tree.parents");
-  if (parents.size() != tokens.size() || tokens.size() > 64)
-    throw LoadError(fmt::format("{}: the tree has {} tokens and {} parents", expected.path(), tokens.size(),
-                                parents.size()));
+  if (parents.size() != tokens.size())
+    throw LoadError(
+        fmt::format("{}: the tree has {} tokens and {} parents, expected one of each token; record "
+                    "the reference again",
+                    expected.path(), tokens.size(), parents.size()));
+  if (tokens.size() > kMostNodes)
+    throw LoadError(
+        fmt::format("{}: the tree has {} tokens, at most {} are verified in a step; record a "
+                    "smaller one",
+                    expected.path(), tokens.size(), kMostNodes));
+  struct Path {
+    std::string slots_name, name;
+    std::vector<int32_t> slots;
+    std::vector<TokenId> after;
+  };
+  std::vector<Path> paths;
+  size_t longest = 0;
+  for (int k = 0; expected.find_tensor(fmt::format("path.{}.slots", k)); ++k) {
+    const std::string name = fmt::format("path.{}", k);
+    paths.push_back({name + ".slots", name, read_reference_numbers(expected, name + ".slots"),
+                     read_reference_ids(expected, name + ".ids", config)});
+    longest = std::max(longest, paths.back().after.size());
+  }
   EngineOptions options = given;
-  options.n_ctx = static_cast<int>(ids.size() + tokens.size()) + 64;
+  options.n_ctx = static_cast<int>(ids.size() + tokens.size() + longest);
   options.max_draft_rows = static_cast<int>(tokens.size());
   for (int k = 0; k <= config.n_layer; ++k) options.taps.push_back(k);
   Engine engine(file, options);
@@ -181,15 +218,15 @@ std::vector<DraftCheck> check_tree(const GgufFile& file, const ModelConfig& conf
   for (size_t i = 0; i < n; ++i)
     rows.push_back({.token = tokens[i], .parent = parents[i], .want_logits = true});
   std::vector<DraftCheck> checks;
-  for (int k = 0; expected.find_tensor(fmt::format("path.{}.slots", k)); ++k) {
+  for (const Path& path : paths) {
     Result<Session> session = engine.open_session();
     if (!session) refused(session.error());
     if (const Status status = session->append(ids); !status) refused(status.error());
     std::vector<float> hidden((static_cast<size_t>(config.n_layer) + 1) * n * width);
     const SequenceRows group{.sequence = session->sequence(), .rows = rows, .uncommitted = true};
     const Result<StepOutput> output = engine.step({.groups = {&group, 1}, .hidden = hidden.data()});
-    if (!output) refused(output.error());
-    if (k == 0) {
+    if (!output) refused(output.error(), expected, "tree.parents");
+    if (&path == &paths.front()) {
       checks.push_back(check_logits("tree.logits", all_logits(*output),
                                     read_reference_rows(expected, "tree.logits", config.n_vocab, n),
                                     config.n_vocab));
@@ -201,11 +238,10 @@ std::vector<DraftCheck> check_tree(const GgufFile& file, const ModelConfig& conf
                                      read_reference_rows(expected, name, config.n_embd, n), config.n_embd)});
       }
     }
-    const std::vector<int32_t> path = read_reference_numbers(expected, fmt::format("path.{}.slots", k));
-    if (const Status status = engine.commit(session->sequence(), path); !status) refused(status.error());
-    const std::vector<TokenId> after = read_reference_ids(expected, fmt::format("path.{}.ids", k), config);
+    if (const Status status = engine.commit(session->sequence(), path.slots); !status)
+      refused(status.error(), expected, path.slots_name);
     std::vector<float> ours;
-    for (const TokenId token : after) {
+    for (const TokenId token : path.after) {
       const Row row{.token = token, .parent = -1, .want_logits = true};
       const SequenceRows one{.sequence = session->sequence(), .rows = {&row, 1}};
       const Result<StepOutput> next = engine.step({.groups = {&one, 1}});
@@ -213,9 +249,9 @@ std::vector<DraftCheck> check_tree(const GgufFile& file, const ModelConfig& conf
       const std::vector<float> logits = all_logits(*next);
       ours.insert(ours.end(), logits.begin(), logits.end());
     }
-    const std::string name = fmt::format("path.{}.logits", k);
+    const std::string name = path.name + ".logits";
     checks.push_back(check_logits(
-        name, ours, read_reference_rows(expected, name, config.n_vocab, after.size()), config.n_vocab));
+        name, ours, read_reference_rows(expected, name, config.n_vocab, path.after.size()), config.n_vocab));
   }
   return checks;
 }
@@ -230,9 +266,7 @@ std::vector<DraftCheck> check_drafter(const GgufFile& file, const ModelConfig& c
   const std::optional<GpuChoice> gpu = choose_gpu(options.device, note);
   const bool repack = options.repack && !gpu;  // a GPU packs what it uploads
   const Weights weights = Weights::load(config, file, repack, pool, {});
-  const DrafterOptions drafter{.n_ctx = 1024,
-                               .n_sequences = 1,
-                               .k_type = options.k_type.value_or(KvType::F32),
+  const DrafterOptions drafter{.k_type = options.k_type.value_or(KvType::F32),
                                .v_type = options.v_type.value_or(KvType::F32),
                                .isa = options.isa.value_or(best_isa())};
   const MakeModel make_model = [&](ModelConfig network, Weights w,

@@ -88,7 +88,10 @@ TensorError compare_tensor(std::span<const float> ours, std::span<const float> r
     sum_squares += static_cast<double>(value) * value;
   }
   const double n = static_cast<double>(reference.size());
-  const double deviation = std::sqrt(std::max(0.0, sum_squares / n - (sum / n) * (sum / n)));
+  double deviation = std::sqrt(std::max(0.0, sum_squares / n - (sum / n) * (sum / n)));
+  // What is constant but for rounding has no spread to compare with, but a size.
+  const double size = std::sqrt(sum_squares / n);
+  if (deviation < 1e-6 * size) deviation = size;
   TensorError error;
   double sum_errors = 0.0;
   for (size_t i = 0; i < reference.size(); ++i) {
@@ -100,7 +103,7 @@ TensorError compare_tensor(std::span<const float> ours, std::span<const float> r
       error.row = static_cast<int>(i / static_cast<size_t>(row_size));
     }
   }
-  // A constant tensor has no spread to compare with; any error is then infinitely large.
+  // Of nothing but zeros any error is infinitely large.
   if (error.largest > 0.0) {
     error.relative = error.largest / deviation;
     error.rms = std::sqrt(sum_errors / n) / deviation;

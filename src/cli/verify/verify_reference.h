@@ -40,7 +40,7 @@ std::vector<float> read_reference_rows(const GgufFile& file, const std::string& 
 
 struct TensorError {
   double largest = 0.0;   // largest |ours - reference|; infinite when ours is no number somewhere
-  double relative = 0.0;  // that, over the standard deviation of the reference
+  double relative = 0.0;  // that, over the standard deviation of the reference, or its size if it is constant
   int row = 0;            // token where it is
   double rms = 0.0;  // root mean square of the error, over that deviation: small when few tokens are off, as
                      // after a router's near tie went the other way
