@@ -32,7 +32,7 @@ void override_rope(const RopeOverride& o, ModelConfig& config) {
   if (config.ropes.empty()) throw ConfigError("this model rotates nothing: there is nothing to scale");
 
   RopeConfig& rope = config.ropes.front();  // of full attention
-  const double before = rope.scaling == RopeScaling::None ? 1.0 : std::max(1.0, rope.factor);
+  const double before = rope.scaling == RopeScaling::None || rope.factor <= 0.0 ? 1.0 : rope.factor;
   switch (o.kind) {
     case RopeOverride::Kind::File:
       if (o.factor && rope.scaling == RopeScaling::None) rope.scaling = RopeScaling::Linear;
@@ -59,7 +59,7 @@ void override_rope(const RopeOverride& o, ModelConfig& config) {
     return;
   }
   rope.factor = o.factor.value_or(before);
-  if (rope.factor <= 1.0 && !o.factor)
+  if (rope.factor == 1.0 && !o.factor)
     throw ConfigError(
         "the rotation is to be scaled, but neither the options nor the file say how far; give a factor",
         Remedy::RopeFactor);

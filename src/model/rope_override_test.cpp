@@ -56,6 +56,14 @@ TEST(RopeOverride, GivesYarnToAModelWithoutIt) {
   EXPECT_EQ(other.n_ctx_train, std::max(plain.n_ctx_train, 4096));
 }
 
+TEST(RopeOverride, KeepsAFactorBelowOneOfTheFile) {
+  ModelConfig config = config_of("qwen3moe");
+  config.ropes[0].scaling = RopeScaling::Yarn;
+  config.ropes[0].factor = 0.5;
+  config.ropes[0].original_context = 1024;
+  EXPECT_EQ(with({.beta_fast = 16.0}, config).ropes[0].factor, 0.5);
+}
+
 // Only the rotation of full attention is scaled.
 TEST(RopeOverride, ChangesTheFilesYarn) {
   ModelConfig laguna = config_of("laguna");

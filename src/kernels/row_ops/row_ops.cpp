@@ -10,6 +10,10 @@ namespace thermo {
 
 THERMO_CHOOSE_BY_ISA(RowOpKernels, row_op_kernels)
 
+double yarn_magnitude(double factor) {
+  return factor > 1.0 ? 1.0 + 0.1 * std::log(factor) : 1.0;
+}
+
 // YaRN: fast pairs keep their frequency, slow pairs get it divided by the factor, and a
 // ramp over the pair index joins them.
 RopeTable make_rope_table(const RopeConfig& config) {
@@ -17,8 +21,8 @@ RopeTable make_rope_table(const RopeConfig& config) {
   table.n_rot = config.n_rot;
   const int n_pairs = config.n_rot / 2;
   table.inv_freq.resize(static_cast<size_t>(n_pairs));
-  const bool scaled = config.scaling != RopeScaling::None && config.factor > 1.0;
-  const bool yarn = scaled && config.scaling == RopeScaling::Yarn;
+  const bool scaled = config.scaling != RopeScaling::None && config.factor > 0.0 && config.factor != 1.0;
+  const bool yarn = config.scaling == RopeScaling::Yarn;
   const double kept = yarn ? config.extrapolation : 0.0;
   const double n = config.n_rot;
   double low = 0.0, high = 0.0;
@@ -30,7 +34,7 @@ RopeTable make_rope_table(const RopeConfig& config) {
     };
     low = std::max(0.0, std::floor(correction_dim(config.beta_fast)));
     high = std::min(n - 1.0, std::ceil(correction_dim(config.beta_slow)));
-    const double magnitude = kept > 0.0 ? 1.0 + 0.1 * std::log(config.factor) : 1.0;
+    const double magnitude = kept > 0.0 ? yarn_magnitude(config.factor) : 1.0;
     table.magnitude = static_cast<float>(magnitude * config.attention);
   }
   for (int i = 0; i < n_pairs; ++i) {

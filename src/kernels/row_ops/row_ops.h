@@ -20,8 +20,8 @@ enum class RopeScaling : uint8_t { None, Linear, Yarn };
 struct RopeConfig {
   int n_rot = 0;
   double freq_base = 10000.0;
-  // Linear: all frequencies divided by the factor. YaRN: the slow ones, and a magnitude of 1 + 0.1
-  // ln(factor). Plain where the factor is not above 1.
+  // Linear: all frequencies divided by the factor. YaRN: the slow ones, and yarn_magnitude(). A factor of 0
+  // divides by nothing.
   RopeScaling scaling = RopeScaling::None;
   double factor = 1.0;
   double original_context = 0.0;
@@ -31,6 +31,8 @@ struct RopeConfig {
   double attention = 1.0;      // the magnitude times this
 };
 RopeTable make_rope_table(const RopeConfig& config);
+// 1 + 0.1 ln(factor), and 1 where the factor is not above 1.
+double yarn_magnitude(double factor);
 
 struct RowOpKernels {
   // y[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]; y may be x.

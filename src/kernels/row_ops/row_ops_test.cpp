@@ -241,6 +241,19 @@ TEST(Rope, YarnWithFactorOneIsPlain) {
   EXPECT_EQ(yarn.magnitude, 1.0f);
 }
 
+// A factor below 1 makes slow pairs faster; only the magnitude stays at 1.
+TEST(Rope, YarnTakesFactorsBelowOne) {
+  const RopeConfig config{
+      .n_rot = 64, .freq_base = 5e5, .scaling = RopeScaling::Yarn, .factor = 0.5, .original_context = 4096};
+  const RopeTable plain = make_rope_table({.n_rot = 64, .freq_base = 5e5}), yarn = make_rope_table(config);
+  EXPECT_EQ(yarn.magnitude, 1.0f);
+  EXPECT_EQ(yarn.inv_freq[0], plain.inv_freq[0]);
+  EXPECT_FLOAT_EQ(yarn.inv_freq[31], 2 * plain.inv_freq[31]);
+  RopeConfig none = config;
+  none.factor = 0.0;  // as files say that there is none
+  EXPECT_EQ(make_rope_table(none).inv_freq, plain.inv_freq);
+}
+
 TEST(Rope, LinearScalingDividesEveryFrequency) {
   const RopeTable plain = make_rope_table({.n_rot = 64, .freq_base = 5e5});
   const RopeTable linear =
