@@ -101,8 +101,8 @@ void check_prompt_fits(size_t n_prompt, int n_ctx, int n_ctx_train) {
       can_grow ? Remedy::LargerContext : Remedy::None);
 }
 
-void take_result(const AnswerParser& parser, FinishReason reason, std::span<const GeneratedToken> tokens,
-                 Answer& answer) {
+void take_result(const AnswerParser& parser, const AnswerConstraint* constraint, FinishReason reason,
+                 std::span<const GeneratedToken> tokens, Answer& answer) {
   answer.context_full = reason == FinishReason::ContextFull;
   answer.finish_reason = reason == FinishReason::Length || answer.context_full ? "length" : "stop";
   answer.stop_text = parser.matched_stop();
@@ -116,6 +116,13 @@ void take_result(const AnswerParser& parser, FinishReason reason, std::span<cons
   answer.content = parser.content();
   answer.n_reasoning_tokens = parser.n_reasoning_tokens();
   answer.n_call_tokens = static_cast<int>(parser.call_tokens().size());
+  if (constraint != nullptr) {
+    if (const char* how = constraint->reasoning_close()) answer.stats.reasoning_close = how;
+    answer.n_forced_tokens = constraint->n_forced();
+    answer.n_forced_reasoning_tokens = constraint->n_forced_reasoning();
+  } else if (!answer.reasoning.empty() && (!answer.content.empty() || called)) {
+    answer.stats.reasoning_close = "natural";
+  }
   if (tokens.empty()) return;
   answer.logprobs = {.content = picked(tokens, parser.content_tokens()),
                      .reasoning = picked(tokens, parser.reasoning_tokens()),
@@ -200,7 +207,8 @@ Answer generate_answer(TokenService& service, const Tokenizer& tokenizer, const 
       show(parser.finish(ended->reason == FinishReason::Stop && !stopping));
       answer.stats.take(ended->usage);
       if (stopping) answer.stats.n_completion = n_taken;
-      take_result(parser, stopping ? FinishReason::Cancelled : ended->reason, tokens, answer);
+      take_result(parser, constraint.get(), stopping ? FinishReason::Cancelled : ended->reason, tokens,
+                  answer);
       return answer;
     }
     look();

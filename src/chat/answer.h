@@ -30,8 +30,8 @@ struct AnswerStats {
   double predicted_seconds = 0.0;
   double first_token_seconds = 0.0;  // from the start of the request
   uint64_t seed = 0;
-  std::string reasoning_close;  // how reasoning ended, where something watched it: "natural", "budget",
-                                // "reserve", "client", "loop", "tool_call"
+  std::string reasoning_close;  // how reasoning ended: "natural", "budget", "reserve", "client", "loop",
+                                // "tool_call"; empty: there was none, or it goes on
   std::optional<double> experts_hot_ratio;  // of the uses of experts meanwhile; nullopt: none were counted
   DraftTelemetry draft;                     // of this answer
 
@@ -64,10 +64,11 @@ struct Answer {
   AnswerStats stats;
 };
 
-// What the parser has after finish(), and how the answer ended. `tokens`: all that were pushed, with their
-// log probabilities; empty when nobody asked for them.
-void take_result(const AnswerParser& parser, FinishReason reason, std::span<const GeneratedToken> tokens,
-                 Answer& answer);
+// What the parser has after finish(), and how the answer and its reasoning ended. `constraint`: that of the
+// answer; nullptr: anything could be said. `tokens`: all that were pushed, with their log probabilities;
+// empty when nobody asked for them.
+void take_result(const AnswerParser& parser, const AnswerConstraint* constraint, FinishReason reason,
+                 std::span<const GeneratedToken> tokens, Answer& answer);
 
 // Of `tokens`, all that were pushed, those whose text came since the last time; `all`: also of reasoning and
 // calls.

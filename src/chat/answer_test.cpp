@@ -72,6 +72,18 @@ TEST(GenerateAnswer, ShowsWhatComesAndCountsIt) {
 }
 
 // Tokens that were written before the service heard of it are not shown.
+// Where nothing held the answer to anything, its reasoning was said to be none.
+TEST(GenerateAnswer, SaysHowReasoningEnded) {
+  AnswerRequest request = request_with();
+  request.answer.starts_in_reasoning = true;
+  ScriptedEngine closing(playing("hm</think>\n\nYes."));
+  EXPECT_EQ(generate_answer(closing, tokenizer(), request, {}).stats.reasoning_close, "natural");
+  ScriptedEngine open(playing("hm"));
+  EXPECT_EQ(generate_answer(open, tokenizer(), request, {}).stats.reasoning_close, "");
+  ScriptedEngine plain(playing("Yes."));
+  EXPECT_EQ(generate_answer(plain, tokenizer(), request_with(), {}).stats.reasoning_close, "");
+}
+
 TEST(GenerateAnswer, EndsAtAStopTextAndWhenItIsTold) {
   ScriptedEngine service(playing("One two three four five six seven eight nine ten."));
   AnswerRequest request = request_with();

@@ -474,7 +474,8 @@ void Generation::take_end(int index, const TokensEnded& ended) {
   show(index, choice.parser.finish(ended.reason == FinishReason::Stop));
   if (streaming_) flush(index);
   Answer& answer = choice.answer;
-  take_result(choice.parser, rules, choice.stopping ? FinishReason::Stop : ended.reason, choice.tokens, answer);
+  take_result(choice.parser, rules, choice.stopping ? FinishReason::Stop : ended.reason, choice.tokens,
+              answer);
   const TokenUsage& usage = ended.usage;
   if (continuation_ != nullptr) {
     continuation_->finish_reason = answer.finish_reason;
