@@ -244,6 +244,9 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
         throw invalid_value("prompt", "prompt: there is nothing to continue");
     }
   } else {
+    // None has less than a token: such a prompt need not be made to know that it does not fit.
+    if (request.turns.size() > static_cast<size_t>(n_ctx))
+      throw context_exceeded(request.dialect, request.turns.size(), n_ctx);
     RenderedPrompt rendered = render_request(request, model, options, turns, false, prepared.n_spliced);
     prepared.in_reasoning = rendered.in_reasoning;
     prepared.prompts.push_back(std::move(rendered.ids));

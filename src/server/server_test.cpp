@@ -177,6 +177,17 @@ TEST(Server, JudgesTheHostOfAWholeTarget) {
   EXPECT_EQ(status_for("http://localhost/health", "evil.example"), "200");
 }
 
+TEST(Server, RefusesMoreTurnsThanTokensBeforeItRendersThem) {
+  const Running running({.scripts = {tokens_of("x")}, .n_ctx = 64});
+  std::string body = R"({"messages": [)";
+  for (int i = 0; i < 65; ++i) body += std::string(i == 0 ? "" : ",") + R"({"role": "user", "content": ""})";
+  Client client(running.url());
+  client.post("/v1/chat/completions", body + "]}");
+  const std::string reply = client.read_until("");
+  EXPECT_NE(reply.find("context_length_exceeded"), std::string::npos) << reply;
+  EXPECT_NE(reply.find("resulted in 65 tokens"), std::string::npos) << reply;
+}
+
 TEST(Server, SkipsEmptyLinesBeforeARequest) {
   const Running running({.scripts = {tokens_of("x")}});
   Client client(running.url());

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_map>
 
 namespace thermo {
 namespace {
@@ -101,10 +102,12 @@ void sort_results(std::vector<Turn>& turns) {
       }
       continue;
     }
+    std::unordered_map<std::string_view, size_t> places;
+    for (size_t k = 0; k < calls->size(); ++k)
+      if (!(*calls)[k].id.empty()) places.try_emplace((*calls)[k].id, k);
     const auto place = [&](const Turn& turn) {
-      for (size_t k = 0; k < calls->size(); ++k)
-        if ((*calls)[k].id == turn.tool_call_id && !turn.tool_call_id.empty()) return k;
-      return calls->size();
+      const auto found = places.find(turn.tool_call_id);
+      return found == places.end() ? calls->size() : found->second;
     };
     std::stable_sort(turns.begin() + static_cast<long>(i), turns.begin() + static_cast<long>(end),
                      [&](const Turn& a, const Turn& b) { return place(a) < place(b); });
