@@ -346,7 +346,8 @@ class BenchTest(ToolsTest):
     def test_measures_the_share_of_the_read_bandwidth(self):
         rows = json.loads(run("bench", "-m", self.models["qwen35-tiny"], "-p", 0, "-n", 4, "-r", 1, "-t", 1, "-o", "json"))
         self.assertGreater(rows[0]["bandwidth_gb_s"], 0.1)
-        self.assertAlmostEqual(rows[0]["bandwidth_share"], rows[0]["read_gb_s"] / rows[0]["bandwidth_gb_s"], places=4)
+        if rows[0]["bandwidth_share"] is not None:  # it is where the caches are smaller than this model
+            self.assertAlmostEqual(rows[0]["bandwidth_share"], rows[0]["read_gb_s"] / rows[0]["bandwidth_gb_s"], places=4)
 
     def test_the_embedded_model_reads_real_text(self):
         rows = json.loads(run("bench", *self.QUICK, "-o", "json", "--check"))

@@ -61,7 +61,8 @@ class BenchCommand : public Command {
             "combination. "
             "Tokenising and sampling are not timed, as in llama-bench. GB/s is the decode speed times the "
             "weight bytes of a token; the last column is its share of the memory bandwidth of this machine "
-            "(on a GPU: of the card). --rows measures the cost of verifying n drafted tokens compared to "
+            "(on a GPU: of the card), empty where the caches hold the weights. --rows measures the cost of "
+            "verifying n drafted tokens compared to "
             "one, --draft the gain from drafting, --parallel steps of several sequences. --url measures a "
             "server instead, with many clients at once.",
             "thermocline bench -m model.gguf -p 512,2048 -n 128 -d 0,4096\n"

@@ -127,7 +127,11 @@ Json bench_fields(const BenchContext& context, const BenchResult& result) {
   if (context.read_bytes_per_s > 0.0) bandwidth = context.read_bytes_per_s * 1e-9;
   if (result.test.n_prompt == 0 && result.test.n_gen > 0 && result.test.n_parallel == 1)
     read = static_cast<double>(context.engine.bytes_per_token) * result.avg_ts() * 1e-9;
-  if (read && bandwidth) share = *read / *bandwidth;
+  // Nor is it a share where the caches hold the weights: those are not read from memory.
+  const uint64_t caches =
+      cpu_info().l3_bytes + static_cast<uint64_t>(context.engine.n_threads) * cpu_info().l2_bytes;
+  if (read && bandwidth && (!runs_on_processor(context.engine) || context.engine.bytes_per_token > caches))
+    share = *read / *bandwidth;
   f["read_gb_s"] = optional_json(read);
   f["bandwidth_gb_s"] = optional_json(bandwidth);
   f["bandwidth_share"] = optional_json(share);

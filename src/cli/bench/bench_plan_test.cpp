@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/cpu_info.h"
 #include "base/error.h"
 #include "base/sha256.h"
 #include "cli/bench/bench_report.h"
@@ -142,6 +143,24 @@ TEST(BenchReport, WritesRowsThatParse) {
   EXPECT_EQ(print("csv").substr(0, 59),
             "\"n\",\"quoted\",\"none\",\"x\"\n\"1\",\"a \"\"b\"\" 'c'\",\"\",\"0.500000\"\n\"1\"");
   EXPECT_NE(print("sql").find("VALUES (1, 'a \"b\" ''c''', NULL, 0.500000);"), std::string::npos);
+}
+
+// Weights that the caches hold are not read from memory: 232 % of its bandwidth says nothing.
+TEST(BenchFields, HaveNoShareOfTheBandwidthWhereTheCachesHoldTheWeights) {
+  BenchContext context;
+  context.read_bytes_per_s = 1e10;
+  context.engine.device = "cpu";
+  context.engine.n_threads = 1;
+  BenchResult result;
+  result.test.n_gen = 4;
+  result.samples_ns = {1'000'000};
+  const uint64_t caches = cpu_info().l3_bytes + cpu_info().l2_bytes;
+  for (const uint64_t bytes : {caches, caches + 1}) {
+    context.engine.bytes_per_token = bytes;
+    const Json fields = bench_fields(context, result);
+    EXPECT_FALSE(fields["read_gb_s"].is_null());
+    EXPECT_EQ(fields["bandwidth_share"].is_null(), bytes == caches);
+  }
 }
 
 }  // namespace
