@@ -186,7 +186,11 @@ ChatPrompt PromptRenderer::Impl::render(std::span<const Turn> turns, const Rende
   inputs.extra.update(kwargs_now);
   Result<ChatPrompt> rendered = chat_template.render_prompt(inputs);
   if (!rendered)
-    throw ConfigError(fmt::format("{}; change the messages, or continue a text without a template",
+    throw rendered.error().code == ErrorCode::Unsupported
+        ? ConfigError(fmt::format("{}; give another template, or continue a text without one",
+                                  rendered.error().message),
+                      Remedy::ChatTemplate)
+        : ConfigError(fmt::format("{}; change the messages, or continue a text without a template",
                                   rendered.error().message),
                       Remedy::NoChatTemplate);
   if (special_in_content) rendered->untrusted.clear();

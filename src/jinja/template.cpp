@@ -56,7 +56,8 @@ Value from_json(Heap& heap, const Json& json, bool untrusted, int depth = 0) {
 
 Error to_error(const TemplateError& e, int line) {
   const int at = e.line != 0 ? e.line : line;
-  return {ErrorCode::InvalidArgument, "template line " + std::to_string(at) + ": " + e.message};
+  const std::string where = at == 0 ? "template: " : "template line " + std::to_string(at) + ": ";
+  return {e.for_any_input ? ErrorCode::Unsupported : ErrorCode::InvalidArgument, where + e.message};
 }
 
 }  // namespace

@@ -136,7 +136,9 @@ void Heap::check_size(size_t bytes) const {
 }
 
 void Heap::fail_steps() const {
-  fail("the template took more than " + std::to_string(limits_.max_steps) + " steps; does a loop not end?");
+  throw TemplateError{
+      "the template took more than " + std::to_string(limits_.max_steps) + " steps; does a loop not end?", 0,
+      true};
 }
 
 void Heap::add_live(size_t bytes) {

@@ -44,6 +44,7 @@ enum class Kind : uint8_t {
 struct TemplateError {
   std::string message;
   int line = 0;
+  bool for_any_input = false;  // no other messages would help
 };
 
 [[noreturn]] void fail(std::string message, int line = 0);

@@ -154,7 +154,9 @@ Result<ChatPrompt> ChatTemplate::render_prompt(const ChatTemplateInputs& inputs)
   }
 
   Result<jinja::Rendered> rendered = template_.render(context, options);
-  if (!rendered) return invalid("the chat template refused the messages: " + rendered.error().message);
+  if (!rendered)
+    return Error{rendered.error().code,
+                 "the chat template refused the messages: " + rendered.error().message};
   ChatPrompt prompt;
   prompt.text = std::move(rendered->text);
   prompt.untrusted = std::move(rendered->marked);

@@ -185,6 +185,9 @@ class Options(ProgramTest):
     def test_an_empty_key_is_no_key(self):
         self.assertIn("a key was expected", self.refusal(USAGE, "serve", "--api-key", ""))
 
+    def test_says_that_a_server_cannot_be_reached(self):
+        self.assertIn("the server cannot be reached", self.refusal(USAGE, "bench", "--url", "http://127.0.0.1:9"))
+
     def test_refuses_a_missing_value(self):
         self.assertIn("needs a value", self.refusal(USAGE, "run", "-p"))
         self.assertIn("needs a value", self.refusal(USAGE, "run", "-p", "--temp", "0"))
@@ -220,6 +223,9 @@ class Options(ProgramTest):
         self.assertIn("--chat-template", self.refusal(USAGE, "run", *ASK, "-q", "--chat-template", "{% if %}"))
         self.assertIn("no roles", self.refusal(USAGE, "run", *ASK, "--chat-template", "{{ raise_exception('no roles') }}"))
         self.assertIn("chatml", self.refusal(USAGE, "run", *ASK, "--chat-template", "llama9"))
+        endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+        self.assertIn("; give another template, or continue a text without one (--chat-template-file, --raw)",
+                      self.refusal(USAGE, "run", *ASK, "--chat-template", endless))
 
     @unittest.skipIf(os.environ.get("CUDA_BUILD") == "1", "this build has CUDA: see test_gpu.py")
     def test_refuses_a_gpu_in_a_build_without_one(self):

@@ -163,17 +163,17 @@ class SynthTest(ToolsTest):
         self.assertIn("layers", failure("synth", out, "--shape", "qwen35-tiny", "--layers", 99, code=2))
         self.assertIn("experts", failure("synth", out, "--shape", "qwen35-tiny", "--skew", 0.5, code=2))
         self.assertIn("next-token", failure("synth", out, "--shape", "laguna-tiny", "--nextn", code=2))
-        self.assertIn("cannot write", failure("synth", "/nonexistent/x.gguf", "--shape", "qwen35-tiny", code=3))
+        self.assertIn("cannot write", failure("synth", "/nonexistent/x.gguf", "--shape", "qwen35-tiny", code=2))
         self.assertFalse(os.path.exists(out))
         self.assertFalse(os.path.exists(out + ".partial"))
 
     @unittest.skipUnless(os.path.exists("/dev/full"), "no /dev/full")
     def test_says_when_the_disk_is_too_small(self):
-        self.assertIn("not a regular file", failure("synth", "/dev/full", "--shape", "qwen35-tiny", code=3))
+        self.assertIn("not a regular file", failure("synth", "/dev/full", "--shape", "qwen35-tiny", code=2))
         free = shutil.disk_usage(self.folder).free
         if free < 400e9:  # otherwise the large one might fit
             message = failure("synth", self.path("big.gguf"), "--shape", "qwen35-27b", "--quant", "F32", "--vocab", "16384K",
-                              code=3)
+                              code=2)
             self.assertIn("free some space", message)
 
 

@@ -146,7 +146,8 @@ class Clients {
                --n_open_;
                record.end = seconds_since(sent);
                if (!error.empty()) record.error = error;
-               if (status != 200) record.error = status == 0 ? error : fmt::format("status {}", status);
+               if (status == 0) record.error = "the server cannot be reached: " + error;
+               if (status != 0 && status != 200) record.error = fmt::format("status {}", status);
                if (record.error.empty() && !record.ended) record.error = "the stream ended early";
              }});
   }
@@ -375,8 +376,7 @@ bool run_url_bench(const UrlBenchOptions& options, const std::vector<UrlTest>& t
     int n_tokens = 0;
     for (const StreamRecord& record : records) {
       if (!record.error.empty())
-        throw ThermoError(ExitCode::Download,
-                          fmt::format("{}{}: {}; is a server there, and does it need a key?", options.url,
+        throw ConfigError(fmt::format("{}{}: {}; is a server there, and does it need a key?", options.url,
                                       dialect.path, record.error));
       n_tokens += record.n_prompt.value_or(0);
     }

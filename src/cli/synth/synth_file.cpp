@@ -57,7 +57,7 @@ SynthFile::SynthFile(const std::string& path, const GgufWriter& metadata,
   std::error_code ignored;
   const std::filesystem::file_status status = std::filesystem::status(path, ignored);
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
-    throw LoadError(
+    throw ConfigError(
         fmt::format("cannot write {}: it exists and is not a regular file; give another name", path));
   const std::vector<std::byte> head = make_head(metadata, tensors);
   uint64_t end = head.size();
@@ -68,8 +68,8 @@ SynthFile::SynthFile(const std::string& path, const GgufWriter& metadata,
   check_space(end);
   fd_ = ::open(partial_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd_ < 0)
-    throw LoadError(fmt::format("cannot write {}: {}; check that the folder exists and is writable",
-                                partial_path_, std::strerror(errno)));
+    throw ConfigError(fmt::format("cannot write {}: {}; check that the folder exists and is writable",
+                                  partial_path_, std::strerror(errno)));
   if (::ftruncate(fd_, static_cast<off_t>(end)) != 0) error_ = errno;
   put(0, head);
 }
@@ -86,14 +86,14 @@ void SynthFile::check_space(uint64_t n_bytes) const {
   const std::filesystem::path folder = std::filesystem::absolute(path_, error).parent_path();
   const std::filesystem::space_info space = std::filesystem::space(folder, error);
   if (error || space.available >= n_bytes) return;
-  throw LoadError(fmt::format(
+  throw ConfigError(fmt::format(
       "cannot write {}: it needs {}, the disk has {} free; free some space or choose another disk", path_,
       format_bytes(n_bytes), format_bytes(space.available)));
 }
 
 void SynthFile::fail(int error) const {
   const bool full = error == ENOSPC || error == EDQUOT;
-  throw LoadError(
+  throw ConfigError(
       fmt::format("cannot write {}: {}; {}", path_, std::strerror(error),
                   full ? "free some space or choose another disk" : "check the disk and the permissions"));
 }
