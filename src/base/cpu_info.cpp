@@ -2,6 +2,7 @@
 
 #include <sched.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -52,6 +53,14 @@ std::pair<std::vector<int>, std::vector<int>> split_siblings() {
   return split;
 }
 
+// What a call of the system says where /proc cannot be read: no such folder, or no descriptor left. Free
+// means unused there, without what caches would give back.
+uint64_t sysinfo_bytes(const std::string& key) {
+  struct sysinfo info {};
+  if (::sysinfo(&info) != 0) return 0;
+  return (key == "MemTotal" ? info.totalram : info.freeram + info.bufferram) * info.mem_unit;
+}
+
 uint64_t meminfo_bytes(const std::string& key) {
   std::ifstream file("/proc/meminfo");
   std::string line;
@@ -63,7 +72,7 @@ uint64_t meminfo_bytes(const std::string& key) {
       return kib * 1024;
     }
   }
-  return 0;
+  return sysinfo_bytes(key);
 }
 
 // Size of the first core's cache of a level, as the kernel lists it ("32768K"). sysconf() asks the processor,

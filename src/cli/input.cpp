@@ -55,6 +55,13 @@ bool stdin_brings_text() {
   return S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode) || (S_ISREG(info.st_mode) && info.st_size > 0);
 }
 
+bool is_stdin(const std::string& path) {
+  struct stat named {
+  }, input{};
+  return stat(path.c_str(), &named) == 0 && fstat(STDIN_FILENO, &input) == 0 &&
+         named.st_dev == input.st_dev && named.st_ino == input.st_ino;
+}
+
 std::string read_text_file(const std::string& path, uint64_t limit) {
   if (path == "-") return read_stdin(limit);
   struct stat info {};

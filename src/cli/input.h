@@ -22,6 +22,9 @@ std::string read_stdin(uint64_t limit = kLargestText);
 // with an option.
 bool stdin_brings_text();
 
+// Whether the path names what stdin is: /dev/stdin, or the file that was redirected.
+bool is_stdin(const std::string& path);
+
 // "-" is stdin. Throws ConfigError: missing, a folder, not readable, longer than `limit`.
 std::string read_text_file(const std::string& path, uint64_t limit = kLargestText);
 

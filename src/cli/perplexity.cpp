@@ -77,6 +77,8 @@ class PerplexityCommand : public Command {
     EngineOptions options = engine_options(flags_);
     if (options.n_ctx == 0) options.n_ctx = kDefaultContext;
     if (options.n_ctx < 8) throw ConfigError("--ctx-size: perplexity needs chunks of 8 tokens or more");
+    if (file_.empty() && !stdin_brings_text())
+      throw ConfigError("no text was given: name a file with -f, or send one through a pipe");
     const std::string text = file_.empty() ? read_stdin() : read_text_file(file_);
     TextModel model(model_);
     const std::vector<TokenId> ids =
@@ -104,7 +106,10 @@ class PerplexityCommand : public Command {
       if (vocab.add_bos() && vocab.bos()) chunk[0] = *vocab.bos();  // as llama.cpp does
       score(model.engine(), session, chunk, estimate);
       if (std::isnan(estimate.sum))
-        throw LoadError("perplexity: the model's output has no numbers in it: its weights are damaged");
+        throw LoadError(
+            fmt::format("{}: the model's output has no numbers in it: its weights are damaged; fetch the "
+                        "file again",
+                        model.file().path()));
       if (!json_)
         write_stdout(
             fmt::format("[{}]{:.4f},{}", i + 1, estimate.perplexity(), i + 1 == n_chunks ? "\n" : ""));

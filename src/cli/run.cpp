@@ -111,7 +111,7 @@ class RunCommand : public Command {
     std::string document;
     if (!file_.empty()) {
       document = read_text_file(file_, kLargestPrompt);
-    } else if (!prompt_ || stdin_brings_text()) {
+    } else if (!prompt_ || (stdin_brings_text() && !is_stdin(model_))) {
       document = read_stdin(kLargestPrompt);
     }
     if (document.ends_with('\n'))

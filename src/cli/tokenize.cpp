@@ -72,6 +72,8 @@ class TokenizeCommand : public Command {
   ExitCode run(const Terminal&) override {
     const int n_inputs = (text_ ? 1 : 0) + (file_.empty() ? 0 : 1) + (ids_ ? 1 : 0);
     if (n_inputs > 1) throw ConfigError("--text, --file and --ids exclude each other: give one of them");
+    if (n_inputs == 0 && !stdin_brings_text())
+      throw ConfigError("no text was given: use --text TEXT, -f FILE, --ids LIST, or send it through a pipe");
     const GgufFile file = open_model(model_);
     std::optional<VocabData> data = read_vocab(file);
     if (!data)

@@ -30,6 +30,20 @@ bool is_name(std::string_view text) {
          });
 }
 
+// "https://hf.co/owner/repo/tree/main" -> "owner/repo"; what is no address of the hub stays.
+std::string_view without_address(std::string_view text) {
+  std::string_view rest = text;
+  for (const std::string_view scheme : {"https://", "http://"})
+    if (rest.starts_with(scheme)) rest.remove_prefix(scheme.size());
+  for (const std::string_view host : {"huggingface.co/", "hf.co/"})
+    if (rest.starts_with(host)) {
+      rest.remove_prefix(host.size());
+      const size_t owner = rest.find('/');
+      return rest.substr(0, owner == std::string_view::npos ? owner : rest.find('/', owner + 1));
+    }
+  return text;
+}
+
 std::string_view file_name(std::string_view path) {
   return path.substr(path.rfind('/') + 1);
 }
@@ -92,8 +106,14 @@ bool is_hub_reference(std::string_view text) {
   return text.starts_with(kPrefix);
 }
 
+bool is_hub_address(std::string_view text) {
+  return without_address(text) != text;
+}
+
 HubReference parse_hub_reference(std::string_view text) {
   const std::string given(text);
+  if (is_hub_address(text))
+    throw ConfigError(fmt::format("'{}' is an address: write hf:{}", given, without_address(text)));
   if (text.starts_with(kPrefix)) text.remove_prefix(kPrefix.size());
   HubReference reference;
   const size_t colon = text.find(':');

@@ -20,7 +20,9 @@ struct HubReference {
 
 // Whether the text is meant as one: "hf:..."
 bool is_hub_reference(std::string_view text);
-// With or without "hf:". Throws ConfigError.
+// Whether it is an address of the hub: "https://huggingface.co/owner/repo", "hf.co/owner/repo:Q4_K_M".
+bool is_hub_address(std::string_view text);
+// With or without "hf:". Throws ConfigError; of an address, with the way it is written here.
 HubReference parse_hub_reference(std::string_view text);
 
 // A file of a repository.

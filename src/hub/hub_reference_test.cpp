@@ -19,6 +19,19 @@ std::string error_of(const std::function<void()>& action) {
   return "no error";
 }
 
+TEST(HubReference, SaysHowAnAddressIsWritten) {
+  for (const auto& [address, reference] : {std::pair{"https://huggingface.co/o/r", "hf:o/r"},
+                                           {"http://hf.co/o/r/", "hf:o/r"},
+                                           {"hf.co/o/r:Q4_K_M", "hf:o/r:Q4_K_M"},
+                                           {"https://huggingface.co/o/r/tree/main", "hf:o/r"}}) {
+    EXPECT_TRUE(is_hub_address(address));
+    EXPECT_THAT(error_of([&] { parse_hub_reference(address); }),
+                ::testing::EndsWith(std::string("write ") + reference));
+  }
+  EXPECT_FALSE(is_hub_address("hf:o/r"));
+  EXPECT_FALSE(is_hub_address("https://example.org/o/r"));
+}
+
 TEST(HubReference, ReadsOwnerRepositoryAndQuantisation) {
   for (const char* text : {"hf:unsloth/Qwen3.5-35B-A3B-GGUF:q4_k_m", "unsloth/Qwen3.5-35B-A3B-GGUF:q4_k_m"}) {
     const HubReference reference = parse_hub_reference(text);

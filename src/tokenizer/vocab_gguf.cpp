@@ -54,6 +54,9 @@ std::optional<VocabData> read_vocab(const GgufFile& file) {
   VocabData data;
   data.pre = file.require_string("tokenizer.ggml.pre");
   data.tokens = read_strings(file, "tokenizer.ggml.tokens");
+  if (data.tokens.empty())
+    throw LoadError(
+        fmt::format("{}: tokenizer.ggml.tokens: empty, expected the tokens of the vocabulary", file.path()));
   data.types = read_types(file);
   data.merges = read_strings(file, "tokenizer.ggml.merges");
   data.bos = read_id(file, "tokenizer.ggml.bos_token_id");

@@ -118,8 +118,18 @@ class Files(ProgramTest):
             line = self.refusal(MEMORY, *command, "-c", "16M", "-ctk", "f32", "-ctv", "f32")
             self.assertIn("available", line)
 
+    def test_names_the_option_of_a_cache_that_does_not_fit(self):
+        self.assertRegex(self.refusal(MEMORY, "serve", "--cache-ram", "100T"), "--cache-ram: 100.* do not fit, .*: give less, or auto")
+
     def test_refuses_an_address(self):
         self.assertIn("hf:owner/repo", self.refusal(USAGE, "run", "https://example.org/model.gguf", *ASK))
+
+    def test_says_how_a_repository_is_named(self):
+        for command in (("pull",), ("run", *ASK, "-m"), ("run", *ASK, "-hf")):
+            self.assertTrue(self.refusal(USAGE, *command, "https://huggingface.co/o/r").endswith("write hf:o/r"), command)
+        self.assertIn("write hf:o/r:Q8_0", self.refusal(USAGE, "run", "hf.co/o/r:Q8_0", *ASK))
+        self.assertIn("the repository of this name is hf:o/r:Q8_0", self.refusal(MODEL_ERROR, "run", "o/r:Q8_0", *ASK))
+        self.assertEqual(self.refusal(USAGE, "run", *ASK, "-hf", "x").count("'x'"), 1)
 
 
 class Prompts(ProgramTest):
@@ -181,6 +191,17 @@ class Options(ProgramTest):
         self.assertIn("--temp", line)
         self.assertIn("'warm'", line)
         self.assertIn("q8_0", self.refusal(USAGE, "run", *ASK, "-ctk", "q5_1"))
+
+    def test_says_which_numbers_an_option_takes(self):
+        self.assertIn("-1 or a whole number from 0", self.refusal(USAGE, "run", *ASK, "--seed", "1e99"))
+        self.assertIn("and from 0 to 18446744073709551615", self.refusal(USAGE, "bench", "--seed", "9" * 22))
+        self.assertIn("-c: '100M' cannot be used", self.refusal(USAGE, "run", *ASK, "-c", "100M"))
+
+    def test_asks_for_a_text(self):
+        for command in ("tokenize", "perplexity"):
+            done = subprocess.run([PROGRAM, command], stdin=subprocess.DEVNULL, capture_output=True, text=True, env=clean_environment())
+            self.assertEqual((done.returncode, done.stdout), (USAGE, ""))
+            self.assertIn("no text was given", done.stderr)
 
     def test_an_empty_key_is_no_key(self):
         self.assertIn("a key was expected", self.refusal(USAGE, "serve", "--api-key", ""))

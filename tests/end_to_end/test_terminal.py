@@ -53,6 +53,12 @@ class QuestionAndDocument(ProgramTest):
                                   env=clean_environment(), timeout=120)
         self.assertEqual(done.stdout, self.whole)
 
+    def test_a_redirected_model_is_no_document(self):
+        with open(MODEL) as file:
+            done = subprocess.run([PROGRAM, "run", "/dev/stdin", *ASK], stdin=file, capture_output=True, text=True,
+                                  env=clean_environment(), timeout=120)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_an_idle_pipe_says_what_is_waited_for(self):
         program = start("run", *ASK)
         self.assertIn(b"waiting for text on stdin", program.stderr.readline())
@@ -122,6 +128,21 @@ class Words(ProgramTest):
         full = run("run", "-p", "2+2", "-c", "18", *GREEDY).stderr
         self.assertRegex(full, "the context of 18 tokens is full: the reasoning ends here; raise -c")
         self.assertNotIn("raise -n", full)
+
+    def test_says_that_its_output_is_closed(self):
+        done = subprocess.run([PROGRAM, "version"], stderr=subprocess.PIPE, text=True, env=clean_environment(),
+                              preexec_fn=lambda: os.close(1))
+        self.assertIn("stdout is closed", done.stderr)
+
+    @unittest.skipIf(SANITIZED, NO_SPACE_TO_LIMIT)
+    def test_a_full_disk_leaves_no_conversation_and_one_line_about_the_log(self):
+        folder = temporary_folder(self)
+        done = subprocess.run([PROGRAM, "chat", "-v", "--log-file", folder / "log.txt"], input=f"/save {folder / 'talk.json'}\n",
+                              capture_output=True, text=True, env=clean_environment(), timeout=60, restore_signals=False,
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1)))
+        self.assertIn("talk.json cannot be written (File too large)", done.stderr)
+        self.assertFalse((folder / "talk.json").exists())
+        self.assertEqual(done.stderr.count("the log cannot be written"), 1, done.stderr)
 
     def test_a_folder_is_no_configuration_file(self):
         self.assertIn("this is a folder", self.refusal(USAGE, "run", *ASK, "--config", temporary_folder(self)))

@@ -41,9 +41,22 @@ void add_cache_ram_option(OptionSet& set, std::string& target) {
 }
 
 uint64_t cache_ram_bytes(const std::string& text, const GgufFile& file, EngineOptions options) {
-  if (const std::optional<uint64_t> bytes = parse_cache_ram(text)) return *bytes;
+  const std::optional<uint64_t> given = parse_cache_ram(text);
+  if (given == uint64_t{0}) return 0;
   options.cache_bytes = 0;
   const MemoryPlan without = Engine::plan_for(file, options);
+  if (given) {
+    options.cache_bytes = *given;
+    try {
+      Engine::plan_for(file, options);
+    } catch (const MemoryError&) {
+      throw MemoryError(fmt::format(
+          "--cache-ram: {} do not fit, beside the model and a context of {} there are {}: give less, or auto",
+          format_bytes(*given), without.n_ctx,
+          format_bytes(without.available_bytes - std::min(without.available_bytes, without.total_bytes))));
+    }
+    return *given;
+  }
   for (uint64_t bytes = std::min(kMostAuto, available_memory_bytes() / 10); bytes >= kLeastAuto; bytes /= 2) {
     options.cache_bytes = bytes;
     try {

@@ -39,9 +39,28 @@ std::string saved_token() {
   return token;
 }
 
+// A repository that is named like a file, as other programs have it.
+void refuse_repository_without_prefix(const std::string& model) {
+  std::error_code error;
+  if (model.ends_with(".gguf") || fs::exists(model, error) ||
+      fs::exists(fs::path(model).parent_path(), error))
+    return;
+  std::string reference;
+  try {
+    reference = parse_hub_reference(model).describe();
+  } catch (const ConfigError&) {
+    return;  // a path
+  }
+  throw LoadError(
+      fmt::format("{}: there is no such file; the repository of this name is {}", model, reference));
+}
+
 // A hub reference becomes a path; anything else stays.
 void make_local(std::string& model, const HubFlags& flags, const Terminal& terminal) {
-  if (!is_hub_reference(model)) return;
+  if (!is_hub_reference(model)) {
+    if (is_hub_address(model)) parse_hub_reference(model);  // says how it is written
+    return refuse_repository_without_prefix(model);
+  }
   const HubReference reference = parse_hub_reference(model);
   const HubOptions options = hub_options(flags);
   if (const std::optional<CachedModel> cached = HubCache(options.cache).find(reference)) {

@@ -354,7 +354,11 @@ void add_sampling_options(OptionSet& set, SamplingFlags& flags) {
       "-s,--seed", "N",
       [&flags](std::string_view text) {
         uint64_t seed = 0;
-        if (text != "-1") parse_value(text, seed);
+        try {
+          if (text != "-1") parse_value(text, seed);
+        } catch (const ConfigError&) {
+          throw ConfigError("-1 or a whole number from 0 to 18446744073709551615 was expected");
+        }
         flags.seed = text == "-1" ? std::nullopt : std::optional<uint64_t>(seed);
       },
       "same seed, same answer; -1: random (default)");

@@ -21,7 +21,8 @@ void parse_number(std::string_view text, T& value, const char* expected) {
   T parsed{};
   auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), parsed);
   if (error == std::errc::result_out_of_range)
-    throw ConfigError(fmt::format("{} within the range of its type was expected", expected));
+    throw ConfigError(fmt::format("{}, and from {} to {}, was expected", expected,
+                                  std::numeric_limits<T>::lowest(), std::numeric_limits<T>::max()));
   if (error != std::errc() || end != digits.data() + digits.size() || digits.empty())
     throw ConfigError(fmt::format("{} was expected", expected));
   value = parsed;
@@ -417,8 +418,11 @@ void OptionValues::apply() {
         check(option, value);
         option.set_(value);
       } catch (const ConfigError& error) {
-        throw ConfigError(fmt::format("{}: {} cannot be used, {}", given.where,
-                                      option.secret_ ? "the key" : fmt::format("'{}'", value), error.what()));
+        // Some errors begin with the value.
+        const std::string why = error.what(), quoted = fmt::format("'{}'", value);
+        throw ConfigError(why.starts_with(quoted) ? fmt::format("{}: {}", given.where, why)
+                                                  : fmt::format("{}: {} cannot be used, {}", given.where,
+                                                                option.secret_ ? "the key" : quoted, why));
       }
     }
   }
