@@ -28,7 +28,7 @@ std::shared_ptr<const Grammar> GrammarCompiler::compile(RuleId root) {
     draft_rules_[i].end = end;
   }
   const std::vector<bool> good = states_that_end(true);
-  if (!good[draft_rules_[0].start]) throw Refused("the grammar matches no text at all");
+  if (!good[draft_rules_[0].start]) throw Refused(kMatchesNothing);
   trim(good);
   std::shared_ptr<Grammar> grammar(new Grammar);
   flatten(*grammar);

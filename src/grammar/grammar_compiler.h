@@ -17,6 +17,9 @@
 
 namespace thermo {
 
+// Why a grammar is refused that nothing fits.
+inline constexpr const char* kMatchesNothing = "the grammar matches no text at all";
+
 class GrammarCompiler {
  public:
   // What compile() reports as an error. Thrown and caught inside this folder only.

@@ -9,6 +9,7 @@ namespace thermo {
 namespace {
 
 constexpr int kMaxDigits = 16;
+constexpr int kMaxIndent = 32;
 
 }  // namespace
 
@@ -56,7 +57,9 @@ ExprId JsonRules::null() {
 }
 
 ExprId JsonRules::make_space() {
-  return rules_.sequence({rules_.optional(rules_.text("\n")), rules_.repeat(rules_.text(" "), 0, 64)});
+  return rules_.choice(
+      {rules_.text(""), rules_.text(" "),
+       rules_.sequence({rules_.text("\n"), rules_.repeat(rules_.text(" "), 0, kMaxIndent)})});
 }
 
 ExprId JsonRules::make_value() {
@@ -184,7 +187,7 @@ ExprId JsonRules::key_except(const std::vector<std::string>& keys) {
           rules_.sequence({rules_.text(quoted.substr(1, quoted.size() - 2)), rules_.rule(rule_of[next])}));
     }
     parts.push_back(rules_.sequence({rules_.chars(others, true), rest}));
-    if (!branches[i].is_key) parts.push_back(end);
+    if (i > 0 && !branches[i].is_key) parts.push_back(end);
     rules_.define(rule_of[i], rules_.choice(std::move(parts)));
   }
   return rules_.sequence({rules_.text("\""), rules_.rule(rule_of[0])});

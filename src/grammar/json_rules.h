@@ -1,6 +1,6 @@
-// Expressions for JSON: what any value looks like, and strings and numbers within bounds. White space is
-// where people and models write it, at most a line end and 64 spaces in a row, so that a model cannot go on
-// with it for ever.
+// Expressions for JSON: what any value looks like, and strings and numbers within bounds. White space is what
+// programs write: one blank, or a line end with up to 32 blanks after it. A model that wrote more would soon
+// write nothing else.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ class JsonRules {
   ExprId string_char_of(const std::vector<CharRange>& ranges, bool negated);
   // A string of so many characters; most -1: any number.
   ExprId string_of(int least, int most);
-  // A key that is none of these.
+  // A key that is none of these, and not empty.
   ExprId key_except(const std::vector<std::string>& keys);
   ExprId number();
   ExprId integer();

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "grammar/grammar_compiler.h"
 #include "grammar/schema_merge.h"
 #include "grammar/schema_values.h"
 
@@ -53,7 +54,11 @@ Result<SchemaGrammar> compile_json_schema(const Json& schema, const SchemaOption
   rules.define(root, *body);
   auto grammar = Grammar::compile(rules, root);
   if (!grammar)
-    return Error{grammar.error().code, fmt::format("the schema cannot be used: {}", grammar.error().message)};
+    return Error{grammar.error().code, fmt::format("the schema cannot be used: {}",
+                                                   grammar.error().message == kMatchesNothing
+                                                       ? "no JSON fits it; see that its keywords do "
+                                                         "not contradict each other"
+                                                       : grammar.error().message)};
   return SchemaGrammar{*grammar, compiler.ignored()};
 }
 
@@ -66,10 +71,31 @@ std::shared_ptr<const Grammar> any_json_object() {
 }
 
 void SchemaRules::not_enforced(const std::string& path, const std::string& keyword) {
-  if (options_.strict) refuse(path, fmt::format("\"{}\" cannot be enforced", keyword));
+  if (options_.strict)
+    refuse(path,
+           fmt::format("\"{}\" cannot be enforced; leave it out, or do not ask for \"strict\"", keyword));
+  list_ignored(path, keyword);
+}
+
+void SchemaRules::list_ignored(const std::string& path, const std::string& keyword) {
   std::string whole = path + "/" + keyword;
   if (std::find(ignored_.begin(), ignored_.end(), whole) == ignored_.end())
     ignored_.push_back(std::move(whole));
+}
+
+// nullopt: there is none, or it is beyond what a grammar can count.
+std::optional<int> SchemaRules::bound_of(const Json& schema, const std::string& path, const char* keyword) {
+  const auto found = schema.find(keyword);
+  if (found == schema.end()) return std::nullopt;
+  if (const std::optional<int> count = count_of(schema, keyword)) return count;
+  const double value = found->is_number() ? found->get<double>() : -1.0;
+  if (value < 0.0 || value != std::floor(value))
+    refuse(path, fmt::format("\"{}\" must be a whole number from 0 on", keyword));
+  if (std::string_view(keyword).starts_with("max"))
+    list_ignored(path, keyword);
+  else
+    not_enforced(path, keyword);
+  return std::nullopt;
 }
 
 void SchemaRules::check_keywords(const Json& schema, const std::string& path) {
@@ -299,11 +325,8 @@ ExprId SchemaRules::compile_array(const Json& schema, const std::string& path, i
   const Json first = schema.value(first_keyword, Json::array());
   const Json items = schema.value(rest_keyword, Json(true));
   if (!first.is_array()) refuse(path, fmt::format("\"{}\" must be a list", first_keyword));
-  const auto count = [&](const char* keyword) { return count_of(schema, keyword); };
-  const std::optional<int> least = count("minItems"), most = count("maxItems");
-  if ((schema.contains("minItems") && !least) || (schema.contains("maxItems") && !most))
-    refuse(path,
-           fmt::format("\"minItems\" and \"maxItems\" must be numbers from 0 to {}", Grammar::kMaxRepeats));
+  const std::optional<int> least = bound_of(schema, path, "minItems"),
+                           most = bound_of(schema, path, "maxItems");
 
   const auto n_first = static_cast<int>(first.size());
   int n_least = least.value_or(0), n_most = most.value_or(-1);
@@ -350,13 +373,9 @@ std::optional<ExprId> SchemaRules::compile_pattern(const Json& schema, const std
     if (!found) not_enforced(path, "pattern");
     if (found) texts = *found;
   }
-  for (const char* keyword : {"minLength", "maxLength"}) {
-    if (!schema.contains(keyword)) continue;
-    if (!count_of(schema, keyword))
-      refuse(path, fmt::format("\"{}\" must be a number from 0 to {}", keyword, Grammar::kMaxRepeats));
-    if (texts && !(keyword == std::string_view("minLength") && *count_of(schema, keyword) == 0))
-      not_enforced(path, keyword);
-  }
+  if (!texts) return texts;
+  if (bound_of(schema, path, "minLength").value_or(0) > 0) list_ignored(path, "minLength");
+  if (bound_of(schema, path, "maxLength")) list_ignored(path, "maxLength");
   return texts;
 }
 
@@ -366,7 +385,8 @@ ExprId SchemaRules::compile_string(const Json& schema, const std::string& path) 
         return json_.string_char_of(ranges, negated);
       });
   if (body) return rules_.sequence({rules_.text("\""), *body, rules_.text("\"")});
-  const std::optional<int> least = count_of(schema, "minLength"), most = count_of(schema, "maxLength");
+  const std::optional<int> least = bound_of(schema, path, "minLength"),
+                           most = bound_of(schema, path, "maxLength");
   if (!least && !most) return json_.string();
   if (most && least.value_or(0) > *most) return rules_.choice({});
   return json_.string_of(least.value_or(0), most.value_or(-1));
@@ -392,7 +412,8 @@ Result<ExprId> SchemaRules::add_text(const Json& schema, const std::string& path
         schema, path,
         [this](const std::vector<CharRange>& ranges, bool negated) { return rules_.chars(ranges, negated); });
     if (body) return *body;
-    const std::optional<int> least = count_of(schema, "minLength"), most = count_of(schema, "maxLength");
+    const std::optional<int> least = bound_of(schema, path, "minLength"),
+                             most = bound_of(schema, path, "maxLength");
     if (!least && !most) return free_text;
     return rules_.repeat(character, least.value_or(0), most.value_or(-1));
   });

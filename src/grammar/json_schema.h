@@ -6,7 +6,8 @@
 // minLength, maxLength, pattern (as regex_rules.h reads it), format (date, time, date-time, duration, uuid,
 // ipv4, ipv6, email, hostname, uri), minimum, maximum and their exclusive forms. Remarks (title, description,
 // default, ...) mean nothing. Other keywords cannot be enforced: an error where the schema is strict,
-// otherwise listed.
+// otherwise listed. Always listed, never an error: an upper bound above 10,000, which answers hardly reach,
+// and the lengths of a string that has a pattern.
 //
 // Numbers have at most 16 digits before the point. Where a schema gives no type, its keywords tell: one with
 // "properties" is an object.
@@ -62,7 +63,9 @@ class SchemaRules {
   [[noreturn]] static void refuse(const std::string& path, const std::string& message);
   template <class Make>
   Result<ExprId> guarded(const Make& make);
+  void list_ignored(const std::string& path, const std::string& keyword);
   void not_enforced(const std::string& path, const std::string& keyword);
+  std::optional<int> bound_of(const Json& schema, const std::string& path, const char* keyword);
   void check_keywords(const Json& schema, const std::string& path);
   ExprId compile(const Json& schema, const std::string& path, int depth);
   ExprId compile_rule(const Json& schema, const std::string& path, int depth);
