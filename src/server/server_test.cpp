@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <atomic>
 #include <chrono>
 #include <functional>
 #include <thread>
@@ -139,7 +138,53 @@ TEST(Server, AnswersWithWhatTheEngineSays) {
   EXPECT_NE(client.read_until("").find(R"("content":"Hello there")"), std::string::npos);
 }
 
-// Refused, or (with a short queue) given up half way, although they can wait.
+// One that fails where nobody expects it: when the text that ends an answer was found, and when it is asked
+// for heat again after the two times that the server asks by itself.
+class FailingEngine : public ScriptedEngine {
+ public:
+  using ScriptedEngine::ScriptedEngine;
+  void cancel(RequestHandle request) override {
+    if (!std::exchange(failed_, true)) throw std::runtime_error("no reason");
+    ScriptedEngine::cancel(request);
+  }
+  std::shared_ptr<const ExpertHeat> expert_heat() override {
+    if (++n_heats_ > 2) throw std::runtime_error("no reason");
+    return nullptr;
+  }
+  int n_heats() const { return n_heats_; }
+
+ private:
+  bool failed_ = false;
+  std::atomic<int> n_heats_ = 0;
+};
+
+// The reply with the error stood in the middle of the stream, with a head of its own.
+TEST(Server, EndsAStreamThatFailsInsideWithAnError) {
+  Server server(Running::with_free_port({}));
+  FailingEngine service({.scripts = {tokens_of("Hello there, you")}});
+  server.set_ready(Running::served(service));
+  Client client(server.urls().front());
+  client.post("/v1/chat/completions", R"({"stop": "there", )" + kStream.substr(1));
+  const std::string seen = client.read_until("");
+  EXPECT_EQ(seen.find("HTTP/1.1", 1), std::string::npos) << seen;
+  EXPECT_NE(seen.find(R"("code":"internal_error")"), std::string::npos) << seen;
+  EXPECT_NE(seen.find("data: [DONE]\n\n"), std::string::npos) << seen;
+  server.stop();
+}
+
+TEST(Server, EndsALiveViewThatFailsInside) {
+  Server server(Running::with_free_port({}));
+  FailingEngine service({.scripts = {tokens_of("x")}});
+  server.set_ready(Running::served(service));
+  Running::expect_soon([&] { return service.n_heats() == 2; });
+  Client client(server.urls().front());
+  client.send("GET /thermo/live?heat=1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+  const std::string seen = client.read_until("");
+  EXPECT_NE(seen.find("event: hello"), std::string::npos) << seen;
+  EXPECT_EQ(seen.find("HTTP/1.1", 1), std::string::npos) << seen;
+  server.stop();
+}
+
 // What was taken for a request without a body was followed by that body, taken for the next request.
 TEST(Server, RefusesHeadsThatCanBeReadInTwoWays) {
   const Running running({.scripts = {tokens_of("x")}});
@@ -196,6 +241,7 @@ TEST(Server, SkipsEmptyLinesBeforeARequest) {
   EXPECT_TRUE(client.read_until("").starts_with("HTTP/1.1 200 "));
 }
 
+// Refused, or (with a short queue) given up half way, although they can wait.
 TEST(Server, AnswersMorePromptsThanItHasSlots) {
   Running running({.scripts = {tokens_of("Hello")}, .n_slots = 2, .max_waiting = 0});
   for (const char* prompts :
@@ -208,53 +254,6 @@ TEST(Server, AnswersMorePromptsThanItHasSlots) {
       EXPECT_NE(seen.find("{\"text\":\"Hello\",\"index\":" + std::to_string(i)), std::string::npos) << seen;
     running.expect_idle();
   }
-}
-
-// One that fails where nobody expects it: when the text that ends an answer was found, and when it is asked
-// for heat again after the two times that the server asks by itself.
-class FailingEngine : public ScriptedEngine {
- public:
-  using ScriptedEngine::ScriptedEngine;
-  void cancel(RequestHandle request) override {
-    if (!std::exchange(failed_, true)) throw std::runtime_error("no reason");
-    ScriptedEngine::cancel(request);
-  }
-  std::shared_ptr<const ExpertHeat> expert_heat() override {
-    if (++n_heats_ > 2) throw std::runtime_error("no reason");
-    return nullptr;
-  }
-  int n_heats() const { return n_heats_; }
-
- private:
-  bool failed_ = false;
-  std::atomic<int> n_heats_ = 0;
-};
-
-// The reply with the error stood in the middle of the stream, with a head of its own.
-TEST(Server, EndsAStreamThatFailsInsideWithAnError) {
-  Server server(Running::with_free_port({}));
-  FailingEngine service({.scripts = {tokens_of("Hello there, you")}});
-  server.set_ready(Running::served(service));
-  Client client(server.urls().front());
-  client.post("/v1/chat/completions", R"({"stop": "there", )" + kStream.substr(1));
-  const std::string seen = client.read_until("");
-  EXPECT_EQ(seen.find("HTTP/1.1", 1), std::string::npos) << seen;
-  EXPECT_NE(seen.find(R"("code":"internal_error")"), std::string::npos) << seen;
-  EXPECT_NE(seen.find("data: [DONE]\n\n"), std::string::npos) << seen;
-  server.stop();
-}
-
-TEST(Server, EndsALiveViewThatFailsInside) {
-  Server server(Running::with_free_port({}));
-  FailingEngine service({.scripts = {tokens_of("x")}});
-  server.set_ready(Running::served(service));
-  Running::expect_soon([&] { return service.n_heats() == 2; });
-  Client client(server.urls().front());
-  client.send("GET /thermo/live?heat=1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-  const std::string seen = client.read_until("");
-  EXPECT_NE(seen.find("event: hello"), std::string::npos) << seen;
-  EXPECT_EQ(seen.find("HTTP/1.1", 1), std::string::npos) << seen;
-  server.stop();
 }
 
 TEST(Server, SaysThatTheModelIsLoading) {
