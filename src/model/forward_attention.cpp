@@ -15,7 +15,7 @@ void Forward::attention(int il, const Block& block, const BlockWeights& w) noexc
     const size_t row = static_cast<size_t>(group.row_begin);
     act_.attention.push_back({.q = act_.q + row * static_cast<size_t>(q_dim),
                               .kv = group.sequence->kv(il),
-                              .out = act_.mixed.row(group.row_begin),
+                              .out = act_.mixed.packed_row(group.row_begin),
                               .positions = positions_.data() + row,
                               .n_rows = group.n_rows,
                               .n_past = group.sequence->n_past(),
@@ -28,6 +28,7 @@ void Forward::attention(int il, const Block& block, const BlockWeights& w) noexc
                               .both_ways = block.both_ways});
   }
   attention_cpu(act_.attention, kernels_.attention, pool_, act_.attention_scratch);
+  act_.mixed.spread_packed_rows(n_rows());
   add_output(w[Role::Output], [&](int r) { gate_heads(block, r); });
 }
 

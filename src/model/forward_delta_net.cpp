@@ -35,6 +35,7 @@ void Forward::delta_net(int il, const BlockWeights& w) noexcept {
                      act_.alpha, act_.beta);
     });
   }
+  act_.mixed.spread_packed_rows(n_rows());
   add_output(w[Role::Output], [](int) {});
 }
 
@@ -78,7 +79,7 @@ void Forward::delta_net_head(int il, const BlockWeights& w, const RowGroup& grou
   float* const conv_state = group.sequence->conv_state(il);
   const float* const conv_input = act_.conv_input + row * stride;
   float* const conv_output = act_.conv_output + row * stride;
-  float* const out = act_.mixed.row(group.row_begin);
+  float* const out = act_.mixed.packed_row(group.row_begin);
   const SequenceState::Tape tape = uncommitted ? group.sequence->tape(il) : SequenceState::Tape{};
   const size_t scratch_floats = (delta_net_scratch_floats(dim) + 15) / 16 * 16;
   float* const scratch = act_.delta_scratch + static_cast<size_t>(thread) * scratch_floats;

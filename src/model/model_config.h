@@ -55,7 +55,7 @@ struct ModelConfig {
   int ssm_channels() const { return (2 * ssm_n_head_k + ssm_n_head_v) * ssm_dim; }
   // Floats between rows of channels in memory: an odd number of cache lines. With a power of two (8192
   // channels) one head's columns of all rows would share a few sets of the cache.
-  int ssm_channel_stride() const { return (ssm_channels() / 16 | 1) * 16; }
+  int ssm_channel_stride() const { return ((ssm_channels() + 15) / 16 | 1) * 16; }
   int max_n_head() const { return network.max_n_head(); }
   int max_n_ff() const;  // widest FFN of any kind, main stack; of one that is cut, a part
   int n_kv_dim() const { return n_head_kv * head_dim; }

@@ -50,6 +50,12 @@ void ActBuffer::set_cols(int n_cols) {
   stride_[static_cast<int>(ActFormat::F32)] = float_stride_ * sizeof(float);
 }
 
+void ActBuffer::spread_packed_rows(int n_rows) noexcept {
+  if (float_stride_ == static_cast<size_t>(n_cols_)) return;
+  for (int r = n_rows - 1; r > 0; --r)
+    std::memmove(row(r), packed_row(r), static_cast<size_t>(n_cols_) * sizeof(float));
+}
+
 const std::byte* ActBuffer::rows(ActFormat format) const {
   return memory_.data() + offset_[static_cast<int>(format)];
 }

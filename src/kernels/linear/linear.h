@@ -37,6 +37,9 @@ class ActBuffer {
   int n_cols() const { return n_cols_; }
   float* row(int r) { return floats() + static_cast<size_t>(r) * float_stride_; }
   const float* row(int r) const { return const_cast<ActBuffer*>(this)->row(r); }
+  // For what writes rows without gaps: where row r begins, and, once all n_rows are there, the move to row().
+  float* packed_row(int r) { return floats() + static_cast<size_t>(r) * static_cast<size_t>(n_cols_); }
+  void spread_packed_rows(int n_rows) noexcept;
   // Brings the first n_cols of row r into the given forms; after its floats are final, before a product of
   // that many columns reads them.
   void quantize(int r, int n_cols, ActFormats formats, const QuantMatmulKernels& kernels) noexcept;
