@@ -56,13 +56,23 @@ void read_common(const Keys& keys, ModelConfig& config) {
   // Where the file does not say: as llama.cpp takes it.
   const int n_head = keys.positive_each("attention.head_count", static_cast<size_t>(n_block), kMaxHeads)[0];
   const int usual_dim = std::max(1, config.n_embd / n_head);
-  config.head_dim = keys.positive_or("attention.key_length", 1024, usual_dim);
-  const int value_dim = keys.positive_or("attention.value_length", 1024, usual_dim);
-  if (value_dim != config.head_dim)
-    keys.fail("attention.value_length",
-              fmt::format("is {}, expected the key length {}", value_dim, config.head_dim));
-  if (config.head_dim % 16 != 0)
-    keys.fail("attention.key_length", fmt::format("is {}, expected a multiple of 16", config.head_dim));
+  constexpr std::string_view kKey = "attention.key_length", kValue = "attention.value_length";
+  config.head_dim = keys.positive_or(kKey, 1024, usual_dim);
+  const int value_dim = keys.positive_or(kValue, 1024, usual_dim);
+  const auto check_given = [&](std::string_view name, std::string_view other, int other_dim) {
+    if (keys.file().find(keys.key(name)) == nullptr)
+      keys.fail(name,
+                fmt::format("is missing and was taken as {} (embedding_length / head_count), but {} is {}",
+                            usual_dim, other, other_dim));
+  };
+  if (value_dim != config.head_dim) {
+    check_given(kKey, kValue, value_dim);
+    check_given(kValue, kKey, config.head_dim);
+    keys.not_supported(kValue,
+                       fmt::format("is {} and {} is {}: two sizes", value_dim, kKey, config.head_dim));
+  }
+  if (config.head_dim % kHeadMultiple != 0)
+    keys.not_supported(kKey, fmt::format("is {}, not a multiple of {}", config.head_dim, kHeadMultiple));
   config.n_head_kv = read_key_heads(keys, n_block, n_head);
   config.n_vocab = read_vocabulary(keys);
 }
@@ -80,8 +90,9 @@ int count_layers(const ModelConfig& config, bool (Layer::*is)() const) {
                     file.path(), arch));
   std::vector<std::string_view> names;
   for (const Architecture* architecture : architectures()) names.push_back(architecture->name);
-  throw LoadError(fmt::format("{}: unknown architecture '{}', expected one of {}", file.path(), arch,
-                              fmt::join(names, ", ")));
+  throw LoadError(
+      fmt::format("{}: unknown architecture '{}', expected one of {}; give a model of one of these families",
+                  file.path(), arch, fmt::join(names, ", ")));
 }
 
 }  // namespace

@@ -7,11 +7,12 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <random>
 
 #include "base/error.h"
 #include "gguf/gguf_file.h"
-#include "gguf/gguf_writer.h"
+#include "model/testing/edited_file.h"
 #include "model/testing/model_checks.h"
 #include "model/testing/quantised_file.h"
 #include "model/testing/recorded_model.h"
@@ -174,27 +175,6 @@ TEST_P(ArchitectureTest, RunsWithEveryCacheType) {
   }
 }
 
-// Copies a model file; `edit` may change, add or drop (return false) each tensor, and set keys.
-struct EditedFile {
-  std::vector<std::byte> bytes;
-  std::vector<std::vector<std::byte>> owned;
-
-  GgufFile open() const { return GgufFile(std::span<const std::byte>(bytes), "edited"); }
-
-  EditedFile(const GgufFile& source, const std::function<void(GgufWriter&, EditedFile&)>& add,
-             const std::function<bool(const GgufTensor&)>& keep) {
-    GgufWriter writer;
-    for (const GgufEntry& entry : source.metadata()) writer.set(entry.key, entry.value);
-    for (const GgufTensor& tensor : source.tensors()) {
-      if (!keep(tensor)) continue;
-      writer.add_tensor(tensor.name, tensor.dtype, {tensor.dims.begin(), tensor.dims.begin() + tensor.n_dims},
-                        std::span(tensor.data, tensor.n_bytes));
-    }
-    if (add) add(writer, *this);
-    bytes = writer.to_bytes();
-  }
-};
-
 std::vector<float> logits_of_file(const GgufFile& file, std::span<const TokenId> ids) {
   ThreadPool pool({.n_threads = 2});
   const auto model = make_model(file, pool, best_isa());
@@ -240,6 +220,139 @@ TEST(ModelFiles, MayUseTheEmbeddingAsHead) {
       },
       not_head);
   EXPECT_EQ(logits_of_file(tied.open(), fixture.ids), logits_of_file(copied.open(), fixture.ids));
+}
+
+// The first rows and columns of the tensors whose shape the size of a head decides, for a smaller one.
+EditedFile with_smaller_heads(const GgufFile& source, const std::map<std::string_view, uint64_t>& sizes,
+                              const std::vector<std::pair<std::string_view, uint32_t>>& keys) {
+  const auto part_of = [](std::string_view name) { return name.substr(name.find('.', 4) + 1); };
+  const auto is_smaller = [&](const GgufTensor& tensor) {
+    return tensor.name.starts_with("blk.") && sizes.contains(part_of(tensor.name));
+  };
+  return EditedFile(
+      source,
+      [&](GgufWriter& writer, EditedFile& edited) {
+        for (const auto& [key, value] : keys) writer.set(key, value);
+        for (const GgufTensor& tensor : source.tensors()) {
+          if (!is_smaller(tensor)) continue;
+          const uint64_t size = sizes.at(part_of(tensor.name));
+          std::vector<uint64_t> dims{tensor.dims.begin(), tensor.dims.begin() + tensor.n_dims};
+          // Norms, and columns of what reads heads; rows of all else.
+          const bool columns =
+              tensor.n_dims == 1 || part_of(tensor.name).find("out") != std::string_view::npos;
+          dims[columns ? 0 : 1] = size;
+          std::vector<std::byte>& data = edited.owned.emplace_back();
+          for (uint64_t r = 0; r < (tensor.n_dims == 1 ? 1 : dims[1]); ++r) {
+            const std::byte* const row = tensor.data + r * tensor.dims[0] * sizeof(float);
+            data.insert(data.end(), row, row + dims[0] * sizeof(float));
+          }
+          writer.add_tensor(tensor.name, tensor.dtype, dims, data);
+        }
+      },
+      [&](const GgufTensor& tensor) { return !is_smaller(tensor); });
+}
+
+// Kernels take heads that are no multiple of their vectors; so do caches, states, trees and commits.
+void expect_the_same_on_every_path(const GgufFile& file, std::span<const TokenId> ids) {
+  ThreadPool pool({.n_threads = 2});
+  const Outputs want = run_in_chunks(*make_model(file, pool, Isa::Portable), ids, 1);
+  for (const Isa isa : available_isas()) {
+    SCOPED_TRACE(isa_name(isa));
+    const auto model = make_model(file, pool, isa, true, 4);
+    for (const size_t chunk : {size_t{1}, size_t{7}, size_t{100}})
+      EXPECT_LT(error_of(run_in_chunks(*model, ids, chunk).logits, want.logits), kTolerance) << chunk;
+    expect_trees_like_their_paths(*model, ids, kTolerance);
+    expect_return_to_a_checkpoint(*model, ids, kTolerance);
+    expect_mixed_steps_like_single_ones(*model, ids, 40, 0.0);
+  }
+}
+
+// With one and three of them, rows of all heads together are no multiple of 16 either.
+TEST(ModelFiles, MayHaveHeadsOfAnyMultipleOfEight) {
+  const RecordedModel fixture("qwen3moe");
+  struct Case {
+    uint32_t dim, n_head, n_head_kv;
+  };
+  for (const Case& c : {Case{8, 4, 2}, {24, 4, 2}, {24, 3, 1}}) {
+    SCOPED_TRACE(c.dim * c.n_head);
+    const uint32_t q = c.n_head * c.dim, kv = c.n_head_kv * c.dim;
+    const EditedFile edited = with_smaller_heads(fixture.file,
+                                                 {{"attn_q.weight", q},
+                                                  {"attn_k.weight", kv},
+                                                  {"attn_v.weight", kv},
+                                                  {"attn_output.weight", q},
+                                                  {"attn_q_norm.weight", c.dim},
+                                                  {"attn_k_norm.weight", c.dim}},
+                                                 {{"qwen3moe.attention.key_length", c.dim},
+                                                  {"qwen3moe.attention.value_length", c.dim},
+                                                  {"qwen3moe.attention.head_count", c.n_head},
+                                                  {"qwen3moe.attention.head_count_kv", c.n_head_kv}});
+    expect_the_same_on_every_path(edited.open(), fixture.ids);
+  }
+}
+
+TEST(ModelFiles, MayHaveStatesOfAnyMultipleOfEight) {
+  const RecordedModel fixture("qwen35");
+  struct Case {
+    uint32_t n_head_k, n_head_v;
+  };
+  for (const Case& c : {Case{2, 4}, {1, 3}, {1, 1}}) {
+    SCOPED_TRACE(c.n_head_v);
+    const uint32_t dim = 8, inner = c.n_head_v * dim, channels = 2 * c.n_head_k * dim + inner;
+    const EditedFile edited = with_smaller_heads(fixture.file,
+                                                 {{"attn_qkv.weight", channels},
+                                                  {"attn_gate.weight", inner},
+                                                  {"ssm_conv1d.weight", channels},
+                                                  {"ssm_norm.weight", dim},
+                                                  {"ssm_alpha.weight", c.n_head_v},
+                                                  {"ssm_beta.weight", c.n_head_v},
+                                                  {"ssm_a", c.n_head_v},
+                                                  {"ssm_dt.bias", c.n_head_v},
+                                                  {"ssm_out.weight", inner}},
+                                                 {{"qwen35.ssm.state_size", dim},
+                                                  {"qwen35.ssm.group_count", c.n_head_k},
+                                                  {"qwen35.ssm.time_step_rank", c.n_head_v},
+                                                  {"qwen35.ssm.inner_size", inner}});
+    expect_the_same_on_every_path(edited.open(), fixture.ids);
+  }
+}
+
+TEST(ModelFiles, MayLeaveOutTheBiasOfARouter) {
+  const RecordedModel fixture("laguna");
+  const auto no_bias = [](const GgufTensor& tensor) { return !tensor.name.ends_with("exp_probs_b.bias"); };
+  const EditedFile without(fixture.file, {}, no_bias);
+  const EditedFile zeros(
+      fixture.file,
+      [](GgufWriter& writer, EditedFile& edited) {
+        for (int il = 1; il < 5; ++il)
+          edited.add_zeros(writer, "blk." + std::to_string(il) + ".exp_probs_b.bias", {16});
+      },
+      no_bias);
+  EXPECT_EQ(logits_of_file(without.open(), fixture.ids), logits_of_file(zeros.open(), fixture.ids));
+}
+
+// Zero logits of an element's gate are those of a head's gate.
+TEST(ModelFiles, MayHaveGatesByHeadAndByElement) {
+  const RecordedModel fixture("laguna");
+  const auto gates_of = [&](uint64_t n_outputs) {
+    return EditedFile(
+        fixture.file,
+        [&](GgufWriter& writer, EditedFile& edited) {
+          edited.add_zeros(writer, "blk.1.attn_gate.weight", {64, n_outputs});
+        },
+        [](const GgufTensor& tensor) { return tensor.name != "blk.1.attn_gate.weight"; });
+  };
+  EXPECT_LT(error_of(logits_of_file(gates_of(6 * 32).open(), fixture.ids),
+                     logits_of_file(gates_of(6).open(), fixture.ids)),
+            1e-6);
+}
+
+TEST(ModelFiles, AreNotRunWithMoreRowsThanTheirMemoryIsFor) {
+  const RecordedModel fixture("qwen35");
+  ThreadPool pool({.n_threads = 1});
+  const auto model = make_model(fixture.file, pool, best_isa());
+  const std::vector<TokenId> ids(129, 1);
+  EXPECT_DEATH(step_rows(*model, chain(ids)), "more rows than its memory");
 }
 
 // The sentence of a failed load.

@@ -5,16 +5,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
 #include <string>
 
+#include "base/error.h"
 #include "gguf/gguf_file.h"
 #include "model/model_config.h"
+#include "model/testing/edited_file.h"
 
 namespace thermo {
 namespace {
 
 using testing::ElementsAre;
+using testing::HasSubstr;
 
 GgufFile fixture(const std::string& name) {
   return GgufFile(std::string(THERMO_TEST_DATA) + "/" + name + "-f32.gguf");
@@ -110,6 +114,113 @@ TEST(Network, DescribesLaguna) {
   EXPECT_EQ(attention_of(config, 0).rope, 0);
   EXPECT_EQ(attention_of(config, 1).rope, 1);
   EXPECT_NE(config.ropes[0].freq_base, config.ropes[1].freq_base);
+}
+
+std::string refusal_of(const EditedFile& file) {
+  try {
+    read_model_config(file.open());
+  } catch (const LoadError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::vector<bool> windows_of(const ModelConfig& config) {
+  std::vector<bool> windows;
+  for (int il = 0; il < config.n_layer; ++il) windows.push_back(attention_of(config, il).window > 0);
+  return windows;
+}
+
+// Other converters name or number the types of layers, and list the dense ones.
+TEST(Network, ReadsTheTypesOfLagunasLayers) {
+  const GgufFile source = fixture("laguna");
+  const std::vector<bool> want{true, false, true, true, false};
+  const std::string types = "laguna.attention.layer_types";
+  std::vector<std::string> names;
+  std::vector<uint32_t> numbers;
+  for (const bool windowed : want) {
+    names.push_back(windowed ? "sliding_attention" : "full_attention");
+    numbers.push_back(windowed ? 1 : 0);
+  }
+  const auto with = [&](const std::function<void(GgufWriter&)>& set) {
+    return EditedFile(source, [&](GgufWriter& writer, EditedFile&) { set(writer); });
+  };
+  EXPECT_EQ(windows_of(read_model_config(with([&](auto& w) { w.set_array(types, names); }).open())), want);
+  EXPECT_EQ(windows_of(read_model_config(with([&](auto& w) { w.set_array(types, numbers); }).open())), want);
+  EXPECT_EQ(windows_of(read_model_config(with([&](auto& w) {
+                                           w.set_array(types, names);
+                                           w.set_array("laguna.attention.sliding_window_pattern", want);
+                                         }).open())),
+            want);
+  EXPECT_THAT(refusal_of(with([&](auto& w) {
+                w.set_array(types, names);
+                w.set("laguna.attention.sliding_window_pattern", uint32_t{4});
+              })),
+              HasSubstr("differ about the layers that have a window"));
+  names[2] = "linear_attention";
+  EXPECT_THAT(refusal_of(with([&](auto& w) { w.set_array(types, names); })), HasSubstr("'linear_attention'"));
+  names.pop_back();
+  names[2] = "full_attention";
+  EXPECT_THAT(refusal_of(with([&](auto& w) { w.set_array(types, names); })), HasSubstr("names 4 layers"));
+}
+
+TEST(Network, ReadsTheListOfLagunasDenseLayers) {
+  const GgufFile source = fixture("laguna");
+  const auto with = [&](std::vector<uint32_t> list, std::vector<std::string_view> dropped) {
+    return EditedFile(
+        source, [&](GgufWriter& writer, EditedFile&) { writer.set_array("laguna.dense_layers", list); }, {},
+        dropped);
+  };
+  const ModelConfig config = read_model_config(with({0, 3}, {"laguna.leading_dense_block_count"}).open());
+  EXPECT_EQ(config.n_routed_layers(), 3);
+  EXPECT_FALSE(config.network.layers[3].routed());
+  EXPECT_EQ(refusal_of(with({0}, {})), "");
+  EXPECT_THAT(refusal_of(with({1}, {})), HasSubstr("differ about the layers that have a dense FFN"));
+  EXPECT_THAT(refusal_of(with({9}, {})), HasSubstr("laguna.dense_layers"));
+}
+
+TEST(Network, TakesAScaleOfZeroAsNotSet) {
+  const EditedFile file(fixture("laguna"), [](GgufWriter& writer, EditedFile&) {
+    writer.set("laguna.expert_weights_scale", 0.0F);
+  });
+  EXPECT_EQ(read_model_config(file.open()).route.weights_scale, 1.0F);
+}
+
+TEST(Network, ReadsTheEndsOfYarnInBothSpellings) {
+  for (const char* prefix : {"yarn_beta_", "beta_"}) {
+    const EditedFile file(fixture("laguna"), [&](GgufWriter& writer, EditedFile&) {
+      const std::string scaling = "laguna.rope.scaling.";
+      writer.set(scaling + "type", "yarn");
+      writer.set(scaling + "factor", 32.0F);
+      writer.set(scaling + "original_context_length", uint32_t{64});
+      writer.set(scaling + prefix + "fast", 64.0F);
+      writer.set(scaling + prefix + "slow", 0.0F);
+    });
+    const RopeConfig rope = read_model_config(file.open()).ropes[0];
+    EXPECT_EQ(rope.beta_fast, 64.0);
+    EXPECT_EQ(rope.beta_slow, 1.0);  // not set
+  }
+}
+
+TEST(Network, FindsTheWidthOfExpertsWhereTheFileDoesNotSay) {
+  const EditedFile file(fixture("qwen3moe"), {}, {}, {"qwen3moe.expert_feed_forward_length"});
+  EXPECT_EQ(read_model_config(file.open()).n_ff_expert, 32);
+  const EditedFile neither(fixture("qwen3moe"), {}, {},
+                           {"qwen3moe.expert_feed_forward_length", "qwen3moe.feed_forward_length"});
+  EXPECT_THAT(refusal_of(neither), HasSubstr("expert_feed_forward_length"));
+}
+
+TEST(Network, SaysWhatItTookForTheSizeOfAHead) {
+  const GgufFile source = fixture("qwen3moe");
+  const EditedFile no_key(source, {}, {}, {"qwen3moe.attention.key_length"});
+  EXPECT_THAT(refusal_of(no_key), HasSubstr("key_length is missing and was taken as 16"));
+  const EditedFile no_value(source, {}, {}, {"qwen3moe.attention.value_length"});
+  EXPECT_THAT(refusal_of(no_value), HasSubstr("value_length is missing and was taken as 16"));
+  const EditedFile odd(source, [](GgufWriter& writer, EditedFile&) {
+    for (const char* key : {"qwen3moe.attention.key_length", "qwen3moe.attention.value_length"})
+      writer.set(key, uint32_t{20});
+  });
+  EXPECT_THAT(refusal_of(odd), HasSubstr("is 20, not a multiple of 8"));
 }
 
 TEST(Network, DescribesQwen3Moe) {

@@ -66,7 +66,7 @@ class Files(ProgramTest):
     def test_refuses_an_unknown_architecture(self):
         file = Gguf()
         file.put_string("general.architecture", b"qwen99moe")
-        self.refuse_model(file.save(self.folder, "arch.gguf"), "qwen99moe")
+        self.refuse_model(file.save(self.folder, "arch.gguf"), "qwen99moe", "give a model")
 
     def test_refuses_an_unknown_tensor_type(self):
         file = Gguf()

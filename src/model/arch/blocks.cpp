@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "gguf/gguf_file.h"
+
 namespace thermo {
 namespace {
 
@@ -64,7 +66,13 @@ void read_experts(const Keys& keys, ModelConfig& config) {
   if (config.route.n_expert_used > config.route.n_expert)
     keys.fail("expert_used_count", fmt::format("is {}, expected at most the {} experts",
                                                config.route.n_expert_used, config.route.n_expert));
-  config.n_ff_expert = keys.positive("expert_feed_forward_length", kMaxWidth);
+  constexpr std::string_view kWidth = "expert_feed_forward_length";
+  if (keys.file().find(keys.key(kWidth)) == nullptr) {
+    // As llama.cpp takes it.
+    config.n_ff_expert = keys.count_or("feed_forward_length", kMaxWidth, 0) / config.route.n_expert_used;
+    if (config.n_ff_expert > 0) return;
+  }
+  config.n_ff_expert = keys.positive(kWidth, kMaxWidth);
 }
 
 void add_ends(const Keys& keys, ModelConfig& config) {

@@ -67,11 +67,20 @@ void Keys::read_scaling(RopeConfig& rope) const {
     fail("rope.scaling.type", fmt::format("is '{}', expected yarn, linear or none", *type));
   rope.scaling = *type == "yarn" ? RopeScaling::Yarn : RopeScaling::Linear;
   rope.factor = number("rope.scaling.factor");
-  if (rope.factor < 0.0) fail("rope.scaling.factor", fmt::format("is {}, expected 0 or more", rope.factor));
+  constexpr double kLeastFactor = 1e-3;  // far below any; rotations by less would be no numbers
+  if (rope.factor != 0.0 && rope.factor < kLeastFactor)
+    fail("rope.scaling.factor",
+         fmt::format("is {}, expected {} or more, or 0 for none", rope.factor, kLeastFactor));
   if (rope.scaling == RopeScaling::Linear) return;
   rope.original_context = positive("rope.scaling.original_context_length", kMaxContext);
-  rope.beta_fast = number_or("rope.scaling.yarn_beta_fast", 32.0);
-  rope.beta_slow = number_or("rope.scaling.yarn_beta_slow", 1.0);
+  // Converters spell these keys in two ways, and write what is not set as 0 or leave it out.
+  const auto beta = [&](const char* end, double usual) {
+    const double value = number_or(fmt::format("rope.scaling.yarn_beta_{}", end),
+                                   number_or(fmt::format("rope.scaling.beta_{}", end), usual));
+    return value > 0.0 ? value : usual;
+  };
+  rope.beta_fast = beta("fast", rope.beta_fast);
+  rope.beta_slow = beta("slow", rope.beta_slow);
   // rope.scaling.yarn_attn_factor is ignored: converters disagree about its meaning, the magnitude is 1 + 0.1
   // ln s.
 }
@@ -87,6 +96,11 @@ bool Keys::has_tensor(const std::string& name) const {
 void Keys::fail(std::string_view name, const std::string& what) const {
   throw LoadError(
       fmt::format("{}: {} {}; was this file made by another converter?", file_.path(), key(name), what));
+}
+
+void Keys::not_supported(std::string_view name, const std::string& what) const {
+  throw LoadError(fmt::format("{}: {} {}; models of this shape are not supported: give another one",
+                              file_.path(), key(name), what));
 }
 
 int Keys::in_range(std::string_view name, uint64_t value, uint64_t max) const {

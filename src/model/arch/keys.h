@@ -20,6 +20,8 @@ inline constexpr uint64_t kMaxWidth = 1u << 20;
 inline constexpr uint64_t kMaxHeads = 4096;
 inline constexpr uint64_t kMaxContext = 1u << 24;
 inline constexpr uint64_t kMaxExperts = 1024;
+// What the processor's kernels take as the size of a head. Those of a GPU take fewer sizes and say so.
+inline constexpr int kHeadMultiple = 8;
 
 class Keys {
  public:
@@ -43,8 +45,9 @@ class Keys {
   bool has_tensor(const std::string& name) const;
   const GgufTensor* find_tensor(const std::string& name) const;
 
-  // Throws LoadError.
+  // Throws LoadError: the value makes no sense, or it does, but not to us.
   [[noreturn]] void fail(std::string_view name, const std::string& what) const;
+  [[noreturn]] void not_supported(std::string_view name, const std::string& what) const;
 
  private:
   int in_range(std::string_view name, uint64_t value, uint64_t max) const;

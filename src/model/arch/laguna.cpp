@@ -2,6 +2,9 @@
 // sigmoid-routed experts after a leading dense layer.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <optional>
+
 #include "base/error.h"
 #include "gguf/gguf_file.h"
 #include "model/arch/architecture.h"
@@ -11,6 +14,7 @@ namespace thermo {
 namespace {
 
 constexpr std::string_view kNorm = "ffn_norm.weight";
+constexpr std::string_view kLayerTypes = "attention.layer_types";
 enum Rope : int { kFull, kWindow };
 
 void read_ropes(const Keys& keys, ModelConfig& config) {
@@ -32,27 +36,80 @@ void read_ropes(const Keys& keys, ModelConfig& config) {
   config.ropes = {full, window};
 }
 
-// Files say which layers have a window as a period, whose first layer has none, or one by one.
-std::vector<bool> sliding_layers(const Keys& keys, int n_layer) {
-  constexpr std::string_view kKey = "attention.sliding_window_pattern";
-  const GgufValue* const pattern = keys.file().find(keys.key(kKey));
-  if (pattern != nullptr && pattern->is_array())
-    return keys.file().require_bool_each(keys.key(kKey), static_cast<size_t>(n_layer));
-  const int period = keys.positive_or(kKey, kMaxLayers, 4);
+// Which layers have a window, from the types of all layers: names, or numbers of which 1 is a sliding layer.
+std::optional<std::vector<bool>> sliding_types(const Keys& keys, size_t n_layer) {
+  const std::string key = keys.key(kLayerTypes);
+  const GgufValue* const types = keys.file().find(key);
+  if (types == nullptr) return {};
   std::vector<bool> slides;
-  for (int il = 0; il < n_layer; ++il) slides.push_back(il % period != 0);
+  if (types->element_type != GgufType::String) {
+    for (const uint64_t type : keys.file().require_uint_each(key, n_layer, 1)) slides.push_back(type == 1);
+    return slides;
+  }
+  for (const std::string_view type : keys.file().require_strings(key)) {
+    if (type != "full_attention" && type != "global_attention" && type != "sliding_attention")
+      keys.fail(kLayerTypes,
+                fmt::format("names '{}', expected full_attention or sliding_attention", escape_text(type)));
+    slides.push_back(type == "sliding_attention");
+  }
+  if (slides.size() != n_layer)
+    keys.fail(kLayerTypes, fmt::format("names {} layers, expected {}", slides.size(), n_layer));
   return slides;
 }
 
+// Files say which layers have a window as a period, whose first layer has none, or one by one, or by the
+// types of the layers.
+std::vector<bool> sliding_layers(const Keys& keys, int n_layer) {
+  constexpr std::string_view kPattern = "attention.sliding_window_pattern";
+  const auto n = static_cast<size_t>(n_layer);
+  const GgufValue* const pattern = keys.file().find(keys.key(kPattern));
+  const std::optional<std::vector<bool>> types = sliding_types(keys, n);
+  if (pattern == nullptr && types) return *types;
+  std::vector<bool> slides;
+  if (pattern != nullptr && pattern->is_array()) {
+    slides = keys.file().require_bool_each(keys.key(kPattern), n);
+  } else {
+    const int period = keys.positive_or(kPattern, kMaxLayers, 4);
+    for (int il = 0; il < n_layer; ++il) slides.push_back(il % period != 0);
+  }
+  if (types && *types != slides)
+    keys.fail(kLayerTypes, fmt::format("and {} differ about the layers that have a window", kPattern));
+  return slides;
+}
+
+// Which layers have a dense FFN: so many at the beginning, or those of a list.
+std::vector<bool> dense_layers(const Keys& keys, int n_layer) {
+  constexpr std::string_view kCount = "leading_dense_block_count", kList = "dense_layers";
+  const auto n = static_cast<size_t>(n_layer);
+  const int count = keys.count_or(kCount, kMaxLayers, 0);
+  std::vector<bool> leading(n);
+  std::fill_n(leading.begin(), std::min(count, n_layer), true);
+  const auto list = keys.file().find_uints(keys.key(kList), n - 1);
+  if (!list) return leading;
+  std::vector<bool> dense(n);
+  for (const uint64_t layer : *list) dense[layer] = true;
+  if (keys.file().find(keys.key(kCount)) != nullptr && dense != leading)
+    keys.fail(kList, fmt::format("and {} differ about the layers that have a dense FFN", kCount));
+  return dense;
+}
+
 // One gate value per head, or one per element: the tensor's width says which.
-HeadGate gate_of(const Keys& keys, int head_dim, int first_n_head) {
-  const GgufTensor* const gate = keys.find_tensor("blk.0.attn_gate.weight");
-  const uint64_t n_head = static_cast<uint64_t>(first_n_head);
+HeadGate gate_of(const Keys& keys, int layer, int head_dim, int n_heads) {
+  const GgufTensor* const gate = keys.find_tensor(tensor_name(layer, "attn_gate.weight"));
+  const uint64_t n_head = static_cast<uint64_t>(n_heads);
   if (gate == nullptr || gate->dims[1] == n_head) return HeadGate::SoftplusHead;
   if (gate->dims[1] == n_head * static_cast<uint64_t>(head_dim)) return HeadGate::SoftplusElement;
-  throw LoadError(fmt::format(
-      "{}: blk.0.attn_gate.weight: shape {}, expected {} outputs (one per head) or {} (one per element)",
-      keys.file().path(), describe_shape(*gate), n_head, n_head * static_cast<uint64_t>(head_dim)));
+  throw LoadError(
+      fmt::format("{}: {}: shape {}, expected {} outputs (one per head) or {} (one per element); "
+                  "was this file made for another revision?",
+                  keys.file().path(), gate->name, describe_shape(*gate), n_head,
+                  n_head * static_cast<uint64_t>(head_dim)));
+}
+
+// A file may leave out the bias of a router; one whose tensors are yet to be written has it.
+bool has_router_bias(const Keys& keys, int layer) {
+  return keys.has_tensor(tensor_name(layer, "exp_probs_b.bias")) ||
+         !keys.has_tensor(tensor_name(layer, "ffn_gate_inp.weight"));
 }
 
 // Of full and windowed layers.
@@ -102,27 +159,30 @@ void describe(const Keys& keys, ModelConfig& config) {
   config.route.gating = static_cast<Gating>(gating);
   config.route.normalize = file.find_bool(keys.key("expert_weights_norm")).value_or(true);
   config.route.weights_scale = static_cast<float>(keys.number_or("expert_weights_scale", 1.0));
+  if (config.route.weights_scale == 0.0f)
+    config.route.weights_scale = 1.0f;  // not set, as llama.cpp takes it
   if (const int shared = keys.count_or("expert_shared_count", 64, 1); shared > 1)
     keys.fail("expert_shared_count", fmt::format("is {}, expected 0 or 1", shared));
   else if (shared == 1)
     config.n_ff_shared = keys.positive("expert_shared_feed_forward_length", kMaxWidth);
 
-  const int n_dense = keys.count_or("leading_dense_block_count", kMaxLayers, 0);
-  if (n_dense > 0) config.n_ff = keys.positive("feed_forward_length", kMaxWidth);
+  const std::vector<bool> dense = dense_layers(keys, config.n_layer);
+  if (std::find(dense.begin(), dense.end(), true) != dense.end())
+    config.n_ff = keys.positive("feed_forward_length", kMaxWidth);
   const int window = keys.count_or("attention.sliding_window", kMaxContext, 0);
   const std::vector<bool> slides = sliding_layers(keys, config.n_layer);
   const std::vector<int> heads = read_heads(keys, config);
-  const HeadGate gate = gate_of(keys, config.head_dim, heads.front());
   for (int il = 0; il < config.n_layer; ++il) {
-    const bool windowed = window > 0 && slides[static_cast<size_t>(il)];
+    const auto i = static_cast<size_t>(il);
+    const bool windowed = window > 0 && slides[i];
+    const RoutedOptions routed{.norm = kNorm, .router_bias = has_router_bias(keys, il)};
     config.network.layers.push_back(
         {{attention_block(config, il,
-                          {.n_head = heads[static_cast<size_t>(il)],
+                          {.n_head = heads[i],
                            .window = windowed ? window : 0,
-                           .gate = gate,
+                           .gate = gate_of(keys, il, config.head_dim, heads[i]),
                            .rope = windowed ? kWindow : kFull}),
-          il >= n_dense ? routed_block(keys, config, il, {.norm = kNorm, .router_bias = true})
-                        : dense_block(config, il, kNorm)}});
+          dense[i] ? dense_block(config, il, kNorm) : routed_block(keys, config, il, routed)}});
   }
   add_ends(keys, config);
 }

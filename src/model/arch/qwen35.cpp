@@ -41,8 +41,9 @@ void read_delta_net(const Keys& keys, ModelConfig& config) {
   if (inner != config.ssm_inner())
     keys.fail("ssm.inner_size",
               fmt::format("is {}, expected time_step_rank x state_size = {}", inner, config.ssm_inner()));
-  if (config.ssm_dim % 16 != 0)
-    keys.fail("ssm.state_size", fmt::format("is {}, expected a multiple of 16", config.ssm_dim));
+  if (config.ssm_dim % kHeadMultiple != 0)
+    keys.not_supported("ssm.state_size",
+                       fmt::format("is {}, not a multiple of {}", config.ssm_dim, kHeadMultiple));
 }
 
 void add_layers(const Keys& keys, ModelConfig& config) {
