@@ -33,6 +33,9 @@ struct DflashConfig {
 
 // Published drafters, in the naming of llama.cpp.
 inline constexpr std::string_view kDflashName = "dflash";
+// The magnitude of YaRN itself, instead of the one that follows from the factor. Checkpoints may have it, and
+// it gets this key; converters write none.
+inline constexpr std::string_view kRopeMagnitude = "rope.scaling.attention_factor";
 std::vector<ModelShape> dflash_shapes();
 
 // Whether the file is a drafter by its architecture.

@@ -85,10 +85,8 @@ void set_rope(const Config& config, GgufWriter& out) {
   if (type == nullptr || *type == "default") return;
   if (*type != "yarn") config.fail("its rope_scaling is neither yarn nor default");
   const float factor = config.number(config.find({scaling}, "factor"), "rope_scaling.factor");
-  const float magnitude = factor <= 1.0f ? 1.0f : 1.0f + 0.1f * std::log(factor);
-  if (const Json* given = config.find({scaling}, "attention_factor");
-      given != nullptr && std::fabs(config.number(given, "attention_factor") - magnitude) > 1e-3f)
-    config.fail("its rope_scaling has an attention_factor of its own, which is not supported");
+  if (const Json* magnitude = config.find({scaling}, "attention_factor"))
+    out.set("dflash.rope.scaling.attention_factor", config.number(magnitude, "attention_factor"));
   for (const char* key : {"mscale", "mscale_all_dim"})
     if (config.find({scaling}, key) != nullptr)
       config.fail(fmt::format("its rope_scaling has {}, which is not supported", key));

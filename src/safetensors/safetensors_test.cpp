@@ -222,8 +222,12 @@ TEST(DflashCheckpoint, RefusesOtherDraftersAndDamage) {
   other.erase("block_size");
   EXPECT_NE(with(other).find("not a DFlash drafter"), std::string::npos);
   Json factor = config();
-  factor["rope_scaling"]["attention_factor"] = 1.0;
+  factor["rope_scaling"]["attention_factor"] = "much";
   EXPECT_NE(with(factor).find("attention_factor"), std::string::npos);
+  factor["rope_scaling"]["attention_factor"] = 1.25;
+  EXPECT_EQ(with(factor), "");
+  EXPECT_EQ(open_dflash_checkpoint(folder.path()).require_float("dflash.rope.scaling.attention_factor"),
+            1.25);
   for (const char* key : {"mscale", "mscale_all_dim"}) {
     Json scale = config();
     scale["rope_scaling"][key] = 1.0;

@@ -13,6 +13,11 @@
 namespace thermo {
 namespace {
 
+// Both naming schemes.
+constexpr const char* kProjections[] = {"fc.weight", "dflash.fc.weight", "dflash_fc.weight"};
+constexpr const char* kFeatureNorms[] = {"enc.output_norm.weight", "dflash.hidden_norm.weight",
+                                         "dflash_hidden_norm.weight"};
+
 void tap_last_norm(ModelConfig& config) {
   insert_taps(config.network, config.n_layer, {config.n_layer});
 }
@@ -48,7 +53,9 @@ std::vector<int> read_layers(const Keys& keys, bool llama, const std::string& pr
     const int64_t first = llama ? 1 : 0;  // number of the first layer
     for (const int64_t id : *listed) {
       if (id < first || id >= first + target.n_layer)
-        refuse(keys.file(), fmt::format("it reads layer {} of a model that has {}", id, target.n_layer));
+        refuse(keys.file(),
+               fmt::format("{} holds {}, expected {} to {} for a model of {} layers", keys.key(key), id,
+                           first, first + target.n_layer - 1, target.n_layer));
       ids.push_back(static_cast<int>(id - first));
     }
   } else {
@@ -87,6 +94,8 @@ RopeConfig read_rope(const Keys& keys, bool llama, const ModelConfig& c, const M
   rope.n_rot = keys.rope_dims("attention.key_length", c.head_dim, c.head_dim);
   rope.freq_base = keys.positive_number("rope.freq_base");
   keys.read_scaling(rope);
+  if (keys.file().find(keys.key(kRopeMagnitude)) != nullptr)
+    rope.attention = keys.positive_number(kRopeMagnitude) / yarn_magnitude(rope.factor);
   if (llama || rope.scaling != RopeScaling::None) return rope;
   // A converter of that naming writes 1e6 whatever the checkpoint has, and no scaling; the one published
   // drafter of this shape was trained with YaRN.
@@ -108,12 +117,16 @@ void add_layers(const Keys& keys, DflashConfig& d) {
   const auto causal = keys.file().find_bool(keys.key("attention.causal"));
   for (int il = 0; il < c.n_layer; ++il) {
     const bool slides = window > 0 && pattern && (*pattern)[static_cast<size_t>(il)];
-    if (slides && window < d.block)
-      keys.fail("attention.sliding_window", fmt::format("is {}, less than a block of {}", window, d.block));
+    const bool both_ways = !causal.value_or(slides);
+    // Such a window would have an end after the row as well.
+    if (slides && both_ways && window < d.block)
+      keys.not_supported(
+          "attention.sliding_window",
+          fmt::format("is {} in a layer that sees both ways, less than a block of {}", window, d.block));
     Layer& layer = c.network.layers.emplace_back();
     layer.blocks.push_back(
         attention_block(c, il, {.n_head = heads[static_cast<size_t>(il)], .window = slides ? window : 0}));
-    layer.blocks.back().both_ways = !causal.value_or(slides);
+    layer.blocks.back().both_ways = both_ways;
     const bool other_name = !keys.has_tensor(tensor_name(il, "ffn_norm.weight"));
     layer.blocks.push_back(dense_block(c, il, other_name ? "post_attention_norm.weight" : "ffn_norm.weight"));
   }
@@ -125,45 +138,49 @@ void check_tensors(const Keys& keys) {
                                     "attn_v.weight",      "attn_output.weight", "attn_q_norm.weight",
                                     "attn_k_norm.weight", "ffn_norm.weight",    "post_attention_norm.weight",
                                     "ffn_gate.weight",    "ffn_up.weight",      "ffn_down.weight"};
-  constexpr const char* kOfOthers[] = {"markov", "conf_", "confidence", "selector", "d2t", "t2d"};
+  constexpr const char* kOutside[] = {"token_embd.weight", "output.weight", "output_norm.weight"};
+  const auto is_one_of = [](std::string_view name, const auto& names) {
+    return std::find(std::begin(names), std::end(names), name) != std::end(names);
+  };
   for (const GgufTensor& tensor : keys.file().tensors()) {
     const std::string_view name = tensor.name;
-    bool strange = std::any_of(std::begin(kOfOthers), std::end(kOfOthers),
-                               [&](const char* part) { return name.find(part) != std::string_view::npos; });
+    bool known = is_one_of(name, kOutside) || is_one_of(name, kProjections) ||
+                 is_one_of(name, kFeatureNorms) ||
+                 name.ends_with("inv_freq");  // of a checkpoint; frequencies are computed here
     if (const std::string_view prefix = "blk."; name.starts_with(prefix)) {
       const size_t dot = name.find('.', prefix.size());
-      strange = dot == std::string_view::npos ||
-                std::find(std::begin(kLayer), std::end(kLayer), name.substr(dot + 1)) == std::end(kLayer);
+      known = dot != std::string_view::npos && is_one_of(name.substr(dot + 1), kLayer);
     }
-    // Of a checkpoint; frequencies are computed here.
-    strange = strange || (name.starts_with("layers.") && !name.ends_with("inv_freq"));
-    if (strange)
+    if (!known)
       refuse(keys.file(),
              fmt::format("its tensor {} belongs to a kind of drafter that is not supported", name));
   }
 }
 
-std::string first_of(const Keys& keys, std::initializer_list<const char*> names) {
+std::string first_of(const Keys& keys, std::span<const char* const> names) {
   for (const char* const name : names)
     if (keys.has_tensor(name)) return name;
-  return *names.begin();
+  return names.front();
 }
 
-// Embedding and head are the target's unless the file has its own; between them the features.
+// Embedding and head are the target's unless the file has its own, each by itself; between them the features.
 void add_ends_of_drafter(const Keys& keys, const std::string& projection, size_t n_features, ModelConfig& c) {
   add_ends(keys, c);
   for (std::vector<Block>* blocks : {&c.network.input, &c.network.output})
-    for (TensorSpec& spec : blocks->front().tensors)
-      if (spec.form != TensorForm::Vector) spec.of_target = !keys.has_tensor(spec.name);
-  const std::string norm =
-      first_of(keys, {"enc.output_norm.weight", "dflash.hidden_norm.weight", "dflash_hidden_norm.weight"});
-  c.network.features = {
-      {.kind = BlockKind::Features,
-       .tensors = {{.role = Role::StateProjection,
-                    .form = TensorForm::Matrix,
-                    .name = projection,
-                    .shape = {static_cast<int>(n_features) * c.n_embd, c.n_embd}},
-                   {.role = Role::Norm, .form = TensorForm::Vector, .name = norm, .shape = {c.n_embd}}}}};
+    for (TensorSpec& spec : blocks->front().tensors) {
+      if (spec.form == TensorForm::Vector) continue;
+      if (spec.role == Role::Output) spec.name = "output.weight";
+      spec.of_target = !keys.has_tensor(spec.name);
+    }
+  c.network.features = {{.kind = BlockKind::Features,
+                         .tensors = {{.role = Role::StateProjection,
+                                      .form = TensorForm::Matrix,
+                                      .name = projection,
+                                      .shape = {static_cast<int>(n_features) * c.n_embd, c.n_embd}},
+                                     {.role = Role::Norm,
+                                      .form = TensorForm::Vector,
+                                      .name = first_of(keys, kFeatureNorms),
+                                      .shape = {c.n_embd}}}}};
 }
 
 }  // namespace
@@ -208,8 +225,12 @@ DflashConfig read_dflash_config(const GgufFile& file, const ModelConfig& target)
   c.n_head_kv = keys.positive("attention.head_count_kv", kMaxHeads);
   c.n_ff = keys.positive("feed_forward_length", kMaxWidth);
   c.n_vocab = target.n_vocab;
-  if (c.head_dim % 16 != 0 || keys.positive("attention.value_length", 1024) != c.head_dim)
-    keys.fail("attention.key_length", "and value_length are not one multiple of 16");
+  if (const int value_dim = keys.positive("attention.value_length", 1024); value_dim != c.head_dim)
+    keys.not_supported("attention.value_length",
+                       fmt::format("is {} and attention.key_length is {}: two sizes", value_dim, c.head_dim));
+  if (c.head_dim % kHeadMultiple != 0)
+    keys.not_supported("attention.key_length",
+                       fmt::format("is {}, not a multiple of {}", c.head_dim, kHeadMultiple));
   check_target(keys, c, target);
   d.block = keys.positive(llama ? "block_size" : "dflash.block_size", 64);
   if (d.block < 2) keys.fail("block_size", "is 1: nothing is drafted");
@@ -219,7 +240,7 @@ DflashConfig read_dflash_config(const GgufFile& file, const ModelConfig& target)
     refuse(file, fmt::format("its mask is token {}, the model has {}", mask, target.n_vocab));
   d.mask = static_cast<int32_t>(mask);
   c.ropes = {read_rope(keys, llama, c, target)};
-  const std::string projection = first_of(keys, {"fc.weight", "dflash.fc.weight", "dflash_fc.weight"});
+  const std::string projection = first_of(keys, kProjections);
   d.layers = read_layers(keys, llama, projection, target);
   for (const int layer : d.layers) d.states.push_back(output_state(layer, target.n_layer));
   add_layers(keys, d);
