@@ -46,6 +46,7 @@ class TokenListener {
   void hold_at_next_token() {
     const std::lock_guard lock(mutex_);
     hold_tokens_ = text_.size() + 1;
+    changed_.notify_all();  // an engine that is held goes on to it
   }
   void wait_until_held() {
     std::unique_lock lock(mutex_);
