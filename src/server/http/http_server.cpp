@@ -231,9 +231,11 @@ void HttpServer::Impl::listen_unix(const std::string& url, const ListenUrl& pars
   Local::acceptor& acceptor = unix_acceptors.emplace_back(io);
   acceptor.open(Local(), error);
   if (!error) acceptor.bind(Local::endpoint(parsed.unix_path), error);
+  // Nobody can connect before it listens, so nobody gets in with wider permissions.
+  if (!error && ::chmod(parsed.unix_path.c_str(), static_cast<mode_t>(options.unix_socket_mode)) != 0)
+    error.assign(errno, boost::system::system_category());
   if (!error) acceptor.listen(kBacklog, error);
   if (error) throw_listen(url, error.message());
-  ::chmod(parsed.unix_path.c_str(), static_cast<mode_t>(options.unix_socket_mode));
   unix_paths.push_back(parsed.unix_path);
   urls.push_back("unix:" + parsed.unix_path);
   asio::co_spawn(io, accept(acceptor, {true, true}), asio::detached);
