@@ -224,6 +224,8 @@ std::string describe(const DraftTelemetry& t) {
     text += fmt::format(
         ", time: draft {:.0f} %, verify {:.0f} %, plain steps {:.0f} %", 100.0 * t.draft_seconds / total,
         100.0 * (t.verify_seconds + t.commit_seconds) / total, 100.0 * t.plain_seconds / total);
+  if (t.n_experts > 0) text += fmt::format(", {:.1f} experts a layer to verify", t.experts_per_layer());
+  if (t.n_cold_experts > 0) text += fmt::format(", {:.1f} of them cold", t.cold_experts_per_layer());
   if (t.state != "on") text += fmt::format(", {}", t.state);
   return text;
 }
