@@ -474,8 +474,8 @@ HttpReply ApiHandler::look(const HttpRequest& request, const RouteMatch& match) 
     default:
       throw ApiError(
           501, "not_supported",
-          "this server writes text, one request at a time to a reply; for embeddings, ranking, audio and "
-          "images run a model made for them, and keep files and batches with the program that asks");
+          "this server generates text; it has no embeddings, ranking, audio, images, files or batches. For "
+          "the first four, run a model made for them elsewhere; send the requests of a batch one by one");
   }
 }
 

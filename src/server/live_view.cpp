@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/log_control.h"
 #include "base/process_watch.h"
+#include "base/utf8.h"
 #include "server/api/reply_writer.h"
 #include "server/experts_view.h"
 #include "server/operations.h"
@@ -27,7 +28,8 @@ double query_number(const HttpRequest& request, std::string_view name, double lo
   double value = 0.0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || !(value >= low && value <= high))
-    throw invalid_value(std::string(name), std::string(name) + ": a number in its range was expected");
+    throw invalid_value(std::string(name), fmt::format("{} is '{}', expected a number from {} to {}", name,
+                                                       printable(text), low, high));
   return value;
 }
 
