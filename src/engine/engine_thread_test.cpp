@@ -332,12 +332,16 @@ TEST(EngineThread, CountsWhatWaitingRequestsHaveToCompute) {
   Engine engine(plankton(), options_for(1));
   Listener first, running, waiting;
   EngineThread service(engine, {});
-  (void)service.submit(request_of(first, prompt_of(1, 100), 1));
+  std::vector<TokenId> prompt = prompt_of(1, 100);
+  (void)service.submit(request_of(first, prompt, 10));
   first.wait();
+  for (const std::vector<TokenId>& more : {first.text(), prompt_of(3, 20)})
+    prompt.insert(prompt.end(), more.begin(), more.end());
   running.hold_at_tokens(3);
   (void)service.submit(request_of(running, prompt_of(2, 10), 120));
   running.wait_until_held();
-  (void)service.submit(request_of(waiting, prompt_of(1, 100), 1));
+  (void)service.submit(request_of(waiting, prompt, 1));
+  EXPECT_EQ(service.state().waiting_tokens, 130);
   for (int i = 0; i < 3; ++i) {  // a step is over then, so the engine has looked at its queue
     running.hold_at_next_token();
     running.wait_until_held();
