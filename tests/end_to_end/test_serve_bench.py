@@ -77,7 +77,7 @@ class BenchUrl(ProgramTest):
         self.refusal(2, "bench", "--url", self.server.url, "--concurrency", "0")
 
     def refusal_of(self, url):
-        return self.refusal(8, "bench", "--url", url, "-n", 4)
+        return self.refusal(2, "bench", "--url", url, "-n", 4)
 
     def test_counts_errors(self):
         # One is answered and one waits: of twelve who begin together others are sent away.
@@ -86,7 +86,7 @@ class BenchUrl(ProgramTest):
             self.assertGreater(row["errors"], 0)
             self.assertEqual(row["error"], "status 503")
         with Server("--api-key", "secret", "-c", "1024") as server:
-            self.refusal(8, "bench", "--url", server.url)
+            self.refusal(2, "bench", "--url", server.url)
             self.bench("--api-key", "secret", url=server.url)
 
 
