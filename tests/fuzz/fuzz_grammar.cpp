@@ -1,4 +1,5 @@
-// Any bytes as a grammar: an error, or a grammar that reads any text, whose states can all go on or end.
+// Any bytes as a grammar: an error, or a grammar that reads any text, whose states can all go on or end,
+// unless it can be read in more ways than the machine follows.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -23,6 +24,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     thermo::GrammarMachine::State next = size > 0 ? machine.step(state, data[(7 * i) % size]) : machine.kDead;
     for (int byte = 0; next == machine.kDead && byte < 256; ++byte)
       next = machine.step(state, static_cast<uint8_t>(byte));
+    if (next == machine.kDead && machine.has_given_up()) break;
     state = next;
   }
   return 0;
