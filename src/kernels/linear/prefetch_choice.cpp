@@ -44,7 +44,7 @@ std::vector<Task> cut_into_tasks(std::span<const Matrix> matrices, uint64_t leas
 
 }  // namespace
 
-int shortest_distance(std::span<const double, kPrefetchDistances.size()> seconds, int now) noexcept {
+int fastest_distance(std::span<const double, kPrefetchDistances.size()> seconds, int now) noexcept {
   constexpr double kClear = 0.97;
   double of_now = std::numeric_limits<double>::infinity();
   size_t best = 0;
@@ -94,7 +94,7 @@ void choose_prefetch(std::span<const Matrix> matrices, const QuantMatmulKernels&
   for (int round = 0; round < kRounds; ++round)
     for (size_t i = 0; i < seconds.size(); ++i)
       seconds[i] = std::min(seconds[i], measure(kPrefetchDistances[i]));
-  set_prefetch_ahead(shortest_distance(seconds, now));
+  set_prefetch_ahead(fastest_distance(seconds, now));
   log_info("kernels",
            "weights are asked for {} bytes ahead; {}, {} and {} bytes took {:.2f}, {:.2f} and {:.2f} ms",
            prefetch_ahead(), kPrefetchDistances[0], kPrefetchDistances[1], kPrefetchDistances[2],

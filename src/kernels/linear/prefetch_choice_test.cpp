@@ -43,11 +43,11 @@ class Weights {
 };
 
 TEST_F(PrefetchChoice, KeepsTheDistanceUnlessAnotherIsClearlyFaster) {
-  EXPECT_EQ(shortest_distance(std::array{1.0, 0.98, 0.99}, 0), 0);
-  EXPECT_EQ(shortest_distance(std::array{1.0, 0.90, 0.80}, 0), 8192);
-  EXPECT_EQ(shortest_distance(std::array{1.0, 0.99, 1.10}, 8192), 4096);
-  EXPECT_EQ(shortest_distance(std::array{0.99, 1.0, 1.10}, 4096), 4096);
-  EXPECT_EQ(shortest_distance(std::array{2.0, 1.5, 1.6}, 12345), 4096);  // a distance that is not compared
+  EXPECT_EQ(fastest_distance(std::array{1.0, 0.98, 0.99}, 0), 0);
+  EXPECT_EQ(fastest_distance(std::array{1.0, 0.90, 0.80}, 0), 8192);
+  EXPECT_EQ(fastest_distance(std::array{1.0, 0.99, 1.10}, 8192), 4096);
+  EXPECT_EQ(fastest_distance(std::array{0.99, 1.0, 1.10}, 4096), 4096);
+  EXPECT_EQ(fastest_distance(std::array{2.0, 1.5, 1.6}, 12345), 4096);  // a distance that is not compared
 }
 
 TEST_F(PrefetchChoice, MeasuresWithTheWeights) {
