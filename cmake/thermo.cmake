@@ -66,10 +66,10 @@ function(thermo_isa_flags)
         "-ffp-contract=off;-mavx2;-mfma;-mf16c;-mbmi2;-mavxvnni${quick}")
     elseif(file MATCHES "_avx512\\.cpp$")
       set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS
-        "-ffp-contract=off;-mavx2;-mfma;-mf16c;-mbmi2;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mavx512vbmi;-mprefer-vector-width=512;-Wno-uninitialized;-Wno-maybe-uninitialized${quick}")
+        "-ffp-contract=off;-mavx2;-mfma;-mf16c;-mbmi2;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mprefer-vector-width=512;-Wno-uninitialized;-Wno-maybe-uninitialized${quick}")
     elseif(file MATCHES "_amx\\.cpp$")
       set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS
-        "-ffp-contract=off;-mavx2;-mfma;-mf16c;-mbmi2;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mavx512vbmi;-mprefer-vector-width=512;-mamx-tile;-mamx-int8;-Wno-uninitialized;-Wno-maybe-uninitialized${quick}")
+        "-ffp-contract=off;-mavx2;-mfma;-mf16c;-mbmi2;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mprefer-vector-width=512;-mamx-tile;-mamx-int8;-Wno-uninitialized;-Wno-maybe-uninitialized${quick}")
     endif()
   endforeach()
 endfunction()

@@ -179,8 +179,8 @@ void read_x86(CpuInfo& info) {
   const uint32_t last_part = a;
   info.avx2 = ymm && fma && f16c && (b & (1u << 5)) && (b & (1u << 8));
   const uint32_t f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31;
-  const uint32_t vbmi = 1u << 1, vnni = 1u << 11;
-  info.avx512 = info.avx2 && zmm && (b & f) && (b & dq) && (b & bw) && (b & vl) && (c & vbmi) && (c & vnni);
+  const uint32_t vnni = 1u << 11;
+  info.avx512 = info.avx2 && zmm && (b & f) && (b & dq) && (b & bw) && (b & vl) && (c & vnni);
   const uint32_t amx_tile = 1u << 24, amx_int8 = 1u << 25;
   info.amx_int8 = info.avx512 && tiles && (d & amx_tile) && (d & amx_int8) && request_amx();
   if (last_part >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) info.avx_vnni = info.avx2 && (a & (1u << 4));

@@ -13,7 +13,7 @@ struct CpuInfo {
   int n_numa_nodes = 1;
   bool avx2 = false;                    // with FMA, F16C and BMI2
   bool avx_vnni = false;                // VPDPBUSD on 32-byte vectors
-  bool avx512 = false;                  // F, BW, DQ, VL, VNNI and VBMI together: what our kernels need
+  bool avx512 = false;                  // F, BW, DQ, VL and VNNI together: what our kernels need
   bool amx_int8 = false;                // in the processor and granted by the kernel
   uint64_t memory_bytes = 0;            // physical, or the cgroup's limit where that is smaller
   uint64_t memory_available_bytes = 0;  // what can be taken now without swapping

@@ -65,8 +65,8 @@ THERMO_INLINE __m512 half16(const uint8_t* p) {
 
 // ---- codes ----
 
-// VPERMB looks at six bits of an index; the table is repeated four times, so the two upper ones do not matter
-// and nibbles need no mask.
+// VPSHUFB looks things up within 16 bytes, so the table is there four times. VPERMB would need no mask for
+// the nibble, but it is VBMI, which the first processors with VNNI (Cascade Lake) lack.
 template <DType T>
 struct alignas(64) CodeBytes {
   uint8_t byte[64];
@@ -90,8 +90,8 @@ THERMO_INLINE void unpack(const uint8_t* sub, __m512i v[8]) {
   if constexpr (f.table != CodeTable::None) {
     const __m512i table = load(kCodeBytes<T>.byte);
     unroll<4>([&](auto g) THERMO_LAMBDA {
-      v[g] = _mm512_permutexvar_epi8(x[g], table);
-      v[g + 4] = _mm512_permutexvar_epi8(_mm512_srli_epi16(x[g], 4), table);
+      v[g] = _mm512_shuffle_epi8(table, mask(x[g], 15));
+      v[g + 4] = _mm512_shuffle_epi8(table, mask(_mm512_srli_epi16(x[g], 4), 15));
     });
   } else if constexpr (f.bits == 8) {
     unroll<8>([&](auto g) THERMO_LAMBDA { v[g] = x[g]; });
