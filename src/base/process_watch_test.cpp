@@ -37,8 +37,11 @@ TEST(ProcessWatch, CountsThreadsThatRun) {
     while (!stop.load()) {
     }
   });
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  EXPECT_EQ(n_running_threads(), 2);  // that one and this one
+  // The busy one and this one. A thread that has just begun runs, too, until it sleeps.
+  const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (n_running_threads() != 2 && std::chrono::steady_clock::now() < late)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(n_running_threads(), 2);
   stop = true;
   stop.notify_all();
   sleeping.join();
