@@ -70,7 +70,7 @@ DraftNetwork bind_network(const DraftPlan& plan, const DraftOptions& o, const Mo
     return {config, Weights::of_nextn(config, weights), 0};
   }
   const DflashConfig config = read_dflash_config(*o.file, target);
-  return {config.model, load_dflash_weights(config, *o.file, weights, repack, pool), config.block};
+  return {config.model, Weights::of_drafter(config.model, *o.file, weights, repack, pool), config.block};
 }
 
 }  // namespace

@@ -6,9 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/thread_pool.h"
 #include "model/model_config.h"
-#include "model/weights.h"
 
 namespace thermo {
 
@@ -41,10 +39,7 @@ std::vector<ModelShape> dflash_shapes();
 // Whether the file is a drafter by its architecture.
 bool is_drafter(const GgufFile& file);
 // Both naming schemes. Throws LoadError: no drafter, a kind that is not known, damaged, or made for a model
-// of other width, vocabulary or depth.
+// of other width, vocabulary or depth. Its weights are Weights::of_drafter().
 DflashConfig read_dflash_config(const GgufFile& file, const ModelConfig& target);
-// With the target's embedding and head. Both files must outlive the result.
-Weights load_dflash_weights(const DflashConfig& config, const GgufFile& file, const Weights& target,
-                            bool repack, ThreadPool& pool);
 
 }  // namespace thermo

@@ -292,6 +292,16 @@ Weights Weights::of_nextn(const ModelConfig& config, const Weights& target) {
   return w;
 }
 
+Weights Weights::of_drafter(const ModelConfig& config, const GgufFile& file, const Weights& target,
+                            bool repack, ThreadPool& pool) {
+  Weights w = load(config, file, repack, pool, {});
+  Matrix& embedding = w.input.front()[Role::Embedding];
+  if (embedding.empty()) embedding = target.input.front()[Role::Embedding];
+  Matrix& head = w.output.front()[Role::Output];
+  if (head.empty()) head = target.output.front()[Role::Output];
+  return w;
+}
+
 uint64_t Weights::planned_packed_bytes(const ModelConfig& config, const GgufFile& file, bool pack_experts) {
   const Weights w = bind(config, file);
   uint64_t bytes = 0;

@@ -75,6 +75,10 @@ class Weights {
   // Those of the next-token block as a network of its own (nextn_network()): views of `target`, which must
   // outlive the result.
   static Weights of_nextn(const ModelConfig& config, const Weights& target);
+  // Those of a drafter of its own file: what the file lacks of embedding and head is a view of `target`,
+  // which must outlive the result, as must the file.
+  static Weights of_drafter(const ModelConfig& config, const GgufFile& file, const Weights& target,
+                            bool repack, ThreadPool& pool);
   // Bytes that load() will take for panels: arithmetic only.
   static uint64_t planned_packed_bytes(const ModelConfig& config, const GgufFile& file,
                                        bool pack_experts = true);

@@ -77,7 +77,7 @@ TEST(DflashDrafter, KnowsThePanelsOfABorrowedHead) {
   const DflashConfig dflash = read_dflash_config(drafter, config);
   for (const bool repack : {false, true}) {
     const Weights target = Weights::load(config, file, repack, pool, {});
-    const Weights own = load_dflash_weights(dflash, drafter, target, true, pool);
+    const Weights own = Weights::of_drafter(dflash.model, drafter, target, true, pool);
     const Matrix& head = target.output.front()[Role::Output];
     EXPECT_EQ(own.max_unpacked_panel_bytes(dflash.model), repack ? 0 : panel_bytes(head.dtype, head.n_cols));
   }
@@ -102,7 +102,8 @@ TEST(Drafters, HaveAnEmbeddingOfTheirOwnWithoutAHead) {
     e.add_zeros(writer, "token_embd.weight", {64, 256});
   });
   const GgufFile drafter = edited.open();
-  const Weights own = load_dflash_weights(read_dflash_config(drafter, config), drafter, target, false, pool);
+  const Weights own =
+      Weights::of_drafter(read_dflash_config(drafter, config).model, drafter, target, false, pool);
   EXPECT_EQ(own.output.front()[Role::Output].rows, target.output.front()[Role::Output].rows);
   EXPECT_EQ(own.input.front()[Role::Embedding].rows, drafter.require_tensor("token_embd.weight").data);
 }

@@ -84,7 +84,7 @@ std::vector<DraftCheck> check_dflash(const GgufFile& drafter_file, const ModelCo
   options.n_ctx = static_cast<int>(ids.size()) + config.block;
   DflashDrafter drafter(
       config,
-      make_model(config.model, load_dflash_weights(config, drafter_file, weights, repack, pool),
+      make_model(config.model, Weights::of_drafter(config.model, drafter_file, weights, repack, pool),
                  drafter_model_options(options, config.block)),
       1);
   const auto block = static_cast<size_t>(config.block), width = static_cast<size_t>(target.n_embd);

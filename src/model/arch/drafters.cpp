@@ -286,14 +286,4 @@ std::vector<ModelShape> dflash_shapes() {
   return shapes;
 }
 
-Weights load_dflash_weights(const DflashConfig& config, const GgufFile& file, const Weights& target,
-                            bool repack, ThreadPool& pool) {
-  Weights w = Weights::load(config.model, file, repack, pool, {});
-  Matrix& embedding = w.input.front()[Role::Embedding];
-  if (embedding.empty()) embedding = target.input.front()[Role::Embedding];
-  Matrix& head = w.output.front()[Role::Output];
-  if (head.empty()) head = target.output.front()[Role::Output];
-  return w;
-}
-
 }  // namespace thermo

@@ -261,7 +261,7 @@ int main(int argc, char** argv) {
     ModelOptions own = options;
     own.n_batch = 256;
     own.sequence.max_draft_rows = dflash.block;
-    const Weights draft_weights = load_dflash_weights(dflash, *draft_file, weights, false, pool);
+    const Weights draft_weights = Weights::of_drafter(dflash.model, *draft_file, weights, false, pool);
     GpuModel drafter(dflash.model, draft_weights, own, pool, {}, &model);
     step(model, chain(7, 1, n_vocab), true);
     std::vector<Row> rows;

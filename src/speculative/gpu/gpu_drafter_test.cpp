@@ -72,7 +72,8 @@ TEST(GpuDrafters, TakeTheMatricesOfTheirTarget) {
   };
   const GgufFile file(std::string(THERMO_MODELS) + "/plankton-draft-q8_0.gguf");
   const DflashConfig dflash = read_dflash_config(file, p.config);
-  expect_planned(dflash.model, load_dflash_weights(dflash, file, p.weights, false, p.pool), dflash.block);
+  expect_planned(dflash.model, Weights::of_drafter(dflash.model, file, p.weights, false, p.pool),
+                 dflash.block);
   const ModelConfig nextn = nextn_network(p.config);
   expect_planned(nextn, Weights::of_nextn(nextn, p.weights), 0);
 }
@@ -93,7 +94,7 @@ TEST(GpuDflashDrafter, ReadsTheStatesOfItsTargetWhereTheyAre) {
   GpuModel target(config, weights, options, pool, LoadProgressFn{});
   DflashDrafter drafter(
       dflash,
-      std::make_unique<GpuModel>(dflash.model, load_dflash_weights(dflash, file, weights, false, pool),
+      std::make_unique<GpuModel>(dflash.model, Weights::of_drafter(dflash.model, file, weights, false, pool),
                                  exact_drafter_options(dflash.block), pool, LoadProgressFn{}, &target),
       kDrafterTestSequences);
   const auto ids = recorded_values<TokenId>(expected, "ids");

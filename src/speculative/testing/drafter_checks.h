@@ -42,7 +42,7 @@ inline ModelOptions exact_drafter_options(int block) {
 inline DflashDrafter make_dflash(const DrafterPlace& place, const DflashConfig& config, const GgufFile& file,
                                  const Weights& target, ThreadPool& pool) {
   return {config,
-          place.make(config.model, load_dflash_weights(config, file, target, place.repack, pool),
+          place.make(config.model, Weights::of_drafter(config.model, file, target, place.repack, pool),
                      exact_drafter_options(config.block), pool),
           kDrafterTestSequences};
 }
