@@ -318,7 +318,7 @@ class References(ProgramTest):
                         "--tolerance", "1e-4", "--device", "cpu")
 
 
-class References(ProgramTest):
+class ReferenceFiles(ProgramTest):
     """What a recorded file asks for: it may be long, and it may be wrong."""
 
     @staticmethod
