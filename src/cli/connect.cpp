@@ -129,8 +129,11 @@ class ConnectCommand : public Command {
     set.positional("CLIENT", client_, "claude, codex, opencode, openwebui or env");
     set.section("Server");
     set.value("--url", "URL", settings_.url, "URL of the server (default http://127.0.0.1:8080)");
-    set.value("--api-key", "KEY", settings_.key, "key that the server needs (default none)").secret();
-    set.value("-a,--alias", "NAME", settings_.model, "name of the model (default what the server says)");
+    set.value("--api-key", "KEY", settings_.key, "key that the server needs (default none)")
+        .secret()
+        .not_in_file();
+    set.value("-a,--alias", "NAME", settings_.model, "name of the model (default what the server says)")
+        .not_in_file();
   }
 
   ExitCode run(const Terminal&) override {

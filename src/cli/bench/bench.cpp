@@ -219,7 +219,6 @@ class BenchCommand : public Command {
   ExitCode run(const Terminal& terminal) override {
     if (fail_below_ > 0.0 && compare_.empty()) throw ConfigError("--fail-below needs --compare FILE");
     if (!url_.options.url.empty()) return run_url(terminal);
-    refuse_without_url(url_);
     const bool drafts = draft_.asks_for_drafts();
     if (!drafts && !oracle_.empty())
       throw ConfigError("--oracle needs --draft: it replaces the guesses of a drafter");
