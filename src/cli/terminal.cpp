@@ -111,8 +111,7 @@ void write_stdout(std::string_view text) {
     } else if (errno == EPIPE) {
       throw OutputClosed{};
     } else if (errno != EINTR) {  // a signal (Ctrl-C while the pipe is full) is no failure
-      throw ThermoError(
-          ExitCode::Internal,
+      throw ConfigError(
           errno == EBADF
               ? "stdout is closed: send it somewhere, to /dev/null if nobody reads it"
               : fmt::format("cannot write to stdout: {}; is the disk full?", std::strerror(errno)));

@@ -132,6 +132,7 @@ class Words(ProgramTest):
     def test_says_that_its_output_is_closed(self):
         done = subprocess.run([PROGRAM, "version"], stderr=subprocess.PIPE, text=True, env=clean_environment(),
                               preexec_fn=lambda: os.close(1))
+        self.assertEqual(done.returncode, USAGE)
         self.assertIn("stdout is closed", done.stderr)
 
     @unittest.skipIf(SANITIZED, NO_SPACE_TO_LIMIT)
