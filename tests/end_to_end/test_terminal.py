@@ -1,9 +1,11 @@
 """The rough edges of the command line: prompts from several places, words that mislead, interruptions, data for other programs."""
+import fcntl
 import json
 import os
 import pathlib
 import re
 import resource
+import select
 import shutil
 import signal
 import sqlite3
@@ -134,6 +136,18 @@ class Words(ProgramTest):
                               preexec_fn=lambda: os.close(1))
         self.assertEqual(done.returncode, USAGE)
         self.assertIn("stdout is closed", done.stderr)
+
+    def test_waits_for_a_reader_where_writing_does_not_block(self):
+        ours, theirs = os.pipe()
+        fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
+        os.set_blocking(theirs, False)
+        program = subprocess.Popen([PROGRAM, "manual"], stdout=theirs, env=clean_environment())
+        while program.poll() is None and select.select([], [theirs], [], 0)[1]:
+            time.sleep(0.01)  # until there is no room
+        os.close(theirs)
+        with open(ours) as pipe:
+            self.assertEqual(pipe.read(), self.answer("manual"))
+        self.assertEqual(program.wait(), 0)
 
     @unittest.skipIf(SANITIZED, NO_SPACE_TO_LIMIT)
     def test_a_full_disk_leaves_no_conversation_and_one_line_about_the_log(self):
