@@ -137,6 +137,21 @@ class Words(ProgramTest):
         self.assertEqual(done.returncode, USAGE)
         self.assertIn("stdout is closed", done.stderr)
 
+    def test_prints_into_no_file_that_was_opened_for_something_else(self):
+        log = temporary_folder(self) / "log.txt"  # its number was that of the closed descriptor
+        command = [PROGRAM, "run", "-p", "What is 17 + 25?", "--reasoning", "off", *GREEDY, "-v", "--log-file", log]
+        answer = self.answer(*command[1:-2])
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=clean_environment(),
+                              preexec_fn=lambda: os.close(1))
+        self.assertEqual(done.returncode, USAGE)
+        self.assertIn("stdout is closed", done.stderr)
+        self.assertIn("loaded", log.read_text())
+        self.assertNotIn(answer, log.read_text())
+        noted = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=clean_environment(),
+                               preexec_fn=lambda: os.close(2))
+        self.assertEqual((noted.returncode, noted.stdout), (0, answer))
+        self.assertNotIn("tok/s", log.read_text())
+
     def test_waits_for_a_reader_where_writing_does_not_block(self):
         ours, theirs = os.pipe()
         fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
