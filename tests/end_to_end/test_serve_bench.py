@@ -52,6 +52,9 @@ class BenchUrl(ProgramTest):
         before = temporary_folder(self) / "before.json"
         before.write_text(self.bench("-o", "json"))
         self.assertIn("ratio", self.bench("--compare", before, "-o", "json"))
+        self.assertRegex(self.bench("--compare", before).splitlines()[2], r"\| +\d+\.\d{3} \|$")
+        before.write_text(self.bench("--rate", 100, "-o", "json"))
+        self.assertIsNone(json.loads(self.bench("--rate", 50, "--compare", before, "-o", "json"))[0]["ratio"])
 
     def test_sends_prompts_of_a_file_at_a_rate(self):
         prompts = temporary_folder(self) / "prompts.jsonl"

@@ -72,6 +72,9 @@ class UrlTable : public MarkdownTable {
                       std::move(sink)) {}
 
  private:
+  void choose_columns(const Json& first) override {
+    if (first.contains("ratio")) columns_.emplace_back("ratio");
+  }
   bool is_text(const std::string& column) const override { return column == "model" || column == "api"; }
   size_t min_width(const std::string& column) const override { return column == "t/s" ? 8 : 0; }
   std::string value_of(const std::string& column, const Json& f) const override {
@@ -94,6 +97,7 @@ class UrlTable : public MarkdownTable {
     if (column == "first p99 ms") return number("ttft_ms_p99", 1, 1);
     if (column == "gap p50 ms") return number("itl_ms_p50", 1, 2);
     if (column == "gap p99 ms") return number("itl_ms_p99", 1, 2);
+    if (column == "ratio") return number("ratio", 1, 3);
     return number("e2e_ms_p50", 1e-3, 2);
   }
 };
