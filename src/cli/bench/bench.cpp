@@ -292,8 +292,15 @@ class BenchCommand : public Command {
     options.warm_up = warm_up_;
     options.stop = [] { return InterruptScope::interrupted(); };
     const std::vector<UrlTest> tests = url_tests(url_, lists_.n_prompt, lists_.n_gen);
-    return print(terminal, make_url_table,
-                 [&](const std::function<void(Json)>& emit) { run_url_bench(options, tests, emit); });
+    return print(terminal, make_url_table, [&](const std::function<void(Json)>& emit) {
+      run_url_bench(options, tests, [&](const Json& fields) {
+        emit(fields);
+        if (fields["errors"] > 0)
+          terminal.note(fmt::format("{} of {} requests failed, the last one with: {}",
+                                    fields["errors"].dump(), fields["n_requests"].dump(),
+                                    fields["error"].get<std::string>()));
+      });
+    });
   }
 
   void run_model(const Terminal& terminal, const std::string& model, const BenchPlan& plan,

@@ -24,6 +24,7 @@ constexpr StreamDialect kDialects[] = {{"chat", "/v1/chat/completions", ""},
                                        {"responses", "/v1/responses", ".delta\""},
                                        {"messages", "/v1/messages", "content_block_delta"}};
 constexpr double kBytesPerToken = 4.0;  // before the server has counted
+constexpr size_t kMostOfARefusal = 4096;  // bytes
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -146,12 +147,13 @@ class Clients {
          .body = stream_body(dialect_, prompt, prompt.max_tokens.value_or(test_.n_gen)),
          .on_bytes = [reader, sent](std::string_view bytes) { reader->take(bytes, seconds_since(sent)); },
          .on_end =
-             [this, &record, sent](int status, const std::string& error) {
+             [this, &record, reader, sent](int status, const std::string& error) {
                --n_open_;
                record.end = seconds_since(sent);
                if (!error.empty()) record.error = error;
                if (status == 0) record.error = "the server cannot be reached: " + error;
-               if (status != 0 && status != 200) record.error = fmt::format("status {}", status);
+               if (status != 0 && status != 200)
+                 record.error = fmt::format("status {}{}", status, reader->refusal());
                if (record.error.empty() && !record.ended) record.error = "the stream ended early";
              }});
   }
@@ -191,7 +193,13 @@ const StreamDialect& stream_dialect(const std::string& name) {
       fmt::format("--dialect: '{}' is not known; use chat, completions, responses or messages", name));
 }
 
+std::string StreamReader::refusal() const {
+  const std::string why = refusal_in(head_);
+  return why.empty() ? why : fmt::format(" ({})", why);
+}
+
 void StreamReader::take(std::string_view bytes, double time) {
+  if (head_.size() < kMostOfARefusal) head_ += bytes;
   for (;;) {
     const size_t end = bytes.find('\n');
     if (end == std::string_view::npos) break;

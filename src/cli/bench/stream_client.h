@@ -19,6 +19,9 @@ struct StreamRequest {
   std::function<void(int status, const std::string& error)> on_end;
 };
 
+// What a server says in a reply that is no stream; empty: nothing that can be read.
+std::string refusal_in(std::string_view reply);
+
 // One thread at a time.
 class StreamClient {
  public:

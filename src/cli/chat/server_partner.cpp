@@ -23,21 +23,15 @@ class ChunkReader {
       std::string line = held_.substr(0, end);
       held_.erase(0, end + 1);
       if (line.ends_with('\r')) line.pop_back();
-      if (line.starts_with("data:")) take_event(Json::parse(line.substr(5), nullptr, false));
+      if (line.starts_with("data:")) take_event(line.substr(5));
     }
   }
   const std::string& error() const { return error_; }
   bool is_done() const { return !answer_.finish_reason.empty(); }
   // What a reply that is no stream says.
-  std::string refusal() const { return message_of(Json::parse(seen_, nullptr, false)); }
+  std::string refusal() const { return refusal_in(seen_); }
 
  private:
-  static std::string message_of(const Json& reply) {
-    if (!reply.is_object() || !reply.contains("error")) return {};
-    const Json& error = reply["error"];
-    if (error.is_string()) return error.get<std::string>();
-    return error.is_object() ? text_in(error, "message") : std::string();
-  }
   static std::string text_in(const Json& object, const char* name) {
     const auto found = object.find(name);
     return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
@@ -52,9 +46,10 @@ class ChunkReader {
     return found != object.end() && found->is_object() ? *found : kNone;
   }
 
-  void take_event(const Json& event) {
+  void take_event(const std::string& data) {
+    const Json event = Json::parse(data, nullptr, false);
     if (!event.is_object()) return;  // [DONE]
-    if (event.contains("error")) error_ = message_of(event);
+    if (event.contains("error")) error_ = refusal_in(data);
     if (const auto choices = event.find("choices");
         choices != event.end() && choices->is_array() && !choices->empty() && (*choices)[0].is_object()) {
       const Json& choice = (*choices)[0];
