@@ -65,7 +65,9 @@ class Judge(unittest.TestCase):
     def test_an_answer_that_reaches_out(self):
         for code in ("import socket\nsocket.socket()\n", "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:1', timeout=1)\n",
                      "open('file', 'w')\n", "open('/tmp/thermocline-eval', 'a')\n", "import os\nos.unlink('/tmp')\n", "import os\nos.kill(os.getppid(), 9)\n",
-                     "import os\nos.mkdir('x')\n", "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))\n"):
+                     "import os\nos.mkdir('x')\n", "import os\nos.utime('.')\n", "import os\nos.setxattr('.', 'user.a', b'b')\n",
+                     "import os\nos.setpriority(os.PRIO_PROCESS, os.getppid(), 1)\n", "import os\nos.sched_setaffinity(os.getppid(), {0})\n",
+                     "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))\n"):
             self.assertEqual(judge(code + RIGHT), "failed", code)
 
     def test_an_answer_that_pretends(self):
