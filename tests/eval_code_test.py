@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import resource
 import sys
 import tempfile
 import threading
@@ -77,6 +78,11 @@ class Judge(unittest.TestCase):
     def test_threads_and_output_are_fine(self):
         threads = "import threading\nt = threading.Thread(target=print, args=('x' * 1000,))\nt.start()\nt.join()\nprint('some output')\n"
         self.assertEqual(judge(threads + RIGHT), "passed")
+
+    def test_what_an_answer_prints_takes_no_memory_here(self):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
+        self.assertEqual(judge(f"for _ in range(256):\n    print('x' * (1 << 20))\n{RIGHT}"), "passed")
+        self.assertLess(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, 128 << 10)
 
     def test_the_problems_of_our_own(self):
         problems = [json.loads(line) for line in eval_code.OWN_PROBLEMS.read_text().splitlines()]

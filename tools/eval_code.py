@@ -12,8 +12,10 @@ and change no file (see run_answer.py). Python's own library only.
 """
 import argparse
 import concurrent.futures
+import contextlib
 import http.client
 import json
+import os
 import pathlib
 import platform
 import re
@@ -22,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.parse
 
@@ -97,6 +100,20 @@ def code_of(problem, text, mode):
     return head + "\n" + whole[0]
 
 
+class Tail(threading.Thread):
+    """The end of what a process prints. An answer may print without end: we keep no more of it."""
+
+    def __init__(self, pipe):
+        super().__init__(daemon=True)
+        self.pipe, self.text = pipe, b""
+        self.start()
+
+    def run(self):
+        with self.pipe:
+            while block := os.read(self.pipe.fileno(), 1 << 16):
+                self.text = (self.text + block)[-4096:]
+
+
 def execute(problem, code, seconds, memory):
     """"passed", or why not: "failed", "timeout", "memory"."""
     secret = secrets.token_hex(16)
@@ -104,17 +121,22 @@ def execute(problem, code, seconds, memory):
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen([sys.executable, "-I", "-B", str(HERE / "run_answer.py"), str(seconds), str(memory)], stdin=subprocess.PIPE,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, env={}, start_new_session=True)
+        out, error = Tail(process.stdout), Tail(process.stderr)
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(f"{secret}\n{program}".encode(errors="replace"))
         try:
-            out, error = process.communicate(f"{secret}\n{program}".encode(errors="replace"), timeout=seconds + 1)
+            process.wait(timeout=seconds + 1)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate()
+            process.wait()
             return "timeout"
-    if process.returncode == 0 and out.endswith(f"\n{secret}\n".encode()):
+        out.join()
+        error.join()
+    if process.returncode == 0 and out.text.endswith(f"\n{secret}\n".encode()):
         return "passed"
     if process.returncode in (-24, -9):  # SIGXCPU, and SIGKILL after it
         return "timeout"
-    return "memory" if b"MemoryError" in error[-4000:] else "failed"
+    return "memory" if b"MemoryError" in error.text else "failed"
 
 
 def ask(client, problem, options):
