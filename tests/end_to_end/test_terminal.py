@@ -477,6 +477,10 @@ class Perplexity(ProgramTest):
             self.assertLess(other, 10 * plain, options)
         self.assertEqual(self.measure("--device", "cpu", "--rope-scaling", "none")["perplexity"], plain)
 
+    def test_chunks_of_the_training_length(self):
+        whole = self.answer("perplexity", "-f", ROOT / "docs/server-api.md", "-c", "0", "--chunks", "1")
+        self.assertTrue(whole.startswith("perplexity: 1 chunks of 4096 tokens\n"), whole)
+
     def test_prints_what_llama_prints(self):
         text = self.answer("perplexity", "-f", ROOT / "README.md", "-c", "64", "--chunks", "2")
         self.assertRegex(text, r"\[1\][0-9.]+,\[2\][0-9.]+,\nFinal estimate: PPL = [0-9.]+ \+/- [0-9.]+\n$")
