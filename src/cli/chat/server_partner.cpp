@@ -87,6 +87,7 @@ class ChunkReader {
 };
 
 Json request_of(const AnswerFlags& flags) {
+  check_limits(flags);
   const ConstraintFlags& format = flags.constraint;
   if (!format.grammar.empty() || !format.grammar_file.empty() || !format.json_schema.empty() ||
       !format.json_schema_file.empty() || format.budget_message)
@@ -118,9 +119,9 @@ Json request_of(const AnswerFlags& flags) {
   if (flags.max_tokens > 0) body["max_tokens"] = flags.max_tokens;
   if (!flags.stops.empty()) body["stop"] = flags.stops;
   if (templates.reasoning_budget >= 0) body["reasoning_budget_tokens"] = templates.reasoning_budget;
-  if (!templates.kwargs.empty()) body["chat_template_kwargs"] = Json::parse(templates.kwargs);
-  if (templates.reasoning != "auto")
-    body["chat_template_kwargs"]["enable_thinking"] = templates.reasoning == "on";
+  const TemplateOptions options = template_options(templates);
+  if (!options.kwargs.empty()) body["chat_template_kwargs"] = options.kwargs;
+  if (options.thinking) body["chat_template_kwargs"]["enable_thinking"] = *options.thinking;
   return body;
 }
 
@@ -176,7 +177,9 @@ Answer ServerPartner::answer(const std::string& system, std::vector<Turn>& turns
                                                : why)};
   }
   if (!reader.error().empty()) throw NoAnswer{fmt::format("the server: {}", reader.error())};
-  if (!reader.is_done()) throw NoAnswer{fmt::format("the answer of {} broke off: {}", address_.url, broken)};
+  if (!reader.is_done())
+    throw NoAnswer{fmt::format("the answer of {} broke off: {}", address_.url,
+                               broken.empty() ? "its stream has no end" : broken)};
   return answer;
 }
 
