@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "cli/bench/stream_client.h"
 #include "cli/commands.h"
 #include "hub/http_client.h"
 
@@ -149,7 +150,7 @@ class ConnectCommand : public Command {
 
  private:
   void complete() {
-    while (settings_.url.ends_with('/')) settings_.url.pop_back();
+    settings_.url = server_root(settings_.url);
     if (client_ == "openwebui" || client_ == "env") return;  // they name no model
     const Json model = ask_server(settings_);
     if (settings_.model.empty() && model.is_object() && model.contains("id") && model["id"].is_string())

@@ -334,7 +334,8 @@ class Connect(ProgramTest):
     def test_prints_settings_of_clients(self):
         for client, words in (("claude", "ANTHROPIC_BASE_URL=http://h:1\n"), ("codex", 'base_url = "http://h:1/v1"\nwire_api = "responses"'),
                               ("opencode", '"baseURL": "http://h:1/v1"'), ("openwebui", "OPENAI_API_BASE_URL=http://h:1/v1"), ("env", "OPENAI_API_KEY=k\n")):
-            self.assertIn(words, self.answer("connect", client, "--url", "http://h:1/", "--api-key", "k"))
+            for url in ("http://h:1/", "http://h:1/v1"):
+                self.assertIn(words, self.answer("connect", client, "--url", url, "--api-key", "k"))
         for client, words in (("claude", "context is left out"), ("codex", "context is left out"), ("env", "")):
             self.assertIn(words, run("connect", client, "--url", "http://127.0.0.1:1").stderr)
         self.assertEqual(run("connect", "emacs").returncode, USAGE)

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "cli/bench/bench_plan.h"
+#include "cli/bench/stream_client.h"
 #include "cli/input.h"
 
 namespace thermo {
@@ -51,8 +52,7 @@ void add_url_options(OptionSet& set, UrlBenchFlags& flags) {
 std::vector<UrlTest> url_tests(UrlBenchFlags& flags, const std::vector<std::string>& n_prompt,
                                const std::vector<std::string>& n_gen) {
   UrlBenchOptions& options = flags.options;
-  while (options.url.ends_with('/')) options.url.pop_back();
-  if (options.url.ends_with("/v1")) options.url.resize(options.url.size() - 3);
+  options.url = server_root(options.url);
   if (!flags.prompts.empty()) {
     if (!n_prompt.empty()) throw ConfigError("--prompts says what is asked: leave -p out");
     options.prompts = read_url_prompts(read_text_file(flags.prompts), "--prompts " + flags.prompts);

@@ -22,6 +22,12 @@ size_t on_body(char* data, size_t size, size_t n, void* user) {
 
 }  // namespace
 
+std::string server_root(std::string url) {
+  while (url.ends_with('/')) url.pop_back();
+  if (url.ends_with("/v1")) url.resize(url.size() - 3);
+  return url;
+}
+
 std::string refusal_in(std::string_view reply) {
   const Json json = Json::parse(reply, nullptr, false);
   if (!json.is_object() || !json.contains("error")) return {};

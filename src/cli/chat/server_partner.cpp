@@ -131,8 +131,7 @@ ServerPartner::ServerPartner(ServerAddress address, const AnswerFlags& flags, co
     : address_(std::move(address)), terminal_(terminal) {
   if (!address_.url.starts_with("http://") && !address_.url.starts_with("https://"))
     throw ConfigError(fmt::format("--url: '{}' cannot be used, write http://127.0.0.1:8080", address_.url));
-  while (address_.url.ends_with('/')) address_.url.pop_back();
-  if (address_.url.ends_with("/v1")) address_.url.resize(address_.url.size() - 3);
+  address_.url = server_root(address_.url);
   use(flags);
 }
 
