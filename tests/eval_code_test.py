@@ -160,6 +160,17 @@ class Report(unittest.TestCase):
                 self.assertIn(word, out)
         self.assertEqual(self.run_tool("--url", "http://127.0.0.1:1", "--limit", 1)[0], 1)
 
+    def test_refuses_before_it_asks(self):
+        for arguments in (["/nowhere"], [ROOT / "README.md"], ["--answers", "/nowhere/answers"]):  # this one came after all the work
+            error = io.StringIO()
+            with contextlib.redirect_stderr(error):
+                self.assertEqual(eval_code.main(["--url", "http://127.0.0.1:1", "--limit", "1", *map(str, arguments)]), 2)
+            self.assertTrue(error.getvalue().startswith("error: "), error.getvalue())
+            self.assertNotIn("no problem was answered", error.getvalue())
+        for arguments in (["--clients", "0"], ["--extra", "{x"], ["--extra", "5"], ["--limit", "-1"]):
+            with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+                eval_code.parse_options(arguments)
+
     def test_as_many_pass_with_one_client_as_with_eight(self):
         with Server("--parallel", "8", "-c", "1024") as server, tempfile.TemporaryDirectory() as folder:
             runs = []
