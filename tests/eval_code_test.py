@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import resource
 import sys
 import tempfile
 import threading
@@ -65,7 +66,9 @@ class Judge(unittest.TestCase):
     def test_an_answer_that_reaches_out(self):
         for code in ("import socket\nsocket.socket()\n", "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:1', timeout=1)\n",
                      "open('file', 'w')\n", "open('/tmp/thermocline-eval', 'a')\n", "import os\nos.unlink('/tmp')\n", "import os\nos.kill(os.getppid(), 9)\n",
-                     "import os\nos.mkdir('x')\n", "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))\n"):
+                     "import os\nos.mkdir('x')\n", "import os\nos.utime('.')\n", "import os\nos.setxattr('.', 'user.a', b'b')\n",
+                     "import os\nos.setpriority(os.PRIO_PROCESS, os.getppid(), 1)\n", "import os\nos.sched_setaffinity(os.getppid(), {0})\n",
+                     "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))\n"):
             self.assertEqual(judge(code + RIGHT), "failed", code)
 
     def test_an_answer_that_pretends(self):
@@ -75,6 +78,11 @@ class Judge(unittest.TestCase):
     def test_threads_and_output_are_fine(self):
         threads = "import threading\nt = threading.Thread(target=print, args=('x' * 1000,))\nt.start()\nt.join()\nprint('some output')\n"
         self.assertEqual(judge(threads + RIGHT), "passed")
+
+    def test_what_an_answer_prints_takes_no_memory_here(self):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
+        self.assertEqual(judge(f"for _ in range(256):\n    print('x' * (1 << 20))\n{RIGHT}"), "passed")
+        self.assertLess(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, 128 << 10)
 
     def test_the_problems_of_our_own(self):
         problems = [json.loads(line) for line in eval_code.OWN_PROBLEMS.read_text().splitlines()]
@@ -151,6 +159,17 @@ class Report(unittest.TestCase):
             for word in ("tokens/s", "first token", "acceptance", "hot share"):
                 self.assertIn(word, out)
         self.assertEqual(self.run_tool("--url", "http://127.0.0.1:1", "--limit", 1)[0], 1)
+
+    def test_refuses_before_it_asks(self):
+        for arguments in (["/nowhere"], [ROOT / "README.md"], ["--answers", "/nowhere/answers"]):  # this one came after all the work
+            error = io.StringIO()
+            with contextlib.redirect_stderr(error):
+                self.assertEqual(eval_code.main(["--url", "http://127.0.0.1:1", "--limit", "1", *map(str, arguments)]), 2)
+            self.assertTrue(error.getvalue().startswith("error: "), error.getvalue())
+            self.assertNotIn("no problem was answered", error.getvalue())
+        for arguments in (["--clients", "0"], ["--extra", "{x"], ["--extra", "5"], ["--limit", "-1"]):
+            with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+                eval_code.parse_options(arguments)
 
     def test_as_many_pass_with_one_client_as_with_eight(self):
         with Server("--parallel", "8", "-c", "1024") as server, tempfile.TemporaryDirectory() as folder:

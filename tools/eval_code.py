@@ -12,8 +12,10 @@ and change no file (see run_answer.py). Python's own library only.
 """
 import argparse
 import concurrent.futures
+import contextlib
 import http.client
 import json
+import os
 import pathlib
 import platform
 import re
@@ -22,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.parse
 
@@ -97,6 +100,20 @@ def code_of(problem, text, mode):
     return head + "\n" + whole[0]
 
 
+class Tail(threading.Thread):
+    """The end of what a process prints. An answer may print without end: we keep no more of it."""
+
+    def __init__(self, pipe):
+        super().__init__(daemon=True)
+        self.pipe, self.text = pipe, b""
+        self.start()
+
+    def run(self):
+        with self.pipe:
+            while block := os.read(self.pipe.fileno(), 1 << 16):
+                self.text = (self.text + block)[-4096:]
+
+
 def execute(problem, code, seconds, memory):
     """"passed", or why not: "failed", "timeout", "memory"."""
     secret = secrets.token_hex(16)
@@ -104,17 +121,22 @@ def execute(problem, code, seconds, memory):
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen([sys.executable, "-I", "-B", str(HERE / "run_answer.py"), str(seconds), str(memory)], stdin=subprocess.PIPE,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, env={}, start_new_session=True)
+        out, error = Tail(process.stdout), Tail(process.stderr)
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(f"{secret}\n{program}".encode(errors="replace"))
         try:
-            out, error = process.communicate(f"{secret}\n{program}".encode(errors="replace"), timeout=seconds + 1)
+            process.wait(timeout=seconds + 1)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate()
+            process.wait()
             return "timeout"
-    if process.returncode == 0 and out.endswith(f"\n{secret}\n".encode()):
+        out.join()
+        error.join()
+    if process.returncode == 0 and out.text.endswith(f"\n{secret}\n".encode()):
         return "passed"
     if process.returncode in (-24, -9):  # SIGXCPU, and SIGKILL after it
         return "timeout"
-    return "memory" if b"MemoryError" in error[-4000:] else "failed"
+    return "memory" if b"MemoryError" in error.text else "failed"
 
 
 def ask(client, problem, options):
@@ -122,7 +144,7 @@ def ask(client, problem, options):
     if options.mode == "completion":
         return client.stream("/v1/completions", {**sampling, "prompt": problem["prompt"], "stop": STOPS})
     turns = [{"role": "user", "content": QUESTION.format(prompt=problem["prompt"].rstrip())}]
-    return client.stream("/v1/chat/completions", {**sampling, "messages": turns, **json.loads(options.extra)})
+    return client.stream("/v1/chat/completions", {**sampling, "messages": turns, **options.extra})
 
 
 def solve(client, problem, options):
@@ -170,6 +192,13 @@ def show(summary):
     print(f"hot share    {number('hot_share', 100, 1, ' %')}")
 
 
+def json_object(text):
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
+
+
 def parse_options(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("problems", nargs="?", default=str(OWN_PROBLEMS), help="file of problems (default: our own)")
@@ -182,32 +211,55 @@ def parse_options(arguments):
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--max-tokens", type=int, default=4096)
-    parser.add_argument("--extra", default="{}", help="more members of a chat request, as JSON")
+    parser.add_argument("--extra", type=json_object, default={}, metavar="JSON", help="more members of a chat request")
     parser.add_argument("--execute", action="store_true", help="run what the model wrote")
     parser.add_argument("--time", type=int, default=10, help="seconds that an answer may run")
     parser.add_argument("--memory", type=int, default=512, help="MiB that it may use")
     parser.add_argument("--answers", help="write the answers here, one JSON object to a line")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
+    if min(options.clients, options.time, options.memory) < 1 or options.limit < 0:
+        parser.error("--clients, --time and --memory are at least 1, and --limit at least 0")
     if options.execute and (sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64")):
         parser.error("--execute needs Linux on x86-64 or arm64: answers cannot be held to limits here")
     return options
 
 
+def read_problems(path):
+    """Raises ValueError for a line that is no problem."""
+    problems = []
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                problem = json_object(line)
+            except ValueError:
+                problem = {}
+            if not all(isinstance(problem.get(name), str) for name in ("task_id", "prompt", "entry_point", "test")):
+                raise ValueError(f"{path}:{number}: an object with task_id, prompt, entry_point and test was expected")
+            problems.append(problem)
+    return problems
+
+
 def main(arguments=None):
     options = parse_options(arguments)
-    with open(options.problems, encoding="utf-8") as file:
-        problems = [json.loads(line) for line in file if line.strip()]
-    problems = problems[:options.limit or None]
-    client = Client(options.url, options.key)
-    before, start = expert_uses(client), time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(options.clients) as pool:
-        results = list(pool.map(lambda problem: solve(client, problem, options), problems))
+    client, results = Client(options.url, options.key), []
+    with contextlib.ExitStack() as stack:
+        try:  # before hours of work
+            problems = read_problems(options.problems)[:options.limit or None]
+            answers = stack.enter_context(open(options.answers, "w", encoding="utf-8")) if options.answers else None
+        except (OSError, ValueError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        before, start = expert_uses(client), time.monotonic()
+        pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(options.clients))
+        for result in pool.map(lambda problem: solve(client, problem, options), problems):
+            results.append(result)
+            if answers:
+                answers.write(json.dumps({**result, "completion": result.get("code", "")}) + "\n")
+                answers.flush()
     summary = summary_of(results, time.monotonic() - start, before, expert_uses(client))
-    if options.answers:
-        with open(options.answers, "w", encoding="utf-8") as file:
-            for result in results:
-                file.write(json.dumps({**result, "completion": result.get("code", "")}) + "\n")
     if options.json:
         print(json.dumps({**summary, "tasks": {r["task_id"]: r["result"] for r in results}}, indent=2))
     else:

@@ -3,7 +3,7 @@
 
 On stdin: a line with a secret, then the program. When the program ran to its end, the secret is the last line on stdout.
 Its limits are the kernel's and cannot be taken back: time, memory, size of files, and a filter of system calls that lets it
-start no process, open no socket, change no file and signal no other process. Linux on x86-64 and arm64, Python's own library only.
+start no process, open no socket, change no file, and neither signal nor slow down another process. Linux on x86-64 and arm64, Python's own library only.
 """
 import ctypes
 import os
@@ -24,6 +24,11 @@ REFUSED = {
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
     "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "perf_event_open": (298, 241), "shmget": (29, 194), "msgget": (68, 186),
     "semget": (64, 190), "setrlimit": (160, 164), "prlimit64": (302, 261), "reboot": (169, 142), "keyctl": (250, 219), "add_key": (248, 217),
+    "utime": (132, -1), "utimes": (235, -1), "futimesat": (261, -1), "utimensat": (280, 88), "fchmodat2": (452, 452),
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16), "mq_open": (240, 180), "mq_unlink": (241, 181), "pidfd_getfd": (438, 438), "process_madvise": (440, 440),
+    "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
+    "sched_setaffinity": (203, 122), "sched_setattr": (314, 274), "migrate_pages": (256, 238), "move_pages": (279, 239),
 }
 # Machine: (its number for the filter, column, open or -1, openat, clone, clone3, tgkill).
 MACHINES = {"x86_64": (0xC000003E, 0, 2, 257, 56, 435, 234), "aarch64": (0xC00000B7, 1, -1, 56, 220, 435, 131)}

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "cli/bench/stream_client.h"
 #include "cli/commands.h"
 #include "hub/http_client.h"
 
@@ -129,8 +130,11 @@ class ConnectCommand : public Command {
     set.positional("CLIENT", client_, "claude, codex, opencode, openwebui or env");
     set.section("Server");
     set.value("--url", "URL", settings_.url, "URL of the server (default http://127.0.0.1:8080)");
-    set.value("--api-key", "KEY", settings_.key, "key that the server needs (default none)").secret();
-    set.value("-a,--alias", "NAME", settings_.model, "name of the model (default what the server says)");
+    set.value("--api-key", "KEY", settings_.key, "key that the server needs (default none)")
+        .secret()
+        .not_in_file();
+    set.value("-a,--alias", "NAME", settings_.model, "name of the model (default what the server says)")
+        .not_in_file();
   }
 
   ExitCode run(const Terminal&) override {
@@ -146,7 +150,7 @@ class ConnectCommand : public Command {
 
  private:
   void complete() {
-    while (settings_.url.ends_with('/')) settings_.url.pop_back();
+    settings_.url = server_root(settings_.url);
     if (client_ == "openwebui" || client_ == "env") return;  // they name no model
     const Json model = ask_server(settings_);
     if (settings_.model.empty() && model.is_object() && model.contains("id") && model["id"].is_string())

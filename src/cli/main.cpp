@@ -1,7 +1,9 @@
 // The program: finds the command, fills its options, runs it. The only place that catches everything:
 // whatever goes wrong, the last line on stderr is one sentence with cause and remedy, and the exit code says
 // what kind it was.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <exception>
@@ -205,6 +207,13 @@ std::string options_that_help(Remedy remedy) {
   return "";
 }
 
+// The next file that is opened would get the number of a closed descriptor, and what is printed would go into
+// that file. Stdout is for reading, so that who writes there still learns that it is closed.
+void keep_standard_descriptors() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDERR_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
+}
+
 int fail(ExitCode code, const std::string& sentence) {
   std::fflush(stdout);
   const Terminal terminal = detect_terminal({});
@@ -220,6 +229,7 @@ int fail(ExitCode code, const std::string& sentence) {
 
 int main(int argc, char** argv) {
   using namespace thermo;
+  keep_standard_descriptors();
   install_signal_handlers();
   try {
     const ExitCode code = run_program(Arguments(argv + 1, argv + argc));

@@ -18,7 +18,8 @@ constexpr CodeMeaning kExitCodes[] = {
     {ExitCode::Ok, "all is well"},
     {ExitCode::Internal, "an error in the program itself"},
     {ExitCode::Usage,
-     "wrong usage or configuration; a prompt that does not fit; a piped message that could not be answered"},
+     "wrong usage or configuration; a prompt that does not fit; a piped message that could not be answered; "
+     "output that cannot be written; a server at --url that cannot be reached"},
     {ExitCode::Model, "the model is missing, unreadable, unsupported or damaged"},
     {ExitCode::Memory, "not enough memory, or the address space is used up"},
     {ExitCode::Listen, "the server cannot listen: the address is in use or not allowed"},

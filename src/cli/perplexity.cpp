@@ -75,12 +75,13 @@ class PerplexityCommand : public Command {
 
   ExitCode run(const Terminal& terminal) override {
     EngineOptions options = engine_options(flags_);
-    if (options.n_ctx == 0) options.n_ctx = kDefaultContext;
-    if (options.n_ctx < 8) throw ConfigError("--ctx-size: perplexity needs chunks of 8 tokens or more");
+    if (options.n_ctx > 0 && options.n_ctx < 8)
+      throw ConfigError("--ctx-size: perplexity needs chunks of 8 tokens or more");
     if (file_.empty() && !stdin_brings_text())
       throw ConfigError("no text was given: name a file with -f, or send one through a pipe");
     const std::string text = file_.empty() ? read_stdin() : read_text_file(file_);
     TextModel model(model_);
+    if (options.n_ctx == 0) options.n_ctx = flags_.whole_context ? model.n_ctx_train() : kDefaultContext;
     const std::vector<TokenId> ids =
         model.tokenizer().encode(text, {.parse_special = false, .add_bos_eos = true});
     const auto n_ctx = static_cast<size_t>(options.n_ctx);

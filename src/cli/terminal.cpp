@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -110,9 +111,11 @@ void write_stdout(std::string_view text) {
       text.remove_prefix(static_cast<size_t>(n));
     } else if (errno == EPIPE) {
       throw OutputClosed{};
+    } else if (errno == EAGAIN) {  // it does not block: another program may have left a terminal so
+      pollfd room{.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
+      poll(&room, 1, -1);
     } else if (errno != EINTR) {  // a signal (Ctrl-C while the pipe is full) is no failure
-      throw ThermoError(
-          ExitCode::Internal,
+      throw ConfigError(
           errno == EBADF
               ? "stdout is closed: send it somewhere, to /dev/null if nobody reads it"
               : fmt::format("cannot write to stdout: {}; is the disk full?", std::strerror(errno)));

@@ -58,7 +58,7 @@ class Generation {
     std::vector<GeneratedToken> tokens = {};  // all that the parser got, when log probabilities are asked for
     std::vector<TokenId> ids = {};
     int n_tokens = 0;  // up to a stop text
-    int n_cached = 0;
+    int n_cached = 0, n_read = 0;                // of its prompt
     Clock::time_point started = {}, first = {};  // reading, and the first token
     bool stopping = false, ended = false;
   };
@@ -87,7 +87,7 @@ class Generation {
   void flush(int index);
   void flush_due(Clock::time_point now);
   Clock::time_point next_due() const;  // of what is held back
-  AnswerStats stats_so_far(int index) const;
+  AnswerStats stats_so_far(const Choice& choice) const;
   void send(const std::string& bytes);
   void cancel_all();
   void check_reader();
@@ -364,7 +364,7 @@ void Generation::take(int index, TokenEvent event) {
     if (live_->state == "queued") live_->state = "prefill";
     live_->n_cached = choice.n_cached = read->n_cached;
     if (choice.started == Clock::time_point{}) choice.started = Clock::now();
-    live_->n_prompt_done = read->done;
+    live_->n_prompt_done = choice.n_read = read->done;
     const double ms = std::chrono::duration<double>(Clock::now() - live_->since).count() * 1e3;
     if (streaming_ && request().return_progress)
       send(writer_->progress(read->done, read->total, read->n_cached, ms));
@@ -426,7 +426,7 @@ void Generation::show(int index, AnswerParser::Events events) {
 void Generation::flush(int index) {
   Choice& choice = choices_[static_cast<size_t>(index)];
   const AnswerLogprobs tokens = take_logprobs(choice.parser, choice.tokens, request().logprobs_of_all);
-  if (request().timings_per_token) writer_->set_stats(stats_so_far(index));
+  if (request().timings_per_token) writer_->set_stats(stats_so_far(choice));
   send(writer_->pieces(index, merged(choice.pacer.take(Clock::now())), tokens));
 }
 
@@ -442,14 +442,13 @@ void Generation::flush_due(Clock::time_point now) {
 }
 
 // As this side sees it; what the engine measured comes at the end.
-AnswerStats Generation::stats_so_far(int index) const {
-  const Choice& choice = choices_[static_cast<size_t>(index)];
+AnswerStats Generation::stats_so_far(const Choice& choice) const {
   const auto seconds = [](Clock::duration time) { return std::chrono::duration<double>(time).count(); };
   AnswerStats stats;
-  stats.n_prompt = static_cast<int>(
-      prepared_.prompts[static_cast<size_t>(index) / static_cast<size_t>(request().n)].size());
+  stats.n_prompt = choice.n_read;
   stats.n_cached = choice.n_cached;
   stats.n_completion = choice.n_tokens;
+  if (choice.n_tokens == 0) return stats;
   stats.queue_seconds = seconds(choice.started - live_->since);
   stats.prompt_seconds = seconds(choice.first - choice.started);
   stats.first_token_seconds = seconds(choice.first - live_->since);
@@ -539,7 +538,11 @@ void Generation::record(const char* outcome) {
                      .phase = std::string_view(outcome) == "cancelled" ? phase() : std::string(),
                      .seconds = std::chrono::duration<double>(Clock::now() - live_->since).count(),
                      .answers = {}};
-  for (const Choice& choice : choices_) ended.answers.push_back(&choice.answer);
+  for (Choice& choice : choices_) {
+    if (choice.answer.finish_reason.empty())
+      take_unfinished(choice.parser, stats_so_far(choice), choice.answer);
+    ended.answers.push_back(&choice.answer);
+  }
   count_request(server_.metrics, server_.options, ended);
 }
 

@@ -26,9 +26,7 @@ void count_repairs(Metrics& metrics, const ToolCallRepairs& repairs) {
     metrics.count("thermocline_tool_calls_total", "result=\"unknown_name\"", repairs.unknown_tools);
 }
 
-}  // namespace
-
-void count_answer(Metrics& metrics, const GenerationRequest& request, const Answer& answer) {
+void count_tokens(Metrics& metrics, const Answer& answer) {
   const AnswerStats& stats = answer.stats;
   metrics.count("thermocline_prompt_tokens_total", "source=\"computed\"", stats.n_prompt - stats.n_cached);
   metrics.count("thermocline_prompt_tokens_total", "source=\"cached\"", stats.n_cached);
@@ -38,6 +36,19 @@ void count_answer(Metrics& metrics, const GenerationRequest& request, const Answ
   metrics.count("thermocline_generated_tokens_total", "kind=\"tool\"", answer.n_call_tokens);
   metrics.count("thermocline_generated_tokens_total", "kind=\"forced\"", answer.n_forced_tokens);
   metrics.count("thermocline_generated_tokens_total", "kind=\"content\"", std::max(0, n_content));
+}
+
+}  // namespace
+
+void take_unfinished(const AnswerParser& parser, const AnswerStats& so_far, Answer& answer) {
+  answer.stats = so_far;
+  answer.n_reasoning_tokens = parser.n_reasoning_tokens();
+  answer.n_call_tokens = static_cast<int>(parser.call_tokens().size());
+}
+
+void count_answer(Metrics& metrics, const GenerationRequest& request, const Answer& answer) {
+  const AnswerStats& stats = answer.stats;
+  count_tokens(metrics, answer);
   metrics.count("thermocline_prefix_cache_lookups_total", stats.n_cached == 0 ? "result=\"miss\""
                                                           : stats.n_cached + 1 < stats.n_prompt
                                                               ? "result=\"partial\""
@@ -82,14 +93,18 @@ void count_request(Metrics& metrics, const ServerOptions& options, const EndedRe
   int n_prompt = 0, n_cached = 0, n_out = 0;
   double ttft = 0.0, rate = 0.0;
   for (const Answer* const answer : ended.answers) {
-    if (answer->finish_reason.empty()) continue;
     const AnswerStats& stats = answer->stats;
+    const bool is_whole = !answer->finish_reason.empty();
+    if (!is_whole && stats.n_prompt == 0) continue;  // nothing was computed
     n_prompt += stats.n_prompt;
     n_cached += stats.n_cached;
     n_out += stats.n_completion;
     ttft = stats.first_token_seconds;
     rate = stats.predicted_rate();
-    count_answer(metrics, ended.request, *answer);
+    if (is_whole)
+      count_answer(metrics, ended.request, *answer);
+    else
+      count_tokens(metrics, *answer);
   }
   if (!log_enabled(LogLevel::Info)) return;
   const std::string dialect_of_it = dialect_name(ended.request.dialect);

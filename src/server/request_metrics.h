@@ -14,6 +14,8 @@ namespace thermo {
 
 // Tokens, times, cache, drafts, format and calls of one answer to `request`.
 void count_answer(Metrics& metrics, const GenerationRequest& request, const Answer& answer);
+// What is known of an answer that will not end.
+void take_unfinished(const AnswerParser& parser, const AnswerStats& so_far, Answer& answer);
 // A request at its end, however it came there: counts it with its answers and writes its line into the log.
 struct EndedRequest {
   const GenerationRequest& request;

@@ -75,7 +75,9 @@ class Remote(ProgramTest):
         self.assertEqual(gone.returncode, USAGE)
         self.assertIn("cannot be reached", gone.stderr)
         for arguments, why in ((("model.gguf", "--url", "http://x"), "contradict"), (("--url", "x"), "http://"), (("--api-key", "k"), "--url"),
-                               (("--url", "http://x", "--grammar", "root ::= \"x\""), "format")):
+                               (("--url", "http://x", "--grammar", "root ::= \"x\""), "format"), (("--url", "http://x", "-n", "0"), "positive"),
+                               (("--url", "http://x", "--stop", ""), "0 bytes"), (("--url", "http://x", "--chat-template-kwargs", "{x"), "JSON object"),
+                               (("--url", "http://x", "--chat-template-kwargs", "[1]", "--reasoning", "on"), "JSON object")):
             done = run("chat", *arguments)
             self.assertEqual(done.returncode, USAGE, done.stderr)
             self.assertIn(why, done.stderr)

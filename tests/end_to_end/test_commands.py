@@ -253,6 +253,22 @@ class Sources(ProgramTest):
         self.assertIn("LLAMA_LOG_COLORS is used for --color", log)
         self.assertNotIn("is used for", run("version", "-v", "--color", "auto", env={"LLAMA_LOG_COLORS": "never"}).stderr)
 
+    def test_what_is_meant_for_a_server_stands_in_nobodys_way(self):
+        config = self.config(f'model = "{MODEL}"\ngrammar = "root ::= [a-z]"\n[server]\napi-key = ["me:abc", "admin:def"]\nalias = "a,b"\n')
+        for arguments, env in ((["chat", "-n", "1"], {"THERMO_API_KEY": "abc", "THERMO_ALIAS": "x"}), (["chat", "-n", "1", "--config", config], {}),
+                               (["connect", "env", "--config", config], {}),
+                               (["bench", "--print-config", "--url", "http://x", "--config", config], {"LLAMA_ARG_HF_REPO": "a/b"}),
+                               (["chat", "--print-config", "--url", "http://x", "--config", config], {"LLAMA_ARG_HF_REPO": "a/b"})):
+            with self.subTest(arguments=arguments, env=env):
+                self.assertNotRegex(self.answer(*arguments, env=env), "model|alias|grammar|hf-repo|api-key|abc")
+        self.assertIn("api-key is set", self.answer("chat", "--url", "http://x", "--print-config", env={"THERMO_API_KEY": "abc"}))
+        # A server that the file names is not left out for what it cannot do.
+        there = self.config('url = "http://127.0.0.1:1"\n')
+        self.assertIn("a format of the answer cannot be sent", self.refusal(USAGE, "chat", "--config", there, "--grammar", "root ::= [a-z]"))
+        self.assertIn("model = ", self.answer("chat", "-m", MODEL, "--config", there, "--print-config"))
+        for command in ("chat", "bench"):
+            self.assertIn("--api-key needs --url", self.refusal(USAGE, command, "--api-key", "abc"))
+
     def test_the_command_line_wins_where_options_set_the_same(self):
         for arguments, env, shown in ((["-v"], {"LLAMA_LOG_VERBOSITY": "0"}, True), (["-lv", "0"], {"LLAMA_LOG_VERBOSITY": "5"}, False)):
             result = run("run", "-p", "Hi", "-n", "1", "--device", "cpu", *arguments, env=env)

@@ -199,14 +199,15 @@ class Measured(ProgramTest):
             self.assertEqual(never["tokens_per_step"], 1)
 
     def test_own_text_is_the_same_with_drafts(self):
-        for flag in ("--draft", "-md"):
-            plain, drafted = self.rows(flag, self.drafter, "--draft-budget", "7")
-            self.assertEqual(plain["text_source"], "own")
+        for flags in (["--draft", self.drafter], ["-md", self.drafter], ["--spec-type", "draft-dflash", "-md", self.drafter]):
+            plain, drafted = self.rows(*flags, "--draft-budget", "7")
+            self.assertEqual((plain["text_source"], drafted["drafter"]), ("own", "dflash"))
             self.assertEqual(plain["output_sha256"], drafted["output_sha256"])
 
     def test_what_makes_no_sense_is_refused(self):
         for arguments in (["--oracle", "0.5"], ["--draft", "mtp", "--oracle", "2"], ["--draft", "mtp", "-p", "8"],
-                          ["--draft", "mtp", "--rows", "4"], ["--draft", "mtp", "--oracle", "0.5", "--text", "own"]):
+                          ["--draft", "mtp", "--rows", "4"], ["--draft", "auto", "--spec-type", "none"], ["--draft", "mtp", "-md", self.drafter],
+                          ["--draft", "mtp", "--oracle", "0.5", "--text", "own"]):
             with self.subTest(arguments=arguments):
                 self.refusal(USAGE, "bench", "-m", self.model, "--device", "cpu", *arguments)
         self.refusal(USAGE, "synth", "/tmp/x.gguf", "--shape", "dflash-35b-a3b", "--layers", "4")
@@ -318,7 +319,7 @@ class References(ProgramTest):
                         "--tolerance", "1e-4", "--device", "cpu")
 
 
-class References(ProgramTest):
+class ReferenceFiles(ProgramTest):
     """What a recorded file asks for: it may be long, and it may be wrong."""
 
     @staticmethod
@@ -408,7 +409,7 @@ class Refusals(ProgramTest):
                 self.refusal(USAGE, "run", "--device", "cpu", "-p", "x", *arguments)
 
     def test_say_what_a_command_has_instead(self):
-        for command, flag, words in (("run", "-td", "use -t for both"), ("run", "-cd", "use -c for both"), ("bench", "--spec-type", "`bench` have --draft"),
+        for command, flag, words in (("run", "-td", "use -t for both"), ("run", "-cd", "use -c for both"), ("bench", "--spec-draft-n-max", "`bench` have --draft"),
                                      ("tokenize", "-md", "`run`, `chat`, `serve`, `plan` and `bench`")):
             self.assertIn(words, self.refusal(USAGE, command, flag, "4"))
 

@@ -22,16 +22,16 @@ QUICK = ("chat", "--temp", "0", "--reasoning", "off", "-n", "8")
 class Screen:
     """A program at a terminal of its own."""
 
-    def __init__(self, *arguments, width=80, state, term="xterm"):
+    def __init__(self, *arguments, width=80, state, term="xterm", color=False):
         leader, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
         self.fd = leader
-        env = clean_environment(XDG_STATE_HOME=str(state), TERM=term, LC_ALL="C.UTF-8", NO_COLOR="1")
+        env = clean_environment(XDG_STATE_HOME=str(state), TERM=term, LC_ALL="C.UTF-8", NO_COLOR="" if color else "1")
         self.program = subprocess.Popen([PROGRAM, *map(str, arguments)], stdin=follower, stdout=follower, stderr=follower,
                                         env=env, start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
         os.close(follower)
         self.text = self.all = ""
-        self.wait_for("> ")
+        self.wait_for("> " if not color else "> |>\x1b\\[0m ")
 
     def read(self, seconds):
         ready, _, _ = select.select([self.fd], [], [], seconds)
@@ -182,6 +182,15 @@ class Prompt(ProgramTest):
             screen = self.screen(term=term)
             self.assertEqual(screen.leave(), 0)
             self.assertEqual("\x1b[?2004" in screen.all, asks, term)
+
+    def test_only_the_prompt_is_bold(self):
+        screen = self.screen(color=True)
+        screen.type("/help\r")
+        screen.wait_for("/exit ")
+        self.assertEqual(screen.leave(), 0)
+        self.assertIn("\x1b[1m", screen.all)
+        for after in screen.all.split("\x1b[1m")[1:]:  # all that followed was bold, after the end of the program, too
+            self.assertRegex(after, r"^>\x1b\[0m ")
 
     def test_ctrl_d_leaves(self):
         self.assertEqual(self.screen().leave(CTRL_D), 0)

@@ -6,7 +6,7 @@ import json
 import sqlite3
 import unittest
 
-from harness import ProgramTest, temporary_folder
+from harness import ProgramTest, run, temporary_folder
 from server_harness import Server
 
 
@@ -52,6 +52,9 @@ class BenchUrl(ProgramTest):
         before = temporary_folder(self) / "before.json"
         before.write_text(self.bench("-o", "json"))
         self.assertIn("ratio", self.bench("--compare", before, "-o", "json"))
+        self.assertRegex(self.bench("--compare", before).splitlines()[2], r"\| +\d+\.\d{3} \|$")
+        before.write_text(self.bench("--rate", 100, "-o", "json"))
+        self.assertIsNone(json.loads(self.bench("--rate", 50, "--compare", before, "-o", "json"))[0]["ratio"])
 
     def test_sends_prompts_of_a_file_at_a_rate(self):
         prompts = temporary_folder(self) / "prompts.jsonl"
@@ -84,7 +87,9 @@ class BenchUrl(ProgramTest):
         with Server("--parallel", "1", "--max-queue", "1", "-c", "2048") as server:
             row = json.loads(self.bench("--concurrency", "12", "-o", "json", "-n", "1500", "-r", "1", url=server.url))[0]
             self.assertGreater(row["errors"], 0)
-            self.assertEqual(row["error"], "status 503")
+            self.assertRegex(row["error"], r"^status 503 \(.*try again later\)$")
+        long = run("bench", "--url", self.server.url, "-p", "5000", "-n", "4", "-r", "2")
+        self.assertRegex(long.stderr, r"2 of 2 requests failed, the last one with: status 400 \(.*maximum context length")
         with Server("--api-key", "secret", "-c", "1024") as server:
             self.refusal(2, "bench", "--url", server.url)
             self.bench("--api-key", "secret", url=server.url)

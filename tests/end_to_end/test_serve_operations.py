@@ -204,6 +204,19 @@ class Counting(unittest.TestCase):
             self.assertEqual(self.counters(server, "thermocline_requests_total"), {'{dialect="chat",outcome="cancelled",finish_reason=""}': 1})
             self.assertEqual(self.counters(server, "thermocline_prompt_tokens_total"), {})
 
+    def test_counts_what_was_computed_for_an_answer_that_was_cancelled(self):
+        with Server(*WIDE, "--parallel", "1") as server:
+            with contextlib.closing(server.stream("/v1/chat/completions", ask("Write a long story.", **ENDLESS))) as stream:
+                for _ in range(5):
+                    next(stream)
+            server.wait_until_idle()
+            line = wait_until(lambda: re.search(r"cancelled phase=decode prompt=(\d+) \(0 cached\) out=(\d+) ttft=(\S+)s (\S+) tok/s", server.logged()))
+            n_prompt, n_out = int(line[1]), int(line[2])
+            self.assertGreater(n_out, 0)
+            self.assertGreater(float(line[4]), 0)
+            self.assertEqual(self.counters(server, "thermocline_prompt_tokens_total"), {'{source="computed"}': n_prompt, '{source="cached"}': 0})
+            self.assertEqual(sum(self.counters(server, "thermocline_generated_tokens_total").values()), n_out)
+
     def test_counts_and_logs_what_failed_once(self):
         with Server(*WIDE, "--parallel", "1", "--max-queue", "0", "--log-format", "json") as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
             asked = pool.submit(server.request, "POST", "/v1/chat/completions", ask("Write a long story.", **ENDLESS), headers={"X-Request-Id": "one"})

@@ -1,9 +1,11 @@
 """The rough edges of the command line: prompts from several places, words that mislead, interruptions, data for other programs."""
+import fcntl
 import json
 import os
 import pathlib
 import re
 import resource
+import select
 import shutil
 import signal
 import sqlite3
@@ -132,7 +134,35 @@ class Words(ProgramTest):
     def test_says_that_its_output_is_closed(self):
         done = subprocess.run([PROGRAM, "version"], stderr=subprocess.PIPE, text=True, env=clean_environment(),
                               preexec_fn=lambda: os.close(1))
+        self.assertEqual(done.returncode, USAGE)
         self.assertIn("stdout is closed", done.stderr)
+
+    def test_prints_into_no_file_that_was_opened_for_something_else(self):
+        log = temporary_folder(self) / "log.txt"  # its number was that of the closed descriptor
+        command = [PROGRAM, "run", "-p", "What is 17 + 25?", "--reasoning", "off", *GREEDY, "-v", "--log-file", log]
+        answer = self.answer(*command[1:-2])
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=clean_environment(),
+                              preexec_fn=lambda: os.close(1))
+        self.assertEqual(done.returncode, USAGE)
+        self.assertIn("stdout is closed", done.stderr)
+        self.assertIn("loaded", log.read_text())
+        self.assertNotIn(answer, log.read_text())
+        noted = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=clean_environment(),
+                               preexec_fn=lambda: os.close(2))
+        self.assertEqual((noted.returncode, noted.stdout), (0, answer))
+        self.assertNotIn("tok/s", log.read_text())
+
+    def test_waits_for_a_reader_where_writing_does_not_block(self):
+        ours, theirs = os.pipe()
+        fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
+        os.set_blocking(theirs, False)
+        program = subprocess.Popen([PROGRAM, "manual"], stdout=theirs, env=clean_environment())
+        while program.poll() is None and select.select([], [theirs], [], 0)[1]:
+            time.sleep(0.01)  # until there is no room
+        os.close(theirs)
+        with open(ours) as pipe:
+            self.assertEqual(pipe.read(), self.answer("manual"))
+        self.assertEqual(program.wait(), 0)
 
     @unittest.skipIf(SANITIZED, NO_SPACE_TO_LIMIT)
     def test_a_full_disk_leaves_no_conversation_and_one_line_about_the_log(self):
@@ -446,6 +476,10 @@ class Perplexity(ProgramTest):
             self.assertNotEqual(other, plain, options)
             self.assertLess(other, 10 * plain, options)
         self.assertEqual(self.measure("--device", "cpu", "--rope-scaling", "none")["perplexity"], plain)
+
+    def test_chunks_of_the_training_length(self):
+        whole = self.answer("perplexity", "-f", ROOT / "docs/server-api.md", "-c", "0", "--chunks", "1")
+        self.assertTrue(whole.startswith("perplexity: 1 chunks of 4096 tokens\n"), whole)
 
     def test_prints_what_llama_prints(self):
         text = self.answer("perplexity", "-f", ROOT / "README.md", "-c", "64", "--chunks", "2")

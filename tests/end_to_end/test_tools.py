@@ -343,6 +343,12 @@ class BenchTest(ToolsTest):
         self.assertIn("±", text)
         self.assertTrue(text.rstrip().splitlines()[-1].startswith("build: "))
 
+    def test_takes_options_of_llama_bench(self):
+        table = run("bench", *self.QUICK, "--progress", "-lm", "mmap,none", "--no-bandwidth")
+        self.assertIn("load_mode", table)
+        rows = json.loads(run("bench", *self.QUICK, "-lm", "mmap,none", "-o", "json", "--no-bandwidth"))
+        self.assertEqual({row["load_mode"] for row in rows}, {"mmap", "none"})
+
     def test_measures_the_share_of_the_read_bandwidth(self):
         rows = json.loads(run("bench", "-m", self.models["qwen35-tiny"], "-p", 0, "-n", 4, "-r", 1, "-t", 1, "-o", "json"))
         self.assertGreater(rows[0]["bandwidth_gb_s"], 0.1)

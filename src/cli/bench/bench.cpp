@@ -113,18 +113,7 @@ class BenchCommand : public Command {
               "also own: what the model itself writes (the default in that case)")
         .no_environment();
     set.value("-s,--seed", "N", seed_, "seed of random tokens").no_environment();
-    set.section("Drafting");
-    set.value("--draft,-md,--model-draft,--spec-draft-model", "WHO", draft_.draft,
-              "measure generation with and without this drafter, alternating: a drafter's file, mtp, lookup "
-              "or auto")
-        .no_environment();
-    set.value("--draft-budget", "N", draft_.budget,
-              "tokens drafted in each round, 1 to 63, or auto: as many as pay off (default)")
-        .no_environment();
-    set.value("--oracle", "P", oracle_,
-              "the drafter does its work, but each guess is replaced by the right token with probability P; "
-              "P,Q: and the second candidate with Q")
-        .no_environment();
+    add_draft_test_options(set, draft_, oracle_);
     add_url_options(set, url_);
     set.section("Setup");
     list("-t,--threads", "LIST", lists_.n_threads, "threads (default: one for each core)");
@@ -151,9 +140,12 @@ class BenchCommand : public Command {
     add_rope_options(set, rope_, /*from_environment=*/false);
     list("--isa", "LIST", lists_.isa, "code path: auto, portable, avx2, avxvnni, avx512, amx (default auto)");
     set.custom_flag(
-           "--repack", [this](bool on) { lists_.repack = {on ? "1" : "0"}; },
+           "--repack", [this](bool on) { lists_.repack = {on}; },
            "repack the weights for the CPU at load (default)")
         .no_environment();
+    list("-lm,--load-mode", "LIST", lists_.load_mode,
+         "auto and none: as --repack; mmap: as --no-repack (default auto)")
+        ->advanced();
     set.section("Experts");
     list("--expert-cache", "LIST", lists_.expert_cache,
          "device memory for experts: sizes (11G), shares of all experts (60%), or auto: what fits (default)");
@@ -219,7 +211,6 @@ class BenchCommand : public Command {
   ExitCode run(const Terminal& terminal) override {
     if (fail_below_ > 0.0 && compare_.empty()) throw ConfigError("--fail-below needs --compare FILE");
     if (!url_.options.url.empty()) return run_url(terminal);
-    refuse_without_url(url_);
     const bool drafts = draft_.asks_for_drafts();
     if (!drafts && !oracle_.empty())
       throw ConfigError("--oracle needs --draft: it replaces the guesses of a drafter");
@@ -249,6 +240,8 @@ class BenchCommand : public Command {
       EngineOptions options;
       std::optional<GgufFile> drafter;
       if (drafts) set_draft_options(draft_, model, config, drafter, options);
+      if (drafts && options.draft.kind == DraftOptions::Kind::None)
+        throw ConfigError("--draft auto and --spec-type none contradict each other: give one of them");
       plan_draft(options.draft, config, 1);
     }
     terminal.note(drafts ? "with --draft sampling is part of the time, as in `run`"
@@ -293,8 +286,15 @@ class BenchCommand : public Command {
     options.warm_up = warm_up_;
     options.stop = [] { return InterruptScope::interrupted(); };
     const std::vector<UrlTest> tests = url_tests(url_, lists_.n_prompt, lists_.n_gen);
-    return print(terminal, make_url_table,
-                 [&](const std::function<void(Json)>& emit) { run_url_bench(options, tests, emit); });
+    return print(terminal, make_url_table, [&](const std::function<void(Json)>& emit) {
+      run_url_bench(options, tests, [&](const Json& fields) {
+        emit(fields);
+        if (fields["errors"] > 0)
+          terminal.note(fmt::format("{} of {} requests failed, the last one with: {}",
+                                    fields["errors"].dump(), fields["n_requests"].dump(),
+                                    fields["error"].get<std::string>()));
+      });
+    });
   }
 
   void run_model(const Terminal& terminal, const std::string& model, const BenchPlan& plan,
@@ -543,6 +543,7 @@ class BenchCommand : public Command {
     add(!lists_.v_type.empty(), "type_v");
     add(!lists_.isa.empty(), "isa");
     add(!lists_.repack.empty(), "repack");
+    add(!lists_.load_mode.empty(), "load_mode");
     add(!lists_.n_rows.empty() || !lists_.n_parallel.empty(), "ms a step");
     add(!lists_.n_rows.empty(), "x one row");
     add(!lists_.n_rows.empty() || draft_.asks_for_drafts(), "experts");

@@ -7,7 +7,6 @@
 
 #include "base/error.h"
 #include "base/sha256.h"
-#include "cli/options/options.h"
 
 namespace thermo {
 namespace {
@@ -50,6 +49,22 @@ bool write_once(Engine& engine, bool drafts, std::span<const TokenId> start, Gen
 }
 
 }  // namespace
+
+void add_draft_test_options(OptionSet& set, DraftFlags& flags, std::string& oracle) {
+  set.section("Drafting");
+  set.value("--draft", "WHO", flags.draft,
+            "measure generation with and without this drafter, alternating: a drafter's file, mtp, lookup "
+            "or auto")
+      .no_environment();
+  add_drafter_names(set, flags, /*from_environment=*/false);
+  set.value("--draft-budget", "N", flags.budget,
+            "tokens drafted in each round, 1 to 63, or auto: as many as pay off (default)")
+      .no_environment();
+  set.value("--oracle", "P", oracle,
+            "the drafter does its work, but each guess is replaced by the right token with probability P; "
+            "P,Q: and the second candidate with Q")
+      .no_environment();
+}
 
 std::optional<DraftResults> run_draft_test(Engine& engine, const BenchTest& test,
                                            std::span<const TokenId> start, std::span<const TokenId> script,

@@ -2,8 +2,12 @@
 #pragma once
 
 #include "cli/bench/bench_run.h"
+#include "cli/options/draft_options.h"
 
 namespace thermo {
+
+// Who drafts, how much, and --oracle.
+void add_draft_test_options(OptionSet& set, DraftFlags& flags, std::string& oracle);
 
 struct DraftResults {
   BenchResult plain, drafted;

@@ -85,10 +85,19 @@ std::optional<Isa> parse_isa(const std::string& name) {
   return isa;
 }
 
-bool parse_repack(const std::string& text) {
-  bool value = true;
-  parse_value(text, value);
-  return value;
+// Whether weights are repacked, in every setup: one of two ways to say it.
+std::vector<bool> repackings(const BenchLists& lists) {
+  if (!lists.repack.empty() && !lists.load_mode.empty())
+    throw ConfigError("--repack and --load-mode exclude each other: give one of them");
+  std::vector<bool> values = lists.repack;
+  for (const std::string& mode : parse_word_lists(lists.load_mode)) {
+    if (mode != "auto" && mode != "none" && mode != "mmap")
+      throw ConfigError(
+          fmt::format("--load-mode: '{}' cannot be used, auto, none or mmap was expected", mode));
+    values.push_back(mode != "mmap");
+  }
+  if (values.empty()) values.push_back(true);
+  return values;
 }
 
 // How much device memory experts get, in every setup: one of three ways to say it, or auto.
@@ -212,7 +221,7 @@ BenchPlan make_bench_plan(const BenchLists& lists) {
           for (const std::string& k_type : words_or(lists.k_type, "auto"))
             for (const std::string& v_type : words_or(lists.v_type, "auto"))
               for (const std::string& isa : words_or(lists.isa, "auto"))
-                for (const std::string& repack : words_or(lists.repack, "1"))
+                for (const bool repack : repackings(lists))
                   for (const BenchSetup& experts : expert_setups(lists)) {
                     if (n_batch < 1 || n_ubatch < 0 || (n_ubatch == 0 && !lists.n_ubatch.empty()))
                       throw ConfigError("-b and -ub are at least 1");
@@ -224,7 +233,7 @@ BenchPlan make_bench_plan(const BenchLists& lists) {
                     setup.k_type = kv_type_from_name(k_type).value_or(KvType::F16);
                     setup.v_type = kv_type_from_name(v_type).value_or(KvType::F16);
                     setup.isa = parse_isa(isa);
-                    setup.repack = parse_repack(repack);
+                    setup.repack = repack;
                     plan.setups.push_back(setup);
                   }
   return plan;

@@ -60,7 +60,9 @@ struct BenchPlan {
 // The texts as given; empty: the default.
 struct BenchLists {
   std::vector<std::string> n_prompt, n_gen, prompt_gen, n_depth, n_rows, n_parallel;
-  std::vector<std::string> n_batch, n_ubatch, n_threads, poll, k_type, v_type, isa, repack;
+  std::vector<std::string> n_batch, n_ubatch, n_threads, poll, k_type, v_type, isa;
+  std::vector<bool> repack;
+  std::vector<std::string> load_mode;
   std::vector<std::string> expert_cache, expert_sweep, n_cpu_moe;
 };
 

@@ -56,6 +56,25 @@ TEST(BenchPlan, SweepsTheShareOfHotExperts) {
   }
 }
 
+TEST(BenchPlan, TakesTheLoadModesOfLlamaBench) {
+  BenchLists lists;
+  const auto repacked = [&lists] {
+    std::vector<bool> values;
+    for (const BenchSetup& setup : make_bench_plan(lists).setups) values.push_back(setup.repack);
+    return values;
+  };
+  EXPECT_EQ(repacked(), std::vector<bool>{true});
+  lists.load_mode = {"none,mmap", "auto"};
+  EXPECT_EQ(repacked(), (std::vector<bool>{true, false, true}));
+  lists.repack = {false};
+  EXPECT_THROW(repacked(), ConfigError);
+  lists.load_mode.clear();
+  EXPECT_EQ(repacked(), std::vector<bool>{false});
+  lists.repack.clear();
+  lists.load_mode = {"dio"};
+  EXPECT_THROW(repacked(), ConfigError);
+}
+
 TEST(BenchPlan, RunsEveryCombination) {
   BenchLists lists;
   lists.n_prompt = {"16,32"};

@@ -273,10 +273,11 @@ BenchBaseline::BenchBaseline(const std::string& path) {
 }
 
 std::optional<double> BenchBaseline::ratio(const Json& fields) const {
-  constexpr const char* kKeys[] = {
-      "model_type", "n_prompt", "n_gen",   "n_depth",      "n_rows", "n_parallel",  "n_ubatch",
-      "n_threads",  "type_k",   "type_v",  "isa",          "repack", "text_source", "expert_cache",
-      "heat_state", "poll",     "drafter", "draft_budget", "oracle", "concurrency", "dialect"};
+  constexpr const char* kKeys[] = {"model_type", "n_prompt", "n_gen",        "n_depth",      "n_rows",
+                                   "n_parallel", "n_ubatch", "n_threads",    "type_k",       "type_v",
+                                   "isa",        "repack",   "text_source",  "expert_cache", "heat_state",
+                                   "poll",       "drafter",  "draft_budget", "oracle",       "concurrency",
+                                   "dialect",    "rate"};
   for (const Json& row : rows_) {
     const bool same = std::all_of(std::begin(kKeys), std::end(kKeys), [&](const char* key) {
       // Other programs' files lack our fields.

@@ -24,6 +24,7 @@ constexpr StreamDialect kDialects[] = {{"chat", "/v1/chat/completions", ""},
                                        {"responses", "/v1/responses", ".delta\""},
                                        {"messages", "/v1/messages", "content_block_delta"}};
 constexpr double kBytesPerToken = 4.0;  // before the server has counted
+constexpr size_t kMostOfARefusal = 4096;  // bytes
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -72,6 +73,9 @@ class UrlTable : public MarkdownTable {
                       std::move(sink)) {}
 
  private:
+  void choose_columns(const Json& first) override {
+    if (first.contains("ratio")) columns_.emplace_back("ratio");
+  }
   bool is_text(const std::string& column) const override { return column == "model" || column == "api"; }
   size_t min_width(const std::string& column) const override { return column == "t/s" ? 8 : 0; }
   std::string value_of(const std::string& column, const Json& f) const override {
@@ -94,6 +98,7 @@ class UrlTable : public MarkdownTable {
     if (column == "first p99 ms") return number("ttft_ms_p99", 1, 1);
     if (column == "gap p50 ms") return number("itl_ms_p50", 1, 2);
     if (column == "gap p99 ms") return number("itl_ms_p99", 1, 2);
+    if (column == "ratio") return number("ratio", 1, 3);
     return number("e2e_ms_p50", 1e-3, 2);
   }
 };
@@ -142,12 +147,13 @@ class Clients {
          .body = stream_body(dialect_, prompt, prompt.max_tokens.value_or(test_.n_gen)),
          .on_bytes = [reader, sent](std::string_view bytes) { reader->take(bytes, seconds_since(sent)); },
          .on_end =
-             [this, &record, sent](int status, const std::string& error) {
+             [this, &record, reader, sent](int status, const std::string& error) {
                --n_open_;
                record.end = seconds_since(sent);
                if (!error.empty()) record.error = error;
                if (status == 0) record.error = "the server cannot be reached: " + error;
-               if (status != 0 && status != 200) record.error = fmt::format("status {}", status);
+               if (status != 0 && status != 200)
+                 record.error = fmt::format("status {}{}", status, reader->refusal());
                if (record.error.empty() && !record.ended) record.error = "the stream ended early";
              }});
   }
@@ -187,7 +193,13 @@ const StreamDialect& stream_dialect(const std::string& name) {
       fmt::format("--dialect: '{}' is not known; use chat, completions, responses or messages", name));
 }
 
+std::string StreamReader::refusal() const {
+  const std::string why = refusal_in(head_);
+  return why.empty() ? why : fmt::format(" ({})", why);
+}
+
 void StreamReader::take(std::string_view bytes, double time) {
+  if (head_.size() < kMostOfARefusal) head_ += bytes;
   for (;;) {
     const size_t end = bytes.find('\n');
     if (end == std::string_view::npos) break;

@@ -67,13 +67,15 @@ class StreamReader {
  public:
   StreamReader(const StreamDialect& dialect, StreamRecord& record) : dialect_(dialect), record_(record) {}
   void take(std::string_view bytes, double time);
+  // What a reply that is no stream says, as " (...)"; empty: nothing.
+  std::string refusal() const;
 
  private:
   void take_event(std::string_view data, double time);
 
   const StreamDialect& dialect_;
   StreamRecord& record_;
-  std::string line_;
+  std::string line_, head_;  // the head: the first bytes
 };
 
 // The body of a request for n_gen tokens. Throws ConfigError: a conversation for an API without messages.

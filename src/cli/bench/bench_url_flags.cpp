@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "cli/bench/bench_plan.h"
+#include "cli/bench/stream_client.h"
 #include "cli/input.h"
 
 namespace thermo {
@@ -42,20 +43,16 @@ void add_url_options(OptionSet& set, UrlBenchFlags& flags) {
   set.value("--dialect", "NAME", flags.options.dialect, "API: chat, completions, responses or messages")
       .choices({"chat", "completions", "responses", "messages"})
       .no_environment();
-  set.value("--api-key", "KEY", flags.options.key, "API key of the server").secret();
-}
-
-void refuse_without_url(const UrlBenchFlags& flags) {
-  if (!flags.concurrency.empty()) throw ConfigError("--concurrency needs --url: give the server to measure");
-  if (flags.rate > 0.0) throw ConfigError("--rate needs --url: give the server to measure");
-  if (!flags.prompts.empty()) throw ConfigError("--prompts needs --url: give the server to measure");
+  set.value("--api-key", "KEY", flags.options.key, "API key of the server").secret().not_in_file();
+  for (const char* name : {"--concurrency", "--rate", "--prompts", "--dialect", "--api-key"})
+    set.need(name, "--url");
+  for (const char* model : {"--model", "--hf-repo", "--hf-file"}) set.contradict("--url", model);
 }
 
 std::vector<UrlTest> url_tests(UrlBenchFlags& flags, const std::vector<std::string>& n_prompt,
                                const std::vector<std::string>& n_gen) {
   UrlBenchOptions& options = flags.options;
-  while (options.url.ends_with('/')) options.url.pop_back();
-  if (options.url.ends_with("/v1")) options.url.resize(options.url.size() - 3);
+  options.url = server_root(options.url);
   if (!flags.prompts.empty()) {
     if (!n_prompt.empty()) throw ConfigError("--prompts says what is asked: leave -p out");
     options.prompts = read_url_prompts(read_text_file(flags.prompts), "--prompts " + flags.prompts);

@@ -18,9 +18,6 @@ struct UrlBenchFlags {
 
 void add_url_options(OptionSet& set, UrlBenchFlags& flags);
 
-// Throws ConfigError: options that make no sense without a server.
-void refuse_without_url(const UrlBenchFlags& flags);
-
 // Every combination, with -p and -n as they were given. Reads the prompts. Throws ConfigError.
 std::vector<UrlTest> url_tests(UrlBenchFlags& flags, const std::vector<std::string>& n_prompt,
                                const std::vector<std::string>& n_gen);

@@ -6,6 +6,7 @@
 #include <list>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace thermo {
 namespace {
@@ -20,6 +21,22 @@ size_t on_body(char* data, size_t size, size_t n, void* user) {
 }
 
 }  // namespace
+
+std::string server_root(std::string url) {
+  while (url.ends_with('/')) url.pop_back();
+  if (url.ends_with("/v1")) url.resize(url.size() - 3);
+  return url;
+}
+
+std::string refusal_in(std::string_view reply) {
+  const Json json = Json::parse(reply, nullptr, false);
+  if (!json.is_object() || !json.contains("error")) return {};
+  const Json& error = json["error"];
+  if (error.is_string()) return error.get<std::string>();
+  return error.is_object() && error.contains("message") && error["message"].is_string()
+             ? error["message"].get<std::string>()
+             : std::string();
+}
 
 struct StreamClient::Impl {
   struct Transfer {

@@ -19,6 +19,12 @@ struct StreamRequest {
   std::function<void(int status, const std::string& error)> on_end;
 };
 
+// The URL of a server without the path of its APIs: people write it with /v1 and without.
+std::string server_root(std::string url);
+
+// What a server says in a reply that is no stream; empty: nothing that can be read.
+std::string refusal_in(std::string_view reply);
+
 // One thread at a time.
 class StreamClient {
  public:

@@ -29,22 +29,27 @@ class ChatCommand : public Command {
     add_model_option(set, model_);
     set.section("Conversation");
     set.value("--url", "URL", server_.url, "talk to the server at this URL instead of loading a model");
-    set.value("--api-key", "KEY", server_.key, "key that this server needs (default none)").secret();
-    set.value("-a,--alias", "NAME", server_.model, "model to ask this server for (default: what it has)");
-    set.contradict("--url", "--model");
+    set.value("--api-key", "KEY", server_.key, "key that this server needs (default none)")
+        .secret()
+        .not_in_file();
+    set.value("-a,--alias", "NAME", server_.model, "model to ask this server for (default: what it has)")
+        .not_in_file();
+    for (const char* name : {"--api-key", "--alias"}) set.need(name, "--url");
     set.value("-p,--prompt", "TEXT", prompt_, "the first message").no_environment().once();
     set.flag("--history", history_, "remember typed lines for the arrow keys next time (default on)");
     add_answer_options(set, answer_);
     add_engine_options(set, engine_);
     add_draft_options(set, draft_);
+    for (const char* model : {"--model", "--hf-repo", "--hf-file"}) set.contradict("--url", model);
+    // What a server has itself, and what a request cannot bring.
+    for (const char* name :
+         {"--chat-template", "--chat-template-file", "--json-schema", "--json-schema-file", "--grammar",
+          "--grammar-file", "--reasoning-budget-message", "--logit-bias", "--dry-sequence-breaker"})
+      set.replace("--url", name);
   }
 
   ExitCode run(const Terminal& terminal) override {
-    if (server_.url.empty()) {
-      if (!server_.key.empty() || !server_.model.empty())
-        throw ConfigError("--api-key and --alias are for a server: give its address with --url");
-      return talk_to_model(terminal);
-    }
+    if (server_.url.empty()) return talk_to_model(terminal);
     if (!model_.empty())
       throw ConfigError("--url and a model contradict each other: the server has one; leave one of them out");
     ServerPartner partner(server_, answer_, terminal);

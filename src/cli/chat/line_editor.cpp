@@ -3,7 +3,6 @@
 // here and not by libedit, so that Ctrl-C and a change of the window come back at once.
 #include "cli/chat/line_editor.h"
 
-#include <fmt/format.h>
 #include <histedit.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -253,14 +252,12 @@ LineEditor::Event LineEditor::next_line(const std::string& prompt, std::string& 
 }
 
 LineEditor::Event LineEditor::next(std::string& message, const std::string& initial) {
-  // \1 tells libedit that what stands between two of them takes no room.
-  const auto styled = [this](const char* text) {
-    return terminal_.color_stderr && editor_ ? fmt::format("\1\x1b[1m\1{}\1\x1b[0m\1", text)
-                                             : std::string(text);
-  };
+  // \1 tells libedit that what stands between two of them takes no room. It writes that with the character
+  // after it, so one has to follow.
+  constexpr const char* kBold = "\1\x1b[1m\1>\1\x1b[0m\1 ";
   message.clear();
   std::string line;
-  Event event = next_line(styled("> "), line, initial);
+  Event event = next_line(terminal_.color_stderr && editor_ ? kBold : "> ", line, initial);
   if (event != Event::Line) return event;
   const bool fenced = line.starts_with(kFence);
   message = fenced ? line.substr(kFence.size()) : line;
@@ -271,7 +268,7 @@ LineEditor::Event LineEditor::next(std::string& message, const std::string& init
     } else {
       message.back() = '\n';
     }
-    event = next_line(styled("  "), line, "");
+    event = next_line("  ", line, "");
     if (event == Event::Interrupted) return event;
     if (event == Event::End) break;
     message += line;

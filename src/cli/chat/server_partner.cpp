@@ -23,21 +23,15 @@ class ChunkReader {
       std::string line = held_.substr(0, end);
       held_.erase(0, end + 1);
       if (line.ends_with('\r')) line.pop_back();
-      if (line.starts_with("data:")) take_event(Json::parse(line.substr(5), nullptr, false));
+      if (line.starts_with("data:")) take_event(line.substr(5));
     }
   }
   const std::string& error() const { return error_; }
   bool is_done() const { return !answer_.finish_reason.empty(); }
   // What a reply that is no stream says.
-  std::string refusal() const { return message_of(Json::parse(seen_, nullptr, false)); }
+  std::string refusal() const { return refusal_in(seen_); }
 
  private:
-  static std::string message_of(const Json& reply) {
-    if (!reply.is_object() || !reply.contains("error")) return {};
-    const Json& error = reply["error"];
-    if (error.is_string()) return error.get<std::string>();
-    return error.is_object() ? text_in(error, "message") : std::string();
-  }
   static std::string text_in(const Json& object, const char* name) {
     const auto found = object.find(name);
     return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
@@ -52,9 +46,10 @@ class ChunkReader {
     return found != object.end() && found->is_object() ? *found : kNone;
   }
 
-  void take_event(const Json& event) {
+  void take_event(const std::string& data) {
+    const Json event = Json::parse(data, nullptr, false);
     if (!event.is_object()) return;  // [DONE]
-    if (event.contains("error")) error_ = message_of(event);
+    if (event.contains("error")) error_ = refusal_in(data);
     if (const auto choices = event.find("choices");
         choices != event.end() && choices->is_array() && !choices->empty() && (*choices)[0].is_object()) {
       const Json& choice = (*choices)[0];
@@ -92,6 +87,7 @@ class ChunkReader {
 };
 
 Json request_of(const AnswerFlags& flags) {
+  check_limits(flags);
   const ConstraintFlags& format = flags.constraint;
   if (!format.grammar.empty() || !format.grammar_file.empty() || !format.json_schema.empty() ||
       !format.json_schema_file.empty() || format.budget_message)
@@ -123,9 +119,9 @@ Json request_of(const AnswerFlags& flags) {
   if (flags.max_tokens > 0) body["max_tokens"] = flags.max_tokens;
   if (!flags.stops.empty()) body["stop"] = flags.stops;
   if (templates.reasoning_budget >= 0) body["reasoning_budget_tokens"] = templates.reasoning_budget;
-  if (!templates.kwargs.empty()) body["chat_template_kwargs"] = Json::parse(templates.kwargs);
-  if (templates.reasoning != "auto")
-    body["chat_template_kwargs"]["enable_thinking"] = templates.reasoning == "on";
+  const TemplateOptions options = template_options(templates);
+  if (!options.kwargs.empty()) body["chat_template_kwargs"] = options.kwargs;
+  if (options.thinking) body["chat_template_kwargs"]["enable_thinking"] = *options.thinking;
   return body;
 }
 
@@ -135,8 +131,7 @@ ServerPartner::ServerPartner(ServerAddress address, const AnswerFlags& flags, co
     : address_(std::move(address)), terminal_(terminal) {
   if (!address_.url.starts_with("http://") && !address_.url.starts_with("https://"))
     throw ConfigError(fmt::format("--url: '{}' cannot be used, write http://127.0.0.1:8080", address_.url));
-  while (address_.url.ends_with('/')) address_.url.pop_back();
-  if (address_.url.ends_with("/v1")) address_.url.resize(address_.url.size() - 3);
+  address_.url = server_root(address_.url);
   use(flags);
 }
 
@@ -181,7 +176,9 @@ Answer ServerPartner::answer(const std::string& system, std::vector<Turn>& turns
                                                : why)};
   }
   if (!reader.error().empty()) throw NoAnswer{fmt::format("the server: {}", reader.error())};
-  if (!reader.is_done()) throw NoAnswer{fmt::format("the answer of {} broke off: {}", address_.url, broken)};
+  if (!reader.is_done())
+    throw NoAnswer{fmt::format("the answer of {} broke off: {}", address_.url,
+                               broken.empty() ? "its stream has no end" : broken)};
   return answer;
 }
 

@@ -104,7 +104,7 @@ std::string system_prompt(const AnswerFlags& flags) {
   return text;
 }
 
-AnswerRequest answer_request(const AnswerFlags& flags, const TextModel& model, bool raw) {
+void check_limits(const AnswerFlags& flags) {
   if (flags.max_tokens < -1 || flags.max_tokens == 0)
     throw ConfigError(
         fmt::format("--predict: {} cannot be used, a positive number or -1 was expected", flags.max_tokens));
@@ -115,6 +115,10 @@ AnswerRequest answer_request(const AnswerFlags& flags, const TextModel& model, b
     if (stop.empty() || stop.size() > kMaxStopBytes)
       throw ConfigError(fmt::format("--stop: a text of {} bytes cannot be used, 1 to {} were expected",
                                     stop.size(), kMaxStopBytes));
+}
+
+AnswerRequest answer_request(const AnswerFlags& flags, const TextModel& model, bool raw) {
+  check_limits(flags);
   AnswerRequest request;
   request.sampling = sampling_params(flags.sampling, model);
   request.sampling.n_probs = flags.n_logprobs;

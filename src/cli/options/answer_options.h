@@ -41,6 +41,9 @@ void add_answer_options(OptionSet& set, AnswerFlags& flags);
 // The system prompt from its option or its file; empty: none.
 std::string system_prompt(const AnswerFlags& flags);
 
+// Throws ConfigError: -n and --stop that no answer can have.
+void check_limits(const AnswerFlags& flags);
+
 // What every answer of these flags has in common; the prompt is left empty. Throws ConfigError.
 AnswerRequest answer_request(const AnswerFlags& flags, const TextModel& model, bool raw);
 

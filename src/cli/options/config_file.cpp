@@ -95,7 +95,7 @@ struct FileReader {
       }
       if (key == "config") fail(node, "a configuration file cannot name another one; take it out");
       OptionSet::Match match = set.find_key(key);
-      if (match.option == nullptr || !OptionView{match.option}.reads_environment()) {
+      if (match.option == nullptr || !OptionView{match.option}.reads_file()) {
         skip_or_refuse(key, node);
         continue;
       }

@@ -133,6 +133,21 @@ GgufFile open_drafter(const std::string& path) {
   return is_checkpoint(path) ? open_dflash_checkpoint(path) : GgufFile(resolve_model_path(path));
 }
 
+void add_drafter_names(OptionSet& set, DraftFlags& flags, bool from_environment) {
+  Option& file =
+      set.value("-md,--model-draft,--spec-draft-model", "FILE", flags.file, "the same as --draft FILE")
+          .llama_env("LLAMA_ARG_SPEC_DRAFT_MODEL", "LLAMA_ARG_MODEL_DRAFT")
+          .advanced();
+  if (!from_environment) file.no_environment();
+  Option& types =
+      set.value(
+             "--spec-type", "TYPES", flags.types,
+             "the same as --draft: none, draft-dflash, draft-mtp, ngram-simple and the other ngram-*; of a "
+             "list with commas, the first that can be had")
+          .advanced();
+  if (!from_environment) types.no_environment();
+}
+
 void add_draft_options(OptionSet& set, DraftFlags& flags) {
   set.section("Drafting");
   set.value("--draft", "WHO", flags.draft,
@@ -140,13 +155,7 @@ void add_draft_options(OptionSet& set, DraftFlags& flags) {
             "next-token block), lookup (in the context), auto or none (default); never changes the text");
   set.value("--draft-budget", "N", flags.budget,
             "tokens drafted in each round, 1 to 63, or auto: as many as pay off (default)");
-  set.value("-md,--model-draft,--spec-draft-model", "FILE", flags.file, "the same as --draft FILE")
-      .llama_env("LLAMA_ARG_SPEC_DRAFT_MODEL", "LLAMA_ARG_MODEL_DRAFT")
-      .advanced();
-  set.value("--spec-type", "TYPES", flags.types,
-            "the same as --draft: none, draft-dflash, draft-mtp, ngram-simple and the other ngram-*; of a "
-            "list with commas, the first that can be had")
-      .advanced();
+  add_drafter_names(set, flags);
   set.flag("--spec-default", flags.standard, "the same as --draft auto").advanced();
   set.value("--spec-draft-n-max,--draft-max,--draft-n", "N", flags.n_max,
             "draft at most N tokens in a row; 0: what the drafter can do (default)")

@@ -19,12 +19,18 @@ struct DraftFlags {
   float p_min = 0.0f;
   std::string k_type = "auto", v_type = "auto";
 
-  bool asks_for_drafts() const { return draft.value_or("none") != "none"; }
+  bool asks_for_drafts() const {
+    if (draft) return *draft != "none";
+    return types.empty() ? !file.empty() || standard : types != "none";
+  }
 };
 
 // --draft --draft-budget, and llama.cpp's: -md --spec-type --spec-draft-n-max --spec-draft-n-min
 // --spec-draft-p-min -ctkd -ctvd --spec-default.
 void add_draft_options(OptionSet& set, DraftFlags& flags);
+
+// Of these only the names for --draft: -md and --spec-type.
+void add_drafter_names(OptionSet& set, DraftFlags& flags, bool from_environment = true);
 
 // A GGUF file, or a published checkpoint: its folder or its .safetensors file. Throws LoadError.
 GgufFile open_drafter(const std::string& path);

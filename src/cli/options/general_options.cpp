@@ -61,6 +61,7 @@ void add_general_options(OptionSet& set, GeneralOptions& options) {
       .advanced();
   set.value("--progress", "WHEN", options.progress, "progress line while loading: auto, on or off")
       .choices({"auto", "on", "off"})
+      .bare("on")
       .advanced();
   set.custom(
          "--config", "FILE",

@@ -134,6 +134,10 @@ Option& Option::no_environment() {
   return *this;
 }
 
+Option& Option::not_in_file() {
+  in_file_ = false;
+  return *this;
+}
 Option& Option::secret() {
   secret_ = true;
   return *this;
@@ -252,9 +256,17 @@ void OptionSet::contradict(std::string first, std::string second, Contradiction:
   contradictions_.push_back({std::move(first), std::move(second), std::move(between)});
 }
 
+void OptionSet::replace(std::string first, std::string second) {
+  contradictions_.push_back({std::move(first), std::move(second), {}, false});
+}
+
 void OptionSet::contradict_each_other(const std::vector<std::string>& names) {
   for (size_t i = 0; i < names.size(); ++i)
     for (size_t j = i + 1; j < names.size(); ++j) contradict(names[i], names[j]);
+}
+
+void OptionSet::need(std::string option, std::string other) {
+  needs_.emplace_back(std::move(option), std::move(other));
 }
 
 OptionSet::Match OptionSet::find(std::string_view argument) const {
@@ -385,7 +397,7 @@ void OptionValues::leave_out_contradicted() {
     for (const Contradiction& c : set_.contradictions()) {
       const Option *first = set_.find(c.first).option, *second = set_.find(c.second).option;
       const bool in_order = one.option == first && other.option == second;
-      if (!in_order && (one.option != second || other.option != first)) continue;
+      if (!in_order && (!c.both_ways || one.option != second || other.option != first)) continue;
       const std::string &a = (in_order ? one : other).values.back(),
                         &b = (in_order ? other : one).values.back();
       if (c.between ? c.between(a, b)
@@ -406,11 +418,22 @@ void OptionValues::leave_out_contradicted() {
   given_.assign(std::make_move_iterator(kept.rbegin()), std::make_move_iterator(kept.rend()));
 }
 
+void OptionValues::leave_out_useless() {
+  for (const auto& [name, other] : set_.needs()) {
+    const Option* const option = set_.find(name).option;
+    if (has(*set_.find(other).option)) continue;
+    if (has(*option, OptionSource::CommandLine))
+      throw ConfigError(fmt::format("{} needs {}: give both, or leave it out", name, other));
+    std::erase_if(given_, [option](const Given& given) { return given.option == option; });
+  }
+}
+
 void OptionValues::apply() {
   // The strongest last, because options may have the same target.
   std::stable_sort(given_.begin(), given_.end(),
                    [](const Given& a, const Given& b) { return a.source < b.source; });
   leave_out_contradicted();
+  leave_out_useless();
   for (const Given& given : given_) {
     const Option& option = *given.option;
     for (const std::string& value : given.values) {

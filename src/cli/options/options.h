@@ -58,6 +58,7 @@ class Option {
   Option& llama_env(std::string name, std::string older = "");
   Option& advanced();        // shown by --help-all only
   Option& no_environment();  // on the command line only
+  Option& not_in_file();     // the key of a file is another command's option of this name
   Option& secret();          // a key: its values are not shown
   Option& once();            // a second one on the command line is refused: it would drop the first
   // --x alone means --x=VALUE; the next argument is its value only when it is one of the choices, or a list
@@ -79,7 +80,7 @@ class Option {
   std::optional<std::pair<double, double>> range_;
   std::optional<std::string> bare_;
   bool flag_ = false, count_ = false, repeatable_ = false, advanced_ = false, environment_ = true;
-  bool secret_ = false, once_ = false;
+  bool in_file_ = true, secret_ = false, once_ = false;
   std::function<void(std::string_view)> set_;
 };
 
@@ -101,6 +102,7 @@ struct OptionView {
   bool is_repeatable() const { return option->repeatable_; }
   bool is_advanced() const { return option->advanced_; }
   bool reads_environment() const { return option->environment_; }
+  bool reads_file() const { return option->environment_ && option->in_file_; }
   bool is_secret() const { return option->secret_; }
 };
 
@@ -116,6 +118,7 @@ struct Contradiction {
   using Test = std::function<bool(const std::string& first, const std::string& second)>;
   std::string first, second;  // with their dashes
   Test between;               // these values; empty: any, but for flags that are off
+  bool both_ways = true;      // false: only the first one can leave out the other
 };
 
 class OptionSet {
@@ -161,8 +164,14 @@ class OptionSet {
   // Of two that contradict each other, the one from the stronger source counts, and the other is as if it had
   // not been given. From the same source both stay, and the command refuses them.
   void contradict(std::string first, std::string second, Contradiction::Test between = {});
+  // The same, but the second one leaves nothing out: both stay then.
+  void replace(std::string first, std::string second);
   // Each of them every other one.
   void contradict_each_other(const std::vector<std::string>& names);
+
+  // An option that says nothing without another one: on the command line it is then refused, from elsewhere
+  // it is as if it had not been given.
+  void need(std::string option, std::string other);
 
   // Called after the values were put into their targets, before the command runs.
   using Hook = std::function<void(const Terminal&)>;
@@ -172,6 +181,7 @@ class OptionSet {
   std::span<const Option> options() const { return options_; }
   std::span<const Positional> positionals() const { return positionals_; }
   std::span<const Contradiction> contradictions() const { return contradictions_; }
+  std::span<const std::pair<std::string, std::string>> needs() const { return needs_; }
 
   // What an argument "--no-repack" or "-ctk" means, without its value.
   struct Match {
@@ -189,6 +199,7 @@ class OptionSet {
   std::vector<Option> options_;
   std::vector<Positional> positionals_;
   std::vector<Contradiction> contradictions_;
+  std::vector<std::pair<std::string, std::string>> needs_;  // with their dashes
   std::vector<Hook> hooks_;
 };
 
@@ -205,8 +216,8 @@ class OptionValues {
   void add(const Option& option, std::string value, OptionSource source, std::string where);
   bool has(const Option& option, OptionSource at_least = OptionSource::File) const;
 
-  // Leaves out what a stronger source contradicts, and puts the rest into the targets. Throws ConfigError for
-  // a value that is refused.
+  // Leaves out what a stronger source contradicts and what lacks another option, and puts the rest into the
+  // targets. Throws ConfigError for a value that is refused.
   void apply();
 
   struct Given {
@@ -220,6 +231,7 @@ class OptionValues {
  private:
   [[noreturn]] void throw_unknown(const std::string& name) const;
   void leave_out_contradicted();
+  void leave_out_useless();
   static void check(const Option& option, const std::string& value);
 
   const OptionSet& set_;

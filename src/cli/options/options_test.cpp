@@ -197,6 +197,26 @@ TEST(Options, LeavesNothingOutForWhatIsLeftOutItself) {
   EXPECT_EQ(a + "," + b + "," + c, "1,,1");
 }
 
+TEST(Options, LeavesOutWhatSaysNothingWithoutAnotherOption) {
+  OptionSet set;
+  std::string url, key;
+  set.value("--url", "X", url, "");
+  set.value("--key", "X", key, "");
+  set.need("--key", "--url");
+  OptionValues alone(set);
+  alone.add(*set.find("--key").option, "k", OptionSource::Environment, "THERMO_KEY");
+  alone.apply();
+  EXPECT_EQ(key, "");
+  OptionValues both(set);
+  both.parse_arguments(std::vector<std::string>{"--url", "u"});
+  both.add(*set.find("--key").option, "k", OptionSource::Environment, "THERMO_KEY");
+  both.apply();
+  EXPECT_EQ(key, "k");
+  OptionValues asked(set);
+  asked.parse_arguments(std::vector<std::string>{"--key", "k"});
+  EXPECT_THROW(asked.apply(), ConfigError);
+}
+
 TEST(Options, APositionalIsTheOptionOfTheCommandLine) {
   Example e;
   OptionValues values(e.set);

@@ -54,7 +54,8 @@ constexpr Refusal kRefusals[] = {
     {"--ssl-*", "the server speaks plain HTTP; put a proxy that speaks TLS (nginx, Caddy) in front of it"},
     {"--ui --webui --ui-path --path", "the server has no web pages; use a client for the OpenAI API"},
     {"--slot-save-path",
-     "conversations of the server stay in memory and are not written to files; leave it out"},
+     "the server writes conversations to files by itself; say how much disk space it may use with "
+     "--cache-disk"},
     {"-sps --slot-prompt-similarity",
      "a request always goes to the slot that shares the longest prefix with it; leave it out"},
     {"-cnv --conversation -i --interactive -if --interactive-first -mli --multiline-input",

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <climits>
 #include <filesystem>
 #include <thread>
 
@@ -18,11 +19,14 @@
 namespace thermo {
 namespace {
 
-void add_duration(OptionSet& set, const char* names, std::string& target, const char* help) {
+// `may_be_zero`: no time is a meaning, too.
+void add_duration(OptionSet& set, const char* names, std::string& target, const char* help,
+                  bool may_be_zero = true) {
   set.custom(
          names, "TIME",
-         [&target](std::string_view text) {
-           parse_duration(text);
+         [&target, may_be_zero](std::string_view text) {
+           if (parse_duration(text).count() == 0 && !may_be_zero)
+             throw ConfigError("a time above 0 was expected: without any, no request would be answered");
            target = text;
          },
          fmt::format("{} (default {})", help, target == "0" ? "none" : target))
@@ -214,6 +218,7 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
       .range(0, 1 << 20);
   set.count("--max-queue-tokens", "N", flags.max_queue_tokens,
             "prompt tokens that may wait in the queue; 0: no limit")
+      .range(0, INT_MAX)
       .advanced();
   set.value("--key-concurrency", "N", flags.key_concurrency, "requests per key at a time; 0: no limit")
       .range(0, 1 << 20)
@@ -225,6 +230,7 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
   set.count("--quantum", "N", flags.quantum,
             "time slice: after N tokens of an answer, a waiting request gets its slot; 0: no time slices "
             "(default 256)")
+      .range(0, INT_MAX)
       .advanced();
   set.value("--stream-coalesce-ms", "N", flags.stream_coalesce_ms,
             "hold back the tokens of a stream this long, to send several in one event; 0: send at once "
@@ -241,11 +247,12 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
       .advanced();
   add_duration(set, "-to,--timeout", flags.timeout, "time limit for a request");
   add_duration(set, "--queue-timeout", flags.queue_timeout, "time limit for waiting in the queue");
-  add_duration(set, "--header-timeout", flags.header_timeout, "time limit for the headers of a request");
-  add_duration(set, "--body-timeout", flags.body_timeout, "longest pause in the body of a request");
+  add_duration(set, "--header-timeout", flags.header_timeout, "time limit for the headers of a request",
+               false);
+  add_duration(set, "--body-timeout", flags.body_timeout, "longest pause in the body of a request", false);
   add_duration(set, "--keepalive-timeout", flags.keepalive_timeout, "how long an idle connection stays open");
   add_duration(set, "--write-stall-timeout", flags.write_stall_timeout,
-               "how long to wait for a client that does not read");
+               "how long to wait for a client that does not read", false);
   add_duration(set, "--sse-ping-interval", flags.ping_interval,
                "send a ping after a stream has been silent this long");
   add_duration(set, "--heat-save-interval", flags.heat_save_interval, "how often the heat file is written");
@@ -270,6 +277,7 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
   set.count("--checkpoint-every", "N", flags.checkpoint_every,
             "tokens between checkpoints, which a changed prompt can go back to; 0: only between turns "
             "(default 4096)")
+      .range(0, INT_MAX)
       .advanced();
   set.custom(
          "--turn-store", "SIZE",
@@ -412,6 +420,10 @@ ServerOptions server_options(const ServeFlags& flags) {
     throw ConfigError(fmt::format("--log-prompts: '{}' is no folder; make it first", flags.prompt_folder));
   options.max_waiting = flags.max_queue;
   options.max_decode_stall = std::chrono::milliseconds(flags.max_decode_stall_ms);
+  if (flags.default_max_tokens == 0 ||
+      (flags.default_max_tokens < -1 && flags.default_max_tokens != ServeFlags::kNotGiven))
+    throw ConfigError(fmt::format("--predict: {} cannot be used, a positive number or -1 was expected",
+                                  flags.default_max_tokens));
   if (flags.default_max_tokens != ServeFlags::kNotGiven)
     options.default_max_tokens = flags.default_max_tokens < 0 ? 1 << 30 : flags.default_max_tokens;
   options.keep_billing_header = flags.keep_billing_header;

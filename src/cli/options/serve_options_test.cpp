@@ -52,6 +52,19 @@ TEST(ServeOptions, PagesMayDoWhatIsListed) {
   EXPECT_THAT(refusal({"--cors-credentials", "--cors-origins", "*"}), HasSubstr("contradict each other"));
 }
 
+// They were taken, and then nothing was answered, or only sometimes.
+TEST(ServeOptions, RefuseNumbersThatAnswerNothing) {
+  for (const char* name : {"--header-timeout", "--body-timeout", "--write-stall-timeout"})
+    EXPECT_THAT(refusal({name, "0"}), HasSubstr("a time above 0")) << name;
+  for (const char* name : {"--timeout", "--queue-timeout", "--keepalive-timeout", "--sse-ping-interval"})
+    EXPECT_EQ(refusal({name, "0"}), "accepted") << name;
+  for (const char* name : {"--quantum", "--max-queue-tokens", "--checkpoint-every"})
+    EXPECT_THAT(refusal({name, "-1"}), HasSubstr("from 0")) << name;
+  EXPECT_THAT(refusal({"-n", "0"}), HasSubstr("a positive number or -1"));
+  EXPECT_THAT(refusal({"-n", "-5"}), HasSubstr("a positive number or -1"));
+  EXPECT_EQ(parsed({"-n", "7"}).default_max_tokens, 7);
+}
+
 TEST(ServeOptions, AUnixSocketCanBeTrusted) {
   EXPECT_FALSE(parsed({"--host", "/tmp/x.sock"}).access.trusts_unix_sockets);
   EXPECT_TRUE(parsed({"--host", "/tmp/x.sock", "--unix-trusted"}).access.trusts_unix_sockets);
