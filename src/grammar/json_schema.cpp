@@ -129,8 +129,8 @@ void SchemaRules::check_keywords(const Json& schema, const std::string& path) {
   }
 }
 
-Json SchemaRules::merged(const Json& a, const Json& b, const std::string& path) const {
-  Result<Json> both = merge_schemas(a, b, root_);
+Json SchemaRules::merged(const Json& a, const Json& b, const std::string& path) {
+  Result<Json> both = merge_schemas(a, b, root_, merge_work_left_);
   if (!both) refuse(path, both.error().message);
   return std::move(*both);
 }

@@ -77,7 +77,7 @@ class SchemaRules {
   ExprId compile_string(const Json& schema, const std::string& path);
   ExprId compile_number(const Json& schema, const std::string& path, bool integer);
   std::optional<ExprId> compile_pattern(const Json& schema, const std::string& path, const CharWriter& write);
-  Json merged(const Json& a, const Json& b, const std::string& path) const;
+  Json merged(const Json& a, const Json& b, const std::string& path);
   std::vector<Json> values_of(const Json& schema, const std::string& path) const;
   ExprId comma(ExprId part) { return rules_.sequence({rules_.text(","), json_.space(), part}); }
 
@@ -87,7 +87,7 @@ class SchemaRules {
   SchemaOptions options_;
   std::map<std::string, RuleId> by_text_;  // schemas that refer to others
   std::vector<std::string> ignored_;
-  size_t n_compiled_ = 0;
+  size_t n_compiled_ = 0, merge_work_left_ = 1'000'000;
 };
 
 }  // namespace thermo
