@@ -89,7 +89,11 @@ class TypeFinder {
         types |= type_of_name(*found);
       }
     }
-    return types ? types : kAnything;
+    if (types == 0) types = kAnything;
+    if (const auto found = schema.find("allOf"); found != schema.end() && found->is_array())
+      for (size_t i = 0; i < found->size() && n_schemas_ <= kMaxSchemas; ++i) types &= types_of((*found)[i]);
+    if (const auto found = schema.find("nullable"); found != schema.end() && *found == true) types |= kNull;
+    return types != 0 ? types : kAnything;
   }
 
  private:

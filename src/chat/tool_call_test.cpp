@@ -391,6 +391,20 @@ TEST(ArgumentValue, FollowsTheSchema) {
   EXPECT_EQ(value("tags", std::string(100000, '[')).size(), 100002u);
 }
 
+// As older versions of Pydantic and OpenAPI write it: "12" of a text became a number, null of a number a
+// text.
+TEST(ArgumentValue, FollowsAllOfAndNullable) {
+  const Json root = Json::parse(R"({"$defs": {"code": {"type": "string", "enum": ["12", "13"]}}})");
+  const Json code = Json::parse(R"({"allOf": [{"$ref": "#/$defs/code"}], "default": "12"})"),
+             count = Json::parse(R"({"type": "integer", "nullable": true})"),
+             never = Json::parse(R"({"type": "string", "allOf": [{"type": "integer"}]})");
+  EXPECT_EQ(argument_json("12", &code, root), "\"12\"");
+  EXPECT_TRUE(takes_only_strings(&code, root));
+  EXPECT_EQ(argument_json("null", &count, root), "null");
+  EXPECT_EQ(argument_json("7", &count, root), "7");
+  EXPECT_EQ(argument_json("7", &never, root), "7");
+}
+
 // A parameter whose schema is this took hours.
 TEST(ArgumentValue, FollowsAlternativesOfThemselvesOnlySoFar) {
   const Json root = Json::parse(

@@ -192,10 +192,10 @@ class ToolRules {
     const Json types = argument_types(&schema, tool.parameters);
     const bool takes_text = std::find(types.begin(), types.end(), "string") != types.end();
     ExprId value = text;
-    if (takes_only_strings(&schema, tool.parameters) && is_strict(tool)) {
+    if (takes_text && is_strict(tool)) {
       // A character that cannot begin a tag: how long a text is and where it ends are not asked together.
       const ExprId character = rules_.chars({{'<', '<'}}, true);
-      value = take(tool, schemas.add_text(schema, path, text, character));
+      value = take(tool, schemas.add_text(schema, path, {.any = text, .character = character}));
     } else if (!takes_text) {
       value = is_strict(tool) ? take(tool, schemas.add(schema, path))
                               : take(tool, schemas.add(Json{{"type", types}}, path));
