@@ -298,6 +298,12 @@ TEST(ChatRequest, SaysWhereItIsWrong) {
   EXPECT_EQ(with(R"("logit_bias": {"1000": 1})"), "invalid_value logit_bias.1000");
   EXPECT_EQ(with(R"("tool_choice": {"type": "function", "function": {"name": "f"}})"),
             "invalid_value tool_choice");
+  // A list of no tools allowed all of them.
+  const std::string tools = R"("tools": [{"type": "function", "function": {"name": "f"}}], )";
+  EXPECT_EQ(with(tools + R"("tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []})"),
+            "invalid_value tool_choice.tools");
+  EXPECT_EQ(with(tools + R"("tool_choice": {"type": "allowed_tools", "mode": "required"})"),
+            "missing_required_parameter tool_choice.tools");
   EXPECT_EQ(with(R"("stop": ["a", ""])"), "invalid_value stop");
   EXPECT_EQ(with(R"("response_format": {"type": "json_object"}, "grammar": "root ::= \"a\"")"),
             "invalid_value grammar");
