@@ -118,6 +118,16 @@ TEST(ChatRequest, TurnsAResultWithoutACallIntoAUserTurn) {
               ElementsAre("user:[tool result] x"));
 }
 
+// It was taken for what the user said.
+TEST(MessagesRequest, KnowsAResultAfterWhatTheUserSaid) {
+  EXPECT_THAT(shown(messages(R"({"max_tokens": 5, "messages": [{"role": "user", "content": "q"},
+      {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
+      {"role": "user", "content": [{"type": "text", "text": "wait"},
+        {"type": "tool_result", "tool_use_id": "2", "content": "two"},
+        {"type": "tool_result", "tool_use_id": "1", "content": "one"}]}]})")),
+              ElementsAre("user:q", "assistant: f{}", "user:wait", "tool:one", "user:[tool result] two"));
+}
+
 TEST(ChatRequest, LeavesOlderImagesOutAndRefusesTheLast) {
   const char* image = R"([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}])";
   const std::string old = std::string(R"({"messages": [{"role": "user", "content": )") + image +
