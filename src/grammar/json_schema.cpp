@@ -17,9 +17,12 @@ constexpr int kMaxDepth = 64;     // of schemas
 constexpr int kMaxNesting = 250;  // of brackets
 constexpr size_t kMaxSchemas = 20'000;
 
-bool says_nothing(const Json& schema) {
-  return std::none_of(schema.items().begin(), schema.items().end(),
-                      [](const auto& item) { return has_meaning(item.key()); });
+// What else it says of values, without remarks: definitions of a root would be copied for each of its parts.
+Json beside(const Json& schema, std::string_view keyword) {
+  Json others = Json::object();
+  for (const auto& [key, value] : schema.items())
+    if (key != keyword && has_meaning(key)) others[key] = value;
+  return others;
 }
 
 }  // namespace
@@ -205,14 +208,12 @@ std::optional<ExprId> SchemaRules::compile_whole(const Json& schema, const std::
       not_enforced(path, "$ref");
       return std::nullopt;
     }
-    Json beside = schema;
-    beside.erase("$ref");
-    return says_nothing(beside) ? compile_it(*target, name) : compile_it(merged(*target, beside, path), path);
+    const Json others = beside(schema, "$ref");
+    return others.empty() ? compile_it(*target, name) : compile_it(merged(*target, others, path), path);
   }
   const Json& parts = schema["allOf"];
   if (!parts.is_array()) refuse(path, "\"allOf\" must be a list");
-  Json all = schema;
-  all.erase("allOf");
+  Json all = beside(schema, "allOf");
   for (const Json& part : parts) all = merged(all, part, path + "/allOf");
   return compile_it(all, path);
 }
@@ -236,13 +237,11 @@ std::vector<ExprId> SchemaRules::compile_alternatives(const Json& schema, const 
   const Json& alternatives = schema[keyword];
   if (!alternatives.is_array() || alternatives.empty())
     refuse(path, fmt::format("\"{}\" must be a list of schemas", keyword));
-  Json beside = schema;
-  beside.erase(keyword);
-  const bool alone = says_nothing(beside);
+  const Json others = beside(schema, keyword);
   std::vector<ExprId> parts;
   for (size_t i = 0; i < alternatives.size(); ++i) {
     const std::string at = fmt::format("{}/{}/{}", path, keyword, i);
-    parts.push_back(compile_it(alone ? alternatives[i] : merged(beside, alternatives[i], at), at));
+    parts.push_back(compile_it(others.empty() ? alternatives[i] : merged(others, alternatives[i], at), at));
   }
   return parts;
 }

@@ -357,6 +357,17 @@ TEST(JsonSchema, RefusesAlternativesThatMultiplyWithoutEnd) {
   EXPECT_THAT(compiled.error().message, HasSubstr("too many, to be put together"));
 }
 
+// They were read again for each alternative.
+TEST(JsonSchema, PutsOnlyTogetherWhatLimitsValues) {
+  Json schema{{"type", "object"}};
+  for (int i = 0; i < 3000; ++i)
+    schema["$defs"][std::to_string(i)] = Json{{"type", "integer"}, {"minimum", i}, {"title", "n"}};
+  for (int i = 0; i < 100; ++i)
+    schema["anyOf"].push_back(Json{{"properties", {{"a", {{"$ref", "#/$defs/" + std::to_string(i)}}}}}});
+  const auto compiled = compile_json_schema(schema);
+  EXPECT_TRUE(compiled.has_value()) << compiled.error().message;
+}
+
 TEST(JsonSchema, HasAnyObject) {
   GrammarMachine machine(any_json_object());
   EXPECT_TRUE(machine.can_end(machine.walk(machine.start(), R"({"a": [1, {"b": null}], "c": "\u00e9"})")));
