@@ -125,8 +125,9 @@ class ToolRules {
   // missing.
   ExprId parameters(const Tool& tool) {
     static const Json kNone = Json::object();
+    const Json& declared = tool.declared();
     const auto in_schema = [&](const char* key) -> const Json& {
-      return tool.parameters.is_object() && tool.parameters.contains(key) ? tool.parameters[key] : kNone;
+      return declared.is_object() && declared.contains(key) ? declared[key] : kNone;
     };
     const Json& properties = in_schema("properties");
     const Json& required = in_schema("required");
@@ -182,8 +183,8 @@ class ToolRules {
   }
 
   static bool has_names(const Tool& tool) {
-    return tool.parameters.is_object() && tool.parameters.contains("properties") &&
-           !tool.parameters["properties"].empty();
+    const Json& declared = tool.declared();
+    return declared.is_object() && declared.contains("properties") && !declared["properties"].empty();
   }
 
   ExprId parameter(const Tool& tool, SchemaRules& schemas, const std::string& key, const Json& schema,
