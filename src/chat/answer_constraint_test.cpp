@@ -441,6 +441,47 @@ TEST(AnswerConstraint, HoldsStrictToolsToTheirSchema) {
   EXPECT_THAT(rules.error().message, testing::HasSubstr("#/properties/level"));
 }
 
+// Texts that a reference leads to were 400, and those beside other types could be anything.
+TEST(AnswerConstraint, HoldsStrictTextsToTheirSchemaWhereverItStands) {
+  const Words& words = with_markers();
+  const auto takes = [&words](const char* schema, const std::string& value) {
+    ConstraintOptions options;
+    options.may_reason = false;
+    options.tool_choice = ToolChoice::Required;
+    Json parameters = Json::parse(
+        R"({"type": "object", "required": ["a"], "$defs": {"color": {"type": "string", "enum": ["red", "blue"]}}})");
+    parameters["properties"]["a"] = Json::parse(schema);
+    options.tools = {{.name = "f", .parameters = std::move(parameters), .strict = true}};
+    AnswerConstraint constraint = constraint_of(words, options);
+    const std::string call =
+        "<tool_call>\n<function=f>\n<parameter=a>\n" + value + "\n</parameter>\n</function>\n</tool_call>";
+    for (const int32_t token : words.tokenizer.encode(call)) {
+      if (!constraint.allows(token)) return false;
+      constraint.accept(token);
+    }
+    return true;
+  };
+  for (const char* color :
+       {R"({"$ref": "#/$defs/color"})", R"({"allOf": [{"$ref": "#/$defs/color"}], "default": "red"})",
+        R"({"anyOf": [{"$ref": "#/$defs/color"}, {"type": "null"}]})",
+        R"({"oneOf": [{"const": "red"}, {"const": "blue"}]})",
+        R"({"type": ["string", "null"], "enum": ["red", "blue", null]})"}) {
+    EXPECT_TRUE(takes(color, "blue")) << color;
+    EXPECT_FALSE(takes(color, "green")) << color;
+    EXPECT_FALSE(takes(color, "\"red\"")) << color;
+  }
+  EXPECT_TRUE(takes(R"({"anyOf": [{"$ref": "#/$defs/color"}, {"type": "null"}]})", "null"));
+  const char* const either =
+      R"({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "array", "items": {"$ref": "#/$defs/color"}}]})";
+  EXPECT_TRUE(takes(either, "abc"));
+  EXPECT_FALSE(takes(either, "abcd"));
+  EXPECT_TRUE(takes(either, "[\"red\", \"red\"]"));
+  EXPECT_FALSE(takes(either, "[\"green\"]"));
+  EXPECT_TRUE(takes(R"({"type": ["string", "integer"]})", "whatever"));
+  EXPECT_TRUE(takes("{}", "whatever"));
+  EXPECT_FALSE(takes(R"({"type": ["string", "null"], "minLength": 3, "maxLength": 2})", "abc"));
+}
+
 // Tools were compiled again with every request.
 TEST(AnswerRules, CompilesToolsOnce) {
   const Words& words = with_markers();

@@ -9,7 +9,7 @@
 namespace thermo {
 namespace {
 
-constexpr int kMaxDepth = 64;  // of schemas and of literals
+constexpr int kMaxDepth = 64;  // of literals
 constexpr int kMaxOpenings = 10'000;
 
 // The types that a schema allows, as bits.
@@ -57,32 +57,54 @@ const Json* follow(const Json& reference, const Json& root) {
   }
 }
 
-uint32_t allowed_types(const Json& schema, const Json& root, int depth) {
-  if (depth > kMaxDepth || !schema.is_object()) return kAnything;
-  if (const auto found = schema.find("$ref"); found != schema.end()) {
-    const Json* target = follow(*found, root);
-    return target ? allowed_types(*target, root, depth + 1) : kAnything;
-  }
-  uint32_t types = 0;
-  const auto add_values = [&types](const Json& values) {
-    for (const Json& value : values) types |= type_of_value(value);
-  };
-  if (const auto found = schema.find("const"); found != schema.end()) return type_of_value(*found);
-  if (const auto found = schema.find("enum"); found != schema.end() && found->is_array()) {
-    add_values(*found);
-    return types;
-  }
-  for (const char* key : {"anyOf", "oneOf"})
-    if (const auto found = schema.find(key); found != schema.end() && found->is_array())
-      for (const Json& one : *found) types |= allowed_types(one, root, depth + 1);
-  if (const auto found = schema.find("type"); found != schema.end()) {
-    if (found->is_array()) {
-      for (const Json& one : *found) types |= type_of_name(one);
-    } else {
-      types |= type_of_name(*found);
+// A walk over the schemas that one stands for. Alternatives that refer to others, or to themselves, could be
+// followed for ever: beyond a limit they allow anything.
+class TypeFinder {
+ public:
+  explicit TypeFinder(const Json& root) : root_(root) {}
+
+  uint32_t types_of(const Json& schema) {
+    if (++n_schemas_ > kMaxSchemas || !schema.is_object()) return kAnything;
+    if (const auto found = schema.find("$ref"); found != schema.end()) {
+      const Json* target = follow(*found, root_);
+      return target ? types_of(*target) : kAnything;
     }
+    uint32_t types = 0;
+    const auto add_values = [&types](const Json& values) {
+      for (const Json& value : values) types |= type_of_value(value);
+    };
+    if (const auto found = schema.find("const"); found != schema.end()) return type_of_value(*found);
+    if (const auto found = schema.find("enum"); found != schema.end() && found->is_array()) {
+      add_values(*found);
+      return types;
+    }
+    for (const char* key : {"anyOf", "oneOf"})
+      if (const auto found = schema.find(key); found != schema.end() && found->is_array())
+        for (size_t i = 0; i < found->size() && n_schemas_ <= kMaxSchemas; ++i)
+          types |= types_of((*found)[i]);
+    if (const auto found = schema.find("type"); found != schema.end()) {
+      if (found->is_array()) {
+        for (const Json& one : *found) types |= type_of_name(one);
+      } else {
+        types |= type_of_name(*found);
+      }
+    }
+    if (types == 0) types = kAnything;
+    if (const auto found = schema.find("allOf"); found != schema.end() && found->is_array())
+      for (size_t i = 0; i < found->size() && n_schemas_ <= kMaxSchemas; ++i) types &= types_of((*found)[i]);
+    if (const auto found = schema.find("nullable"); found != schema.end() && *found == true) types |= kNull;
+    return types != 0 ? types : kAnything;
   }
-  return types ? types : kAnything;
+
+ private:
+  static constexpr int kMaxSchemas = 1000;
+
+  const Json& root_;
+  int n_schemas_ = 0;
+};
+
+uint32_t allowed_types(const Json& schema, const Json& root) {
+  return TypeFinder(root).types_of(schema);
 }
 
 // The literals that Python prints: what a model writes that has seen str(dict) in its history.
@@ -213,11 +235,11 @@ std::string quote_json(std::string_view text) {
 }
 
 bool takes_only_strings(const Json* schema, const Json& root) {
-  return schema == nullptr || allowed_types(*schema, root, 0) == kString;
+  return schema == nullptr || allowed_types(*schema, root) == kString;
 }
 
 Json argument_types(const Json* schema, const Json& root) {
-  const uint32_t types = schema ? allowed_types(*schema, root, 0) : kString;
+  const uint32_t types = schema ? allowed_types(*schema, root) : kString;
   Json names = Json::array();
   for (const char* name : {"string", "number", "integer", "boolean", "null", "object", "array"})
     if ((types & type_of_name(name)) == type_of_name(name)) names.push_back(name);
@@ -226,7 +248,7 @@ Json argument_types(const Json* schema, const Json& root) {
 }
 
 std::string argument_json(const std::string& text, const Json* schema, const Json& root) {
-  const uint32_t types = schema ? allowed_types(*schema, root, 0) : kString;
+  const uint32_t types = schema ? allowed_types(*schema, root) : kString;
   if (types == kString) return quote_json(text);
   const std::string bare = trimmed(text);
   if ((types & kNull) && (bare == "null" || bare == "None")) return "null";

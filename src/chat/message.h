@@ -33,14 +33,10 @@ struct Tool {
   Json parameters = {};  // JSON schema of an object; null: anything
   bool strict = false;   // the arguments of a call must fit the schema, not only its names and types
 
+  // The schema that declares them: `parameters`, or what these only refer to.
+  const Json& declared() const;
   // The schema of a parameter, nullptr if it is not declared.
-  const Json* property(const std::string& key) const {
-    if (!parameters.is_object()) return nullptr;
-    const auto properties = parameters.find("properties");
-    if (properties == parameters.end() || !properties->is_object()) return nullptr;
-    const auto found = properties->find(key);
-    return found == properties->end() ? nullptr : &*found;
-  }
+  const Json* property(const std::string& key) const;
 };
 
 }  // namespace thermo

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "base/json_limits.h"
@@ -94,18 +95,39 @@ bool ends_in_reasoning(const Tokenizer& tokenizer, std::span<const int32_t> ids,
 }
 
 // What stands in a gap while the template is rendered. It must come out once and as it is.
+constexpr std::string_view kGapText = "gap", kGapReasoning = "thought", kGapEnd = "of7d1f0b";
 std::string gap_text(size_t turn) {
-  return fmt::format("gap{}of7d1f0b", turn);
+  return fmt::format("{}{}{}", kGapText, turn, kGapEnd);
 }
 std::string gap_reasoning(size_t turn) {
-  return fmt::format("thought{}of7d1f0b", turn);
+  return fmt::format("{}{}{}", kGapReasoning, turn, kGapEnd);
 }
 
-// The only place of `part` in the text; npos: there is none, or several.
-size_t only_place(const std::string& text, const std::string& part) {
-  const size_t at = text.find(part);
-  return at != std::string::npos && text.find(part, at + 1) == std::string::npos ? at : std::string::npos;
-}
+// Where these stand in a text. All are looked for at once: there may be hundreds, and the text may be long.
+class GapPlaces {
+ public:
+  explicit GapPlaces(std::string_view text) {
+    for (size_t end = text.find(kGapEnd); end != std::string_view::npos; end = text.find(kGapEnd, end + 1)) {
+      size_t begin = end;
+      while (begin > 0 && text[begin - 1] >= '0' && text[begin - 1] <= '9') --begin;
+      for (const std::string_view kind : {kGapText, kGapReasoning})
+        if (text.substr(0, begin).ends_with(kind)) {
+          const size_t at = begin - kind.size();
+          const auto [found, is_first] = places_.try_emplace(text.substr(at, end + kGapEnd.size() - at), at);
+          if (!is_first) found->second = std::string_view::npos;
+        }
+    }
+  }
+
+  // The only place; npos: there is none, or several.
+  size_t of(const std::string& part) const {
+    const auto found = places_.find(part);
+    return found == places_.end() ? std::string_view::npos : found->second;
+  }
+
+ private:
+  std::unordered_map<std::string_view, size_t> places_;
+};
 
 // Bytes that the request wrote, in [begin, end).
 bool has_untrusted(const ChatPrompt& prompt, size_t begin, size_t end) {
@@ -135,9 +157,8 @@ struct TextGap {
   bool keeps_reasoning = false;
 };
 std::optional<TextGap> find_gap(const ChatPrompt& prompt, const std::vector<ByteRange>& ends,
-                                const TurnGap& gap) {
-  const size_t text = only_place(prompt.text, gap_text(gap.turn)),
-               thought = only_place(prompt.text, gap_reasoning(gap.turn));
+                                const GapPlaces& places, const TurnGap& gap) {
+  const size_t text = places.of(gap_text(gap.turn)), thought = places.of(gap_reasoning(gap.turn));
   if (text == std::string::npos) return std::nullopt;
   const bool keeps = thought != std::string::npos && thought < text;
   const size_t first = keeps ? thought : text, last = text + gap_text(gap.turn).size();
@@ -254,6 +275,7 @@ std::optional<GappedPrompt> PromptRenderer::render_with_gaps(std::span<const Tur
     return std::nullopt;  // it misses what was taken out
   }
   const std::vector<ByteRange> ends = end_tokens(rendered, impl_->tokenizer.vocab());
+  const GapPlaces places(rendered.text);
   GappedPrompt prompt;
   size_t begin = 0;
   const auto add_piece = [&](size_t end) {
@@ -261,7 +283,7 @@ std::optional<GappedPrompt> PromptRenderer::render_with_gaps(std::span<const Tur
     if (options.with_segments) prompt.segments.push_back(segments_of(rendered, begin, end));
   };
   for (const TurnGap& gap : gaps) {
-    const std::optional<TextGap> found = find_gap(rendered, ends, gap);
+    const std::optional<TextGap> found = find_gap(rendered, ends, places, gap);
     if (!found || found->range.begin < begin) return std::nullopt;
     add_piece(found->range.begin);
     prompt.keeps_reasoning.push_back(found->keeps_reasoning);

@@ -255,8 +255,9 @@ bool ToolCallParser::step_value(bool at_end) {
 // Whether a key that begins a line ends the value before it, whose closing tag is missing: it is declared and
 // was not given.
 bool ToolCallParser::is_expected_key(std::string_view key, bool whole) const {
-  if (!tool_->parameters.is_object() || !tool_->parameters.contains("properties")) return false;
-  const Json& properties = tool_->parameters["properties"];
+  const Json& declared = tool_->declared();
+  if (!declared.is_object() || !declared.contains("properties")) return false;
+  const Json& properties = declared["properties"];
   if (!properties.is_object()) return false;
   for (const auto& [name, schema] : properties.items())
     if ((whole ? name == key : name.starts_with(key)) && !keys_.contains(name)) return true;

@@ -6,8 +6,10 @@
 
 #include "chat/answer_parser.h"
 #include "chat/argument_value.h"
+#include "chat/tool_grammar.h"
 #include "embedded/embedded_model.h"
 #include "gguf/gguf_file.h"
+#include "grammar/grammar_machine.h"
 #include "tokenizer/vocab_gguf.h"
 
 namespace thermo {
@@ -389,6 +391,50 @@ TEST(ArgumentValue, FollowsTheSchema) {
   EXPECT_EQ(value("tags", "[1]"), "[1]");
   EXPECT_EQ(value("tags", "red"), "\"red\"");
   EXPECT_EQ(value("tags", std::string(100000, '[')).size(), 100002u);
+}
+
+// As older versions of Pydantic and OpenAPI write it: "12" of a text became a number, null of a number a
+// text.
+TEST(ArgumentValue, FollowsAllOfAndNullable) {
+  const Json root = Json::parse(R"({"$defs": {"code": {"type": "string", "enum": ["12", "13"]}}})");
+  const Json code = Json::parse(R"({"allOf": [{"$ref": "#/$defs/code"}], "default": "12"})"),
+             count = Json::parse(R"({"type": "integer", "nullable": true})"),
+             never = Json::parse(R"({"type": "string", "allOf": [{"type": "integer"}]})");
+  EXPECT_EQ(argument_json("12", &code, root), "\"12\"");
+  EXPECT_TRUE(takes_only_strings(&code, root));
+  EXPECT_EQ(argument_json("null", &count, root), "null");
+  EXPECT_EQ(argument_json("7", &count, root), "7");
+  EXPECT_EQ(argument_json("7", &never, root), "7");
+}
+
+// As zod-to-json-schema writes them: every value was a text, and none was required.
+TEST(ToolCalls, FollowParametersThatAreAReference) {
+  const std::vector<Tool> offered = {{.name = "f", .parameters = Json::parse(R"({"$ref": "#/definitions/args",
+      "definitions": {"args": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}})")}};
+  const auto call = [](const std::string& inside) { return "\n<function=f>\n" + inside + "</function>\n"; };
+  const std::string three = "<parameter=n>\n3\n</parameter>\n";
+  ToolCallRepairs repairs;
+  ToolCallParser parser(offered, repairs);
+  parser.push(call(three));
+  EXPECT_EQ(parser.take_arguments(), "{\"n\": 3}");
+
+  const Result<SchemaGrammar> compiled = compile_tool_calls(offered, {});
+  ASSERT_TRUE(compiled.has_value()) << compiled.error().message;
+  GrammarMachine machine(compiled->grammar);
+  const auto accepts = [&](const std::string& inside) {
+    return machine.can_end(machine.walk(machine.start(), "<tool_call>" + call(inside) + "</tool_call>"));
+  };
+  EXPECT_TRUE(accepts(three));
+  EXPECT_FALSE(accepts(""));
+  EXPECT_FALSE(accepts("<parameter=n>\nmany\n</parameter>\n"));
+}
+
+// A parameter whose schema is this took hours.
+TEST(ArgumentValue, FollowsAlternativesOfThemselvesOnlySoFar) {
+  const Json root = Json::parse(
+      R"({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"})");
+  EXPECT_EQ(argument_json("12", &root, root), "12");
+  EXPECT_EQ(argument_json("twelve", &root, root), "\"twelve\"");
 }
 
 }  // namespace

@@ -125,8 +125,9 @@ class ToolRules {
   // missing.
   ExprId parameters(const Tool& tool) {
     static const Json kNone = Json::object();
+    const Json& declared = tool.declared();
     const auto in_schema = [&](const char* key) -> const Json& {
-      return tool.parameters.is_object() && tool.parameters.contains(key) ? tool.parameters[key] : kNone;
+      return declared.is_object() && declared.contains(key) ? declared[key] : kNone;
     };
     const Json& properties = in_schema("properties");
     const Json& required = in_schema("required");
@@ -182,8 +183,8 @@ class ToolRules {
   }
 
   static bool has_names(const Tool& tool) {
-    return tool.parameters.is_object() && tool.parameters.contains("properties") &&
-           !tool.parameters["properties"].empty();
+    const Json& declared = tool.declared();
+    return declared.is_object() && declared.contains("properties") && !declared["properties"].empty();
   }
 
   ExprId parameter(const Tool& tool, SchemaRules& schemas, const std::string& key, const Json& schema,
@@ -192,10 +193,10 @@ class ToolRules {
     const Json types = argument_types(&schema, tool.parameters);
     const bool takes_text = std::find(types.begin(), types.end(), "string") != types.end();
     ExprId value = text;
-    if (takes_only_strings(&schema, tool.parameters) && is_strict(tool)) {
+    if (takes_text && is_strict(tool)) {
       // A character that cannot begin a tag: how long a text is and where it ends are not asked together.
       const ExprId character = rules_.chars({{'<', '<'}}, true);
-      value = take(tool, schemas.add_text(schema, path, text, character));
+      value = take(tool, schemas.add_text(schema, path, {.any = text, .character = character}));
     } else if (!takes_text) {
       value = is_strict(tool) ? take(tool, schemas.add(schema, path))
                               : take(tool, schemas.add(Json{{"type", types}}, path));

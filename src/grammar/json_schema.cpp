@@ -17,6 +17,14 @@ constexpr int kMaxDepth = 64;     // of schemas
 constexpr int kMaxNesting = 250;  // of brackets
 constexpr size_t kMaxSchemas = 20'000;
 
+// What else it says of values, without remarks: definitions of a root would be copied for each of its parts.
+Json beside(const Json& schema, std::string_view keyword) {
+  Json others = Json::object();
+  for (const auto& [key, value] : schema.items())
+    if (key != keyword && has_meaning(key)) others[key] = value;
+  return others;
+}
+
 }  // namespace
 
 struct SchemaRules::Refused : std::runtime_error {
@@ -38,10 +46,21 @@ Result<ExprId> SchemaRules::guarded(const Make& make) {
 
 Result<ExprId> SchemaRules::add(const Json& schema, const std::string& path) {
   return guarded([&] {
-    if (nesting_of(schema) > kMaxNesting)
-      refuse(path, fmt::format("nested more than {} levels deep", kMaxNesting));
+    check_nesting(schema, path);
     return compile(schema, path, 0);
   });
+}
+
+Result<ExprId> SchemaRules::add_text(const Json& schema, const std::string& path, const FreeText& text) {
+  return guarded([&] {
+    check_nesting(schema, path);
+    return compile_text(schema, path, text, 0);
+  });
+}
+
+void SchemaRules::check_nesting(const Json& schema, const std::string& path) {
+  if (nesting_of(schema) > kMaxNesting)
+    refuse(path, fmt::format("nested more than {} levels deep", kMaxNesting));
 }
 
 Result<SchemaGrammar> compile_json_schema(const Json& schema, const SchemaOptions& options) {
@@ -129,25 +148,20 @@ void SchemaRules::check_keywords(const Json& schema, const std::string& path) {
   }
 }
 
-Json SchemaRules::merged(const Json& a, const Json& b, const std::string& path) const {
-  Result<Json> both = merge_schemas(a, b, root_);
+Json SchemaRules::merged(const Json& a, const Json& b, const std::string& path) {
+  Result<Json> both = merge_schemas(a, b, root_, merge_work_left_);
   if (!both) refuse(path, both.error().message);
   return std::move(*both);
 }
 
-ExprId SchemaRules::compile(const Json& schema, const std::string& path, int depth) {
+void SchemaRules::count_part(const std::string& path, int depth) {
   if (depth > kMaxDepth) refuse(path, fmt::format("nested more than {} levels deep", kMaxDepth));
   if (++n_compiled_ > kMaxSchemas)
     refuse(path, fmt::format("the schema is too large: it has more than {} parts", kMaxSchemas));
-  if (schema.is_boolean()) return schema.get<bool>() ? json_.value() : rules_.choice({});
-  if (!schema.is_object()) refuse(path, "an object or a boolean was expected");
-  if (schema.contains("$ref") || schema.contains("allOf")) return compile_rule(schema, path, depth);
-  check_keywords(schema, path);
-  if (schema.contains("anyOf") || schema.contains("oneOf")) return compile_alternatives(schema, path, depth);
-  if (schema.contains("enum") || schema.contains("const")) return compile_values(schema, path);
+}
 
-  const std::vector<std::string> types = schema_types(schema);
-  std::vector<ExprId> parts;
+// Those that it names, or that its keywords are about.
+std::vector<std::string> SchemaRules::types_of(const Json& schema, const std::string& path) const {
   if (schema.contains("type")) {
     const Json& type = schema["type"];
     const bool known = type.is_string() ||
@@ -155,12 +169,53 @@ ExprId SchemaRules::compile(const Json& schema, const std::string& path, int dep
                         std::all_of(type.begin(), type.end(), [](const Json& t) { return t.is_string(); }));
     if (!known) refuse(path, "\"type\" must be a name or a list of names");
   }
-  if (types.empty() && !schema.contains("type")) return json_.value();
-  for (const std::string& type : types) parts.push_back(compile_type(type, schema, path, depth));
-  if (schema.value("nullable", Json()) == Json(true) &&
+  std::vector<std::string> types = schema_types(schema);
+  if ((!types.empty() || schema.contains("type")) && schema.value("nullable", Json()) == Json(true) &&
       std::find(types.begin(), types.end(), "null") == types.end())
-    parts.push_back(json_.null());
+    types.push_back("null");
+  return types;
+}
+
+ExprId SchemaRules::compile(const Json& schema, const std::string& path, int depth) {
+  count_part(path, depth);
+  if (schema.is_boolean()) return schema.get<bool>() ? json_.value() : rules_.choice({});
+  if (!schema.is_object()) refuse(path, "an object or a boolean was expected");
+  if (schema.contains("$ref") || schema.contains("allOf")) return compile_rule(schema, path, depth);
+  check_keywords(schema, path);
+  if (schema.contains("anyOf") || schema.contains("oneOf"))
+    return rules_.choice(compile_alternatives(
+        schema, path, [&](const Json& one, const std::string& at) { return compile(one, at, depth + 1); }));
+  if (schema.contains("enum") || schema.contains("const")) return compile_values(schema, path);
+
+  const std::vector<std::string> types = types_of(schema, path);
+  if (types.empty() && !schema.contains("type")) return json_.value();
+  std::vector<ExprId> parts;
+  for (const std::string& type : types) parts.push_back(compile_type(type, schema, path, depth));
   return rules_.choice(std::move(parts));
+}
+
+// Compiles the one schema that "$ref" or "allOf" stands for; nullopt: a reference out of the schema.
+std::optional<ExprId> SchemaRules::compile_whole(const Json& schema, const std::string& path,
+                                                 const Compile& compile_it) {
+  if (schema.contains("$ref")) {
+    const Json& reference = schema["$ref"];
+    if (!reference.is_string()) refuse(path, "\"$ref\" must be a text");
+    const std::string& name = reference.get_ref<const std::string&>();
+    const Json* target = resolve_reference(root_, name);
+    if (target == nullptr && name.starts_with('#'))
+      refuse(path, fmt::format("the reference {} leads nowhere", name));
+    if (target == nullptr) {
+      not_enforced(path, "$ref");
+      return std::nullopt;
+    }
+    const Json others = beside(schema, "$ref");
+    return others.empty() ? compile_it(*target, name) : compile_it(merged(*target, others, path), path);
+  }
+  const Json& parts = schema["allOf"];
+  if (!parts.is_array()) refuse(path, "\"allOf\" must be a list");
+  Json all = beside(schema, "allOf");
+  for (const Json& part : parts) all = merged(all, part, path + "/allOf");
+  return compile_it(all, path);
 }
 
 // A schema that refers to another one, perhaps to itself: a rule, once for each text.
@@ -169,50 +224,26 @@ ExprId SchemaRules::compile_rule(const Json& schema, const std::string& path, in
   if (const auto found = by_text_.find(text); found != by_text_.end()) return rules_.rule(found->second);
   const RuleId rule = rules_.add_rule(path);
   by_text_[text] = rule;
-  if (schema.contains("$ref")) {
-    const Json& reference = schema["$ref"];
-    if (!reference.is_string()) refuse(path, "\"$ref\" must be a text");
-    const Json* target = resolve_reference(root_, reference.get_ref<const std::string&>());
-    if (target == nullptr) {
-      const std::string& name = reference.get_ref<const std::string&>();
-      if (name.starts_with('#')) refuse(path, fmt::format("the reference {} leads nowhere", name));
-      not_enforced(path, "$ref");
-      rules_.define(rule, json_.value());
-      return rules_.rule(rule);
-    }
-    Json beside = schema;
-    beside.erase("$ref");
-    const bool plain = std::none_of(beside.items().begin(), beside.items().end(),
-                                    [](const auto& item) { return has_meaning(item.key()); });
-    rules_.define(rule, plain ? compile(*target, reference.get<std::string>(), depth + 1)
-                              : compile(merged(*target, beside, path), path, depth + 1));
-    return rules_.rule(rule);
-  }
-  const Json& parts = schema["allOf"];
-  if (!parts.is_array()) refuse(path, "\"allOf\" must be a list");
-  Json all = schema;
-  all.erase("allOf");
-  for (const Json& part : parts) all = merged(all, part, path + "/allOf");
-  rules_.define(rule, compile(all, path, depth + 1));
+  const std::optional<ExprId> whole = compile_whole(
+      schema, path, [&](const Json& one, const std::string& at) { return compile(one, at, depth + 1); });
+  rules_.define(rule, whole ? *whole : json_.value());
   return rules_.rule(rule);
 }
 
 // What stands beside the alternatives holds for each of them.
-ExprId SchemaRules::compile_alternatives(const Json& schema, const std::string& path, int depth) {
+std::vector<ExprId> SchemaRules::compile_alternatives(const Json& schema, const std::string& path,
+                                                      const Compile& compile_it) {
   const char* keyword = schema.contains("anyOf") ? "anyOf" : "oneOf";
   const Json& alternatives = schema[keyword];
   if (!alternatives.is_array() || alternatives.empty())
     refuse(path, fmt::format("\"{}\" must be a list of schemas", keyword));
-  Json beside = schema;
-  beside.erase(keyword);
-  const bool alone = std::none_of(beside.items().begin(), beside.items().end(),
-                                  [](const auto& item) { return has_meaning(item.key()); });
+  const Json others = beside(schema, keyword);
   std::vector<ExprId> parts;
   for (size_t i = 0; i < alternatives.size(); ++i) {
     const std::string at = fmt::format("{}/{}/{}", path, keyword, i);
-    parts.push_back(compile(alone ? alternatives[i] : merged(beside, alternatives[i], at), at, depth + 1));
+    parts.push_back(compile_it(others.empty() ? alternatives[i] : merged(others, alternatives[i], at), at));
   }
-  return rules_.choice(std::move(parts));
+  return parts;
 }
 
 std::vector<Json> SchemaRules::values_of(const Json& schema, const std::string& path) const {
@@ -392,31 +423,47 @@ ExprId SchemaRules::compile_string(const Json& schema, const std::string& path) 
   return json_.string_of(least.value_or(0), most.value_or(-1));
 }
 
-Result<ExprId> SchemaRules::add_text(const Json& schema, const std::string& path, ExprId free_text,
-                                     ExprId character) {
-  return guarded([&]() -> ExprId {
-    if (!schema.is_object()) return free_text;
-    check_keywords(schema, path);
-    if (schema.contains("$ref") || schema.contains("allOf") || schema.contains("anyOf") ||
-        schema.contains("oneOf")) {
-      not_enforced(path, schema.contains("$ref") ? "$ref" : "allOf");
-      return free_text;
-    }
-    if (schema.contains("enum") || schema.contains("const")) {
-      std::vector<ExprId> parts;
-      for (const Json& value : values_of(schema, path))
-        if (value.is_string()) parts.push_back(rules_.text(value.get_ref<const std::string&>()));
-      return rules_.choice(std::move(parts));
-    }
-    const std::optional<ExprId> body = compile_pattern(
-        schema, path,
-        [this](const std::vector<CharRange>& ranges, bool negated) { return rules_.chars(ranges, negated); });
-    if (body) return *body;
-    const std::optional<int> least = bound_of(schema, path, "minLength"),
-                             most = bound_of(schema, path, "maxLength");
-    if (!least && !most) return free_text;
-    return rules_.repeat(character, least.value_or(0), most.value_or(-1));
-  });
+// As compile() does it, but strings stand there as they are.
+ExprId SchemaRules::compile_text(const Json& schema, const std::string& path, const FreeText& text,
+                                 int depth) {
+  count_part(path, depth);
+  if (schema.is_boolean()) return schema.get<bool>() ? text.any : rules_.choice({});
+  if (!schema.is_object()) refuse(path, "an object or a boolean was expected");
+  const Compile compile_it = [&](const Json& one, const std::string& at) {
+    return compile_text(one, at, text, depth + 1);
+  };
+  if (schema.contains("$ref") || schema.contains("allOf"))
+    return compile_whole(schema, path, compile_it).value_or(text.any);
+  check_keywords(schema, path);
+  std::vector<ExprId> parts;
+  if (schema.contains("anyOf") || schema.contains("oneOf")) {
+    parts = compile_alternatives(schema, path, compile_it);
+  } else if (schema.contains("enum") || schema.contains("const")) {
+    for (const Json& value : values_of(schema, path))
+      parts.push_back(value.is_string() ? rules_.text(value.get_ref<const std::string&>())
+                                        : json_.exactly(value));
+  } else {
+    const std::vector<std::string> types = types_of(schema, path);
+    if (types.empty() && !schema.contains("type")) return text.any;
+    for (const std::string& type : types)
+      parts.push_back(type == "string" ? compile_free_text(schema, path, text)
+                                       : compile_type(type, schema, path, depth));
+  }
+  // Any text is also what the others could be.
+  if (std::find(parts.begin(), parts.end(), text.any) != parts.end()) return text.any;
+  return rules_.choice(std::move(parts));
+}
+
+ExprId SchemaRules::compile_free_text(const Json& schema, const std::string& path, const FreeText& text) {
+  const std::optional<ExprId> body = compile_pattern(
+      schema, path,
+      [this](const std::vector<CharRange>& ranges, bool negated) { return rules_.chars(ranges, negated); });
+  if (body) return *body;
+  const std::optional<int> least = bound_of(schema, path, "minLength"),
+                           most = bound_of(schema, path, "maxLength");
+  if (!least && !most) return text.any;
+  if (most && least.value_or(0) > *most) return rules_.choice({});
+  return rules_.repeat(text.character, least.value_or(0), most.value_or(-1));
 }
 
 ExprId SchemaRules::compile_number(const Json& schema, const std::string& path, bool integer) {

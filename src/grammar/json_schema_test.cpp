@@ -341,6 +341,33 @@ TEST(JsonSchema, SurvivesHostileSchemas) {
   EXPECT_FALSE(compile_json_schema(pairs).has_value());
 }
 
+// A few hundred bytes took a minute and a gigabyte.
+TEST(JsonSchema, RefusesAlternativesThatMultiplyWithoutEnd) {
+  constexpr int kLong = 8;
+  Json schema{{"allOf", {Json{{"$ref", "#/$defs/a0"}}, Json{{"$ref", "#/$defs/b0"}}}}};
+  for (const std::string name : {"a", "b"}) {
+    for (int i = 0; i < kLong; ++i) {
+      const Json next{{"$ref", "#/$defs/" + name + std::to_string(i + 1)}};
+      schema["$defs"][name + std::to_string(i)] = Json{{"anyOf", {next, next}}};
+    }
+    schema["$defs"][name + std::to_string(kLong)] = Json{{name == "a" ? "minimum" : "maximum", 5}};
+  }
+  const auto compiled = compile_json_schema(schema);
+  ASSERT_FALSE(compiled.has_value());
+  EXPECT_THAT(compiled.error().message, HasSubstr("too many, to be put together"));
+}
+
+// They were read again for each alternative.
+TEST(JsonSchema, PutsOnlyTogetherWhatLimitsValues) {
+  Json schema{{"type", "object"}};
+  for (int i = 0; i < 3000; ++i)
+    schema["$defs"][std::to_string(i)] = Json{{"type", "integer"}, {"minimum", i}, {"title", "n"}};
+  for (int i = 0; i < 100; ++i)
+    schema["anyOf"].push_back(Json{{"properties", {{"a", {{"$ref", "#/$defs/" + std::to_string(i)}}}}}});
+  const auto compiled = compile_json_schema(schema);
+  EXPECT_TRUE(compiled.has_value()) << compiled.error().message;
+}
+
 TEST(JsonSchema, HasAnyObject) {
   GrammarMachine machine(any_json_object());
   EXPECT_TRUE(machine.can_end(machine.walk(machine.start(), R"({"a": [1, {"b": null}], "c": "\u00e9"})")));

@@ -25,12 +25,22 @@ bool contains(const Json& list, const Json& value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
 
+size_t size_of(const Json& value) {
+  size_t n = 1;
+  if (value.is_structured())
+    for (const Json& item : value) n += size_of(item);
+  return n;
+}
+
 class Merger {
  public:
-  explicit Merger(const Json& root) : root_(root) {}
+  Merger(const Json& root, size_t& work_left) : root_(root), work_left_(work_left) {}
 
   Json merge(const Json& a, const Json& b, int depth) {
     if (depth > kMaxDepth) throw Refused("its parts refer to each other without end");
+    const size_t work = size_of(a) + size_of(b);
+    if (work > work_left_) throw Refused("its parts are too large, or too many, to be put together");
+    work_left_ -= work;
     if (a.is_boolean()) return a.get<bool>() ? b : a;
     if (b.is_boolean()) return b.get<bool>() ? a : b;
     if (!a.is_object() || !b.is_object()) throw Refused("an object or a boolean was expected");
@@ -148,6 +158,7 @@ class Merger {
   }
 
   const Json& root_;
+  size_t& work_left_;
 };
 
 int hex_value(char c) {
@@ -203,9 +214,9 @@ const Json* resolve_reference(const Json& root, std::string_view reference) {
   return at;
 }
 
-Result<Json> merge_schemas(const Json& a, const Json& b, const Json& root) {
+Result<Json> merge_schemas(const Json& a, const Json& b, const Json& root, size_t& work_left) {
   try {
-    return Merger(root).merge(a, b, 0);
+    return Merger(root, work_left).merge(a, b, 0);
   } catch (const Refused& refused) {
     return Error{ErrorCode::InvalidArgument, refused.what()};
   }

@@ -33,6 +33,7 @@ const Family kFamilies[] = {
     {"thermocline_http_requests_total", "HTTP requests answered."},
     {"thermocline_requests_total", "Generation requests that ended."},
     {"thermocline_request_errors_total", "Requests refused or failed, by error code."},
+    {"thermocline_ignored_fields_total", "Members of bodies that had no effect.", {}, false},
     {"thermocline_cancelled_total", "Requests whose client went away or that were cancelled."},
     {"thermocline_prompt_tokens_total", "Prompt tokens, computed or found in the cache."},
     {"thermocline_generated_tokens_total", "Tokens written."},

@@ -90,6 +90,9 @@ void count_request(Metrics& metrics, const ServerOptions& options, const EndedRe
       fmt::format("{},outcome=\"{}\",finish_reason=\"{}\"{}", dialect, ended.outcome, reason,
                   options.metrics_per_key ? fmt::format(",key=\"{}\"", label_value(ended.key_name)) : ""));
   metrics.observe("thermocline_request_duration_seconds", ended.seconds, dialect);
+  if (!ended.request.ignored_fields.empty())
+    metrics.count("thermocline_ignored_fields_total", "",
+                  static_cast<double>(ended.request.ignored_fields.size()));
   int n_prompt = 0, n_cached = 0, n_out = 0;
   double ttft = 0.0, rate = 0.0;
   for (const Answer* const answer : ended.answers) {

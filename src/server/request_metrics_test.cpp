@@ -40,5 +40,26 @@ TEST(RequestMetrics, TellsDamagedCallsFromGoodOnes) {
   EXPECT_EQ(metrics.sum("thermocline_tool_call_repairs_total"), 1.0);
 }
 
+TEST(RequestMetrics, CountsMembersThatHadNoEffect) {
+  Metrics metrics;
+  GenerationRequest request;
+  const HttpRequest http;
+  const auto end = [&] {
+    count_request(metrics, {},
+                  {.request = request,
+                   .http = http,
+                   .key_name = "",
+                   .outcome = "ok",
+                   .phase = "",
+                   .seconds = 0.0,
+                   .answers = {}});
+  };
+  end();
+  EXPECT_EQ(metrics.sum("thermocline_ignored_fields_total"), 0.0);
+  request.ignored_fields = {"a", "b.c"};
+  end();
+  EXPECT_EQ(metrics.sum("thermocline_ignored_fields_total"), 2.0);
+}
+
 }  // namespace
 }  // namespace thermo

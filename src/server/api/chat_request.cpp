@@ -149,9 +149,11 @@ void read_tool_choice(Fields& fields, GenerationRequest& request) {
     const Json* nested = inner.object("allowed_tools");
     Fields allowed(nested != nullptr ? *nested : *value, "tool_choice");
     choice.mode = mode_of(allowed.string("mode").value_or("auto"), "tool_choice.mode");
-    if (const Json* tools = allowed.array("tools"))
-      for (size_t i = 0; i < tools->size(); ++i)
-        choice.names.push_back(name_in((*tools)[i], element_path("tool_choice.tools", i)));
+    const Json& tools = allowed.require("tools");
+    if (!tools.is_array() || tools.empty())
+      throw invalid_value("tool_choice.tools", "tool_choice.tools: a list of one tool or more was expected");
+    for (size_t i = 0; i < tools.size(); ++i)
+      choice.names.push_back(name_in(tools[i], element_path("tool_choice.tools", i)));
   } else {
     throw unsupported("tool_choice",
                       fmt::format("tool_choice: a tool of type '{}' is not offered here", type));

@@ -1,12 +1,16 @@
 // POST /v1/messages: the body.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "server/api/content.h"
 #include "server/api/shared_fields.h"
 #include "server/api/turns.h"
 
 namespace thermo {
 namespace {
+
+constexpr const char* kEffort = "output_config.effort";
 
 std::string string_of(const Json& block, const char* name, const std::string& path) {
   const auto found = block.find(name);
@@ -205,7 +209,7 @@ std::optional<std::string> read_thinking(Fields& fields, const RequestDefaults& 
   }
   const Json* thinking = fields.object("thinking");
   if (thinking == nullptr) {
-    if (effort) set_effort(*effort, "output_config.effort", defaults, request);
+    if (effort) set_effort(*effort, kEffort, defaults, request);
     if (!defaults.anthropic_thinking) request.thinking = false;
     return effort;
   }
@@ -215,7 +219,7 @@ std::optional<std::string> read_thinking(Fields& fields, const RequestDefaults& 
   if (type == "disabled") {
     request.thinking = false;
   } else if (type == "adaptive" || type == "enabled") {
-    set_effort(effort.value_or("high"), "output_config.effort", defaults, request);
+    set_effort(effort.value_or("high"), kEffort, defaults, request);
     request.thinking = true;
     if (const auto budget = inner.integer("budget_tokens", 0, 1 << 30)) {
       request.thinking_budget = static_cast<int>(*budget);
@@ -269,7 +273,9 @@ GenerationRequest read_messages_request(const Json& body, const RequestDefaults&
   const std::optional<std::string> effort = read_thinking(fields, defaults, request);
   read_reasoning(fields, defaults, request);
   if (effort && *effort != "none" && request.thinking == false) {
-    request.ignored_fields.push_back("output_config.effort");  // of no thinking
+    if (std::find(request.ignored_fields.begin(), request.ignored_fields.end(), kEffort) ==
+        request.ignored_fields.end())
+      request.ignored_fields.push_back(kEffort);  // of no thinking
     request.effort.clear();
   }
   read_format_extensions(fields, request);

@@ -118,6 +118,16 @@ TEST(ChatRequest, TurnsAResultWithoutACallIntoAUserTurn) {
               ElementsAre("user:[tool result] x"));
 }
 
+// It was taken for what the user said.
+TEST(MessagesRequest, KnowsAResultAfterWhatTheUserSaid) {
+  EXPECT_THAT(shown(messages(R"({"max_tokens": 5, "messages": [{"role": "user", "content": "q"},
+      {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
+      {"role": "user", "content": [{"type": "text", "text": "wait"},
+        {"type": "tool_result", "tool_use_id": "2", "content": "two"},
+        {"type": "tool_result", "tool_use_id": "1", "content": "one"}]}]})")),
+              ElementsAre("user:q", "assistant: f{}", "user:wait", "tool:one", "user:[tool result] two"));
+}
+
 TEST(ChatRequest, LeavesOlderImagesOutAndRefusesTheLast) {
   const char* image = R"([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}])";
   const std::string old = std::string(R"({"messages": [{"role": "user", "content": )") + image +
@@ -257,30 +267,28 @@ TEST(ChatRequest, TakesTheFormatOfReasoning) {
 TEST(ChatRequest, TakesEffortsAsTheModelHasThem) {
   RequestDefaults d = defaults();
   d.efforts = {{"none", 0}, {"high", 500}, {"xhigh", 600}, {"huge", 9}};
-  const auto budget = [&](const std::string& effort) {
+  const auto request = [&](const std::string& effort) {
     return read_chat_request(
-               Json{{"messages", {{{"role", "user"}, {"content", "a"}}}}, {"reasoning_effort", effort}}, d)
-        .thinking_budget;
+        Json{{"messages", {{{"role", "user"}, {"content", "a"}}}}, {"reasoning_effort", effort}}, d);
   };
+  const auto budget = [&](const std::string& effort) { return request(effort).thinking_budget; };
   EXPECT_EQ(budget("huge"), 9);
   EXPECT_EQ(budget("x-high"), 600);
-  EXPECT_EQ(refusal([&] { budget("hihg"); }), "invalid_value reasoning_effort");
   EXPECT_EQ(budget("none"), std::nullopt);
+  // Clients send new names before a server knows them: an answer to them is better than none.
+  EXPECT_EQ(budget("ultra"), 500);
+  EXPECT_EQ(request("ultra").effort, "high");
+  EXPECT_THAT(request("ultra").ignored_fields, ElementsAre("reasoning_effort"));
 }
 
-// A mistyped effort was taken for "high", and other values were dropped.
+// They were dropped without a word.
 TEST(Requests, SayWhatTheyDoNotTake) {
-  EXPECT_EQ(refusal([] {
-              read_responses_request(Json{{"input", "x"}, {"reasoning", {{"effort", "hihg"}}}}, defaults());
-            }),
-            "invalid_value reasoning.effort");
-  EXPECT_EQ(refusal([] {
-              read_messages_request(Json{{"messages", {{{"role", "user"}, {"content", "x"}}}},
-                                         {"max_tokens", 5},
-                                         {"output_config", {{"effort", "hihg"}}}},
-                                    defaults());
-            }),
-            "invalid_value output_config.effort");
+  EXPECT_THAT(responses(R"({"input": "x", "reasoning": {"effort": "ultra"}})").ignored_fields,
+              ElementsAre("reasoning.effort"));
+  EXPECT_THAT(messages(R"({"messages": [{"role": "user", "content": "x"}], "max_tokens": 5,
+                           "output_config": {"effort": "ultra"}})")
+                  .ignored_fields,
+              ElementsAre("output_config.effort"));
   const std::string ask = R"({"messages": [{"role": "user", "content": "x"}], )";
   EXPECT_EQ(refusal([&] { chat(ask + R"("response_format": {}})"); }),
             "missing_required_parameter response_format.type");
@@ -300,6 +308,12 @@ TEST(ChatRequest, SaysWhereItIsWrong) {
   EXPECT_EQ(with(R"("logit_bias": {"1000": 1})"), "invalid_value logit_bias.1000");
   EXPECT_EQ(with(R"("tool_choice": {"type": "function", "function": {"name": "f"}})"),
             "invalid_value tool_choice");
+  // A list of no tools allowed all of them.
+  const std::string tools = R"("tools": [{"type": "function", "function": {"name": "f"}}], )";
+  EXPECT_EQ(with(tools + R"("tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []})"),
+            "invalid_value tool_choice.tools");
+  EXPECT_EQ(with(tools + R"("tool_choice": {"type": "allowed_tools", "mode": "required"})"),
+            "missing_required_parameter tool_choice.tools");
   EXPECT_EQ(with(R"("stop": ["a", ""])"), "invalid_value stop");
   EXPECT_EQ(with(R"("response_format": {"type": "json_object"}, "grammar": "root ::= \"a\"")"),
             "invalid_value grammar");

@@ -202,7 +202,9 @@ class ResponsesWriter : public ReplyWriter {
             {"logprobs", text.empty() ? Json::array() : logprobs_}};
   }
   static std::string custom_input(const std::string& arguments) {
-    const Json parsed = Json::parse(arguments, nullptr, false);
+    Json parsed = Json::parse(arguments, nullptr, false);
+    if (parsed.is_discarded()) parsed = Json::parse(arguments + "\"}", nullptr, false);  // it was cut
+    if (parsed.is_discarded()) return "";
     if (!parsed.is_object() || !parsed.contains("input") || !parsed["input"].is_string()) return arguments;
     return parsed["input"].get<std::string>();
   }

@@ -182,18 +182,21 @@ std::vector<ReasoningEffort> usual_efforts() {
 
 void set_effort(const std::string& effort, const std::string& path, const RequestDefaults& defaults,
                 GenerationRequest& request) {
+  const auto tokens_of = [&](const std::string& name) -> std::optional<int> {
+    for (const ReasoningEffort& one : defaults.efforts)
+      if (one.name == name) return one.tokens;
+    return std::nullopt;
+  };
   request.effort = effort;
-  const auto known = std::find_if(
-      defaults.efforts.begin(), defaults.efforts.end(),
-      [&](const ReasoningEffort& one) { return one.name == (effort == "x-high" ? "xhigh" : effort); });
-  if (known == defaults.efforts.end()) {
-    std::string names;
-    for (const ReasoningEffort& one : defaults.efforts) names += (names.empty() ? "" : ", ") + one.name;
-    throw invalid_value(path,
-                        fmt::format("{}: '{}' is not known; one of {} was expected", path, effort, names));
+  std::optional<int> tokens = tokens_of(effort == "x-high" ? "xhigh" : effort);
+  if (!tokens) {
+    // Clients know new names before servers do.
+    request.effort = "high";
+    request.ignored_fields.push_back(path);
+    tokens = tokens_of("high");
   }
-  request.thinking = known->tokens > 0;
-  if (known->tokens > 0) request.thinking_budget = known->tokens;
+  request.thinking = *tokens > 0;
+  if (*tokens > 0) request.thinking_budget = *tokens;
 }
 
 void read_effort(const Json& reasoning, const RequestDefaults& defaults, GenerationRequest& request) {

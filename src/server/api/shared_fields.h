@@ -22,7 +22,8 @@ void read_format_extensions(Fields& fields, GenerationRequest& request);
 // (flat).
 void read_format(const Json& value, const std::string& path, GenerationRequest& request);
 void read_session(Fields& fields, GenerationRequest& request);
-// "low" to tokens; none: off. `path`: where it was read.
+// "low" to tokens; none: off. A name that is not known is "high", and its `path` is named as ignored.
+// REQUIRES: "high" is among the efforts.
 void set_effort(const std::string& effort, const std::string& path, const RequestDefaults& defaults,
                 GenerationRequest& request);
 // {"effort": "low"}, {"enabled": false}: "reasoning" of chat and of Responses.

@@ -78,40 +78,35 @@ void split_reasoning(Turn& turn) {
   turn.reasoning = std::move(reasoning);
 }
 
-// The prompt shows no call ids, only an order: that of the calls.
+// The prompt shows no call ids, only an order: that of the calls. What a user said may stand between the
+// calls and a result; then it is one of theirs only if it says so.
 void sort_results(std::vector<Turn>& turns) {
-  const std::vector<ToolCall>* calls = nullptr;
-  std::vector<ToolCall> last_calls;
+  std::vector<ToolCall> calls;
+  bool are_last = false;  // nothing was said since
   for (size_t i = 0; i < turns.size();) {
-    if (turns[i].role == "assistant") {
-      last_calls = turns[i].tool_calls;
-      calls = &last_calls;
-    }
     if (turns[i].role != "tool") {
-      if (turns[i].role == "user") calls = nullptr;
+      are_last = turns[i].role == "assistant";
+      if (are_last) calls = turns[i].tool_calls;
       ++i;
       continue;
     }
     size_t end = i;
     while (end < turns.size() && turns[end].role == "tool") ++end;
-    if (calls == nullptr || calls->empty()) {
-      for (; i < end; ++i) {
-        turns[i].role = "user";
-        put_before(turns[i], "[tool result] ");
-        turns[i].tool_call_id.clear();
-      }
-      continue;
-    }
     std::unordered_map<std::string_view, size_t> places;
-    for (size_t k = 0; k < calls->size(); ++k)
-      if (!(*calls)[k].id.empty()) places.try_emplace((*calls)[k].id, k);
+    for (size_t k = 0; k < calls.size(); ++k)
+      if (!calls[k].id.empty()) places.try_emplace(calls[k].id, k);
     const auto place = [&](const Turn& turn) {
       const auto found = places.find(turn.tool_call_id);
-      return found == places.end() ? calls->size() : found->second;
+      return found == places.end() ? calls.size() : found->second;
     };
     std::stable_sort(turns.begin() + static_cast<long>(i), turns.begin() + static_cast<long>(end),
                      [&](const Turn& a, const Turn& b) { return place(a) < place(b); });
-    i = end;
+    for (; i < end; ++i) {
+      if (place(turns[i]) < calls.size() || (are_last && !calls.empty())) continue;
+      turns[i].role = "user";
+      put_before(turns[i], "[tool result] ");
+      turns[i].tool_call_id.clear();
+    }
   }
 }
 

@@ -253,6 +253,22 @@ TEST(ResponsesWriter, NumbersItsEventsAndRepeatsItsItems) {
   }
 }
 
+// It was the JSON around it.
+TEST(ResponsesWriter, HasTheTextOfACallThatWasCut) {
+  const GenerationRequest r = request(Dialect::Responses);
+  for (const auto& [arguments, input] :
+       {std::pair("{\"input\": \"a\\nb", "a\nb"), {"{", ""}, {"{\"input\": ", ""}}) {
+    Answer cut;
+    cut.finish_reason = "length";
+    cut.tool_calls = {{.id = "", .name = "space__g", .arguments = arguments, .complete = false}};
+    const auto writer = make_reply_writer(
+        {.request = &r, .tokenizer = nullptr, .model = "m", .fingerprint = "f", .request_id = "req"});
+    const Json item = writer->whole(std::span(&cut, 1))["output"][0];
+    EXPECT_EQ(item["input"], input);
+    EXPECT_EQ(item["status"], "incomplete");
+  }
+}
+
 TEST(ResponsesWriter, EndsAStreamWithItsTimes) {
   const Written w = write(Dialect::Responses, 3);
   const Json& last = w.events.back().data;

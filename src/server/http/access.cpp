@@ -110,15 +110,19 @@ std::string Access::hash_of(std::string_view key) const {
 std::optional<Access::Caller> Access::caller(std::string_view authorization, std::string_view api_key,
                                              bool over_unix_socket) const {
   if (keys_.empty()) return Caller{"", true};
-  std::string_view key = api_key;
-  if (lower(authorization.substr(0, 7)) == "bearer ") key = authorization.substr(7);
-  const std::string hash = hash_of(key);
+  const auto known = [this](std::string_view key) {
+    const std::string hash = hash_of(key);
+    const Key* found = nullptr;
+    for (const Key& one : keys_) {
+      unsigned difference = 0;
+      for (size_t i = 0; i < hash.size(); ++i) difference |= static_cast<unsigned>(hash[i] ^ one.hash[i]);
+      if (difference == 0) found = &one;
+    }
+    return found;
+  };
   const Key* found = nullptr;
-  for (const Key& one : keys_) {
-    unsigned difference = 0;
-    for (size_t i = 0; i < hash.size(); ++i) difference |= static_cast<unsigned>(hash[i] ^ one.hash[i]);
-    if (difference == 0) found = &one;
-  }
+  if (lower(authorization.substr(0, 7)) == "bearer ") found = known(authorization.substr(7));
+  if (found == nullptr) found = known(api_key);  // the other one may be for a proxy
   if (found == nullptr && over_unix_socket && trusts_unix_sockets_) return Caller{"", true};
   if (found == nullptr) return std::nullopt;
   return Caller{found->name, found->admin};

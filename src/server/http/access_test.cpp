@@ -20,6 +20,10 @@ TEST(Access, TakesItsKeysAndNoOthers) {
   EXPECT_FALSE(access.caller("", "two")->admin);
   EXPECT_TRUE(access.caller("", "three")->admin);
   EXPECT_TRUE(Access({.keys = {"only"}}).caller("Bearer only", "")->admin);
+  // Clients may send both, and only one of them is for this server.
+  EXPECT_EQ(access.caller("Bearer none", "two")->name, "bob");
+  EXPECT_EQ(access.caller("Bearer one", "two")->name, "key1");
+  EXPECT_FALSE(access.caller("Bearer none", "other"));
 }
 
 TEST(Access, TellsKeysFromTheirNames) {
