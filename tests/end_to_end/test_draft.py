@@ -297,6 +297,8 @@ class Checkpoints(ProgramTest):
 
 
 class References(ProgramTest):
+    """Outputs that other implementations recorded."""
+
     def test_of_the_float_drafters(self):
         for target, names in (("qwen35moe", ["qwen35moe"]), ("qwen35", ["qwen35"]),
                               ("laguna", ["laguna", "laguna-bidirectional"])):
@@ -318,7 +320,7 @@ class References(ProgramTest):
                         "--tolerance", "1e-4", "--device", "cpu")
 
 
-class References(ProgramTest):
+class RecordedFiles(ProgramTest):
     """What a recorded file asks for: it may be long, and it may be wrong."""
 
     @staticmethod
