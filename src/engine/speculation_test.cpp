@@ -364,6 +364,23 @@ TEST(Speculation, NeedsMemoryForItsDrafter) {
   EXPECT_NE(Engine::plan_for(plankton(), options).note.find("nothing is drafted"), std::string::npos);
 }
 
+// With many sequences of a wide model these were gigabytes that no plan had.
+TEST(Speculation, PlansTheStatesThatWaitForItsDrafter) {
+  const auto planned = [](Kind kind, int n_ctx, int n_sequences) {
+    EngineOptions options = options_for(draft_of(kind, kMaxDraftNodes), n_sequences);
+    options.n_ctx = n_ctx;
+    for (const MemoryPlanItem& item : Engine::plan_for(plankton(), options).items)
+      if (item.name == kDrafterItem) return item.bytes;
+    return uint64_t{0};
+  };
+  for (const auto& [kind, n_states] : {std::pair(Kind::Mtp, 1), std::pair(Kind::File, 3)}) {
+    const uint64_t token = (planned(kind, 512, 1) - planned(kind, 256, 1)) / 256,
+                   row = static_cast<uint64_t>(n_states) * 256 * sizeof(float);
+    EXPECT_GE(planned(kind, 256, 2) - planned(kind, 256, 1),
+              2 * 256 * token + (kDrafterQueueRows + kMaxDraftNodes + 1) * row);
+  }
+}
+
 TEST(Speculation, RefusesGuessesThatAreLongerThanItsDrafters) {
   for (const auto& [kind, depth] : {std::pair(Kind::Mtp, 4), std::pair(Kind::File, 7)}) {
     EngineOptions options = options_for(draft_of(kind, 16));
