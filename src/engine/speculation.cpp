@@ -103,7 +103,7 @@ double Speculation::warm_up_round(int n_rows, bool with_step, bool with_draft) {
     if (with_draft) {
       const Clock::time_point start = Clock::now();
       drafter_->draft({&request, 1}, {&draft, 1});
-      if (i > 0) draft_time_.add(seconds_since(start));
+      if (i > 0) draft_times_.add(1, seconds_since(start));
     }
     drafter_->truncate(0, 0);
   }
@@ -241,7 +241,7 @@ void Speculation::begin_request(int sequence) {
 
 RoundCosts Speculation::costs(const Sequence& s, int n_drafted) const {
   return {.times = times_,
-          .draft_seconds = draft_time_.seconds(),
+          .draft_seconds = draft_times_.at(s.n_drafting) / s.n_drafting,
           .n_other = s.n_asks - 1,
           .n_drafting = s.n_drafting,
           .n_drafted = n_drafted};
@@ -266,14 +266,16 @@ void Speculation::run_drafter(std::span<const DraftAsk> asks) {
   drafts_.resize(std::max(drafts_.size(), requests_.size()));
   drafter_->draft(requests_, std::span(drafts_).first(requests_.size()));
   const double seconds = seconds_since(start);
-  const auto n = static_cast<double>(requests_.size());
-  draft_time_.add(seconds / n, times_.at(static_cast<int>(asks.size())) / n);
+  const int n = static_cast<int>(requests_.size());
+  // The first one of all may also load what it needs.
+  const double most = draft_times_.most_rows() > 0 ? seconds : times_.at(static_cast<int>(asks.size()));
+  draft_times_.add(n, std::min(seconds, most));
   telemetry_.draft_seconds += seconds;
   for (size_t i = 0; i < requests_.size(); ++i) {
     const auto ask = std::find_if(asks.begin(), asks.end(),
                                   [&](const DraftAsk& a) { return a.sequence == requests_[i].sequence; });
     at(requests_[i].sequence).telemetry.draft_seconds += seconds;
-    at(requests_[i].sequence).n_drafting = static_cast<int>(requests_.size());
+    at(requests_[i].sequence).n_drafting = n;
     Draft& draft = at(requests_[i].sequence).draft;
     std::swap(draft, drafts_[i]);
     drop_unlikely(draft, options_.min_probability);

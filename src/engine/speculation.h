@@ -146,7 +146,7 @@ class Speculation {
   int n_step_groups_ = 1;  // the sequences in it
   int n_step_nodes_ = 0;   // and what was drafted for them
   int last_asked_ = -1;    // the sequence that was drafted for last; -1: none
-  SteadyTime draft_time_;  // of a sequence's draft: its share of a round's
+  StepTimes draft_times_;  // of a pass that drafts for so many sequences
   Calibration calibration_;
   DraftTreeBuilder builder_;
   Draft adjusted_;

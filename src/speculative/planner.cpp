@@ -7,10 +7,10 @@
 
 namespace thermo {
 
-void SteadyTime::add(double seconds, double most) {
+void SteadyTime::add(double seconds) {
   if (!(seconds > 0.0)) return;
   if (n_added_++ == 0)
-    seconds_ = most > 0.0 ? std::min(seconds, most) : seconds;
+    seconds_ = seconds;
   else if (n_added_ <= kFirst)
     seconds_ = std::min(seconds, seconds_);
   else

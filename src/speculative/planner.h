@@ -38,8 +38,7 @@ namespace thermo {
 // to the recent ones, of which none counts for much.
 class SteadyTime {
  public:
-  // `most`: the first time is cut to it; 0: taken as it is.
-  void add(double seconds, double most = 0.0);
+  void add(double seconds);
   double seconds() const { return seconds_; }  // 0: nothing is known
   uint64_t n_added() const { return n_added_; }
 
@@ -50,7 +49,7 @@ class SteadyTime {
   uint64_t n_added_ = 0;
 };
 
-// What a step of so many rows takes.
+// What a step of so many rows takes, or a pass that drafts for so many sequences.
 class StepTimes {
  public:
   // `sizes`: the numbers of rows that steps are computed with, in order; others take as long as the next one.

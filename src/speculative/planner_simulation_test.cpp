@@ -94,7 +94,7 @@ class Writer {
       text.planner = DraftPlanner(cautious);
       for (bool& right : text.right) right = uniform() < guesses.truth;
     }
-    draft_time_.add(machine.draft * noise());
+    draft_times_.add(1, machine.draft * noise());
   }
 
   double speed(int n_tokens) {
@@ -107,7 +107,7 @@ class Writer {
   double speed_of_first(int n_tokens) {
     for (int i = 0; i < 2; ++i)
       for (const int rows : {1, 8}) times_.add(rows, machine_.step(rows) * noise());
-    draft_time_.add(machine_.draft * noise());
+    draft_times_.add(1, machine_.draft * noise());
     const int written = write(n_tokens, true);
     return plain_time(written) / time_;
   }
@@ -133,7 +133,7 @@ class Writer {
   double plain_time(int n_tokens) const { return machine_.step(n_texts()) * n_tokens / n_texts(); }
   RoundCosts costs(const Text& text, int n_drafted = 0) const {
     return {.times = times_,
-            .draft_seconds = draft_time_.seconds(),
+            .draft_seconds = draft_times_.at(text.n_drafting) / text.n_drafting,
             .n_other = n_texts() - 1,
             .n_drafting = text.n_drafting,
             .n_drafted = n_drafted};
@@ -163,7 +163,7 @@ class Writer {
     if (asking.empty()) return 0;
     const int n = static_cast<int>(asking.size()), most = std::min(n_left, 64 / n_texts() - 1);
     if (!is_free) time_ += machine_.drafts(n);
-    draft_time_.add(machine_.drafts(n) * noise() / n, times_.at(n_texts()) / n);
+    draft_times_.add(n, machine_.drafts(n) * noise());
     int n_nodes = 0;
     for (Text* const text : asking) {
       text->n_drafting = n;
@@ -221,7 +221,7 @@ class Writer {
   std::vector<Text> texts_;
   std::vector<float> said_{static_cast<float>(std::log(guesses_.claim))};
   StepTimes times_;
-  SteadyTime draft_time_;
+  StepTimes draft_times_;
   Calibration calibration_;
   double time_ = 0.0;
 };
