@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks every #include of src/ against cmake/layers.txt, and that nobody below cli names options, and that
-the README of every folder agrees, and that no test hides another one. A rule nobody checks leaks.
+"""Checks every #include of src/ against cmake/layers.txt, that nobody below cli names options, that the README
+of every folder agrees, and that no script defines a test twice. A rule nobody checks leaks.
 
 A folder that may include a single header of another one sees all that this header includes, and so on: what such a header
 brings along stands in the table, too (`header.h -> folder folder/header.h`), so that it stays little.
@@ -97,19 +97,21 @@ def flags_in_messages(src):
                 yield f"{path.relative_to(ROOT)}:{number}: an option of the command line in a message"
 
 
-def hidden_tests(folder):
-    """A second class or function of one name replaces the first, and its tests no longer run."""
-    for path in sorted(folder.rglob("*.py")):
-        for scope in ast.walk(ast.parse(path.read_text())):
-            if isinstance(scope, (ast.Module, ast.ClassDef)):
-                names = [n.name for n in scope.body if isinstance(n, (ast.ClassDef, ast.FunctionDef))]
-                for name in sorted({n for n in names if names.count(n) > 1}):
-                    yield f"{path.relative_to(ROOT)}: {name} is defined twice, and the second hides the first"
+def hidden_tests(tests):
+    """Python keeps the last of two classes or functions with one name; the tests of the first would never run."""
+    for path in sorted(tests.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        for scope in (tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))):
+            seen = {}
+            for node in scope.body:
+                if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and seen.setdefault(node.name, node) is not node:
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} hides the one of line {seen[node.name].lineno}"
 
 
 def main():
     src, layers = ROOT / "src", read_layers(ROOT / "cmake" / "layers.txt")
-    found = [*violations(src, layers), *leaks(src, layers), *flags_in_messages(src), *readmes(src, layers), *hidden_tests(ROOT / "tests")]
+    found = [*violations(src, layers), *leaks(src, layers), *flags_in_messages(src), *readmes(src, layers),
+             *hidden_tests(ROOT / "tests")]
     print("\n".join(found) or "every include follows cmake/layers.txt")
     return 1 if found else 0
 

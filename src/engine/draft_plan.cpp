@@ -108,17 +108,22 @@ DraftPlan plan_draft(const DraftOptions& o, const ModelConfig& config, int n_thr
   return plan;
 }
 
+uint64_t draft_state_bytes(const DraftPlan& plan, const ModelConfig& config, int n_queued,
+                           int max_draft_rows) {
+  // The next-token block keeps the state of one row more.
+  return static_cast<uint64_t>(n_queued + 1 + max_draft_rows) * plan.states.size() *
+         static_cast<uint64_t>(config.n_embd) * sizeof(float);
+}
+
 uint64_t gpu_draft_bytes(const DraftPlan& plan, const DraftOptions& o, const ModelConfig& config,
                          const Weights& weights, const ModelOptions& model, const GpuChoice& gpu) {
   if (plan.kind != Kind::Mtp && plan.kind != Kind::File) return 0;
   ThreadPool nobody({.n_threads = 1, .pin = false});
   const DraftNetwork network = bind_network(plan, o, config, weights, false, nobody);
-  // Rows of states that are queued, and of uncommitted rows that are put aside.
-  const uint64_t n_states = static_cast<uint64_t>(kGpuDrafterQueueRows + 1 + model.sequence.max_draft_rows) *
-                            static_cast<uint64_t>(model.n_sequences);
   return plan_gpu_drafter(network.config, network.weights, gpu, model_options(o, model, network.block),
                           config, weights) +
-         n_states * plan.states.size() * static_cast<uint64_t>(config.n_embd) * sizeof(float);
+         static_cast<uint64_t>(model.n_sequences) *
+             draft_state_bytes(plan, config, kGpuDrafterQueueRows, model.sequence.max_draft_rows);
 }
 
 namespace {

@@ -29,6 +29,11 @@ struct DraftPlan {
 DraftPlan plan_draft(const DraftOptions& options, const ModelConfig& config, int n_threads,
                      const Weights* unpacked = nullptr);
 
+// Of the model's states that wait for the drafter, for each sequence: those of queued rows and of uncommitted
+// ones.
+uint64_t draft_state_bytes(const DraftPlan& plan, const ModelConfig& config, int n_queued,
+                           int max_draft_rows);
+
 // Memory of a GPU that a drafter takes beside `model`, which was planned for `gpu`. `weights`: the target's.
 uint64_t gpu_draft_bytes(const DraftPlan& plan, const DraftOptions& options, const ModelConfig& config,
                          const Weights& weights, const ModelOptions& model, const GpuChoice& gpu);

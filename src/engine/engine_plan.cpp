@@ -312,6 +312,8 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
           std::max(o.max_draft_rows, plan.draft.max_rows);
       inputs.drafter_bytes = plan.draft.fixed_bytes;
       inputs.drafter_token_bytes = plan.draft.token_bytes;
+      inputs.drafter_sequence_bytes =
+          draft_state_bytes(plan.draft, config, kDrafterQueueRows, inputs.max_draft_rows);
       plan_on_cpu(plan, config, file, inputs, o);
     };
     try {

@@ -125,7 +125,8 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
   add("draft tape", n_seq * layout.tape_bytes(), fmt::format("{} rows", in.max_draft_rows));
   // Its own uncommitted rows may take a page more.
   const auto drafter_tokens = static_cast<uint64_t>(align_up(n_ctx + kKvPage, kKvPage));
-  add(kDrafterItem, in.drafter_bytes + n_seq * drafter_tokens * in.drafter_token_bytes,
+  add(kDrafterItem,
+      in.drafter_bytes + n_seq * (drafter_tokens * in.drafter_token_bytes + in.drafter_sequence_bytes),
       "its weights, cache and scratch");
   add("activations",
       Model::workspace_bytes(config, options, in.n_threads, in.repack ? 0 : largest_panel(file)),
@@ -270,7 +271,7 @@ MemoryPlan plan_memory(const ModelConfig& config, const GgufFile& file, const Me
   }
   const bool drafts = in.drafter_bytes + in.drafter_token_bytes > 0;
   MemoryPlanInputs plain = in;
-  plain.drafter_bytes = plain.drafter_token_bytes = 0;
+  plain.drafter_bytes = plain.drafter_token_bytes = plain.drafter_sequence_bytes = 0;
   if (drafts && plan_at(config, file, plain, sizes, least, shown_ctx, fewest(shown_ctx)).total_bytes <=
                     in.available_bytes)
     advice += "; without drafting it fits";

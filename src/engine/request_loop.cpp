@@ -317,8 +317,8 @@ void RequestLoop::Impl::add_tree(Request& r) {
 // step.
 DraftAsk RequestLoop::Impl::draft_ask(const Request& r, int n) const {
   const int share = std::max(0, std::min(engine.n_batch(), StepTimes::kMaxRows) / n - 1);
-  // The last of the tokens that are left is chosen after the one before it, and not computed.
-  const int n_left = r.options.max_tokens < 0 ? share : r.options.max_tokens - r.result.n_generated - 1;
+  // The last one is computed as well: where it was guessed, that takes no step of its own.
+  const int n_left = r.options.max_tokens < 0 ? share : r.options.max_tokens - r.result.n_generated;
   // A cancelled one only computes what it has written.
   const int most = r.cancelled ? 0 : std::min(share, engine.n_ctx() - r.session->n_past() - 1);
   return {.sequence = r.session->sequence,

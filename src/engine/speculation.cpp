@@ -103,7 +103,7 @@ double Speculation::warm_up_round(int n_rows, bool with_step, bool with_draft) {
     if (with_draft) {
       const Clock::time_point start = Clock::now();
       drafter_->draft({&request, 1}, {&draft, 1});
-      if (i > 0) draft_time_.add(seconds_since(start));
+      if (i > 0) draft_times_.add(1, seconds_since(start));
     }
     drafter_->truncate(0, 0);
   }
@@ -140,6 +140,7 @@ void Speculation::took_step(const StepBatch& batch, double seconds, const Expert
   if (std::any_of(batch.groups.begin(), batch.groups.end(), [](const auto& g) { return g.uncommitted; }))
     count_experts(experts, telemetry_);
   n_step_groups_ = static_cast<int>(batch.groups.size());
+  n_step_nodes_ = 0;
   const auto decodes = [](const SequenceRows& group) { return group.uncommitted || group.rows.size() == 1; };
   if (std::all_of(batch.groups.begin(), batch.groups.end(), decodes))
     times_.add(batch.n_rows(), seconds);
@@ -152,6 +153,7 @@ void Speculation::took_step(const StepBatch& batch, double seconds, const Expert
     tokens.clear();
     for (const Row& row : group.rows) tokens.push_back(row.token);
     if (group.uncommitted) {
+      n_step_nodes_ += n - 1;
       at(group.sequence).tokens = tokens;
       at(group.sequence).first_row = first;
     } else {
@@ -237,8 +239,12 @@ void Speculation::begin_request(int sequence) {
   drop_guess(at(sequence));
 }
 
-RoundCosts Speculation::costs(const Sequence& s) const {
-  return {.times = times_, .draft_seconds = draft_time_.seconds() / s.n_asks, .n_other = s.n_asks - 1};
+RoundCosts Speculation::costs(const Sequence& s, int n_drafted) const {
+  return {.times = times_,
+          .draft_seconds = draft_times_.at(s.n_drafting) / s.n_drafting,
+          .n_other = s.n_asks - 1,
+          .n_drafting = s.n_drafting,
+          .n_drafted = n_drafted};
 }
 
 // A fixed budget drafts in every round anyway.
@@ -260,12 +266,16 @@ void Speculation::run_drafter(std::span<const DraftAsk> asks) {
   drafts_.resize(std::max(drafts_.size(), requests_.size()));
   drafter_->draft(requests_, std::span(drafts_).first(requests_.size()));
   const double seconds = seconds_since(start);
-  draft_time_.add(seconds, times_.at(static_cast<int>(asks.size())));
+  const int n = static_cast<int>(requests_.size());
+  // The first one of all may also load what it needs.
+  const double most = draft_times_.most_rows() > 0 ? seconds : times_.at(static_cast<int>(asks.size()));
+  draft_times_.add(n, std::min(seconds, most));
   telemetry_.draft_seconds += seconds;
   for (size_t i = 0; i < requests_.size(); ++i) {
     const auto ask = std::find_if(asks.begin(), asks.end(),
                                   [&](const DraftAsk& a) { return a.sequence == requests_[i].sequence; });
     at(requests_[i].sequence).telemetry.draft_seconds += seconds;
+    at(requests_[i].sequence).n_drafting = n;
     Draft& draft = at(requests_[i].sequence).draft;
     std::swap(draft, drafts_[i]);
     drop_unlikely(draft, options_.min_probability);
@@ -434,7 +444,8 @@ void Speculation::finish_round(int sequence, std::span<const int32_t> path, Toke
       if (accepted) ++t.accepted[static_cast<size_t>(depth)];
     });
   }
-  if (s.planned) s.planner.finish_round(static_cast<int>(s.tree.size()), n_accepted, costs(s));
+  const int n_nodes = static_cast<int>(s.tree.size());
+  if (s.planned) s.planner.finish_round(n_nodes, n_accepted, costs(s, n_step_nodes_ - n_nodes));
   s.tree.clear();
 }
 

@@ -102,6 +102,7 @@ class Speculation {
     DraftPlanner planner;
     bool planned = false;                          // it decided about this round
     int n_asks = 1;                                // sequences of this round
+    int n_drafting = 1;                            // of them, those that were drafted for with it
     bool knows_nothing = false, is_short = false;  // why its last draft was not verified
     Draft draft;
     TokenId early_root = -1;  // of a draft that waits for its round; -1: there is none
@@ -119,7 +120,7 @@ class Speculation {
   void count(Sequence& s, const Count& count);
   Sequence& at(int sequence) { return sequences_[static_cast<size_t>(sequence)]; }
   void drop_guess(Sequence& s);
-  RoundCosts costs(const Sequence& s) const;
+  RoundCosts costs(const Sequence& s, int n_drafted = 0) const;
   bool is_trusted() const;
   // The text had `token` after `depth - 1` tokens that were drafted.
   int observe(const Sequence& s, int depth, TokenId token);
@@ -143,8 +144,9 @@ class Speculation {
   double step_seconds_ = 0.0;
   ExpertTelemetry step_experts_;
   int n_step_groups_ = 1;  // the sequences in it
+  int n_step_nodes_ = 0;   // and what was drafted for them
   int last_asked_ = -1;    // the sequence that was drafted for last; -1: none
-  SteadyTime draft_time_;  // of a round's drafts
+  StepTimes draft_times_;  // of a pass that drafts for so many sequences
   Calibration calibration_;
   DraftTreeBuilder builder_;
   Draft adjusted_;

@@ -243,14 +243,22 @@ TEST(Speculation, WritesTheTextOfPlainDecodingWithEveryRule) {
   EXPECT_GT(file.draft_telemetry().n_accepted, 0u);
 }
 
-// One token may be guessed in several ways, even if only two are left to write.
-TEST(Speculation, DraftsNoDeeperThanAnAnswerGoesOn) {
+// One token may be guessed in several ways, even if it is the last. Its row was computed in a step of its
+// own.
+TEST(Speculation, DraftsAsDeepAsAnAnswerGoesOn) {
   Engine engine(plankton(), options_for(draft_of(Kind::File, 16)));
-  const DraftTelemetry t = text_of(engine, 0, sampling(0, 3)).result.draft;
+  const DraftTelemetry t = text_of(engine, 0, sampling(0, 2)).result.draft;
   EXPECT_EQ(t.n_rounds, 1u);
   EXPECT_EQ(t.n_drafted, 8u);
   EXPECT_EQ(t.tried_by_depth().size(), 1u);
-  EXPECT_EQ(text_of(engine, 0, sampling(0, 2)).result.draft.n_drafted, 0u) << "the second one is only chosen";
+  EXPECT_EQ(text_of(engine, 0, sampling(0, 1)).result.draft.n_drafted, 0u) << "none is left";
+  Engine sure(plankton(), options_for(draft_of(Kind::Lookup, 16)));
+  for (int n = 2; n <= 40; ++n) {
+    const Text text = text_of(sure, 0, sampling(0, n));
+    const DraftTelemetry& last = text.result.draft;
+    EXPECT_EQ(last.n_accepted + last.n_steps(), static_cast<uint64_t>(n));
+    EXPECT_LE(last.tried_by_depth().size(), static_cast<size_t>(n) - 1);
+  }
 }
 
 // Not that it drafts while it cannot.
@@ -354,6 +362,23 @@ TEST(Speculation, NeedsMemoryForItsDrafter) {
   EXPECT_THROW(Engine::plan_for(plankton(), options), MemoryError);
   options.draft.kind = Kind::Auto;  // goes on without
   EXPECT_NE(Engine::plan_for(plankton(), options).note.find("nothing is drafted"), std::string::npos);
+}
+
+// With many sequences of a wide model these were gigabytes that no plan had.
+TEST(Speculation, PlansTheStatesThatWaitForItsDrafter) {
+  const auto planned = [](Kind kind, int n_ctx, int n_sequences) {
+    EngineOptions options = options_for(draft_of(kind, kMaxDraftNodes), n_sequences);
+    options.n_ctx = n_ctx;
+    for (const MemoryPlanItem& item : Engine::plan_for(plankton(), options).items)
+      if (item.name == kDrafterItem) return item.bytes;
+    return uint64_t{0};
+  };
+  for (const auto& [kind, n_states] : {std::pair(Kind::Mtp, 1), std::pair(Kind::File, 3)}) {
+    const uint64_t token = (planned(kind, 512, 1) - planned(kind, 256, 1)) / 256,
+                   row = static_cast<uint64_t>(n_states) * 256 * sizeof(float);
+    EXPECT_GE(planned(kind, 256, 2) - planned(kind, 256, 1),
+              2 * 256 * token + (kDrafterQueueRows + kMaxDraftNodes + 1) * row);
+  }
 }
 
 TEST(Speculation, RefusesGuessesThatAreLongerThanItsDrafters) {

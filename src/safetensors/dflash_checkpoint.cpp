@@ -7,9 +7,12 @@
 #include <cmath>
 #include <filesystem>
 #include <set>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/json_limits.h"
+#include "base/units.h"
 #include "gguf/gguf_writer.h"
 #include "safetensors/safetensors_file.h"
 
@@ -22,11 +25,18 @@ constexpr const char* kConfig = "config.json";
 constexpr const char* kWhole = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr int64_t kMaxNumber = 1 << 24;
+constexpr size_t kMaxJsonBytes = 16 * MiB;
 
 Json read_json(const std::string& path) {
   const MappedFile file(path);
-  const auto* begin = reinterpret_cast<const char*>(file.bytes().data());
-  Json json = Json::parse(begin, begin + file.bytes().size(), nullptr, false);
+  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  std::string what;
+  if (text.size() > kMaxJsonBytes)
+    what = fmt::format("it has {} bytes, expected at most {}", text.size(), kMaxJsonBytes);
+  else
+    what = beyond_limits(text);
+  if (!what.empty()) throw LoadError(fmt::format("{}: {}; fetch the drafter again", path, what));
+  Json json = Json::parse(text, nullptr, false);
   if (!json.is_object())
     throw LoadError(fmt::format("{}: it is not a JSON object; fetch the drafter again", path));
   return json;

@@ -196,6 +196,23 @@ TEST(DflashCheckpoint, MayBeInSeveralFiles) {
   EXPECT_NE(refusal_of(folder).find("no file of this folder"), std::string::npos);
 }
 
+// Each member was looked for among all before it: a file of a few megabytes took minutes.
+TEST(DflashCheckpoint, RefusesLargeJsonAtOnce) {
+  const Folder folder;
+  folder.write("model.safetensors", container(kDirectory, 24));
+  std::string many = "{";
+  for (int i = 0; i < 1'000'000; ++i) many += '"' + std::to_string(i) + "\":0,";
+  const std::string text = config().dump();
+  folder.write("config.json", many + text.substr(1));
+  EXPECT_NE(refusal_of(folder).find("an object of more than"), std::string::npos);
+  folder.write("config.json", text + std::string(20'000'000, ' '));
+  EXPECT_NE(refusal_of(folder).find("expected at most"), std::string::npos);
+  folder.write("config.json", text);
+  folder.remove("model.safetensors");
+  folder.write("model.safetensors.index.json", R"({"weight_map":)" + many + R"("x":0}})");
+  EXPECT_NE(refusal_of(folder).find("an object of more than"), std::string::npos);
+}
+
 TEST(DflashCheckpoint, RefusesOtherDraftersAndDamage) {
   const Folder folder;
   folder.write("model.safetensors", container(kDirectory, 24));

@@ -7,10 +7,10 @@
 
 namespace thermo {
 
-void SteadyTime::add(double seconds, double most) {
+void SteadyTime::add(double seconds) {
   if (!(seconds > 0.0)) return;
   if (n_added_++ == 0)
-    seconds_ = most > 0.0 ? std::min(seconds, most) : seconds;
+    seconds_ = seconds;
   else if (n_added_ <= kFirst)
     seconds_ = std::min(seconds, seconds_);
   else
@@ -184,7 +184,9 @@ int DraftPlanner::choose(const DraftView& draft, const RoundCosts& costs) {
     expected += std::exp(score);
     hoped += std::exp(std::min(score + node.depth * draft.doubt, node.depth * kMostSure));
     const double more = costs.more_rows(i + 1);
-    const double rate = (rows + expected) / (costs.draft_seconds + costs.times.at(rows) + more);
+    // As if the others that drafted expected as much.
+    const double rate = (rows + costs.n_drafting * expected) /
+                        (costs.times.at(rows) + costs.n_drafting * (costs.draft_seconds + more));
     const double now = expected * token - (1.0 + kMargin) * more;
     gain = std::max(gain, now);
     hope = std::max(hope, hoped * token - more);
@@ -223,7 +225,7 @@ void DraftPlanner::finish_round(int n_nodes, int n_accepted, const RoundCosts& c
     return;
   }
   ++n_since_plain_;
-  const double gained = n_accepted * token - costs.more_rows(n_nodes);
+  const double gained = n_accepted * token - costs.took(n_nodes);
   account_ = std::min(most, account_ + gained);
   probes_ = std::clamp(probes_ + gained, -costs.draft_seconds, costs.draft_seconds);
   disappointed_ = !can_pay(costs);

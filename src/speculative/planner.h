@@ -38,8 +38,7 @@ namespace thermo {
 // to the recent ones, of which none counts for much.
 class SteadyTime {
  public:
-  // `most`: the first time is cut to it; 0: taken as it is.
-  void add(double seconds, double most = 0.0);
+  void add(double seconds);
   double seconds() const { return seconds_; }  // 0: nothing is known
   uint64_t n_added() const { return n_added_; }
 
@@ -50,7 +49,7 @@ class SteadyTime {
   uint64_t n_added_ = 0;
 };
 
-// What a step of so many rows takes.
+// What a step of so many rows takes, or a pass that drafts for so many sequences.
 class StepTimes {
  public:
   // `sizes`: the numbers of rows that steps are computed with, in order; others take as long as the next one.
@@ -124,15 +123,29 @@ class Calibration {
   std::array<Sums, kMaxDraftNodes + 1> depths_{};
 };
 
-// What a round of a sequence takes, as it was measured.
+// What a round of a sequence takes, as it was measured. Of what several sequences take together each has its
+// share, so that all of them together lose no more than one may.
 struct RoundCosts {
   const StepTimes& times;
   double draft_seconds = 0.0;  // of its draft
-  int n_other = 0;             // rows of other sequences in the step
+  int n_other = 0;             // rows of other sequences in the step, without their nodes
+  int n_drafting = 1;          // sequences that were drafted for in this round
+  int n_drafted = 0;           // nodes of the others that were verified
 
   double plain_token() const { return times.at(1 + n_other) / (1 + n_other); }
-  double more_rows(int n_nodes) const { return times.at(1 + n_other + n_nodes) - times.at(1 + n_other); }
-  double at_most(int n_nodes) const { return times.at_most(1 + n_other + n_nodes) - times.at(1 + n_other); }
+  // Before the round: if the others that drafted verify as many. Where steps of some sizes are recorded, the
+  // next few rows would seem to cost each sequence nothing, and all of them together cost much.
+  double more_rows(int n_nodes) const {
+    return (times.at(1 + n_other + n_drafting * n_nodes) - times.at(1 + n_other)) / n_drafting;
+  }
+  double at_most(int n_nodes) const {
+    return (times.at_most(1 + n_other + n_drafting * n_nodes) - times.at(1 + n_other)) / n_drafting;
+  }
+  // After it. REQUIRES: n_nodes > 0.
+  double took(int n_nodes) const {
+    const int all = n_nodes + n_drafted;
+    return (times.at(1 + n_other + all) - times.at(1 + n_other)) * n_nodes / all;
+  }
 };
 
 // A draft as the planner sees it.

@@ -106,6 +106,23 @@ TEST(StepTimes, KnowsTheSizesOfSteps) {
   EXPECT_EQ(times.most_rows(), 8);
 }
 
+// Three more rows are in the same recorded step, three more of each of five sequences are not.
+TEST(RoundCosts, DivideWhatSeveralTakeTogether) {
+  constexpr int kSizes[] = {8, 16, 32};
+  StepTimes times(kSizes);
+  add_twice(times, 8, 2.0);
+  add_twice(times, 16, 3.0);
+  add_twice(times, 32, 4.5);
+  const RoundCosts alone{.times = times, .n_other = 4}, all{.times = times, .n_other = 4, .n_drafting = 5};
+  EXPECT_DOUBLE_EQ(alone.more_rows(3), 0.0);
+  EXPECT_DOUBLE_EQ(all.more_rows(3), (4.5 - 2.0) / 5);
+  // What they pay is what the step took: one verified seven nodes, another one, and three none.
+  const RoundCosts many{.times = times, .n_other = 4, .n_drafted = 1},
+      few{.times = times, .n_other = 4, .n_drafted = 7};
+  EXPECT_DOUBLE_EQ(many.took(7) + few.took(1), 3.0 - 2.0);
+  EXPECT_DOUBLE_EQ(many.took(7), 7 * few.took(1));
+}
+
 StepTimes staircase(std::mt19937& random) {
   StepTimes times;
   double t = 1.0;

@@ -41,8 +41,8 @@ GgufFile open_drafter(const std::string& path);
 void set_draft_options(const DraftFlags& flags, const std::string& model, const ModelConfig& config,
                        std::optional<GgufFile>& file, EngineOptions& options);
 
-// "draft dflash: 5.31 tokens a step, 212 of 480 accepted (1st 93 %, 2nd 81 %, ...), draft 12 %, verify 85 %
-// of the time"; empty without a drafter.
+// "draft dflash: 5.31 tokens a step, 212 of 480 accepted in 49 rounds (by depth 93 81 ... %), time: draft 12
+// %, verify 85 %, plain steps 3 %"; empty without a drafter.
 std::string describe(const DraftTelemetry& telemetry);
 
 }  // namespace thermo
