@@ -7,7 +7,7 @@ MACHINE  = $(shell tools/cuda_flags.sh)
 .PHONY: help run test test-cuda build setup setup-test asan tsan fuzz fuzz-build install uninstall bench format clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/; s/\$$\$$/$$/g' | expand -t 12
 
 run: build  ## build, then answer a prompt with the embedded model
 	$(PROGRAM) run -p "What is 17 + 25?" --temp 0
