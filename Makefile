@@ -52,9 +52,9 @@ fuzz-build: setup-test  ## compile the fuzz targets with clang
 	cmake --build --preset fuzz -j $(JOBS) --target fuzz_targets
 
 fuzz: fuzz-build  ## coverage-guided fuzzing with clang, FUZZ_SECONDS for each target
-	for target in gguf tokenizer template heat safetensors grammar schema bodies stdio; do \
-	  mkdir -p $(BUILD)/fuzz/corpus-$$target && \
-	  $(BUILD)/fuzz/bin/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -max_len=65536 $(BUILD)/fuzz/corpus-$$target || exit 1; \
+	for program in $(BUILD)/fuzz/bin/fuzz_*; do \
+	  target=$${program##*/fuzz_}; mkdir -p $(BUILD)/fuzz/corpus-$$target && \
+	  $$program -max_total_time=$(FUZZ_SECONDS) -max_len=65536 $(BUILD)/fuzz/corpus-$$target $(BUILD)/fuzz/seeds-$$target || exit 1; \
 	done
 
 # The program, its manual page, completions and an example of a configuration.
