@@ -7,7 +7,7 @@ MACHINE  = $(shell tools/cuda_flags.sh)
 .PHONY: help run test test-cuda build setup setup-test asan tsan fuzz fuzz-build install uninstall bench format clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/; s/\$$\$$/$$/g' | expand -t 12
 
 run: build  ## build, then answer a prompt with the embedded model
 	$(PROGRAM) run -p "What is 17 + 25?" --temp 0
@@ -53,8 +53,8 @@ fuzz-build: setup-test  ## compile the fuzz targets with clang
 
 fuzz: fuzz-build  ## coverage-guided fuzzing with clang, FUZZ_SECONDS for each target
 	for program in $(BUILD)/fuzz/bin/fuzz_*; do \
-	  corpus=$(BUILD)/fuzz/corpus-$${program##*/fuzz_} && mkdir -p $$corpus && \
-	  $$program -max_total_time=$(FUZZ_SECONDS) -max_len=65536 $$corpus || exit 1; \
+	  target=$${program##*/fuzz_}; mkdir -p $(BUILD)/fuzz/corpus-$$target && \
+	  $$program -max_total_time=$(FUZZ_SECONDS) -max_len=65536 $(BUILD)/fuzz/corpus-$$target $(BUILD)/fuzz/seeds-$$target || exit 1; \
 	done
 
 # The program, its manual page, completions and an example of a configuration.

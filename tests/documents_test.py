@@ -133,6 +133,18 @@ class Lists(unittest.TestCase):
         self.assertIn('ctx-size = "32K"', done.stdout)
 
 
+class Makefile(unittest.TestCase):
+    def test_the_help_lists_every_target_that_documents_name(self):
+        env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL")}
+        shown = subprocess.run(["make", "-C", str(ROOT), "--no-print-directory", "help"], env=env, capture_output=True, text=True, check=True).stdout
+        listed = {name for line in shown.splitlines() for name in line[:12].split()}
+        pages = [path.read_text() for path in (*DOCUMENTS, ROOT / "CONTRIBUTING.md")]
+        named = {name for page in pages for line in re.findall(r"^ {4}make ([a-z -]+)", page, re.MULTILINE) for name in line.split()}
+        self.assertGreater(len(named), 5)
+        self.assertEqual(named - listed, set())
+        self.assertNotIn("$$", shown)
+
+
 class Install(unittest.TestCase):
     def test_the_manual_is_a_manual(self):
         manual = subprocess.run([PROGRAM, "manual"], capture_output=True, text=True, env=clean_environment()).stdout

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that a set of tasks needs; does nothing if they are installed.
 # usage: tools/setup.sh build|test|fuzz ...
+# shellcheck disable=SC2034  # the lists are read by their names
 set -euo pipefail
 
 packages_build=(g++ cmake ninja-build ccache pkg-config nlohmann-json3-dev libtomlplusplus-dev libfmt-dev
@@ -10,7 +11,7 @@ packages_fuzz=(clang libclang-rt-14-dev)
 
 wanted=()
 for task in "$@"; do
-  list="packages_$task[@]"
+  list="packages_${task}[@]"
   wanted+=("${!list}")
 done
 # Node and npm are often there from elsewhere.

@@ -199,7 +199,6 @@ CpuInfo read_cpu_info() {
   info.memory_bytes = meminfo_bytes("MemTotal");
   const CgroupMemory group = cgroup_memory();
   if (group.limit != 0) info.memory_bytes = std::min(info.memory_bytes, group.limit);
-  info.memory_available_bytes = available_memory_bytes();
   if (const uint64_t l2 = cache_bytes(2); l2 > 0) info.l2_bytes = l2;
   info.l3_bytes = cache_bytes(3);
   return info;

@@ -1,4 +1,4 @@
-// What whoever runs a program for long asks of its log.
+// What a program that runs for days needs of its log.
 #pragma once
 
 #include <cstdint>

@@ -91,13 +91,13 @@ std::vector<DType> types_to_know(const TokenWork& work) {
   std::vector<std::pair<double, DType>> shares;
   double all = 0.0;
   for (const TypeWork& type : work.types) {
-    shares.push_back({type.core_macs + type.expert_macs, type.dtype});
+    shares.push_back({static_cast<double>(type.core_bytes + type.expert_bytes), type.dtype});
     all += shares.back().first;
   }
   std::sort(shares.rbegin(), shares.rend());
   std::vector<DType> types;
-  for (const auto& [macs, dtype] : shares)
-    if (types.empty() || macs >= kSmallShare * all) types.push_back(dtype);
+  for (const auto& [bytes, dtype] : shares)
+    if (types.empty() || bytes >= kSmallShare * all) types.push_back(dtype);
   if (std::find(types.begin(), types.end(), DType::F32) == types.end()) types.push_back(DType::F32);
   return types;
 }

@@ -173,7 +173,6 @@ ModelFacts gather_facts(const GgufFile& file, const EngineOptions& options) {
   facts.architecture = text_of(file, "general.architecture");
   facts.name = text_of(file, "general.name");
   facts.description = text_of(file, "general.description");
-  facts.size_label = text_of(file, "general.size_label");
   or_warning(facts, [&] { facts.file_type = quantisation_name(file); });
   facts.tensor_bytes = file.total_tensor_bytes();
   facts.n_parts = std::max(1, file.n_parts());

@@ -59,7 +59,7 @@ struct TokenizerFacts {
 };
 
 struct ModelFacts {
-  std::string architecture, name, description, size_label;
+  std::string architecture, name, description;
   std::string file_type;  // "Q4_K_M"
   uint64_t n_params = 0;
   uint64_t file_bytes = 0;  // all parts

@@ -1,5 +1,5 @@
 // A failed CUDA call at load becomes an exception; inside a step it becomes the sticky fault of whoever runs
-// it. For .cu files only.
+// it. For .cpp files: not every nvcc compiles fmt.
 #pragma once
 
 #include <cuda_runtime.h>

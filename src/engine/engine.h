@@ -55,7 +55,7 @@ struct DeviceChoice {
 };
 
 // Who guesses the tokens to come, so that one step can verify several; see docs/speculative.md. It changes
-// how fast a text is written and, on the processor, never the text.
+// how fast a text is written and never the text, except with float weights on a GPU.
 struct DraftOptions {
   enum class Kind : uint8_t {
     None,

@@ -185,7 +185,7 @@ void EngineThread::Impl::make_room(const Slot& slot, size_t n_tokens) {
 }
 
 // What taking a slot costs: tokens to compute now, and tokens that would have to be computed again if their
-// owner came back. He comes back less likely the longer ago he was here.
+// owner came back. The longer the owner has been away, the less likely that is.
 EngineThread::Impl::Slot& EngineThread::Impl::slot_for(std::span<const TokenId> tokens,
                                                        const TokenRequest& request) {
   constexpr double kCopyCost = 0.01;  // of bringing a token from the cache, in tokens to compute

@@ -87,7 +87,7 @@ class Speculation {
   // Of a round of this sequence: `path` of its rows was accepted, the root first, and then `next` was chosen;
   // -1: nothing.
   void finish_round(int sequence, std::span<const int32_t> path, TokenId next);
-  // Of what the last round of this sequence accepted, no more became part of the text.
+  // Only so many of the nodes that this sequence's last round accepted became part of the text.
   void cut_round(int sequence, int n_accepted);
   // What followed a plain step of this sequence.
   void saw(int sequence, TokenId token);

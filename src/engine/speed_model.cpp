@@ -25,25 +25,42 @@ constexpr double kColdUses = 0.9;          // of what evenly used experts would 
 constexpr double kCarried = 0.3;  // of the link's bytes, and of the cold ones at most: sent in time and used
 constexpr double kStreamShare = 0.98;  // of the link's speed that the experts of a prompt get
 
-void add(std::vector<TypeWork>& types, const Matrix& m, double times, bool expert) {
-  if (m.empty()) return;
-  auto at = std::find_if(types.begin(), types.end(), [&](const TypeWork& t) { return t.dtype == m.dtype; });
-  if (at == types.end()) at = types.insert(types.end(), TypeWork{.dtype = m.dtype});
-  const auto bytes = static_cast<uint64_t>(times * static_cast<double>(m.n_bytes()));
-  const double macs = times * m.n_rows * static_cast<double>(m.n_cols);
-  (expert ? at->expert_bytes : at->core_bytes) += bytes;
-  (expert ? at->expert_macs : at->core_macs) += macs;
+TypeWork& of_type(std::vector<TypeWork>& types, DType dtype) {
+  const auto at =
+      std::find_if(types.begin(), types.end(), [&](const TypeWork& t) { return t.dtype == dtype; });
+  return at != types.end() ? *at : types.emplace_back(TypeWork{.dtype = dtype});
 }
 
-void add_block(TokenWork& work, const Block& block, const BlockWeights& weights) {
-  for (const TensorSpec& spec : block.tensors)
-    if (spec.form == TensorForm::Matrix) add(work.types, weights[spec.role], 1.0, false);
+double macs(const Matrix& m) {
+  return m.n_rows * static_cast<double>(m.n_cols);
+}
+
+// Positions that a row of a prompt sees, on average.
+double mean_seen(int window) {
+  const double n = kPromptRows, most = window == 0 ? n : std::min<double>(window, n);
+  return most - most * (most - 1.0) / (2.0 * n);
+}
+
+void add_block(TokenWork& work, const Block& block, const BlockWeights& weights, int head_dim) {
+  for (const TensorSpec& spec : block.tensors) {
+    const Matrix& m = weights[spec.role];
+    if (spec.form != TensorForm::Matrix || m.empty()) continue;
+    TypeWork& type = of_type(work.types, m.dtype);
+    type.core_bytes += m.n_bytes();
+    if (block.kind != BlockKind::Head) type.core_macs += macs(m);  // only a prompt's last row needs logits
+  }
+  if (block.kind == BlockKind::Attention)
+    work.attention_macs += 2.0 * block.n_head * head_dim * mean_seen(block.window);
   if (weights.experts.empty()) return;
   const Ffn& expert = weights.experts.front();
-  for (const Matrix* m : {&expert.gate, &expert.up, &expert.down})
-    add(work.types, *m, block.route.n_expert_used, true);
-  work.expert_share =
-      static_cast<double>(block.route.n_expert_used) / static_cast<double>(weights.experts.size());
+  const int n_used = block.route.n_expert_used;
+  for (const Matrix* m : {&expert.gate, &expert.up, &expert.down}) {
+    if (m->empty()) continue;
+    TypeWork& type = of_type(work.types, m->dtype);
+    type.expert_bytes += static_cast<uint64_t>(n_used) * m->n_bytes();
+    type.expert_macs += n_used * macs(*m);
+  }
+  work.expert_share = static_cast<double>(n_used) / static_cast<double>(weights.experts.size());
 }
 
 const TypeRates& rates_of(const MachineRates& machine, DType dtype) {
@@ -79,10 +96,11 @@ double bytes_per_mac(DType dtype) {
 TokenWork token_work(const ModelConfig& config, const Weights& weights) {
   TokenWork work;
   work.n_layers = config.n_layer;
-  for_each_main_block(config, weights,
-                      [&](const Block& block, const BlockWeights& w) { add_block(work, block, w); });
+  for_each_main_block(config, weights, [&](const Block& block, const BlockWeights& w) {
+    add_block(work, block, w, config.head_dim);
+  });
   for (size_t b = 0; b < weights.output.size(); ++b)
-    add_block(work, config.network.output[b], weights.output[b]);
+    add_block(work, config.network.output[b], weights.output[b], config.head_dim);
   const double heads = static_cast<double>(config.n_recurrent_layers()) * config.ssm_n_head_v;
   const double cells = heads * config.ssm_dim * config.ssm_dim;
   work.state_bytes = static_cast<uint64_t>(2.0 * sizeof(float) * cells);
@@ -105,7 +123,8 @@ SpeedEstimate expected_speed(const TokenWork& work, const MachineRates& machine,
   }
   const double between = work.n_layers * (kProductsPerLayer * machine.small_s + kSerialPerLayer);
   decode += static_cast<double>(work.state_bytes) / (machine.read * gain);
-  prefill += work.state_macs / rates_of(machine, DType::F32).many_rows + between / n_rows;
+  prefill +=
+      (work.state_macs + work.attention_macs) / rates_of(machine, DType::F32).many_rows + between / n_rows;
   return {.prefill = kPrefillShare / prefill, .decode = 1.0 / (decode / kDecodeShare + between)};
 }
 

@@ -16,16 +16,18 @@ namespace thermo {
 struct TypeWork {
   DType dtype{};
   uint64_t core_bytes = 0, expert_bytes = 0;  // what a decoded token reads; experts: the routed ones
-  double core_macs = 0.0, expert_macs = 0.0;  // multiply-adds
+  double core_macs = 0.0, expert_macs = 0.0;  // multiply-adds of a prompt's token, which needs no logits
 };
 
 struct TokenWork {
   std::vector<TypeWork> types;
   uint64_t state_bytes = 0;  // recurrent state, which is read and written
-  double state_macs = 0.0;   // of the recurrence, in floats
+  // In floats, of a prompt's token: the recurrence; scores and sums of attention over kPromptRows tokens.
+  double state_macs = 0.0, attention_macs = 0.0;
   int n_layers = 0;
   double expert_share = 0.0;  // experts used of all: rows of a prompt that one expert sees, for each row
 };
+inline constexpr int kPromptRows = 512;
 TokenWork token_work(const ModelConfig& config, const Weights& weights);
 
 // What all threads do together.
@@ -58,7 +60,6 @@ struct CardRates {
 struct SpeedEstimate {
   double prefill = 0.0, decode = 0.0;
 };
-inline constexpr int kPromptRows = 512;
 
 // On the processor, prompts in chunks of at most `n_batch` rows. `cached`: the weights of a token fit into
 // the caches.

@@ -2,10 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
+
+#include "gguf/gguf_file.h"
+
 namespace thermo {
 namespace {
 
-// All weights as one type: bytes of a token, of all its experts together, and multiply-adds.
+// All weights as one type: bytes of a token, of all its experts together, and multiply-adds of a prompt's.
 TokenWork work_of(double core_gb, double expert_gb, double core_macs, double expert_macs, double state_gb,
                   int n_layers, double expert_share) {
   return {.types = {{.dtype = DType::Q4_K,
@@ -19,9 +24,9 @@ TokenWork work_of(double core_gb, double expert_gb, double core_macs, double exp
           .expert_share = expert_share};
 }
 
-const TokenWork kSparse = work_of(1.50, 0.59, 1.6e9, 1.0e9, 0.13, 40, 8.0 / 256);  // 35B-A3B
-const TokenWork kDense = work_of(16.9, 0.0, 26e9, 0.0, 0.3, 64, 0.0);              // 27B
-const TokenWork kParts = work_of(6.54, 10.36, 10e9, 16e9, 0.3, 64, 1.0);           // the same in parts
+const TokenWork kSparse = work_of(1.50, 0.59, 1.43e9, 1.0e9, 0.13, 40, 8.0 / 256);  // 35B-A3B
+const TokenWork kDense = work_of(16.9, 0.0, 24.3e9, 0.0, 0.3, 64, 0.0);             // 27B
+const TokenWork kParts = work_of(6.54, 10.36, 7.2e9, 17.1e9, 0.3, 64, 1.0);         // the same in parts
 
 // A processor of a server with so many of its cores, as measured; its types of weights together.
 MachineRates cores(int n) {
@@ -70,6 +75,40 @@ TEST(SpeedModel, ExpectsWhatWasMeasured) {
   check(expected_speed(kSparse, cores(8), 512, false), 31.2, 210);
   check(expected_speed(kSparse, cores(4), 512, false), 19.5, 117);
   check(expected_speed(kDense, cores(16), 512, false), 7.9, 56);
+}
+
+// The head was counted for every token of a prompt: a third of the work of a small model.
+TEST(SpeedModel, CountsTheHeadForDecodingOnly) {
+  for (const char* name : {"qwen35moe", "qwen35", "laguna", "qwen3moe"}) {
+    SCOPED_TRACE(name);
+    const GgufFile file(std::string(THERMO_TEST_DATA) + "/" + name + "-f32.gguf");
+    const ModelConfig config = read_model_config(file);
+    const TokenWork work = token_work(config, Weights::bind(config, file));
+    ASSERT_EQ(work.types.size(), 1u);
+    const TypeWork& floats = work.types.front();
+    const double head = static_cast<double>(config.n_vocab) * config.n_embd;
+    EXPECT_EQ(4.0 * (floats.core_macs + head), static_cast<double>(floats.core_bytes));
+    EXPECT_EQ(4.0 * floats.expert_macs, static_cast<double>(floats.expert_bytes));
+  }
+}
+
+// Attention was not counted: the prompts of a model with many heads were expected a third too fast.
+TEST(SpeedModel, CountsTheAttentionOfAPrompt) {
+  const GgufFile file(std::string(THERMO_TEST_DATA) + "/laguna-f32.gguf");
+  const ModelConfig config = read_model_config(file);
+  double want = 0.0;
+  for (int row = 0; row < kPromptRows; ++row)
+    for (const Layer& layer : config.network.layers) {
+      const Block& block = *layer.find(BlockKind::Attention);
+      const int n_seen = block.window > 0 ? std::min(block.window, row + 1) : row + 1;
+      want += 2.0 * n_seen * block.n_head * config.head_dim;
+    }
+  TokenWork work = token_work(config, Weights::bind(config, file));
+  EXPECT_NEAR(work.attention_macs, want / kPromptRows, 1e-6 * want / kPromptRows);
+
+  const double with = expected_speed(work, cores(8), kPromptRows, false).prefill;
+  work.attention_macs = 0.0;
+  EXPECT_GT(expected_speed(work, cores(8), kPromptRows, false).prefill, 1.01 * with);
 }
 
 TEST(SpeedModel, GrowsWithWhatAMachineHas) {

@@ -150,8 +150,8 @@ ExprId JsonRules::string_of(int least, int most) {
   return rules_.sequence({rules_.text("\""), rules_.repeat(string_char(), least, most), rules_.text("\"")});
 }
 
-// Along the tree of the keys' characters: whoever leaves it may go on as he likes, and whoever ends inside it
-// must not end where a key does.
+// Follows the tree of the keys' characters: a text that leaves it may go on in any way, and one that ends
+// inside it must not end where a key does.
 ExprId JsonRules::key_except(const std::vector<std::string>& keys) {
   struct Branch {
     std::map<char32_t, size_t> next;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`bench --url` against `serve`, and a synthetic model with text behind it."""
+"""`bench --url` against `serve`, and `serve` with a synthetic model that has a vocabulary."""
 import csv
 import io
 import json

@@ -1,5 +1,6 @@
 // Option values from the environment and from the configuration file, and --print-config. The only reader of
-// THERMO_* and LLAMA_ARG_*.
+// LLAMA_ARG_*, and of THERMO_* but for the limits THERMO_MAX_ISA (kernels/isa.cpp) and THERMO_MAX_SM
+// (device/device_info.cpp).
 #pragma once
 
 #include <span>

@@ -65,9 +65,8 @@ void add_general_options(OptionSet& set, GeneralOptions& options) {
       .advanced();
   set.custom(
          "--config", "FILE",
-         [&options](std::string_view text) {
+         [](std::string_view text) {  // find_config_file() has read it
            if (text.empty()) throw ConfigError("a file was expected; leave it out for the usual places");
-           options.config = text;
          },
          "TOML file with options by their long names (default: ~/.config/thermocline/config.toml)")
       .advanced();

@@ -15,7 +15,6 @@ struct GeneralOptions {
   bool version = false;
   bool print_config = false;
   bool list_devices = false, completion_bash = false;
-  std::string config;  // read by find_config_file() from the values, before they are applied
   int verbosity = 2;
   std::string state_dir;
   std::string log_file;

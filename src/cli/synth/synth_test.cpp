@@ -52,7 +52,7 @@ double deviation(const std::vector<float>& values) {
   return std::sqrt(squares / n - sum / n * (sum / n));
 }
 
-// Models.md, sections 3.2 and 8.1: sizes of the stock files.
+// Tensors and bytes of the published Q4_K_M files.
 TEST(SynthShape, HasTheSizesOfTheRealFiles) {
   const auto moe = synth_tensors(options_for("qwen35moe-35b-a3b"));
   EXPECT_EQ(moe.size(), 733u);

@@ -5,8 +5,8 @@
 //   S <- exp(g_r) S;  dl[j] = beta_r (v_r[j] - S[j].k_r);  S[j] <- S[j] + dl[j] k_r;  o_r[j] = S[j].q_r
 //
 // Rows may be a chain (prefill, decode) or a tree (draft verification). Committed rows are a chain
-// and update the state in place. Uncommitted rows leave the state alone and write `delta`; delta_net_commit
-// then applies the accepted path.
+// and update the state in place. Uncommitted rows leave the state alone and write `delta`; a commit then
+// applies the accepted path.
 //
 // Every step runs this recurrence row by row along each branch, and a commit repeats the updates of the
 // accepted rows. So, for one instruction set, the bits of a row's output and of the state after it depend on

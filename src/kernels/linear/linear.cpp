@@ -32,7 +32,7 @@ size_t ActBuffer::planned_bytes(int max_rows, int max_cols) {
 }
 
 ActBuffer::ActBuffer(int max_rows, int max_cols)
-    : memory_(planned_bytes(max_rows, max_cols)), max_rows_(max_rows), max_cols_(max_cols) {
+    : memory_(planned_bytes(max_rows, max_cols)), max_cols_(max_cols) {
   size_t offset = float_row(max_cols) * sizeof(float) * static_cast<size_t>(max_rows);
   for (ActFormat format : kFormats) {
     offset_[static_cast<int>(format)] = offset;

@@ -55,7 +55,7 @@ class ActBuffer {
   float* floats() { return memory_.as<float>(); }
 
   HostBuffer memory_;
-  int max_rows_ = 0, max_cols_ = 0, n_cols_ = 0;
+  int max_cols_ = 0, n_cols_ = 0;
   size_t float_stride_ = 0;
   size_t offset_[kActFormats] = {};
   size_t stride_[kActFormats] = {};
