@@ -92,7 +92,7 @@ int count_layers(const ModelConfig& config, bool (Layer::*is)() const) {
   for (const Architecture* architecture : architectures()) names.push_back(architecture->name);
   throw LoadError(
       fmt::format("{}: unknown architecture '{}', expected one of {}; give a model of one of these families",
-                  file.path(), arch, fmt::join(names, ", ")));
+                  file.path(), escape_text(arch), fmt::join(names, ", ")));
 }
 
 }  // namespace
