@@ -274,11 +274,12 @@ class Fit(ProgramTest):
                 def used():
                     return sum(map(int, pathlib.Path(f"/proc/{server.process.pid}/stat").read_text().rsplit(")")[1].split()[11:13]))
                 before = used()
-                for _ in range(10):  # each time threads have just been at work
+                for _ in range(20):  # each time threads have just been at work
                     server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
                     time.sleep(0.1)
                 return (used() - before) / os.sysconf("SC_CLK_TCK")
-        self.assertLess(busy_seconds("--poll", "0"), busy_seconds("--poll", "100") - 0.3)
+        # On a busy machine they get little of the time that they would spin.
+        self.assertLess(2 * busy_seconds("--poll", "0"), busy_seconds("--poll", "100"))
 
     def test_experts_move_or_stay(self):
         asked = ("-p", SUM, "-n", "8", "--temp", "0", "--device", "sim", "--expert-cache", "30%", "--no-heat-file")
