@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "engine/engine.h"
 #include "gguf/gguf_file.h"
 #include "model/model_config.h"
 
@@ -202,6 +203,28 @@ TEST(MemoryPlan, ComparesWhatWasTakenAtLoad) {
   EXPECT_EQ(plan_mistake(100 * MiB, 150 * MiB), "");  // what the plan rounds
   EXPECT_EQ(plan_mistake(10 * GiB, 11 * GiB), "10.00 GiB were planned and 11.00 GiB are taken, +10 %");
   EXPECT_EQ(plan_mistake(10 * GiB, 9 * GiB), "10.00 GiB were planned and 9.00 GiB are taken, -10 %");
+}
+
+// Rows of logits have address space from the beginning. For long steps and a drafter these are 130 MiB here,
+// which were taken for a mistake.
+TEST(MemoryPlan, CountsNoLogitsAsTakenThatNobodyAskedFor) {
+  const GgufFile drafter(std::string(THERMO_MODELS) + "/plankton-draft-q8_0.gguf");
+  const auto beyond_plan = [&](int n_batch, DraftOptions::Kind kind) -> std::optional<int64_t> {
+    EngineOptions options;
+    options.n_ctx = 512;
+    options.n_batch = n_batch;
+    options.device.kind = DeviceChoice::Kind::Cpu;
+    options.draft.kind = kind;
+    options.draft.file = &drafter;
+    const Engine engine(plankton(), options);
+    if (!engine.info().host_taken_bytes) return std::nullopt;
+    return static_cast<int64_t>(*engine.info().host_taken_bytes) -
+           static_cast<int64_t>(planned_at_load(engine.plan().items));
+  };
+  const auto few = beyond_plan(1, DraftOptions::Kind::None),
+             many = beyond_plan(8192, DraftOptions::Kind::File);
+  if (!few || !many) GTEST_SKIP() << "the system does not say what was taken";
+  EXPECT_LT(*many - *few, static_cast<int64_t>(32 * MiB));
 }
 
 TEST(MemoryPlan, NamesWhatWouldFit) {
