@@ -109,17 +109,32 @@ DraftPlan plan_draft(const DraftOptions& o, const ModelConfig& config, int n_thr
   return plan;
 }
 
+namespace {
+
+// States of rows that are queued, and of uncommitted rows that are put aside.
+uint64_t waiting_state_bytes(const DraftPlan& plan, const ModelConfig& config, int n_queue_rows,
+                             int max_draft_rows, int n_sequences) {
+  const uint64_t n_states =
+      static_cast<uint64_t>(n_queue_rows + 1 + max_draft_rows) * static_cast<uint64_t>(n_sequences);
+  return n_states * plan.states.size() * static_cast<uint64_t>(config.n_embd) * sizeof(float);
+}
+
+}  // namespace
+
+uint64_t cpu_draft_bytes(const DraftPlan& plan, const ModelConfig& config, int max_draft_rows,
+                         int n_sequences) {
+  return plan.fixed_bytes + waiting_state_bytes(plan, config, kDrafterQueueRows, max_draft_rows, n_sequences);
+}
+
 uint64_t gpu_draft_bytes(const DraftPlan& plan, const DraftOptions& o, const ModelConfig& config,
                          const Weights& weights, const ModelOptions& model, const GpuChoice& gpu) {
   if (plan.kind != Kind::Mtp && plan.kind != Kind::File) return 0;
   ThreadPool nobody({.n_threads = 1, .pin = false});
   const DraftNetwork network = bind_network(plan, o, config, weights, false, nobody);
-  // Rows of states that are queued, and of uncommitted rows that are put aside.
-  const uint64_t n_states = static_cast<uint64_t>(kGpuDrafterQueueRows + 1 + model.sequence.max_draft_rows) *
-                            static_cast<uint64_t>(model.n_sequences);
   return plan_gpu_drafter(network.config, network.weights, gpu, model_options(o, model, network.block),
                           config, weights) +
-         n_states * plan.states.size() * static_cast<uint64_t>(config.n_embd) * sizeof(float);
+         waiting_state_bytes(plan, config, kGpuDrafterQueueRows, model.sequence.max_draft_rows,
+                             model.n_sequences);
 }
 
 namespace {

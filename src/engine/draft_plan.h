@@ -19,7 +19,7 @@ struct DraftPlan {
   std::vector<int> states;  // hidden states of the model that the drafter reads, see insert_taps()
   int max_rows = 0;         // of a round's uncommitted step
   // On the processor.
-  uint64_t fixed_bytes = 0;      // of the drafter
+  uint64_t fixed_bytes = 0;      // of the drafter's network
   uint64_t token_bytes = 0;      // of its cache, for each token of a sequence
   uint64_t untouched_bytes = 0;  // Model::untouched_bytes()
 };
@@ -30,6 +30,9 @@ struct DraftPlan {
 DraftPlan plan_draft(const DraftOptions& options, const ModelConfig& config, int n_threads,
                      const Weights* unpacked = nullptr);
 
+// Main memory that a drafter takes beside its cache, on the processor. `max_draft_rows`: of the model.
+uint64_t cpu_draft_bytes(const DraftPlan& plan, const ModelConfig& config, int max_draft_rows,
+                         int n_sequences);
 // Memory of a GPU that a drafter takes beside `model`, which was planned for `gpu`. `weights`: the target's.
 uint64_t gpu_draft_bytes(const DraftPlan& plan, const DraftOptions& options, const ModelConfig& config,
                          const Weights& weights, const ModelOptions& model, const GpuChoice& gpu);

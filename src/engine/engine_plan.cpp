@@ -310,7 +310,7 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
       plan.draft = plan_draft(draft, config, inputs.n_threads, unpacked ? &*unpacked : nullptr);
       plan.model.sequence.max_draft_rows = inputs.max_draft_rows =
           std::max(o.max_draft_rows, plan.draft.max_rows);
-      inputs.drafter_bytes = plan.draft.fixed_bytes;
+      inputs.drafter_bytes = cpu_draft_bytes(plan.draft, config, inputs.max_draft_rows, o.n_sequences);
       inputs.drafter_token_bytes = plan.draft.token_bytes;
       plan_on_cpu(plan, config, file, inputs, o);
     };
