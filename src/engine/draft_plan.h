@@ -21,6 +21,7 @@ struct DraftPlan {
   // On the processor.
   uint64_t fixed_bytes = 0;      // of the drafter's network
   uint64_t token_bytes = 0;      // of its cache, for each token of a sequence
+  int block = 0;                 // uncommitted rows of its own in it
   uint64_t untouched_bytes = 0;  // Model::untouched_bytes()
 };
 

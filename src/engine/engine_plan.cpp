@@ -312,6 +312,7 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
           std::max(o.max_draft_rows, plan.draft.max_rows);
       inputs.drafter_bytes = cpu_draft_bytes(plan.draft, config, inputs.max_draft_rows, o.n_sequences);
       inputs.drafter_token_bytes = plan.draft.token_bytes;
+      inputs.drafter_block = plan.draft.block;
       plan_on_cpu(plan, config, file, inputs, o);
     };
     try {
