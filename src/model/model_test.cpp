@@ -395,6 +395,20 @@ TEST(ModelFiles, AreRefusedWithTheNameOfTheTensorThatIsWrong) {
   EXPECT_NE(block.find("blk.9.attn_norm.weight"), std::string::npos) << block;
 }
 
+// A size that a file leaves out has the bound of one that it names: products of sizes fit into their type.
+TEST(ModelFiles, AreRefusedWithHeadsThatAreTooWide) {
+  const RecordedModel fixture("qwen3moe");
+  const EditedFile edited(
+      fixture.file,
+      [](GgufWriter& writer, EditedFile&) {
+        writer.set("qwen3moe.embedding_length", uint32_t{1} << 20);
+        writer.set_array("qwen3moe.attention.head_count", std::vector<uint32_t>{1, 4096, 4096});
+        writer.set("qwen3moe.attention.head_count_kv", uint32_t{1});
+      },
+      {}, {"qwen3moe.attention.key_length", "qwen3moe.attention.value_length"});
+  EXPECT_NE(load_error(edited).find("taken as 1048576"), std::string::npos) << load_error(edited);
+}
+
 // Names are anybody's text: a sentence with them stays one line, and a short one.
 TEST(ModelFiles, AreRefusedInOneSentenceWhateverTheirNamesHold) {
   const RecordedModel fixture("laguna");
