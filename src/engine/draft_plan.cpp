@@ -45,8 +45,10 @@ void add_network(const ModelConfig& network, const DraftOptions& o, int block, i
                       "have; use f16",
                       kv_type_name(type)));
   const SequenceLayout layout = SequenceLayout::on_cpu(network, options.sequence);
+  plan.block = block;
   plan.token_bytes = static_cast<uint64_t>(network.n_layer) * (layout.k_slot_bytes() + layout.v_slot_bytes());
   plan.fixed_bytes += Model::workspace_bytes(network, options, n_threads, max_panel_bytes);
+  plan.untouched_bytes = Model::untouched_bytes(network, options);
 }
 
 // A panel of the target's head, where the drafter has none of its own. Its other matrices are repacked.

@@ -19,8 +19,10 @@ struct DraftPlan {
   std::vector<int> states;  // hidden states of the model that the drafter reads, see insert_taps()
   int max_rows = 0;         // of a round's uncommitted step
   // On the processor.
-  uint64_t fixed_bytes = 0;  // of the drafter
-  uint64_t token_bytes = 0;  // of its cache, for each token of a sequence
+  uint64_t fixed_bytes = 0;      // of the drafter's network
+  uint64_t token_bytes = 0;      // of its cache, for each token of a sequence
+  int block = 0;                 // uncommitted rows of its own in it
+  uint64_t untouched_bytes = 0;  // Model::untouched_bytes()
 };
 
 // Throws ConfigError (the model has no next-token block, or the guesses that are asked for are longer than

@@ -367,6 +367,17 @@ TEST(EngineCache, HasMemoryReadyForTheFirstRequests) {
     }
 }
 
+// The steps before the first request fit into it, or there are none.
+TEST(EngineCache, WarmsUpWithAnyContext) {
+  for (int n_ctx = 1; n_ctx <= 12; ++n_ctx) {
+    EngineOptions options = options_for(2, n_ctx);
+    options.draft = draft_with(Kind::Lookup, 4);
+    Engine engine(plankton(), options);
+    EngineThread service(engine, {.cache_bytes = 64 * MiB, .warm_up = true});
+    EXPECT_EQ(service.n_ctx(), n_ctx);
+  }
+}
+
 // Evaluations ask for the log probabilities of texts: all rows are computed, whatever the cache has.
 TEST(EngineCache, TellsLogProbabilitiesOfPrompts) {
   const Text prompt = text_of(1, 200);

@@ -172,7 +172,10 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
     const uint64_t free_now = gpu_free_bytes(plan.gpu->index);
     e.info.device_taken_bytes = free_before - std::min(free_before, free_now);
   } else {
-    e.info.host_taken_bytes = private_bytes();  // beside a driver nobody knows whose it is
+    const uint64_t untouched =
+        Model::untouched_bytes(e.backend->config(), model) + (e.speculation ? plan.draft.untouched_bytes : 0);
+    if (const std::optional<uint64_t> bytes = private_bytes())  // beside a driver nobody knows whose it is
+      e.info.host_taken_bytes = *bytes - std::min(*bytes, untouched);
   }
   e.check_plan();
   e.model_file = &file;

@@ -314,6 +314,7 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
       inputs.drafter_token_bytes = plan.draft.token_bytes;
       inputs.drafter_sequence_bytes =
           draft_state_bytes(plan.draft, config, kDrafterQueueRows, inputs.max_draft_rows);
+      inputs.drafter_block = plan.draft.block;
       plan_on_cpu(plan, config, file, inputs, o);
     };
     try {

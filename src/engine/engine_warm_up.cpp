@@ -18,6 +18,8 @@ using Clock = std::chrono::steady_clock;
 constexpr double kStepSeconds = 1.0, kGpuStepSeconds = 3.0;  // of steps, at most; a GPU has more kinds
 constexpr double kMemorySeconds = 3.0;                       // of taking memory, at most
 constexpr int kTextTokens = 1024;                            // of a first text that memory is taken for
+constexpr int kLeftTokens = 8;                               // of the context, beside each text
+constexpr int kLeastTokens = 2;                              // of a text
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -31,6 +33,7 @@ class WarmUp {
   double prompt_rate() const { return prompt_rate_; }
 
   Status run(PrefixCache& cache) {
+    if (engine_.n_ctx() < kLeftTokens + kLeastTokens) return {};
     std::vector<Session> sessions;
     while (sessions.size() < (is_gpu_ ? size_t{256} : size_t{2})) {
       Result<Session> session = engine_.open_session();
@@ -55,7 +58,7 @@ class WarmUp {
  private:
   // Spread over the vocabulary, and so over the experts.
   std::vector<TokenId> tokens(int n) const {
-    std::vector<TokenId> ids(static_cast<size_t>(std::min(n, engine_.n_ctx() - 8)));
+    std::vector<TokenId> ids(static_cast<size_t>(std::min(n, engine_.n_ctx() - kLeftTokens)));
     for (size_t i = 0; i < ids.size(); ++i)
       ids[i] = static_cast<TokenId>((i + 1) * 7919 % static_cast<size_t>(engine_.config().n_vocab));
     return ids;
@@ -65,7 +68,7 @@ class WarmUp {
   // Chunks of all sizes: other kernels serve other numbers of rows. The last one once more, to see how long
   // it takes when everything is there.
   Status read_prompts(Session& session) {
-    const int most = std::min(is_gpu_ ? engine_.n_batch() : 4, engine_.n_ctx() - 8);
+    const int most = std::min(is_gpu_ ? engine_.n_batch() : 4, engine_.n_ctx() - kLeftTokens);
     for (int n = 1;; n = std::min(2 * n, most)) {
       for (int i = 0; i < (n == most ? 2 : 1); ++i) {
         session.clear();

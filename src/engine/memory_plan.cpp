@@ -123,8 +123,7 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
   add("recurrent state", n_seq * layout.recurrent_bytes(),
       fmt::format("{} DeltaNet layers", config.n_recurrent_layers()));
   add("draft tape", n_seq * layout.tape_bytes(), fmt::format("{} rows", in.max_draft_rows));
-  // Its own uncommitted rows may take a page more.
-  const auto drafter_tokens = static_cast<uint64_t>(align_up(n_ctx + kKvPage, kKvPage));
+  const auto drafter_tokens = static_cast<uint64_t>(align_up(n_ctx + in.drafter_block, kKvPage));
   add(kDrafterItem,
       in.drafter_bytes + n_seq * (drafter_tokens * in.drafter_token_bytes + in.drafter_sequence_bytes),
       "its weights, cache and scratch");

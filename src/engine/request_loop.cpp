@@ -500,7 +500,7 @@ void RequestLoop::Impl::run(const std::function<void()>& meanwhile) {
     if (ends) r.rereads = false;
     if (ends) choose(r);
     if (ends && !wrote && !r.ended) begun = &r;
-    if (wrote && !r.ended && r.session->speculation)
+    if (ends && wrote && !r.ended && r.session->speculation)
       r.session->speculation->saw(group.sequence, r.tokens.front());
   }
   if (begun != nullptr) draft_early(*begun);

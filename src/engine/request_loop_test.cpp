@@ -186,6 +186,48 @@ TEST(RequestLoop, SaysThatNobodyWillGiveAPageBack) {
   EXPECT_TRUE(other.append(ids).ok());
 }
 
+// A guess that was open when a request gave way is compared with what is written after the text was read
+// again, not with the text.
+TEST(RequestLoop, ComparesAGuessWithWhatFollowsAReadingAgain) {
+  constexpr TokenId kOne = 3001, kTwo = 3002, kThree = 3003;
+  EngineOptions options = options_for(2, 64);
+  options.n_ctx = 300;
+  options.n_pages = 2;
+  options.draft.kind = DraftOptions::Kind::Lookup;
+  Engine engine(plankton(), options);
+  ASSERT_EQ(engine.kv_pool().n_pages, 2);
+  Session first = std::move(engine.open_session().value()), second = std::move(engine.open_session().value());
+  RequestLoop loop(engine);
+  // A few steps, to know what they take.
+  const auto writing = [](std::vector<TokenId> script) {
+    GenerateOptions generate;
+    generate.script = std::move(script);
+    return generate;
+  };
+  const RequestId holder = loop.add(first, std::vector<TokenId>{7}, writing({11, 12, 13, 14, 15})).value();
+  for (int step = 0; step < 4; ++step) loop.step();
+  loop.pause(holder, true);
+  // It fills a page. Its end and its answer repeat its beginning, and then the answer differs.
+  std::vector<TokenId> prompt{kOne, kTwo, kThree};
+  while (prompt.size() < static_cast<size_t>(kKvPage) - 2)
+    prompt.push_back(static_cast<TokenId>(prompt.size()));
+  prompt.insert(prompt.end(), {kOne, kTwo});
+  const RequestId other = loop.add(second, prompt, writing({kThree, 21, 22})).value();
+  const auto is_open = [&] { return loop.draft(other).state == "waiting: the drafter was not right yet"; };
+  while (second.n_past() < kKvPage) loop.step();
+  loop.step();  // it guesses, and gives way
+  ASSERT_EQ(second.n_past(), 0);
+  ASSERT_TRUE(is_open()) << loop.draft(other).state;
+  loop.cancel(holder);
+  loop.step();
+  first.clear();
+  while (second.n_past() <= kKvPage) {
+    EXPECT_TRUE(is_open()) << loop.draft(other).state << " after " << second.n_past() << " tokens";
+    loop.step();
+  }
+  EXPECT_FALSE(is_open());  // the guess was wrong
+}
+
 TEST(RequestLoop, NeverLetsAStreamWaitForAPrompt) {
   Engine engine(plankton(), options_for(2, 16));
   Session first = std::move(engine.open_session().value()), second = std::move(engine.open_session().value());

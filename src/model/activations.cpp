@@ -112,13 +112,14 @@ size_t carved_bytes(const ModelConfig& c, int n_batch, int n_threads) {
 
 }  // namespace
 
+uint64_t Activations::untouched_bytes(const ModelConfig& c, int n_batch) {
+  return static_cast<uint64_t>(n_batch - 1) * static_cast<uint64_t>(c.n_vocab) * sizeof(float);
+}
+
 uint64_t Activations::planned_bytes(const ModelConfig& c, int n_batch, int n_threads,
                                     size_t max_panel_bytes) {
-  // Logit rows are taken from the system when touched: one, unless somebody asks for more.
-  const uint64_t untouched =
-      static_cast<uint64_t>(n_batch - 1) * static_cast<uint64_t>(c.n_vocab) * sizeof(float);
-  return carved_bytes(c, n_batch, n_threads) - untouched + ActBuffer::planned_bytes(n_batch, input_dim(c)) +
-         ActBuffer::planned_bytes(n_batch, mixed_dim(c)) +
+  return carved_bytes(c, n_batch, n_threads) - untouched_bytes(c, n_batch) +
+         ActBuffer::planned_bytes(n_batch, input_dim(c)) + ActBuffer::planned_bytes(n_batch, mixed_dim(c)) +
          ExpertFfnScratch::planned_bytes(max_pairs(c, n_batch), c.max_n_ff()) +
          (has_whole_experts(c) ? WholeExperts::planned_bytes(c.max_n_ff(), c.n_embd, n_threads) : 0) +
          ExpertSums::planned_bytes(n_batch, c.n_embd) +

@@ -52,8 +52,8 @@ uint64_t find_bad(const Piece& piece) {
   throw LoadError(
       fmt::format("{}: tensor {} ({}, {}) has a number that is not finite, at element {} of {}; the file "
                   "is damaged or was converted wrongly: download or convert it again",
-                  file.path(), tensor.name, describe_shape(tensor), dtype_name(tensor.dtype), find_bad(piece),
-                  tensor.n_elements()));
+                  file.path(), escape_text(tensor.name), describe_shape(tensor), dtype_name(tensor.dtype),
+                  find_bad(piece), tensor.n_elements()));
 }
 
 }  // namespace

@@ -39,8 +39,11 @@ struct CpuKernels {
 // The running state of one step, sized for n_batch rows at load.
 struct Activations {
   Activations(const ModelConfig& config, int n_batch, int n_threads, size_t max_panel_bytes);
+  // All but untouched_bytes().
   static uint64_t planned_bytes(const ModelConfig& config, int n_batch, int n_threads,
                                 size_t max_panel_bytes);
+  // Logit rows are taken from the system when they are written: one, unless somebody asks for more.
+  static uint64_t untouched_bytes(const ModelConfig& config, int n_batch);
 
   float* x;         // [rows][n_embd] residual stream
   ActBuffer h;      // [rows][n_embd] normed input of a block

@@ -136,6 +136,9 @@ uint64_t Model::workspace_bytes(const ModelConfig& config, const ModelOptions& o
                                 size_t max_panel_bytes) {
   return Activations::planned_bytes(config, options.n_batch, n_threads, max_panel_bytes);
 }
+uint64_t Model::untouched_bytes(const ModelConfig& config, const ModelOptions& options) {
+  return Activations::untouched_bytes(config, options.n_batch);
+}
 
 const ModelConfig& Model::config() const {
   return impl_->config;

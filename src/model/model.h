@@ -29,6 +29,8 @@ class Model final : public Backend {
   // Bytes of activations and scratch for these options.
   static uint64_t workspace_bytes(const ModelConfig& config, const ModelOptions& options, int n_threads,
                                   size_t max_panel_bytes);
+  // Memory beyond them that is taken from the system only if somebody asks for it.
+  static uint64_t untouched_bytes(const ModelConfig& config, const ModelOptions& options);
   const Weights& weights() const;
   HeatMap* heat() noexcept;  // nullptr for a model without experts
 

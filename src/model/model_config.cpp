@@ -57,8 +57,9 @@ void read_common(const Keys& keys, ModelConfig& config) {
   const int n_head = keys.positive_each("attention.head_count", static_cast<size_t>(n_block), kMaxHeads)[0];
   const int usual_dim = std::max(1, config.n_embd / n_head);
   constexpr std::string_view kKey = "attention.key_length", kValue = "attention.value_length";
-  config.head_dim = keys.positive_or(kKey, 1024, usual_dim);
-  const int value_dim = keys.positive_or(kValue, 1024, usual_dim);
+  constexpr int kMaxHeadDim = 1024;
+  config.head_dim = keys.positive_or(kKey, kMaxHeadDim, usual_dim);
+  const int value_dim = keys.positive_or(kValue, kMaxHeadDim, usual_dim);
   const auto check_given = [&](std::string_view name, std::string_view other, int other_dim) {
     if (keys.file().find(keys.key(name)) == nullptr)
       keys.fail(name,
@@ -71,6 +72,10 @@ void read_common(const Keys& keys, ModelConfig& config) {
     keys.not_supported(kValue,
                        fmt::format("is {} and {} is {}: two sizes", value_dim, kKey, config.head_dim));
   }
+  if (config.head_dim > kMaxHeadDim)
+    keys.not_supported(
+        kKey, fmt::format("is missing and was taken as {} (embedding_length / head_count), more than {}",
+                          usual_dim, kMaxHeadDim));
   if (config.head_dim % kHeadMultiple != 0)
     keys.not_supported(kKey, fmt::format("is {}, not a multiple of {}", config.head_dim, kHeadMultiple));
   config.n_head_kv = read_key_heads(keys, n_block, n_head);
@@ -92,7 +97,7 @@ int count_layers(const ModelConfig& config, bool (Layer::*is)() const) {
   for (const Architecture* architecture : architectures()) names.push_back(architecture->name);
   throw LoadError(
       fmt::format("{}: unknown architecture '{}', expected one of {}; give a model of one of these families",
-                  file.path(), arch, fmt::join(names, ", ")));
+                  file.path(), escape_text(arch), fmt::join(names, ", ")));
 }
 
 }  // namespace

@@ -395,5 +395,41 @@ TEST(ModelFiles, AreRefusedWithTheNameOfTheTensorThatIsWrong) {
   EXPECT_NE(block.find("blk.9.attn_norm.weight"), std::string::npos) << block;
 }
 
+// A size that a file leaves out has the bound of one that it names: products of sizes fit into their type.
+TEST(ModelFiles, AreRefusedWithHeadsThatAreTooWide) {
+  const RecordedModel fixture("qwen3moe");
+  const EditedFile edited(
+      fixture.file,
+      [](GgufWriter& writer, EditedFile&) {
+        writer.set("qwen3moe.embedding_length", uint32_t{1} << 20);
+        writer.set_array("qwen3moe.attention.head_count", std::vector<uint32_t>{1, 4096, 4096});
+        writer.set("qwen3moe.attention.head_count_kv", uint32_t{1});
+      },
+      {}, {"qwen3moe.attention.key_length", "qwen3moe.attention.value_length"});
+  EXPECT_NE(load_error(edited).find("taken as 1048576"), std::string::npos) << load_error(edited);
+}
+
+// Names are anybody's text: a sentence with them stays one line, and a short one.
+TEST(ModelFiles, AreRefusedInOneSentenceWhateverTheirNamesHold) {
+  const RecordedModel fixture("laguna");
+  const std::string name = std::string("a\0b\n\x1b[31m", 9) + std::string(500, 'c');
+  const std::string shown = "a\\x00b\\n\\x1b[31mccc";
+  const auto with_key = [&](const char* key) {
+    return load_error(
+        EditedFile(fixture.file, [&](GgufWriter& writer, EditedFile&) { writer.set(key, name); }));
+  };
+  const auto with_tensor = [&](const std::string& tensor) {
+    return load_error(EditedFile(fixture.file, [&](GgufWriter& writer, EditedFile& edited) {
+      edited.add_zeros(writer, tensor, {4});
+    }));
+  };
+  for (const std::string& error :
+       {with_key("general.architecture"), with_key("laguna.rope.scaling.type"),
+        with_tensor(name.substr(0, 40) + ".scale"), with_tensor("blk.9" + name.substr(0, 40))}) {
+    EXPECT_NE(error.find(shown), std::string::npos) << error;
+    EXPECT_LT(error.size(), 400u);
+  }
+}
+
 }  // namespace
 }  // namespace thermo

@@ -88,20 +88,21 @@ class Binder {
       if (tensor.name.ends_with(".scale"))
         throw LoadError(fmt::format(
             "{}: {} scales its weight (an NVFP4 conversion), which is not supported; use a Q4_K_M file",
-            file_.path(), tensor.name));
+            file_.path(), escape_text(tensor.name)));
       if (tensor.name.starts_with("blk.")) {
         int block = -1;
         const std::string_view rest = tensor.name.substr(4);
         std::from_chars(rest.data(), rest.data() + rest.size(), block);
         if (block < 0 || block >= n_blocks)
           throw LoadError(fmt::format("{}: tensor {} names a block outside 0..{}; is block_count right?",
-                                      file_.path(), tensor.name, n_blocks - 1));
+                                      file_.path(), escape_text(tensor.name), n_blocks - 1));
       }
       ++n_unused;
       example = tensor.name;
     }
     if (n_unused > 0)
-      log_info("model", "{} tensors are not used by this architecture, e.g. {}", n_unused, example);
+      log_info("model", "{} tensors are not used by this architecture, e.g. {}", n_unused,
+               escape_text(example));
   }
 
  private:

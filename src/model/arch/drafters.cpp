@@ -152,8 +152,8 @@ void check_tensors(const Keys& keys) {
       known = dot != std::string_view::npos && is_one_of(name.substr(dot + 1), kLayer);
     }
     if (!known)
-      refuse(keys.file(),
-             fmt::format("its tensor {} belongs to a kind of drafter that is not supported", name));
+      refuse(keys.file(), fmt::format("its tensor {} belongs to a kind of drafter that is not supported",
+                                      escape_text(name)));
   }
 }
 
@@ -209,7 +209,7 @@ bool is_drafter(const GgufFile& file) {
 DflashConfig read_dflash_config(const GgufFile& file, const ModelConfig& target) {
   if (!is_drafter(file))
     refuse(file, fmt::format("this is not a DFlash drafter but '{}'",
-                             file.find_string("general.architecture").value_or("")));
+                             escape_text(file.find_string("general.architecture").value_or(""))));
   DflashConfig d;
   ModelConfig& c = d.model;
   c.arch_name = std::string(file.require_string("general.architecture"));

@@ -64,7 +64,7 @@ void Keys::read_scaling(RopeConfig& rope) const {
   const auto type = file_.find_string(key("rope.scaling.type"));
   if (!type || *type == "none") return;
   if (*type != "yarn" && *type != "linear")
-    fail("rope.scaling.type", fmt::format("is '{}', expected yarn, linear or none", *type));
+    fail("rope.scaling.type", fmt::format("is '{}', expected yarn, linear or none", escape_text(*type)));
   rope.scaling = *type == "yarn" ? RopeScaling::Yarn : RopeScaling::Linear;
   rope.factor = number("rope.scaling.factor");
   constexpr double kLeastFactor = 1e-3;  // far below any; rotations by less would be no numbers
