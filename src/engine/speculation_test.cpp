@@ -377,7 +377,7 @@ TEST(Speculation, PlansTheStatesThatWaitForItsDrafter) {
     const uint64_t token = (planned(kind, 512, 1) - planned(kind, 256, 1)) / 256,
                    row = static_cast<uint64_t>(n_states) * 256 * sizeof(float);
     EXPECT_GE(planned(kind, 256, 2) - planned(kind, 256, 1),
-              2 * 256 * token + (kDrafterQueueRows + kMaxDraftNodes + 1) * row);
+              256 * token + (kDrafterQueueRows + kMaxDraftNodes + 1) * row);
   }
 }
 
