@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "base/error.h"
@@ -472,16 +474,20 @@ void DiskCache::save(const SavedText& text) {
   {
     const Descriptor out(::open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     good = out.open() && write_text(out, text, options_);
+    if (!good) error.assign(errno, std::generic_category());
   }
   if (good) {
     fs::rename(beside, file.path, error);
     good = !error;
   }
-  if (!good) fs::remove(beside, error);
+  std::error_code ignored;
+  if (!good) fs::remove(beside, ignored);
   const std::lock_guard lock(mutex_);
   if (!good) {
     state_.bytes -= file.bytes;
-    log_warning("cache", "{} cannot be written; the text stays in memory only", file.path.string());
+    // The folder and not the file, so that a full disk is one line of the log.
+    log_warning("cache", "a text cannot be kept in {} ({}); it will be read again when it is needed",
+                folder_.string(), error.message());
     return;
   }
   // What it goes on from is part of it.

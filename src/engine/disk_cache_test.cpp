@@ -166,6 +166,17 @@ TEST_F(DiskCacheTest, DeletesWhatIsDamaged) {
   EXPECT_TRUE(files().empty());
 }
 
+// It said that the text stays in memory, which it was leaving, and not why.
+TEST_F(DiskCacheTest, SaysWhyATextIsNotKept) {
+  auto disk = open();
+  fs::remove_all(folder_);
+  testing::internal::CaptureStderr();
+  disk->write(text_of(tokens_of(1, 300), {300}));
+  disk.reset();
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("No such file or directory"), std::string::npos) << log;
+}
+
 TEST_F(DiskCacheTest, RefusesAFolderThatIsNone) {
   std::ofstream(folder_.string()) << "x";
   EXPECT_THROW(open(), ConfigError);
