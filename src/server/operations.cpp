@@ -315,6 +315,7 @@ bool queue_is_full(const ServerState& server) {
 
 HttpReply ready_reply(const ServerState& server) {
   std::string reason;
+  bool may_retry = true;
   if (server.draining) {
     reason = "shutting_down";
   } else {
@@ -322,11 +323,12 @@ HttpReply ready_reply(const ServerState& server) {
       require_model(server);
     } catch (const ApiError& error) {
       reason = error.code;
+      may_retry = error.may_retry;
     }
   }
   if (reason.empty() && queue_is_full(server)) reason = "server_is_overloaded";
   if (reason.empty()) return json_reply({{"status", "ready"}});
-  return not_now({{"status", "not ready"}, {"reason", reason}}, true);
+  return not_now({{"status", "not ready"}, {"reason", reason}}, may_retry);
 }
 
 Json models_json(const ServerState& server) {

@@ -442,9 +442,11 @@ TEST(Server, TellsEveryoneThatTheEngineFailed) {
   EXPECT_NE(reply.find("503"), std::string::npos);
   EXPECT_NE(reply.find("x-should-retry: false"), std::string::npos);
   EXPECT_EQ(running.server.fault(), "the device is gone");
-  Client health(running.url());
+  Client health(running.url()), ready(running.url());
   health.send("GET /health HTTP/1.0\r\n\r\n");
   EXPECT_NE(health.read_until("").find("\"failed\""), std::string::npos);
+  ready.send("GET /ready HTTP/1.0\r\n\r\n");
+  EXPECT_NE(ready.read_until("").find("x-should-retry: false"), std::string::npos);
 }
 
 TEST(Server, ServesManyAtOnce) {
