@@ -95,10 +95,9 @@ Terminal detect_terminal(const TerminalOptions& options) {
   terminal.escapes = obeys_escapes();
   terminal.unicode = locale_is_utf8();
   terminal.quiet = options.quiet;
-  terminal.progress =
-      options.progress == When::Auto
-          ? terminal.stderr_is_terminal && environment_variable("TERM") != "dumb" && !options.quiet
-          : options.progress == When::Always;
+  terminal.progress = options.progress == When::Auto
+                          ? terminal.stderr_is_terminal && terminal.escapes && !options.quiet
+                          : options.progress == When::Always;
   winsize size{};
   if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) terminal.width = size.ws_col;
   return terminal;
