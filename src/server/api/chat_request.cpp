@@ -123,6 +123,10 @@ CallChoice::Mode mode_of(const std::string& text, const std::string& path) {
 }  // namespace
 
 // The forms of chat and of Responses differ in where the name stands.
+std::string tool_name(const std::string& space, const std::string& name) {
+  return space.empty() ? name : space + "__" + name;
+}
+
 void read_tool_choice(Fields& fields, GenerationRequest& request) {
   const Json* value = fields.find("tool_choice");
   if (value == nullptr) return;
@@ -140,7 +144,7 @@ void read_tool_choice(Fields& fields, GenerationRequest& request) {
     Fields named(*holder, path);
     const Json& name = named.require("name");
     if (!name.is_string()) throw invalid_value(path + ".name", path + ".name: a string was expected");
-    return name.get<std::string>();
+    return tool_name(named.string("namespace").value_or(""), name.get<std::string>());
   };
   if (type == "function" || type == "custom") {
     choice.mode = CallChoice::Mode::Required;

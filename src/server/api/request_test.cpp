@@ -24,7 +24,7 @@ GenerationRequest chat(const std::string& body) {
 GenerationRequest messages(const char* body) {
   return read_messages_request(Json::parse(body), defaults());
 }
-GenerationRequest responses(const char* body) {
+GenerationRequest responses(const std::string& body) {
   return read_responses_request(Json::parse(body), defaults());
 }
 
@@ -446,6 +446,19 @@ TEST(ResponsesRequest, ReadsWhatCodexSends) {
   EXPECT_EQ(r.tool_origins.at("shell__run").space, "shell");
   EXPECT_TRUE(r.tool_origins.at("patch").custom);
   EXPECT_EQ(r.thinking_budget, 16128);
+}
+
+TEST(ResponsesRequest, ChoosesAToolOfANamespace) {
+  const auto names = [](const std::string& choice) {
+    return responses(R"({"input": "x", "tools": [{"type": "namespace", "name": "shell",
+        "tools": [{"type": "function", "name": "run"}]}], "tool_choice": )" +
+                     choice + "}")
+        .tool_choice.names;
+  };
+  const std::string run = R"({"type": "function", "namespace": "shell", "name": "run"})";
+  EXPECT_THAT(names(run), ElementsAre("shell__run"));
+  EXPECT_THAT(names(R"({"type": "allowed_tools", "mode": "auto", "tools": [)" + run + "]}"),
+              ElementsAre("shell__run"));
 }
 
 // Clients that drop the text of reasoning send its sealed copy back. Others' copies say nothing.

@@ -111,9 +111,7 @@ class InputReader {
   void read_call(Fields& fields, bool custom) {
     ToolCall call;
     call.id = fields.string("call_id").value_or("");
-    call.name = fields.string("name").value_or("");
-    if (const auto space = fields.string("namespace"); space && !space->empty())
-      call.name = *space + "__" + call.name;
+    call.name = tool_name(fields.string("namespace").value_or(""), fields.string("name").value_or(""));
     if (custom)
       call.arguments = Json{{"input", fields.string("input").value_or("")}}.dump(
           -1, ' ', false, Json::error_handler_t::replace);
@@ -163,17 +161,16 @@ void read_tool(const Json& value, const std::string& path, const std::string& sp
                GenerationRequest& request) {
   Fields tool(value, path);
   const std::string type = tool.string("type").value_or("function");
-  const auto seen_as = [&](const std::string& name) { return space.empty() ? name : space + "__" + name; };
   if (type == "function") {
     Tool read = read_function(value, path, "parameters");
     const std::string name = read.name;
-    read.name = seen_as(name);
+    read.name = tool_name(space, name);
     if (!space.empty()) request.tool_origins[read.name] = {.space = space, .name = name};
     add_tool(request, std::move(read), path);
   } else if (type == "custom") {
     Tool read = read_function(value, path, "no schema");
     const std::string name = read.name;
-    read.name = seen_as(name);
+    read.name = tool_name(space, name);
     read.parameters = {{"type", "object"},
                        {"properties", {{"input", {{"type", "string"}}}}},
                        {"required", Json::array({"input"})}};

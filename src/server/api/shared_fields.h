@@ -38,6 +38,8 @@ Tool read_function(const Json& function, const std::string& path, const char* sc
 void check_tool_choice(const GenerationRequest& request);
 // {"tool_choice"} of chat and of Responses, after the tools.
 void read_tool_choice(Fields& fields, GenerationRequest& request);
+// What the model knows a tool by: one of a namespace (empty: of none) has that before its name.
+std::string tool_name(const std::string& space, const std::string& name);
 // Puts what nobody asked for into ignored_fields.
 void note_unknown(const Fields& fields, GenerationRequest& request);
 
