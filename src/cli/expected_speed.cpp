@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int kVersion = 2;           // of the file; the kernels' speed changes with the program, too
+constexpr int kVersion = 3;           // of the file; the kernels' speed changes with the program, too
 constexpr double kSmallShare = 0.03;  // types below this share of the bytes count as the most frequent one
 constexpr double kCardLink = 24e9;    // PCIe 4 x16, where it cannot be measured
 constexpr double kAlike = 0.1;        // two measurements that differ by less are believed
