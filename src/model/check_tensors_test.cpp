@@ -74,7 +74,8 @@ TEST(CheckTensors, LooksAtSmallTensorsOfFloatsAtEveryLoad) {
   norm[5] = NAN;
   for (const DType dtype : {DType::F32, DType::F16}) {
     GgufWriter writer;
-    writer.add_tensor("output_norm.weight", dtype, std::vector<uint64_t>{64}, encode(dtype, norm));
+    const std::vector<std::byte> data = encode(dtype, norm);
+    writer.add_tensor("output_norm.weight", dtype, std::vector<uint64_t>{64}, data);
     const std::vector<std::byte> bytes = writer.to_bytes();
     const GgufFile file(bytes, "test.gguf");
     std::string fault;
