@@ -12,6 +12,7 @@ namespace thermo {
 Forward::Forward(const ModelConfig& config, const Weights& weights, Activations& act,
                  const CpuKernels& kernels, ThreadPool& pool)
     : config_(config),
+      single_rows_from_(first_block_of_single_rows(config.network, config.n_layer)),
       weights_(weights),
       act_(act),
       kernels_(kernels),
@@ -41,10 +42,32 @@ void Forward::run() noexcept {
   for (int il = 0; il < config_.n_layer; ++il) {
     const std::vector<Block>& blocks = net.layers[static_cast<size_t>(il)].blocks;
     const LayerWeights& layer = weights_.layers[static_cast<size_t>(il)];
-    for (size_t b = 0; b < blocks.size(); ++b) run_block(il, blocks[b], layer.blocks[b]);
+    for (size_t b = 0; b < blocks.size(); ++b) {
+      if (il + 1 == config_.n_layer && b == single_rows_from_ && keeps_some_rows()) keep_logit_rows();
+      if (n_rows() > 0) run_block(il, blocks[b], layer.blocks[b]);
+    }
   }
+  if (n_rows() == 0) return;
   for (size_t b = 0; b < net.output.size(); ++b)
     run_block(config_.n_layer, net.output[b], weights_.output[b]);
+}
+
+// In a prompt, most rows have done their part once the last layer has their keys and values, or its state has
+// seen them: nobody asks for their logits, nor for a hidden state after it.
+bool Forward::keeps_some_rows() const noexcept {
+  const auto guesses = [](const RowGroup& group) { return group.uncommitted; };
+  return single_rows_from_ && n_rows() > kFewRows && 2 * static_cast<int>(logit_rows_.size()) <= n_rows() &&
+         std::none_of(groups_.begin(), groups_.end(), guesses);
+}
+
+// The rows whose logits are wanted become the rows of the step.
+void Forward::keep_logit_rows() noexcept {
+  const size_t n = logit_rows_.size(), width = static_cast<size_t>(config_.n_embd);
+  for (size_t i = 0; i < n; ++i)
+    if (const auto row = static_cast<size_t>(logit_rows_[i]); row != i)
+      std::copy_n(act_.x + row * width, width, act_.x + i * width);
+  tokens_ = tokens_.first(n);
+  logit_rows_ = row_numbers_.first(n);
 }
 
 void Forward::run_block(int il, const Block& block, const BlockWeights& w) noexcept {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -45,8 +46,8 @@ struct Activations {
   // Logit rows are taken from the system when they are written: one, unless somebody asks for more.
   static uint64_t untouched_bytes(const ModelConfig& config, int n_batch);
 
-  float* x;         // [rows][n_embd] residual stream
-  ActBuffer h;      // [rows][n_embd] normed input of a block
+  float* x;     // [rows][n_embd] residual stream
+  ActBuffer h;  // [rows][n_embd] normed input of a block
   // [rows][q_dim or ssm_inner] what attention or DeltaNet hands to its output projection; or states, gathered
   ActBuffer mixed;
 
@@ -146,6 +147,8 @@ class Forward {
   void delta_net(int il, const BlockWeights& w) noexcept;
   void feed_forward(int il, const Block& block, const BlockWeights& w) noexcept;
   void head(const BlockWeights& w) noexcept;
+  bool keeps_some_rows() const noexcept;
+  void keep_logit_rows() noexcept;
   void tap(const Block& block) const noexcept;
 
   // h = rms(x) of all rows, plus the forms that the matrices of these roles multiply with.
@@ -159,7 +162,9 @@ class Forward {
   void project_heads(int il, const Block& block, const BlockWeights& w) noexcept;
   template <class Visit>
   void for_each_attention(const Visit& visit) noexcept;
+  void project_kept_heads(int il, const Block& block, const BlockWeights& w) noexcept;
   void prepare_heads(const Block& block, const BlockWeights& w, int row) noexcept;
+  void prepare_queries(const Block& block, const BlockWeights& w, int at, int row) noexcept;
   void prepare_keys(const Block& block, const BlockWeights& w, int row) noexcept;
   void append_keys(int il, int first, int n) noexcept;
   void gate_heads(const Block& block, int row) noexcept;
@@ -180,6 +185,7 @@ class Forward {
   static constexpr int kFewRows = 64;
 
   const ModelConfig& config_;
+  const std::optional<size_t> single_rows_from_;  // block of the last layer
   const Weights& weights_;
   Activations& act_;
   const CpuKernels& kernels_;

@@ -103,6 +103,19 @@ int Network::max_n_head() const {
   return most;
 }
 
+std::optional<size_t> first_block_of_single_rows(const Network& network, int n_layer) {
+  const std::vector<Block>& blocks = network.layers[static_cast<size_t>(n_layer) - 1].blocks;
+  const auto mixes = [](const Block& block) {
+    return block.kind == BlockKind::Attention || block.kind == BlockKind::DeltaNet;
+  };
+  const auto is_tap = [](const Block& block) { return block.kind == BlockKind::Tap; };
+  const auto first = std::find_if(blocks.rbegin(), blocks.rend(), mixes).base();
+  if (std::any_of(first, blocks.end(), is_tap) ||
+      std::any_of(network.output.begin(), network.output.end(), is_tap))
+    return std::nullopt;
+  return static_cast<size_t>(first - blocks.begin());
+}
+
 void insert_taps(Network& network, int n_layer, const std::vector<int>& states) {
   for (const int state : states) {
     Block tap{.kind = BlockKind::Tap, .tensors = {}};

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -149,6 +150,10 @@ constexpr int last_stream(int n_layer) {
 constexpr int output_state(int layer, int n_layer) {
   return layer + 1 == n_layer ? last_stream(n_layer) : layer + 1;
 }
+
+// In the last layer of the main stack, the first block after those that mix rows: from there on, a row
+// matters to its own logits only. None: somebody takes a hidden state of every row after it.
+std::optional<size_t> first_block_of_single_rows(const Network& network, int n_layer);
 
 // "attention 16 heads of ..., gate ..." for tables; n_layer lines at most, layers that are alike on one.
 std::string describe_block(const Block& block);

@@ -259,6 +259,21 @@ TEST(Network, TapsTheStreamAfterTheLastLayer) {
   EXPECT_THAT(kinds_of(config.network.output), ElementsAre(BlockKind::Head));
 }
 
+TEST(Network, KnowsWhereRowsMixNoMore) {
+  for (const char* name : {"qwen35moe", "qwen35", "laguna", "qwen3moe"}) {
+    ModelConfig config = read_model_config(fixture(name));
+    EXPECT_EQ(first_block_of_single_rows(config.network, config.n_layer), size_t{1}) << name;
+    const int last = config.n_layer - 1;
+    insert_taps(config.network, config.n_layer, {last});  // before the last layer
+    EXPECT_EQ(first_block_of_single_rows(config.network, config.n_layer), size_t{2}) << name;
+    for (const int state : {config.n_layer, last_stream(config.n_layer)}) {
+      ModelConfig tapped = read_model_config(fixture(name));
+      insert_taps(tapped.network, tapped.n_layer, {state});
+      EXPECT_EQ(first_block_of_single_rows(tapped.network, tapped.n_layer), std::nullopt) << name;
+    }
+  }
+}
+
 TEST(Network, TakesNoTapsUnlessAsked) {
   ModelConfig config = read_model_config(fixture("qwen3moe"));
   insert_taps(config.network, config.n_layer, {});

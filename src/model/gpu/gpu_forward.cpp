@@ -287,34 +287,6 @@ DecodeFfnArgs GpuModel::Impl::decode_ffn_args(const Block& block, const GpuBlock
   return args;
 }
 
-// A dense model of this size spends its time on bytes, not on launches. One row has norms as launches of
-// their own, as several have: else each block of a product would make the norm again.
-bool GpuModel::Impl::is_wide_dense() noexcept {
-  constexpr size_t kWide = 16 << 20;
-  bool wide = true;
-  for_each_main_block(config, weights, [&](const Block& block, const GpuBlockWeights& w) {
-    if (block.kind != BlockKind::FeedForward) return;
-    const DeviceMatrix& gate = w[Role::FfnGate];
-    wide = wide && dense_is_few(block, w, 1) &&
-           2 * gate.panel_bytes * static_cast<size_t>(ceil_div(gate.n_rows, 16)) >= kWide;
-  });
-  return wide;
-}
-
-bool GpuModel::Impl::can_fuse_decode(int n_rows) noexcept {
-  bool good = config.n_embd % 32 == 0 && act.hidden.f32_stride % 4 == 0 &&
-              (n_rows == 1 || experts == nullptr) && !is_wide_dense();
-  for_each_main_block(config, weights, [&](const Block& block, const GpuBlockWeights& w) {
-    if (block.kind == BlockKind::FeedForward) {
-      good = good && decode_ffn_possible(decode_ffn_args(block, w, n_rows));
-      return;
-    }
-    for (const TensorSpec& spec : block.tensors)
-      if (spec.form == TensorForm::Matrix) good = good && linear_reads_norm(w[spec.role], n_rows);
-  });
-  return good;
-}
-
 void GpuModel::Impl::head(int n_logits, const int32_t* rows, int n_rows) noexcept {
   linear({{weights.output.front()[Role::Output], act.logits, config.n_vocab}}, normed(n_rows).read(),
          n_logits, rows);
@@ -329,6 +301,20 @@ void GpuModel::Impl::top_of_head(int n_logits, const StepInputs& from, int first
                    .scratch = act.top_scratch,
                    .out = tops_pinned.as<TopLogits>() + first},
                   stream.view());
+}
+
+// Of rows that are complete.
+ResidualNormArgs GpuModel::Impl::residual_norm(int n_rows) const noexcept {
+  return {.x = act.x,
+          .norm = nullptr,
+          .eps = config.norm_eps,
+          .h = normed(n_rows),
+          .factor_last = is_few(n_rows),
+          .n_rows = n_rows,
+          .n_embd = config.n_embd,
+          .conv = {},
+          .cold_in = {},
+          .cold_out = {}};
 }
 
 // Completes the residual stream and makes h, the norm of this block's input. Norms that a fused step needs
@@ -492,20 +478,6 @@ void GpuModel::Impl::dense_many_ffn(Pass& pass, const GpuBlockWeights& w) noexce
   pass.norm.n_parts = down.jobs[0].k_parts;
 }
 
-// Which forms of rounded rows the projections and the head read.
-void GpuModel::Impl::find_block_forms() noexcept {
-  const auto see = [&](const DeviceMatrix& m) {
-    if (m.n_rows == 0 || is_float_type(m.dtype)) return;
-    (act_format(m.dtype) == ActFormat::Q8x256 ? reads_blocks256 : reads_blocks32) = true;
-  };
-  for_each_main_block(config, weights, [&](const Block& block, const GpuBlockWeights& w) {
-    if (block.kind == BlockKind::FeedForward) return;
-    for (const TensorSpec& spec : block.tensors)
-      if (spec.form == TensorForm::Matrix) see(w[spec.role]);
-  });
-  see(weights.output.front()[Role::Output]);
-}
-
 void GpuModel::Impl::head_block(Pass& pass, const GpuBlockWeights& w) noexcept {
   pass.fused = false;  // this norm is a launch of its own; nothing was left to add
   begin_block(pass, w);
@@ -562,6 +534,26 @@ void GpuModel::Impl::nextn_input(Pass& pass, const GpuBlockWeights& w) noexcept 
   project_states(w[Role::StateProjection], pass.n_rows);
 }
 
+// In prompts, most rows have left their keys, values and states by now, and nobody asks for their logits.
+// `w`: of the next block.
+void GpuModel::Impl::keep_logit_rows(Pass& pass, const GpuBlockWeights& w) noexcept {
+  begin_block(pass, w);  // completes the residual stream
+  pass.n_rows = n_kept;
+  if (n_kept == 0) return;
+  const auto width = static_cast<size_t>(config.n_embd);
+  gather_rows_cuda({.from = act.x,
+                    .tap_stride = 0,
+                    .row_stride = config.n_embd,
+                    .n_taps = 1,
+                    .n_embd = config.n_embd,
+                    .n = n_kept,
+                    .rows = kept_rows.data(),
+                    .to = act.parts},
+                   stream.view());
+  copy_floats_cuda(act.parts, act.x, static_cast<size_t>(n_kept) * width, stream.view());
+  pass.norm = residual_norm(n_kept);
+}
+
 // Queues a whole step of n_rows rows; what the host put into `from` may make the last of them padding.
 void GpuModel::Impl::enqueue(int n_rows, StepKind kind, int n_logits, const StepInputs& from) noexcept {
   Pass pass{.n_rows = n_rows,
@@ -570,17 +562,8 @@ void GpuModel::Impl::enqueue(int n_rows, StepKind kind, int n_logits, const Step
             .n_logits = n_logits,
             .from = from,
             .rows = from.device_rows(kind),
-            .norm = {.x = act.x,
-                     .norm = nullptr,
-                     .eps = config.norm_eps,
-                     .h = normed(n_rows),
-                     .factor_last = is_few(n_rows),
-                     .n_rows = n_rows,
-                     .n_embd = config.n_embd,
-                     .count = n_rows <= kMaxTaggedRows ? decode_launch_number(act.exchange) : nullptr,
-                     .conv = {},
-                     .cold_in = {},
-                     .cold_out = {}}};
+            .norm = residual_norm(n_rows)};
+  if (n_rows <= kMaxTaggedRows) pass.norm.count = decode_launch_number(act.exchange);
   const Network& net = config.network;
   if (drafts_blocks && n_rows <= kMaxDraftRows && kind == StepKind::Uncommitted) {
     pass.fused = false;
@@ -590,10 +573,14 @@ void GpuModel::Impl::enqueue(int n_rows, StepKind kind, int n_logits, const Step
     for (int il = 0; il < config.n_layer; ++il) {
       const std::vector<Block>& blocks = net.layers[static_cast<size_t>(il)].blocks;
       const GpuLayerWeights& layer = weights.layers[static_cast<size_t>(il)];
-      for (size_t b = 0; b < blocks.size(); ++b) run_block(pass, il, b, blocks[b], layer.blocks[b]);
+      for (size_t b = 0; b < blocks.size(); ++b) {
+        if (n_kept >= 0 && il + 1 == config.n_layer && b == single_rows_from)
+          keep_logit_rows(pass, layer.blocks[b]);
+        if (pass.n_rows > 0) run_block(pass, il, b, blocks[b], layer.blocks[b]);
+      }
     }
   }
-  for (size_t b = 0; b < net.output.size(); ++b)
+  for (size_t b = 0; b < net.output.size() && pass.n_rows > 0; ++b)
     run_block(pass, config.n_layer, b, net.output[b], weights.output[b]);
 }
 

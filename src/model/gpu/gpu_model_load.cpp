@@ -140,9 +140,11 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
         config.route.n_expert, DraftedExperts(config, o, act.drafted_experts), stream);
   while (most_fused_rows < kMaxNormActs && can_fuse_decode(most_fused_rows + 1)) ++most_fused_rows;
   find_block_forms();
+  single_rows_from = first_block_of_single_rows(config.network, config.n_layer);
   drafts_blocks = can_draft_blocks();
   n_past.resize(n_sequences);
   row_logits.reserve(static_cast<size_t>(o.n_batch));
+  kept_rows.reserve(static_cast<size_t>(o.n_batch));
   if (o.graphs) record_graphs();
   if (o.graphs && !config.network.features.empty()) record_features();
   if (uses) uses->clear();
@@ -254,6 +256,48 @@ uint64_t GpuModel::drafter_bytes(const ModelConfig& c, const Weights& w, const M
        plan_items(c, w, o, n_multiprocessors, GpuWeights::matrices_of(target, target_weights)))
     bytes += item.bytes;
   return bytes;
+}
+
+// A dense model of this size spends its time on bytes, not on launches. One row has norms as launches of
+// their own, as several have: else each block of a product would make the norm again.
+bool GpuModel::Impl::is_wide_dense() noexcept {
+  constexpr size_t kWide = 16 << 20;
+  bool wide = true;
+  for_each_main_block(config, weights, [&](const Block& block, const GpuBlockWeights& w) {
+    if (block.kind != BlockKind::FeedForward) return;
+    const DeviceMatrix& gate = w[Role::FfnGate];
+    wide = wide && dense_is_few(block, w, 1) &&
+           2 * gate.panel_bytes * static_cast<size_t>(ceil_div(gate.n_rows, 16)) >= kWide;
+  });
+  return wide;
+}
+
+bool GpuModel::Impl::can_fuse_decode(int n_rows) noexcept {
+  bool good = config.n_embd % 32 == 0 && act.hidden.f32_stride % 4 == 0 &&
+              (n_rows == 1 || experts == nullptr) && !is_wide_dense();
+  for_each_main_block(config, weights, [&](const Block& block, const GpuBlockWeights& w) {
+    if (block.kind == BlockKind::FeedForward) {
+      good = good && decode_ffn_possible(decode_ffn_args(block, w, n_rows));
+      return;
+    }
+    for (const TensorSpec& spec : block.tensors)
+      if (spec.form == TensorForm::Matrix) good = good && linear_reads_norm(w[spec.role], n_rows);
+  });
+  return good;
+}
+
+// Which forms of rounded rows the projections and the head read.
+void GpuModel::Impl::find_block_forms() noexcept {
+  const auto see = [&](const DeviceMatrix& m) {
+    if (m.n_rows == 0 || is_float_type(m.dtype)) return;
+    (act_format(m.dtype) == ActFormat::Q8x256 ? reads_blocks256 : reads_blocks32) = true;
+  };
+  for_each_main_block(config, weights, [&](const Block& block, const GpuBlockWeights& w) {
+    if (block.kind == BlockKind::FeedForward) return;
+    for (const TensorSpec& spec : block.tensors)
+      if (spec.form == TensorForm::Matrix) see(w[spec.role]);
+  });
+  see(weights.output.front()[Role::Output]);
 }
 
 }  // namespace thermo

@@ -34,6 +34,37 @@ void expect_sequences_apart(AnyModel& model, std::span<const TokenId> ids, doubl
   EXPECT_LT(error_of(got_second, alone_second.logits), tolerance);
 }
 
+// What a prompt leaves, and the logits that are asked for, do not depend on which of its rows want logits.
+// For models without taps.
+template <class AnyModel>
+void expect_logits_of_any_rows(AnyModel& model, std::span<const TokenId> ids, double tolerance) {
+  constexpr size_t kPrompt = 90;
+  const auto n_vocab = static_cast<std::ptrdiff_t>(model.config().n_vocab);
+  std::vector<Row> rows = chain(ids.first(kPrompt));
+  const std::vector<Row> next = chain(ids.subspan(kPrompt, 1));
+  model.clear(0);
+  const std::vector<float> all = logits_of(step_rows(model, rows)),
+                           all_next = logits_of(step_rows(model, next));
+  for (const std::vector<size_t>& wanted : std::vector<std::vector<size_t>>{
+           {}, {kPrompt - 1}, {0}, {3, 40, 41}, {1, 2, 5, 30, 31, 32, 60, 88, 89}}) {
+    for (Row& row : rows) row.want_logits = false;
+    std::vector<float> want;
+    for (const size_t r : wanted) {
+      rows[r].want_logits = true;
+      const auto from = all.begin() + static_cast<std::ptrdiff_t>(r) * n_vocab;
+      want.insert(want.end(), from, from + n_vocab);
+    }
+    model.clear(0);
+    const StepOutput output = step_rows(model, rows);
+    ASSERT_EQ(output.rows.size(), wanted.size());
+    for (size_t i = 0; i < wanted.size(); ++i) EXPECT_EQ(output.rows[i].row, static_cast<int32_t>(wanted[i]));
+    if (!wanted.empty()) {
+      EXPECT_LE(error_of(logits_of(output), want), tolerance) << wanted.size() << " rows";
+    }
+    EXPECT_LE(error_of(logits_of(step_rows(model, next)), all_next), tolerance) << wanted.size() << " rows";
+  }
+}
+
 inline std::vector<Row> random_tree(int n_nodes, size_t n_vocab, std::mt19937& random) {
   std::vector<Row> rows;
   for (int i = 0; i < n_nodes; ++i) {
