@@ -278,6 +278,11 @@ EnginePlan plan_engine(const ModelConfig& config, const GgufFile& file, const En
     append_note(note, plan.gpu ? "this is the plan for a card that is not in this machine"
                                : "this build has no CUDA: this is the plan for the CPU");
   }
+  if (const std::string why = plan.gpu ? gpu_refusal(config) : ""; !why.empty()) {
+    if (o.device.kind != DeviceChoice::Kind::Auto) throw LoadError(why + "; use the CPU", Remedy::Processor);
+    append_note(note, why + "; the CPU does everything");
+    plan.gpu.reset();
+  }
   // The plan's reserve stands for what the driver takes itself.
   if (plan.gpu && o.gpu_memory > 0) plan.gpu->free_bytes = std::min(plan.gpu->free_bytes, o.gpu_memory);
   if (plan.gpu) {

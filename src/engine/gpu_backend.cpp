@@ -59,6 +59,10 @@ std::optional<GpuChoice> imagined_gpu(uint64_t bytes) {
                    .compute_capability = kCapability};
 }
 
+std::string gpu_refusal(const ModelConfig& config) {
+  return GpuModel::refusal(config);
+}
+
 std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig& config, const Weights& weights,
                                             const GpuChoice& gpu, const ModelOptions& options) {
   std::vector<MemoryPlanItem> items;
@@ -119,6 +123,10 @@ uint64_t gpu_free_bytes(int) {
 
 std::optional<GpuChoice> imagined_gpu(uint64_t) {
   return std::nullopt;
+}
+
+std::string gpu_refusal(const ModelConfig&) {
+  return "";
 }
 
 std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig&, const Weights&, const GpuChoice&,

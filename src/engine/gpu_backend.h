@@ -36,6 +36,9 @@ uint64_t gpu_free_bytes(int index);
 // A card of middling size with that much memory, to plan with; nullopt in a build without CUDA.
 std::optional<GpuChoice> imagined_gpu(uint64_t bytes);
 
+// Why a model of this shape cannot run on a GPU; empty: it can.
+std::string gpu_refusal(const ModelConfig& config);
+
 // Every byte that make_gpu_backend() takes on the device.
 std::vector<MemoryPlanItem> plan_gpu_memory(const ModelConfig& config, const Weights& weights,
                                             const GpuChoice& gpu, const ModelOptions& options);

@@ -6,7 +6,8 @@ import json
 import os
 import unittest
 
-from harness import DATA, DEVICE, MODEL, ProgramTest, USAGE, run
+from gguf_copy import U32, GgufCopy
+from harness import DATA, DEVICE, MODEL, ProgramTest, USAGE, run, temporary_folder
 
 NO_CARD = {"CUDA_VISIBLE_DEVICES": "-1"}
 ASK = ("run", MODEL, "--temp", "0", "-p")
@@ -37,6 +38,20 @@ class WithoutACard(ProgramTest):
                 line = self.refusal(DEVICE, *command, "--device", device, env=NO_CARD)
                 self.assertIn(f"GPU {7 if device == 'cuda:7' else 0} cannot be used", line)
                 self.assertIn("--device cpu", line)
+
+    def test_a_model_without_kernels_for_the_card_is_planned_for_the_processor(self):
+        file = GgufCopy()  # with every expert three times
+        file.keys |= {"qwen35moe.expert_count": (U32, 48), "qwen35moe.expert_used_count": (U32, 33)}
+        for name, (dims, kind, data) in file.tensors.items():
+            if "_exps." in name or "ffn_gate_inp.weight" in name:
+                file.tensors[name] = [(*dims[:-1], 3 * dims[-1]), kind, 3 * data]
+        path = file.save(temporary_folder(self), "model.gguf")
+        for command in (("plan", path, "--gpu-memory", "8G"), ("run", path, "-p", "hello", "-n", "1")):
+            result = run(*command, env=NO_CARD)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            if command[0] == "plan":
+                self.assertIn("the number of used experts is 33, the GPU engine has kernels for up to 32; "
+                              "the CPU does everything", result.stdout + result.stderr)
 
     def test_what_is_no_device_is_a_usage_error(self):
         for device in ("cuda:x", "cuda:-1", "vulkan"):

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -26,7 +27,7 @@ class GpuModel final : public Backend {
  public:
   // `weights` may be bound without repacking: panels are then packed while they are uploaded and no host copy
   // is kept. Nothing of it is needed afterwards, unless experts are split: then its file must outlive this.
-  // Throws CudaError, MemoryError, and LoadError for a shape that has no kernel.
+  // Throws CudaError, MemoryError, and LoadError for a shape of which refusal() says why not.
   // `target`: nullptr, or the model that this one drafts for and that outlives it. Matrices that both have
   // are there once, and both queue their work in one stream, so that hidden states go from one to the other
   // without a wait.
@@ -35,6 +36,9 @@ class GpuModel final : public Backend {
   ~GpuModel() override;
   GpuModel(const GpuModel&) = delete;
   GpuModel& operator=(const GpuModel&) = delete;
+
+  // Which part of a network's shape has no kernel here; empty: all have one.
+  static std::string refusal(const ModelConfig& config);
 
   // Every byte of GPU memory that the constructor takes: arithmetic only. The device is known by its number
   // of multiprocessors.

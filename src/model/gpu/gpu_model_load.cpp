@@ -22,26 +22,6 @@ int n_staged_states(const SequenceLayout& layout, int n_sequences) {
   return n_sequences > 1 && layout.recurrent_bytes() > 0 ? std::clamp(n_sequences / 8, 1, 8) : 0;
 }
 
-void check_shapes(const ModelConfig& c) {
-  const auto refuse = [](const char* what, int value, const char* expected) {
-    throw LoadError(
-        fmt::format("{} is {}, the GPU engine has kernels for {}; use the CPU", what, value, expected),
-        Remedy::Processor);
-  };
-  if (c.head_dim != 16 && c.head_dim != 32 && c.head_dim != 64 && c.head_dim != 128 && c.head_dim != 256)
-    refuse("the head size", c.head_dim, "16, 32, 64, 128 and 256");
-  if (c.n_recurrent_layers() > 0) {
-    if (c.ssm_dim != 16 && c.ssm_dim != 32 && c.ssm_dim != 64 && c.ssm_dim != 128)
-      refuse("the state size", c.ssm_dim, "16, 32, 64 and 128");
-    if (c.ssm_taps > kMaxConvTaps) refuse("the convolution length", c.ssm_taps, "up to 8");
-  }
-  if (c.route.n_expert > kMaxDeviceExperts) refuse("the number of experts", c.route.n_expert, "up to 512");
-  if (c.route.n_expert_used > 32) refuse("the number of used experts", c.route.n_expert_used, "up to 32");
-  if (!c.network.features.empty() && c.n_layer > kMaxAppendLayers)
-    refuse("the number of a drafter's layers", c.n_layer, "up to 64");
-  if (c.n_embd % 4 != 0 || c.n_embd > 8192) refuse("the hidden size", c.n_embd, "multiples of 4 up to 8192");
-}
-
 // Says no before anything is loaded.
 DeviceInfo device_for(const ModelConfig& c, const ModelOptions& o) {
   const DeviceInfo info = use_device(o.device);
@@ -58,9 +38,32 @@ DeviceInfo device_for(const ModelConfig& c, const ModelOptions& o) {
 
 }  // namespace
 
+std::string GpuModel::refusal(const ModelConfig& c) {
+  const auto because = [](const char* what, int value, const char* expected) {
+    return fmt::format("{} is {}, the GPU engine has kernels for {}", what, value, expected);
+  };
+  if (c.head_dim != 16 && c.head_dim != 32 && c.head_dim != 64 && c.head_dim != 128 && c.head_dim != 256)
+    return because("the head size", c.head_dim, "16, 32, 64, 128 and 256");
+  if (c.n_recurrent_layers() > 0) {
+    if (c.ssm_dim != 16 && c.ssm_dim != 32 && c.ssm_dim != 64 && c.ssm_dim != 128)
+      return because("the state size", c.ssm_dim, "16, 32, 64 and 128");
+    if (c.ssm_taps > kMaxConvTaps) return because("the convolution length", c.ssm_taps, "up to 8");
+  }
+  if (c.route.n_expert > kMaxDeviceExperts)
+    return because("the number of experts", c.route.n_expert, "up to 512");
+  if (c.route.n_expert_used > 32)
+    return because("the number of used experts", c.route.n_expert_used, "up to 32");
+  if (!c.network.features.empty() && c.n_layer > kMaxAppendLayers)
+    return because("the number of a drafter's layers", c.n_layer, "up to 64");
+  if (c.n_embd % 4 != 0 || c.n_embd > 8192)
+    return because("the hidden size", c.n_embd, "multiples of 4 up to 8192");
+  return "";
+}
+
 GpuModel::GpuModel(ModelConfig config, const Weights& weights, const ModelOptions& options, ThreadPool& pool,
                    const LoadProgressFn& progress, const GpuModel* target) {
-  check_shapes(config);
+  if (const std::string why = refusal(config); !why.empty())
+    throw LoadError(why + "; use the CPU", Remedy::Processor);
   use_device(options.device);
   impl_ = std::make_unique<Impl>(std::move(config), weights, options, pool, progress,
                                  target == nullptr ? nullptr : target->impl_.get());
