@@ -43,7 +43,8 @@ void Forward::run() noexcept {
     const std::vector<Block>& blocks = net.layers[static_cast<size_t>(il)].blocks;
     const LayerWeights& layer = weights_.layers[static_cast<size_t>(il)];
     for (size_t b = 0; b < blocks.size(); ++b) {
-      if (il + 1 == config_.n_layer && b == single_rows_from_ && keeps_some_rows()) keep_logit_rows();
+      if (il + 1 == config_.n_layer && b == single_rows_from_ && some_rows_end())
+        end_rows(blocks[b], layer.blocks[b]);
       if (n_rows() > 0) run_block(il, blocks[b], layer.blocks[b]);
     }
   }
@@ -54,14 +55,27 @@ void Forward::run() noexcept {
 
 // In a prompt, most rows have done their part once the last layer has their keys and values, or its state has
 // seen them: nobody asks for their logits, nor for a hidden state after it.
-bool Forward::keeps_some_rows() const noexcept {
+bool Forward::some_rows_end() const noexcept {
   const auto guesses = [](const RowGroup& group) { return group.uncommitted; };
   return single_rows_from_ && n_rows() > kFewRows && 2 * static_cast<int>(logit_rows_.size()) <= n_rows() &&
          std::none_of(groups_.begin(), groups_.end(), guesses);
 }
 
-// The rows whose logits are wanted become the rows of the step.
-void Forward::keep_logit_rows() noexcept {
+// The rows whose logits are wanted become the rows of the step. The others still choose their experts in the
+// `next` block, where uses are counted: heat is that of the whole text.
+void Forward::end_rows(const Block& next, const BlockWeights& w) noexcept {
+  if (heat_ && next.routed()) {
+    ActFormats formats;
+    formats.add(w[Role::Router]);
+    choose_experts(next.route, w, formats);
+    const auto n_used = static_cast<size_t>(next.route.n_expert_used);
+    for (size_t r = 0, kept = 0; r < tokens_.size(); ++r) {
+      if (kept < logit_rows_.size() && static_cast<size_t>(logit_rows_[kept]) == r)
+        ++kept;
+      else
+        for (size_t i = 0; i < n_used; ++i) heat_->use(config_.n_layer - 1, act_.expert_ids[r * n_used + i]);
+    }
+  }
   const size_t n = logit_rows_.size(), width = static_cast<size_t>(config_.n_embd);
   for (size_t i = 0; i < n; ++i)
     if (const auto row = static_cast<size_t>(logit_rows_[i]); row != i)

@@ -147,8 +147,8 @@ class Forward {
   void delta_net(int il, const BlockWeights& w) noexcept;
   void feed_forward(int il, const Block& block, const BlockWeights& w) noexcept;
   void head(const BlockWeights& w) noexcept;
-  bool keeps_some_rows() const noexcept;
-  void keep_logit_rows() noexcept;
+  bool some_rows_end() const noexcept;
+  void end_rows(const Block& next, const BlockWeights& w) noexcept;
   void tap(const Block& block) const noexcept;
 
   // h = rms(x) of all rows, plus the forms that the matrices of these roles multiply with.
@@ -162,9 +162,7 @@ class Forward {
   void project_heads(int il, const Block& block, const BlockWeights& w) noexcept;
   template <class Visit>
   void for_each_attention(const Visit& visit) noexcept;
-  void project_kept_heads(int il, const Block& block, const BlockWeights& w) noexcept;
   void prepare_heads(const Block& block, const BlockWeights& w, int row) noexcept;
-  void prepare_queries(const Block& block, const BlockWeights& w, int at, int row) noexcept;
   void prepare_keys(const Block& block, const BlockWeights& w, int row) noexcept;
   void append_keys(int il, int first, int n) noexcept;
   void gate_heads(const Block& block, int row) noexcept;

@@ -7,22 +7,18 @@
 namespace thermo {
 
 void Forward::attention(int il, const Block& block, const BlockWeights& w) noexcept {
-  const bool some = il + 1 == config_.n_layer && !block.both_ways && keeps_some_rows();
-  if (some)
-    project_kept_heads(il, block, w);
-  else
-    project_heads(il, block, w);
+  project_heads(il, block, w);
   const int q_dim = block.n_head * config_.head_dim;
   act_.mixed.set_cols(q_dim);
   act_.attention.clear();
-  // Rows [first, first + n) of the group; their queries and outputs are rows `at` and on.
-  const auto add = [&](const RowGroup& group, int first, int n, int at) {
-    act_.attention.push_back({.q = act_.q + static_cast<size_t>(at) * static_cast<size_t>(q_dim),
+  for (const RowGroup& group : groups_) {
+    const size_t row = static_cast<size_t>(group.row_begin);
+    act_.attention.push_back({.q = act_.q + row * static_cast<size_t>(q_dim),
                               .kv = group.sequence->kv(il),
-                              .out = act_.mixed.packed_row(at),
-                              .positions = positions_.data() + group.row_begin + first,
-                              .n_rows = n,
-                              .n_past = group.sequence->n_past() + first,
+                              .out = act_.mixed.packed_row(group.row_begin),
+                              .positions = positions_.data() + row,
+                              .n_rows = group.n_rows,
+                              .n_past = group.sequence->n_past(),
                               .n_head = block.n_head,
                               .n_head_kv = config_.n_head_kv,
                               .head_dim = config_.head_dim,
@@ -30,36 +26,10 @@ void Forward::attention(int il, const Block& block, const BlockWeights& w) noexc
                               .window = block.window,
                               .ancestors = block.both_ways ? AncestorBits{} : group.ancestors,
                               .both_ways = block.both_ways});
-  };
-  size_t kept = 0;
-  for (const RowGroup& group : groups_) {
-    if (!some) add(group, 0, group.n_rows, group.row_begin);
-    for (; some && kept < logit_rows_.size() && logit_rows_[kept] < group.row_begin + group.n_rows; ++kept)
-      add(group, logit_rows_[kept] - group.row_begin, 1, static_cast<int>(kept));
   }
   attention_cpu(act_.attention, kernels_.attention, pool_, act_.attention_scratch);
-  if (some) keep_logit_rows();
-  if (n_rows() == 0) return;
   act_.mixed.spread_packed_rows(n_rows());
   add_output(w[Role::Output], [&](int r) { gate_heads(block, r); });
-}
-
-// Keys and values of all rows go to the cache; queries and gates of those whose logits are wanted, side by
-// side.
-void Forward::project_kept_heads(int il, const Block& block, const BlockWeights& w) noexcept {
-  const auto job = [&](Role role, float* y) {
-    return LinearJob{.w = &w[role], .x = &act_.h, .y = y, .y_stride = w[role].n_rows, .add = false};
-  };
-  norm(w, {Role::Q, Role::K, Role::V, Role::Gate});
-  const LinearJob keys[] = {job(Role::K, act_.k), job(Role::V, act_.v)};
-  linear_cpu(keys, n_rows(), nullptr, linear_);
-  for_rows([&](int r) { prepare_keys(block, w, r); });
-  append_keys(il, 0, n_rows());
-  if (logit_rows_.empty()) return;
-  const LinearJob queries[] = {job(Role::Q, act_.q_full), job(Role::Gate, act_.gate)};
-  const int n = static_cast<int>(logit_rows_.size());
-  linear_cpu({queries, w[Role::Gate].empty() ? 1u : 2u}, n, logit_rows_.data(), linear_);
-  pool_.run(n, [&](int i, int) { prepare_queries(block, w, i, logit_rows_[static_cast<size_t>(i)]); });
 }
 
 // Queries, keys and values of all rows; keys and values go to the cache.
@@ -86,11 +56,8 @@ void Forward::project_heads(int il, const Block& block, const BlockWeights& w) n
   norm(w, formats);
   LinearJob jobs[4];
   for (size_t i = 0; i < 4; ++i)
-    jobs[i] = {.w = &w[kProjected[i]],
-               .x = &act_.h,
-               .y = outputs[i],
-               .y_stride = w[kProjected[i]].n_rows,
-               .add = false};
+    jobs[i] = {
+        .w = &w[kProjected[i]], .x = &act_.h, .y = outputs[i], .y_stride = w[kProjected[i]].n_rows, .add = false};
   linear_cpu({jobs, w[Role::Gate].empty() ? 3u : 4u}, n_rows(), nullptr, linear_);
   for_rows([&](int r) { prepare_heads(block, w, r); });
   append_keys(il, 0, n_rows());
@@ -113,24 +80,19 @@ void Forward::append_keys(int il, int first, int n) noexcept {
   }
 }
 
+// Norm and rotation of query and key heads. A gate inside q stands after each head's query.
 void Forward::prepare_heads(const Block& block, const BlockWeights& w, int r) noexcept {
-  prepare_queries(block, w, r, r);
-  prepare_keys(block, w, r);
-}
-
-// Norm and rotation: of the query heads of row r of the step, which are row `at` of the projected ones. A
-// gate inside q stands after each head's query.
-void Forward::prepare_queries(const Block& block, const BlockWeights& w, int at, int r) noexcept {
   const int n_head = block.n_head, dim = config_.head_dim;
   const int step = block.gate == HeadGate::SigmoidElement ? 2 * dim : dim;
   const RopeTable& rope = ropes_[static_cast<size_t>(block.rope)];
   const float* const q_norm = w.floats(Role::QNorm);
-  const float* const q_full = act_.q_full + static_cast<int64_t>(at) * n_head * step;
-  float* const q = act_.q + static_cast<int64_t>(at) * n_head * dim;
+  const float* const q_full = act_.q_full + static_cast<int64_t>(r) * n_head * step;
+  float* const q = act_.q + static_cast<int64_t>(r) * n_head * dim;
   for (int h = 0; h < n_head; ++h)
     kernels_.rows.rms_norm(q_full + static_cast<int64_t>(h) * step, q_norm, dim, config_.norm_eps,
                            q + static_cast<int64_t>(h) * dim);
   kernels_.rows.rope(q, n_head, dim, dim, rope.n_rot, angles_of(block.rope, r));
+  prepare_keys(block, w, r);
 }
 
 void Forward::prepare_keys(const Block& block, const BlockWeights& w, int r) noexcept {

@@ -303,20 +303,6 @@ void GpuModel::Impl::top_of_head(int n_logits, const StepInputs& from, int first
                   stream.view());
 }
 
-// Of rows that are complete.
-ResidualNormArgs GpuModel::Impl::residual_norm(int n_rows) const noexcept {
-  return {.x = act.x,
-          .norm = nullptr,
-          .eps = config.norm_eps,
-          .h = normed(n_rows),
-          .factor_last = is_few(n_rows),
-          .n_rows = n_rows,
-          .n_embd = config.n_embd,
-          .conv = {},
-          .cold_in = {},
-          .cold_out = {}};
-}
-
 // Completes the residual stream and makes h, the norm of this block's input. Norms that a fused step needs
 // are made by their readers.
 void GpuModel::Impl::begin_block(Pass& pass, const GpuBlockWeights& w) noexcept {
@@ -534,26 +520,6 @@ void GpuModel::Impl::nextn_input(Pass& pass, const GpuBlockWeights& w) noexcept 
   project_states(w[Role::StateProjection], pass.n_rows);
 }
 
-// In prompts, most rows have left their keys, values and states by now, and nobody asks for their logits.
-// `w`: of the next block.
-void GpuModel::Impl::keep_logit_rows(Pass& pass, const GpuBlockWeights& w) noexcept {
-  begin_block(pass, w);  // completes the residual stream
-  pass.n_rows = n_kept;
-  if (n_kept == 0) return;
-  const auto width = static_cast<size_t>(config.n_embd);
-  gather_rows_cuda({.from = act.x,
-                    .tap_stride = 0,
-                    .row_stride = config.n_embd,
-                    .n_taps = 1,
-                    .n_embd = config.n_embd,
-                    .n = n_kept,
-                    .rows = kept_rows.data(),
-                    .to = act.parts},
-                   stream.view());
-  copy_floats_cuda(act.parts, act.x, static_cast<size_t>(n_kept) * width, stream.view());
-  pass.norm = residual_norm(n_kept);
-}
-
 // Queues a whole step of n_rows rows; what the host put into `from` may make the last of them padding.
 void GpuModel::Impl::enqueue(int n_rows, StepKind kind, int n_logits, const StepInputs& from) noexcept {
   Pass pass{.n_rows = n_rows,
@@ -562,8 +528,17 @@ void GpuModel::Impl::enqueue(int n_rows, StepKind kind, int n_logits, const Step
             .n_logits = n_logits,
             .from = from,
             .rows = from.device_rows(kind),
-            .norm = residual_norm(n_rows)};
-  if (n_rows <= kMaxTaggedRows) pass.norm.count = decode_launch_number(act.exchange);
+            .norm = {.x = act.x,
+                     .norm = nullptr,
+                     .eps = config.norm_eps,
+                     .h = normed(n_rows),
+                     .factor_last = is_few(n_rows),
+                     .n_rows = n_rows,
+                     .n_embd = config.n_embd,
+                     .count = n_rows <= kMaxTaggedRows ? decode_launch_number(act.exchange) : nullptr,
+                     .conv = {},
+                     .cold_in = {},
+                     .cold_out = {}}};
   const Network& net = config.network;
   if (drafts_blocks && n_rows <= kMaxDraftRows && kind == StepKind::Uncommitted) {
     pass.fused = false;
@@ -573,14 +548,10 @@ void GpuModel::Impl::enqueue(int n_rows, StepKind kind, int n_logits, const Step
     for (int il = 0; il < config.n_layer; ++il) {
       const std::vector<Block>& blocks = net.layers[static_cast<size_t>(il)].blocks;
       const GpuLayerWeights& layer = weights.layers[static_cast<size_t>(il)];
-      for (size_t b = 0; b < blocks.size(); ++b) {
-        if (n_kept >= 0 && il + 1 == config.n_layer && b == single_rows_from)
-          keep_logit_rows(pass, layer.blocks[b]);
-        if (pass.n_rows > 0) run_block(pass, il, b, blocks[b], layer.blocks[b]);
-      }
+      for (size_t b = 0; b < blocks.size(); ++b) run_block(pass, il, b, blocks[b], layer.blocks[b]);
     }
   }
-  for (size_t b = 0; b < net.output.size() && pass.n_rows > 0; ++b)
+  for (size_t b = 0; b < net.output.size(); ++b)
     run_block(pass, config.n_layer, b, net.output[b], weights.output[b]);
 }
 

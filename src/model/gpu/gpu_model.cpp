@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -196,7 +195,6 @@ StepOutput GpuModel::step(const StepBatch& batch) noexcept {
   const bool replay = b >= 0 && !m.graphs[static_cast<size_t>(kind)][b].empty() && worth_replaying(batch, n);
   const StepInputs& inputs = replay ? m.small_host : m.large_host;
   m.n_step_rows = n;
-  m.n_kept = -1;
   for (const SequenceRows& group : batch.groups)
     m.reserve(group.sequence, static_cast<int>(group.rows.size()));
   m.flush_tables();
@@ -262,7 +260,6 @@ void GpuModel::Impl::queue(const StepBatch& batch, StepKind kind) noexcept {
   lay_out(batch, large_host, n);
   if (split && is_large) experts->begin_large(n, stream.view());
   if (split && !is_large) begin_split(n, large_host);
-  choose_kept_rows(kind, n);
   const int n_logits = *large_host.n_logits;
   copy_in_cuda(large.ancestors, large_host.ancestors, large.bytes, stream.view());
   enqueue(n, kind, std::min(n_logits, kLogitRows), large);
@@ -276,18 +273,7 @@ void GpuModel::Impl::queue(const StepBatch& batch, StepKind kind) noexcept {
   if (split && is_large)
     experts->finish_large(batch.groups, DraftedExperts(config, options, act.drafted_experts), stream.view());
   if (split && !is_large) experts->finish(batch.groups);
-  if (n_logits > kLogitRows) compute_more_logits(n_logits, n_kept >= 0 ? n_kept : n);
-}
-
-// A prompt's rows whose logits are wanted go on alone where rows mix no more. Experts that are split are on
-// their way for all of them by then.
-void GpuModel::Impl::choose_kept_rows(StepKind kind, int n_rows) noexcept {
-  const int n = *large_host.n_logits;
-  const bool committed = kind == StepKind::Committed || kind == StepKind::Singles;
-  if (!single_rows_from || experts != nullptr || !committed || is_few(n_rows) || 2 * n > n_rows) return;
-  n_kept = n;
-  kept_rows.assign(large_host.logit_row, large_host.logit_row + n);
-  std::iota(large_host.logit_row, large_host.logit_row + n, 0);
+  if (n_logits > kLogitRows) compute_more_logits(n_logits, n);
 }
 
 void GpuModel::Impl::fetch_taps(int n_rows, float* to) noexcept {
@@ -326,8 +312,7 @@ std::span<const float> GpuModel::fetch_logits(int i) noexcept {
   const size_t n_vocab = static_cast<size_t>(m.config.n_vocab);
   const bool many = n_logits > kLogitRows;
   if (many)  // the device has the last of them
-    m.head(std::min(kLogitRows, n_logits - first), m.large.logit_row + first,
-           m.n_kept >= 0 ? m.n_kept : m.n_step_rows);
+    m.head(std::min(kLogitRows, n_logits - first), m.large.logit_row + first, m.n_step_rows);
   float* const row =
       (many ? m.logits_host.as<float>() : m.logits_pinned.as<float>()) + static_cast<size_t>(i) * n_vocab;
   cudaMemcpyAsync(row, m.act.logits + static_cast<size_t>(i - first) * n_vocab, n_vocab * sizeof(float),

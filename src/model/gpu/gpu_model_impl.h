@@ -7,7 +7,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -65,11 +64,6 @@ struct GpuModel::Impl {
   std::vector<int> n_past;            // of each sequence
   std::vector<RowLogits> row_logits;  // of the last step
   int n_step_rows = 0;                // of the last step
-  // In the last layer, the first block that mixes no rows; in the last step, the rows that went on from
-  // there: n_kept of them, the others end before. -1: all did.
-  std::optional<size_t> single_rows_from;
-  std::vector<int32_t> kept_rows;
-  int n_kept = -1;
   Event step_begin, step_end, features_end;
   // Copies of sequences in main memory: where they go, and the last one that was queued.
   static constexpr uint64_t kMostReadyBytes = uint64_t{1} << 30;
@@ -113,7 +107,6 @@ struct GpuModel::Impl {
   // Whether so many rows of as many sequences are a kind of step of their own.
   bool knows_singles(int n_rows) const noexcept { return options.n_sequences > 1 && n_rows > 1; }
   void queue(const StepBatch& batch, StepKind kind) noexcept;
-  void choose_kept_rows(StepKind kind, int n_rows) noexcept;
   void copy_logits(const StepInputs& wanted, int n, int first) noexcept;
   void begin_copies() noexcept;
   void wait_for_copies() noexcept;
@@ -148,8 +141,6 @@ struct GpuModel::Impl {
   DeviceUses uses_of(int il, const DeviceRows& rows, int n_rows) const noexcept;
   void run_experts(Pass& pass, int il, const Block& block, const GpuBlockWeights& w,
                    const DeviceCold& cold) noexcept;
-  void keep_logit_rows(Pass& pass, const GpuBlockWeights& w) noexcept;
-  ResidualNormArgs residual_norm(int n_rows) const noexcept;
   void head_block(Pass& pass, const GpuBlockWeights& w) noexcept;
   void tap(const Block& block, const float* from, int n_rows) noexcept;
   DecodeFfnArgs decode_ffn_args(const Block& block, const GpuBlockWeights& w, int n_rows) noexcept;

@@ -143,11 +143,9 @@ GpuModel::Impl::Impl(ModelConfig c, const Weights& w, const ModelOptions& o, Thr
         config.route.n_expert, DraftedExperts(config, o, act.drafted_experts), stream);
   while (most_fused_rows < kMaxNormActs && can_fuse_decode(most_fused_rows + 1)) ++most_fused_rows;
   find_block_forms();
-  single_rows_from = first_block_of_single_rows(config.network, config.n_layer);
   drafts_blocks = can_draft_blocks();
   n_past.resize(n_sequences);
   row_logits.reserve(static_cast<size_t>(o.n_batch));
-  kept_rows.reserve(static_cast<size_t>(o.n_batch));
   if (o.graphs) record_graphs();
   if (o.graphs && !config.network.features.empty()) record_features();
   if (uses) uses->clear();

@@ -27,12 +27,12 @@ constexpr double kTolerance = 1e-4;  // as on the CPU: float32 weights, float32 
 
 // `window`: of sliding layers; 0: as in the file.
 std::unique_ptr<GpuModel> make_gpu(const GgufFile& file, ThreadPool& pool, const SequenceConfig& sequence,
-                                   int n_sequences, bool graphs, int window, bool taps = true) {
+                                   int n_sequences, bool graphs, int window) {
   ModelConfig config = read_model_config(file);
   for (Layer& layer : config.network.layers)
     for (Block& block : layer.blocks)
       if (block.window > 0 && window > 0) block.window = window;
-  if (taps) insert_all_taps(config.network, config.n_layer);
+  insert_all_taps(config.network, config.n_layer);
   const Weights weights = Weights::load(config, file, false, pool, {});
   ModelOptions options;
   options.n_batch = 128;
@@ -80,14 +80,6 @@ SequenceConfig floats_of(int n_ctx, int max_draft_rows = 0, int n_pages = 0) {
           .k_type = KvType::F32,
           .v_type = KvType::F32,
           .n_pages = n_pages};
-}
-
-TEST_P(GpuArchitectureTest, ComputesTheSameLogitsForSomeRowsAsForAll) {
-  SKIP_WITHOUT_GPU();
-  const RecordedModel fixture(GetParam());
-  ThreadPool pool({.n_threads = 2});
-  expect_logits_of_any_rows(*make_gpu(fixture.file, pool, floats_of(160), 1, true, 0, false), fixture.ids,
-                            kTolerance);
 }
 
 TEST_P(GpuArchitectureTest, SequencesShareWhatTheyBeginWith) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <random>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "model/testing/recorded_model.h"
@@ -34,17 +35,27 @@ void expect_sequences_apart(AnyModel& model, std::span<const TokenId> ids, doubl
   EXPECT_LT(error_of(got_second, alone_second.logits), tolerance);
 }
 
-// What a prompt leaves, and the logits that are asked for, do not depend on which of its rows want logits.
-// For models without taps.
+// What a prompt leaves, the logits that are asked for and the uses of experts do not depend on which of its
+// rows want logits. For models without taps.
 template <class AnyModel>
 void expect_logits_of_any_rows(AnyModel& model, std::span<const TokenId> ids, double tolerance) {
   constexpr size_t kPrompt = 90;
   const auto n_vocab = static_cast<std::ptrdiff_t>(model.config().n_vocab);
   std::vector<Row> rows = chain(ids.first(kPrompt));
   const std::vector<Row> next = chain(ids.subspan(kPrompt, 1));
+  std::vector<uint64_t> uses_before;
+  const auto new_uses = [&] {
+    std::vector<uint64_t> uses;
+    if (model.heat() == nullptr) return uses;
+    uses = model.heat()->uses();
+    uses_before.resize(uses.size());
+    for (size_t i = 0; i < uses.size(); ++i) uses[i] -= std::exchange(uses_before[i], uses[i]);
+    return uses;
+  };
   model.clear(0);
   const std::vector<float> all = logits_of(step_rows(model, rows)),
                            all_next = logits_of(step_rows(model, next));
+  const std::vector<uint64_t> all_uses = new_uses();
   for (const std::vector<size_t>& wanted : std::vector<std::vector<size_t>>{
            {}, {kPrompt - 1}, {0}, {3, 40, 41}, {1, 2, 5, 30, 31, 32, 60, 88, 89}}) {
     for (Row& row : rows) row.want_logits = false;
@@ -62,6 +73,7 @@ void expect_logits_of_any_rows(AnyModel& model, std::span<const TokenId> ids, do
       EXPECT_LE(error_of(logits_of(output), want), tolerance) << wanted.size() << " rows";
     }
     EXPECT_LE(error_of(logits_of(step_rows(model, next)), all_next), tolerance) << wanted.size() << " rows";
+    EXPECT_EQ(new_uses(), all_uses) << wanted.size() << " rows";
   }
 }
 
