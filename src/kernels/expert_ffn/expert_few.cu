@@ -107,7 +107,7 @@ __device__ __forceinline__ void stream_panels(const DeviceMatrix& w, int n_panel
         } else {
           few_chunk<T, kTiles>(
               bytes, chunk & (kPanelFormat<T>.block_cols == 256 ? kPanelFormat<T>.unit_blocks - 1 : 0),
-              min(8, (w.n_cols - chunk * 256) / 32), rows, lane,
+              min(8, (w.n_cols - chunk * 256) / 32), FewRows<>{rows}, lane,
               [&](int, int n, const float(&value)[4], float left, float right) {
 #pragma unroll
                 for (int k = 0; k < 4; ++k) y[n][k] = __fmaf_rn(value[k], k % 2 == 0 ? left : right, y[n][k]);

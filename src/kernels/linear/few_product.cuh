@@ -18,7 +18,44 @@
 
 namespace thermo {
 
-inline constexpr int kFewRowBytes = kDotChunkBytes + 32;  // neighbours lie 8 banks apart
+// How the rows of a chunk lie in shared memory: neighbours 8 banks apart. As BlockActs:
+inline constexpr int kFewRowBytes = kDotChunkBytes + 32;
+// kSame: one row stands for all.
+template <bool kSame = false>
+struct FewRows {
+  static constexpr int chunk_bytes(int n_rows) { return kSame ? kFewRowBytes : n_rows * kFewRowBytes; }
+
+  const std::byte* chunk;
+
+  __device__ __forceinline__ const BlockActs& row(int i) const {
+    return *reinterpret_cast<const BlockActs*>(chunk + (kSame ? 0 : i * kFewRowBytes));
+  }
+  __device__ __forceinline__ uint2 codes(int i, int sub, int t) const {
+    return *reinterpret_cast<const uint2*>(row(i).codes[sub][t]);
+  }
+  __device__ __forceinline__ uint32_t sum_bytes(int i, int j) const { return row(i).meta[j].sum_bytes; }
+  __device__ __forceinline__ float2 steps(int i) const {
+    return {row(i).meta[0].step, row(i + 1).meta[0].step};
+  }
+};
+// Or without what blocks of 256 columns do not need: codes and the sums as bytes, then the steps of all rows.
+template <int kRows>
+struct PackedFewRows {
+  static constexpr int kBytes = 256 + 32;
+  static constexpr int chunk_bytes(int n_rows) { return n_rows * (kBytes + 4); }
+
+  const std::byte* chunk;
+
+  __device__ __forceinline__ uint2 codes(int i, int sub, int t) const {
+    return *reinterpret_cast<const uint2*>(chunk + i * kBytes + sub * 32 + t * 8);
+  }
+  __device__ __forceinline__ uint32_t sum_bytes(int i, int j) const {
+    return *reinterpret_cast<const uint32_t*>(chunk + i * kBytes + 256 + j * 4);
+  }
+  __device__ __forceinline__ float2 steps(int i) const {
+    return *reinterpret_cast<const float2*>(chunk + kRows * kBytes + i * 4);
+  }
+};
 
 // c = a * b, 32 columns: bytes of the codes x (first 16) and y are unsigned, of `b` signed.
 __device__ __forceinline__ void mma_codes32(int (&c)[4], const uint32_t (&x)[2], const uint32_t (&y)[2],
@@ -83,21 +120,16 @@ __device__ __forceinline__ void sum_factors(const BlockScaleReader<T>& scales, i
   }
 }
 
-// `rows`: the chunk of the first of 8 * kTiles activation rows; what lies in rows that are none does not
-// matter. emit(block of the chunk, n, value, step of act 8n + 2t, of the next one): value[2 * r + i] of row
-// 2g + r and act 8n + 2t + i.
-template <DType T, int kTiles, class Emit>
-__device__ __forceinline__ void few_chunk(const uint8_t* chunk, int place, int n_subs, const std::byte* rows,
+// `rows`: of the chunk, 8 * kTiles activation rows; what lies in rows that are none does not matter.
+// emit(block of the chunk, n, value, step of act 8n + 2t, of the next one): value[2 * r + i] of row 2g + r
+// and act 8n + 2t + i.
+template <DType T, int kTiles, class Rows, class Emit>
+__device__ __forceinline__ void few_chunk(const uint8_t* chunk, int place, int n_subs, const Rows& rows,
                                           int lane, const Emit& emit) {
   constexpr PanelFormat f = kPanelFormat<T>;
   constexpr int kOffset = f.offset_log2 >= 0 ? 1 << f.offset_log2 : 0;
   constexpr bool kHalves = f.group_cols == 16;
   const int g = lane >> 2, t = lane & 3;
-  const std::byte* const row_g = rows + g * kFewRowBytes;
-  const std::byte* const row_2t = rows + 2 * t * kFewRowBytes;
-  const auto acts = [](const std::byte* row, int n) -> const BlockActs& {
-    return *reinterpret_cast<const BlockActs*>(row + n * (8 * kFewRowBytes));
-  };
   if constexpr (f.block_cols == 256) {
     const uint8_t* const body = chunk + 64;
     BlockScaleReader<T> scales;
@@ -115,7 +147,7 @@ __device__ __forceinline__ void few_chunk(const uint8_t* chunk, int place, int n
       }
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
-        const uint2 b = *reinterpret_cast<const uint2*>(acts(row_g, n).codes[sub][t]);
+        const uint2 b = rows.codes(8 * n + g, sub, t);
         int c[4];
         if constexpr (kHalves) {
           int d[4];
@@ -135,8 +167,8 @@ __device__ __forceinline__ void few_chunk(const uint8_t* chunk, int place, int n
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       int low[4], high[4];
-      mma_signed16(low, factors, acts(row_g, n).meta[t].sum_bytes);
-      mma_signed16(high, factors, acts(row_g, n).meta[4 + t].sum_bytes);
+      mma_signed16(low, factors, rows.sum_bytes(8 * n + g, t));
+      mma_signed16(high, factors, rows.sum_bytes(8 * n + g, 4 + t));
       float value[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -147,7 +179,8 @@ __device__ __forceinline__ void few_chunk(const uint8_t* chunk, int place, int n
         else
           value[i] = block_value(scales.block_scale(i / 2), sums[n][i] - kOffset * with_sums);
       }
-      emit(0, n, value, acts(row_2t, n).meta[0].step, acts(row_2t + kFewRowBytes, n).meta[0].step);
+      const float2 steps = rows.steps(8 * n + 2 * t);
+      emit(0, n, value, steps.x, steps.y);
     }
   } else {
 #pragma unroll
@@ -162,8 +195,9 @@ __device__ __forceinline__ void few_chunk(const uint8_t* chunk, int place, int n
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
         int c[4];
-        mma_codes32(c, x, y, *reinterpret_cast<const uint2*>(acts(row_g, n).codes[sub][t]));
-        const BlockActs::Meta meta[2] = {acts(row_2t, n).meta[sub], acts(row_2t + kFewRowBytes, n).meta[sub]};
+        mma_codes32(c, x, y, rows.codes(8 * n + g, sub, t));
+        const BlockActs::Meta meta[2] = {rows.row(8 * n + 2 * t).meta[sub],
+                                         rows.row(8 * n + 2 * t + 1).meta[sub]};
         float value[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {

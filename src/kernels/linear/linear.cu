@@ -184,83 +184,6 @@ __global__ void __launch_bounds__(32 << kWarpsLog2, kWarpsLog2 == 4 ? 2 : 3)
   *y = sum;
 }
 
-// One row, rounded, whose sum comes in parts. Two warps have a part of a panel, and all of them are on the
-// card at once: with more warps to a part the last of them would run alone. What a warp needs after the next
-// chunk is on its way to L2.
-//
-// H200, 27B: with this, norms in launches of their own and linear_dot_kernel for the other products a decoded
-// row takes 6.28 ms instead of 7.81, when every block of a product made the norm. Instructions are the bound,
-// about 350 for a chunk of Q4_K: gate and up (100 MB) take 31 us whether or not 15 MB of them are in L2
-// already. Tried and lost: a block to a multiprocessor that deals chunks of all its panels to 24 warps, 30 us
-// on average against 26, or to 16 with two chunks in registers each, gate and up 37 us; the row rounded by
-// these blocks, down 49 us; weights brought to L2 by blocks beside the norms and roundings, 6.34 ms.
-constexpr int kPartWarps = 4, kPartShare = 2, kPartItems = kPartWarps / kPartShare, kPartAhead = 3;
-
-struct PartsPlan {
-  DeviceLinearArgs args;
-  int parts_log2;
-  RowBlocks blocks;
-  int part_blocks;  // of the longest part
-};
-
-__global__ void __launch_bounds__(32 * kPartWarps, 6)
-    linear_parts_kernel(const __grid_constant__ PartsPlan plan) {
-  extern __shared__ __align__(16) float values[];  // of each part: 16 for each block, then the steps
-  const DeviceLinearArgs& args = plan.args;
-  const DeviceLinearJob& job = args.jobs[0];
-  const DeviceMatrix& w = job.w;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  touch_params(plan);
-  struct Item {
-    int panel, part, begin, end;  // chunks
-  };
-  const auto item_at = [&](int here) {
-    const SumCuts cuts{.parts_log2 = plan.parts_log2};
-    const int item = static_cast<int>(blockIdx.x) * kPartItems + here, panel = item >> plan.parts_log2,
-              part = item & (job.k_parts - 1), n = plan.blocks.n_chunks;
-    return Item{panel, part, cuts.begin(n, part, 0), cuts.begin(n, part + 1, 0)};
-  };
-  const auto values_of = [&](int here) { return values + here * 17 * plan.part_blocks; };
-  for_dot_type(w.dtype, [&]<DType T>() {
-    const Item item = item_at(warp / kPartShare);
-    const uint8_t* const bytes = w.panels + item.panel * w.panel_bytes;
-    const int first = item.begin + warp % kPartShare, end = item.panel * 16 < w.n_rows ? item.end : 0;
-    float* const mine = values_of(warp / kPartShare);
-    const auto subs_of = [&](int chunk) { return min(8, (w.n_cols - chunk * 256) / 32); };
-    const auto prefetch = [&](int chunk) {
-      if (chunk < end) prefetch_chunk(w, bytes, chunk, lane);
-    };
-    DotChunk<T> data;
-    if (first < end) data.load(bytes, first, subs_of(first), lane);
-    for (int i = 1; i < kPartAhead; ++i) prefetch(first + i * kPartShare);
-    allow_next();
-    wait_for_inputs();
-    const BlockActs* const row = static_cast<const BlockActs*>(
-                                     kPanelFormat<T>.block_cols == 256 ? args.x.blocks256 : args.x.blocks32) +
-                                 (args.row_index == nullptr ? 0 : args.row_index[0]) * args.x.blocks_stride;
-#pragma unroll 1
-    for (int chunk = first; chunk < end; chunk += kPartShare) {
-      if (chunk != first) data.load(bytes, chunk, subs_of(chunk), lane);
-      prefetch(chunk + kPartAhead * kPartShare);
-      const int at = (chunk - item.begin) * kChunkBlocks<T>;
-      const BlockActs* const acts[1] = {row + chunk};
-      stored_values<T, 1>(data, acts, subs_of(chunk), lane, mine + at * 16,
-                          mine + plan.part_blocks * 16 + at);
-    }
-  });
-  __syncthreads();
-  const int here = threadIdx.x / 16, r = threadIdx.x % 16;
-  if (here >= kPartItems) return;
-  const Item item = item_at(here);
-  const int row = item.panel * 16 + r;
-  if (row >= w.n_rows) return;
-  const float* const steps = values_of(here) + plan.part_blocks * 16;
-  const int n =
-      min(plan.blocks.n, item.end * plan.blocks.chunk_blocks) - item.begin * plan.blocks.chunk_blocks;
-  job.y[item.part * job.part_stride + row] =
-      chain_blocks(values_of(here) + r, 16, n, [&](int b) { return steps[b]; });
-}
-
 template <int NT8>
 __global__ void __launch_bounds__(256, NT8 == 1 ? 4 : 3)
     linear_small_kernel(const __grid_constant__ SmallPlan plan) {
@@ -366,19 +289,6 @@ void launch_dot(const DeviceLinearArgs& args, StreamView stream) {
     launch_dot_rows<kSource, kWarpsLog2, 1>(args, stream);
 }
 
-// REQUIRES: one row, one job of a type that has_dot(), in parts.
-void launch_parts(const DeviceLinearArgs& args, StreamView stream) {
-  const DeviceLinearJob& job = args.jobs[0];
-  PartsPlan plan{
-      .args = args, .parts_log2 = linear_sum_cuts(args).parts_log2, .blocks = job.w, .part_blocks = 0};
-  plan.part_blocks = ceil_div(plan.blocks.n_chunks, job.k_parts) * plan.blocks.chunk_blocks;
-  const size_t bytes = sizeof(float) * kPartItems * 17 * static_cast<size_t>(plan.part_blocks);
-  if (bytes > 32 * 1024) allow_shared(linear_parts_kernel, bytes);
-  launch(linear_parts_kernel,
-         static_cast<unsigned>(ceil_div(ceil_div(job.w.n_rows, 16) * job.k_parts, kPartItems)),
-         32 * kPartWarps, bytes, stream, plan);
-}
-
 // With as many chunks in flight as the card has memory for; none: stage_bytes is too large for it.
 template <int NT8>
 SmallPlan plan_small(const DeviceLinearArgs& args) {
@@ -479,6 +389,7 @@ constexpr int kHeadRows = 1 << 16;
 void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
   if (args.norm.x != nullptr) return launch_dot<DotSource::Norm, 3>(args, stream);
   if (args.jobs[0].add) return launch_dot<DotSource::Add, 4>(args, stream);
+  if (args.rounds) return static_cast<void>(linear_stream_cuda(args, stream));
   DeviceLinearArgs few = args, others = args;
   few.n_jobs = others.n_jobs = 0;
   for (int j = 0; j < args.n_jobs; ++j) {
@@ -490,11 +401,8 @@ void linear_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept {
   for (int j = 0; j < few.n_jobs; ++j)
     dot = dot && few.jobs[j].k_parts == 1 && linear_reads_norm(few.jobs[j].w, args.n_acts) &&
           (args.n_acts == 1 || (few.jobs[j].w.dtype == DType::Q6_K && few.jobs[j].w.n_rows >= kHeadRows));
-  const bool in_parts =
-      args.n_acts == 1 && few.n_jobs == 1 && few.jobs[0].k_parts > 1 && has_dot(few.jobs[0].w.dtype);
-  if (in_parts)
-    launch_parts(few, stream);
-  else if (few.n_jobs > 0 && dot)
+  if (args.n_acts == 1 && few.n_jobs > 0 && linear_stream_cuda(few, stream)) few.n_jobs = 0;
+  if (few.n_jobs > 0 && dot)
     launch_dot<DotSource::Blocks, 3>(few, stream);
   else if (few.n_jobs > 0)
     linear_few_cuda(few, stream);

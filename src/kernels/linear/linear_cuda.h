@@ -45,8 +45,12 @@ struct DeviceLinearArgs {
   DeviceLinearJob jobs[kMaxLinearJobs];
   int n_jobs = 0;
   DeviceActs x;
-  DeviceNormIn norm;                   // not null: instead of x; only where linear_reads_norm()
-  DeviceAhead ahead;                   // one row through a norm only
+  DeviceNormIn norm;  // not null: instead of x; only where linear_reads_norm()
+  DeviceAhead ahead;  // one row through a norm only
+  // One row that the product rounds itself, only where linear_rounds_row(): x in its f16 or f32 form, or with
+  // `gate` silu(gate) * up.
+  bool rounds = false;
+  const float *gate = nullptr, *up = nullptr;
   const int32_t* row_index = nullptr;  // activation row of each of the n_acts inputs; nullptr: 0, 1, 2, ...
   int n_acts = 0;
   // For more than kMaxFewActs rows as tiles, which some cards multiply faster; less than linear_room(): they
@@ -72,6 +76,9 @@ int linear_parts(const DeviceMatrix& w, int n_acts) noexcept;
 // Whether products of n_acts rows, kMaxNormActs at most, with this matrix can read through a norm and add to
 // y.
 bool linear_reads_norm(const DeviceMatrix& w, int n_acts) noexcept;
+
+// Whether a product of one row with this matrix alone, in linear_few_parts(), can round the row.
+bool linear_rounds_row(const DeviceMatrix& w) noexcept;
 
 // What DeviceLinearArgs::room needs for n_acts rows on this card; 0: nothing.
 size_t linear_room(int n_acts, int n_cols) noexcept;

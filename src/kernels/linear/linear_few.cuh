@@ -7,9 +7,8 @@
 // of two chunks, the next one on its way while this one is multiplied, so the block meets once a piece and
 // not in every chunk.
 //
-// A matrix with so many panels that every warp of the card gets several, the head of a model, has a kernel of
-// its own: blocks of 16 warps or 24 stay, keep all columns of the rows, and each warp streams one panel after
-// the other without meeting the others again.
+// Matrices with many panels go through linear_stream.cuh where the card has the memory for all columns of the
+// rows.
 //
 // An output is a sum of chains over the blocks of a cut in the order of columns. Columns are cut by the
 // shapes of the matrices alone, whoever computes a cut: so a row has the same bits whatever else is in the
@@ -28,6 +27,7 @@
 #include "kernels/linear/dot_product.cuh"
 #include "kernels/linear/few_product.cuh"
 #include "kernels/linear/linear_cuda.h"
+#include "kernels/linear/linear_stream.cuh"
 #include "kernels/linear/stage_chunk.cuh"
 #include "kernels/quant_matmul/panel_columns.cuh"
 
@@ -56,20 +56,6 @@ __device__ __forceinline__ void for_few_type(DType dtype, const Body& body) {
     for_quant_type(dtype, body);
   else
     for_dot_type(dtype, body);
-}
-
-// The warp's sums of a panel. `out`: of the first of its rows.
-template <int kTiles>
-__device__ __forceinline__ void store_few(const DeviceLinearJob& job, const DeviceMatrix& w, float* out,
-                                          int panel, int n_acts, int lane, const float (&y)[kTiles][4]) {
-  const int row = panel * 16 + 2 * (lane >> 2);
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int act = 8 * n + 2 * (lane & 3) + i % 2;
-      if (act < n_acts && row + i / 2 < w.n_rows) out[act * job.y_stride + row + i / 2] = y[n][i];
-    }
 }
 
 template <int kTiles, bool kAny>
@@ -166,7 +152,7 @@ __global__ void __launch_bounds__(32 * kFewWarps, kTiles == 1   ? 5
             reinterpret_cast<const uint8_t*>(chunks + stage * plan.chunk_bytes),
             chunk & (kPanelFormat<T>.block_cols == 256 ? kPanelFormat<T>.unit_blocks - 1 : 0),
             min(8, (w.n_cols - chunk * 256) / 32),
-            shared + half * piece_bytes + (mine * kFewPiece + place) * kFewChunkRows<kTiles>, lane,
+            FewRows<>{shared + half * piece_bytes + (mine * kFewPiece + place) * kFewChunkRows<kTiles>}, lane,
             [&](int, int n, const float(&value)[4], float left, float right) {
 #pragma unroll
               for (int i = 0; i < 4; ++i) y[n][i] = __fmaf_rn(value[i], i % 2 == 0 ? left : right, y[n][i]);
@@ -202,113 +188,8 @@ __global__ void __launch_bounds__(32 * kFewWarps, kTiles == 1   ? 5
                     y);
 }
 
-// Of a block: as many as registers allow where 16 rows make instructions the bound.
-template <int kTiles>
-inline constexpr int kMaxStreamWarps = kTiles == 2 ? 24 : 16;
-
-// One matrix of a type that has_dot(), whose sums are not cut. Shared memory: the rows, then the chunks of
-// each warp.
-template <int kTiles>
-__global__ void __launch_bounds__(32 * kMaxStreamWarps<kTiles>, 1)
-    linear_stream_kernel(const __grid_constant__ FewPlan plan) {
-  extern __shared__ __align__(16) std::byte shared[];
-  const DeviceLinearArgs& args = plan.args;
-  const DeviceLinearJob& job = args.jobs[0];
-  const DeviceMatrix& w = job.w;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
-  const int n_chunks = dot_chunks(w.n_cols), n_panels = (w.n_rows + 15) / 16;
-  // Blocks that have the same weights are neighbours.
-  const int tile = static_cast<int>(blockIdx.x) % plan.row_tiles, first_act = tile * (8 * kTiles);
-  const int n_acts = min(8 * kTiles, args.n_acts - first_act);
-  const int first_panel = static_cast<int>(blockIdx.x) / plan.row_tiles * n_warps + warp,
-            stride = static_cast<int>(gridDim.x) / plan.row_tiles * n_warps;
-  std::byte* const chunks =
-      shared + n_chunks * kFewChunkRows<kTiles> + warp * plan.n_stages * plan.chunk_bytes;
-  for_dot_type(w.dtype, [&]<DType T>() {
-    int asked_panel = first_panel, asked_chunk = 0;
-    // Each call is one group of copies, also when nothing is left.
-    const auto ask = [&](std::byte* stage) {
-      if (asked_panel < n_panels) {
-        stage_chunk_of<T>(stage, w.panels + asked_panel * w.panel_bytes, w.panel_bytes, asked_chunk, lane);
-        if (++asked_chunk == n_chunks) asked_chunk = 0, asked_panel += stride;
-      }
-      copy_commit();
-    };
-    for (int i = 0; i < plan.n_stages; ++i) ask(chunks + i * plan.chunk_bytes);
-    allow_next();
-    wait_for_inputs();
-    const std::byte* const blocks =
-        static_cast<const std::byte*>(kPanelFormat<T>.block_cols == 256 ? args.x.blocks256 : args.x.blocks32);
-    if (lane < kDotChunkBytes / 16)
-#pragma unroll 4
-      for (int i = warp; i < n_acts * n_chunks; i += n_warps) {
-        const int a = i / n_chunks, chunk = i - a * n_chunks;
-        const int64_t row = args.row_index == nullptr ? first_act + a : args.row_index[first_act + a];
-        *reinterpret_cast<uint4*>(shared + chunk * kFewChunkRows<kTiles> + a * kFewRowBytes + lane * 16) =
-            *reinterpret_cast<const uint4*>(blocks + (row * args.x.blocks_stride + chunk) * kDotChunkBytes +
-                                            lane * 16);
-      }
-    __syncthreads();
-    int stage = 0;
-#pragma unroll 1
-    for (int panel = first_panel; panel < n_panels; panel += stride) {
-      float y[kTiles][4] = {};
-#pragma unroll 1
-      for (int chunk = 0; chunk < n_chunks; ++chunk) {
-        std::byte* const here = chunks + stage * plan.chunk_bytes;
-        if (plan.n_stages == 2)
-          copy_wait<1>();
-        else
-          copy_wait<2>();
-        __syncwarp();
-        few_chunk<T, kTiles>(
-            reinterpret_cast<const uint8_t*>(here),
-            chunk & (kPanelFormat<T>.block_cols == 256 ? kPanelFormat<T>.unit_blocks - 1 : 0),
-            min(8, (w.n_cols - chunk * 256) / 32), shared + chunk * kFewChunkRows<kTiles>, lane,
-            [&](int, int n, const float(&value)[4], float left, float right) {
-#pragma unroll
-              for (int i = 0; i < 4; ++i) y[n][i] = __fmaf_rn(value[i], i % 2 == 0 ? left : right, y[n][i]);
-            });
-        __syncwarp();
-        ask(here);
-        stage = stage + 1 == plan.n_stages ? 0 : stage + 1;
-      }
-      store_few<kTiles>(job, w, job.y + first_act * job.y_stride, panel, n_acts, lane, y);
-    }
-  });
-}
-
-// False: the matrix is small or cut, or the card has too little memory.
-template <int kTiles>
-bool launch_stream(FewPlan& plan, StreamView stream) {
-  const DeviceInfo& device = device_in_use();
-  const DeviceLinearJob& job = plan.args.jobs[0];
-  const int most = static_cast<int>(device.max_shared_bytes), n_panels = ceil_div(job.w.n_rows, 16);
-  if (plan.args.n_jobs > 1 || job.k_parts > 1 || plan.cuts_log2 > 0 ||
-      n_panels < 4 * kMaxStreamWarps<kTiles> * device.n_multiprocessors)
-    return false;
-  const int rows_bytes = dot_chunks(job.w.n_cols) * kFewChunkRows<kTiles>;
-  const auto bytes = [&](int warps, int stages) { return rows_bytes + warps * stages * plan.chunk_bytes; };
-  int n_warps = kMaxStreamWarps<kTiles>;
-  while (n_warps >= 8 && bytes(n_warps, 2) > most) n_warps -= 4;
-  if (n_warps < 8) return false;
-  static const bool ready = [=] {
-    return allow_shared(linear_stream_kernel<kTiles>, static_cast<size_t>(most)), true;
-  }();
-  static_cast<void>(ready);
-  plan.n_stages = bytes(n_warps, 3) <= most ? 3 : 2;
-  plan.row_tiles = ceil_div(plan.args.n_acts, 8 * kTiles);
-  launch(linear_stream_kernel<kTiles>,
-         static_cast<unsigned>(device.n_multiprocessors / plan.row_tiles * plan.row_tiles),
-         static_cast<unsigned>(32 * n_warps), static_cast<size_t>(bytes(n_warps, plan.n_stages)), stream,
-         plan);
-  return true;
-}
-
 template <int kTiles, bool kAny>
 void launch_few(FewPlan& plan, StreamView stream) {
-  if constexpr (!kAny)
-    if (launch_stream<kTiles>(plan, stream)) return;
   static const bool ready = [] {
     return allow_shared(linear_few_kernel<kTiles, kAny>, device_in_use().max_shared_bytes), true;
   }();

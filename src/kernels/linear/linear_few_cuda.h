@@ -14,5 +14,8 @@ SumCuts linear_sum_cuts(const DeviceLinearArgs& args) noexcept;
 // Whether a job can run there: quantised weights, and rows in the form that they read.
 bool linear_few_possible(const DeviceLinearArgs& args, int job) noexcept;
 void linear_few_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept;
+// The same, and of one row, of a matrix with panels for every multiprocessor; false: it is none, or the card
+// has too little memory for the rows.
+bool linear_stream_cuda(const DeviceLinearArgs& args, StreamView stream) noexcept;
 
 }  // namespace thermo

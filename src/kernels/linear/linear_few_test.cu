@@ -123,6 +123,17 @@ TEST(LinearFewCuda, HasTheProcessorsBitsForEveryTypeAndNumberOfRows) {
   run_case(DType::Q4_K, DType::IQ4_XS, 130, 512);
 }
 
+// Matrices with panels for every multiprocessor: a block of many warps keeps the rows.
+TEST(LinearFewCuda, StreamedMatricesHaveTheProcessorsBits) {
+  SKIP_WITHOUT_GPU();
+  if (vector_isas().empty()) GTEST_SKIP() << "needs AVX2";
+  run_case(DType::Q4_K, DType::Q6_K, 20000, 5120);  // beyond 16 rows these come in pieces
+  run_case(DType::Q6_K, DType::Q5_K, 16400, 5120);  // two cuts, a warp for each
+  run_case(DType::Q5_K, DType::Q4_K, 23000, 4352);  // 17 chunks: the last piece is one
+  run_case(DType::Q4_K, DType::Q4_K, 14000, 9216);
+  run_case(DType::Q8_0, DType::Q8_0, 25000, 4128);
+}
+
 // A matrix with many panels, the same ones again and again: a kernel that stays on the card multiplies it.
 TEST(LinearFewCuda, AHeadHasTheProcessorsBits) {
   SKIP_WITHOUT_GPU();
@@ -175,31 +186,39 @@ TEST(LinearFewCuda, AHeadHasTheProcessorsBits) {
 TEST(LinearFewCuda, PartsDoNotDependOnTheNumberOfRows) {
   SKIP_WITHOUT_GPU();
   if (vector_isas().empty()) GTEST_SKIP() << "needs AVX2";
-  constexpr int kOutputs = 100, kCols = 4352;
   std::mt19937 random(5);
   const QuantMatmulKernels& kernels = quant_matmul_kernels(vector_isas().front());
-  const std::vector<float> x = spiky(static_cast<size_t>(kRows) * kCols, random);
-  for (const DType dtype : {DType::Q4_K, DType::Q6_K, DType::Q8_0}) {
-    const HostMatrix w(dtype, kOutputs, kCols, random, 0.05f);
-    const ActRows acts(dtype, x.data(), kRows, kCols, 1.0f, kernels);
+  struct Case {
+    DType dtype;
+    int n_rows, n_cols;
+  };
+  for (const auto& [dtype, n_rows, n_cols] : {Case{DType::Q4_K, 100, 4352},
+                                              {DType::Q6_K, 100, 4352},
+                                              {DType::Q8_0, 100, 4352},
+                                              {DType::Q4_K, 5120, 4352},
+                                              {DType::Q8_0, 5120, 4352},
+                                              {DType::Q6_K, 5120, 17408}}) {
+    const std::vector<float> x = spiky(static_cast<size_t>(kRows) * static_cast<size_t>(n_cols), random);
+    const HostMatrix w(dtype, n_rows, n_cols, random, 0.05f);
+    const ActRows acts(dtype, x.data(), kRows, n_cols, 1.0f, kernels);
     const std::vector<float> want = multiply(w, acts, kRows, kernels);
     const DeviceBuffer panels = to_device(w.panels);
-    const DeviceRowsOf rows(acts, kCols);
+    const DeviceRowsOf rows(acts, n_cols);
     std::vector<float> first;
     for (const int n_acts : {1, 5, 16, 32, 64}) {
       DeviceLinearArgs args;
       args.jobs[0].w = w.at(reinterpret_cast<size_t>(panels.data()));
       const int n_parts = linear_few_parts(args.jobs[0].w);
       ASSERT_EQ(n_parts, 4);
-      const size_t part = static_cast<size_t>(n_acts) * kOutputs;
+      const size_t part = static_cast<size_t>(n_acts) * static_cast<size_t>(n_rows);
       DeviceBuffer y(part * static_cast<size_t>(n_parts) * sizeof(float));
       args.jobs[0].y = y.as<float>();
-      args.jobs[0].y_stride = kOutputs;
+      args.jobs[0].y_stride = n_rows;
       args.jobs[0].k_parts = n_parts;
       args.jobs[0].part_stride = static_cast<int64_t>(part);
       args.n_jobs = 1;
       (act_format(dtype) == ActFormat::Q8x256 ? args.x.blocks256 : args.x.blocks32) = rows.memory.data();
-      args.x.blocks_stride = dot_chunks(kCols);
+      args.x.blocks_stride = dot_chunks(n_cols);
       args.n_acts = n_acts;
       linear_cuda(args, {});
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -207,7 +226,7 @@ TEST(LinearFewCuda, PartsDoNotDependOnTheNumberOfRows) {
       std::vector<float> of_row;  // parts of the first row
       for (int p = 0; p < n_parts; ++p)
         of_row.insert(of_row.end(), got.begin() + static_cast<std::ptrdiff_t>(part) * p,
-                      got.begin() + static_cast<std::ptrdiff_t>(part) * p + kOutputs);
+                      got.begin() + static_cast<std::ptrdiff_t>(part) * p + n_rows);
       if (first.empty()) first = of_row;
       expect_bits(of_row.data(), first.data(), first.size(), "rows " + std::to_string(n_acts));
       for (size_t i = 0; i < part; ++i) {
@@ -351,6 +370,64 @@ TEST(LinearFewCuda, OneRowAndTwoAddedHaveTheBitsOfSeveral) {
     run_added(dtype, 100, 256);
   }
   run_added(DType::Q8_0, 100, 352);
+}
+
+// One row that is rounded by a launch of its own, and by the product.
+void run_rounding(DType dtype, int n_rows, int n_cols) {
+  std::mt19937 random(static_cast<unsigned>(n_rows + n_cols));
+  const HostMatrix w(dtype, n_rows, n_cols, random, 0.05f);
+  const DeviceBuffer panels = to_device(w.panels);
+  const DeviceMatrix matrix = w.at(reinterpret_cast<size_t>(panels.data()));
+  if (!linear_rounds_row(matrix)) GTEST_SKIP() << "needs more shared memory";
+  const size_t cols = static_cast<size_t>(n_cols), chunks = static_cast<size_t>(dot_chunks(n_cols));
+  std::vector<half> f16;
+  for (const float v : spiky(cols, random)) f16.push_back(__float2half_rn(v));
+  const DeviceBuffer device_f16 = to_device(f16), gate = to_device(spiky(cols, random)),
+                     up = to_device(spiky(cols, random));
+  DeviceActs x;
+  x.f16 = device_f16.data();
+  x.f16_stride = n_cols;
+  x.scale = 2.0f;
+  const int n_parts = linear_few_parts(matrix);
+  DeviceBuffer blocks(chunks * sizeof(BlockActs)),
+      y(sizeof(float) * static_cast<size_t>(n_rows) * static_cast<size_t>(n_parts));
+  DeviceActsOut out;
+  (act_format(dtype) == ActFormat::Q8x256 ? out.blocks256 : out.blocks32) = blocks.data();
+  out.blocks_stride = static_cast<int64_t>(chunks);
+  DeviceLinearArgs args;
+  args.jobs[0] = {
+      .w = matrix, .y = y.as<float>(), .y_stride = n_rows, .k_parts = n_parts, .part_stride = n_rows};
+  args.n_jobs = args.n_acts = 1;
+  const auto multiply = [&] {
+    linear_cuda(args, {});
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    return to_host(y.as<float>(), static_cast<size_t>(n_rows) * static_cast<size_t>(n_parts));
+  };
+  for (const bool swiglu : {false, true}) {
+    const float* const left = reinterpret_cast<const float*>(gate.data());
+    const float* const right = reinterpret_cast<const float*>(up.data());
+    if (swiglu)
+      swiglu_rows_cuda(left, right, 1, n_cols, out, {});
+    else
+      round_rows_cuda(x, 1, n_cols, out, {});
+    args.x = out.read();
+    args.rounds = false;
+    const std::vector<float> want = multiply();
+    args.rounds = true;
+    args.x = swiglu ? DeviceActs{} : x;
+    args.gate = swiglu ? left : nullptr;
+    args.up = swiglu ? right : nullptr;
+    expect_bits(multiply().data(), want.data(), want.size(),
+                std::string(dtype_name(dtype)) + (swiglu ? " of swiglu" : " of halves"));
+  }
+}
+
+TEST(LinearFewCuda, AProductRoundsItsRowAsALaunchDoes) {
+  SKIP_WITHOUT_GPU();
+  run_rounding(DType::Q4_K, 5120, 6144);
+  run_rounding(DType::Q5_K, 9000, 4352);
+  run_rounding(DType::Q6_K, 5120, 17408);
+  run_rounding(DType::Q8_0, 6000, 4128);
 }
 
 TEST(LinearFewCuda, RowsAreRoundedAsOnTheProcessor) {

@@ -4,7 +4,7 @@
 #include "device/launch.cuh"
 #include "kernels/quant_matmul/panel_exact.cuh"
 #include "kernels/row_ops/row_ops_cuda.h"
-#include "kernels/row_ops/warp_ops.cuh"
+#include "kernels/row_ops/unrounded_row.cuh"
 
 namespace thermo {
 namespace {
@@ -24,24 +24,7 @@ __global__ void __launch_bounds__(kRoundThreads) round_rows_kernel(const __grid_
   const int lane = threadIdx.x % 32, i = blockIdx.x * (kRoundThreads / 32) + threadIdx.x / 32;
   const int row = i / plan.n_chunks, chunk = i % plan.n_chunks;
   if (row >= plan.n_rows) return;
-  ActPiece piece;
-  if (plan.gate != nullptr) {
-    const int64_t at = static_cast<int64_t>(row) * plan.n_cols;
-    ActPiece up;
-    piece.load(plan.gate + at, chunk, plan.n_cols, lane);
-    up.load(plan.up + at, chunk, plan.n_cols, lane);
-    const auto swiglu = [](float4 g, float4 u) {
-      return float4{swiglu_exact(g.x, u.x), swiglu_exact(g.y, u.y), swiglu_exact(g.z, u.z),
-                    swiglu_exact(g.w, u.w)};
-    };
-    piece.low = swiglu(piece.low, up.low);
-    piece.high = swiglu(piece.high, up.high);
-  } else if (plan.from.f16 != nullptr) {
-    piece.load_halves(static_cast<const half*>(plan.from.f16) + row * plan.from.f16_stride, chunk,
-                      plan.n_cols, plan.from.scale, lane);
-  } else {
-    piece.load(plan.from.f32 + row * plan.from.f32_stride, chunk, plan.n_cols, lane);
-  }
+  const ActPiece piece = unrounded_piece(plan.from, plan.gate, plan.up, row, chunk, plan.n_cols, lane);
   const int64_t at = row * plan.to.blocks_stride + chunk;
   if (plan.to.blocks256 != nullptr)
     put_block_acts<256>(piece.low, piece.high, lane, static_cast<BlockActs*>(plan.to.blocks256)[at]);

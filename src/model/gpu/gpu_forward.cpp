@@ -81,13 +81,26 @@ void GpuModel::Impl::project_out(const DeviceMatrix& w, const DeviceActsOut& out
     linear({{.w = w, .y = act.x, .y_stride = config.n_embd, .add = true}}, out.read(), n_rows);
     return;
   }
-  const DeviceActs x = round_few(w, out, n_rows);
-  linear({{.w = w,
-           .y = act.parts,
-           .y_stride = config.n_embd,
-           .k_parts = out_parts(w, n_rows),
-           .part_stride = static_cast<int64_t>(n_rows) * config.n_embd}},
-         x, n_rows);
+  const DeviceLinearJob job{.w = w,
+                            .y = act.parts,
+                            .y_stride = config.n_embd,
+                            .k_parts = out_parts(w, n_rows),
+                            .part_stride = static_cast<int64_t>(n_rows) * config.n_embd};
+  if (n_rows == 1 && linear_rounds_row(w)) return round_and_multiply(job, out.read());
+  linear({job}, round_few(w, out, n_rows), n_rows);
+}
+
+// One row, by one launch.
+void GpuModel::Impl::round_and_multiply(const DeviceLinearJob& job, const DeviceActs& x, const float* gate,
+                                        const float* up) noexcept {
+  DeviceLinearArgs args;
+  args.jobs[0] = job;
+  args.x = x;
+  args.rounds = true;
+  args.gate = gate;
+  args.up = up;
+  args.n_jobs = args.n_acts = 1;
+  linear_cuda(args, stream.view());
 }
 
 // All but what the row of a fused step needs, and where the result goes.
@@ -417,17 +430,20 @@ void GpuModel::Impl::dense_ffn(Pass& pass, const GpuBlockWeights& w) noexcept {
   float* const up = gate + static_cast<size_t>(n_rows) * static_cast<size_t>(n_ff);
   linear({{w[Role::FfnGate], gate, n_ff}, {w[Role::FfnUp], up, n_ff}}, expert_input({}, w, n_rows).read(),
          n_rows);
-  const DeviceActsOut hidden = rounded_for(w[Role::FfnDown], act.hidden);
-  swiglu_rows_cuda(gate, up, n_rows, n_ff, hidden, stream.view());
-  const int n_parts = linear_few_parts(w[Role::FfnDown]);
-  linear({{.w = w[Role::FfnDown],
-           .y = act.parts,
-           .y_stride = config.n_embd,
-           .k_parts = n_parts,
-           .part_stride = static_cast<int64_t>(n_rows) * config.n_embd}},
-         hidden.read(), n_rows);
+  const DeviceLinearJob down{.w = w[Role::FfnDown],
+                             .y = act.parts,
+                             .y_stride = config.n_embd,
+                             .k_parts = linear_few_parts(w[Role::FfnDown]),
+                             .part_stride = static_cast<int64_t>(n_rows) * config.n_embd};
+  if (n_rows == 1 && linear_rounds_row(down.w)) {
+    round_and_multiply(down, {}, gate, up);
+  } else {
+    const DeviceActsOut hidden = rounded_for(down.w, act.hidden);
+    swiglu_rows_cuda(gate, up, n_rows, n_ff, hidden, stream.view());
+    linear({down}, hidden.read(), n_rows);
+  }
   pass.norm.pair_of = nullptr;
-  pass.norm.n_parts = n_parts;
+  pass.norm.n_parts = down.k_parts;
 }
 
 // The same of more rows, on cards that have it.

@@ -125,6 +125,8 @@ struct GpuModel::Impl {
   DraftRows draft_normed(int n_squares) const noexcept;
   DraftHeadsArgs draft_heads(const DeviceRows& rows, int n_rows, int rope) const noexcept;
   DeviceActs round_few(const DeviceMatrix& w, const DeviceActsOut& rows, int n_rows) noexcept;
+  void round_and_multiply(const DeviceLinearJob& job, const DeviceActs& x, const float* gate = nullptr,
+                          const float* up = nullptr) noexcept;
   void project_states(const DeviceMatrix& w, int n_rows) noexcept;
   void nextn_input(Pass& pass, const GpuBlockWeights& w) noexcept;
   DeviceAttentionArgs attention_args(const DeviceRows& rows, int n_rows, int il, const Block& block,
