@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <random>
@@ -101,6 +102,10 @@ TEST(Bpe, EqualsNaiveMergingOnRandomPieces) {
       }
       parts.push_back(left + right);
     }
+    // In any order: merges make pairs of lower ranks than their own, too.
+    if (round % 2 == 0) std::shuffle(data.merges.begin(), data.merges.end(), random);
+    // Of so many ranks no piece here is long enough for lists.
+    if (round % 3 == 0) data.merges.insert(data.merges.end(), 3000, "x y");
     const MergeTable table(Vocab(VocabData(data)), data.merges);
     MergeTable::Scratch scratch;
     for (int piece_round = 0; piece_round < 60; ++piece_round) {
@@ -112,6 +117,24 @@ TEST(Bpe, EqualsNaiveMergingOnRandomPieces) {
       table.merge(piece, scratch, ids);
       ASSERT_EQ(ids, merge_naively(data, piece)) << piece;
     }
+  }
+}
+
+// With lists of ranks, and with a heap alone.
+TEST(Bpe, LongPiecesAreMergedTheSameWayWithAnyNumberOfRanks) {
+  VocabData data = small_vocab();
+  const MergeTable few(Vocab(VocabData(data)), data.merges);
+  data.merges.insert(data.merges.end(), 200000, "x y");
+  const MergeTable many(Vocab(VocabData(data)), data.merges);
+  std::mt19937 random(7);
+  MergeTable::Scratch scratch;
+  for (const std::string_view letters : {"a", " ", "ab", "aab ", "the l"}) {
+    std::string piece(20000, ' ');
+    for (char& c : piece) c = letters[random() % letters.size()];
+    Ids with_few, with_many;
+    few.merge(piece, scratch, with_few);
+    many.merge(piece, scratch, with_many);
+    EXPECT_EQ(with_few, with_many) << letters;
   }
 }
 

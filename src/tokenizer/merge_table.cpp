@@ -4,6 +4,11 @@
 // quadratic. Long pieces (a megabyte of one letter is a legal request) use a linked list and a heap of (rank,
 // position). An entry that a later merge has overtaken is recognised when it comes up, because the rank
 // stored for its position has changed.
+//
+// Where a piece is longer still, a list per rank takes most of the work from the heap. The ranks are visited
+// in order. A merge nearly always makes pairs of higher ranks, which wait in their lists; only pairs of lower
+// ranks go into the heap. The lists need no sorting: a symbol is made by the same merges wherever it stands,
+// so all of its kind are made in one visit, from left to right. 20 MB of blanks take a seventh of the time.
 #include "tokenizer/merge_table.h"
 
 #include <fmt/format.h>
@@ -14,6 +19,7 @@
 #include <functional>
 #include <unordered_map>
 
+#include "base/check.h"
 #include "base/error.h"
 #include "gguf/gguf_value.h"
 #include "tokenizer/byte_alphabet.h"
@@ -152,51 +158,69 @@ void MergeTable::merge_short(std::string_view piece, std::vector<int32_t>& ids) 
 
 void MergeTable::merge_long(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const {
   const auto n = static_cast<uint32_t>(piece.size());
-  std::vector<uint32_t>& symbols = scratch.symbols;
-  std::vector<uint32_t>& ranks = scratch.ranks;
-  std::vector<uint32_t>& previous = scratch.previous;
-  std::vector<uint32_t>& next = scratch.next;
+  std::vector<Scratch::Link>& links = scratch.links;
   std::vector<uint64_t>& heap = scratch.heap;
-  symbols.resize(n);
-  ranks.resize(n);  // of the pair that begins at i; kNoRank also where i was merged into its left neighbour
-  previous.resize(n);
-  next.resize(n);  // n: none
+  links.resize(n);
   heap.clear();
-  for (uint32_t i = 0; i < n; ++i) {
-    symbols[i] = byte_symbols_[static_cast<uint8_t>(piece[i])];
-    previous[i] = i - 1;  // of the first: not read
-    next[i] = i + 1;
-  }
-  const auto update_rank = [&](uint32_t i) {
-    ranks[i] = next[i] < n ? rank_of(symbols[i], symbols[next[i]]) : kNoRank;
-    return ranks[i] != kNoRank;
-  };
-  // The lowest rank on top, then the lowest position.
-  const auto entry = [&](uint32_t i) { return uint64_t{ranks[i]} << 32 | i; };
-  const auto push = [&](uint32_t i) {
-    heap.push_back(entry(i));
-    std::push_heap(heap.begin(), heap.end(), std::greater<>());
-  };
-  for (uint32_t i = 0; i < n; ++i) {
-    if (update_rank(i)) heap.push_back(entry(i));
-  }
-  std::make_heap(heap.begin(), heap.end(), std::greater<>());
+  // Positions by rank. A visit to all ranks must not cost more than a heap for all positions.
+  const bool by_rank = n >= merged_.size() / 8;
+  std::vector<std::vector<uint32_t>> later(by_rank ? merged_.size() : 0);
+  uint32_t first_later = by_rank ? 0 : kNoRank;  // lower ranks go into the heap
 
-  while (!heap.empty()) {
-    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
-    const auto rank = static_cast<uint32_t>(heap.back() >> 32);
-    const auto i = static_cast<uint32_t>(heap.back());
-    heap.pop_back();
-    if (ranks[i] != rank) continue;  // overtaken
-    const uint32_t gone = next[i];
-    symbols[i] = merged_[rank];
-    ranks[gone] = kNoRank;
-    next[i] = next[gone];
-    if (next[i] < n) previous[next[i]] = i;
-    if (update_rank(i)) push(i);
-    if (i > 0 && update_rank(previous[i])) push(previous[i]);
+  // The lowest rank on top, then the lowest position.
+  const auto entry = [](uint32_t rank, uint32_t i) { return uint64_t{rank} << 32 | i; };
+  // True: the pair that begins at i is the last of the heap, which is to be put in order.
+  const auto add_pair = [&](uint32_t i) {
+    Scratch::Link& link = links[i];
+    link.rank = link.next < n ? rank_of(link.symbol, links[link.next].symbol) : kNoRank;
+    if (link.rank == kNoRank) return false;
+    if (link.rank < first_later) {
+      heap.push_back(entry(link.rank, i));
+      return true;
+    }
+    later[link.rank].push_back(i);
+    return false;
+  };
+  const auto push_pair = [&](uint32_t i) {
+    if (add_pair(i)) std::push_heap(heap.begin(), heap.end(), std::greater<>());
+  };
+  const auto merge_at = [&](uint32_t i, uint32_t rank) {
+    Scratch::Link& link = links[i];
+    if (link.rank != rank) return;  // overtaken
+    Scratch::Link& gone = links[link.next];
+    gone.rank = kNoRank;
+    link.symbol = merged_[rank];
+    link.next = gone.next;
+    if (link.next < n) links[link.next].previous = i;
+    push_pair(i);
+    if (i > 0) push_pair(link.previous);
+  };
+  const auto merge_heap_below = [&](uint64_t end) {
+    while (!heap.empty() && heap.front() < end) {
+      const uint64_t lowest = heap.front();
+      std::pop_heap(heap.begin(), heap.end(), std::greater<>());
+      heap.pop_back();
+      merge_at(static_cast<uint32_t>(lowest), static_cast<uint32_t>(lowest >> 32));
+    }
+  };
+
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint32_t symbol = byte_symbols_[static_cast<uint8_t>(piece[i])];
+    links[i] = {symbol, kNoRank, i - 1, i + 1};  // the first one's `previous` is not read
   }
-  for (uint32_t i = 0; i < n; i = next[i]) emit(symbols[i], ids);
+  for (uint32_t i = 0; i < n; ++i) add_pair(i);
+  std::make_heap(heap.begin(), heap.end(), std::greater<>());
+  for (uint32_t rank = 0; rank < later.size(); ++rank) {
+    first_later = rank + 1;
+    std::vector<uint32_t> positions = std::move(later[rank]);
+    THERMO_DCHECK(std::is_sorted(positions.begin(), positions.end()), "positions of a rank ascend");
+    for (const uint32_t i : positions) {
+      merge_heap_below(entry(rank, i));
+      merge_at(i, rank);
+    }
+  }
+  merge_heap_below(UINT64_MAX);
+  for (uint32_t i = 0; i < n; i = links[i].next) emit(links[i].symbol, ids);
 }
 
 void MergeTable::emit(uint32_t symbol, std::vector<int32_t>& ids) const {

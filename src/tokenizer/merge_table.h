@@ -18,7 +18,12 @@ class MergeTable {
  public:
   // Working memory of merge(), kept by the caller so that one text allocates it once.
   struct Scratch {
-    std::vector<uint32_t> symbols, ranks, previous, next;
+    struct Link {
+      uint32_t symbol;
+      uint32_t rank;  // of the pair that it begins; none also where it was merged into the one before
+      uint32_t previous, next;
+    };
+    std::vector<Link> links;
     std::vector<uint64_t> heap;
   };
 
