@@ -18,6 +18,8 @@
 namespace thermo {
 namespace {
 
+constexpr size_t kLookEvery = size_t{256} << 10;  // bytes of pieces: a few milliseconds
+
 class PieceCache {
  public:
   static constexpr size_t kMaxIds = 6;
@@ -69,13 +71,18 @@ class PieceCache {
 // One encode call: its output and its working memory.
 class Tokenizer::TextEncoder {
  public:
-  TextEncoder(const Tokenizer& tokenizer, size_t text_size) : tokenizer_(tokenizer) {
+  TextEncoder(const Tokenizer& tokenizer, size_t text_size, const std::function<void()>* look)
+      : tokenizer_(tokenizer), look_(look) {
+    if (look_ != nullptr) (*look_)();
     constexpr size_t kWorthCaching = 4096;  // bytes; below, clearing the cache costs more than it saves
     if (text_size >= kWorthCaching) cache_.emplace();
     ids_.reserve(text_size / 3 + 2);
   }
 
-  void add_token(int32_t id) { ids_.push_back(id); }
+  void add_token(int32_t id) {
+    ids_.push_back(id);
+    count(1);  // a text may be nothing but special tokens
+  }
 
   void add_text(std::string_view text) {
     const PreTokenizer kind = tokenizer_.vocab_.pre_tokenizer();
@@ -85,15 +92,22 @@ class Tokenizer::TextEncoder {
     const char* const end = text.data() + text.size();
     for (std::string_view piece = scanner.next(); !piece.empty(); piece = scanner.next()) {
       add_piece(piece, static_cast<size_t>(end - piece.data()));
+      count(piece.size());
     }
   }
 
   std::vector<int32_t> take_ids() { return std::move(ids_); }
 
  private:
+  void count(size_t n_bytes) {
+    if (look_ == nullptr || (n_unseen_ += n_bytes) < kLookEvery) return;
+    n_unseen_ = 0;
+    (*look_)();
+  }
+
   void add_piece(std::string_view piece, size_t readable) {
     if (!cache_ || !PieceCache::fits(piece)) {
-      tokenizer_.merges_.merge(piece, scratch_, ids_);
+      tokenizer_.merges_.merge(piece, scratch_, ids_, look_);
       return;
     }
     const PieceCache::Key key = PieceCache::key_of(piece, readable);
@@ -113,6 +127,8 @@ class Tokenizer::TextEncoder {
   }
 
   const Tokenizer& tokenizer_;
+  const std::function<void()>* const look_;
+  size_t n_unseen_ = 0;  // bytes since it was called
   std::vector<int32_t> ids_;
   std::string valid_, normal_;  // storage of repaired and of normalised text
   MergeTable::Scratch scratch_;
@@ -129,7 +145,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, EncodeOptions opti
 
 std::vector<int32_t> Tokenizer::encode_segments(std::string_view text, std::span<const ByteRange> untrusted,
                                                 EncodeOptions options) const {
-  TextEncoder encoder(*this, text.size());
+  TextEncoder encoder(*this, text.size(), options.look);
   if (options.add_bos_eos && vocab_.add_bos() && vocab_.bos()) encoder.add_token(*vocab_.bos());
 
   size_t text_begin = 0;  // what was not encoded yet

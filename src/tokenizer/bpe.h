@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +20,8 @@ struct EncodeOptions {
   bool parse_special = true;  // false: control texts are ordinary text, user-defined ones are still cut
   bool add_bos_eos = false;   // true: BOS and EOS where the file asks for them. Off for rendered templates,
                               // which write their own
+  // Called at the start and now and then during a long text; what it throws ends the call.
+  const std::function<void()>* look = nullptr;
 };
 
 struct DecodeOptions {

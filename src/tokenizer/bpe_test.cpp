@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <climits>
 #include <map>
 #include <random>
 #include <utility>
@@ -145,6 +146,29 @@ TEST(Bpe, AMegabyteOfOneLetterIsNotQuadratic) {
   const Ids ids = tokenizer.encode(text);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
   EXPECT_EQ(tokenizer.decode(ids), text);
+}
+
+// A client that had gone away kept a worker busy to the end of its text.
+TEST(Bpe, LooksNowAndThenWhetherItGoesOn) {
+  struct Enough {};
+  const Tokenizer tokenizer(small_vocab());
+  const std::string one_piece(2 << 20, 'a');
+  std::string words, specials;
+  while (words.size() < one_piece.size()) words += "the bee. ";
+  while (specials.size() < 3 * one_piece.size()) specials += "<think>";
+  for (const std::string& text : {one_piece, words, specials}) {
+    int n_looks = 0, last = INT_MAX;
+    const std::function<void()> look = [&] {
+      if (++n_looks == last) throw Enough{};
+    };
+    EXPECT_EQ(tokenizer.encode(text, {.look = &look}), tokenizer.encode(text));
+    EXPECT_GE(n_looks, 4) << text.substr(0, 10);
+    for (last = 1; last <= 3; ++last) {
+      n_looks = 0;
+      EXPECT_THROW(tokenizer.encode(text, {.look = &look}), Enough);
+      EXPECT_EQ(n_looks, last);
+    }
+  }
 }
 
 TEST(Bpe, LongTextEncodesAsItsParts) {

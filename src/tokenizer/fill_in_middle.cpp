@@ -22,14 +22,15 @@ std::optional<FillTokens> fill_tokens(const Vocab& vocab) {
 }
 
 std::vector<int32_t> fill_prompt(const Tokenizer& tokenizer, const FillTokens& tokens,
-                                 std::span<const int32_t> before, std::string_view after) {
+                                 std::span<const int32_t> before, std::string_view after,
+                                 const std::function<void()>* look) {
   const Vocab& vocab = tokenizer.vocab();
   std::vector<int32_t> ids;
   if (vocab.add_bos() && vocab.bos()) ids.push_back(*vocab.bos());
   ids.push_back(tokens.prefix);
   ids.insert(ids.end(), before.begin(), before.end());
   ids.push_back(tokens.suffix);
-  const std::vector<int32_t> rest = tokenizer.encode(after, {.parse_special = false});
+  const std::vector<int32_t> rest = tokenizer.encode(after, {.parse_special = false, .look = look});
   ids.insert(ids.end(), rest.begin(), rest.end());
   ids.push_back(tokens.middle);
   return ids;

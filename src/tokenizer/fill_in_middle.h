@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -21,8 +22,9 @@ struct FillTokens {
 std::optional<FillTokens> fill_tokens(const Vocab& vocab);
 
 // Prefix marker, what is before, suffix marker, what is after, middle marker. No special token is read in
-// `after`: it may be any text.
+// `after`: it may be any text. `look`: see EncodeOptions.
 std::vector<int32_t> fill_prompt(const Tokenizer& tokenizer, const FillTokens& tokens,
-                                 std::span<const int32_t> before, std::string_view after);
+                                 std::span<const int32_t> before, std::string_view after,
+                                 const std::function<void()>* look = nullptr);
 
 }  // namespace thermo

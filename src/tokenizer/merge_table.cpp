@@ -31,6 +31,7 @@ namespace {
 constexpr size_t kShortPiece = 48;  // bytes up to which the quadratic scan is used
 // Positions have 32 bits. No prompt comes near this; a longer piece is merged in parts.
 constexpr size_t kLongestPiece = size_t{1} << 30;
+constexpr size_t kLookEvery = size_t{64} << 10;  // pairs that are looked up or merged: a few milliseconds
 
 uint64_t make_pair(uint32_t left, uint32_t right) {
   return uint64_t{left} << 32 | right;
@@ -99,15 +100,16 @@ MergeTable::MergeTable(const Vocab& vocab, std::span<const std::string> merges)
   }
 }
 
-void MergeTable::merge(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const {
+void MergeTable::merge(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids,
+                       const std::function<void()>* look) const {
   while (piece.size() > kLongestPiece) {
-    merge_long(piece.substr(0, kLongestPiece), scratch, ids);
+    merge_long(piece.substr(0, kLongestPiece), scratch, ids, look);
     piece.remove_prefix(kLongestPiece);
   }
   if (piece.size() <= kShortPiece) {
     merge_short(piece, ids);
   } else {
-    merge_long(piece, scratch, ids);
+    merge_long(piece, scratch, ids, look);
   }
 }
 
@@ -156,17 +158,23 @@ void MergeTable::merge_short(std::string_view piece, std::vector<int32_t>& ids) 
   for (size_t i = 0; i < n; ++i) emit(symbols[i], ids);
 }
 
-void MergeTable::merge_long(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const {
+void MergeTable::merge_long(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids,
+                            const std::function<void()>* look) const {
   const auto n = static_cast<uint32_t>(piece.size());
   std::vector<Scratch::Link>& links = scratch.links;
   std::vector<uint64_t>& heap = scratch.heap;
-  links.resize(n);
+  links.clear();
+  links.reserve(n);
   heap.clear();
   // Positions by rank. A visit to all ranks must not cost more than a heap for all positions.
   const bool by_rank = n >= merged_.size() / 8;
   std::vector<std::vector<uint32_t>> later(by_rank ? merged_.size() : 0);
   uint32_t first_later = by_rank ? 0 : kNoRank;  // lower ranks go into the heap
 
+  size_t n_pairs = 0;
+  const auto count_pair = [&] {
+    if (++n_pairs % kLookEvery == 0 && look != nullptr) (*look)();
+  };
   // The lowest rank on top, then the lowest position.
   const auto entry = [](uint32_t rank, uint32_t i) { return uint64_t{rank} << 32 | i; };
   // True: the pair that begins at i is the last of the heap, which is to be put in order.
@@ -185,6 +193,7 @@ void MergeTable::merge_long(std::string_view piece, Scratch& scratch, std::vecto
     if (add_pair(i)) std::push_heap(heap.begin(), heap.end(), std::greater<>());
   };
   const auto merge_at = [&](uint32_t i, uint32_t rank) {
+    count_pair();
     Scratch::Link& link = links[i];
     if (link.rank != rank) return;  // overtaken
     Scratch::Link& gone = links[link.next];
@@ -205,10 +214,14 @@ void MergeTable::merge_long(std::string_view piece, Scratch& scratch, std::vecto
   };
 
   for (uint32_t i = 0; i < n; ++i) {
+    count_pair();
     const uint32_t symbol = byte_symbols_[static_cast<uint8_t>(piece[i])];
-    links[i] = {symbol, kNoRank, i - 1, i + 1};  // the first one's `previous` is not read
+    links.push_back({symbol, kNoRank, i - 1, i + 1});  // the first one's `previous` is not read
   }
-  for (uint32_t i = 0; i < n; ++i) add_pair(i);
+  for (uint32_t i = 0; i < n; ++i) {
+    count_pair();
+    add_pair(i);
+  }
   std::make_heap(heap.begin(), heap.end(), std::greater<>());
   for (uint32_t rank = 0; rank < later.size(); ++rank) {
     first_later = rank + 1;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,8 +33,10 @@ class MergeTable {
 
   // Appends the ids of one piece: starting from single bytes, the adjacent pair of lowest rank is merged,
   // the leftmost where ranks are equal, until no pair has a rank. Time is O(n log n).
-  // Only normal tokens come out, never a special one, whatever the text.
-  void merge(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const;
+  // Only normal tokens come out, never a special one, whatever the text. `look` is called now and then during
+  // a long piece; what it throws ends the call.
+  void merge(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids,
+             const std::function<void()>* look = nullptr) const;
 
  private:
   // One slot of an open-addressing table. Symbols are token ids; a merge may also make a text that is not a
@@ -49,7 +52,8 @@ class MergeTable {
   size_t slot_of(uint64_t pair) const noexcept;
   uint32_t rank_of(uint32_t left, uint32_t right) const noexcept;
   void merge_short(std::string_view piece, std::vector<int32_t>& ids) const;
-  void merge_long(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const;
+  void merge_long(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids,
+                  const std::function<void()>* look) const;
   void emit(uint32_t symbol, std::vector<int32_t>& ids) const;
 
   uint32_t n_tokens_;
