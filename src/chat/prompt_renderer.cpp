@@ -181,7 +181,8 @@ struct PromptRenderer::Impl {
   bool special_in_content;
 
   ChatPrompt render(std::span<const Turn> turns, const RenderOptions& options) const;
-  std::vector<int32_t> encode(const ChatPrompt& prompt, size_t begin, size_t end) const;
+  std::vector<int32_t> encode(const ChatPrompt& prompt, size_t begin, size_t end,
+                              const RenderOptions& options) const;
 };
 
 PromptRenderer::PromptRenderer(const Tokenizer& tokenizer, const TemplateOptions& options)
@@ -219,12 +220,14 @@ ChatPrompt PromptRenderer::Impl::render(std::span<const Turn> turns, const Rende
 }
 
 // A part that begins and ends at special tokens, or where the text does.
-std::vector<int32_t> PromptRenderer::Impl::encode(const ChatPrompt& prompt, size_t begin, size_t end) const {
+std::vector<int32_t> PromptRenderer::Impl::encode(const ChatPrompt& prompt, size_t begin, size_t end,
+                                                  const RenderOptions& options) const {
   std::vector<ByteRange> untrusted;
   for (const ByteRange& range : prompt.untrusted)
     if (range.begin >= begin && range.end <= end)
       untrusted.push_back({range.begin - begin, range.end - begin});
-  return tokenizer.encode_segments(std::string_view(prompt.text).substr(begin, end - begin), untrusted);
+  return tokenizer.encode_segments(std::string_view(prompt.text).substr(begin, end - begin), untrusted,
+                                   {.look = options.look});
 }
 
 namespace {
@@ -254,7 +257,7 @@ void append_segment(std::vector<PromptSegment>& segments, std::string_view text,
 RenderedPrompt PromptRenderer::render(std::span<const Turn> turns, const RenderOptions& options) const {
   const ChatPrompt rendered = impl_->render(turns, options);
   RenderedPrompt prompt;
-  prompt.ids = impl_->encode(rendered, 0, rendered.text.size());
+  prompt.ids = impl_->encode(rendered, 0, rendered.text.size(), options);
   prompt.in_reasoning = ends_in_reasoning(impl_->tokenizer, prompt.ids, rendered.text);
   if (options.with_segments) prompt.segments = segments_of(rendered, 0, rendered.text.size());
   return prompt;
@@ -279,7 +282,7 @@ std::optional<GappedPrompt> PromptRenderer::render_with_gaps(std::span<const Tur
   GappedPrompt prompt;
   size_t begin = 0;
   const auto add_piece = [&](size_t end) {
-    prompt.pieces.push_back(impl_->encode(rendered, begin, end));
+    prompt.pieces.push_back(impl_->encode(rendered, begin, end, options));
     if (options.with_segments) prompt.segments.push_back(segments_of(rendered, begin, end));
   };
   for (const TurnGap& gap : gaps) {

@@ -1,6 +1,7 @@
 // From the turns of a conversation to the ids of a prompt, through the model's chat template.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -27,6 +28,7 @@ struct RenderOptions {
   Json kwargs = Json::object();       // these, too
   bool add_generation_prompt = true;
   bool with_segments = false;  // tell who wrote what
+  const std::function<void()>* look = nullptr;  // see EncodeOptions
 };
 
 // A part of the prompt's text. Special tokens are read only in what the template wrote.

@@ -11,7 +11,7 @@
 #include "server/on_worker.h"
 #include "server/operations.h"
 #include "server/request_body.h"
-#include "server/token_endpoints.h"
+#include "server/wanted_work.h"
 
 namespace thermo {
 namespace {
@@ -293,8 +293,9 @@ asio::awaitable<void> ApiHandler::dispatch(HttpExchange& exchange, const RouteMa
   }
   HttpReply reply;
   if (route.needs_model) {
-    const Json answer = co_await token_endpoint(exchange, route);
-    reply = json_reply(answer);
+    const std::unique_ptr<TokenReply> answer = co_await token_endpoint(exchange, route);
+    if (answer == nullptr) co_return;  // the client is gone
+    reply = json_reply(answer->body);
   } else if (route.endpoint == Endpoint::Health && request.query_value("deep") == "1") {
     reply = co_await deep_health(request);
   } else if (route.endpoint == Endpoint::Control || route.endpoint == Endpoint::Heat) {
@@ -309,15 +310,19 @@ asio::awaitable<void> ApiHandler::dispatch(HttpExchange& exchange, const RouteMa
   exchange.reply(std::move(reply));
 }
 
-asio::awaitable<Json> ApiHandler::token_endpoint(HttpExchange& exchange, const Route& route) {
+asio::awaitable<std::unique_ptr<TokenReply>> ApiHandler::token_endpoint(HttpExchange& exchange,
+                                                                        const Route& route) {
   const std::optional<Access::Caller> caller = caller_of(exchange.request());
   const std::string owner = caller ? caller->name : std::string();
-  const std::unique_ptr<TokenReply> reply =
-      co_await on_worker(server_.workers, [this, &exchange, &route, &owner] {
-        return token_reply(route.endpoint, body_of(exchange.request()), server_, owner);
-      });
-  if (!reply->to_look_up.empty()) reply->body["n_cached"] = co_await n_cached(std::move(reply->to_look_up));
-  co_return std::move(reply->body);
+  const auto work = [this, &exchange, &route, &owner](const std::function<void()>& look) {
+    const Json body = body_of(exchange.request());
+    look();
+    return token_reply(route.endpoint, body, server_, owner, look);
+  };
+  std::unique_ptr<TokenReply> reply = co_await on_worker_while_wanted(server_, exchange, work);
+  if (reply && !reply->to_look_up.empty())
+    reply->body["n_cached"] = co_await n_cached(std::move(reply->to_look_up));
+  co_return std::move(reply);
 }
 
 Json ApiHandler::body_of(const HttpRequest& request) const {

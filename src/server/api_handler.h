@@ -5,6 +5,7 @@
 #include "server/http/http_server.h"
 #include "server/routes.h"
 #include "server/server_state.h"
+#include "server/token_endpoints.h"
 
 namespace thermo {
 
@@ -41,7 +42,8 @@ class ApiHandler : public HttpHandler {
   void check_state(const Route& route) const;
   asio::awaitable<void> answer(HttpExchange& exchange, const RouteMatch& match, Continuation* continuation);
   asio::awaitable<void> dispatch(HttpExchange& exchange, const RouteMatch& match, Continuation* continuation);
-  asio::awaitable<Json> token_endpoint(HttpExchange& exchange, const Route& route);
+  // nullptr: the client is gone.
+  asio::awaitable<std::unique_ptr<TokenReply>> token_endpoint(HttpExchange& exchange, const Route& route);
   Json body_of(const HttpRequest& request) const;
   asio::awaitable<HttpReply> deep_health(const HttpRequest& request);
   asio::awaitable<int> n_cached(std::vector<TokenId> prompt);

@@ -16,7 +16,7 @@ struct Preparation {
   std::optional<ApiError> overflow;           // to be told in a stream that begins
 };
 
-// Throws ApiError. The worker looks between its parts whether the client is gone.
+// Throws ApiError. The worker looks now and then whether the client is gone.
 // `owner`: the name of the API key; `max_tokens`: instead of the request's own.
 asio::awaitable<Preparation> prepare_on_worker(ServerState& server, HttpExchange& exchange, Dialect dialect,
                                                const std::string& owner, std::optional<int> max_tokens);

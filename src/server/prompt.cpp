@@ -168,9 +168,10 @@ RenderedPrompt render_turns(const GenerationRequest& request, const ServedModel&
 
 RenderedPrompt render_request(const GenerationRequest& request, const ServedModel& model,
                               const ServerOptions& server, const KnownTurns& known, bool with_segments,
-                              int& n_spliced) {
+                              const std::function<void()>& look, int& n_spliced) {
   RenderOptions options;
   options.with_segments = with_segments;
+  options.look = &look;
   options.tools = request.tools;
   options.thinking = request.thinking;
   options.kwargs = request.template_kwargs;
@@ -199,9 +200,10 @@ RenderedPrompt render_request(const GenerationRequest& request, const ServedMode
 }  // namespace
 
 RenderedPrompt render_prompt(const GenerationRequest& request, const ServedModel& model,
-                             const ServerOptions& options, const KnownTurns& turns, bool with_segments) {
+                             const ServerOptions& options, const KnownTurns& turns, bool with_segments,
+                             const std::function<void()>& look) {
   int n_spliced = 0;
-  return render_request(request, model, options, turns, with_segments, n_spliced);
+  return render_request(request, model, options, turns, with_segments, look, n_spliced);
 }
 
 PreparedRequest prepare(GenerationRequest request, const ServedModel& model, const ServerOptions& options,
@@ -222,14 +224,15 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
     for (const auto& prompt : request.prompts) {
       if (fill) {
         const auto* text = std::get_if<std::string>(&prompt);
-        const std::vector<TokenId> before = text != nullptr
-                                                ? tokenizer.encode(*text, {.parse_special = false})
-                                                : std::get<std::vector<int32_t>>(prompt);
-        prepared.prompts.push_back(fill_prompt(tokenizer, *fill, before, request.suffix));
+        const std::vector<TokenId> before =
+            text != nullptr ? tokenizer.encode(*text, {.parse_special = false, .look = &look})
+                            : std::get<std::vector<int32_t>>(prompt);
+        prepared.prompts.push_back(fill_prompt(tokenizer, *fill, before, request.suffix, &look));
         continue;
       }
       if (const auto* text = std::get_if<std::string>(&prompt)) {
-        std::vector<TokenId> ids = tokenizer.encode(*text, {.parse_special = true, .add_bos_eos = true});
+        std::vector<TokenId> ids =
+            tokenizer.encode(*text, {.parse_special = true, .add_bos_eos = true, .look = &look});
         // An end token at the end would be answered by nothing.
         if (vocab.add_eos() && ids.size() > 1 && vocab.eos() && ids.back() == *vocab.eos()) ids.pop_back();
         prepared.prompts.push_back(std::move(ids));
@@ -247,7 +250,7 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
     // None has less than a token: such a prompt need not be made to know that it does not fit.
     if (request.turns.size() > static_cast<size_t>(n_ctx))
       throw context_exceeded(request.dialect, request.turns.size(), n_ctx);
-    RenderedPrompt rendered = render_request(request, model, options, turns, false, prepared.n_spliced);
+    RenderedPrompt rendered = render_request(request, model, options, turns, false, look, prepared.n_spliced);
     prepared.in_reasoning = rendered.in_reasoning;
     prepared.prompts.push_back(std::move(rendered.ids));
     prepared.marks = marks_of(prepared.prompts.front(), vocab);
@@ -286,7 +289,8 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
   return prepared;
 }
 
-GenerationRequest read_request(Dialect dialect, const Json& body, const ServerState& server) {
+GenerationRequest read_request(Dialect dialect, const Json& body, const ServerState& server,
+                               const std::function<void()>& look) {
   const ServedModel& model = *server.model;
   RequestDefaults defaults;
   defaults.sampling = model.sampling;
@@ -304,7 +308,9 @@ GenerationRequest read_request(Dialect dialect, const Json& body, const ServerSt
   defaults.breakers_of = [&server, &model](const std::vector<std::string>& texts) {
     return server.dry_breakers->of(*model.tokenizer, texts);
   };
-  defaults.tokens_of = [&model](const std::string& text) { return model.tokenizer->encode(text); };
+  defaults.tokens_of = [&model, &look](const std::string& text) {
+    return model.tokenizer->encode(text, {.look = &look});
+  };
   GenerationRequest request = dialect == Dialect::Messages      ? read_messages_request(body, defaults)
                               : dialect == Dialect::Responses   ? read_responses_request(body, defaults)
                               : dialect == Dialect::Completions ? read_completions_request(body, defaults)

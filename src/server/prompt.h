@@ -31,19 +31,21 @@ struct KnownTurns {
   std::string owner;  // the name of the API key
 };
 
-// Reads a body in its dialect. Throws ApiError.
-GenerationRequest read_request(Dialect dialect, const Json& body, const ServerState& server);
+// All of these call `look` now and then. It may throw what the caller catches: nobody needs the rest.
 
-// Throws ApiError: a template that refuses, a prompt that does not fit. `look` is called between its parts,
-// and may throw what the caller catches: nobody needs the rest.
+// Reads a body in its dialect. Throws ApiError.
+GenerationRequest read_request(Dialect dialect, const Json& body, const ServerState& server,
+                               const std::function<void()>& look);
+
+// Throws ApiError: a template that refuses, a prompt that does not fit.
 PreparedRequest prepare(
     GenerationRequest request, const ServedModel& model, const ServerOptions& options,
     const KnownTurns& turns, const std::function<void()>& look = [] {});
 
 // The prompt only, for those who count it or look at it.
 RenderedPrompt render_prompt(const GenerationRequest& request, const ServedModel& model,
-                             const ServerOptions& options, const KnownTurns& turns,
-                             bool with_segments = false);
+                             const ServerOptions& options, const KnownTurns& turns, bool with_segments,
+                             const std::function<void()>& look);
 
 // The words that clients look for.
 ApiError context_exceeded(Dialect dialect, size_t n_prompt, int n_ctx);

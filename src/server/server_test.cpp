@@ -9,11 +9,15 @@
 
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <functional>
 #include <thread>
 
 #include "chat/text_model.h"
 #include "engine/scripted_engine.h"
+#include "server/prompt.h"
+#include "server/server_state.h"
+#include "server/token_endpoints.h"
 #include "tokenizer/vocab_gguf.h"
 
 namespace thermo {
@@ -487,6 +491,62 @@ TEST(Server, EndsWhileARequestIsStillBeingPrepared) {
   std::this_thread::sleep_for(100ms);
   EXPECT_FALSE(server.stop());
   service->held = false;
+}
+
+// A client that had gone away kept a worker busy to the end of its text.
+TEST(Server, StopsReadingATextThatNobodyWaitsFor) {
+  struct Enough {};
+  ScriptedEngine service({.scripts = {tokens_of("x")}, .n_ctx = 1 << 24});
+  VocabData data = *read_vocab(plankton().file());
+  for (const char* text : {"<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"}) {
+    data.tokens.emplace_back(text);
+    data.types.push_back(static_cast<int32_t>(TokenType::Control));
+  }
+  const Tokenizer words(std::move(data));
+  ServerState state{ServerOptions{}};
+  state.model = std::make_unique<ServedModel>(Running::served(service, &words));
+  const Json text = std::string(1 << 20, ' '), few = "a";
+  const Json turns = {{{"role", "user"}, {"content", "a"}}, {{"role", "user"}, {"content", text}}};
+  const Json bias = {{"messages", {{{"role", "user"}, {"content", few}}}},
+                     {"logit_bias", {{text.get<std::string>(), 1}}}};
+  struct Case {
+    Endpoint endpoint;
+    Dialect dialect;
+    Json body;
+  };
+  const Case cases[] = {
+      {Endpoint::Chat, Dialect::Chat, {{"messages", turns}}},
+      {Endpoint::Chat, Dialect::Chat, bias},
+      {Endpoint::Completions, Dialect::Completions, {{"prompt", text}}},
+      {Endpoint::Completions, Dialect::Completions, {{"prompt", text}, {"suffix", few}}},
+      {Endpoint::Completions, Dialect::Completions, {{"prompt", few}, {"suffix", text}}},
+      {Endpoint::Tokenize, Dialect::Native, {{"content", text}}},
+      {Endpoint::Tokenize, Dialect::Native, {{"messages", turns}}},
+      {Endpoint::ApplyTemplate, Dialect::Native, {{"messages", turns}}},
+      {Endpoint::CountTokens, Dialect::Messages, {{"messages", turns}, {"max_tokens", 1}}},
+      {Endpoint::ChatTokens, Dialect::Chat, {{"messages", turns}}},
+      {Endpoint::ResponsesTokens, Dialect::Responses, {{"input", text}}},
+  };
+  for (const Case& one : cases) {
+    int n_looks = 0, last = INT_MAX;
+    const std::function<void()> look = [&] {
+      if (++n_looks == last) throw Enough{};
+    };
+    const auto read = [&] {
+      n_looks = 0;
+      if (one.endpoint != Endpoint::Chat && one.endpoint != Endpoint::Completions) {
+        token_reply(one.endpoint, one.body, state, "", look);
+        return;
+      }
+      prepare(read_request(one.dialect, one.body, state, look), *state.model, state.options,
+              {*state.turns, ""}, look);
+    };
+    read();
+    EXPECT_GT(n_looks, 8) << one.body.dump().substr(0, 60);
+    last = n_looks / 2;  // within the text
+    EXPECT_THROW(read(), Enough) << one.body.dump().substr(0, 60);
+    EXPECT_EQ(n_looks, last);
+  }
 }
 
 TEST(Server, LetsRunningRequestsFinishAndRefusesOthers) {

@@ -24,9 +24,10 @@ Json pieces_of(const std::vector<TokenId>& ids, const Tokenizer& tokenizer) {
 }
 
 RenderedPrompt prompt_of(Dialect dialect, const Json& body, const ServerState& server,
-                         const std::string& owner, bool with_segments = false) {
-  return render_prompt(read_request(dialect, body, server), *server.model, server.options,
-                       {*server.turns, owner}, with_segments);
+                         const std::string& owner, const std::function<void()>& look,
+                         bool with_segments = false) {
+  return render_prompt(read_request(dialect, body, server, look), *server.model, server.options,
+                       {*server.turns, owner}, with_segments, look);
 }
 
 Json segments_json(const std::vector<PromptSegment>& segments) {
@@ -36,16 +37,17 @@ Json segments_json(const std::vector<PromptSegment>& segments) {
   return list;
 }
 
-Json tokenize(const Json& body, const ServerState& server, const std::string& owner) {
+Json tokenize(const Json& body, const ServerState& server, const std::string& owner,
+              const std::function<void()>& look) {
   Fields fields(body);
   const Tokenizer& tokenizer = *server.model->tokenizer;
   std::vector<TokenId> ids;
   if (fields.has("messages")) {
-    ids = prompt_of(Dialect::Chat, body, server, owner).ids;
+    ids = prompt_of(Dialect::Chat, body, server, owner, look).ids;
   } else {
     const Json& content = fields.require("content");
     if (!content.is_string()) throw invalid_value("content", "content: a string was expected");
-    EncodeOptions options;
+    EncodeOptions options{.look = &look};
     options.add_bos_eos = fields.boolean("add_special").value_or(false);
     options.parse_special = fields.boolean("parse_special").value_or(true);
     ids = tokenizer.encode(content.get_ref<const std::string&>(), options);
@@ -66,13 +68,13 @@ Json detokenize(const Json& body, const ServerState& server) {
 }  // namespace
 
 TokenReply token_reply(Endpoint endpoint, const Json& body, const ServerState& server,
-                       const std::string& owner) {
-  if (endpoint == Endpoint::Tokenize) return {tokenize(body, server, owner), {}};
+                       const std::string& owner, const std::function<void()>& look) {
+  if (endpoint == Endpoint::Tokenize) return {tokenize(body, server, owner, look), {}};
   if (endpoint == Endpoint::Detokenize) return {detokenize(body, server), {}};
   const Dialect dialect = endpoint == Endpoint::CountTokens       ? Dialect::Messages
                           : endpoint == Endpoint::ResponsesTokens ? Dialect::Responses
                                                                   : Dialect::Chat;
-  RenderedPrompt prompt = prompt_of(dialect, body, server, owner, endpoint == Endpoint::ApplyTemplate);
+  RenderedPrompt prompt = prompt_of(dialect, body, server, owner, look, endpoint == Endpoint::ApplyTemplate);
   if (endpoint == Endpoint::CountTokens) return {{{"input_tokens", prompt.ids.size()}}, {}};
   if (endpoint == Endpoint::ApplyTemplate) {
     Json reply = {{"prompt", server.model->tokenizer->decode(prompt.ids, {.special = true})},

@@ -1,6 +1,8 @@
 // Endpoints that count, cut and join tokens, without generating. On a worker's thread.
 #pragma once
 
+#include <functional>
+
 #include "server/routes.h"
 #include "server/server_state.h"
 
@@ -12,8 +14,9 @@ struct TokenReply {
       to_look_up;  // a prompt: the reply's n_cached is what the engine has of it; empty: none
 };
 
-// The reply to a body at such an endpoint. `owner`: the name of the API key. Throws ApiError.
+// The reply to a body at such an endpoint. `owner`: the name of the API key; `look`: see prompt.h. Throws
+// ApiError.
 TokenReply token_reply(Endpoint endpoint, const Json& body, const ServerState& server,
-                       const std::string& owner);
+                       const std::string& owner, const std::function<void()>& look);
 
 }  // namespace thermo

@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
+import os
 import pathlib
 import re
 import signal
@@ -12,6 +13,7 @@ import tempfile
 import time
 import unittest
 
+from harness import SLOW
 from server_harness import ENDLESS, PARIS, PATIENCE, WIDE, Server, ServeTest, ask, chat_text, wait_until
 
 
@@ -155,6 +157,44 @@ class Lifecycle(unittest.TestCase):
         with Server("--parallel", "1", "--timeout", "700ms", "--sse-ping-interval", "50ms", *WIDE) as server:
             status, _, reply = server.request("POST", "/v1/chat/completions", ask("Story.", **ENDLESS))
             self.assertEqual((status, reply["error"]["code"]), (504, "timeout"))
+
+
+class LongTexts(unittest.TestCase):
+    """Texts that nobody waits for any more. How far they are is told by the server's processor time, on a busy machine, too."""
+    BODY = json.dumps({"content": " " * ((8 if SLOW else 32) << 20)}).encode()
+
+    def seconds(self, server):
+        fields = pathlib.Path(f"/proc/{server.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def whole(self, server):
+        """Seconds for the whole text."""
+        times = []
+        for _ in range(2):
+            begin = self.seconds(server)
+            self.assertEqual(server.request("POST", "/tokenize", self.BODY, timeout=600)[0], 200)
+            times.append(self.seconds(server) - begin)
+        return min(times)
+
+    def ask(self, server):
+        s = socket.create_connection((server.host, server.port), timeout=600)
+        s.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(self.BODY) + self.BODY)
+        return s
+
+    def test_a_client_that_goes_away_frees_the_worker(self):
+        def n_gone():
+            return sum(float(line.rsplit(" ", 1)[1]) for line in server.get("/metrics").splitlines()
+                       if line.startswith("thermocline_http_requests_total{") and 'route="/tokenize"' in line and 'code="499"' in line)
+        with Server("-c", "512") as server:
+            whole = self.whole(server)
+            shares = []
+            while len(shares) < 3 and not any(share < 0.75 for share in shares):  # this test may have to wait for a core
+                before, begin = n_gone(), self.seconds(server)
+                with self.ask(server):
+                    wait_until(lambda: self.seconds(server) > begin + 0.4 * whole)
+                wait_until(lambda: n_gone() > before)  # when its work is over
+                shares.append((self.seconds(server) - begin) / whole)
+            self.assertLess(min(shares), 0.75, shares)
 
 
 if __name__ == "__main__":
