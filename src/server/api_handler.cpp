@@ -209,11 +209,7 @@ void ApiHandler::check(const HttpRequest& request, const RouteMatch& match) cons
 
 // Whether it can be served now.
 void ApiHandler::check_state(const Route& route) const {
-  if (server_.draining && route.generates) {
-    ApiError error(503, "shutting_down", "the server is shutting down");
-    error.retry_seconds = 5;
-    throw error;
-  }
+  if (server_.draining && route.generates) throw shutting_down();
   if (route.needs_model) require_model(server_);
   if (route.generates && queue_is_full(server_)) {
     ApiError error(503, "server_is_overloaded", "the queue is full; try again later");

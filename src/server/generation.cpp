@@ -296,7 +296,7 @@ asio::awaitable<void> Generation::follow(std::vector<std::pair<std::string, std:
     flush_due(now);
     check_reader();
     const bool leaving = server_.cancelling || (server_.draining && live_->state == "queued");
-    if (leaving && open()) failure_ = ApiError(503, "shutting_down", "the server is shutting down");
+    if (leaving && open()) failure_ = shutting_down();
     if (now >= must_end && open()) failure_ = ApiError(504, "timeout", "the request took too long");
     if (now >= must_start && live_->state == "queued" && open()) {
       failure_ = ApiError(503, "queue_timeout", "no slot became free in time; try again later");

@@ -277,6 +277,12 @@ void require_model(const ServerState& server) {
   }
 }
 
+ApiError shutting_down() {
+  ApiError error(503, "shutting_down", "the server is shutting down");
+  error.retry_seconds = 5;
+  return error;
+}
+
 namespace {
 
 // 503, and whether to come back in a second.

@@ -2,6 +2,7 @@
 // them waits.
 #pragma once
 
+#include "server/api/api_error.h"
 #include "server/http/http_message.h"
 #include "server/server_state.h"
 
@@ -9,6 +10,8 @@ namespace thermo {
 
 // Whether requests can be served; throws the ApiError that says why not.
 void require_model(const ServerState& server);
+// 503: nothing new is begun, and nothing goes on for longer than the grace.
+ApiError shutting_down();
 
 HttpReply health_reply(const ServerState& server);
 HttpReply ready_reply(const ServerState& server);

@@ -169,7 +169,7 @@ void Server::shut_down(const std::function<bool()>& hurry) {
   });
   const auto quiet = [&m] {
     bool empty = false;
-    m.on_io([&] { empty = m.state.live.empty(); });
+    m.on_io([&] { empty = m.state.live.empty() && m.state.n_preparing == 0; });
     return empty;
   };
   while (!quiet() && std::chrono::steady_clock::now() < end && !(hurry && hurry()))

@@ -2,6 +2,7 @@
 // otherwise.
 #pragma once
 
+#include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <list>
@@ -36,7 +37,8 @@ struct ServerState {
   std::string load_stage = "open";
   double load_progress = 0.0;
   bool draining = false;
-  bool cancelling = false;  // the grace is over
+  std::atomic<bool> cancelling{false};  // the grace is over; any thread
+  int n_preparing = 0;                  // requests that workers deal with: they are not live yet
   std::list<std::shared_ptr<LiveRequest>> live;
   std::map<std::string, int> by_key;          // live requests of a key
   asio::steady_timer sampler{io};             // of the next one

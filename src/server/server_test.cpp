@@ -493,6 +493,43 @@ TEST(Server, EndsWhileARequestIsStillBeingPrepared) {
   service->held = false;
 }
 
+// It gave them no grace, and could not end them after it.
+TEST(Server, GivesRequestsThatAreBeingPreparedTheGraceToo) {
+  struct Slow : ScriptedEngine {
+    using ScriptedEngine::ScriptedEngine;
+    int n_ctx() const override {
+      is_asked = true;
+      while (held) std::this_thread::sleep_for(1ms);
+      return ScriptedEngine::n_ctx();
+    }
+    mutable std::atomic<bool> is_asked = false;
+    std::atomic<bool> held = true;
+  };
+  for (const bool in_time : {true, false}) {
+    Slow service({.scripts = {tokens_of("x")}});
+    ServerOptions options;
+    options.shutdown_grace = in_time ? 60s : 1s;
+    Server server(Running::with_free_port(options));
+    server.set_ready(Running::served(service));
+    Client client(server.urls().front());
+    client.post("/v1/messages/count_tokens", kAsk);
+    Running::expect_soon([&] { return service.is_asked.load(); });
+    std::thread end([&] {
+      server.shut_down();
+      service.held = false;
+    });
+    if (in_time) {
+      std::this_thread::sleep_for(100ms);
+      service.held = false;
+    }
+    const std::string reply = client.read_until("");
+    EXPECT_NE(reply.find(in_time ? "\"input_tokens\"" : "the server is shutting down"), std::string::npos)
+        << reply;
+    end.join();
+    EXPECT_TRUE(server.stop());
+  }
+}
+
 // A client that had gone away kept a worker busy to the end of its text.
 TEST(Server, StopsReadingATextThatNobodyWaitsFor) {
   struct Enough {};

@@ -196,6 +196,23 @@ class LongTexts(unittest.TestCase):
                 shares.append((self.seconds(server) - begin) / whole)
             self.assertLess(min(shares), 0.75, shares)
 
+    def test_the_end_does_not_wait_for_a_text(self):
+        replies = []
+        while len(replies) < 3 and not any(b" 503 " in reply for reply in replies):
+            with Server("-c", "512", "--shutdown-grace", "100ms") as server:
+                whole, begin = self.whole(server), self.seconds(server)
+                with self.ask(server) as s:
+                    wait_until(lambda: self.seconds(server) > begin + 0.2 * whole)
+                    server.process.send_signal(signal.SIGTERM)
+                    reply = b""
+                    with contextlib.suppress(OSError):
+                        while piece := s.recv(65536):
+                            reply += piece
+                    replies.append(reply[:1000])
+                self.assertEqual(server.process.wait(PATIENCE), 0)
+        self.assertIn(b"HTTP/1.1 503 ", replies[-1])
+        self.assertIn(b"the server is shutting down", replies[-1])
+
 
 if __name__ == "__main__":
     unittest.main()
