@@ -10,9 +10,8 @@
 //
 // H200, 27B, a decoded row: 6.09 -> 5.74 ms, two rows 7.63 -> 7.23. 100 MB take 30 us alone (ncu), of which
 // the bytes explain 21: the rest is the start. With three chunks of each warp on their way 5.88 and 7.49,
-// with four 5.92 and 7.68. From 4 rows on the start takes too long, since every multiprocessor reads all rows
-// before it begins: 8 rows 8.43 -> 8.9, 16 rows 10.8 -> 12.0; rows in pieces of four chunks 32 rows 14.2
-// -> 20.1.
+// with four 5.92 and 7.68. More rows lost, probably because every multiprocessor reads all of them before it
+// begins: 8 rows 8.43 -> 8.9, 16 rows 10.8 -> 12.0. With rows in pieces of four chunks, 32 rows 14.2 -> 20.1.
 #pragma once
 
 #include <optional>
@@ -26,7 +25,7 @@
 
 namespace thermo {
 
-// Of a block: as many as registers allow, which come in steps of four warps.
+// Of a block: as many as registers allow.
 template <int kTiles>
 inline constexpr int kMaxStreamWarps = kTiles == 1   ? 20
                                        : kTiles == 2 ? 24
@@ -34,6 +33,7 @@ inline constexpr int kMaxStreamWarps = kTiles == 1   ? 20
 
 inline constexpr int kLeastStreamWarps = 8, kLeastStreamPanels = 4;  // of a block
 inline constexpr int kStreamStages = 2;                              // chunks of a warp on their way
+
 struct StreamPlan {
   DeviceLinearArgs args;
   SumCuts cuts;
