@@ -75,6 +75,28 @@ Candidates random_candidates(int n_depths, int n_ranks, std::mt19937& random) {
   return c;
 }
 
+// So at one place of a text a larger tree never accepts fewer tokens.
+TEST(DdTree, BeginsWithTheSmallerTree) {
+  std::mt19937 random(6);
+  DraftTreeBuilder builder;
+  std::vector<DraftNode> largest, nodes;
+  for (int round = 0; round < 20; ++round) {
+    Candidates c = random_candidates(7, 8, random);
+    for (int32_t& token : c.tokens) token %= 30;  // some come twice in a row
+    for (const float repeat : {0.0f, -4.0f}) {
+      builder.build(c.view, kMaxDraftNodes, largest, repeat);
+      for (int budget = 1; budget < kMaxDraftNodes; ++budget) {
+        builder.build(c.view, budget, nodes, repeat);
+        ASSERT_EQ(nodes.size(), static_cast<size_t>(budget));
+        for (size_t i = 0; i < nodes.size(); ++i) {
+          ASSERT_EQ(nodes[i].token, largest[i].token) << i << " of " << budget;
+          ASSERT_EQ(nodes[i].parent, largest[i].parent) << i << " of " << budget;
+        }
+      }
+    }
+  }
+}
+
 // Every path, by brute force.
 void all_scores(const DraftCandidates& c, int depth, double score, std::vector<double>& out) {
   if (depth > c.n_depths) return;
