@@ -303,8 +303,10 @@ asio::awaitable<void> Generation::follow(std::vector<std::pair<std::string, std:
       failure_->retry_seconds = retry_seconds(server_);
     }
     if (open() && !failure_ && now >= last_sent_ + ping) {
-      if (streaming_) send(writer_->heartbeat());
-      if (spaces) send(" ");
+      // A client that has something to read needs no sign of life, and must not fill our memory.
+      const bool has_read = exchange_.unsent_bytes() == 0;
+      if (streaming_ && has_read) send(writer_->heartbeat());
+      if (spaces && has_read) send(" ");
       last_sent_ = now;
     }
   }

@@ -315,6 +315,8 @@ TEST(ChatRequest, SaysWhereItIsWrong) {
   EXPECT_EQ(with(tools + R"("tool_choice": {"type": "allowed_tools", "mode": "required"})"),
             "missing_required_parameter tool_choice.tools");
   EXPECT_EQ(with(R"("stop": ["a", ""])"), "invalid_value stop");
+  // Heartbeats without a pause filled the memory.
+  EXPECT_EQ(with(R"("sse_ping_interval": 1e-9)"), "invalid_value sse_ping_interval");
   EXPECT_EQ(with(R"("response_format": {"type": "json_object"}, "grammar": "root ::= \"a\"")"),
             "invalid_value grammar");
   EXPECT_EQ(refusal([] { chat("{}"); }), "missing_required_parameter messages");

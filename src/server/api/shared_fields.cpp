@@ -11,6 +11,7 @@ namespace {
 
 constexpr size_t kMaxStops = 16, kMaxStopBytes = 256, kMaxTools = 4096;
 constexpr int kMaxChoices = 16;
+constexpr double kLeastPing = 0.1;  // seconds; more often than that is load and no sign of life
 
 void set(std::optional<double> value, float& target) {
   if (value) target = static_cast<float>(*value);
@@ -173,6 +174,10 @@ void read_stream(Fields& fields, GenerationRequest& request) {
   request.return_progress = fields.boolean("return_progress").value_or(false);
   request.timings_per_token = fields.boolean("timings_per_token").value_or(false);
   request.ping_seconds = fields.number("sse_ping_interval", -1.0, 3600.0);
+  if (const double seconds = request.ping_seconds.value_or(0.0); seconds > 0.0 && seconds < kLeastPing)
+    throw invalid_value(fields.path("sse_ping_interval"),
+                        fmt::format("sse_ping_interval: {} is less than {} s; 0 or -1: none", seconds,
+                                    kLeastPing));
 }
 
 std::vector<ReasoningEffort> usual_efforts() {
