@@ -269,6 +269,7 @@ GenerationRequest read_completions_request(const Json& body, const RequestDefaul
                         "echo: the prompt is not repeated where a suffix is given; leave one of them out");
   read_reasoning(fields, defaults, request);
   request.reasoning_format = ReasoningFormat::InText;
+  if (const Json* format = fields.object("response_format")) read_format(*format, "response_format", request);
   read_format_extensions(fields, request);
   read_session(fields, request);
   read_cache_prompt(fields, request);

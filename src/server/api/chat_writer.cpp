@@ -295,7 +295,8 @@ class CompletionsWriter : public ChunkWriter {
       Json top = is_known ? Json::object() : Json(nullptr);
       for (size_t k = 1; k < token.logprobs.size(); ++k) {
         const Json entry = logprob_entry(token.logprobs[k], *context_.tokenizer);
-        top[entry["token"].get<std::string>()] = entry["logprob"];
+        const std::string name = entry["token"].get<std::string>();
+        if (!top.contains(name)) top[name] = entry["logprob"];  // parts of characters look the same
       }
       tops.push_back(std::move(top));
       offsets.push_back(offset);

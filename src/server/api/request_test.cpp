@@ -537,6 +537,10 @@ TEST(CompletionsRequest, ReadsTextsAndIds) {
   EXPECT_EQ(read(R"({"prompt": [1, 2]})").prompts.size(), 1u);
   EXPECT_EQ(read(R"({"prompt": [[1, 2], [3]]})").prompts.size(), 2u);
   EXPECT_EQ(read(R"({"prompt": "x"})").max_tokens, 16);
+  const char* const asked =
+      R"({"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}}})";
+  EXPECT_EQ(read(asked).format.schema.dump(), R"({"type":"null"})");
+  EXPECT_TRUE(read(asked).ignored_fields.empty());
   // More than are written at once was refused.
   const auto read_many = [](int n) {
     RequestDefaults d = defaults();
