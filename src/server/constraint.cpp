@@ -63,9 +63,13 @@ std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const Generation
   ConstraintOptions options;
   options.may_reason =
       request.dialect != Dialect::Completions && request.reasoning_format != ReasoningFormat::InText;
-  if (in_reasoning) options.reasoning_budget = request.thinking_budget.value_or(server.reasoning_budget);
+  // Some templates leave it to the model to open a thought.
+  const bool may_open = options.may_reason && request.thinking != false &&
+                        model.chat_template.find("think>") != std::string::npos;
+  const bool thinks = in_reasoning || may_open;
+  if (thinks) options.reasoning_budget = request.thinking_budget.value_or(server.reasoning_budget);
   if (!server.budget_message.empty()) options.budget_message = server.budget_message;
-  if (in_reasoning) {
+  if (thinks) {
     // So much of the answer is kept for what follows the reasoning.
     const int reserve = std::min(server.reply_reserve, max_tokens / 4), most = max_tokens - reserve;
     options.keeps_reserve = options.reasoning_budget < 0 || most < options.reasoning_budget;
@@ -76,7 +80,7 @@ std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const Generation
         options.budget_message.clear();
     }
   }
-  options.ends_loops = in_reasoning && server.loop_guard;
+  options.ends_loops = thinks && server.loop_guard;
   options.grammar = grammar_of(request.format, *model.grammars, ignored);
   options.grammars = model.grammars;
   const CallChoice& choice = request.tool_choice;
@@ -91,7 +95,7 @@ std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const Generation
   options.keep_tool_names = !choice.names.empty();
   options.parallel_calls = request.parallel_tools;
   // A thought can be ended from outside, too.
-  if (!in_reasoning && options.grammar == nullptr && options.tools.empty()) return {};
+  if (!thinks && options.grammar == nullptr && options.tools.empty()) return {};
 
   const Result<std::shared_ptr<const AnswerRules>> rules =
       AnswerRules::compile(*model.tokenizer, model.trie, options);

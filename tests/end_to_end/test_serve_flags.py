@@ -36,6 +36,21 @@ class Reasoning(unittest.TestCase):
             self.assertEqual(reasoned(server, reasoning_budget_tokens=500)[1], "natural")
             self.assertEqual(server.get("/props")["reasoning"]["budget"], 3)
 
+    # Every limit was ignored where the model opens the thought itself.
+    def test_has_a_budget_where_the_template_opens_no_thought(self):
+        template = run("inspect", "--template").stdout
+        opens = "{{- '<|im_start|>assistant\\n<think>\\n' }}"
+        self.assertIn(opens, template)
+        path = temporary_folder(self) / "t.jinja"
+        path.write_text(template.replace(opens, "{{- '<|im_start|>assistant\\n' }}"))
+        with Server("-c", "2048", "--chat-template-file", path) as server:
+            open_end = {"max_tokens": 200, "logit_bias": {"</think>": -100}, "ignore_eos": True}
+            message, close = reasoned(server, reasoning_budget_tokens=20, **open_end)
+            self.assertEqual(close, "budget", message)
+            self.assertTrue(message["content"], message)
+            self.assertEqual(reasoned(server, **open_end)[1], "reserve")
+            self.assertEqual(reasoned(server, reasoning_effort="none")[1], "none")
+
     def test_has_an_effort(self):
         with Server("-c", "2048", "--reasoning-effort", "none") as server:
             message, close = reasoned(server)
