@@ -149,10 +149,13 @@ void AnswerConstraint::accept(int32_t token) {
   const Phase before = at_.phase;
   const bool was_forced = forced() == token;
   if (!forced_.empty()) {
-    if (was_forced)
+    if (was_forced) {
       forced_.pop_front();
-    else
+    } else {
+      // An earlier run went on here; a thought that is still open is to be ended yet.
       forced_.clear();
+      reasoning_close_ = nullptr;
+    }
   }
   if (!take(token)) {
     at_ = {.phase = Phase::Broken};

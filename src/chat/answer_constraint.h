@@ -117,6 +117,8 @@ class AnswerConstraint : public TokenConstraint {
   // Tokens that were written because nothing else could be, and those of them that were reasoning.
   int n_forced() const { return n_forced_; }
   int n_forced_reasoning() const { return n_forced_reasoning_; }
+  // What was accepted so far is an earlier run's: it does not count as forced.
+  void begin_run() { n_forced_ = n_forced_reasoning_ = 0; }
   // Masks that were asked for, and the time they took together.
   int n_masks() const { return n_masks_; }
   double mask_seconds() const { return mask_seconds_; }

@@ -301,6 +301,7 @@ std::vector<size_t> AnswerParser::take_content_tokens() {
 
 void AnswerParser::skip_tokens() {
   n_taken_ = content_tokens_.size();
+  n_reasoning_tokens_ = 0;
   reasoning_tokens_.take();
   call_tokens_.take();
 }

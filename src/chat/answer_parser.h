@@ -73,7 +73,7 @@ class AnswerParser {
   const std::vector<size_t>& call_tokens() const noexcept { return call_tokens_.indices; }
   std::vector<size_t> take_reasoning_tokens() { return reasoning_tokens_.take(); }
   std::vector<size_t> take_call_tokens() { return call_tokens_.take(); }
-  // All that were pushed count as taken, those too whose text is held back.
+  // All that were pushed count as taken, those too whose text is held back, and none as reasoning.
   void skip_tokens();
 
  private:

@@ -92,9 +92,8 @@ class Generation {
   void cancel_all();
   void check_reader();
   void record(const char* outcome);
-  ApiError refusal(const Error& error) const {
-    return engine_error(error, server_, request().dialect, prepared_.prompts.front().size(),
-                        exchange_.request().id);
+  ApiError refusal(const Error& error, size_t n_prompt) const {
+    return engine_error(error, server_, request().dialect, n_prompt, exchange_.request().id);
   }
   std::string phase() const {
     return live_->state == "queued" || live_->state == "prefill" ? live_->state : "decode";
@@ -193,8 +192,9 @@ TokenRequest Generation::token_request(int index) {
 }
 
 void Generation::submit_one(int index, TokenRequest tokens) {
+  const size_t n_prompt = tokens.prompt.size();  // with what earlier runs wrote
   const Result<RequestHandle> handle = model_.service->submit(std::move(tokens));
-  if (!handle) throw refusal(handle.error());
+  if (!handle) throw refusal(handle.error(), n_prompt);
   live_->handles[static_cast<size_t>(index)] = *handle;
 }
 
@@ -232,6 +232,7 @@ void Generation::submit_prompts() {
 void Generation::go_on(Choice& choice, TokenRequest& tokens) {
   continuation_->single = request().n == 1 && prepared_.prompts.size() == 1;
   continuation_->resume(choice.parser, tokens, model_.service->n_ctx());
+  if (!prepared_.constraints.empty()) prepared_.constraints.front()->begin_run();
   if (!request().logprobs) return;
   for (const TokenId token : continuation_->written) choice.tokens.push_back({.id = token, .logprobs = {}});
 }
@@ -463,7 +464,7 @@ void Generation::take_end(int index, const TokensEnded& ended) {
   Choice& choice = choices_[static_cast<size_t>(index)];
   choice.ended = true;
   if (ended.error) {
-    if (!failure_) failure_ = refusal(*ended.error);
+    if (!failure_) failure_ = refusal(*ended.error, prepared_.prompts.front().size());
     return;
   }
   if (ended.reason == FinishReason::Cancelled && !choice.stopping) {
@@ -554,8 +555,7 @@ asio::awaitable<void> generate(ServerState& server, HttpExchange& exchange, Dial
                                CallerInfo caller, std::vector<std::pair<std::string, std::string>> headers,
                                Continuation* continuation) {
   const Clock::time_point came = Clock::now();
-  const std::optional<int> max_tokens = continuation != nullptr ? continuation->max_tokens : std::nullopt;
-  Preparation made = co_await prepare_on_worker(server, exchange, dialect, caller.key_name, max_tokens);
+  Preparation made = co_await prepare_on_worker(server, exchange, dialect, caller.key_name, continuation);
   if (exchange.gone()) {  // while its prompt was made
     if (continuation != nullptr) continuation->finish_reason = "cancelled";
     server.metrics.count("thermocline_cancelled_total", "phase=\"queued\"");

@@ -21,7 +21,7 @@ struct TrimAtEnd {
 }  // namespace
 
 asio::awaitable<Preparation> prepare_on_worker(ServerState& server, HttpExchange& exchange, Dialect dialect,
-                                               const std::string& owner, std::optional<int> max_tokens) {
+                                               const std::string& owner, const Continuation* continuation) {
   Preparation made;
   made.request.dialect = dialect;
   const KnownTurns turns{*server.turns, owner};
@@ -30,7 +30,10 @@ asio::awaitable<Preparation> prepare_on_worker(ServerState& server, HttpExchange
     const Json body = body_json(exchange.request(), server.options.http.max_body_bytes);
     look();
     GenerationRequest request = read_request(dialect, body, server, look);
-    if (max_tokens) request.max_tokens = max_tokens;
+    if (continuation != nullptr) {
+      if (continuation->max_tokens) request.max_tokens = continuation->max_tokens;
+      request.n_written = static_cast<int>(continuation->written.size());
+    }
     made.request = request;
     look();
     return prepare(std::move(request), *server.model, server.options, turns, look);

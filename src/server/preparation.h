@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "server/continuation.h"
 #include "server/http/http_server.h"
 #include "server/prompt.h"
 #include "server/server_state.h"
@@ -17,8 +18,8 @@ struct Preparation {
 };
 
 // Throws ApiError. The worker looks now and then whether the client is gone.
-// `owner`: the name of the API key; `max_tokens`: instead of the request's own.
+// `owner`: the name of the API key; `continuation`: of an answer that goes on, or nullptr.
 asio::awaitable<Preparation> prepare_on_worker(ServerState& server, HttpExchange& exchange, Dialect dialect,
-                                               const std::string& owner, std::optional<int> max_tokens);
+                                               const std::string& owner, const Continuation* continuation);
 
 }  // namespace thermo

@@ -278,7 +278,8 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
     generate.sampling.logit_bias[*call] = kBanToken;
   const size_t n_answers = prepared.prompts.size() * static_cast<size_t>(request.n);
   const auto begin = std::chrono::steady_clock::now();
-  const int limit = generate.max_tokens < 0 ? room : generate.max_tokens;
+  // Of the whole answer: the limits of reasoning count what earlier runs wrote.
+  const int limit = generate.max_tokens < 0 ? room : std::min(room, generate.max_tokens + request.n_written);
   prepared.constraints = make_constraints(request, model, options, prepared.in_reasoning, limit, n_answers,
                                           request.ignored_fields);
   prepared.constraint_seconds =

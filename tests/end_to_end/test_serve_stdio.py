@@ -166,6 +166,35 @@ class Stdio(unittest.TestCase):
         answer = json.loads(text_of(lines, "a"))
         self.assertEqual(set(answer), {"name", "n"})
 
+    def test_ends_a_thought_that_goes_on(self):
+        body = ask("What is 17 + 25?", logit_bias={"</think>": -100}, ignore_eos=True, seed=1, reasoning_budget_tokens=900)
+        self.pipe.send("start", "a", body={**body, "max_tokens": 600})
+        self.pipe.until("a", "tokens")
+        self.pipe.send("cancel", "a")
+        self.assertTrue(self.pipe.until("a")[-1]["can_continue"])
+        self.pipe.send("continue", "a", max_tokens=300)
+        lines = self.pipe.until("a")
+        self.assertTrue(text_of(lines, "a"), "the thought left nothing for the answer")
+
+    # Its reasoning was counted again.
+    def test_counts_what_a_run_wrote(self):
+        self.pipe.send("start", "a", body=ask("What is 17 + 25?", seed=1, max_tokens=20))
+        lines = self.pipe.until("a")
+        while lines[-1]["can_continue"]:
+            self.pipe.send("continue", "a", max_tokens=4)
+            lines = self.pipe.until("a")
+            for usage in [line["data"].get("usage") for line in lines if line["event"] == "tokens"]:
+                if usage:
+                    self.assertLessEqual(usage["completion_tokens_details"]["reasoning_tokens"], usage["completion_tokens"])
+
+    def test_says_how_full_the_context_is(self):
+        self.pipe.send("start", "a", api="completions", body={**LONG, "max_tokens": 4000})
+        self.assertTrue(self.pipe.until("a")[-1]["can_continue"])
+        self.pipe.send("continue", "a", max_tokens=10)
+        error = self.pipe.until("a")[-1]
+        self.assertEqual(error["event"], "error", error)
+        self.assertGreater(error["data"]["error"]["n_prompt_tokens"], 1000, error)
+
     def bare(self, n_tokens):
         """The program with one long request, and nobody who reads."""
         process = subprocess.Popen([PROGRAM, "serve", "--stdio", "-c", "4096"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -65,6 +65,7 @@ struct GenerationRequest {
   // The answer.
   SamplingParams sampling;
   std::optional<int> max_tokens;
+  int n_written = 0;  // by earlier runs of the same answer
   int n = 1;
   std::vector<std::string> stops;
   bool stop_everywhere = false;  // also in reasoning and calls
