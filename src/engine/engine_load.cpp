@@ -71,6 +71,8 @@ Engine::Engine(const GgufFile& file, const EngineOptions& options) {
 
 void Engine::load(const GgufFile& file, const EngineOptions& options) {
   const auto start = std::chrono::steady_clock::now();
+  // What the caller has is not in this plan: texts, recorded outputs, another engine. Its vocabulary is.
+  const uint64_t before = private_bytes().value_or(0), of_caller = before - std::min(before, kProgramBytes);
   ModelConfig config = describe_model(file, options);
   EnginePlan plan = plan_engine(config, file, options);
   insert_taps(config.network, config.n_layer, plan.draft.states);
@@ -175,7 +177,7 @@ void Engine::load(const GgufFile& file, const EngineOptions& options) {
     const uint64_t untouched =
         Model::untouched_bytes(e.backend->config(), model) + (e.speculation ? plan.draft.untouched_bytes : 0);
     if (const std::optional<uint64_t> bytes = private_bytes())  // beside a driver nobody knows whose it is
-      e.info.host_taken_bytes = *bytes - std::min(*bytes, untouched);
+      e.info.host_taken_bytes = *bytes - std::min(*bytes, untouched + of_caller);
   }
   e.check_plan();
   e.model_file = &file;

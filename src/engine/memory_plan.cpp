@@ -19,7 +19,6 @@ namespace {
 // What `auto` never goes beyond without being asked: a long context costs memory for every sequence.
 constexpr int kAutoContext = 32768;
 constexpr int kContextStep = 512;
-constexpr uint64_t kProgramBytes = 64 * MiB;  // code, stacks, vocabulary, small vectors
 constexpr uint64_t kFileReserve = 128 * MiB;  // where experts are read from the file while running
 
 size_t largest_panel(const GgufFile& file) {

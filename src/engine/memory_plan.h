@@ -73,6 +73,7 @@ struct MemoryPlan {
   bool fits() const { return total_bytes <= available_bytes && device_total_bytes <= device_available_bytes; }
 };
 
+inline constexpr uint64_t kProgramBytes = uint64_t{64} << 20;  // code, stacks, vocabulary, small vectors
 // What is taken at load, of the items of one side.
 uint64_t planned_at_load(const std::vector<MemoryPlanItem>& items);
 // What to say where that is more than 5 percent, and more than 64 MiB, away from what was taken; else empty.
