@@ -65,13 +65,17 @@ def main():
     parser.add_argument("file")
     parser.add_argument("--above", type=float, default=5.0, metavar="MS")
     arguments = parser.parse_args()
-    events = sorted(load(arguments.file), key=lambda e: e["ts"])
+    try:
+        events = sorted(load(arguments.file), key=lambda e: e["ts"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"{arguments.file}: this is no trace that can be read ({error}); give a file of --trace", file=sys.stderr)
+        return 2
     if not events:
         print("the trace has no events")
         return 0
     lane_table(events)
 
-    steps = [e for e in events if e["tid"] == 0]
+    steps = [e for e in events if "rows" in e["args"]]  # the lane also has what drafting did
     others = [e for e in events if LANES[e["tid"]] not in ("step", "copy")]
     longest = max((e["dur"] for e in others), default=0.0)
     medians, preempted, disk_faults, off_core, worker_off_core = {}, {}, {}, {}, {}
