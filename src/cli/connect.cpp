@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "cli/bench/stream_client.h"
 #include "cli/commands.h"
+#include "cli/json_text.h"
 #include "hub/http_client.h"
 
 namespace thermo {
@@ -54,14 +55,18 @@ std::string of_claude(const Settings& s) {
 }
 
 // Texts of TOML are written as those of JSON.
+std::string toml_text(const std::string& text) {
+  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 std::string of_codex(const Settings& s) {
   std::string text = "# ~/.codex/config.toml. These lines stand before the first [table] of the file:\n";
-  text += fmt::format("model = {}\nmodel_provider = \"thermocline\"\n", Json(s.model).dump());
+  text += fmt::format("model = {}\nmodel_provider = \"thermocline\"\n", toml_text(s.model));
   if (s.n_ctx > 0) text += fmt::format("model_context_window = {}\n", s.n_ctx);
   text += fmt::format(
       "\n# These anywhere after them:\n[model_providers.thermocline]\nname = \"thermocline\"\nbase_url = {}\n"
       "wire_api = \"responses\"\n",
-      Json(s.url + "/v1").dump());
+      toml_text(s.url + "/v1"));
   if (s.key.empty()) return text;
   return text + "env_key = \"THERMOCLINE_API_KEY\"\n\n# And before Codex is started:\n# " +
          exported("THERMOCLINE_API_KEY", s.key);
@@ -73,7 +78,7 @@ std::string of_opencode(const Settings& s) {
   Json provider = {{"npm", "@ai-sdk/openai-compatible"}, {"name", "thermocline"}};
   provider["options"] = {{"baseURL", s.url + "/v1"}, {"apiKey", s.any_key()}};
   provider["models"] = {{s.model, std::move(model)}};
-  return Json{{"provider", {{"thermocline", std::move(provider)}}}}.dump(2) + "\n";
+  return json_text({{"provider", {{"thermocline", std::move(provider)}}}});
 }
 
 std::string of_open_webui(const Settings& s) {
@@ -144,8 +149,8 @@ class ConnectCommand : public Command {
         write_stdout(text_of(settings_));
         return ExitCode::Ok;
       }
-    throw ConfigError(
-        fmt::format("connect: '{}' is not known, use claude, codex, opencode, openwebui or env", client_));
+    throw ConfigError(fmt::format("connect: {}, use claude, codex, opencode, openwebui or env",
+                                  client_.empty() ? "no client is named" : "'" + client_ + "' is not known"));
   }
 
  private:

@@ -15,6 +15,7 @@
 #include "base/units.h"
 #include "cli/bench/bandwidth.h"
 #include "cli/commands.h"
+#include "cli/json_text.h"
 #include "cli/version.h"
 #include "engine/gpu_backend.h"
 #include "kernels/isa.h"
@@ -218,7 +219,7 @@ class DoctorCommand : public Command {
                          finding.name, finding.value);
       if (!finding.remedy.empty()) out += fmt::format("                  -> {}\n", finding.remedy);
     }
-    if (json_) out = Json{{"version", version_number()}, {"ok", !failed}, {"findings", list}}.dump(2) + "\n";
+    if (json_) out = json_text({{"version", version_number()}, {"ok", !failed}, {"findings", list}});
     write_stdout(out);
     if (failed) throw ThermoError(ExitCode::Internal, "a check failed: the lines above say what to do");
     return ExitCode::Ok;

@@ -14,6 +14,7 @@
 #include "cli/heat_view.h"
 #include "cli/input.h"
 #include "cli/interrupt.h"
+#include "cli/json_text.h"
 #include "cli/options/model_options.h"
 #include "cli/progress.h"
 #include "engine/memory_plan.h"
@@ -364,9 +365,7 @@ class ExpertsCommand : public Command {
     return out;
   }
 
-  static std::string dump(const Json& json) {
-    return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
-  }
+  static std::string dump(const Json& json) { return json_text(json); }
 
   std::string model_, file_;
   std::optional<std::string> prompt_;

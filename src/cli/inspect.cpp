@@ -13,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/expected_speed.h"
 #include "cli/inspect_facts.h"
+#include "cli/json_text.h"
 #include "cli/options/model_options.h"
 #include "cli/progress.h"
 #include "gguf/gguf_file.h"
@@ -99,8 +100,7 @@ class InspectCommand : public Command {
       write_stdout(terminal.stdout_is_terminal ? printable(*facts.chat_template) : *facts.chat_template);
       return ExitCode::Ok;
     }
-    write_stdout(json_ ? json(file, facts).dump(2, ' ', false, Json::error_handler_t::replace) + "\n"
-                       : report(terminal, file, facts));
+    write_stdout(json_ ? json_text(json(file, facts)) : report(terminal, file, facts));
     return ExitCode::Ok;
   }
 

@@ -16,6 +16,7 @@
 #include "cli/commands.h"
 #include "cli/input.h"
 #include "cli/interrupt.h"
+#include "cli/json_text.h"
 
 namespace thermo {
 namespace {
@@ -74,6 +75,7 @@ class PerplexityCommand : public Command {
   }
 
   ExitCode run(const Terminal& terminal) override {
+    if (n_chunks_ == 0) throw ConfigError("--chunks: 0 cannot be used, -1 (all) or at least 1 was expected");
     EngineOptions options = engine_options(flags_);
     if (options.n_ctx > 0 && options.n_ctx < 8)
       throw ConfigError("--ctx-size: perplexity needs chunks of 8 tokens or more");
@@ -162,7 +164,7 @@ class PerplexityCommand : public Command {
                       {"n_tokens", estimate.n},
                       {"perplexity", estimate.perplexity()},
                       {"deviation", estimate.deviation()}};
-    write_stdout(out.dump(2) + "\n");
+    write_stdout(json_text(out));
   }
 
   std::string model_, file_;

@@ -8,6 +8,7 @@
 #include "chat/model_source.h"
 #include "cli/commands.h"
 #include "cli/expected_speed.h"
+#include "cli/json_text.h"
 #include "cli/options/cache_options.h"
 #include "cli/options/draft_options.h"
 #include "cli/options/model_options.h"
@@ -110,7 +111,7 @@ class PlanCommand : public Command {
                       {"context_train", config.n_ctx_train},
                       {"fits", false},
                       {"reason", reason}};
-    return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+    return json_text(out);
   }
 
   std::string as_json(const GgufFile& file, const ModelConfig& config, const MemoryPlan& plan,
@@ -129,7 +130,7 @@ class PlanCommand : public Command {
                      kv_decision(kv_type_from_name(flags_.k_type).value_or(KvType::F16),
                                  kv_type_from_name(flags_.v_type).value_or(KvType::F16), flags_),
                      flags_.repack ? "weights repacked: default" : "weights mapped: asked"});
-    return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+    return json_text(out);
   }
 
   std::string model_;

@@ -1,8 +1,10 @@
 """The smaller commands, the help, and where options come from."""
 import json
 import os
+import pathlib
 import shutil
 import subprocess
+import sys
 import unittest
 
 from harness import DATA, DEVICE, MODEL, ProgramTest, USAGE, run, temporary_folder
@@ -129,6 +131,50 @@ class Machine(ProgramTest):
         self.assertTrue(line.startswith("thermocline "))
         self.assertEqual(self.answer("--version"), line)
         self.assertIn("commit", json.loads(self.answer("version", "--json")))
+
+
+class Results(ProgramTest):
+    # What a script left empty was left out, and a check passed without checking.
+    def test_an_empty_file_is_none(self):
+        for arguments in (("verify", "--expected", ""), ("run", "-p", "x", "--grammar-file", ""), ("run", "-p", "x", "-f", ""),
+                          ("chat", "-p", "x", "--url", ""), ("run", "-p", "x", "--trace", "")):
+            self.assertIn("was expected; leave the option out", self.refusal(USAGE, *arguments), arguments)
+
+    def test_names_of_other_encodings_are_shown(self):
+        path = os.fsencode(temporary_folder(self)) + b"/x\xff.gguf"
+        for arguments in (("synth", os.fsdecode(path), "--shape", "qwen35-tiny", "--json"),
+                          ("verify", "-m", os.fsdecode(path), "--tokens", "5", "--json")):
+            self.assertIn("\ufffd", json.dumps(json.loads(self.answer(*arguments)), ensure_ascii=False))
+        self.assertIn("\ufffd", self.answer("connect", "codex", "-a", os.fsdecode(b"\xff")))
+
+    def test_perplexity_has_chunks(self):
+        self.assertIn("--chunks: 0 cannot be used", self.refusal(USAGE, "perplexity", "--chunks", "0", stdin="a text"))
+
+    def test_connect_needs_a_url(self):
+        for url in ("foo", "ftp://127.0.0.1"):
+            self.assertIn(f"--url: '{url}' cannot be used", self.refusal(USAGE, "connect", "claude", "--url", url))
+            self.assertIn(f"--url: '{url}' cannot be used", self.refusal(USAGE, "bench", "--url", url))
+        self.assertIn("no client is named", self.refusal(USAGE, "connect"))
+
+    def test_verify_names_a_bad_chunk(self):
+        self.assertIn("--chunks: '5x' cannot be used", self.refusal(USAGE, "verify", "--chunks", "5x"))
+
+    # What the caller had was counted as taken.
+    def test_the_memory_plan_is_not_called_wrong(self):
+        path = temporary_folder(self) / "x.gguf"
+        self.answer("synth", path, "--shape", "qwen35moe-tiny", "--vocab", 131072)
+        result = run("bench", "-m", path, "-p", "8", "-n", "2", "-r", "1", "--check")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertNotIn("memory plan", result.stderr)
+
+    def test_a_trace_of_drafts_can_be_summed_up(self):
+        tool = pathlib.Path(__file__).parents[2] / "tools/trace_report.py"
+        trace = temporary_folder(self) / "trace.json"
+        self.answer("run", "-p", "Count from 1 to 5.", "-n", "24", "--temp", "0", "--draft", "lookup", "--trace", trace)
+        done = subprocess.run([sys.executable, tool, trace, "--above", "1e9"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        done = subprocess.run([sys.executable, tool, trace.with_name("none")], capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
 
 
 class Help(ProgramTest):

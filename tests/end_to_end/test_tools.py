@@ -163,7 +163,7 @@ class SynthTest(ToolsTest):
         self.assertIn("layers", failure("synth", out, "--shape", "qwen35-tiny", "--layers", 99, code=2))
         self.assertIn("experts", failure("synth", out, "--shape", "qwen35-tiny", "--skew", 0.5, code=2))
         self.assertIn("next-token", failure("synth", out, "--shape", "laguna-tiny", "--nextn", code=2))
-        self.assertIn("cannot write", failure("synth", "/nonexistent/x.gguf", "--shape", "qwen35-tiny", code=2))
+        self.assertIn("cannot write", failure("synth", self.path("nothing/x.gguf"), "--shape", "qwen35-tiny", code=2))
         self.assertFalse(os.path.exists(out))
         self.assertFalse(os.path.exists(out + ".partial"))
 

@@ -21,11 +21,7 @@ bool write_once(Engine& engine, bool drafts, std::span<const TokenId> start, Gen
   engine.set_drafting(drafts);
   Result<Session> session = engine.open_session();
   if (!session) throw ThermoError(ExitCode::Internal, "bench: " + session.error().message);
-  const auto fail = [](const Error& error) {
-    throw ThermoError(error.code == ErrorCode::DeviceFault ? ExitCode::DeviceFault : ExitCode::Internal,
-                      "bench: " + error.message, error.remedy);
-  };
-  if (const Status status = session->append(start); !status) fail(status.error());
+  if (const Status status = session->append(start); !status) fail_bench(status.error());
   std::vector<int32_t> written;
   bool stopped = false;
   const ExpertTelemetry experts_before = engine.expert_telemetry();
@@ -38,7 +34,7 @@ bool write_once(Engine& engine, bool drafts, std::span<const TokenId> start, Gen
   });
   const auto ns = static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin).count());
-  if (!text) fail(text.error());
+  if (!text) fail_bench(text.error());
   if (stopped) return false;
   result.samples_ns.push_back(ns);
   result.busy_seconds += processor_seconds() - busy_before;

@@ -18,8 +18,10 @@ constexpr int kMaxParallel = 1024;     // sequences; each has its memory
 constexpr size_t kMaxValues = 1000;    // a list longer than this is a slip of the keyboard
 
 [[noreturn]] void refuse(std::string_view option, std::string_view text) {
-  throw ConfigError(fmt::format(
-      "{}: '{}' cannot be used; expected numbers like 512, 512,2048, 128-512+128 or 1-16*2", option, text));
+  throw ConfigError(
+      fmt::format("{}: '{}' cannot be used; expected up to {} numbers like 512, 512,2048, 128-512+128 or "
+                  "1-16*2, each at most {}",
+                  option, text, kMaxValues, kMaxValue));
 }
 
 int parse_number(std::string_view option, std::string_view text, std::string_view digits) {

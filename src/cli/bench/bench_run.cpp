@@ -51,19 +51,21 @@ int32_t argmax(std::span<const float> logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-[[noreturn]] void fail(const Error& error) {
-  throw ThermoError(error.code == ErrorCode::DeviceFault ? ExitCode::DeviceFault : ExitCode::Internal,
-                    "bench: " + error.message, error.remedy);
-}
-
 // False when it was cancelled.
 bool require(const Status& status) {
   if (status) return true;
   if (status.error().code == ErrorCode::Cancelled) return false;
-  fail(status.error());
+  fail_bench(status.error());
 }
 
 }  // namespace
+
+void fail_bench(const Error& error) {
+  ExitCode code = ExitCode::Internal;
+  if (error.code == ErrorCode::DeviceFault) code = ExitCode::DeviceFault;
+  if (error.code == ErrorCode::Unsupported) code = ExitCode::Model;
+  throw ThermoError(code, "bench: " + error.message, error.remedy);
+}
 
 double processor_seconds() {
   rusage usage{};
@@ -191,7 +193,7 @@ std::optional<BenchResult> run_rows_test(Engine& engine, Session& session, const
     const auto before = Clock::now();
     const Result<StepOutput> output = engine.step({.groups = {&group, 1}});
     const uint64_t ns = ns_since(before);
-    if (!output) fail(output.error());
+    if (!output) fail_bench(output.error());
     for (const RowLogits& row : output->rows)
       chosen.push_back(row.top != nullptr ? row.top->best : argmax(row.logits));
     require(engine.commit(session.sequence(), {}));
@@ -250,7 +252,8 @@ std::optional<BenchResult> run_parallel_test(Engine& engine, std::span<Session> 
       generate.sampling.temperature = 0.0f;
       generate.max_tokens = test.n_gen;
       generate.script.assign(text.begin() + static_cast<std::ptrdiff_t>(n_depth) + 1, text.end());
-      if (const auto id = loop.add(sessions[i], text.subspan(n_depth, 1), generate); !id) fail(id.error());
+      if (const auto id = loop.add(sessions[i], text.subspan(n_depth, 1), generate); !id)
+        fail_bench(id.error());
     }
     uint64_t sample_ns = 0;
     const double busy_before = processor_seconds();
@@ -263,7 +266,7 @@ std::optional<BenchResult> run_parallel_test(Engine& engine, std::span<Session> 
       sample_ns += ns;
       result.token_ns.push_back(ns);
       for (const RequestEvent& event : events) {
-        if (const auto* error = std::get_if<Error>(&event.what)) fail(*error);
+        if (const auto* error = std::get_if<Error>(&event.what)) fail_bench(*error);
         n_written += std::holds_alternative<GeneratedToken>(event.what) ? 1 : 0;
       }
     }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/result.h"
 #include "cli/bench/bench_plan.h"
 #include "engine/engine.h"
 #include "experts/telemetry.h"
@@ -45,6 +46,9 @@ struct BenchRunOptions {
   std::function<void(int repetition)> on_repetition;  // before it, not timed
   std::function<bool()> stop;                         // asked between steps
 };
+
+// Throws what ends bench: damaged weights are the model's fault.
+[[noreturn]] void fail_bench(const Error& error);
 
 double processor_seconds();  // of this process so far
 std::string time_now();      // for BenchResult::test_time

@@ -16,7 +16,8 @@ std::vector<int> numbers(const char* option, const std::vector<std::string>& tex
   std::vector<int> values = texts.empty() ? std::vector<int>{standard} : parse_int_lists(option, texts);
   for (const int value : values)
     if (value < 1 || value > 1 << 20)
-      throw ConfigError(fmt::format("{}: {} cannot be used with --url", option, value));
+      throw ConfigError(
+          fmt::format("{}: {} cannot be used with --url, 1 to {} was expected", option, value, 1 << 20));
   return values;
 }
 

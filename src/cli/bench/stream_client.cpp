@@ -1,6 +1,7 @@
 #include "cli/bench/stream_client.h"
 
 #include <curl/curl.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <list>
@@ -23,6 +24,8 @@ size_t on_body(char* data, size_t size, size_t n, void* user) {
 }  // namespace
 
 std::string server_root(std::string url) {
+  if (!url.starts_with("http://") && !url.starts_with("https://"))
+    throw ConfigError(fmt::format("--url: '{}' cannot be used, write http://127.0.0.1:8080", url));
   while (url.ends_with('/')) url.pop_back();
   if (url.ends_with("/v1")) url.resize(url.size() - 3);
   return url;

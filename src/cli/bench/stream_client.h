@@ -19,7 +19,8 @@ struct StreamRequest {
   std::function<void(int status, const std::string& error)> on_end;
 };
 
-// The URL of a server without the path of its APIs: people write it with /v1 and without.
+// The URL of a server without the path of its APIs: people write it with /v1 and without. Throws ConfigError:
+// no URL.
 std::string server_root(std::string url);
 
 // What a server says in a reply that is no stream; empty: nothing that can be read.

@@ -129,8 +129,6 @@ Json request_of(const AnswerFlags& flags) {
 
 ServerPartner::ServerPartner(ServerAddress address, const AnswerFlags& flags, const Terminal& terminal)
     : address_(std::move(address)), terminal_(terminal) {
-  if (!address_.url.starts_with("http://") && !address_.url.starts_with("https://"))
-    throw ConfigError(fmt::format("--url: '{}' cannot be used, write http://127.0.0.1:8080", address_.url));
   address_.url = server_root(address_.url);
   use(flags);
 }
@@ -167,7 +165,7 @@ Answer ServerPartner::answer(const std::string& system, std::vector<Turn>& turns
   answer.interrupted = !client.run([] { return InterruptScope::interrupted(); });
   printer.finish();
   if (answer.interrupted) return answer;
-  if (status == 0) throw NoAnswer{fmt::format("{} cannot be reached: {}", address_.url, broken)};
+  if (status == 0) throw NoAnswer{fmt::format("{} cannot be reached: {}; is a server there?", address_.url, broken)};
   if (status != 200) {
     const std::string why = reader.refusal();
     throw NoAnswer{fmt::format("{} answered {}: {}", address_.url, status,

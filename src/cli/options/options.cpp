@@ -439,6 +439,14 @@ void OptionValues::apply() {
     for (const std::string& value : given.values) {
       try {
         check(option, value);
+        // An empty variable of a script must not leave out what was asked for.
+        const std::string& kind = option.metavar_;
+        if (value.empty() && given.source == OptionSource::CommandLine &&
+            (kind == "FILE" || kind == "FOLDER" || kind == "URL"))
+          throw ConfigError(fmt::format("a {} was expected; leave the option out to go without",
+                                        kind == "FILE"     ? "file"
+                                        : kind == "FOLDER" ? "folder"
+                                                           : "URL"));
         option.set_(value);
       } catch (const ConfigError& error) {
         // Some errors begin with the value.

@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/inspect_facts.h"
 #include "cli/interrupt.h"
+#include "cli/json_text.h"
 #include "cli/progress.h"
 #include "cli/synth/synth_file.h"
 #include "cli/synth/synth_fill.h"
@@ -150,7 +151,7 @@ class SynthCommand : public Command {
       out["n_params"] = n_params;
       out["tensor_bytes"] = n_bytes;
       out["seconds"] = seconds;
-      write_stdout(out.dump(2) + "\n");
+      write_stdout(json_text(out));
     } else {
       write_stdout(fmt::format("{}: {} {}, {} tensors, {} parameters, {} in {:.1f} s\n", path_, shape_,
                                quant_, tensors.size(), format_params(n_params), format_bytes(n_bytes),
@@ -166,8 +167,11 @@ class SynthCommand : public Command {
     if (shape_.empty())
       throw ConfigError(
           fmt::format("synth needs --shape; there are {}", fmt::join(names_of(synth_shapes()), ", ")));
-    if (options_.n_vocab < 0 || options_.n_vocab > kMaxVocab || options_.n_ctx < 0)
-      throw ConfigError(fmt::format("--vocab is 0 to {}, --context is not negative", kMaxVocab));
+    if (options_.n_vocab < 0 || options_.n_vocab > kMaxVocab)
+      throw ConfigError(
+          fmt::format("--vocab: {} cannot be used, 0 to {} was expected", options_.n_vocab, kMaxVocab));
+    if (options_.n_ctx < 0)
+      throw ConfigError(fmt::format("--context: {} cannot be used, 0 or more was expected", options_.n_ctx));
     options_.shape = &find_named(synth_shapes(), shape_);
     if (text_ && options_.shape->drafter)
       throw ConfigError("--text is for models: a drafter has the vocabulary of the model it drafts for");

@@ -15,6 +15,7 @@
 #include "base/json.h"
 #include "chat/model_source.h"
 #include "cli/commands.h"
+#include "cli/json_text.h"
 #include "cli/options/draft_options.h"
 #include "cli/options/model_options.h"
 #include "cli/progress.h"
@@ -53,7 +54,11 @@ std::vector<int> parse_chunks(const std::string& text) {
   size_t at = 0;
   while (at <= text.size()) {
     const size_t comma = std::min(text.find(',', at), text.size());
-    chunks.push_back(parse_count(text.substr(at, comma - at)));
+    try {
+      chunks.push_back(parse_count(text.substr(at, comma - at)));
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("--chunks: '{}' cannot be used, {}", text, error.what()));
+    }
     if (chunks.back() < 1)
       throw ConfigError(fmt::format("--chunks {}: a chunk has at least one token", text));
     at = comma + 1;
@@ -167,7 +172,7 @@ class VerifyCommand : public Command {
 
     const bool passed =
         std::all_of(ways_.begin(), ways_.end(), [](const WayReport& way) { return way.passes(); });
-    write_stdout(json_ ? json(engine, passed).dump(2) + "\n" : table(terminal, engine, passed));
+    write_stdout(json_ ? json_text(json(engine, passed)) : table(terminal, engine, passed));
     if (passed) return ExitCode::Ok;
     const auto [way, worst] = worst_error();
     throw ThermoError(

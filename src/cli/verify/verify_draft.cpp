@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/thread_pool.h"
+#include "cli/json_text.h"
 #include "cli/options/draft_options.h"
 #include "engine/gpu_backend.h"
 #include "gguf/gguf_file.h"
@@ -300,7 +301,7 @@ std::string draft_checks_json(const std::vector<DraftCheck>& checks, bool passed
     entry["rows"] = check.n_rows;
     entry["argmax_equal"] = check.n_equal_argmax;
   }
-  return out.dump(2) + "\n";
+  return json_text(out);
 }
 
 }  // namespace thermo
