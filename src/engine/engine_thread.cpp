@@ -279,8 +279,8 @@ void EngineThread::Impl::step() {
   shown.n_written += static_cast<uint64_t>(n_step_written);
 }
 
-// What was written since clients heard of it, to those that heard nothing since `heard_until`. Telling takes 20 to
-// 40 us for each stream: the device computes meanwhile.
+// What was written since clients heard of it, to those that heard nothing since `heard_until`. Telling takes
+// 20 to 40 us for each stream: the device computes meanwhile.
 void EngineThread::Impl::tell_written(Clock::time_point heard_until) {
   const auto tell = [&](Active& active) {
     if (active.told <= heard_until) tell_written(active);
