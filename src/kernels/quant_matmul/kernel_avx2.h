@@ -76,8 +76,8 @@ THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body,
   });
   unroll<8>([&](auto s) THERMO_LAMBDA {
     constexpr int groups = 32 / f.group_cols;
-    const uint8_t* sub = body + f.scale_bytes + s * f.sub_bytes() + 32 * half;
-    if constexpr (kAsk) prefetch<f.sub_bytes(), NC>(sub, s % 2 == half ? limit : nullptr);
+    const uint8_t* sub = body + f.scale_bytes + s * kPanelFormat<T>.sub_bytes() + 32 * half;
+    if constexpr (kAsk) prefetch<kPanelFormat<T>.sub_bytes(), NC>(sub, s % 2 == half ? limit : nullptr);
     unroll<groups>([&](auto k) THERMO_LAMBDA {
       const __m256i scale[1] = {scales.template scale<groups * s + k>()};
       dot<T, 8 / groups * k, 8 / groups>(sum, scale, x, b * 256 + s * 32, PackedCodes<T>{sub},
@@ -88,7 +88,7 @@ THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body,
     const ActMeta256& meta = meta256(x.meta[c], b);
     __m256i min_dot = _mm256_setzero_si256();
     __m256 dmin = _mm256_setzero_ps();
-    if constexpr (f.has_min()) {
+    if constexpr (kPanelFormat<T>.has_min()) {
       min_dot = scales.template sum_dot<true>(meta);
       dmin = half8(header + 32 + 16 * half);
     }
@@ -100,10 +100,10 @@ template <DType T, int NC, bool kAsk>
 THERMO_INLINE void multiply_block32(const uint8_t* header, const uint8_t* body, int half, int b,
                                     const Columns<NC>& x, [[maybe_unused]] const uint8_t* limit,
                                     __m256 acc[NC]) {
-  static constexpr PanelFormat f = kPanelFormat<T>;
   const __m256 scale = block_scale<T>(header, half);
-  const __m256 min = f.has_min() ? half8(header + 32 + 16 * half) : _mm256_setzero_ps();
-  if constexpr (kAsk) prefetch<64 + f.body_bytes(), NC>(body - 64, limit);  // with the header before it
+  const __m256 min = kPanelFormat<T>.has_min() ? half8(header + 32 + 16 * half) : _mm256_setzero_ps();
+  if constexpr (kAsk)
+    prefetch<64 + kPanelFormat<T>.body_bytes(), NC>(body - 64, limit);  // with the header before it
   __m256i sum[1][NC];
   dot_block32<T>(sum, x, b, PackedCodes<T>{body + 32 * half});
   THERMO_EACH(c, NC) acc[c] = add_block32<T>(acc[c], sum[0][c], scale, min, meta32(x.meta[c], b));
@@ -130,13 +130,13 @@ void multiply_panel(const uint8_t* panel, int n_cols, const Columns<NC>& x, cons
         // Both halves broadcast the same activations; GCC would keep all of them, on the stack.
         asm volatile("" ::: "memory");
         if constexpr (f.block_cols == 256)
-          multiply_block256<T, NC, kAsk>(header + i * f.header_step(), body, half, b0 + i, x, limit,
-                                         acc[half]);
+          multiply_block256<T, NC, kAsk>(header + i * kPanelFormat<T>.header_step(), body, half, b0 + i, x,
+                                         limit, acc[half]);
         else
-          multiply_block32<T, NC, kAsk>(header + i * f.header_step(), body, half, b0 + i, x,
+          multiply_block32<T, NC, kAsk>(header + i * kPanelFormat<T>.header_step(), body, half, b0 + i, x,
                                         half == 0 ? limit : nullptr, acc[half]);
       }
-      body += f.body_bytes();
+      body += kPanelFormat<T>.body_bytes();
     }
   }
   unroll<2 * NC>([&](auto i) THERMO_LAMBDA { out[i / NC][i % NC] = acc[i / NC][i % NC]; });
