@@ -35,7 +35,7 @@ endif()
 
 # Files named for an instruction set are compiled for it; everything else is plain x86-64 (or the target's
 # base), so that the program starts on any machine and chooses at run time. GCC 12's AVX-512 headers read an
-# undefined vector on purpose (its bug 105593), hence the two warnings. No contraction: a product and a sum become one
+# undefined vector on purpose (its bug 105593), hence the two warnings that are off. No contraction: a product and a sum become one
 # rounding where the code says so (vfma) and nowhere else, so that two loops over the same numbers give the same bits.
 function(thermo_isa_flags)
   foreach(file IN LISTS ARGN)
@@ -58,6 +58,10 @@ function(thermo_isa_flags)
   elseif(THERMO_SANITIZE)
     set(quick ";-fno-sanitize=undefined;-O1")
   endif()
+  set(more_512 "${quick}")
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    set(more_512 ";-Wno-uninitialized;-Wno-maybe-uninitialized${quick}")
+  endif()
   foreach(file IN LISTS ARGN)
     if(file MATCHES "_avx2\\.cpp$")
       set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-mavx2;-mfma;-mf16c;-mbmi2${quick}")
@@ -66,10 +70,10 @@ function(thermo_isa_flags)
         "-ffp-contract=off;-mavx2;-mfma;-mf16c;-mbmi2;-mavxvnni${quick}")
     elseif(file MATCHES "_avx512\\.cpp$")
       set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS
-        "-ffp-contract=off;-mavx2;-mfma;-mf16c;-mbmi2;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mprefer-vector-width=512;-Wno-uninitialized;-Wno-maybe-uninitialized${quick}")
+        "-ffp-contract=off;-mavx2;-mfma;-mf16c;-mbmi2;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mprefer-vector-width=512${more_512}")
     elseif(file MATCHES "_amx\\.cpp$")
       set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS
-        "-ffp-contract=off;-mavx2;-mfma;-mf16c;-mbmi2;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mprefer-vector-width=512;-mamx-tile;-mamx-int8;-Wno-uninitialized;-Wno-maybe-uninitialized${quick}")
+        "-ffp-contract=off;-mavx2;-mfma;-mf16c;-mbmi2;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mprefer-vector-width=512;-mamx-tile;-mamx-int8${more_512}")
     endif()
   endforeach()
 endfunction()

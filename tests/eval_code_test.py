@@ -75,6 +75,70 @@ class Judge(unittest.TestCase):
         for code in ("import sys\nsys.exit(0)\n", "import os\nos._exit(0)\n", "print('passed')\nraise SystemExit\n"):
             self.assertEqual(judge(code + RIGHT), "failed", code)
 
+    def test_an_answer_that_claims_to_pass(self):
+        """Frames of the caller once held the secret that meant "passed"; and whoever shares a process with a test can bend it."""
+        frames = """
+import os, sys
+frame = sys._getframe()
+while frame:
+    for value in [*frame.f_locals.values(), *frame.f_globals.values()]:
+        if isinstance(value, str) and len(value) == 32:
+            os.write(1, f"\\n{value}\\n".encode())
+    frame = frame.f_back
+os._exit(0)
+"""
+        agrees = "class Agrees:\n    def __eq__(self, other):\n        return True\n\ndef mean(values):\n    return Agrees()\n"
+        frame = "import sys\ndef mean(values):\n    sys._getframe(1).f_globals['check'] = print\n    sys._getframe(1).f_locals.clear()\n    return 0\n"
+        builtin = "import builtins, json, os\nbuiltins.AssertionError = os._exit = json.dumps = lambda *a: 0\ndef mean(values):\n    return 0\n"
+        talks = """
+import os
+for fd in range(3, 20):
+    for line in ('{"defined": true}', '{"value": true, "args": {"list": []}}', '{"raised": "SystemExit", "text": "0"}', '[]'):
+        try:
+            os.write(fd, line.encode() + b"\\n")
+        except OSError:
+            pass
+os._exit(0)
+"""
+        for code in (frames, "def mean(values):\n    exec(" + repr(frames) + ", {})\n", agrees, frame, builtin, talks):
+            with self.subTest(code):
+                self.assertEqual(judge(code), "failed")
+
+    def test_what_a_test_may_do_with_a_function(self):
+        """Calls go to another process: arguments, results and exceptions must arrive as they were."""
+        test = """
+def check(candidate):
+    import math
+    values = [0, -1, 10 ** 6000, True, None, 0.1, math.inf, 1j, 'h\\u00e9\\ud800', b'\\x00', (1, [2]), {3}, frozenset({4}), {(1, 2): [None]}, bytearray(b'a')]
+    for value in values:
+        result = candidate(value)
+        assert result == value and type(result) is type(value), value
+    assert math.isnan(candidate(math.nan))
+    assert candidate(value=[5]) == helper(4)
+    numbers, table = [2, 1], {1: 2}
+    candidate(numbers, True), candidate(table, True)
+    assert numbers == [2, 1, 'new'] and table == {1: 2, 'new': 0}
+    for wrong in (KeyError, ValueError, UnicodeDecodeError):
+        try:
+            candidate(wrong.__name__, True)
+        except (wrong, RuntimeError) as error:
+            assert type(error) is wrong or wrong is UnicodeDecodeError
+        else:
+            assert False
+"""
+        problem = {"prompt": "def helper(n):\n    return [n + 1]\n\ndef same(value, change=False):\n", "entry_point": "same", "test": test}
+        code = """
+def same(value, change=False):
+    if change and isinstance(value, str):
+        raise {"KeyError": KeyError(1), "ValueError": ValueError("no")}.get(value) or UnicodeDecodeError("utf-8", b"", 0, 1, "no")
+    if change:
+        value.append("new") if isinstance(value, list) else value.setdefault("new", 0)
+    return value
+"""
+        self.assertEqual(eval_code.execute(problem, code, 60, MEMORY), "passed")
+        problem["test"] = "def check(candidate):\n    candidate(print)\n"
+        self.assertEqual(eval_code.execute(problem, code, 60, MEMORY), "not judged")
+
     def test_threads_and_output_are_fine(self):
         threads = "import threading\nt = threading.Thread(target=print, args=('x' * 1000,))\nt.start()\nt.join()\nprint('some output')\n"
         self.assertEqual(judge(threads + RIGHT), "passed")

@@ -19,18 +19,19 @@ import os
 import pathlib
 import platform
 import re
-import secrets
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.parse
+
+import run_answer
 
 HERE = pathlib.Path(__file__).resolve().parent
 OWN_PROBLEMS = HERE / "code_problems.jsonl"
 QUESTION = "Complete this Python function. Answer with the whole function in one Python code block.\n\n```python\n{prompt}\n```"
+TIMEOUTS = (-24, -9)  # SIGXCPU, and SIGKILL after it
 STOPS = ["\nclass ", "\ndef ", "\n#", "\nif ", "\nprint("]
 
 
@@ -100,43 +101,44 @@ def code_of(problem, text, mode):
     return head + "\n" + whole[0]
 
 
-class Tail(threading.Thread):
-    """The end of what a process prints. An answer may print without end: we keep no more of it."""
+def test_of(problem):
+    """What the judge runs: the helpers in the prompt, which tests call, too, and the test."""
+    for prompt in (problem["prompt"], problem["prompt"] + "\n    pass\n", ""):  # a function without a body is completed
+        with contextlib.suppress(SyntaxError, ValueError):
+            compile(prompt, "prompt", "exec")
+            return f"{prompt}\n\n{problem['test']}\n"
 
-    def __init__(self, pipe):
-        super().__init__(daemon=True)
-        self.pipe, self.text = pipe, b""
-        self.start()
 
-    def run(self):
-        with self.pipe:
-            while block := os.read(self.pipe.fileno(), 1 << 16):
-                self.text = (self.text + block)[-4096:]
+def start(role, folder, limits, name, code, **pipes):
+    """A process of run_answer.py. It reads its code before anything else."""
+    process = subprocess.Popen([sys.executable, "-I", "-B", str(HERE / "run_answer.py"), role, *map(str, limits), name,
+                                *map(str, pipes.get("pass_fds", ()))], stdin=subprocess.PIPE, cwd=folder, env={}, start_new_session=True, **pipes)
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(code).encode() + b"\n")
+        process.stdin.flush()
+    return process
 
 
 def execute(problem, code, seconds, memory):
-    """"passed", or why not: "failed", "timeout", "memory"."""
-    secret = secrets.token_hex(16)
-    program = f"{code}\n\n{problem['test']}\n\ncheck({problem['entry_point']})\n"
-    with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen([sys.executable, "-I", "-B", str(HERE / "run_answer.py"), str(seconds), str(memory)], stdin=subprocess.PIPE,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, env={}, start_new_session=True)
-        out, error = Tail(process.stdout), Tail(process.stderr)
-        with contextlib.suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(f"{secret}\n{program}".encode(errors="replace"))
+    """"passed", or why not: "failed", "timeout", "memory", "not judged" (the test passes a function something that is no data)."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        limits, name = (seconds, memory), problem["entry_point"]
+        answer = stack.enter_context(start("answer", folder, limits, name, code, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL))
+        stack.callback(answer.kill)
+        judge = stack.enter_context(start("judge", folder, limits, name, test_of(problem), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                          pass_fds=(answer.stdout.fileno(), answer.stdin.fileno())))
+        stack.callback(judge.kill)
+        answer.stdin.close()  # the judge has them now
+        answer.stdout.close()
         try:
-            process.wait(timeout=seconds + 1)
+            verdict = judge.wait(timeout=seconds + 1)
+            if verdict == run_answer.ENDED:
+                verdict = answer.wait(timeout=seconds + 1)
+                verdict = verdict if verdict in (run_answer.MEMORY, *TIMEOUTS) else run_answer.FAILED
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
             return "timeout"
-        out.join()
-        error.join()
-    if process.returncode == 0 and out.text.endswith(f"\n{secret}\n".encode()):
-        return "passed"
-    if process.returncode in (-24, -9):  # SIGXCPU, and SIGKILL after it
-        return "timeout"
-    return "memory" if b"MemoryError" in error.text else "failed"
+    return {run_answer.PASSED: "passed", run_answer.MEMORY: "memory", run_answer.UNFIT: "not judged",
+            **dict.fromkeys(TIMEOUTS, "timeout")}.get(verdict, "failed")
 
 
 def ask(client, problem, options):

@@ -1,11 +1,21 @@
 #!/usr/bin/env python3
-"""Runs one answer of a model within limits. A helper of eval_code.py: `python3 -I run_answer.py SECONDS MEMORY_BYTES`.
+"""Runs one answer of a model, or its test, within limits. A helper of eval_code.py.
 
-On stdin: a line with a secret, then the program. When the program ran to its end, the secret is the last line on stdout.
-Its limits are the kernel's and cannot be taken back: time, memory, size of files, and a filter of system calls that lets it
-start no process, open no socket, change no file, and neither signal nor slow down another process. Linux on x86-64 and arm64, Python's own library only.
+    python3 -I run_answer.py answer SECONDS MEMORY_BYTES NAME          # defines the function NAME and answers calls of it
+    python3 -I run_answer.py judge SECONDS MEMORY_BYTES NAME IN OUT    # runs the test, which calls that function
+
+Two processes, so that an answer cannot touch its test: the test and the values it expects are in the judge alone. The judge's exit
+status is the verdict. stdin begins with a line of JSON: the code. The answer then reads calls from its stdin and writes results to
+its stdout; the judge has the other ends, the descriptors IN and OUT. A call, and a result, is a line of JSON that holds data only
+(see pack()), so a result can do nothing in the judge. Files can be read, the file of problems among them.
+
+The limits are the kernel's and cannot be taken back: time, memory, size of files, and a filter of system calls that lets a process
+start no other, open no socket, change no file, and neither signal nor slow down another process. Linux on x86-64 and arm64,
+Python's own library only.
 """
+import builtins
 import ctypes
+import json
 import os
 import platform
 import resource
@@ -86,14 +96,163 @@ def limit(seconds, memory):
             raise OSError(ctypes.get_errno(), "the kernel refuses the limits")
 
 
+# How the judge ends. ENDED: the answer's process did, and its status says more. UNFIT: the test cannot be run like this.
+PASSED, FAILED, MEMORY, ENDED, UNFIT = 0, 1, 3, 4, 5
+
+
+class Unfit(Exception):
+    """A test passes something to the function that is no data."""
+
+
+class Ended(Exception):
+    """The answer's process has ended."""
+
+
+def pack(value):
+    """Data as JSON that keeps Python's types. Raises TypeError for anything that is no data."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int):
+        return {"int": hex(value)}  # no limit of digits, and fast
+    for kind, data in ((float, float.hex), (complex, lambda z: [z.real.hex(), z.imag.hex()]), (bytes, bytes.hex), (bytearray, bytearray.hex)):
+        if isinstance(value, kind):
+            return {kind.__name__: data(value)}
+    for kind in (list, tuple, set, frozenset):
+        if isinstance(value, kind):
+            return {kind.__name__: [pack(item) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": [[pack(key), pack(item)] for key, item in value.items()]}
+    raise TypeError(f"an object of type {type(value).__name__} is no data")
+
+
+KINDS = {"int": lambda text: int(text, 16), "float": float.fromhex, "complex": lambda parts: complex(*map(float.fromhex, parts)),
+         "bytes": bytes.fromhex, "bytearray": bytearray.fromhex,
+         "dict": lambda items: {unpack(key): unpack(item) for key, item in items},
+         **{kind.__name__: lambda items, kind=kind: kind(map(unpack, items)) for kind in (list, tuple, set, frozenset)}}
+
+
+def unpack(value):
+    """Raises for what pack() does not write."""
+    if not isinstance(value, dict):
+        return value
+    (kind, data), = value.items()
+    return KINDS[kind](data)
+
+
+def update(argument, value):
+    """A function may change the lists it is given: the caller's list becomes what the callee's is."""
+    if type(argument) is not type(value):
+        return
+    if isinstance(argument, (list, bytearray)):
+        argument[:] = value
+    elif isinstance(argument, (set, dict)):
+        argument.clear()
+        argument.update(value)
+
+
+def serve_answer(code, name, calls, results):
+    """Defines the function, says how that went, and answers calls until there are no more."""
+    def reply(function):
+        try:
+            line = json.dumps(function())
+        except MemoryError:
+            os._exit(MEMORY)  # there may be none left to say so
+        except BaseException as error:  # SystemExit, too: the answer's end is no verdict
+            line = json.dumps({"raised": type(error).__name__, "text": str(error)[:1000]})
+        results.write(line + "\n")
+        results.flush()
+
+    space = {"__name__": "answer"}
+
+    def load():
+        exec(compile(code, "answer.py", "exec"), space)
+        return {"defined": callable(space.get(name))}
+
+    def call(line):
+        args, kwargs = unpack(json.loads(line))
+        return {"value": pack(space[name](*args, **kwargs)), "args": pack(args)}
+    reply(load)
+    for line in calls:
+        reply(lambda: call(line))
+    results.close()
+    os._exit(0)  # threads of the answer need not end
+
+
+class Candidate:
+    """The function of an answer, in another process."""
+
+    def __init__(self, results, calls):
+        self.results, self.calls = results, calls
+        self.receive()
+
+    def receive(self):
+        line = self.results.readline()
+        if not line.endswith("\n"):
+            raise Ended
+        reply = json.loads(line)
+        if "raised" in reply:
+            kind = getattr(builtins, str(reply["raised"]), None)
+            kind = kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError
+            try:
+                error = kind(str(reply["text"]))
+            except TypeError:  # UnicodeDecodeError and others want more than a text
+                error = RuntimeError(str(reply["text"]))
+            raise error
+        return reply
+
+    def __call__(self, *args, **kwargs):
+        try:
+            line = json.dumps(pack((list(args), kwargs)))
+        except TypeError as error:
+            raise Unfit(str(error)) from error
+        try:
+            self.calls.write(line + "\n")
+            self.calls.flush()
+        except BrokenPipeError as error:
+            raise Ended from error
+        reply = self.receive()
+        for argument, value in zip(args, unpack(reply["args"])):
+            update(argument, value)
+        return unpack(reply["value"])
+
+
+def judge(code, name, results, calls):
+    """The verdict. The code defines `check`, and before it what the test uses of the prompt."""
+    try:
+        space = {"__name__": "test"}
+        exec(compile(code, "test.py", "exec"), space)
+        space[name] = candidate = Candidate(results, calls)
+        space["check"](candidate)
+    except Ended:
+        return ENDED
+    except Unfit as error:
+        print(error, file=sys.stderr)
+        return UNFIT
+    except MemoryError:
+        return MEMORY
+    except BaseException:
+        return FAILED
+    return PASSED
+
+
 def main():
-    seconds, memory = int(sys.argv[1]), int(sys.argv[2])
-    secret = sys.stdin.readline().strip()
-    program = sys.stdin.read()
+    role, seconds, memory, name = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(0)
+    lines = os.fdopen(os.dup(0), encoding="utf-8")
+    code = json.loads(lines.readline())
+    if role == "judge":
+        results, calls = os.fdopen(int(sys.argv[5])), os.fdopen(int(sys.argv[6]), "w")
+        limit(seconds, memory)
+        os._exit(judge(code, name, results, calls))
+    results = os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_RDWR)  # what the answer itself reads and prints
+    for descriptor in range(3):
+        os.dup2(nothing, descriptor)
     limit(seconds, memory)
-    exec(compile(program, "answer.py", "exec"), {"__name__": "answer"})
-    sys.stdout.write("\n" + secret + "\n")
-    sys.stdout.flush()
+    serve_answer(code, name, lines, results)
 
 
 if __name__ == "__main__":

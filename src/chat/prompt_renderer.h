@@ -27,7 +27,7 @@ struct RenderOptions {
   std::optional<bool> thinking = {};  // wins over TemplateOptions
   Json kwargs = Json::object();       // these, too
   bool add_generation_prompt = true;
-  bool with_segments = false;  // tell who wrote what
+  bool with_segments = false;                   // tell who wrote what
   const std::function<void()>* look = nullptr;  // see EncodeOptions
 };
 

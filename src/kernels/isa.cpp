@@ -28,11 +28,16 @@ Isa highest_isa() {
 bool isa_available(Isa isa) {
   if (isa > highest_isa()) return false;
   switch (isa) {
-    case Isa::Portable: return true;
-    case Isa::Avx2: return cpu_info().avx2;
-    case Isa::AvxVnni: return cpu_info().avx_vnni;
-    case Isa::Avx512: return cpu_info().avx512;
-    case Isa::Amx: return cpu_info().amx_int8;
+    case Isa::Portable:
+      return true;
+    case Isa::Avx2:
+      return cpu_info().avx2;
+    case Isa::AvxVnni:
+      return cpu_info().avx_vnni;
+    case Isa::Avx512:
+      return cpu_info().avx512;
+    case Isa::Amx:
+      return cpu_info().amx_int8;
   }
   return false;
 }
@@ -44,15 +49,22 @@ std::vector<Isa> available_isas() {
   return isas;
 }
 
-Isa best_isa() { return available_isas().back(); }
+Isa best_isa() {
+  return available_isas().back();
+}
 
 const char* isa_name(Isa isa) {
   switch (isa) {
-    case Isa::Portable: return "portable";
-    case Isa::Avx2: return "avx2";
-    case Isa::AvxVnni: return "avxvnni";
-    case Isa::Avx512: return "avx512";
-    case Isa::Amx: return "amx";
+    case Isa::Portable:
+      return "portable";
+    case Isa::Avx2:
+      return "avx2";
+    case Isa::AvxVnni:
+      return "avxvnni";
+    case Isa::Avx512:
+      return "avx512";
+    case Isa::Amx:
+      return "amx";
   }
   return "?";
 }

@@ -56,8 +56,11 @@ void Forward::project_heads(int il, const Block& block, const BlockWeights& w) n
   norm(w, formats);
   LinearJob jobs[4];
   for (size_t i = 0; i < 4; ++i)
-    jobs[i] = {
-        .w = &w[kProjected[i]], .x = &act_.h, .y = outputs[i], .y_stride = w[kProjected[i]].n_rows, .add = false};
+    jobs[i] = {.w = &w[kProjected[i]],
+               .x = &act_.h,
+               .y = outputs[i],
+               .y_stride = w[kProjected[i]].n_rows,
+               .add = false};
   linear_cpu({jobs, w[Role::Gate].empty() ? 3u : 4u}, n_rows(), nullptr, linear_);
   for_rows([&](int r) { prepare_heads(block, w, r); });
   append_keys(il, 0, n_rows());

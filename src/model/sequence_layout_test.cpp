@@ -128,11 +128,12 @@ TEST_P(SequenceLayoutTest, ListsPositionsOfABlock) {
        std::vector<std::array<int, 3>>{{259, 3, 7}, {256, 0, kKvPage}, {255, 0, kKvPage}, {255, 0, 9}}) {
     std::vector<Piece> from, to;
     size_t sum = 0;
-    layout.for_each_block_piece(pages.data(), position, first, n, [&](size_t offset, size_t at, size_t bytes) {
-      from.push_back({offset, offset + bytes});
-      to.push_back({at, at + bytes});
-      sum += bytes;
-    });
+    layout.for_each_block_piece(pages.data(), position, first, n,
+                                [&](size_t offset, size_t at, size_t bytes) {
+                                  from.push_back({offset, offset + bytes});
+                                  to.push_back({at, at + bytes});
+                                  sum += bytes;
+                                });
     EXPECT_EQ(sum, static_cast<size_t>(n * layout.n_layers(KvKind::Full)) * slot);
     for (auto* list : {&from, &to}) {
       std::sort(list->begin(), list->end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });

@@ -49,7 +49,9 @@ std::optional<DType> dtype_from_id(uint32_t id);
 // Name of any id of the file format, also of those we refuse ("IQ2_XXS"); "unknown" when there is none.
 const char* file_type_name(uint32_t id);
 
-inline const char* dtype_name(DType dtype) { return dtype_info(dtype).name; }
+inline const char* dtype_name(DType dtype) {
+  return dtype_info(dtype).name;
+}
 // Bytes of a row of n elements; n must be a multiple of the block.
 inline uint64_t row_bytes(DType dtype, uint64_t n) {
   const DTypeInfo& info = dtype_info(dtype);

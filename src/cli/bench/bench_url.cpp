@@ -23,7 +23,7 @@ constexpr StreamDialect kDialects[] = {{"chat", "/v1/chat/completions", ""},
                                        {"completions", "/v1/completions", ""},
                                        {"responses", "/v1/responses", ".delta\""},
                                        {"messages", "/v1/messages", "content_block_delta"}};
-constexpr double kBytesPerToken = 4.0;  // before the server has counted
+constexpr double kBytesPerToken = 4.0;    // before the server has counted
 constexpr size_t kMostOfARefusal = 4096;  // bytes
 
 double seconds_since(Clock::time_point start) {

@@ -165,7 +165,8 @@ Answer ServerPartner::answer(const std::string& system, std::vector<Turn>& turns
   answer.interrupted = !client.run([] { return InterruptScope::interrupted(); });
   printer.finish();
   if (answer.interrupted) return answer;
-  if (status == 0) throw NoAnswer{fmt::format("{} cannot be reached: {}; is a server there?", address_.url, broken)};
+  if (status == 0)
+    throw NoAnswer{fmt::format("{} cannot be reached: {}; is a server there?", address_.url, broken)};
   if (status != 200) {
     const std::string why = reader.refusal();
     throw NoAnswer{fmt::format("{} answered {}: {}", address_.url, status,

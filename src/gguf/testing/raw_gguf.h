@@ -25,7 +25,8 @@ class Raw {
   }
   template <class T>
   Raw& num(T value) {
-    for (const std::byte byte : std::bit_cast<std::array<std::byte, sizeof(T)>>(value)) bytes_.push_back(byte);
+    for (const std::byte byte : std::bit_cast<std::array<std::byte, sizeof(T)>>(value))
+      bytes_.push_back(byte);
     return *this;
   }
   Raw& string(std::string_view value) { return num(static_cast<uint64_t>(value.size())).text(value); }

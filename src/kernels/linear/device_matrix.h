@@ -39,7 +39,7 @@ struct DeviceActs {
   const float* f32 = nullptr;
   int64_t f16_stride = 0;  // elements
   int64_t f32_stride = 0;
-  float scale = 1.0f;  // of the f16 form
+  float scale = 1.0f;               // of the f16 form
   const void* blocks256 = nullptr;  // rounded in groups of 256 columns, and of 32
   const void* blocks32 = nullptr;
   int64_t blocks_stride = 0;  // chunks of 256 columns

@@ -53,6 +53,8 @@ struct alignas(64) LanePlaces {
     for (int k = 0; k < 64; ++k) byte[k] = static_cast<int8_t>(k % 2 == parity ? k % 16 / 4 * 4 + i : -128);
   }
 };
+template <int I, int Parity>
+inline constexpr LanePlaces kLanePlaces{I, Parity};
 // The other byte of a pair.
 struct alignas(64) SwappedBytes {
   int8_t byte[64];
@@ -116,17 +118,17 @@ THERMO_INLINE void fold_quarter(const uint8_t* body, const uint8_t* ahead, const
   constexpr int kVectors = f.group_cols / 4;  // that share a scale
   unroll<2>([&](auto h) THERMO_LAMBDA {
     constexpr int s = 2 * Q + h;
-    const uint8_t* const sub = body + f.scale_bytes + s * f.sub_bytes();
+    const uint8_t* const sub = body + f.scale_bytes + s * kPanelFormat<T>.sub_bytes();
     unroll<f.bits>([&](auto i) THERMO_LAMBDA {
-      _mm_prefetch(reinterpret_cast<const char*>(ahead + f.scale_bytes + s * f.sub_bytes() + 64 * i),
-                   _MM_HINT_T1);
+      _mm_prefetch(
+          reinterpret_cast<const char*>(ahead + f.scale_bytes + s * kPanelFormat<T>.sub_bytes() + 64 * i),
+          _MM_HINT_T1);
     });
     __m512i v[8];
     unpack<T>(sub, v);
     unroll<8 / kVectors>([&](auto j) THERMO_LAMBDA {
       constexpr int g = s * 32 / f.group_cols + j, i = g % 4;
-      static constexpr LanePlaces low(i, 0), high(i, 1);
-      const __m512i scale = _mm512_shuffle_epi8(k.t[g / 4], load(low.byte));
+      const __m512i scale = _mm512_shuffle_epi8(k.t[g / 4], load(kLanePlaces<i, 0>.byte));
       const auto each = [&](auto&& body_of) THERMO_LAMBDA {
         unroll<kVectors>([&](auto n)
                              THERMO_LAMBDA { body_of(v[kVectors * j + n], 8 * h + kVectors * j + n); });
@@ -143,7 +145,7 @@ THERMO_INLINE void fold_quarter(const uint8_t* body, const uint8_t* ahead, const
           _mm512_store_si512(to.bytes[Q][1][row], _mm512_mullo_epi16(x, upper));
         });
       } else {
-        const __m512i scale_high = _mm512_shuffle_epi8(k.t[g / 4], load(high.byte));
+        const __m512i scale_high = _mm512_shuffle_epi8(k.t[g / 4], load(kLanePlaces<i, 1>.byte));
         const __m512i swap = load(kSwappedBytes.byte);
         each([&](__m512i x, int row) THERMO_LAMBDA {
           const __m512i even = _mm512_maddubs_epi16(x, scale), odd = _mm512_maddubs_epi16(x, scale_high);
@@ -196,7 +198,7 @@ struct Block256 {
 
   const uint8_t* unit_of(const StripCursor& at) const {
     return reinterpret_cast<const uint8_t*>(a.panels) + static_cast<size_t>(at.panel) * panel_stride +
-           static_cast<size_t>(at.strip / f.unit_blocks) * f.unit_bytes();
+           static_cast<size_t>(at.strip / f.unit_blocks) * kPanelFormat<T>.unit_bytes();
   }
 
   // A quarter of the strip `unpacked`, to the given places.
@@ -204,12 +206,13 @@ struct Block256 {
   THERMO_INLINE void unpack_quarter(BlockScales<T>& scales_to, Folded<T>& to) {
     const uint8_t* const unit = unit_of(unpacked);
     const int i = unpacked.strip % f.unit_blocks;
-    const uint8_t* const body = unit + 64 + i * f.body_bytes();
-    const uint8_t* const next = unit_of(ahead) + 64 + ahead.strip % f.unit_blocks * f.body_bytes();
+    const uint8_t* const body = unit + 64 + i * kPanelFormat<T>.body_bytes();
+    const uint8_t* const next =
+        unit_of(ahead) + 64 + ahead.strip % f.unit_blocks * kPanelFormat<T>.body_bytes();
     if constexpr (Q == 0) {
       for (int k = -64; k < f.scale_bytes; k += 64)
         _mm_prefetch(reinterpret_cast<const char*>(next + k), _MM_HINT_T1);
-      scales_to.read(unit + i * f.header_step(), body);
+      scales_to.read(unit + i * kPanelFormat<T>.header_step(), body);
     }
     fold_quarter<T, Q>(body, next, scales_to.k, to);
   }
@@ -233,7 +236,8 @@ struct Block256 {
       if constexpr (BlockScales<T>::kOffset)
         sum = _mm512_sub_epi32(sum, _mm512_slli_epi32(sums, f.offset_log2));
       __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), s.k.d);
-      if constexpr (f.has_min()) value = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(sums), s.k.dmin, value);
+      if constexpr (kPanelFormat<T>.has_min())
+        value = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(sums), s.k.dmin, value);
       const __m512 before = block == 0 ? _mm512_setzero_ps() : _mm512_load_ps(sums_at[m]);
       return _mm512_fmadd_ps(value, _mm512_set1_ps(meta.d), before);
     };

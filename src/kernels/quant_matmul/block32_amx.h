@@ -59,7 +59,7 @@ struct Blocks32 {
 
   const uint8_t* unit_of(int panel, int block) const {
     return reinterpret_cast<const uint8_t*>(a.panels) + static_cast<size_t>(panel) * panel_stride +
-           static_cast<size_t>(block / f.unit_blocks) * f.unit_bytes();
+           static_cast<size_t>(block / f.unit_blocks) * kPanelFormat<T>.unit_bytes();
   }
 
   // Two blocks of the strip `unpacked`, from block 2 * part of it on.
@@ -69,12 +69,14 @@ struct Blocks32 {
       if (block >= n_blocks) return;
       const uint8_t* const unit = unit_of(unpacked.panel, block);
       const int i = block % f.unit_blocks;
-      const uint8_t *const header = unit + i * f.header_step(), *const body = unit + 64 + i * f.body_bytes();
-      const uint8_t* const next = unit_of(ahead.panel, ahead.strip * kStripBlocks + s) + i * f.body_bytes();
-      for (int k = 0; k < 64 + f.body_bytes(); k += 64)
+      const uint8_t *const header = unit + i * kPanelFormat<T>.header_step(),
+                           *const body = unit + 64 + i * kPanelFormat<T>.body_bytes();
+      const uint8_t* const next =
+          unit_of(ahead.panel, ahead.strip * kStripBlocks + s) + i * kPanelFormat<T>.body_bytes();
+      for (int k = 0; k < 64 + kPanelFormat<T>.body_bytes(); k += 64)
         _mm_prefetch(reinterpret_cast<const char*>(next + k), _MM_HINT_T1);
       scales_to.d[s] = block_scale<T>(header);
-      if constexpr (f.has_min()) scales_to.min[s] = half16(header + 32);
+      if constexpr (kPanelFormat<T>.has_min()) scales_to.min[s] = half16(header + 32);
       __m512i v[8];
       unpack<T>(body, v);
       unroll<8>([&](auto g) THERMO_LAMBDA {
@@ -92,7 +94,7 @@ struct Blocks32 {
     __m512 d[kBlocks], min[kBlocks];
     unroll<kBlocks>([&](auto i) THERMO_LAMBDA {
       d[i] = item.scales->d[item.block % kStripBlocks + i];
-      if constexpr (f.has_min()) min[i] = item.scales->min[item.block % kStripBlocks + i];
+      if constexpr (kPanelFormat<T>.has_min()) min[i] = item.scales->min[item.block % kStripBlocks + i];
     });
     // Locals: the compiler must think that the stores change the rest.
     const int n = acts.n_rows(item.pair), first = kPairActs * item.pair, block = item.block;
@@ -106,7 +108,7 @@ struct Blocks32 {
       __m512 sum = block == 0 ? _mm512_setzero_ps() : _mm512_load_ps(sums_at[m]);
       unroll<kBlocks>([&](auto i) THERMO_LAMBDA {
         __m512 value = _mm512_mul_ps(d[i], _mm512_cvtepi32_ps(load(products_of.sum[i][m])));
-        if constexpr (f.has_min())
+        if constexpr (kPanelFormat<T>.has_min())
           value = _mm512_fnmadd_ps(min[i], _mm512_cvtepi32_ps(_mm512_set1_epi32(meta[i].neg_sum)), value);
         sum = _mm512_fmadd_ps(value, _mm512_set1_ps(meta[i].d), sum);
       });

@@ -84,8 +84,9 @@ THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body,
   });
   unroll<8>([&](auto s) THERMO_LAMBDA {
     constexpr int groups = 32 / f.group_cols;
-    const uint8_t* sub = body + f.scale_bytes + s * f.sub_bytes() + 32 * half;
-    if constexpr (kAsk) prefetch<f.sub_bytes(), NC>(sub, R == 2 || s % 2 == half ? limit : nullptr);
+    const uint8_t* sub = body + f.scale_bytes + s * kPanelFormat<T>.sub_bytes() + 32 * half;
+    if constexpr (kAsk)
+      prefetch<kPanelFormat<T>.sub_bytes(), NC>(sub, R == 2 || s % 2 == half ? limit : nullptr);
     unroll<groups>([&](auto k) THERMO_LAMBDA {
       __m256i scale[R];
       THERMO_EACH(i, R) scale[i] = scales[i].template scale<groups * s + k>();
@@ -98,7 +99,7 @@ THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body,
     const ActMeta256& meta = meta256(x.meta[c], b);
     __m256i min_dot = _mm256_setzero_si256();
     __m256 dmin = _mm256_setzero_ps();
-    if constexpr (f.has_min()) {
+    if constexpr (kPanelFormat<T>.has_min()) {
       min_dot = scales[i].template sum_dot<true>(meta);
       dmin = half8(header + 32 + 16 * (half + i));
     }
@@ -110,13 +111,13 @@ template <DType T, int R, int NC, bool kAsk>
 THERMO_INLINE void multiply_block32(const uint8_t* header, const uint8_t* body, int half, int b,
                                     const Columns<NC>& x, [[maybe_unused]] const uint8_t* limit,
                                     __m256 (*acc)[NC]) {
-  static constexpr PanelFormat f = kPanelFormat<T>;
-  if constexpr (kAsk) prefetch<64 + f.body_bytes(), NC>(body - 64, limit);  // with the header before it
+  if constexpr (kAsk)
+    prefetch<64 + kPanelFormat<T>.body_bytes(), NC>(body - 64, limit);  // with the header before it
   __m256i sum[R][NC];
   dot_block32<T>(sum, x, b, 0, PackedCodes<T>{body + 32 * half});
   THERMO_EACH(i, R) {
     const __m256 scale = block_scale<T>(header, half + i);
-    const __m256 min = f.has_min() ? half8(header + 32 + 16 * (half + i)) : _mm256_setzero_ps();
+    const __m256 min = kPanelFormat<T>.has_min() ? half8(header + 32 + 16 * (half + i)) : _mm256_setzero_ps();
     THERMO_EACH(c, NC) acc[i][c] = add_block32<T>(acc[i][c], sum[i][c], scale, min, meta32(x.meta[c], b));
   }
 }
@@ -148,13 +149,13 @@ void multiply_panel(const uint8_t* panel, int n_cols, const Columns<NC>& x, cons
           asm volatile("" : "+r"(here.codes[c])::"memory");
         }
         if constexpr (f.block_cols == 256)
-          multiply_block256<T, R, NC, kAsk>(header + i * f.header_step(), body, half, b0 + i, here, limit,
-                                            acc + half);
+          multiply_block256<T, R, NC, kAsk>(header + i * kPanelFormat<T>.header_step(), body, half, b0 + i,
+                                            here, limit, acc + half);
         else
-          multiply_block32<T, R, NC, kAsk>(header + i * f.header_step(), body, half, b0 + i, here,
-                                           half == 0 ? limit : nullptr, acc + half);
+          multiply_block32<T, R, NC, kAsk>(header + i * kPanelFormat<T>.header_step(), body, half, b0 + i,
+                                           here, half == 0 ? limit : nullptr, acc + half);
       }
-      body += f.body_bytes();
+      body += kPanelFormat<T>.body_bytes();
     }
   }
   unroll<2 * NC>([&](auto i) THERMO_LAMBDA { out[i / NC][i % NC] = acc[i / NC][i % NC]; });

@@ -157,8 +157,8 @@ THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body,
     return times32;
   };
   unroll<8>([&](auto s) THERMO_LAMBDA {
-    const uint8_t* sub = body + f.scale_bytes + s * f.sub_bytes();
-    prefetch<f.sub_bytes(), NC>(sub, limit);
+    const uint8_t* sub = body + f.scale_bytes + s * kPanelFormat<T>.sub_bytes();
+    prefetch<kPanelFormat<T>.sub_bytes(), NC>(sub, limit);
     __m512i v[8];
     unpack<T>(sub, v);
     if constexpr (f.group_cols == 16) {
@@ -183,7 +183,8 @@ THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body,
   unroll<NC>([&](auto c) THERMO_LAMBDA {
     const ActMeta256& meta = reinterpret_cast<const ActMeta256*>(x.meta[c])[b];
     __m512 value = _mm512_mul_ps(sum[c].value(), scales.d);
-    if constexpr (f.has_min()) value = _mm512_fnmadd_ps(scales.min_dot(meta), scales.dmin, value);
+    if constexpr (kPanelFormat<T>.has_min())
+      value = _mm512_fnmadd_ps(scales.min_dot(meta), scales.dmin, value);
     acc[c] = _mm512_fmadd_ps(value, _mm512_set1_ps(meta.d), acc[c]);
   });
 }
@@ -194,8 +195,8 @@ THERMO_INLINE void multiply_block32(const uint8_t* header, const uint8_t* body, 
   static constexpr PanelFormat f = kPanelFormat<T>;
   const __m512 scale = block_scale<T>(header);
   __m512 min;
-  if constexpr (f.has_min()) min = half16(header + 32);
-  prefetch<64 + f.body_bytes(), NC>(body - 64, limit);  // with the header before it
+  if constexpr (kPanelFormat<T>.has_min()) min = half16(header + 32);
+  prefetch<64 + kPanelFormat<T>.body_bytes(), NC>(body - 64, limit);  // with the header before it
   __m512i v[8];
   unpack<T>(body, v);
   unroll<NC>([&](auto c) THERMO_LAMBDA {
@@ -206,7 +207,8 @@ THERMO_INLINE void multiply_block32(const uint8_t* header, const uint8_t* body, 
     if constexpr (f.offset_log2 >= 0) dot = _mm512_slli_epi32(neg_sum, f.offset_log2);
     dot = dot4(dot4(dot, v, a), v + 4, a + 16);
     __m512 value = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(dot));
-    if constexpr (f.has_min()) value = _mm512_fnmadd_ps(min, _mm512_cvtepi32_ps(neg_sum), value);
+    if constexpr (kPanelFormat<T>.has_min())
+      value = _mm512_fnmadd_ps(min, _mm512_cvtepi32_ps(neg_sum), value);
     acc[c] = _mm512_fmadd_ps(value, _mm512_set1_ps(meta.d), acc[c]);
   });
 }
@@ -226,10 +228,10 @@ void multiply_panel(const uint8_t* panel, int n_cols, const Columns<NC>& x, cons
     body += 64;
     for (int i = 0; i < f.unit_blocks && b0 + i < n_blocks; ++i) {
       if constexpr (f.block_cols == 256)
-        multiply_block256<T, NC>(header + i * f.header_step(), body, b0 + i, x, limit, acc);
+        multiply_block256<T, NC>(header + i * kPanelFormat<T>.header_step(), body, b0 + i, x, limit, acc);
       else
-        multiply_block32<T, NC>(header + i * f.header_step(), body, b0 + i, x, limit, acc);
-      body += f.body_bytes();
+        multiply_block32<T, NC>(header + i * kPanelFormat<T>.header_step(), body, b0 + i, x, limit, acc);
+      body += kPanelFormat<T>.body_bytes();
     }
   }
   unroll<NC>([&](auto c) THERMO_LAMBDA { out[c] = acc[c]; });

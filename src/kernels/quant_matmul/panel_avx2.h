@@ -241,7 +241,8 @@ struct Scales256 {
   static constexpr PanelFormat f = kPanelFormat<T>;
   static constexpr bool kUnsigned = f.scales == ScaleKind::SixMin || f.scales == ScaleKind::Nibble;
   // Scales too multiply the sums of activations, with this factor, to take the offset of the codes off.
-  static constexpr int kFactor = !kVnni && !f.has_min() && !kSignedCodes<T> ? -(1 << f.offset_log2) : 0;
+  static constexpr int kFactor =
+      !kVnni && !kPanelFormat<T>.has_min() && !kSignedCodes<T> ? -(1 << f.offset_log2) : 0;
   static constexpr int kSumVectors = f.group_cols == 16 ? 4 : 2;
   __m256i t[4];
   __m256i mins[4];

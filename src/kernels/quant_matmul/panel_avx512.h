@@ -162,9 +162,9 @@ THERMO_INLINE __m512 block_scale(const uint8_t* header) {
 template <DType T>
 constexpr int kExactGroups = [] {
   constexpr PanelFormat f = kPanelFormat<T>;
-  const int value = f.table == CodeTable::Iq4 ? 127
-                    : f.offset_log2 >= 0      ? 1 << f.offset_log2
-                                              : (1 << f.bits) - 1;
+  const bool has_offset = f.offset_log2 >= 0;
+  const int power = 1 << (has_offset ? f.offset_log2 : f.bits);
+  const int value = f.table == CodeTable::Iq4 ? 127 : has_offset ? power : power - 1;
   const int scale = f.scales == ScaleKind::Byte     ? 128
                     : f.scales == ScaleKind::SixMin ? 63
                     : f.scales == ScaleKind::Nibble ? 15
@@ -176,14 +176,14 @@ constexpr int kExactGroups = [] {
 template <DType T>
 struct Scales256 {
   static constexpr PanelFormat f = kPanelFormat<T>;
-  static constexpr int kMinVectors = f.has_min() ? f.group_cols == 16 ? 4 : 2 : 1;
+  static constexpr int kMinVectors = kPanelFormat<T>.has_min() ? f.group_cols == 16 ? 4 : 2 : 1;
   __m512 d, dmin;
   __m512i t[4];  // small scales, byte i of lane r of t[j]: group 4 * j + i
   __m512i mins[kMinVectors];
 
   THERMO_INLINE void read(const uint8_t* header, const uint8_t* body) {
     d = half16(header);
-    if constexpr (f.has_min()) dmin = half16(header + 32);
+    if constexpr (kPanelFormat<T>.has_min()) dmin = half16(header + 32);
     if constexpr (f.scales == ScaleKind::SixMin) {
       unpack_six(body, t);
       mins[0] = t[2];

@@ -20,9 +20,9 @@ struct BlockPlace {
 template <DType T>
 BlockPlace find_block(const uint8_t* panel, int b) {
   constexpr PanelFormat f = kPanelFormat<T>;
-  const uint8_t* unit = panel + static_cast<size_t>(b / f.unit_blocks) * f.unit_bytes();
+  const uint8_t* unit = panel + static_cast<size_t>(b / f.unit_blocks) * kPanelFormat<T>.unit_bytes();
   const int i = b % f.unit_blocks;
-  return {unit + i * f.header_step(), unit + 64 + i * f.body_bytes()};
+  return {unit + i * kPanelFormat<T>.header_step(), unit + 64 + i * kPanelFormat<T>.body_bytes()};
 }
 
 // Byte n of code vector V_g of a sub-block.
@@ -52,7 +52,7 @@ int decode_code(const uint8_t* sub, int g, int n) {
 template <DType T>
 void decode_values(const uint8_t* body, int s, int16_t value[32][16]) {
   constexpr PanelFormat f = kPanelFormat<T>;
-  const uint8_t* sub = body + f.scale_bytes + s * f.sub_bytes();
+  const uint8_t* sub = body + f.scale_bytes + s * kPanelFormat<T>.sub_bytes();
   for (int g = 0; g < 8; ++g) {
     for (int n = 0; n < 64; ++n) {
       int code = decode_code<f.bits>(sub, g, n);

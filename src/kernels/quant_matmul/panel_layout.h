@@ -86,6 +86,7 @@ struct PanelFormat {
   int offset_log2;  // value = code - 2^offset_log2; -1: no offset
   CodeTable table;  // value = table[code] - 2^offset_log2
 
+  // Called on kPanelFormat<T> itself: clang 14 does not see that a constant of a template is one.
   consteval int subs() const { return block_cols / 32; }
   consteval int sub_bytes() const { return 64 * bits; }
   consteval int body_bytes() const { return scale_bytes + subs() * sub_bytes(); }

@@ -130,7 +130,7 @@ void multiply_block(BlockPlace place, int b, int n_cols, const std::byte* const*
     else
       dx[t] = reinterpret_cast<const ActMeta32*>(acts[t] + round_up(n_cols, 64))[b].d;
   }
-  for (int s = 0; s < f.subs(); ++s) {
+  for (int s = 0; s < kPanelFormat<T>.subs(); ++s) {
     int16_t value[32][16];
     decode_values<T>(place.body, s, value);
     const ColumnPairs pairs(value);
@@ -140,10 +140,10 @@ void multiply_block(BlockPlace place, int b, int n_cols, const std::byte* const*
         const int8_t* a = reinterpret_cast<const int8_t*>(acts[t]) + b * f.block_cols + group * f.group_cols;
         int32_t dot[16];
         pairs.dot(half * f.group_cols, f.group_cols, a, dot);
-        const int32_t sum = f.has_min() ? sum_codes(a, f.group_cols) : 0;
+        const int32_t sum = kPanelFormat<T>.has_min() ? sum_codes(a, f.group_cols) : 0;
         for (int r = 0; r < 16; ++r) {
           float y = scales.scale[group][r] * static_cast<float>(dot[r]);
-          if constexpr (f.has_min()) y -= scales.min[group][r] * static_cast<float>(sum);
+          if constexpr (kPanelFormat<T>.has_min()) y -= scales.min[group][r] * static_cast<float>(sum);
           acc[t][r] += dx[t] * y;
         }
       }

@@ -145,7 +145,7 @@ void decode_quant_panel(const std::byte* panel, int n_cols, std::vector<float>& 
     const BlockPlace place = find_block<T>(reinterpret_cast<const uint8_t*>(panel), b);
     BlockScales scales = {};
     decode_scales<T>(place, scales);
-    for (int s = 0; s < f.subs(); ++s) {
+    for (int s = 0; s < kPanelFormat<T>.subs(); ++s) {
       int16_t value[32][16];
       decode_values<T>(place.body, s, value);
       for (int i = 0; i < 32; ++i) {
@@ -155,8 +155,9 @@ void decode_quant_panel(const std::byte* panel, int n_cols, std::vector<float>& 
           const float product = scales.scale[group][r] * value[i][r];
           const size_t at =
               static_cast<size_t>(r) * static_cast<size_t>(n_cols) + static_cast<size_t>(column);
-          weight[at] = f.has_min() ? product - scales.min[group][r] : product;
-          size[at] = std::fabs(product) + (f.has_min() ? std::fabs(scales.min[group][r]) : 0.0f);
+          weight[at] = kPanelFormat<T>.has_min() ? product - scales.min[group][r] : product;
+          size[at] =
+              std::fabs(product) + (kPanelFormat<T>.has_min() ? std::fabs(scales.min[group][r]) : 0.0f);
         }
       }
     }

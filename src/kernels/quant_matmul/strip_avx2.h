@@ -42,7 +42,7 @@ struct alignas(64) Strip {
   THERMO_INLINE void read_header(const uint8_t* header, int s) {
     unroll<2>([&](auto half) THERMO_LAMBDA {
       d[s][half] = block_scale<T>(header, half);
-      if constexpr (f.has_min()) dmin[s][half] = half8(header + 32 + 16 * half);
+      if constexpr (kPanelFormat<T>.has_min()) dmin[s][half] = half8(header + 32 + 16 * half);
     });
   }
   void unpack256(const uint8_t* header, const uint8_t* body) {
@@ -52,14 +52,14 @@ struct alignas(64) Strip {
       scales.read(header, body, half);
       unroll<kGroups>([&](auto g) THERMO_LAMBDA { scale[g][half] = scales.template scale<g>(); });
       unroll<kSums>([&](auto j) THERMO_LAMBDA {
-        if constexpr (f.has_min())
+        if constexpr (kPanelFormat<T>.has_min())
           scales.template pairs<true>(j, min_pairs[j][0][half], min_pairs[j][1][half]);
         if constexpr (Scales256<T>::kFactor != 0)
           scales.template pairs<false>(j, scale_pairs[j][0][half], scale_pairs[j][1][half]);
       });
     });
 #pragma GCC unroll 1
-    for (int s = 0; s < 8; ++s) unpack_sub(body + f.scale_bytes + s * f.sub_bytes(), s);
+    for (int s = 0; s < 8; ++s) unpack_sub(body + f.scale_bytes + s * kPanelFormat<T>.sub_bytes(), s);
   }
 };
 
@@ -155,7 +155,7 @@ template <DType T, int NC>
     THERMO_EACH(c, NC) THERMO_EACH(i, 2) {
       const ActMeta256& meta = meta256(x.meta[c], b);
       __m256i min_dot = _mm256_setzero_si256();
-      if constexpr (f.has_min()) min_dot = sum_dot<T>(w.min_pairs, i, meta);
+      if constexpr (kPanelFormat<T>.has_min()) min_dot = sum_dot<T>(w.min_pairs, i, meta);
       float* const to = acc + 16 * c + 8 * i;
       _mm256_store_ps(
           to, add_block256<T>(_mm256_load_ps(to), sum[i][c], w.d[0][i], w.dmin[0][i], min_dot, meta.d));
@@ -205,7 +205,7 @@ void multiply_many(const PanelMatmulArgs& a, size_t stride, int t0, int n, bool 
     std::memset(acc, 0, static_cast<size_t>(n) * 64);
     const uint8_t* body = reinterpret_cast<const uint8_t*>(a.panels) + static_cast<size_t>(p) * stride;
     const uint8_t* header = body;
-    constexpr int kStripBlocks = kStripSubs / f.subs();
+    constexpr int kStripBlocks = kStripSubs / kPanelFormat<T>.subs();
     for (int b0 = 0; b0 < n_blocks; b0 += kStripBlocks) {
       const uint8_t* const begin = body;
       const int blocks = n_blocks - b0 < kStripBlocks ? n_blocks - b0 : kStripBlocks;
@@ -216,12 +216,12 @@ void multiply_many(const PanelMatmulArgs& a, size_t stride, int t0, int n, bool 
           body += 64;
         }
         if constexpr (f.block_cols == 256) {
-          strip.unpack256(header + place * f.header_step(), body);
+          strip.unpack256(header + place * kPanelFormat<T>.header_step(), body);
         } else {
-          strip.read_header(header + place * f.header_step(), i);
+          strip.read_header(header + place * kPanelFormat<T>.header_step(), i);
           strip.unpack_sub(body, i);
         }
-        body += f.body_bytes();
+        body += kPanelFormat<T>.body_bytes();
       }
       // The weights of a strip further on, a part with every pass.
       const int lines = static_cast<int>((body - begin) / 64);
@@ -237,7 +237,8 @@ void multiply_many(const PanelMatmulArgs& a, size_t stride, int t0, int n, bool 
               x.codes[c] = rows.codes[t + c];
               x.meta[c] = rows.meta[t + c];
             }
-            multiply_strip<T, nc>(strip, blocks * f.subs(), b0 * f.subs(), x, acc + 16 * t);
+            multiply_strip<T, nc>(strip, blocks * kPanelFormat<T>.subs(), b0 * kPanelFormat<T>.subs(), x,
+                                  acc + 16 * t);
           }
         });
         t += width;

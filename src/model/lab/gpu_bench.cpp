@@ -1,7 +1,8 @@
 // Whole-model measurements on the GPU without the engine around it:
 //   gpu_bench MODEL.gguf [--split PERCENT] [--no-fetch] [--no-cpu] [--no-ahead] [--no-swaps] [--ctx N]
 //   [--prefill N] [--deep N] [--steps N] [--no-graphs] [--draft DRAFTER.gguf] [--profile]
-//   [--sequences N] [--rows N] [--only decode|logits|rows|draft|prefill|deep|repeat|one|big|uncommitted|sequences]
+//   [--sequences N] [--rows N]
+//   [--only decode|logits|rows|draft|prefill|deep|repeat|one|big|uncommitted|sequences]
 // --sequences: steps of a row of each, after --prefill tokens. --rows: of --only rows, one row and N alone.
 // --profile: a profiler sees the last step of each row count, number of sequences or prompt, and the last
 // draft.

@@ -175,9 +175,9 @@ void read_stream(Fields& fields, GenerationRequest& request) {
   request.timings_per_token = fields.boolean("timings_per_token").value_or(false);
   request.ping_seconds = fields.number("sse_ping_interval", -1.0, 3600.0);
   if (const double seconds = request.ping_seconds.value_or(0.0); seconds > 0.0 && seconds < kLeastPing)
-    throw invalid_value(fields.path("sse_ping_interval"),
-                        fmt::format("sse_ping_interval: {} is less than {} s; 0 or -1: none", seconds,
-                                    kLeastPing));
+    throw invalid_value(
+        fields.path("sse_ping_interval"),
+        fmt::format("sse_ping_interval: {} is less than {} s; 0 or -1: none", seconds, kLeastPing));
 }
 
 std::vector<ReasoningEffort> usual_efforts() {
