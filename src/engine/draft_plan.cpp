@@ -84,6 +84,7 @@ DraftPlan plan_draft(const DraftOptions& o, const ModelConfig& config, int n_thr
   if (plan.kind == Kind::None) return plan;
   plan.max_rows = 1 + (o.budget > 0 ? o.budget : kMaxDraftNodes);
   int depth = kMaxDraftNodes;  // tokens in a row that it can guess
+  if (plan.kind == Kind::Lookup) plan.token_bytes = LookupDrafter::kTokenBytes;
   if (plan.kind == Kind::Mtp) {
     if (config.n_nextn == 0)
       throw ConfigError("this model has no next-token block to draft with; use a drafter or lookup");
@@ -133,7 +134,8 @@ namespace {
 std::unique_ptr<Drafter> make_plain_drafter(const DraftPlan& plan, const DraftOptions& o,
                                             const Backend& target, const Weights& weights,
                                             const ModelOptions& model, ThreadPool& pool) {
-  if (plan.kind == Kind::Lookup) return std::make_unique<LookupDrafter>(model.n_sequences);
+  if (plan.kind == Kind::Lookup)
+    return std::make_unique<LookupDrafter>(model.n_sequences, model.sequence.n_ctx);
   DraftNetwork network = bind_network(plan, o, target.config(), weights, !target.is_gpu(), pool);
   const ModelOptions options = model_options(o, model, network.block);
   std::unique_ptr<Backend> own;

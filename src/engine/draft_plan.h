@@ -20,7 +20,7 @@ struct DraftPlan {
   int max_rows = 0;         // of a round's uncommitted step
   // On the processor.
   uint64_t fixed_bytes = 0;      // of the drafter's network
-  uint64_t token_bytes = 0;      // of its cache, for each token of a sequence
+  uint64_t token_bytes = 0;      // of its cache or index, for each token of a sequence
   int block = 0;                 // uncommitted rows of its own in it
   uint64_t untouched_bytes = 0;  // Model::untouched_bytes()
 };

@@ -143,6 +143,12 @@ void plan_gpu_and_drafter(EnginePlan& plan, const ModelConfig& config, const Ggu
     plan_on_gpu(plan, planned, weights, roomy, o);
     if (!plan.memory.fits() && roomy.n_ctx != inputs.n_ctx) plan_on_gpu(plan, planned, weights, inputs, o);
     plan.memory.ffn_parts = ffn_parts;
+    if (plan.draft.kind != DraftOptions::Kind::Lookup) return;
+    // Its index is in main memory.
+    const uint64_t bytes = plan.draft.token_bytes * static_cast<uint64_t>(plan.memory.n_ctx) *
+                           static_cast<uint64_t>(inputs.n_sequences);
+    plan.memory.items.push_back({kDrafterItem, bytes, "its index of the text"});
+    plan.memory.total_bytes += bytes;
   };
   const auto plan_with = [&](const DraftOptions& draft) {
     plan.draft = plan_draft(draft, config, inputs.n_threads);

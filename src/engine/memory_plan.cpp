@@ -125,7 +125,7 @@ MemoryPlan plan_at(const ModelConfig& config, const GgufFile& file, const Memory
   const auto drafter_tokens = static_cast<uint64_t>(align_up(n_ctx + in.drafter_block, kKvPage));
   add(kDrafterItem,
       in.drafter_bytes + n_seq * (drafter_tokens * in.drafter_token_bytes + in.drafter_sequence_bytes),
-      "its weights, cache and scratch");
+      in.drafter_bytes > 0 ? "its weights, cache and scratch" : "its index of the text");
   add("activations",
       Model::workspace_bytes(config, options, in.n_threads, in.repack ? 0 : largest_panel(file)),
       fmt::format("{} rows", in.n_batch));

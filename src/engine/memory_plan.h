@@ -28,8 +28,8 @@ struct MemoryPlanInputs {
   KvType v_type = KvType::F16;
   uint64_t available_bytes = 0;  // memory that may be taken
   uint64_t cache_bytes = 0;      // of it, for a prefix cache
-  // Of a drafter: its weights and scratch, its cache for each token of a sequence, the states that wait for
-  // it, for each sequence, and its uncommitted rows.
+  // Of a drafter: its weights and scratch, its cache or index for each token of a sequence, the states that
+  // wait for it, for each sequence, and its uncommitted rows.
   uint64_t drafter_bytes = 0, drafter_token_bytes = 0, drafter_sequence_bytes = 0;
   int drafter_block = 0;
 

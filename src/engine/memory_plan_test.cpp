@@ -2,13 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "base/error.h"
+#include "base/process_watch.h"
 #include "base/units.h"
 #include "engine/engine.h"
 #include "gguf/gguf_file.h"
 #include "model/model_config.h"
+#include "speculative/lookup_drafter.h"
 
 namespace thermo {
 namespace {
@@ -234,6 +237,30 @@ TEST(MemoryPlan, IsWhatIsTakenAtLoad) {
       EXPECT_LT(std::abs(beyond_plan(n_batch, n_sequences, kind).value() - *small),
                 static_cast<int64_t>(20 * MiB))
           << n_batch << " rows, " << n_sequences << " sequences, drafter " << static_cast<int>(kind);
+}
+
+// It grew with the text, and no plan had it: 64 bytes a token.
+TEST(MemoryPlan, HasTheIndexOfLookup) {
+  EngineOptions options;
+  options.n_ctx = 1 << 16;
+  options.n_pages = options.n_ctx / kKvPage;
+  options.n_sequences = 64;
+  options.n_threads = 1;
+  options.device.kind = DeviceChoice::Kind::Cpu;
+  options.draft.kind = DraftOptions::Kind::Lookup;
+  const auto n_tokens = static_cast<uint64_t>(options.n_ctx) * static_cast<uint64_t>(options.n_sequences);
+  const MemoryPlan plan = Engine::plan_for(plankton(), options);
+  const auto item = std::find_if(plan.items.begin(), plan.items.end(),
+                                 [](const MemoryPlanItem& i) { return i.name == kDrafterItem; });
+  ASSERT_NE(item, plan.items.end());
+  EXPECT_EQ(item->bytes, LookupDrafter::kTokenBytes * n_tokens);
+  EXPECT_FALSE(item->later);
+  const std::optional<uint64_t> before = private_bytes();
+  if (!before) GTEST_SKIP() << "the system does not say what was taken";
+  const LookupDrafter drafter(options.n_sequences, options.n_ctx);
+  const auto taken = static_cast<int64_t>(*private_bytes() - *before);
+  // The allocator rounds each of its three parts up for every sequence.
+  EXPECT_LT(std::abs(taken - static_cast<int64_t>(item->bytes)), static_cast<int64_t>(8 * MiB));
 }
 
 TEST(MemoryPlan, NamesWhatWouldFit) {

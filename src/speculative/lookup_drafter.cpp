@@ -7,7 +7,8 @@ namespace thermo {
 namespace {
 
 constexpr int kMaxAgreement = 32;  // tokens compared backwards; more say no more
-constexpr int kMaxTries = 16;      // earlier places that are looked at
+constexpr int kMaxTries = 16;      // earlier ends of the run that are looked at
+constexpr int kMaxOthers = 64;     // and ends of other runs on the way to them
 
 uint64_t mix(uint64_t hash, TokenId token) {
   hash = (hash ^ static_cast<uint32_t>(token)) * 0x9E3779B97F4A7C15u;
@@ -22,12 +23,21 @@ float probability(int match) {
 
 }  // namespace
 
-LookupDrafter::LookupDrafter(int n_sequences) : texts_(static_cast<size_t>(n_sequences)) {}
+LookupDrafter::LookupDrafter(int n_sequences, int n_ctx) {
+  texts_.reserve(static_cast<size_t>(n_sequences));
+  for (int i = 0; i < n_sequences; ++i) texts_.emplace_back(n_ctx);
+}
 
-uint64_t LookupDrafter::Text::run_at(size_t end) const {
+LookupDrafter::Text::Text(int n_ctx)
+    : last_end(static_cast<size_t>(kPlacesPerToken) * static_cast<size_t>(n_ctx)) {
+  tokens.reserve(static_cast<size_t>(n_ctx));
+  previous_end.reserve(static_cast<size_t>(n_ctx) + 1);
+}
+
+int32_t& LookupDrafter::Text::last_of_run(size_t end) {
   uint64_t hash = 0;
   for (size_t i = end - kMinMatch; i < end; ++i) hash = mix(hash, tokens[i]);
-  return hash;
+  return last_end[hash % last_end.size()];
 }
 
 void LookupDrafter::Text::push(TokenId token) {
@@ -36,7 +46,7 @@ void LookupDrafter::Text::push(TokenId token) {
   previous_end.resize(n + 1, 0);
   previous_end[n] = 0;
   if (n < kMinMatch) return;
-  int32_t& last = last_end[run_at(n)];
+  int32_t& last = last_of_run(n);
   previous_end[n] = last;
   last = static_cast<int32_t>(n);
 }
@@ -44,13 +54,7 @@ void LookupDrafter::Text::push(TokenId token) {
 void LookupDrafter::Text::truncate(size_t n) {
   while (tokens.size() > n) {
     const size_t end = tokens.size();
-    if (end >= kMinMatch) {
-      const auto entry = last_end.find(run_at(end));
-      if (previous_end[end] == 0)
-        last_end.erase(entry);
-      else
-        entry->second = previous_end[end];
-    }
+    if (end >= kMinMatch) last_of_run(end) = previous_end[end];
     previous_end.pop_back();
     tokens.pop_back();
   }
@@ -69,10 +73,12 @@ size_t LookupDrafter::Text::find(int& length) const {
   const size_t n = tokens.size();
   if (n <= kMinMatch) return 0;
   size_t best = 0;
-  int tries = 0;
-  for (auto end = static_cast<size_t>(previous_end[n]); end > 0 && tries < kMaxTries;
-       end = static_cast<size_t>(previous_end[end]), ++tries) {
+  int n_tries = 0, n_others = 0;
+  for (auto end = static_cast<size_t>(previous_end[n]);
+       end > 0 && n_tries < kMaxTries && n_others < kMaxOthers;
+       end = static_cast<size_t>(previous_end[end])) {
     const int agree = agreement(end);
+    ++(agree < kMinMatch ? n_others : n_tries);
     if (agree < kMinMatch || agree <= length) continue;  // of equals the latest
     best = end;
     length = agree;

@@ -2,7 +2,7 @@
 // and a long match (an edited file, a quotation, a tool's result) is worth more than any drafter.
 #pragma once
 
-#include <unordered_map>
+#include <cstdint>
 #include <vector>
 
 #include "speculative/drafter.h"
@@ -11,7 +11,7 @@ namespace thermo {
 
 class LookupDrafter final : public Drafter {
  public:
-  explicit LookupDrafter(int n_sequences);
+  LookupDrafter(int n_sequences, int n_ctx);
 
   std::string_view name() const override { return "lookup"; }
   int max_depth() const override { return kMaxDraftNodes; }
@@ -26,15 +26,25 @@ class LookupDrafter final : public Drafter {
   static constexpr int kMinMatch = 3;
 
  private:
-  // One text and, for each run of kMinMatch tokens, where it ended last.
+  static constexpr int kPlacesPerToken = 2;
+
+ public:
+  // Of main memory, for each token of a sequence's context. All of it is taken at load.
+  static constexpr uint64_t kTokenBytes = sizeof(TokenId) + (1 + kPlacesPerToken) * sizeof(int32_t);
+
+ private:
+  // One text and, for each run of kMinMatch tokens, where it ended last. Runs have a place in a table by
+  // their hash, which a few share.
   struct Text {
     std::vector<TokenId> tokens;
-    std::unordered_map<uint64_t, int32_t> last_end;  // hash of the run to the number of tokens up to its end
-    std::vector<int32_t> previous_end;  // by number of tokens: the run's end before that; 0: none
+    std::vector<int32_t> last_end;      // by place: the number of tokens up to the last run's end; 0: none
+    std::vector<int32_t> previous_end;  // by number of tokens: the end before that, of the same place
 
+    explicit Text(int n_ctx);
     void push(TokenId token);
     void truncate(size_t n);
-    uint64_t run_at(size_t end) const;
+    // The place of the run that ends there.
+    int32_t& last_of_run(size_t end);
     // How many tokens before `end` agree with those at the end of the text.
     int agreement(size_t end) const;
     // The end of the best earlier match of the text's end; 0: none.

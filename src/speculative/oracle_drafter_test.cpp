@@ -15,7 +15,7 @@ std::vector<TokenId> counting(int n) {
 
 TEST(OracleDrafter, IsRightAsOftenAsItWasTold) {
   const std::vector<TokenId> text = counting(4000);
-  OracleDrafter drafter(std::make_unique<LookupDrafter>(1),
+  OracleDrafter drafter(std::make_unique<LookupDrafter>(1, 4096),
                         {.probabilities = {0.7f, 0.2f}, .seed = 3, .text = text}, 50, 1);
   int right[2] = {0, 0}, n = 0;
   for (size_t at = 0; at + 16 < text.size(); ++at) {
@@ -39,7 +39,7 @@ TEST(OracleDrafter, IsRightAsOftenAsItWasTold) {
 
 TEST(OracleDrafter, SaysTheSameOfAPositionAgain) {
   const std::vector<TokenId> text = counting(100);
-  OracleDrafter drafter(std::make_unique<LookupDrafter>(1),
+  OracleDrafter drafter(std::make_unique<LookupDrafter>(1, 4096),
                         {.probabilities = {0.5f}, .seed = 1, .text = text}, 50, 1);
   const DraftRequest request{.sequence = 0, .root = text[20], .n_depths = 5, .n_ranks = 1};
   Draft first, again;
@@ -53,7 +53,7 @@ TEST(OracleDrafter, SaysTheSameOfAPositionAgain) {
 
 TEST(OracleDrafter, KnowsNothingAfterTheText) {
   const std::vector<TokenId> text = counting(10);
-  OracleDrafter drafter(std::make_unique<LookupDrafter>(1),
+  OracleDrafter drafter(std::make_unique<LookupDrafter>(1, 4096),
                         {.probabilities = {1.0f}, .seed = 1, .text = text}, 50, 1);
   drafter.commit(0, std::span(text).first(7), {});
   const DraftRequest request{.sequence = 0, .root = text[7], .n_depths = 6, .n_ranks = 2};
