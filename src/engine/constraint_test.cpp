@@ -1,4 +1,4 @@
-// Answers that are constrained: every token is allowed when it is written, and a draft changes nothing.
+// Constrained answers: every token that is written is allowed, and a draft changes nothing.
 #include <gtest/gtest.h>
 
 #include "engine/engine.h"

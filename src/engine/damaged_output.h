@@ -1,4 +1,5 @@
-// Damaged weights spread through all of a row: whatever were chosen from it would be no answer.
+// Damaged weights spread through a whole row of logits, so no token that is chosen from it would be an
+// answer.
 #pragma once
 
 #include <fmt/format.h>

@@ -1,15 +1,14 @@
-// Beginnings of texts on disk, so that the prefix cache survives a restart. What it pushes out, and what it
-// has when the program ends, is written here; a text that is asked for again is read before its request
-// begins.
+// Beginnings of texts on disk, so that the prefix cache survives a restart. Texts that leave the cache, and
+// those in it when the program ends, are written to disk. A text that is needed again is read before its
+// request begins.
 //
 //     FOLDER/MODEL/HASH.kv    one text: its tokens, its keys and values, up to kMaxPoints checkpoints
 //
-// MODEL stands for everything that the bytes depend on; HASH is that of the tokens. A file is written beside
-// its name and renamed, so that one that is there is whole; its tokens are compared and its bytes are checked
-// when it is read. The oldest files go first when there are more bytes than the limit, those of other models,
-// too.
+// MODEL stands for everything that the bytes depend on; HASH is the hash of the tokens. A file is written
+// under a temporary name and renamed, so a file that exists is complete. When it is read, its tokens are
+// compared and its bytes are checked. Above the limit the oldest files are deleted, of whatever model.
 //
-// A thread reads and writes. Any thread may call.
+// One thread of its own reads and writes. Any thread may call.
 #pragma once
 
 #include <condition_variable>

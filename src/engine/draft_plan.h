@@ -1,4 +1,4 @@
-// Decides who drafts and what that takes, before anything is taken.
+// Decides which drafter runs and what memory that takes, before any is taken.
 #pragma once
 
 #include <memory>

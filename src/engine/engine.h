@@ -344,8 +344,9 @@ class RequestLoop {
   Result<RequestId> add(Session& session, std::span<const TokenId> prompt, const GenerateOptions& options,
                         std::span<const int> marks = {});
   // The request ends in the next step. A token that was reported is computed first, so that the session holds
-  // it (GenerateOptions::compute_last); the rest of a prompt is not. No effect on a request that has ended. `n_taken`: with a drafter a step
-  // may report several tokens of a request; those after so many of the last step's are taken back.
+  // it (GenerateOptions::compute_last); the rest of a prompt is not. No effect on a request that has ended.
+  // `n_taken`: with a drafter a step may report several tokens of a request; those after so many of the last
+  // step's are taken back.
   void cancel(RequestId request, int n_taken = INT_MAX);
   bool empty() const;
 

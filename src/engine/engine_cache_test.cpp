@@ -1,5 +1,5 @@
-// Requests that find their beginning in the prefix cache: they compute only what is new and write what they
-// would write without it.
+// Requests whose beginning is in the prefix cache: they compute only what is new, and write what they would
+// write without the cache.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

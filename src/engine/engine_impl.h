@@ -1,4 +1,4 @@
-// What an engine has; shared by engine.cpp (steps, sessions), engine_load.cpp (loading, heat, trace) and
+// The inside of an engine; shared by engine.cpp (steps, sessions), engine_load.cpp (loading, heat, trace) and
 // engine_warm_up.cpp.
 #pragma once
 

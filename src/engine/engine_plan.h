@@ -1,4 +1,4 @@
-// Decides where a model runs and what it takes there, before anything is taken.
+// Decides where a model runs and what memory it takes there, before any is taken.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,5 @@
-// Who has which slot of an EngineThread: requests that begin, share them by time, are parked and come back.
+// Which request has which slot of an EngineThread: requests begin, share slots by time, are parked and come
+// back.
 #include "engine/engine_thread_impl.h"
 #include "model/model_config.h"
 
@@ -271,8 +272,8 @@ void EngineThread::Impl::start(WaitingRequest waiting) {
   make_room(slot, prompt.size());
   const bool reads_all = a.request.options.prompt_logprobs;
   if (!reads_all) share_beginning(slot, prompt);
-  const int n_kept = slot.session.keep(reads_all ? std::span<const TokenId>{} : prompt);
   a.request.options.compute_last = false;  // whoever goes on from it has a prompt
+  const int n_kept = slot.session.keep(reads_all ? std::span<const TokenId>{} : prompt);
   a.usage.n_cached = a.n_done = n_kept;
   const Result<RequestId> id = loop.add(slot.session, prompt.subspan(static_cast<size_t>(n_kept)),
                                         a.request.options, marks_of(a.request));

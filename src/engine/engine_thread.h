@@ -1,14 +1,14 @@
-// The thread that owns an engine: it takes requests of any thread, gives each a slot (a session), and steps
-// as long as one has something to do.
+// The thread that owns an engine: it accepts requests from any thread, gives each a slot (a session), and
+// runs steps as long as a request has something to compute.
 //
 //     submit() -> queue -> slot whose session shares most of the prompt -> RequestLoop -> on_event
 //                   ^                                                         |
 //                   '------ parked: its time slice is over, others wait <-----'
 //
-// Requests that find no slot wait; keys take turns, then the sessions of a key, then the oldest comes first.
-// What a session held is kept in the prefix cache at every mark and when its request ends, so that the next
-// turn of a conversation computes only what is new, in whichever slot. The cache also has what parked
-// requests computed, and keeps it until they go on. Where it has no room for that, a request keeps its slot.
+// Requests without a slot wait. Keys take turns, then the sessions of a key; among equals the oldest request
+// is first. At every mark, and when its request ends, the prefix cache stores what a session holds, so the
+// next turn of a conversation computes only what is new, in any slot. The cache also stores what parked
+// requests computed, and keeps it until they go on. If it has no room for that, a request keeps its slot.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// The inside of EngineThread: orders and steps in engine_thread.cpp, who has which slot in engine_slots.cpp.
+// The inside of EngineThread: orders and steps in engine_thread.cpp, slots in engine_slots.cpp.
 #pragma once
 
 #include <algorithm>

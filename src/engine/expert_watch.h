@@ -1,5 +1,5 @@
-// The experts of a running engine as others than its thread see them: their heat, copied when somebody asks,
-// and the heat file, written every minute.
+// The experts of a running engine, for threads other than its own: their heat, copied on request, and the
+// heat file, written every minute.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Blocks and points of a PrefixCache: prefix_cache.cpp keeps them, saved_texts.cpp copies them for a disk.
+// The blocks and points of a PrefixCache: prefix_cache.cpp manages them, saved_texts.cpp copies them to and
+// from a disk.
 #pragma once
 
 #include "engine/prefix_cache.h"

@@ -1,13 +1,14 @@
 // Requests that are computed together. A request is in one of two states: it has tokens that are not computed
 // yet (its prompt, or the token it wrote last), or it has logits and chooses.
 //
-// With a drafter the row of the token written last comes with a tree of guesses. The sampler walks the tree:
-// what it chooses at a row is written, and where that was guessed, the walk goes on there. The rows of the
-// walk are committed with the next step, so that a caller who saw the tokens can end the answer at any.
+// With a drafter, the row of the token written last comes with a tree of guesses. The sampler walks down the
+// tree: the token that it chooses at a row is written, and if a child of the row has that token, the walk
+// continues there. The rows of the walk are committed with the next step, so that a caller who saw the tokens
+// can end the answer at any of them.
 //
 // Rows need pages of keys and values, from a pool that may be smaller than all contexts together. A request
-// without a page waits. When none can run, the newest one that has pages gives them back (give_way()): when
-// there is room, it gets its text from the cache or reads it again, so nothing is lost but time.
+// without a page waits. If none can run, the newest one that has pages gives them back (give_way()). When
+// there is room again, it gets its text from the cache or reads it again, so only time is lost.
 #include <fmt/format.h>
 
 #include <algorithm>

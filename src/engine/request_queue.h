@@ -1,4 +1,4 @@
-// Requests that wait for a slot, and whose turn it is. One thread, or under its owner's lock.
+// Requests that wait for a slot, and which one is next. For one thread, or under its owner's lock.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Texts of a prefix cache as a disk has them, and back.
+// Texts of a prefix cache in the form that a disk stores, and back.
 #include <algorithm>
 #include <cstring>
 

@@ -1,5 +1,5 @@
-// A token service without a model: it answers every request with tokens that were given to it, at a given
-// speed. For tests of what stands above the engine.
+// A token service without a model: it answers every request with given tokens, at a given speed. For tests of
+// the layers above the engine.
 #pragma once
 
 #include <memory>

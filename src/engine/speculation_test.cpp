@@ -1,4 +1,5 @@
-// With a draft, the text must be that of plain decoding, whoever drafts and however much.
+// With a draft, the text must be that of plain decoding, whichever drafter is used and however many tokens it
+// guesses.
 #include "engine/speculation.h"
 
 #include <gtest/gtest.h>
@@ -125,7 +126,6 @@ TEST(Speculation, WritesTheTextOfPlainDecoding) {
   }
 }
 
-// A drafter multiplies by the model's head, which is packed as it is used.
 TEST(Speculation, LeavesTheLastTokenToTheNextPrompt) {
   Engine plain(plankton(), options_for({}));
   for (const int max_tokens : {1, 2, 9}) {
@@ -146,6 +146,7 @@ TEST(Speculation, LeavesTheLastTokenToTheNextPrompt) {
   }
 }
 
+// A drafter multiplies by the model's head, which is packed as it is used.
 TEST(Speculation, WritesTheTextOfPlainDecodingWithoutRepacking) {
   EngineOptions options = options_for({});
   options.repack = false;

@@ -1,4 +1,4 @@
-// How fast a model will be, from what a token makes a machine do and what the machine was measured to do.
+// How fast a model will be, computed from the work of a token and from what this machine was measured to do.
 // Pure; the formula is in docs/memory.md.
 #pragma once
 

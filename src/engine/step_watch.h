@@ -1,5 +1,5 @@
-// What the system took from a step: cores, and time for pages that came from disk. For traces, where it says
-// why a step took long that no lane can account for. Asks the system about every worker.
+// What the system took from a step: cores, and time for pages that came from disk. A trace uses it to explain
+// why a step was slow when no lane can. It asks the system about every worker.
 #pragma once
 
 #include <cstdint>

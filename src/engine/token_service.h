@@ -1,7 +1,8 @@
-// Requests for tokens from any thread: what stands between a server and the engine. Token ids only, no text.
+// Requests for tokens from any thread: the interface between a server and the engine. Token ids only, no
+// text.
 //
 // Two classes implement it: EngineThread (engine_thread.h), and ScriptedEngine (scripted_engine.h), which
-// plays tokens that a test gives it.
+// plays back tokens that a test gives it.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The best few of many, in order: experts that should come to the device, or leave it.
+// The best few of many experts, in order: those that should move to the device, or leave it.
 #pragma once
 
 #include <array>

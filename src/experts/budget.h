@@ -1,4 +1,4 @@
-// "11G", "60%", "auto": how much memory experts may take, as a person writes it.
+// How much memory experts may take, as a person writes it: "11G", "60%", "auto".
 #pragma once
 
 #include <cstdint>

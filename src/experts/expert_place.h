@@ -1,4 +1,4 @@
-// Where an expert is at the moment, for those who look on.
+// Where an expert is now, for displays and counters.
 #pragma once
 
 #include <cstdint>

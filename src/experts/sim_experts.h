@@ -1,8 +1,7 @@
-// The hybrid step on the stand-in device: hot experts are computed from "device memory" by the model's
-// threads, cold ones by a CPU lane with a thread of its own that gets its work through a mailbox or, as
-// LaneSplit deals them, by the device from main memory; popular cold ones of a prompt stream through borrowed
-// slots, and experts move all the time. The same parts as on a GPU, in the same order; only the speed is not
-// that of one.
+// The hybrid step on the stand-in device. The model's threads compute hot experts from "device memory". A CPU
+// lane with a thread of its own computes cold ones: it gets its work through a mailbox, unless LaneSplit lets
+// the device read an expert from main memory. Popular cold experts of a prompt stream through borrowed slots,
+// and experts move all the time. The parts and their order are those of a GPU; only the speed is not.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// A look at every weight of a file, for those who ask: a damaged file, or one that was converted wrongly,
-// often has numbers that no model can have.
+// Looks at every weight of a file on request: a damaged file, or one that was converted wrongly, often has
+// numbers that no model can have.
 #pragma once
 
 #include "base/thread_pool.h"

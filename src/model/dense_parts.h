@@ -1,9 +1,11 @@
-// A dense FFN as a layer of experts that every row takes: part p is the p-th run of gate's and up's outputs
-// and of down's inputs, so the FFN is the sum of its parts. What can be done with experts can be done with
-// parts: some on a device, some in main memory, each computed where it is, the sum exact wherever that is.
+// A dense FFN as a layer of experts that every row uses. Part p is the p-th run of the outputs of gate and
+// up, and of the inputs of down, so the FFN is the sum of its parts. Whatever can be done with experts can be
+// done with parts: some are on a device and some in main memory, each is computed where it is, and the sum is
+// exact.
 //
-// Decided before a model is loaded, as taps are. The same network in one piece computes the same up to the
-// rounding of one sum: down's products are added up part by part (docs/decisions/0014).
+// The cut is decided before a model is loaded, as taps are. The network in one piece computes the same,
+// except for the rounding of one sum: in parts, the products of down are added part by part
+// (docs/decisions/0014).
 #pragma once
 
 #include "model/model_config.h"

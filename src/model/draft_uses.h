@@ -1,5 +1,5 @@
-// Which experts the uncommitted rows of each sequence chose, until it is known which rows are kept. Heat is
-// that of text that was written: guesses count when they are accepted.
+// The experts that the uncommitted rows of each sequence chose, kept until it is known which rows are
+// accepted: heat counts only text that was written.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,5 @@
 // Networks that draft for another one: its own next-token block, and DFlash drafters. Both are ordinary
-// networks of attention layers, so a model runs them; what is special about them is where their input comes
-// from.
+// networks of attention layers, so a model runs them; only their input comes from elsewhere.
 #pragma once
 
 #include <string_view>

@@ -1,10 +1,10 @@
-// Who has which page of keys and values: pools of pages that all sequences share, and the table of each
-// sequence. Bookkeeping only, the same for the processor and a GPU; whoever owns the memory copies pages when
-// it is told to.
+// Which sequence has which page of keys and values: pools of pages that all sequences share, and a table for
+// each sequence. Bookkeeping only, the same for the processor and a GPU; the owner of the memory copies pages
+// when it is told to.
 //
-// A page may be part of several sequences that begin with the same tokens. It is copied for the one that
-// writes into it first. Pages of sliding layers belong to one sequence and go back to their pool when no row
-// can see them any more, so a sequence keeps a few of them, however long it is.
+// A page may belong to several sequences that begin with the same tokens. The first one that writes to it
+// gets a copy. Pages of sliding layers belong to one sequence and go back to their pool when no row can see
+// them any more, so a sequence keeps only a few of them, however long it is.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// What is told while a model loads.
+// What is reported while a model loads.
 #pragma once
 
 #include <cstdint>

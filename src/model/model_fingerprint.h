@@ -1,4 +1,4 @@
-// Whether two computed texts belong together: hashes that differ where the same tokens may give other
+// Whether two computed texts belong together: hashes that differ wherever the same tokens may give other
 // numbers.
 #pragma once
 

@@ -1,5 +1,5 @@
-// The three architectures against recorded outputs of the reference implementation, on every instruction-set
-// path, and every way to cut the same tokens into steps against each other.
+// Every architecture against recorded outputs of the reference implementation, on every instruction set, and
+// every way to cut the same tokens into steps against each other.
 #include "model/model.h"
 
 #include <gtest/gtest.h>

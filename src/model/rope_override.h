@@ -1,5 +1,5 @@
-// How the positions of a model are stretched, where it is not to be as its file says: llama.cpp's
-// --rope-scaling and --yarn-*.
+// How the positions of a model are stretched if not as its file says; named as llama.cpp names it (rope
+// scaling, YaRN).
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
-// What proposes the tokens that come next. The model verifies them all in one step, so a drafter decides how
-// fast a text is written and, where a row's bits do not depend on its neighbours, never what is written.
+// What proposes the next tokens. The model verifies them all in one step, so a drafter decides how fast a
+// text is written and, where a row's bits do not depend on its neighbours, never what is written.
 //
-// This folder holds drafters, the tree that is made of their proposals, and the planner that decides whether
-// drafting pays. It includes the model and below; it knows no session and no request.
+// This folder holds drafters, the tree built from their proposals, and the planner that decides whether
+// drafting pays. It includes the model and what is below it; it knows no session and no request.
 #pragma once
 
 #include <cstdint>

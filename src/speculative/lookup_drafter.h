@@ -1,4 +1,4 @@
-// Lookup in the context: what followed the last tokens when they stood in the text before. Costs no model,
+// Lookup in the text: proposes what followed the last tokens when they appeared before. It needs no model,
 // and a long match (an edited file, a quotation, a tool's result) is worth more than any drafter.
 #pragma once
 

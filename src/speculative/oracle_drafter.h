@@ -1,5 +1,5 @@
-// For measurements: a drafter that does its work, and whose guesses are then replaced, so that they are right
-// as often as one wants.
+// For measurements: a drafter that does its work, and whose guesses are then replaced so that they are right
+// as often as asked.
 #pragma once
 
 #include <memory>

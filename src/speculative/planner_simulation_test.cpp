@@ -1,5 +1,5 @@
-// Whole texts written with the planner's help, on machines whose costs are known and with drafters that are
-// right as often as one wants: what `bench --draft --oracle` does, without a model and without a clock.
+// Whole texts written with the planner's help, on machines with known costs and with drafters that are right
+// as often as asked: what `bench --draft --oracle` does, without a model and without a clock.
 #include <gtest/gtest.h>
 
 #include <algorithm>

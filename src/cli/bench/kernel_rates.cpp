@@ -92,12 +92,22 @@ double time_products(std::span<const Matrix> ws, int n_rows, Isa isa, ThreadPool
   });
 }
 
-// Weights of a model in memory: products of few rows prefetch them as it was measured to be best.
-TestMatrix matrix_in_memory(DType dtype, Isa isa, ThreadPool& pool) {
-  TestMatrix large(dtype, bytes_from_memory(), pool);
-  choose_prefetch({&large.matrix(), 1}, quant_matmul_kernels(isa), pool, 0);
-  return large;
-}
+// Weights of a model in memory. While they live, products of few rows prefetch as was measured to be best for
+// them; then as before, since a model in the same program has a distance of its own.
+class WeightsInMemory {
+ public:
+  WeightsInMemory(DType dtype, Isa isa, ThreadPool& pool) : weights_(dtype, bytes_from_memory(), pool) {
+    choose_prefetch({&weights_.matrix(), 1}, quant_matmul_kernels(isa), pool, 0);
+  }
+  ~WeightsInMemory() { set_prefetch_ahead(ahead_before_); }
+  WeightsInMemory(const WeightsInMemory&) = delete;
+  WeightsInMemory& operator=(const WeightsInMemory&) = delete;
+  const Matrix& matrix() const { return weights_.matrix(); }
+
+ private:
+  const int ahead_before_ = prefetch_ahead();
+  TestMatrix weights_;
+};
 
 double time_product(const Matrix& w, int n_rows, Isa isa, ThreadPool& pool) {
   return time_products({&w, 1}, n_rows, isa, pool);
@@ -110,7 +120,7 @@ double macs(const Matrix& w, int n_rows) {
 }  // namespace
 
 TypeRates measure_matmul(DType dtype, Isa isa, ThreadPool& pool) {
-  const TestMatrix large = matrix_in_memory(dtype, isa, pool);
+  const WeightsInMemory large(dtype, isa, pool);
   const TestMatrix small(dtype, bytes_from_cache(pool), pool);
   return {
       .one_row = static_cast<double>(large.matrix().n_bytes()) / time_product(large.matrix(), 1, isa, pool),
@@ -126,7 +136,7 @@ double measure_cache_gain(DType dtype, Isa isa, double from_memory, ThreadPool& 
 }
 
 double measure_small_product(DType dtype, Isa isa, ThreadPool& pool) {
-  const TestMatrix large = matrix_in_memory(dtype, isa, pool);
+  const WeightsInMemory large(dtype, isa, pool);
   const size_t panel = panel_bytes(dtype, kCols);
   const int n_panels = large.matrix().n_rows / kPanelRows,
             n_each = std::max(1, static_cast<int>(kSmallProduct / panel));

@@ -1,5 +1,5 @@
-// What the uncommitted rows of each sequence chose, in device memory: [sequence][layer][max_rows][n_used].
-// The kernels that choose put it there; it is counted for the rows that are accepted.
+// The experts that the uncommitted rows of each sequence chose, in device memory:
+// [sequence][layer][max_rows][n_used]. The kernels that choose write them; accepted rows are counted later.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Split experts in steps of more rows than a mailbox takes: prompts, and large draft trees.
+// Split experts in steps with more rows than a mailbox holds: prompts, and large draft trees.
 #include <cuda_runtime.h>
 
 #include <algorithm>

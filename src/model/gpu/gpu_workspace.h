@@ -1,5 +1,5 @@
-// Where a GPU step keeps its things: the rows it reads and the activations between its kernels. Layouts only;
-// GpuModel owns the memory.
+// Where a GPU step keeps the rows it reads and the activations between its kernels. Layouts only; GpuModel
+// owns the memory.
 #pragma once
 
 #include <cstddef>

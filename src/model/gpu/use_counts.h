@@ -1,6 +1,6 @@
-// How often experts are used where all of them are with the other weights on a GPU. Its kernels count in
-// device memory, at no cost; every few hundred tokens, and when somebody asks, the counts are added to a heat
-// map. Heat is that of text that was written: drafted rows count when they are accepted.
+// Counts uses of experts on a GPU that holds all of them with the other weights. Its kernels count in device
+// memory, at no cost. Every few hundred tokens, and on request, the counts are added to a heat map. Heat
+// counts text that was written: drafted rows count when they are accepted.
 #pragma once
 
 #include <cstdint>

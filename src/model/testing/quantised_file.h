@@ -1,6 +1,6 @@
-// A recorded model with its matrices in Q8_0: what only quantised weights take, such as the few launches of a
-// decoded row on a GPU, then has a test for every architecture. With `n_ff` a dense one's FFNs become as wide
-// as that: their columns are repeated, each time a little smaller.
+// A recorded model with its matrices in Q8_0. It tests for every architecture what only quantised weights
+// use, such as the few launches of a decoded row on a GPU. With `n_ff`, the FFNs of a dense model become that
+// wide: their columns are repeated, each time a little smaller.
 #pragma once
 
 #include <string>

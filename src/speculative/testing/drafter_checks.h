@@ -1,4 +1,4 @@
-// Drafters against outputs that were computed for them elsewhere, wherever their models run.
+// Drafters against recorded outputs, wherever their models run.
 #pragma once
 
 #include <gtest/gtest.h>
