@@ -11,6 +11,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr double kStallShare = 0.8;   // of what streams may wait, for the step itself
 constexpr int kFirstPromptRows = 64;  // before a step was measured
+// A client hears of tokens at most that often, but of the first and the last at once: telling each of a few
+// thousand tokens a second wakes a thread each time, which takes a core from the step.
+constexpr std::chrono::milliseconds kTellInterval{1};
 
 }  // namespace
 
@@ -143,7 +146,7 @@ void EngineThread::Impl::run() {
   for (;;) {
     if (loop.idle()) {  // else while the next step runs
       show();
-      tell_written();
+      tell_written(Clock::time_point::max());
     }
     {
       std::unique_lock lock(mutex);
@@ -249,7 +252,7 @@ void EngineThread::Impl::step() {
   const auto meanwhile = [&] {
     has_run = true;
     show();
-    tell_written();
+    tell_written(begin - kTellInterval);
     cache->copy(options.copy_bytes);
   };
   const std::span<const RequestEvent> events = loop.step(max_prompt_rows(), meanwhile);
@@ -276,15 +279,21 @@ void EngineThread::Impl::step() {
   shown.n_written += static_cast<uint64_t>(n_step_written);
 }
 
-// What the last step wrote. Telling takes 20 to 40 us for each stream: the device computes meanwhile.
-void EngineThread::Impl::tell_written() {
+// What was written since clients heard of it, to those that heard nothing since `heard_until`. Telling takes
+// 20 to 40 us for each stream: the device computes meanwhile.
+void EngineThread::Impl::tell_written(Clock::time_point heard_until) {
+  const auto tell = [&](Active& active) {
+    if (active.told <= heard_until) tell_written(active);
+  };
   for (Slot& slot : slots)
-    if (slot.active) tell_written(*slot.active);
-  for (const auto& [epoch, active] : parked) tell_written(*active);
+    if (slot.active) tell(*slot.active);
+  for (const auto& [epoch, active] : parked) tell(*active);
 }
 
 void EngineThread::Impl::tell_written(Active& a) {
-  if (!a.written.empty()) a.request.on_event(TokensWritten{std::exchange(a.written, {})});
+  if (a.written.empty()) return;
+  a.told = Clock::now();
+  a.request.on_event(TokensWritten{std::exchange(a.written, {})});
 }
 
 void EngineThread::Impl::take_event(const RequestEvent& event) {

@@ -41,7 +41,8 @@ struct EngineThread::Impl {
     int n_slice = 0;                // of the answer, in this slot
     bool paused = false;
     Clock::time_point submitted = {}, started = {}, first_token = {}, last_token = {};
-    std::vector<GeneratedToken> written = {};  // by the last step, not told yet
+    std::vector<GeneratedToken> written = {};  // not told yet
+    Clock::time_point told = {};               // when its client last heard of tokens
     // While it is parked.
     std::vector<TokenId> held = {};
     PrefixCache::Pin pin = {};
@@ -127,7 +128,7 @@ struct EngineThread::Impl {
   std::vector<int> marks_of(const TokenRequest& request) const;
   int max_prompt_rows() const;
   void step();
-  void tell_written();
+  void tell_written(Clock::time_point heard_until);
   static void tell_written(Active& active);
   void take_event(const RequestEvent& event);
   void end(Active& active, FinishReason reason, std::optional<Error> error);

@@ -46,9 +46,10 @@ class Speculation {
 
   const Drafter& drafter() const { return *drafter_; }
 
-  // Drafts three times for nobody: a network's first pass takes its memory from the system, which takes as
-  // long as twenty drafts of a small one; the others say what a draft takes. `with_steps`: after steps of the
-  // target, so that the first answer need not find out what those take. Before the first request.
+  // Drafts a few times for nobody: a network's first pass takes its memory from the system, which takes as
+  // long as twenty drafts of a small one; the others say what a draft takes, and go on until two agree.
+  // `with_steps`: after steps of the target, so that the first answer need not find out what those take.
+  // Before the first request.
   void warm_up(bool with_steps);
 
   // A step begins: the states of uncommitted rows are put aside.
@@ -132,7 +133,7 @@ class Speculation {
   // For people: "on", "off: ...".
   std::string state_of(const Sequence& s) const;
   void make_tree(Sequence& s, const DraftAsk& ask, bool is_early);
-  // Rounds of so many rows that leave nothing. What the last step took.
+  // Rounds of so many rows that leave nothing. What a step takes; 0: there was none.
   double warm_up_round(int n_rows, bool with_step, bool with_draft);
 
   std::unique_ptr<Drafter> drafter_;

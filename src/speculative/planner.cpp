@@ -47,8 +47,13 @@ bool StepTimes::is_known(int n_rows) const {
 }
 
 double StepTimes::last_row(int last) const {
-  int before = last - 1;
-  while (before > 0 && known(before) == 0.0) --before;
+  const auto measured_before = [&](uint64_t times) {
+    int n = last - 1;
+    while (n > 0 && times_[static_cast<size_t>(n)].n_added() < times) --n;
+    return n;
+  };
+  int before = measured_before(2);  // beside a smaller step that was disturbed, more rows would seem free
+  if (before == 0) before = measured_before(1);
   if (before > 0) return std::max(0.0, known(last) - known(before)) / (last - before);
   const double share = prompt_row_ > 0.0 ? prompt_row_ : kUnknownRow / kFurtherRow * known(last) / last;
   return std::min(share, kMostUnknown * known(last) / last);
@@ -71,7 +76,11 @@ double StepTimes::at(int n_rows) const {
   const int doubts = (times_[i].n_added() == 1 ? 1 : 0) + (n_added_ - added_[i] > kOld ? 1 : 0);
   if (doubts == 0 || n == 1) return known(n);
   const double expected = from_others(n);
-  return known(n) <= expected ? known(n) : expected + std::exp2(-doubts) * (known(n) - expected);
+  if (known(n) <= expected) return known(n);
+  double most = known(n);
+  for (size_t more = i + 1; more < times_.size(); ++more)
+    if (times_[more].n_added() > 1) most = std::min(most, times_[more].seconds());
+  return expected + std::exp2(-doubts) * std::max(0.0, most - expected);
 }
 
 double StepTimes::at_most(int n_rows) const {
@@ -228,6 +237,8 @@ void DraftPlanner::finish_round(int n_nodes, int n_accepted, const RoundCosts& c
   const double gained = n_accepted * token - costs.took(n_nodes);
   account_ = std::min(most, account_ + gained);
   probes_ = std::clamp(probes_ + gained, -costs.draft_seconds, costs.draft_seconds);
+  // More might have been right than an unknown drafter may try.
+  if (!trusted_ && n_accepted == n_nodes && gained > 0.0) probes_ = std::max(probes_, costs.draft_seconds);
   disappointed_ = !can_pay(costs);
   if (disappointed_) state_ = State::Off;
 }

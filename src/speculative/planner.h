@@ -24,8 +24,10 @@
 // first good draft finds it out. What was measured only once, or long ago, is half believed.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -49,6 +51,18 @@ class SteadyTime {
   uint64_t n_added_ = 0;
 };
 
+// The two shortest of some times. Other programs only make a step longer: when these two agree, they are what
+// it takes.
+struct ShortestTimes {
+  double first = std::numeric_limits<double>::infinity(), second = first;
+
+  void add(double seconds) {
+    second = std::min(second, std::max(first, seconds));
+    first = std::min(first, seconds);
+  }
+  bool agree() const { return second <= 1.1 * first; }
+};
+
 // What a step of so many rows takes, or a pass that drafts for so many sequences.
 class StepTimes {
  public:
@@ -61,7 +75,8 @@ class StepTimes {
   void add_prompt(int n_rows, double seconds);
   // Measured, or between two measured ones; beyond them each row takes half of what the last ones took, since
   // more rows share more, or a row of a prompt, or kUnknownRow of a step of one; and never more than
-  // kMostUnknown of it. A time that was measured once, or not lately, is half believed. 0: nothing is known.
+  // kMostUnknown of it. A time that was measured once, or not lately, is half believed, and not at all beyond
+  // that of a larger step that was measured more often. 0: nothing is known.
   double at(int n_rows) const;
   // The same where all is believed, and further rows take as long as the last ones.
   double at_most(int n_rows) const;

@@ -25,6 +25,8 @@ struct Machine {
   int n_depths = 15;
   double noise = 0.03;
   double next_draft = 0.3;  // of a draft's time, for each further one in a pass
+  // The share of what is measured that other programs disturb, and how much longer that takes at most.
+  double disturbed = 0.02, times_longer = 2.0;
 
   double drafts(int n) const { return draft * (1.0 + next_draft * (n - 1)); }
   double step(int n_rows) const {
@@ -105,9 +107,8 @@ class Writer {
   }
   // That of a first answer, after a warm-up, and after a draft that was made when its prompt was read.
   double speed_of_first(int n_tokens) {
-    for (int i = 0; i < 2; ++i)
-      for (const int rows : {1, 8}) times_.add(rows, machine_.step(rows) * noise());
-    draft_times_.add(1, machine_.draft * noise());
+    for (const int rows : {1, 8}) measure(times_, rows, machine_.step(rows));
+    measure(draft_times_, 1, machine_.draft);
     const int written = write(n_tokens, true);
     return plain_time(written) / time_;
   }
@@ -123,11 +124,19 @@ class Writer {
   };
 
   double uniform() { return static_cast<double>(random_()) / 4294967296.0; }
-  // What is measured of a time of 1: other programs disturb a step in fifty. What counts in the end is the
-  // time without that, since plain steps are disturbed, too.
+  // What is measured of a time of 1. What counts in the end is the time without disturbances, since plain
+  // steps are disturbed, too.
   double noise() {
     const double some = 1.0 + machine_.noise * uniform();
-    return uniform() < 0.02 ? 2.0 * some : some;
+    if (uniform() >= machine_.disturbed) return some;
+    return some * (machine_.times_longer > 2.0 ? 1.0 + (machine_.times_longer - 1.0) * uniform() : 2.0);
+  }
+  // As Speculation::warm_up() measures.
+  void measure(StepTimes& times, int n, double seconds) {
+    ShortestTimes shortest;
+    for (int i = 0; i < 2 || (!shortest.agree() && i < kMostInWarmUp); ++i) shortest.add(seconds * noise());
+    times.add(n, shortest.first);
+    times.add(n, shortest.second);
   }
   int n_texts() const { return static_cast<int>(texts_.size()); }
   double plain_time(int n_tokens) const { return machine_.step(n_texts()) * n_tokens / n_texts(); }
@@ -214,7 +223,7 @@ class Writer {
     return written;
   }
 
-  static constexpr int kTrusted = 3;
+  static constexpr int kTrusted = 3, kMostInWarmUp = 30;
   const Machine& machine_;
   Guesses guesses_;
   std::mt19937 random_;
@@ -292,6 +301,25 @@ TEST(SimulationOfFirstAnswers, LosesLittleAndGainsWithGoodDrafters) {
           EXPECT_GE(speed({.claim = truth, .truth = truth}), 0.97) << where << ": " << truth;
         EXPECT_GE(speed({.claim = 0.9, .truth = 0.05}), n_tokens == 24 ? 0.95 : 0.97) << where;
       }
+}
+
+// A single step that took ten times as long ended the drafts of an answer in which every guess was right.
+TEST(SimulationOfFirstAnswers, GainsOnABusyMachine) {
+  constexpr uint32_t kTexts = 200;
+  for (Machine machine : {kPlanktonNear, kPlanktonFar}) {
+    machine.disturbed = 0.15;
+    machine.times_longer = 20.0;
+    for (const bool cautious : {false, true}) {
+      uint32_t n_slow = 0;
+      for (uint32_t seed = 1; seed <= kTexts; ++seed)
+        n_slow += Writer(machine, {.claim = 0.99, .truth = 0.995}, seed, cautious).speed_of_first(132) < 1.2;
+      EXPECT_LE(n_slow, kTexts / 50) << machine.name << (cautious ? ", cautious" : "");
+      double time = 0.0;
+      for (uint32_t seed = 1; seed <= kTexts; ++seed)
+        time += 132 / Writer(machine, {.claim = 0.9, .truth = 0.05}, seed, cautious).speed_of_first(132);
+      EXPECT_GE(kTexts * 132 / time, 0.97) << machine.name << (cautious ? ", cautious" : "");
+    }
+  }
 }
 
 // Each of several sequences believed that the next few rows of a recorded step cost nothing, and that a draft

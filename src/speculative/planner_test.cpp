@@ -95,6 +95,16 @@ TEST(StepTimes, HalfBelievesWhatItSawOnceOrLongAgo) {
   EXPECT_DOUBLE_EQ(times.at(7), 0.5 * 3.0 + 0.5 * 2.5);
 }
 
+// One step of four rows took longer than eight rows ever did: no verdict on four rows, and none on nine.
+TEST(StepTimes, BelievesNoSmallStepThatTookLongerThanALargeOne) {
+  StepTimes times;
+  add_twice(times, 1, 1.0);
+  add_twice(times, 8, 4.5);
+  times.add(4, 40.0);
+  EXPECT_DOUBLE_EQ(times.at(4), 0.5 * 2.5 + 0.5 * 4.5);
+  EXPECT_DOUBLE_EQ(times.at(9), 4.75);
+}
+
 TEST(StepTimes, KnowsTheSizesOfSteps) {
   constexpr int kSizes[] = {1, 2, 4, 8};
   StepTimes times(kSizes);

@@ -222,7 +222,9 @@ class Completions(ServeTest):
             self.assertEqual([x for c in events if c["logprobs"] for x in c["logprobs"][name]], whole["logprobs"][name])
 
     def test_times_of_every_chunk(self):
-        for path, body in (("/v1/chat/completions", ask(SUM)), ("/v1/completions", {"prompt": "One day", "max_tokens": 8})):
+        # Long enough for several chunks on any machine: tokens of one millisecond share one.
+        for path, body in (("/v1/chat/completions", ask(SUM, ignore_eos=True, max_tokens=200)),
+                           ("/v1/completions", {"prompt": "One day", "ignore_eos": True, "max_tokens": 200})):
             counts = [data["timings"]["predicted_n"] for _, data in self.server.stream(path, {**body, "timings_per_token": True})
                       if data != "[DONE]" and "timings" in data]
             self.assertEqual(counts, sorted(counts))

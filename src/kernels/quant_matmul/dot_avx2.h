@@ -20,14 +20,14 @@ THERMO_INLINE const ActMeta32& meta32(const std::byte* meta, int b) {
   return reinterpret_cast<const ActMeta32*>(meta)[b];
 }
 
-// Code vectors of a sub-block for 8 rows, unpacked for each use. Named types and not lambdas: dot() is then
-// compiled once for all sub-blocks.
+// Code vectors of a sub-block for 8 rows or 16, unpacked for each use. Named types and not lambdas: dot() is
+// then compiled once for all sub-blocks.
 template <DType T>
 struct PackedCodes {
   const uint8_t* sub;
   template <int G>
-  THERMO_INLINE __m256i get(int) const {
-    return code_vector<T, G>(sub);
+  THERMO_INLINE __m256i get(int half) const {
+    return code_vector<T, G>(sub + 32 * half);
   }
 };
 // The same for 16 rows, as they lie in a strip.
@@ -170,16 +170,16 @@ THERMO_INLINE __m256 block_scale(const uint8_t* header, int half) {
   }
 }
 
-// sum[i][c] = codes . activations of a block of 32 columns.
+// sum[i][c] = codes . activations of block b of 32 columns, from column `at` on.
 template <DType T, int R, int NC, class Codes>
-THERMO_INLINE void dot_block32(__m256i (&sum)[R][NC], const Columns<NC>& x, int b, Codes codes) {
+THERMO_INLINE void dot_block32(__m256i (&sum)[R][NC], const Columns<NC>& x, int b, int at, Codes codes) {
   const BlockStart<T> start{x.meta, b};
   __m256i ones[R];
   THERMO_EACH(i, R) {
     ones[i] = _mm256_set1_epi16(1);
     THERMO_EACH(c, NC) sum[i][c] = start.get(c);
   }
-  dot<T, 0, 8>(sum, ones, x, b * 32, codes, start);
+  dot<T, 0, 8>(sum, ones, x, at, codes, start);
 }
 
 // 16 outputs of activation row t.

@@ -8,10 +8,11 @@
 // need all 8 bits (Q8_0, IQ4) are used as |code| and the sign moves to the activation: 128 * 127 * 2 still
 // fits, but only once. With many rows they are widened to 16 bits instead, and so are the activations.
 //
-// Few rows, up to kFewRows: the lower and the upper 8 matrix rows of every 64-byte vector are two passes over
-// the same bytes, block by block, so that each cache line is read from memory once. Codes are unpacked in
-// registers. Work per 256 columns and 8 matrix rows of Q4_K: 64 VPMADDUBSW, 56 VPADDW, 8 VPMADDWD, about 50
-// to unpack: 180 operations for 1152 bytes, so decode waits for memory.
+// Few rows, up to kFewRows: codes are unpacked in registers. One activation row, and two with VPDPBUSD, meet
+// all 16 matrix rows of every 64-byte vector at once. More of them have no registers for that: the lower and
+// the upper 8 matrix rows are two passes over the same bytes, block by block, so that each cache line is read
+// from memory once. Work per 256 columns and 8 matrix rows of Q4_K: 64 VPMADDUBSW, 56 VPADDW, 8 VPMADDWD,
+// about 50 to unpack: 180 operations for 1152 bytes, so decode waits for memory.
 //
 // Many rows: 256 columns of a panel (a strip) are unpacked into 4 KiB of the first-level cache, once for all
 // activation rows. Then 16 matrix rows times 4 activation rows are multiplied at a time: 6 loads feed 8
@@ -38,6 +39,10 @@
 //     IQ4_XS         45   57   61   69   74     58   60
 //     Q4_K, VPDPBUSD 69   97  108  130  145
 //
+// One row in one pass instead of two, and places of activations that are not computed ahead and kept on the
+// stack (64 of them, which GCC did): Zen 5, two threads, 8 layers of 35B-A3B, decode in turn: AVX2 124 -> 139
+// tokens/s, VPDPBUSD 121 -> 151. Two rows in one pass: VPDPBUSD 6 % faster from the caches, AVX2 the same.
+//
 // Tried: tiles of 5 and 6 activation rows with AVX2, +-2 %; of 3, -3 %. Keeping a strip's activations in the
 // first-level cache by taking all panels of a task strip by strip: nothing to gain, 12 KiB of activations are
 // as fast as 48. Prefetching by software with one or two activation rows, 10-25 % slower on Zen 4 (Sapphire
@@ -54,59 +59,67 @@
 namespace thermo {
 namespace {
 
-// ---- few rows: one block, 8 matrix rows, NC activation rows; codes are unpacked for each use ----
+// ---- few rows: one block, R times 8 matrix rows, NC activation rows; codes are unpacked for each use ----
 
-template <DType T, int NC, bool kAsk>
+// R: 2 are all 16 matrix rows, 1 is half of them. Block `b`, whose activation codes begin at x.codes.
+template <DType T, int R, int NC, bool kAsk>
 THERMO_INLINE void multiply_block256(const uint8_t* header, const uint8_t* body, int half, int b,
                                      const Columns<NC>& x, [[maybe_unused]] const uint8_t* limit,
-                                     __m256 acc[NC]) {
+                                     __m256 (*acc)[NC]) {
   static constexpr PanelFormat f = kPanelFormat<T>;
   if constexpr (kAsk) prefetch<64 + f.scale_bytes, NC>(body - 64, half == 0 ? limit : nullptr);
-  Scales256<T> scales;
-  scales.read(header, body, half);
+  Scales256<T> scales[R];
   Starts<T> starts[NC];
   const int32_t* first[NC];
-  __m256i sum[1][NC];
+  __m256i sum[R][NC];
+  THERMO_EACH(i, R) scales[i].read(header, body, half + i);
   unroll<NC>([&](auto c) THERMO_LAMBDA {
     const ActMeta256& meta = meta256(x.meta[c], b);
     first[c] = starts[c].prepare(meta);
-    sum[0][c] = _mm256_setzero_si256();
-    if constexpr (Scales256<T>::kFactor != 0)
-      sum[0][c] = times_factor<Scales256<T>::kFactor>(scales.template sum_dot<false>(meta));
+    THERMO_EACH(i, R) {
+      sum[i][c] = _mm256_setzero_si256();
+      if constexpr (Scales256<T>::kFactor != 0)
+        sum[i][c] = times_factor<Scales256<T>::kFactor>(scales[i].template sum_dot<false>(meta));
+    }
   });
   unroll<8>([&](auto s) THERMO_LAMBDA {
     constexpr int groups = 32 / f.group_cols;
     const uint8_t* sub = body + f.scale_bytes + s * kPanelFormat<T>.sub_bytes() + 32 * half;
-    if constexpr (kAsk) prefetch<kPanelFormat<T>.sub_bytes(), NC>(sub, s % 2 == half ? limit : nullptr);
+    if constexpr (kAsk)
+      prefetch<kPanelFormat<T>.sub_bytes(), NC>(sub, R == 2 || s % 2 == half ? limit : nullptr);
     unroll<groups>([&](auto k) THERMO_LAMBDA {
-      const __m256i scale[1] = {scales.template scale<groups * s + k>()};
-      dot<T, 8 / groups * k, 8 / groups>(sum, scale, x, b * 256 + s * 32, PackedCodes<T>{sub},
+      __m256i scale[R];
+      THERMO_EACH(i, R) scale[i] = scales[i].template scale<groups * s + k>();
+      dot<T, 8 / groups * k, 8 / groups>(sum, scale, x, s * 32, PackedCodes<T>{sub},
                                          GroupStart<T>{first, groups * s + k});
     });
   });
-  unroll<NC>([&](auto c) THERMO_LAMBDA {
+  unroll<R * NC>([&](auto k) THERMO_LAMBDA {
+    constexpr int i = k / NC, c = k % NC;
     const ActMeta256& meta = meta256(x.meta[c], b);
     __m256i min_dot = _mm256_setzero_si256();
     __m256 dmin = _mm256_setzero_ps();
     if constexpr (kPanelFormat<T>.has_min()) {
-      min_dot = scales.template sum_dot<true>(meta);
-      dmin = half8(header + 32 + 16 * half);
+      min_dot = scales[i].template sum_dot<true>(meta);
+      dmin = half8(header + 32 + 16 * (half + i));
     }
-    acc[c] = add_block256<T>(acc[c], sum[0][c], half8(header + 16 * half), dmin, min_dot, meta.d);
+    acc[i][c] = add_block256<T>(acc[i][c], sum[i][c], half8(header + 16 * (half + i)), dmin, min_dot, meta.d);
   });
 }
 
-template <DType T, int NC, bool kAsk>
+template <DType T, int R, int NC, bool kAsk>
 THERMO_INLINE void multiply_block32(const uint8_t* header, const uint8_t* body, int half, int b,
                                     const Columns<NC>& x, [[maybe_unused]] const uint8_t* limit,
-                                    __m256 acc[NC]) {
-  const __m256 scale = block_scale<T>(header, half);
-  const __m256 min = kPanelFormat<T>.has_min() ? half8(header + 32 + 16 * half) : _mm256_setzero_ps();
+                                    __m256 (*acc)[NC]) {
   if constexpr (kAsk)
     prefetch<64 + kPanelFormat<T>.body_bytes(), NC>(body - 64, limit);  // with the header before it
-  __m256i sum[1][NC];
-  dot_block32<T>(sum, x, b, PackedCodes<T>{body + 32 * half});
-  THERMO_EACH(c, NC) acc[c] = add_block32<T>(acc[c], sum[0][c], scale, min, meta32(x.meta[c], b));
+  __m256i sum[R][NC];
+  dot_block32<T>(sum, x, b, 0, PackedCodes<T>{body + 32 * half});
+  THERMO_EACH(i, R) {
+    const __m256 scale = block_scale<T>(header, half + i);
+    const __m256 min = kPanelFormat<T>.has_min() ? half8(header + 32 + 16 * (half + i)) : _mm256_setzero_ps();
+    THERMO_EACH(c, NC) acc[i][c] = add_block32<T>(acc[i][c], sum[i][c], scale, min, meta32(x.meta[c], b));
+  }
 }
 
 // kAsk: asks for weights up to `limit`. The question alone costs one row a sixth of its speed from cache.
@@ -117,6 +130,7 @@ template <DType T, int NC, bool kAsk>
 void multiply_panel(const uint8_t* panel, int n_cols, const Columns<NC>& x, const uint8_t* limit,
                     __m256 out[2][NC]) {
   static constexpr PanelFormat f = kPanelFormat<T>;
+  constexpr int R = NC == 1 || (kVnni && NC == 2) ? 2 : 1;
   __m256 acc[2][NC];
   unroll<2 * NC>([&](auto i) THERMO_LAMBDA { acc[i / NC][i % NC] = _mm256_setzero_ps(); });
   const int n_blocks = n_cols / f.block_cols;
@@ -126,15 +140,20 @@ void multiply_panel(const uint8_t* panel, int n_cols, const Columns<NC>& x, cons
     body += 64;
     for (int i = 0; i < f.unit_blocks && b0 + i < n_blocks; ++i) {
 #pragma GCC unroll 1
-      for (int half = 0; half < 2; ++half) {
-        // Both halves broadcast the same activations; GCC would keep all of them, on the stack.
-        asm volatile("" ::: "memory");
+      for (int half = 0; half < 2; half += R) {
+        // Both halves broadcast the same activations. GCC would keep all of them on the stack, and their
+        // places as well: 64 more loads and stores.
+        Columns<NC> here = x;
+        THERMO_EACH(c, NC) {
+          here.codes[c] += (b0 + i) * f.block_cols;
+          asm volatile("" : "+r"(here.codes[c])::"memory");
+        }
         if constexpr (f.block_cols == 256)
-          multiply_block256<T, NC, kAsk>(header + i * kPanelFormat<T>.header_step(), body, half, b0 + i, x,
-                                         limit, acc[half]);
+          multiply_block256<T, R, NC, kAsk>(header + i * kPanelFormat<T>.header_step(), body, half, b0 + i,
+                                            here, limit, acc + half);
         else
-          multiply_block32<T, NC, kAsk>(header + i * kPanelFormat<T>.header_step(), body, half, b0 + i, x,
-                                        half == 0 ? limit : nullptr, acc[half]);
+          multiply_block32<T, R, NC, kAsk>(header + i * kPanelFormat<T>.header_step(), body, half, b0 + i,
+                                           here, half == 0 ? limit : nullptr, acc + half);
       }
       body += kPanelFormat<T>.body_bytes();
     }

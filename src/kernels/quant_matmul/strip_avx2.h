@@ -169,7 +169,7 @@ template <DType T, int NC>
       if constexpr (kSignedCodes<T>)
         dot_wide(sum, w.codes[s], wide, 32 * s);
       else
-        dot_block32<T>(sum, x, b, StripCodes{w.codes[s]});
+        dot_block32<T>(sum, x, b, b * 32, StripCodes{w.codes[s]});
       THERMO_EACH(c, NC) THERMO_EACH(i, 2) {
         float* const to = acc + 16 * c + 8 * i;
         _mm256_store_ps(
