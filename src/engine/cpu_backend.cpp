@@ -23,7 +23,7 @@ std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const Weigh
                                                           .route = config.route,
                                                           .routers = router_views(config, weights)},
                                         pool, report);
-  return std::make_unique<TieredExperts>(std::move(catalog), std::move(heat), o.experts, pool, report);
+  return std::make_unique<TieredExperts>(std::move(catalog), std::move(heat), o.experts, o.isa, pool, report);
 }
 
 }  // namespace

@@ -45,18 +45,19 @@ Placement place_by_heat(const ExpertCatalog& catalog, const HeatMap& heat, const
                         .pin_layers = options.pin_layers});
 }
 
-ExpertCore::ExpertCore(ExpertCatalog catalog, HeatMap heat, const SplitOptions& options, ThreadPool& pool,
-                       const Progress& progress)
+ExpertCore::ExpertCore(ExpertCatalog catalog, HeatMap heat, const SplitOptions& options, Isa isa,
+                       ThreadPool& pool, const Progress& progress)
     : catalog_(std::move(catalog)),
       heat_(std::move(heat)),
       first_heat_(heat_),
       options_(options),
+      isa_(isa),
       arena_(arena_bytes(catalog_, options)),
       host_(catalog_,
             {.arena = {arena_.data(), arena_.size()}, .files = options.files, .trace = options.trace}),
       lanes_(std::size(kLaneRows) + 1, LaneSplit(kMaxFetchTable)) {
   host_.load(pool, hottest_first(catalog_, heat_), progress);
-  choose_prefetch(in_memory(), quant_matmul_kernels(best_isa()), pool);
+  choose_prefetch(in_memory(), quant_matmul_kernels(isa_), pool);
   counts_.budget_bytes = options.budget_bytes;
   counts_.total_expert_bytes = catalog_.total_bytes();
   layer_uses_.resize(catalog_.layers.size());
@@ -86,10 +87,10 @@ void ExpertCore::attach(const Device& device, const Placement& placement, const 
   store_ = std::make_unique<ExpertStore>(catalog_, host_, device.slots, placement, heat_, store);
   store_->fill(progress);
   if (guesses.routers.empty()) return;
-  forecast_ = std::make_unique<ExpertForecast>(guesses.route, guesses.routers, 1, guesses.isa, *guesses.pool);
+  forecast_ = std::make_unique<ExpertForecast>(guesses.route, guesses.routers, 1, isa_, *guesses.pool);
   if (device.link != nullptr) {
-    far_forecast_ = std::make_unique<ExpertForecast>(guesses.route, guesses.routers, Courier::kDistance,
-                                                     guesses.isa, *guesses.pool);
+    far_forecast_ = std::make_unique<ExpertForecast>(guesses.route, guesses.routers, Courier::kDistance, isa_,
+                                                     *guesses.pool);
     courier_ = std::make_unique<Courier>(
         catalog_, *device.link, device.parcel_memory,
         [this](int layer, int expert, std::byte* memory) { return store_->exchange(layer, expert, memory); });

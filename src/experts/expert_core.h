@@ -49,9 +49,10 @@ class ExpertCore {
  public:
   using Progress = std::function<void(uint64_t done, uint64_t total)>;
 
-  // Main memory for experts: options.host_bytes, or all of them when that is 0. Throws MemoryError when less
-  // than HostTier::min_bytes() is given, LoadError when the file cannot be read.
-  ExpertCore(ExpertCatalog catalog, HeatMap heat, const SplitOptions& options, ThreadPool& pool,
+  // Main memory for experts: options.host_bytes, or all of them when that is 0. `isa`: what the processor
+  // computes cold ones with. Throws MemoryError when less than HostTier::min_bytes() is given, LoadError when
+  // the file cannot be read.
+  ExpertCore(ExpertCatalog catalog, HeatMap heat, const SplitOptions& options, Isa isa, ThreadPool& pool,
              const Progress& progress);
   ~ExpertCore();
   ExpertCore(const ExpertCore&) = delete;
@@ -68,8 +69,7 @@ class ExpertCore {
   struct Guesses {
     RouteConfig route;
     std::vector<RouterView> routers;  // empty: nothing is guessed
-    Isa isa = Isa::Portable;
-    ThreadPool* pool = nullptr;  // whose threads work ahead: the processor lane's
+    ThreadPool* pool = nullptr;       // whose threads work ahead: the processor lane's
     // The cold expert in main memory, or nullptr; see ReadAhead.
     ReadAhead::AddressFn cold_address;
   };
@@ -130,6 +130,7 @@ class ExpertCore {
   ExpertCatalog catalog_;
   HeatMap heat_, first_heat_;
   SplitOptions options_;
+  Isa isa_;
   HostBuffer arena_;
   HostTier host_;
   std::vector<LaneSplit> lanes_;

@@ -27,7 +27,7 @@ bool carries(const SimExpertsOptions& options) {
 
 SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOptions& options,
                        ThreadPool& pool, const ExpertCore::Progress& progress)
-    : core_(std::move(catalog), std::move(heat), options.split, pool, progress),
+    : core_(std::move(catalog), std::move(heat), options.split, options.isa, pool, progress),
       catalog_(core_.catalog()),
       host_(core_.host()),
       counts_(core_.counts()),
@@ -61,7 +61,6 @@ SimExperts::SimExperts(ExpertCatalog catalog, HeatMap heat, const SimExpertsOpti
                placement_,
                {.route = options.route,
                 .routers = options.split.read_ahead ? options.routers : std::vector<RouterView>{},
-                .isa = options.isa,
                 .pool = &lane_pool_,
                 .cold_address = cold_address},
                {});

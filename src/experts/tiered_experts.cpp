@@ -5,9 +5,9 @@
 
 namespace thermo {
 
-TieredExperts::TieredExperts(ExpertCatalog catalog, HeatMap heat, const SplitOptions& options,
+TieredExperts::TieredExperts(ExpertCatalog catalog, HeatMap heat, const SplitOptions& options, Isa isa,
                              ThreadPool& pool, const ExpertCore::Progress& progress)
-    : core_(std::move(catalog), std::move(heat), options, pool, progress),
+    : core_(std::move(catalog), std::move(heat), options, isa, pool, progress),
       catalog_(core_.catalog()),
       host_(core_.host()),
       counts_(core_.counts()),

@@ -1,5 +1,5 @@
-// Routed experts computed by the processor alone, from a cache in main memory over the file: a model larger
-// than memory runs.
+// Routed experts that the processor computes alone, from a cache in main memory over the file, so that a
+// model larger than memory runs.
 #pragma once
 
 #include <vector>
@@ -14,7 +14,7 @@ class TieredExperts final : public ExpertRunner {
  public:
   // options.host_bytes is the cache. `heat`: that of `catalog`, e.g. from a file; the hottest are in memory
   // first. Loads. Throws MemoryError and LoadError.
-  TieredExperts(ExpertCatalog catalog, HeatMap heat, const SplitOptions& options, ThreadPool& pool,
+  TieredExperts(ExpertCatalog catalog, HeatMap heat, const SplitOptions& options, Isa isa, ThreadPool& pool,
                 const ExpertCore::Progress& progress);
 
   void begin_step(int n_rows) noexcept override;

@@ -92,7 +92,7 @@ std::unique_ptr<Model> tiered_model(const GgufFile& file, ThreadPool& pool) {
   HeatMap heat(catalog);
   auto runner = std::make_unique<TieredExperts>(
       std::move(catalog), std::move(heat),
-      SplitOptions{.split = true, .host_bytes = bytes, .files = files_of(file)}, pool,
+      SplitOptions{.split = true, .host_bytes = bytes, .files = files_of(file)}, best_isa(), pool,
       std::function<void(uint64_t, uint64_t)>{});
   return std::make_unique<Model>(std::move(config), std::move(weights), model_options(), pool,
                                  std::move(runner));

@@ -63,7 +63,7 @@ std::unique_ptr<ExpertRunner> runner_of(const ModelConfig& config, const Weights
     if (file.part(i)) split.files.push_back(file.part(i));
   HeatMap heat(catalog);
   if (setup.experts == Experts::InTheFile)
-    return std::make_unique<TieredExperts>(std::move(catalog), std::move(heat), split, pool,
+    return std::make_unique<TieredExperts>(std::move(catalog), std::move(heat), split, isa, pool,
                                            ExpertCore::Progress{});
   return std::make_unique<SimExperts>(std::move(catalog), std::move(heat),
                                       SimExpertsOptions{.split = split,

@@ -1,5 +1,5 @@
-// What split experts on a GPU have besides the core (experts/expert_core.h); shared by gpu_experts_load.cpp,
-// gpu_experts.cpp (steps that are graphs) and gpu_experts_large.cpp (prompts).
+// What split experts on a GPU have in addition to the core (experts/expert_core.h); shared by
+// gpu_experts_load.cpp, gpu_experts.cpp (steps that are graphs) and gpu_experts_large.cpp (prompts).
 #pragma once
 
 #include <memory>
@@ -105,7 +105,7 @@ struct GpuExperts::Impl {
 
   void take_mail();
   void take_large_step(Isa isa);
-  void attach(const ModelConfig& config, const Weights& weights, Isa isa, const LoadProgressFn& progress);
+  void attach(const ModelConfig& config, const Weights& weights, const LoadProgressFn& progress);
   void upload_host_table();
   void upload_control(StreamView stream) noexcept;
   void check_file() noexcept;

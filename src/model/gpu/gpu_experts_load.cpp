@@ -1,4 +1,4 @@
-// Split experts on a GPU: what is taken at load.
+// Split experts on a GPU: loading them.
 #include <algorithm>
 
 #include "base/log.h"
@@ -40,7 +40,7 @@ uint64_t lent_bytes(const ExpertCatalog& catalog) {
 GpuExperts::Impl::Impl(const ExpertCatalog& experts, const ModelConfig& config, const Weights& weights,
                        const ModelOptions& o, ThreadPool& p, const LoadProgressFn& progress)
     : core(experts, o.experts.heat != nullptr ? *o.experts.heat : HeatMap(experts),
-           with_enough_memory(o.experts, experts), p, stage(progress, "repack")),
+           with_enough_memory(o.experts, experts), o.isa, p, stage(progress, "repack")),
       catalog(core.catalog()),
       options(core.options()),
       host(core.host()),
@@ -75,7 +75,7 @@ GpuExperts::Impl::Impl(const ExpertCatalog& experts, const ModelConfig& config, 
                 "kernels cannot read them (is there a limit on locked memory, ulimit -l?)",
                 format_bytes(core.arena().size()));
   upload_host_table();
-  attach(config, weights, o.isa, progress);
+  attach(config, weights, progress);
   take_mail();
   lane = std::make_unique<CpuLane>(
       catalog, host, pool, CpuLaneOptions{.max_rows = kMaxMailRows, .isa = o.isa, .ahead = core.ahead()});
@@ -92,7 +92,7 @@ GpuExperts::Impl::~Impl() {
   core.detach();
 }
 
-void GpuExperts::Impl::attach(const ModelConfig& config, const Weights& weights, Isa isa,
+void GpuExperts::Impl::attach(const ModelConfig& config, const Weights& weights,
                               const LoadProgressFn& progress) {
   const Placement placement = place_by_heat(catalog, heat, options, 0);
   slots = DeviceBuffer(ExpertStore::slot_bytes(catalog, placement));
@@ -109,7 +109,6 @@ void GpuExperts::Impl::attach(const ModelConfig& config, const Weights& weights,
               placement,
               {.route = config.route,
                .routers = guesses ? router_views(config, weights) : std::vector<RouterView>{},
-               .isa = isa,
                .pool = &pool,
                .cold_address =
                    [this](int layer, int expert) {
