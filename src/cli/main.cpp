@@ -80,7 +80,7 @@ std::string whose_option(const std::string& name, const std::vector<std::unique_
 
 void use_state_folder(const std::string& folder) {
   // Made by us, a mistyped path would never be noticed.
-  if (!folder.empty() && !std::filesystem::is_directory(folder))
+  if (!folder.empty() && !is_folder(folder))
     throw ConfigError(fmt::format("--state-dir: '{}' is no folder; make it first", folder));
   set_state_folder(folder);
 }
@@ -124,7 +124,7 @@ ExitCode run_command(Entry& entry, const Arguments& arguments,
   Terminal terminal = detect_terminal(entry.general.terminal_options());
   // The log would make missing folders, and a mistyped path would never be noticed.
   const std::filesystem::path log_folder = std::filesystem::path(entry.general.log_file).parent_path();
-  if (!log_folder.empty() && !std::filesystem::is_directory(log_folder))
+  if (!log_folder.empty() && !is_folder(log_folder))
     throw ConfigError(fmt::format("--log-file: '{}' cannot be written: the folder {} does not exist",
                                   entry.general.log_file, log_folder.string()));
   try {

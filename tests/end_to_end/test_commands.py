@@ -147,6 +147,12 @@ class Results(ProgramTest):
             self.assertIn("\ufffd", json.dumps(json.loads(self.answer(*arguments)), ensure_ascii=False))
         self.assertIn("\ufffd", self.answer("connect", "codex", "-a", os.fsdecode(b"\xff")))
 
+    # Such a path was an error of the program.
+    def test_names_that_no_folder_can_have_are_refused(self):
+        for arguments in (("version", "--state-dir", "x" * 300), ("version", "--log-file", "x" * 300 + "/log.txt"),
+                          ("serve", "--log-prompts", "x" * 300), ("list", "--models-dir", "x" * 300)):
+            self.assertIn("x" * 300, self.refusal(USAGE, *arguments))
+
     def test_perplexity_has_chunks(self):
         self.assertIn("--chunks: 0 cannot be used", self.refusal(USAGE, "perplexity", "--chunks", "0", stdin="a text"))
 
