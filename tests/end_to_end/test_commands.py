@@ -153,6 +153,12 @@ class Results(ProgramTest):
                           ("serve", "--log-prompts", "x" * 300), ("list", "--models-dir", "x" * 300)):
             self.assertIn("x" * 300, self.refusal(USAGE, *arguments))
 
+    # A folder was an error of the program, and what never ends took all memory.
+    def test_bench_reads_files_that_end(self):
+        for option in ("--text", "--compare"):
+            for path, why in ((DATA, "this is a folder"), ("/dev/zero", "has more than 64.00 MiB")):
+                self.assertIn(why, self.refusal(USAGE, "bench", "-p", "4", "-n", "0", option, path))
+
     def test_perplexity_has_chunks(self):
         self.assertIn("--chunks: 0 cannot be used", self.refusal(USAGE, "perplexity", "--chunks", "0", stdin="a text"))
 
