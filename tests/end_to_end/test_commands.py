@@ -159,6 +159,11 @@ class Results(ProgramTest):
             for path, why in ((DATA, "this is a folder"), ("/dev/zero", "has more than 64.00 MiB")):
                 self.assertIn(why, self.refusal(USAGE, "bench", "-p", "4", "-n", "0", option, path))
 
+    def test_plan_does_without_rates_that_cannot_be_read(self):
+        folder = temporary_folder(self)
+        (folder / "rates.json").mkdir()
+        self.answer("plan", "--state-dir", folder)
+
     def test_perplexity_has_chunks(self):
         self.assertIn("--chunks: 0 cannot be used", self.refusal(USAGE, "perplexity", "--chunks", "0", stdin="a text"))
 
