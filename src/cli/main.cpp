@@ -217,9 +217,15 @@ void keep_standard_descriptors() {
 int fail(ExitCode code, const std::string& sentence) {
   std::fflush(stdout);
   const Terminal terminal = detect_terminal({});
-  // Names from files and arguments may hold anything.
-  const std::string line = terminal.on_stderr(Style::Red, "error:") + " " +
-                           (terminal.stderr_is_terminal ? printable(sentence) : sentence) + "\n";
+  // Names from files and arguments may hold anything, line ends as well.
+  std::string one_line;
+  for (const char c : terminal.stderr_is_terminal ? printable(sentence) : sentence) {
+    if (c == '\n')
+      one_line += "\\n";
+    else
+      one_line += c;
+  }
+  const std::string line = terminal.on_stderr(Style::Red, "error:") + " " + one_line + "\n";
   std::fputs(line.c_str(), stderr);
   return static_cast<int>(code);
 }

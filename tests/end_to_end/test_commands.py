@@ -7,7 +7,7 @@ import subprocess
 import sys
 import unittest
 
-from harness import DATA, DEVICE, MODEL, ProgramTest, USAGE, run, temporary_folder
+from harness import DATA, DEVICE, MODEL, MODEL_ERROR, ProgramTest, USAGE, run, temporary_folder
 
 COMMANDS = ("run", "chat", "tokenize", "inspect", "plan", "verify", "perplexity", "bench", "experts", "synth", "doctor",
             "connect", "completion", "manual", "version")
@@ -163,6 +163,9 @@ class Results(ProgramTest):
         folder = temporary_folder(self)
         (folder / "rates.json").mkdir()
         self.answer("plan", "--state-dir", folder)
+
+    def test_an_error_is_one_line_whatever_a_name_holds(self):
+        self.assertIn("a\\nb.gguf", self.refusal(MODEL_ERROR, "inspect", "a\nb.gguf"))
 
     def test_perplexity_has_chunks(self):
         self.assertIn("--chunks: 0 cannot be used", self.refusal(USAGE, "perplexity", "--chunks", "0", stdin="a text"))
