@@ -348,6 +348,13 @@ class Sources(ProgramTest):
         self.assertEqual([line.split("  #")[0] for line in again.splitlines()],
                          [line.split("  #")[0] for line in text.splitlines()])
 
+    # Texts that look like numbers became other texts, and control characters broke the file.
+    def test_prints_texts_that_it_reads_again(self):
+        texts = ["5", "5.0", "1e5", "-0", "+5", "007", ".5", "99999999999999999999", "a\tb\r\x01\x7f\n\"\\", "é"]
+        text = self.answer("run", *(f"--stop={text}" for text in texts), "--print-config")
+        again = self.answer("run", "--config", self.config(text), "--print-config")
+        self.assertEqual(again.split("  #")[0], text.split("  #")[0])
+
     def test_refuses_an_unknown_key_with_its_line(self):
         line = self.refusal(USAGE, "run", "-p", "x", "--config", self.config("temp = 0\n\ntop_q = 3\n"))
         self.assertIn("config.toml:3", line)
@@ -371,6 +378,12 @@ class Sources(ProgramTest):
         for env, arguments in (({"THERMO_REPACK": "off"}, ()), ({"LLAMA_ARG_NO_REPACK": "1"}, ()),
                                ({}, ("--no-repack",)), ({}, ("--repack=off",))):
             self.assertIn("repack = false", self.answer("run", *arguments, "--print-config", env=env))
+        # In a file only true and false were understood: no-repack = 1 was taken as the opposite.
+        for key, is_on in (("repack = 1", True), ('repack = "yes"', True), ("repack = 0", False), ("no-repack = 1", False),
+                           ('no_repack = "on"', False), ('no-repack = "off"', True), ("no-repack = 0", True)):
+            self.assertIn(f"repack = {str(is_on).lower()}", self.answer("run", "--config", self.config(key), "--print-config"), key)
+        self.assertIn("config.toml:1: no-repack: 'perhaps'",
+                      self.refusal(USAGE, "run", "--config", self.config('no-repack = "perhaps"'), "--print-config"))
 
     def test_options_may_come_first(self):
         self.assertIn("42", self.answer("--temp", "0", "-q", "run", "-p", "What is 17 + 25?"))
