@@ -33,11 +33,17 @@ bool belongs_to_a_model(std::string file_name) {
 
 std::string only_model_in(const fs::path& folder) {
   std::vector<std::string> models;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+  std::error_code error;
+  fs::directory_iterator entries(folder, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    const fs::directory_entry& entry = *entries;
     if (entry.path().extension() != ".gguf") continue;
     const std::string name = entry.path().filename().string();
     if (part_number(name) <= 1 && !belongs_to_a_model(name)) models.push_back(entry.path().string());
   }
+  if (error)
+    throw LoadError(fmt::format("{}: this folder cannot be read: {}; check its permissions", folder.string(),
+                                error.message()));
   std::sort(models.begin(), models.end());
   if (models.size() == 1) return models[0];
   if (models.empty())

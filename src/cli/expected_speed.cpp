@@ -15,6 +15,7 @@
 #include "base/thread_pool.h"
 #include "cli/bench/bandwidth.h"
 #include "cli/bench/kernel_rates.h"
+#include "cli/input.h"
 #include "cli/user_folders.h"
 #include "engine/gpu_backend.h"
 #include "kernels/isa.h"
@@ -37,8 +38,12 @@ constexpr int kMostCalls = 4;         // that measure, on a machine whose measur
 class RatesFile {
  public:
   RatesFile() : path_(in_state_folder("rates.json", in_user_cache("thermocline/rates.json"))) {
-    std::ifstream in(path_);
-    content_ = Json::parse(in, nullptr, /*allow_exceptions=*/false);
+    try {
+      content_ = Json::parse(read_text_file(path_.string(), kLargestPrompt), nullptr,
+                             /*allow_exceptions=*/false);
+    } catch (const ConfigError&) {
+      // There is none yet, or it cannot be read: what it would say is measured.
+    }
     if (!content_.is_object() || content_.value("version", Json()) != Json(kVersion))
       content_ = {{"version", kVersion}, {"machines", Json::object()}};
     if (!content_["machines"].is_object()) content_["machines"] = Json::object();

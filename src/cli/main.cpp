@@ -80,7 +80,7 @@ std::string whose_option(const std::string& name, const std::vector<std::unique_
 
 void use_state_folder(const std::string& folder) {
   // Made by us, a mistyped path would never be noticed.
-  if (!folder.empty() && !std::filesystem::is_directory(folder))
+  if (!folder.empty() && !is_folder(folder))
     throw ConfigError(fmt::format("--state-dir: '{}' is no folder; make it first", folder));
   set_state_folder(folder);
 }
@@ -124,7 +124,7 @@ ExitCode run_command(Entry& entry, const Arguments& arguments,
   Terminal terminal = detect_terminal(entry.general.terminal_options());
   // The log would make missing folders, and a mistyped path would never be noticed.
   const std::filesystem::path log_folder = std::filesystem::path(entry.general.log_file).parent_path();
-  if (!log_folder.empty() && !std::filesystem::is_directory(log_folder))
+  if (!log_folder.empty() && !is_folder(log_folder))
     throw ConfigError(fmt::format("--log-file: '{}' cannot be written: the folder {} does not exist",
                                   entry.general.log_file, log_folder.string()));
   try {
@@ -217,9 +217,15 @@ void keep_standard_descriptors() {
 int fail(ExitCode code, const std::string& sentence) {
   std::fflush(stdout);
   const Terminal terminal = detect_terminal({});
-  // Names from files and arguments may hold anything.
-  const std::string line = terminal.on_stderr(Style::Red, "error:") + " " +
-                           (terminal.stderr_is_terminal ? printable(sentence) : sentence) + "\n";
+  // Names from files and arguments may hold anything, line ends as well.
+  std::string one_line;
+  for (const char c : terminal.stderr_is_terminal ? printable(sentence) : sentence) {
+    if (c == '\n')
+      one_line += "\\n";
+    else
+      one_line += c;
+  }
+  const std::string line = terminal.on_stderr(Style::Red, "error:") + " " + one_line + "\n";
   std::fputs(line.c_str(), stderr);
   return static_cast<int>(code);
 }

@@ -41,6 +41,11 @@ fs::path in_user_state(const char* name) {
   return in_user_folder("XDG_STATE_HOME", ".local/state", name);
 }
 
+bool is_folder(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_directory(path, ignored);
+}
+
 void set_state_folder(fs::path folder) {
   g_state_folder = std::move(folder);
 }

@@ -18,6 +18,9 @@ std::filesystem::path in_user_config(const char* name);  // XDG_CONFIG_HOME, els
 std::filesystem::path in_user_data(const char* name);    // XDG_DATA_HOME, else ~/.local/share
 std::filesystem::path in_user_state(const char* name);   // XDG_STATE_HOME, else ~/.local/state
 
+// False as well for a path that cannot be looked at: it is too long, or in a folder that is closed.
+bool is_folder(const std::filesystem::path& path);
+
 // What is kept between runs (heat, texts, rates, history): `name` in the folder of --state-dir, or
 // `otherwise` where none was given. set_state_folder(): before anything is looked for.
 void set_state_folder(std::filesystem::path folder);

@@ -109,6 +109,15 @@ TEST_F(GgufMetadata, ReadsArrays) {
   EXPECT_TRUE(file.require_ints("nothing").empty());
 }
 
+TEST_F(GgufMetadata, CutsArraysOfAnyType) {
+  writer_.set_array("words", std::vector<std::string>{"a", "", "ccc", "d"});
+  writer_.set_array("floats", std::vector<float>{0.5F, 1.5F, 2.5F});
+  const GgufFile file = open();
+  EXPECT_EQ(describe_value(first_elements(*file.find("words"), 3)), R"(["a", "", "ccc"])");
+  EXPECT_EQ(describe_value(first_elements(*file.find("words"), 0)), "[]");
+  EXPECT_EQ(describe_value(first_elements(*file.find("floats"), 2)), "[0.5, 1.5]");
+}
+
 TEST_F(GgufMetadata, TreatsAnAbsentKeyAsNoErrorUnlessRequired) {
   const GgufFile file = open();
   EXPECT_FALSE(file.find_uint("k"));

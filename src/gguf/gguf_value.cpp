@@ -81,6 +81,19 @@ uint64_t gguf_type_min_bytes(GgufType type) {
   return kTypeMinBytes[id];
 }
 
+GgufValue first_elements(const GgufValue& array, uint64_t n) {
+  THERMO_CHECK(array.is_array() && n <= array.count, "an array of fewer elements");
+  uint64_t n_bytes = 0;
+  if (array.element_type != GgufType::String)
+    n_bytes = n * gguf_type_min_bytes(array.element_type);
+  else
+    for (uint64_t i = 0; i < n; ++i) n_bytes += 8 + load_unaligned<uint64_t>(array.bytes.data() + n_bytes);
+  GgufValue first = array;
+  first.count = n;
+  first.bytes = array.bytes.first(n_bytes);
+  return first;
+}
+
 std::string describe_type(const GgufValue& value) {
   if (!value.is_array()) return gguf_type_name(value.type);
   return fmt::format("array of {} {}", value.count, gguf_type_name(value.element_type));

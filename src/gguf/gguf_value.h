@@ -80,6 +80,9 @@ struct GgufValue {
   bool is_array() const noexcept { return type == GgufType::Array; }
 };
 
+// An array without what follows its first n elements. REQUIRES: it has that many.
+GgufValue first_elements(const GgufValue& array, uint64_t n);
+
 // "u32", "array of 248320 string".
 std::string describe_type(const GgufValue& value);
 

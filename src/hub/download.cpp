@@ -128,7 +128,7 @@ class PartialFile {
   // The file is complete and gets its name.
   void become(const fs::path& blob) {
     if (fsync(fd_) != 0) fail("cannot be written");
-    fs::rename(path_, blob);
+    if (std::rename(path_.c_str(), blob.c_str()) != 0) fail("cannot be renamed");
   }
   void remove() {
     std::error_code ignored;
@@ -167,7 +167,7 @@ class ModelDownload {
                                       model.n_parts));
     total_ = model.bytes();
     const fs::path blobs = cache_.folder_of(reference_) / "blobs";
-    make_folder(blobs);
+    HubCache::make_folder(blobs);
     check_room(model, blobs);
     for (const HubFile& file : model.parts) {
       const std::optional<fs::path> blob = fetch(file, listing.commit, blobs);
@@ -180,12 +180,6 @@ class ModelDownload {
   }
 
  private:
-  static void make_folder(const fs::path& folder) {
-    std::error_code error;
-    fs::create_directories(folder, error);
-    if (error) throw DownloadError(fmt::format("{} cannot be made: {}", folder.string(), error.message()));
-  }
-
   fs::path partial_of(const HubFile& file, const fs::path& blobs) const {
     std::string name = file.sha256;
     if (name.empty()) name = "unnamed-" + sha256_hex(std::as_bytes(std::span(file.path))).substr(0, 32);

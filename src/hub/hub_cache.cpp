@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <set>
 
 #include "base/error.h"
+#include "hub/http_client.h"
 
 namespace thermo {
 
@@ -151,25 +154,37 @@ std::vector<CachedModel> HubCache::remove(const HubReference& reference) const {
   return gone;
 }
 
+void HubCache::make_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw DownloadError(fmt::format("{} cannot be made: {}", folder.string(), error.message()));
+}
+
 void HubCache::link(const HubReference& reference, const std::string& commit, const HubFile& file,
                     const fs::path& blob) const {
   const fs::path at = folder_of(reference) / "snapshots" / commit / file.path;
-  fs::create_directories(at.parent_path());
+  make_folder(at.parent_path());
   std::error_code error;
   fs::remove(at, error);
   fs::create_symlink(blob.lexically_relative(at.parent_path()), at, error);
   if (error) fs::create_hard_link(blob, at, error);  // a file system without links to names
   if (error)
-    throw LoadError(
+    throw DownloadError(
         fmt::format("{}: {} cannot be linked there: {}", at.string(), blob.string(), error.message()));
 }
 
 void HubCache::set_main(const HubReference& reference, const std::string& commit) const {
   const fs::path folder = folder_of(reference) / "refs";
-  fs::create_directories(folder);
+  make_folder(folder);
   const fs::path next = folder / "main.next";
-  std::ofstream(next) << commit;
-  fs::rename(next, folder / "main");
+  std::ofstream out(next);
+  out << commit;
+  out.close();
+  std::error_code error;
+  if (out) fs::rename(next, folder / "main", error);
+  if (!out || error)
+    throw DownloadError(fmt::format("{} cannot be written: {}", (folder / "main").string(),
+                                    out ? error.message() : std::strerror(errno)));
 }
 
 }  // namespace thermo

@@ -37,6 +37,8 @@ class HubCache {
   // a file cannot be deleted.
   std::vector<CachedModel> remove(const HubReference& reference) const;
 
+  // These three throw DownloadError when the cache cannot be written.
+  static void make_folder(const std::filesystem::path& folder);
   // A finished blob becomes a file of a snapshot.
   void link(const HubReference& reference, const std::string& commit, const HubFile& file,
             const std::filesystem::path& blob) const;

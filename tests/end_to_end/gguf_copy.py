@@ -9,7 +9,7 @@ import struct
 from harness import MODEL
 
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-U32, I32, BOOL, STRING, ARRAY = 4, 5, 7, 8, 9
+U32, I32, F32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
 BLOCKS = {0: (1, 4), 1: (1, 2), 8: (32, 34), 12: (256, 144), 14: (256, 210), 26: (1, 4), 30: (1, 2)}  # type: values, bytes
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import unittest
 
-from harness import DATA, DEVICE, MODEL, ProgramTest, USAGE, run, temporary_folder
+from harness import DATA, DEVICE, MODEL, MODEL_ERROR, ProgramTest, USAGE, run, temporary_folder
 
 COMMANDS = ("run", "chat", "tokenize", "inspect", "plan", "verify", "perplexity", "bench", "experts", "synth", "doctor",
             "connect", "completion", "manual", "version")
@@ -146,6 +146,26 @@ class Results(ProgramTest):
                           ("verify", "-m", os.fsdecode(path), "--tokens", "5", "--json")):
             self.assertIn("\ufffd", json.dumps(json.loads(self.answer(*arguments)), ensure_ascii=False))
         self.assertIn("\ufffd", self.answer("connect", "codex", "-a", os.fsdecode(b"\xff")))
+
+    # Such a path was an error of the program.
+    def test_names_that_no_folder_can_have_are_refused(self):
+        for arguments in (("version", "--state-dir", "x" * 300), ("version", "--log-file", "x" * 300 + "/log.txt"),
+                          ("serve", "--log-prompts", "x" * 300), ("list", "--models-dir", "x" * 300)):
+            self.assertIn("x" * 300, self.refusal(USAGE, *arguments))
+
+    # A folder was an error of the program, and what never ends took all memory.
+    def test_bench_reads_files_that_end(self):
+        for option in ("--text", "--compare"):
+            for path, why in ((DATA, "this is a folder"), ("/dev/zero", "has more than 64.00 MiB")):
+                self.assertIn(why, self.refusal(USAGE, "bench", "-p", "4", "-n", "0", option, path))
+
+    def test_plan_does_without_rates_that_cannot_be_read(self):
+        folder = temporary_folder(self)
+        (folder / "rates.json").mkdir()
+        self.answer("plan", "--state-dir", folder)
+
+    def test_an_error_is_one_line_whatever_a_name_holds(self):
+        self.assertIn("a\\nb.gguf", self.refusal(MODEL_ERROR, "inspect", "a\nb.gguf"))
 
     def test_perplexity_has_chunks(self):
         self.assertIn("--chunks: 0 cannot be used", self.refusal(USAGE, "perplexity", "--chunks", "0", stdin="a text"))
@@ -328,6 +348,13 @@ class Sources(ProgramTest):
         self.assertEqual([line.split("  #")[0] for line in again.splitlines()],
                          [line.split("  #")[0] for line in text.splitlines()])
 
+    # Texts that look like numbers became other texts, and control characters broke the file.
+    def test_prints_texts_that_it_reads_again(self):
+        texts = ["5", "5.0", "1e5", "-0", "+5", "007", ".5", "99999999999999999999", "a\tb\r\x01\x7f\n\"\\", "é"]
+        text = self.answer("run", *(f"--stop={text}" for text in texts), "--print-config")
+        again = self.answer("run", "--config", self.config(text), "--print-config")
+        self.assertEqual(again.split("  #")[0], text.split("  #")[0])
+
     def test_refuses_an_unknown_key_with_its_line(self):
         line = self.refusal(USAGE, "run", "-p", "x", "--config", self.config("temp = 0\n\ntop_q = 3\n"))
         self.assertIn("config.toml:3", line)
@@ -351,6 +378,12 @@ class Sources(ProgramTest):
         for env, arguments in (({"THERMO_REPACK": "off"}, ()), ({"LLAMA_ARG_NO_REPACK": "1"}, ()),
                                ({}, ("--no-repack",)), ({}, ("--repack=off",))):
             self.assertIn("repack = false", self.answer("run", *arguments, "--print-config", env=env))
+        # In a file only true and false were understood: no-repack = 1 was taken as the opposite.
+        for key, is_on in (("repack = 1", True), ('repack = "yes"', True), ("repack = 0", False), ("no-repack = 1", False),
+                           ('no_repack = "on"', False), ('no-repack = "off"', True), ("no-repack = 0", True)):
+            self.assertIn(f"repack = {str(is_on).lower()}", self.answer("run", "--config", self.config(key), "--print-config"), key)
+        self.assertIn("config.toml:1: no-repack: 'perhaps'",
+                      self.refusal(USAGE, "run", "--config", self.config('no-repack = "perhaps"'), "--print-config"))
 
     def test_options_may_come_first(self):
         self.assertIn("42", self.answer("--temp", "0", "-q", "run", "-p", "What is 17 + 25?"))

@@ -34,6 +34,19 @@ class Files(ProgramTest):
         (self.folder / "text.gguf").write_text("hello " * 100)
         self.refuse_model(self.folder / "text.gguf", "text.gguf")
 
+    # This was an error of the program.
+    def test_refuses_a_folder_that_cannot_be_read(self):
+        locked = self.folder / "locked"
+        locked.mkdir(mode=0)
+        self.folder.chmod(0o755)
+        everybody = {"user": 65534, "extra_groups": []} if os.geteuid() == 0 else {}  # root may read it
+        try:
+            result = subprocess.run([PROGRAM, "inspect", locked], capture_output=True, text=True, env=clean_environment(), **everybody)
+        except PermissionError as error:
+            self.skipTest(f"needs a program that everybody may start: {error}")
+        self.assertEqual(result.returncode, MODEL_ERROR, result.stderr)
+        self.assertRegex(result.stderr, "^error: .*locked: this folder cannot be read: Permission denied; check its permissions\n$")
+
     def test_refuses_a_truncated_file(self):
         data = MODEL.read_bytes()
         for size in (10, 1000, 100_000, len(data) // 2, len(data) - 1):

@@ -112,6 +112,15 @@ class Pull(HubTest):
         self.assertIn("already", run("pull", REPO, env=self.env).stderr)
         self.assertEqual(self.n_file_requests(), before, "nothing is fetched twice")
 
+    # With files in the place of folders these were errors of the program.
+    def test_a_cache_that_cannot_be_written_fails_the_download(self):
+        self.hub.files = {"Small-Q4_K_M.gguf": b"GGUF" * 10}
+        for name in ("blobs", "snapshots", "refs"):
+            shutil.rmtree(self.home / "hf", ignore_errors=True)
+            self.folder.mkdir(parents=True)
+            (self.folder / name).touch()
+            self.assertIn(f"/{name}", self.refused("pull", f"hf:{REPO}"))
+
     def test_takes_all_parts_of_a_split_model(self):
         body = MODEL.read_bytes()
         self.hub.files = {f"q8/Big-Q8_0-0000{i}-of-00002.gguf": body[:1000 * i] for i in (1, 2)}

@@ -53,6 +53,9 @@ class Screen:
         self.text = self.text[found.end():]
         return found
 
+    def resize(self, rows, columns):
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
     def type(self, keys):
         data = keys.encode() if isinstance(keys, str) else keys
         while data:
@@ -121,6 +124,26 @@ class Prompt(ProgramTest):
         screen.send("What is 17 + 25?")
         screen.leave()
         self.assertFalse((self.folder / "state").exists())
+
+    # The place of the cursor in the larger window was written to in the smaller one.
+    def test_a_window_may_become_small_while_a_line_is_typed(self):
+        for term in ("xterm", "dumb"):
+            screen = self.screen(term=term)
+            for rows, columns in ((1, 80), (24, 5), (5, 20), (1, 1), (2, 3), (24, 80)):
+                screen.type(("x" * 300 + LEFT) if rows < 24 else "\u65e5" * 40)
+                screen.resize(rows, columns)
+                time.sleep(0.3)  # the program looks ten times a second
+                screen.type("y")
+            screen.type(CTRL_C)
+            screen.wait_for(r"to leave.*> ")
+            screen.type("What is 17 + 25?")
+            screen.wait_for(r"25\?")
+            screen.resize(24, 60)
+            screen.wait_for(r"> What is 17 \+ 25\?")  # it is shown again
+            screen.type("5" + BACKSPACE)
+            screen.send("")
+            self.assertEqual(self.messages(screen), ["What is 17 + 25?"])
+            self.assertEqual(screen.leave(), 0)
 
     def test_long_lines_are_not_cut(self):
         text = "What is 17 + 25? " * 340  # 5780 characters; a terminal that waits for whole lines ends at 4095

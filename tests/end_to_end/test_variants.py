@@ -1,7 +1,8 @@
 """Model files as other converters write them: they run and give the same text, or one sentence says why not."""
+import json
 import unittest
 
-from gguf_copy import ARRAY, BOOL, I32, STRING, U32, GgufCopy
+from gguf_copy import ARRAY, BOOL, F32, I32, STRING, U32, GgufCopy
 from harness import DATA, MODEL_ERROR, ProgramTest, temporary_folder
 
 SUM = ("-p", "What is 17 + 25?", "--temp", "0")
@@ -48,6 +49,23 @@ class Variants(ProgramTest):
     def test_reads_windows_layer_by_layer(self):
         self.verify("laguna", lambda keys: keys.update(
             {"laguna.attention.sliding_window_pattern": (ARRAY, (BOOL, [False, True, True, True, False]))}))
+
+    def verify_in_floats(self, file):
+        out = json.loads(self.answer("verify", "-m", file.save(self.folder, "variant.gguf"), "--tokens", "30", "--json"))
+        self.assertEqual(out["compared_with"], "a float evaluation of the same weights")
+
+    # Lists of each layer that are no integers were an error of `verify` alone.
+    def test_evaluates_in_floats_whatever_a_file_lists_of_each_layer(self):
+        self.answer("synth", self.folder / "laguna.gguf", "--shape", "laguna-tiny")
+        file = GgufCopy(self.folder / "laguna.gguf")
+        types = [b"full_attention"] + [b"sliding_attention"] * 3 + [b"full_attention"]
+        file.keys["laguna.attention.layer_types"] = (ARRAY, (STRING, types))
+        file.keys["laguna.dense_layers"] = (ARRAY, (I32, [0]))
+        self.verify_in_floats(file)
+        file = GgufCopy()  # its next-token block is left out
+        n_blocks = file.keys["qwen35moe.block_count"][1]
+        file.keys["qwen35moe.remarks"] = (ARRAY, (F32, [0.5] * n_blocks))
+        self.verify_in_floats(file)
 
     def test_says_so_where_a_model_gives_no_numbers(self):
         file = GgufCopy()

@@ -3,12 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 
 #include "base/error.h"
 #include "base/units.h"
 #include "cli/bench/bench_table.h"
+#include "cli/input.h"
 
 namespace thermo {
 namespace {
@@ -243,11 +242,7 @@ std::unique_ptr<BenchPrinter> make_bench_printer(const std::string& format, cons
 }
 
 BenchBaseline::BenchBaseline(const std::string& path) {
-  std::ifstream in(path);
-  if (!in)
-    throw LoadError(fmt::format(
-        "--compare {}: the file cannot be read; give the output of an earlier `bench -o json`", path));
-  const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  const std::string text = read_text_file(path, kLargestPrompt);
   try {
     const size_t first = text.find_first_not_of(" \t\r\n");
     if (first != std::string::npos && text[first] == '[') {
@@ -268,7 +263,7 @@ BenchBaseline::BenchBaseline(const std::string& path) {
     rows_.clear();
   }
   if (rows_.empty())
-    throw LoadError(fmt::format(
+    throw ConfigError(fmt::format(
         "--compare {}: there are no results in it; give the output of an earlier `bench -o json`", path));
 }
 

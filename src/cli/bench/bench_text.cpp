@@ -2,12 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <fstream>
-#include <iterator>
 #include <random>
 #include <string_view>
 
 #include "base/error.h"
+#include "cli/input.h"
 #include "gguf/gguf_file.h"
 #include "tokenizer/bpe.h"
 #include "tokenizer/vocab_gguf.h"
@@ -82,12 +81,8 @@ was gone. Nobody at the harbour was surprised. Everybody came to look at the pic
 )TEXT";
 
 std::string read_text(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in)
-    throw LoadError(
-        fmt::format("--text {}: the file cannot be read; use builtin, random or a text file", path));
-  std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  if (text.empty()) throw LoadError(fmt::format("--text {}: the file is empty", path));
+  std::string text = read_text_file(path, kLargestPrompt);
+  if (text.empty()) throw ConfigError(fmt::format("--text {}: the file is empty", path));
   return text;
 }
 

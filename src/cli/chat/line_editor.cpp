@@ -7,10 +7,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <clocale>
 #include <csignal>
 #include <cstdio>
+#include <cwchar>
 #include <filesystem>
 #include <optional>
 #include <utility>
@@ -43,6 +45,23 @@ std::string narrow(std::wstring_view wide) {
   std::string text;
   for (const wchar_t c : wide) append_utf8(text, static_cast<char32_t>(c));
   return text;
+}
+
+// Rows between the beginning of what is shown and its end. What stands between two \1 takes no room.
+int rows_of(std::wstring_view shown, int n_columns) {
+  int row = 0, column = 0;
+  bool hidden = false;
+  for (const wchar_t c : shown) {
+    if (c == L'\1') hidden = !hidden;
+    if (c == L'\1' || hidden) continue;
+    const int width = std::max(wcwidth(c), 0);
+    if (c == L'\n' || column + width > n_columns) {
+      ++row;
+      column = 0;
+    }
+    column += width;
+  }
+  return row;
 }
 
 }  // namespace
@@ -145,19 +164,52 @@ struct LineEditor::Editor {
       byte = *std::exchange(kept, std::nullopt);
       return 1;
     }
-    const auto resize = [this] {
+    const auto look = [this] {
       if (g_resized == 0) return;
       g_resized = 0;
-      el_resize(line);
+      resize();
     };
     while (true) {
-      if (!wait_for_stdin(n_seen, resize)) {
+      if (!wait_for_stdin(n_seen, look)) {
         stopped = true;
         return -1;
       }
       const ssize_t n = ::read(STDIN_FILENO, &byte, 1);
       if (n >= 0 || errno != EINTR) return n;
     }
+  }
+
+  // libedit keeps the place of the cursor in the old window and writes past the end of a smaller one. So it
+  // is shown nothing while it learns the size, and then the line as if it had just been typed. A terminal that
+  // wraps its text anew has other rows than one that does not: the fewer are taken back.
+  void resize() {
+    const LineInfoW* info = el_wline(line);
+    const std::wstring text(info->buffer, info->lastchar);
+    const auto n_before = static_cast<size_t>(info->cursor - info->buffer);
+    const auto n_after = static_cast<int>(text.size() - n_before);
+    const std::wstring shown_prompt = std::exchange(prompt, L"");
+    const std::wstring shown = shown_prompt + text.substr(0, n_before);
+    const auto n_rows = [&] {
+      int n_columns = 80;
+      el_wget(line, EL_GETTC, "co", &n_columns);
+      return rows_of(shown, n_columns);
+    };
+    const int n_old_rows = n_rows();
+    el_cursor(line, n_after);
+    el_wdeletestr(line, static_cast<int>(text.size()));
+    el_wset(line, EL_REFRESH);
+    el_resize(line);
+    const int n_above = std::min(n_old_rows, n_rows());
+    if (!brackets_pastes) {
+      std::fputs("\n", stderr);  // a terminal without escapes
+    } else {
+      if (n_above > 0) std::fprintf(stderr, "\x1b[%dA", n_above);
+      std::fputs("\r\x1b[J", stderr);
+    }
+    prompt = shown_prompt;
+    el_winsertstr(line, text.c_str());
+    el_cursor(line, -n_after);
+    el_wset(line, EL_REFRESH);
   }
 
   // One character; 0 at the end, -1 when Ctrl-C came. What is no UTF-8 becomes U+FFFD, and takes no key that

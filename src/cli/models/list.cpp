@@ -8,6 +8,7 @@
 #include "base/utf8.h"
 #include "cli/commands.h"
 #include "cli/options/hub_options.h"
+#include "cli/user_folders.h"
 #include "gguf/gguf_file.h"
 
 namespace thermo {
@@ -41,7 +42,7 @@ class ListCommand : public Command {
   }
 
   ExitCode run(const Terminal& terminal) override {
-    if (std::error_code error; !models_dir_.empty() && !std::filesystem::is_directory(models_dir_, error))
+    if (!models_dir_.empty() && !is_folder(models_dir_))
       throw ConfigError(fmt::format("--models-dir: '{}' is no folder", models_dir_));
     const std::vector<LocalModel> models = find_local_models(model_folders(models_dir_));
     if (json_)

@@ -26,35 +26,57 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// Flags may be spelled 1, true, on; --no-x is read from the variable without NO.
-void add_variable(const Option& option, const std::string& name, std::string value, bool negated,
-                  OptionSource source, OptionValues& values) {
-  if (option.is_flag()) {
-    bool on = false;
-    try {
-      parse_value(value, on);
-    } catch (const ConfigError& error) {
-      throw ConfigError(fmt::format("{}: '{}' cannot be used, {}", name, value, error.what()));
-    }
-    value = on != negated ? "on" : "off";
+// Of a flag, which may be spelled 1, true, on; `negated`: its name was --no-x.
+std::string on_or_off(const std::string& value, bool negated, const std::string& where) {
+  bool on = false;
+  try {
+    parse_value(value, on);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}: '{}' cannot be used, {}", where, value, error.what()));
   }
-  values.add(option, value, source, name);
+  return on != negated ? "on" : "off";
+}
+
+// --no-x is read from the variable without NO.
+void add_variable(const Option& option, const std::string& name, const std::string& value, bool negated,
+                  OptionSource source, OptionValues& values) {
+  values.add(option, option.is_flag() ? on_or_off(value, negated, name) : value, source, name);
+}
+
+// What a number of a file is for an option.
+template <class Number>
+std::string number_text(Number number) {
+  return fmt::format("{}", number);
+}
+
+// Whether this text is read again from a file that has it as a number.
+bool is_number(const std::string& value) {
+  try {
+    if (value.find_first_of(".e") == std::string::npos) {
+      int64_t number = 0;
+      parse_value(value, number);
+      return number_text(number) == value;
+    }
+    double number = 0.0;
+    parse_value(value, number);
+    return number_text(number) == value;
+  } catch (const ConfigError&) {
+    return false;
+  }
 }
 
 // A value as TOML: true, 0.5, "text".
 std::string toml_text(const std::string& value, bool is_flag) {
   if (is_flag) return value == "on" ? "true" : "false";
-  try {
-    double number = 0.0;
-    parse_value(value, number);
-    if (value.starts_with('.')) return "0" + value;
-    if (value[0] != '0' || value.size() == 1 || value[1] == '.') return value;
-  } catch (const ConfigError&) {
-  }
+  if (is_number(value)) return value;
   std::string quoted = "\"";
-  for (char c : value) {
-    if (c == '"' || c == '\\') quoted += '\\';
-    quoted += c == '\n' ? std::string("\\n") : std::string(1, c);
+  for (const char c : value) {
+    if (c == '\n')
+      quoted += "\\n";
+    else if ((c >= 0 && c < ' ') || c == 0x7F)
+      quoted += fmt::format("\\u{:04x}", static_cast<int>(c));
+    else
+      quoted += c == '"' || c == '\\' ? std::string{'\\', c} : std::string{c};
   }
   return quoted + "\"";
 }
@@ -72,8 +94,8 @@ struct FileReader {
 
   std::string scalar(const std::string& key, const toml::node& node) const {
     if (auto text = node.value_exact<std::string>()) return *text;
-    if (auto number = node.value_exact<int64_t>()) return std::to_string(*number);
-    if (auto number = node.value_exact<double>()) return fmt::format("{}", *number);
+    if (auto number = node.value_exact<int64_t>()) return number_text(*number);
+    if (auto number = node.value_exact<double>()) return number_text(*number);
     if (auto on = node.value_exact<bool>()) return *on ? "on" : "off";
     fail(node, fmt::format("{} has a date or a nested value; give text, a number, true or false", key));
   }
@@ -110,7 +132,7 @@ struct FileReader {
         continue;
       }
       std::string value = scalar(key, node);
-      if (match.option->is_flag() && match.negated) value = value == "on" ? "off" : "on";
+      if (match.option->is_flag()) value = on_or_off(value, match.negated, where);
       values.add(*match.option, value, OptionSource::File, where);
     }
   }

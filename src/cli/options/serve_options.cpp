@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <charconv>
 #include <climits>
-#include <filesystem>
 #include <thread>
 
 #include "base/error.h"
@@ -416,7 +415,7 @@ ServerOptions server_options(const ServeFlags& flags) {
   options.metrics_per_key = flags.metrics_per_key;
   options.metrics_per_layer = flags.metrics_per_layer;
   options.prompt_folder = flags.prompt_folder;
-  if (!flags.prompt_folder.empty() && !std::filesystem::is_directory(flags.prompt_folder))
+  if (!flags.prompt_folder.empty() && !is_folder(flags.prompt_folder))
     throw ConfigError(fmt::format("--log-prompts: '{}' is no folder; make it first", flags.prompt_folder));
   options.max_waiting = flags.max_queue;
   options.max_decode_stall = std::chrono::milliseconds(flags.max_decode_stall_ms);

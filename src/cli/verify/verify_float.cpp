@@ -65,23 +65,20 @@ TensorSource decoded(const GgufTensor& tensor) {
 std::vector<std::byte> as_floats(const GgufFile& file, int n_layers) {
   const std::string architecture(file.require_string("general.architecture"));
   const std::string n_blocks_key = architecture + ".block_count",
-                    nextn_key = architecture + ".nextn_predict_layers";
-  const uint64_t n_blocks = file.require_uint(n_blocks_key);
+                    nextn_key = architecture + ".nextn_predict_layers",
+                    dense_key = architecture + ".dense_layers";  // numbers of layers
+  const uint64_t n_blocks = file.require_uint(n_blocks_key), n = static_cast<uint64_t>(n_layers);
   GgufWriter writer;
   for (const GgufEntry& entry : file.metadata()) {
     if (entry.key.starts_with("split.") || entry.key == n_blocks_key || entry.key == nextn_key) continue;
     const bool of_each_layer =
         entry.value.is_array() && entry.value.count == n_blocks && entry.key.starts_with(architecture + ".");
-    if (!of_each_layer) {
-      writer.set(entry.key, entry.value);
-    } else if (entry.value.element_type == GgufType::Bool) {
-      std::vector<bool> values = *file.find_bool_each(entry.key, n_blocks);
-      values.resize(static_cast<size_t>(n_layers));
-      writer.set_array(entry.key, values);
+    if (entry.key == dense_key) {
+      std::vector<uint64_t> dense = *file.find_uints(dense_key);
+      std::erase_if(dense, [n](uint64_t layer) { return layer >= n; });
+      writer.set_array(entry.key, dense);
     } else {
-      std::vector<int64_t> values = *file.find_ints(entry.key);
-      values.resize(static_cast<size_t>(n_layers));
-      writer.set_array(entry.key, values);
+      writer.set(entry.key, of_each_layer ? first_elements(entry.value, n) : entry.value);
     }
   }
   writer.set(n_blocks_key, static_cast<uint32_t>(n_layers));
