@@ -31,6 +31,9 @@ if(THERMO_SANITIZE)
     target_compile_options(thermo_flags INTERFACE -fno-sanitize=null,vptr,object-size)
   endif()
   target_link_options(thermo_flags INTERFACE -fsanitize=${THERMO_SANITIZE})
+  if(THERMO_SANITIZE MATCHES "address" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    set(THERMO_KERNELS_LINK_OPTIONS -Wl,--undefined=thermo_asan_access)  # src/kernels/asan_access.cpp
+  endif()
 endif()
 
 # Files named for an instruction set are compiled for it; everything else is plain x86-64 (or the target's

@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/sanitized.h"
+
 namespace thermo {
 namespace {
 
@@ -25,13 +27,6 @@ Pages pages() {
 uint64_t page_size() {
   return static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 }
-
-constexpr bool kSanitized =
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    true;
-#else
-    false;
-#endif
 
 }  // namespace
 

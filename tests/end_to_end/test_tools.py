@@ -14,7 +14,7 @@ import tempfile
 import time
 import unittest
 
-from harness import PROGRAM, clean_environment
+from harness import PROGRAM, SANITIZED, clean_environment
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DATA = os.path.join(ROOT, "tests", "data")
@@ -104,8 +104,9 @@ class ToolsTest(unittest.TestCase):
 
 class SynthTest(ToolsTest):
     def test_every_shape_and_type_loads_and_agrees_with_itself(self):
-        for shape in SHAPES:
-            for quant in QUANTS:
+        for i, shape in enumerate(SHAPES):
+            # Under a sanitizer every type with one shape: its kernels are the same in all.
+            for quant in QUANTS[i::len(SHAPES)] if SANITIZED else QUANTS:
                 with self.subTest(shape=shape, quant=quant):
                     out = self.path("model.gguf")
                     summary = json.loads(run("synth", out, "--shape", shape, "--quant", quant, "--seed", 3, "--json"))
@@ -213,9 +214,10 @@ class VerifyTest(ToolsTest):
     def test_references_agree_on_every_code_path(self):
         isas = available_isas()
         self.assertIn("portable", isas)
-        for name in ["qwen35moe", "qwen35", "laguna", "qwen3moe"]:
-            for isa in isas:
-                for repack in ["--repack", "--no-repack"]:
+        for i, name in enumerate(["qwen35moe", "qwen35", "laguna", "qwen3moe"]):
+            for k, isa in enumerate(isas):
+                # Under a sanitizer each instruction set reads repacked weights for every other model, and the file for the others.
+                for repack in ["--repack", "--no-repack"][(i + k) % 2::2] if SANITIZED else ["--repack", "--no-repack"]:
                     with self.subTest(name=name, isa=isa, repack=repack):
                         out = json.loads(run("verify", "-m", os.path.join(DATA, name + "-f32.gguf"), "--expected",
                                              os.path.join(DATA, name + "-expected.gguf"), "--tolerance", 1e-4, "--isa",

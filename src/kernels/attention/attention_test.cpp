@@ -14,6 +14,7 @@
 #include "kernels/testing/compare.h"
 #include "kernels/testing/guard_band.h"
 #include "kernels/testing/inputs.h"
+#include "kernels/testing/thinned.h"
 
 namespace thermo {
 namespace {
@@ -204,10 +205,12 @@ constexpr KvType kTypes[] = {KvType::F32, KvType::F16, KvType::Q8_0, KvType::BF1
 
 TEST_P(Attention, DecodesOneRowForEveryGroupAndType) {
   uint64_t seed = 1;
+  Thinned cases(7);
   for (int group : {1, 2, 3, 4, 6, 8, 12, 16})
     for (KvType kt : kTypes)
       for (KvType vt : kTypes)
         for (int n_past : {0, 1, 62, 63, 64, 65, 131, 255, 256, 513}) {
+          if (!cases.takes()) continue;
           Problem problem({2 * group, 2, 64}, {n_past, 1}, kt, vt, seed++);
           expect_same(problem, 1);
         }
@@ -231,9 +234,11 @@ TEST_P(Attention, HandlesEveryHeadSize) {
 }
 
 TEST_P(Attention, PrefillsInTilesOfAnyLength) {
+  Thinned cases(5);
   for (int n_rows : {1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65, 101})
     for (int n_past : {0, 5, 64, 130})
       for (int window : {0, 1, 13, 64}) {
+        if (!cases.takes()) continue;
         Problem problem({8, 2, 32}, {n_past, n_rows, window}, KvType::F16, KvType::F16,
                         static_cast<uint64_t>(n_rows * 1000 + n_past));
         expect_same(problem, n_rows);
@@ -242,9 +247,11 @@ TEST_P(Attention, PrefillsInTilesOfAnyLength) {
 }
 
 TEST_P(Attention, SeesBothWays) {
+  Thinned cases(3);
   for (int n_rows : {1, 2, 7, 16, 33})
     for (int n_past : {0, 5, 64, 130})
       for (int window : {0, 40}) {
+        if (!cases.takes()) continue;
         Problem problem({6, 2, 32}, {n_past, n_rows, window}, KvType::F16, KvType::F32,
                         static_cast<uint64_t>(n_rows * 1000 + n_past));
         problem.both_ways = true;
@@ -261,16 +268,21 @@ TEST_P(Attention, TakesNoRows) {
 TEST_P(Attention, RunsTheRealShapes) {
   const Shape qwen = {16, 2, 256}, laguna_full = {48, 8, 128}, laguna_window = {64, 8, 128},
               plankton = {4, 2, 32};
+  struct Types {
+    KvType k, v;
+    uint64_t seed;
+  };
+  Thinned cases(5);
   for (const Shape& shape : {qwen, laguna_full, laguna_window, plankton}) {
     const int window = shape.n_head == 64 ? 512 : 0;
-    for (const Step& step : {Step{700, 1, window}, Step{600, 16, window}, Step{0, 65, window}}) {
-      Problem f16(shape, step, KvType::F16, KvType::F16, 21);
-      expect_same(f16, step.n_rows);
-      Problem q8(shape, step, KvType::Q8_0, KvType::Q8_0, 22);
-      expect_same(q8, step.n_rows);
-      Problem q4(shape, step, KvType::Q4_0, KvType::BF16, 23);
-      expect_same(q4, step.n_rows);
-    }
+    for (const Step& step : {Step{700, 1, window}, Step{600, 16, window}, Step{0, 65, window}})
+      for (const auto& [k, v, seed] :
+           {Types{KvType::F16, KvType::F16, 21}, Types{KvType::Q8_0, KvType::Q8_0, 22},
+            Types{KvType::Q4_0, KvType::BF16, 23}}) {
+        if (!cases.takes()) continue;
+        Problem problem(shape, step, k, v, seed);
+        expect_same(problem, step.n_rows);
+      }
   }
 }
 
@@ -368,9 +380,11 @@ TEST_P(Attention, RowsHaveTheSameBitsAloneAndTogether) {
 }
 
 TEST_P(Attention, EveryTypeHasTheSameBitsAloneAndTogether) {
+  Thinned cases(7);
   for (KvType kt : kTypes)
     for (KvType vt : kTypes)
       for (int group : {1, 2, 3, 4, 5, 6, 7, 8, 9}) {
+        if (!cases.takes()) continue;
         Problem problem({2 * group, 2, 64}, {90, 45}, kt, vt, static_cast<uint64_t>(group));
         EXPECT_TRUE(same_bits(attend_all(kernels, problem.args(nullptr), 45), decode(kernels, problem)))
             << kv_type_name(kt) << " " << kv_type_name(vt) << ", group " << group;
@@ -378,10 +392,12 @@ TEST_P(Attention, EveryTypeHasTheSameBitsAloneAndTogether) {
 }
 
 TEST_P(Attention, TreeRowsHaveTheBitsOfTheirBranch) {
+  Thinned cases(5);
   for (int n_rows : {1, 2, 6, 16, 33, 64, 70})
     for (const auto& [n_past, window] :
          {std::pair{45, 0}, {45, 3}, {250, 20}, {0, 0}, {256, 0}, {640, 130}, {230, 0}, {1010, 100}})
       for (const Shape& shape : {Shape{8, 2, 64}, {9, 1, 40}, {4, 4, 32}}) {
+        if (!cases.takes()) continue;
         const KvType v_type = shape.head_dim % 32 == 0 ? KvType::Q8_0 : KvType::F32;
         Problem tree(shape, {n_past, n_rows, window}, KvType::F16, v_type, static_cast<uint64_t>(n_rows),
                      true);
