@@ -251,9 +251,14 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
   generate.more_stop_tokens = request.stop_token_ids;
   if (fill) generate.stop_tokens.insert(generate.stop_tokens.end(), fill->ends.begin(), fill->ends.end());
   const bool may_call = !request.tools.empty() && request.tool_choice.mode != CallChoice::Mode::None;
-  if (const std::optional<int32_t> call = vocab.find_special("<tool_call>");
-      call && !may_call && request.dialect != Dialect::Completions)
-    generate.sampling.logit_bias[*call] = kBanToken;
+  const auto ban = [&](const char* marker) {
+    if (const std::optional<int32_t> id = vocab.find_special(marker))
+      generate.sampling.logit_bias[*id] = kBanToken;
+  };
+  if (request.dialect != Dialect::Completions) {
+    if (!may_call) ban("<tool_call>");
+    if (request.thinking == false) ban("<think>");  // some models would open a second thought
+  }
   const size_t n_answers = prepared.prompts.size() * static_cast<size_t>(request.n);
   const auto begin = std::chrono::steady_clock::now();
   // Of the whole answer: the limits of reasoning count what earlier runs wrote.
