@@ -74,8 +74,7 @@ AnswerParser::Events AnswerParser::finish(bool end_of_turn) {
     reasoning_ += text;
     emit(AnswerEvent::Kind::Reasoning, std::move(text));
   } else if (calls_.empty()) {
-    std::string text = content_utf8_.push(stops_.flush());
-    emit_content(text + content_utf8_.finish());
+    flush_content();
     content_ += held_tail_;
     emit(AnswerEvent::Kind::Content, std::exchange(held_tail_, {}));
   }
@@ -213,8 +212,9 @@ void AnswerParser::drain_call() {
   if (!call_->begun()) return;
   const bool announced = !calls_.empty() && !calls_.back().complete;
   if (!announced) {
-    if (calls_.empty()) emit_content(content_utf8_.push(stops_.flush()) + content_utf8_.finish());
+    if (calls_.empty()) flush_content();
     if (stopped()) return;  // the content ended before the call
+    n_passed_bytes_ -= held_tail_.size();
     held_tail_.clear();
     calls_.push_back({.id = "", .name = call_->name(), .arguments = "", .complete = false});
     emit(AnswerEvent::Kind::CallBegin, call_->name(), static_cast<int>(calls_.size()) - 1);
@@ -272,7 +272,17 @@ void AnswerParser::take_content(std::string_view bytes) {
     visible_ = true;
   }
   n_content_bytes_ += all.size();
-  emit_content(content_utf8_.push(stops_.push(all)));
+  const std::string passed = stops_.push(all);
+  n_passed_bytes_ += passed.size();
+  emit_content(content_utf8_.push(passed));
+}
+
+// What waits for a stop text or for the rest of a character.
+void AnswerParser::flush_content() {
+  const std::string passed = stops_.flush();
+  n_passed_bytes_ += passed.size();
+  const std::string text = content_utf8_.push(passed);
+  emit_content(text + content_utf8_.finish());
 }
 
 void AnswerParser::emit_content(std::string text) {
@@ -292,9 +302,15 @@ void AnswerParser::emit(AnswerEvent::Kind kind, std::string text, int call) {
   events_.push_back({kind, std::move(text), call});
 }
 
+// Of those that the stop matcher got, bytes whose text is in the content: as it is, or as U+FFFD.
+size_t AnswerParser::n_shown_bytes() const {
+  return n_passed_bytes_ - content_utf8_.n_held() - held_tail_.size();
+}
+
 std::vector<size_t> AnswerParser::take_content_tokens() {
+  const size_t n_shown = n_shown_bytes();
   std::vector<size_t> indices;
-  for (; n_taken_ < content_tokens_.size() && content_tokens_[n_taken_].begin < content_.size(); ++n_taken_)
+  for (; n_taken_ < content_tokens_.size() && content_tokens_[n_taken_].begin < n_shown; ++n_taken_)
     indices.push_back(content_tokens_[n_taken_].index);
   return indices;
 }
@@ -307,9 +323,10 @@ void AnswerParser::skip_tokens() {
 }
 
 std::vector<size_t> AnswerParser::content_tokens() const {
+  const size_t n_shown = n_shown_bytes();
   std::vector<size_t> indices;
   for (const ContentToken& token : content_tokens_)
-    if (token.begin < content_.size()) indices.push_back(token.index);
+    if (token.begin < n_shown) indices.push_back(token.index);
   return indices;
 }
 

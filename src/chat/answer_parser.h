@@ -94,7 +94,9 @@ class AnswerParser {
   void end_reasoning();
   void take_reasoning(std::string_view bytes);
   void take_content(std::string_view bytes);
+  void flush_content();
   void emit_content(std::string text);
+  size_t n_shown_bytes() const;
   void emit(AnswerEvent::Kind kind, std::string text, int call = -1);
   Events take_events() { return std::exchange(events_, {}); }
 
@@ -126,7 +128,7 @@ class AnswerParser {
 
   struct ContentToken {
     size_t index;  // among the tokens pushed
-    size_t begin;  // of its text in the content, as if no stop text had cut it
+    size_t begin;  // of its text among the bytes that the stop matcher got
   };
   // Tokens of one kind, and how many of them were taken.
   struct TokenList {
@@ -141,7 +143,8 @@ class AnswerParser {
   std::vector<ContentToken> content_tokens_;
   size_t n_taken_ = 0;  // of them
   size_t n_pushed_ = 0;
-  size_t n_content_bytes_ = 0;  // bytes offered to the stop matcher
+  size_t n_content_bytes_ = 0;  // that the stop matcher got
+  size_t n_passed_bytes_ = 0;   // that it let through
 };
 
 }  // namespace thermo

@@ -117,6 +117,30 @@ TEST(AnswerParser, NamesTheTokensOfTheVisibleText) {
   EXPECT_EQ(text, "Hello, world!");
 }
 
+// A byte that belongs to no character becomes three, and the tokens after it were named before their text
+// came: streams lost their log probabilities.
+TEST(AnswerParser, NamesTheTokensOfBrokenCharactersWithTheirText) {
+  const auto byte = [](int value) {
+    for (int32_t id = 0; id < tokenizer().vocab().n_tokens(); ++id)
+      if (tokenizer().token_bytes(id) == std::string(1, static_cast<char>(value))) return id;
+    return -1;
+  };
+  // A stray byte, the two of a character, the four of one that does not exist, and one that stays open.
+  const std::vector<int32_t> ids = {byte('a'),  byte(0x80), byte(0xc3), byte(0xa9), byte(0xf4),
+                                    byte(0x90), byte(0x80), byte(0x80), byte('b'),  byte(0xe2)};
+  AnswerParser parser(tokenizer(), {});
+  std::vector<size_t> taken;
+  const auto take = [&](const AnswerParser::Events& events) {
+    const std::vector<size_t> tokens = parser.take_content_tokens();
+    EXPECT_EQ(tokens.empty(), events.empty()) << taken.size();
+    taken.insert(taken.end(), tokens.begin(), tokens.end());
+  };
+  for (const int32_t id : ids) take(parser.push(id));
+  take(parser.finish());
+  EXPECT_THAT(taken, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
+  EXPECT_EQ(taken, parser.content_tokens());
+}
+
 TEST(AnswerParser, NamesTheTokensOfReasoningAndCalls) {
   const std::string thought = "hm\n</think>", call = "<tool_call>\n<function=now>\n</function>\n</tool_call>";
   const Tool now{.name = "now"};

@@ -171,6 +171,20 @@ std::optional<TextGap> find_gap(const ChatPrompt& prompt, const std::vector<Byte
   return TextGap{{begin, end}, keeps};
 }
 
+// The text of the last turn goes on: its end is cut off, and the space that the template puts before that.
+void open_last_turn(ChatPrompt& prompt, const Vocab& vocab, const Turn& turn) {
+  constexpr const char* kSpace = " \t\r\n";
+  const std::vector<ByteRange> ends = end_tokens(prompt, vocab);
+  if (ends.empty() || has_untrusted(prompt, ends.back().end, prompt.text.size())) return;
+  prompt.text.resize(ends.back().begin);
+  if (turn.content.find_first_not_of(kSpace) == std::string::npos) return;
+  const auto last = std::find_if(prompt.untrusted.rbegin(), prompt.untrusted.rend(),
+                                 [](const ByteRange& range) { return range.begin < range.end; });
+  if (last != prompt.untrusted.rend() &&
+      prompt.text.find_first_not_of(kSpace, last->end) == std::string::npos)
+    prompt.text.resize(last->end);
+}
+
 }  // namespace
 
 struct PromptRenderer::Impl {
@@ -201,7 +215,7 @@ ChatPrompt PromptRenderer::Impl::render(std::span<const Turn> turns, const Rende
   ChatTemplateInputs inputs;
   for (const Turn& turn : turns) inputs.messages.push_back(message_of(turn));
   for (const Tool& tool : options.tools) inputs.tools.push_back(tool_json(tool));
-  inputs.add_generation_prompt = options.add_generation_prompt;
+  inputs.add_generation_prompt = !options.continues_last_turn;
   Json kwargs_now = options.kwargs;
   inputs.enable_thinking = take_thinking(kwargs_now, options.thinking ? options.thinking : thinking);
   inputs.extra = this->kwargs;
@@ -215,6 +229,7 @@ ChatPrompt PromptRenderer::Impl::render(std::span<const Turn> turns, const Rende
         : ConfigError(fmt::format("{}; change the messages, or continue a text without a template",
                                   rendered.error().message),
                       Remedy::NoChatTemplate);
+  if (options.continues_last_turn) open_last_turn(*rendered, tokenizer.vocab(), turns.back());
   if (special_in_content) rendered->untrusted.clear();
   return std::move(*rendered);
 }

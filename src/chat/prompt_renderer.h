@@ -24,9 +24,9 @@ struct TemplateOptions {
 
 struct RenderOptions {
   std::span<const Tool> tools = {};
-  std::optional<bool> thinking = {};  // wins over TemplateOptions
-  Json kwargs = Json::object();       // these, too
-  bool add_generation_prompt = true;
+  std::optional<bool> thinking = {};            // wins over TemplateOptions
+  Json kwargs = Json::object();                 // these, too
+  bool continues_last_turn = false;             // instead of a new answer: nothing stands after its text
   bool with_segments = false;                   // tell who wrote what
   const std::function<void()>* look = nullptr;  // see EncodeOptions
 };

@@ -81,6 +81,27 @@ TEST(PromptRenderer, TellsWhoWroteWhat) {
   EXPECT_EQ(shown(gapped->segments[1]), "T:<|im_end|>\n<|im_start|>user\n|R:c|" + end);
 }
 
+// Laguna's template ends a line before the turn, so that a continued answer began with a new line.
+TEST(PromptRenderer, LeavesNothingAfterAnAnswerThatGoesOn) {
+  const std::string start = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}";
+  const auto text_of = [&](const std::string& end, const std::string& answer) {
+    const PromptRenderer renderer(tokenizer(), {.source = start + end});
+    const std::vector<Turn> turns = {{"user", "Hi"}, {"assistant", answer}};
+    const RenderedPrompt prompt =
+        renderer.render(turns, {.continues_last_turn = true, .with_segments = true});
+    std::string all;
+    for (const PromptSegment& one : prompt.segments) all += one.text;
+    EXPECT_EQ(all, tokenizer().decode(prompt.ids, {.special = true}));
+    return all.substr(all.rfind('>') + 1);
+  };
+  for (const std::string end : {"<|im_end|>\n{% endfor %}", " \n<|im_end|>{% endfor %}",
+                                "{% if not loop.last %}<|im_end|>{% endif %}{% endfor %}"}) {
+    EXPECT_EQ(text_of(end, "The capital is."), "assistant\nThe capital is.") << end;
+    EXPECT_EQ(text_of(end, "The capital is \n"), "assistant\nThe capital is \n") << end;
+  }
+  EXPECT_EQ(text_of("<|im_end|>{% endfor %}", ""), "assistant\n");  // the line end is the template's
+}
+
 TEST(PromptRenderer, TakesOtherTemplates) {
   const RenderedPrompt chatml = render({{"user", "Hi"}}, {.source = ""});
   EXPECT_EQ(chatml.ids, tokenizer().encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"));

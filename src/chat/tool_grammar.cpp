@@ -12,8 +12,9 @@
 namespace thermo {
 namespace {
 
-// Up to so many parameters may come in any order.
-constexpr size_t kMaxAnyOrder = 6;
+// Up to so many parameters of a tool may come in any order. Hundreds of tools make too large a grammar of
+// that; then there are fewer.
+constexpr size_t kMostAnyOrder[] = {6, 3, 0};
 
 struct Refused : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -21,10 +22,11 @@ struct Refused : std::runtime_error {
 
 class ToolRules {
  public:
-  ToolRules(std::span<const Tool> tools, const ToolCallSyntax& syntax)
-      : tools_(tools), syntax_(syntax), json_(rules_) {}
+  ToolRules(std::span<const Tool> tools, const ToolCallSyntax& syntax, size_t most_any_order)
+      : tools_(tools), syntax_(syntax), most_any_order_(most_any_order), json_(rules_) {}
 
-  SchemaGrammar compile() {
+  // Throws Refused for a tool that cannot be used.
+  Result<SchemaGrammar> compile() {
     const ExprId open = syntax_.open ? rules_.token(*syntax_.open) : rules_.text(kCallOpen);
     const ExprId close = syntax_.close ? rules_.token(*syntax_.close) : rules_.text(kCallClose);
     const ExprId call = rules_.named("call", rules_.sequence({open, body(), close}));
@@ -34,9 +36,11 @@ class ToolRules {
     if (syntax_.dialect == ToolDialect::Laguna) parts.push_back(newlines(0, 1));
     const RuleId root = rules_.add_rule("calls");
     rules_.define(root, rules_.sequence(std::move(parts)));
-    auto grammar = Grammar::compile(rules_, root);
-    if (!grammar) throw Refused(fmt::format("the tools cannot be used: {}", grammar.error().message));
-    return {*grammar, ignored_};
+    const Result<std::shared_ptr<const Grammar>> grammar = Grammar::compile(rules_, root);
+    if (!grammar)
+      return Error{ErrorCode::InvalidArgument,
+                   fmt::format("the tools cannot be used: {}", grammar.error().message)};
+    return SchemaGrammar{*grammar, ignored_};
   }
 
  private:
@@ -158,11 +162,11 @@ class ToolRules {
   // required ones come in the order of the schema.
   RuleId parameter_list(const Tool& tool, std::vector<ExprId> optional, std::vector<ExprId> needed) {
     size_t n_needed = needed.size();
-    if (optional.size() + needed.size() <= kMaxAnyOrder && has_names(tool)) {
+    if (optional.size() + needed.size() <= most_any_order_ && has_names(tool)) {
       needed.insert(needed.end(), optional.begin(), optional.end());
       optional.clear();
     }
-    const bool any_order = needed.size() <= kMaxAnyOrder;
+    const bool any_order = needed.size() <= most_any_order_;
     // Which of the needed ones are missing: a set, or how many at the end of the list.
     const size_t n_states = any_order ? size_t{1} << needed.size() : needed.size() + 1;
     const size_t must_be_gone = any_order ? (size_t{1} << n_needed) - 1 : SIZE_MAX;
@@ -234,6 +238,7 @@ class ToolRules {
 
   std::span<const Tool> tools_;
   const ToolCallSyntax& syntax_;
+  const size_t most_any_order_;
   RuleSet rules_;
   JsonRules json_;
   std::vector<std::unique_ptr<Json>> documents_;
@@ -260,7 +265,12 @@ std::string source_of_tool_calls(std::span<const Tool> tools, const ToolCallSynt
 
 Result<SchemaGrammar> compile_tool_calls(std::span<const Tool> tools, const ToolCallSyntax& syntax) {
   try {
-    return ToolRules(tools, syntax).compile();
+    Result<SchemaGrammar> calls = Error{};
+    for (const size_t most : kMostAnyOrder) {
+      calls = ToolRules(tools, syntax, most).compile();
+      if (calls) break;
+    }
+    return calls;
   } catch (const Refused& refused) {
     return Error{ErrorCode::InvalidArgument, refused.what()};
   }

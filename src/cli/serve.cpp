@@ -275,7 +275,7 @@ class ServeCommand : public Command {
   }
 
   std::string model_id(const TextModel& model) const {
-    return serve_.alias.empty() ? lower_case(model.id()) : serve_.alias.substr(0, serve_.alias.find(','));
+    return serve_.aliases.empty() ? lower_case(model.id()) : serve_.aliases.front();
   }
 
   ServedModel served_model(TextModel& model, const PromptRenderer& renderer, TokenService& service,
@@ -285,11 +285,7 @@ class ServeCommand : public Command {
     served.heat_file = options.heat_file;
     served.gpu_bus_id = model.engine().info().bus_id;
     served.id = model_id(model);
-    for (size_t at = serve_.alias.find(','); at != std::string::npos;) {
-      const size_t next = serve_.alias.find(',', at + 1);
-      served.aliases.push_back(serve_.alias.substr(at + 1, next == std::string::npos ? next : next - at - 1));
-      at = next;
-    }
+    if (!serve_.aliases.empty()) served.aliases.assign(serve_.aliases.begin() + 1, serve_.aliases.end());
     served.fingerprint = fingerprint_of(model, renderer);
     served.tokenizer = &model.tokenizer();
     served.renderer = &renderer;

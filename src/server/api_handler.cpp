@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "base/log_fields.h"
+#include "base/utf8.h"
 #include "server/experts_view.h"
 #include "server/live_view.h"
 #include "server/on_worker.h"
@@ -20,6 +21,7 @@ constexpr auto kHeatCopy = std::chrono::milliseconds(250);  // copies are 200 ms
 constexpr auto kDeepHealth = std::chrono::seconds(30);
 constexpr auto kProbeAlone = std::chrono::milliseconds(1000);  // before what is done for others counts, too
 constexpr auto kLook = std::chrono::milliseconds(20);          // where there is no room for it
+constexpr size_t kShownHost = 100;
 
 bool is_id(std::string_view text) {
   const auto good = [](char c) {
@@ -177,9 +179,10 @@ std::optional<Access::Caller> ApiHandler::caller_of(const HttpRequest& request) 
 // the body.
 void ApiHandler::check(const HttpRequest& request, const RouteMatch& match) const {
   if (request.loopback && !request.unix_socket && !server_.access.host_allowed(request.header("host")))
-    throw ApiError(
-        403, "host_not_allowed",
-        "this server is for programs on its own machine; the host of the request is not one of its names");
+    throw ApiError(403, "host_not_allowed",
+                   fmt::format("this server is for programs on its own machine, and '{}' is not one of its "
+                               "names; use 127.0.0.1, or allow this name when the server is started",
+                               printable(host_name(request.header("host").substr(0, kShownHost)))));
   const bool reads = request.method == "GET" || request.method == "HEAD" || request.method == "OPTIONS";
   if (!reads && !server_.access.page_may_write(request.header("origin"), request.header("sec-fetch-site"),
                                                request.header("host")))

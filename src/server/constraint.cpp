@@ -61,11 +61,10 @@ std::vector<std::shared_ptr<AnswerConstraint>> make_constraints(const Generation
                                                                 bool in_reasoning, int max_tokens, size_t n,
                                                                 std::vector<std::string>& ignored) {
   ConstraintOptions options;
-  options.may_reason =
-      request.dialect != Dialect::Completions && request.reasoning_format != ReasoningFormat::InText;
+  options.may_reason = request.dialect != Dialect::Completions &&
+                       request.reasoning_format != ReasoningFormat::InText && request.thinking != false;
   // Some templates leave it to the model to open a thought.
-  const bool may_open = options.may_reason && request.thinking != false &&
-                        model.chat_template.find("think>") != std::string::npos;
+  const bool may_open = options.may_reason && model.chat_template.find("think>") != std::string::npos;
   const bool thinks = in_reasoning || may_open;
   if (thinks) options.reasoning_budget = request.thinking_budget.value_or(server.reasoning_budget);
   if (!server.budget_message.empty()) options.budget_message = server.budget_message;

@@ -12,25 +12,6 @@
 namespace thermo {
 namespace {
 
-// What follows the last turn cannot be part of what is continued: its end is cut off.
-void open_last_turn(RenderedPrompt& prompt, const Tokenizer& tokenizer) {
-  std::vector<TokenId>& ids = prompt.ids;
-  size_t n_cut = 0;  // bytes
-  for (size_t i = ids.size(); i-- > 0;) {
-    n_cut += tokenizer.token_bytes(ids[i]).size();
-    if (!tokenizer.vocab().is_end_of_generation(ids[i])) continue;
-    ids.resize(i);
-    while (!prompt.segments.empty() && n_cut > 0) {
-      std::string& last = prompt.segments.back().text;
-      const size_t n = std::min(n_cut, last.size());
-      last.resize(last.size() - n);
-      n_cut -= n;
-      if (last.empty()) prompt.segments.pop_back();
-    }
-    return;
-  }
-}
-
 // Tokens of an answer: markers are the template's, the rest is what was written.
 void append_answer(std::vector<PromptSegment>& segments, std::span<const TokenId> ids,
                    const Tokenizer& tokenizer) {
@@ -175,7 +156,7 @@ RenderedPrompt render_request(const GenerationRequest& request, const ServedMode
   options.tools = request.tools;
   options.thinking = request.thinking;
   options.kwargs = request.template_kwargs;
-  options.add_generation_prompt = !request.continue_last_turn;
+  options.continues_last_turn = request.continue_last_turn;
   const auto offer = [&](const char* name, Json value) {
     if (knows(model, name) && !options.kwargs.contains(name)) options.kwargs[name] = std::move(value);
   };
@@ -187,10 +168,7 @@ RenderedPrompt render_request(const GenerationRequest& request, const ServedMode
         "messages", "messages: an answer without its reasoning cannot be continued while reasoning is on");
   try {
     RenderedPrompt rendered = render_turns(request, model, options, known, n_spliced);
-    if (request.continue_last_turn) {
-      rendered.in_reasoning = false;
-      open_last_turn(rendered, *model.tokenizer);
-    }
+    rendered.in_reasoning &= !request.continue_last_turn;
     return rendered;
   } catch (const ConfigError& error) {
     throw ApiError(400, "invalid_value", error.what(), "messages");
@@ -273,9 +251,14 @@ PreparedRequest prepare(GenerationRequest request, const ServedModel& model, con
   generate.more_stop_tokens = request.stop_token_ids;
   if (fill) generate.stop_tokens.insert(generate.stop_tokens.end(), fill->ends.begin(), fill->ends.end());
   const bool may_call = !request.tools.empty() && request.tool_choice.mode != CallChoice::Mode::None;
-  if (const std::optional<int32_t> call = vocab.find_special("<tool_call>");
-      call && !may_call && request.dialect != Dialect::Completions)
-    generate.sampling.logit_bias[*call] = kBanToken;
+  const auto ban = [&](const char* marker) {
+    if (const std::optional<int32_t> id = vocab.find_special(marker))
+      generate.sampling.logit_bias[*id] = kBanToken;
+  };
+  if (request.dialect != Dialect::Completions) {
+    if (!may_call) ban("<tool_call>");
+    if (request.thinking == false) ban("<think>");  // some models would open a second thought
+  }
   const size_t n_answers = prepared.prompts.size() * static_cast<size_t>(request.n);
   const auto begin = std::chrono::steady_clock::now();
   // Of the whole answer: the limits of reasoning count what earlier runs wrote.

@@ -21,6 +21,9 @@ class Utf8Assembler {
   // At the end of the stream: one U+FFFD if a character was left incomplete. The object is as new.
   std::string finish();
 
+  // Bytes that are held back.
+  size_t n_held() const noexcept { return n_held_; }
+
  private:
   std::array<char, 3> held_{};
   size_t n_held_ = 0;

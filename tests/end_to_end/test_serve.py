@@ -42,6 +42,12 @@ class Chat(ServeTest):
             reply = self.server.post("/v1/chat/completions", ask("What is the capital of France?", **how))
             self.assertNotIn("reasoning", reply["choices"][0]["message"])
             self.assertIn("Paris", reply["choices"][0]["message"]["content"])
+            # A model that would open a thought nevertheless, as some do where a format is asked for.
+            think = self.server.post("/tokenize", {"content": "<think>"})["tokens"][0]
+            for more in ({}, {"response_format": {"type": "json_object"}}, {"tools": [WEATHER], "tool_choice": "required"}):
+                reply = self.server.post("/v1/chat/completions", ask(SUM, max_tokens=20, logit_bias={think: 100}, **how, **more))
+                self.assertNotIn("reasoning", reply["choices"][0]["message"], more)
+                self.assertEqual(reply["usage"]["completion_tokens_details"]["reasoning_tokens"], 0, more)
 
     def test_two_turns_of_a_tool(self):
         body = ask(PARIS, tools=[WEATHER])

@@ -148,6 +148,10 @@ class Hostile(unittest.TestCase):
         for name, (data, status) in cases.items():
             with self.subTest(name):
                 self.assertEqual(status_of(self.server.raw(data)), status)
+        # Who comes out of a container under another name is told what helps.
+        told = self.server.raw(cases["host"][0])
+        self.assertIn(b"'evil.example'", told)
+        self.assertIn(b"allow this name", told)
         large = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + \
             (b"10000\r\n" + b" " * 65536 + b"\r\n") * 20
         self.assertEqual(status_of(self.server.raw(large)), 413)

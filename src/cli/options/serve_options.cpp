@@ -45,6 +45,19 @@ std::vector<std::string> split_keys(std::string_view text, char separator) {
   return keys;
 }
 
+// Without the spaces around them; also empty ones.
+std::vector<std::string> split_at_commas(std::string_view text) {
+  std::vector<std::string> parts;
+  for (;;) {
+    const size_t end = std::min(text.find(','), text.size());
+    const std::string_view part = text.substr(0, end);
+    const size_t begin = std::min(part.find_first_not_of(' '), part.size());
+    parts.emplace_back(part.substr(begin, part.find_last_not_of(' ') + 1 - begin));
+    if (end == text.size()) return parts;
+    text.remove_prefix(end + 1);
+  }
+}
+
 // An empty key would open the server to everybody. The message has no key in it, as that of an option would.
 void check_keys(const std::string& where, const std::vector<std::string>& keys) {
   for (const std::string& key : keys) {
@@ -126,8 +139,14 @@ void add_serve_options(OptionSet& set, ServeFlags& flags) {
             "permissions of a unix socket (default 0660)")
       .advanced();
   set.value("--api-prefix", "PATH", flags.api_prefix, "serve everything below this path").advanced();
-  set.value("-a,--alias", "NAME", flags.alias,
-            "name of the model in replies; requests may also use further names, separated by commas");
+  set.custom(
+      "-a,--alias", "NAME",
+      [&flags](std::string_view text) {
+        flags.aliases = split_at_commas(text);
+        if (std::find(flags.aliases.begin(), flags.aliases.end(), "") != flags.aliases.end())
+          throw ConfigError("a name, or several with commas, was expected");
+      },
+      "name of the model in replies; requests may also use further names, separated by commas");
   set.flag("--metrics", flags.metrics, "/metrics for Prometheus (default on)")
       .llama_env("LLAMA_ARG_ENDPOINT_METRICS")
       .advanced();
@@ -360,6 +379,12 @@ ServerOptions server_options(const ServeFlags& flags) {
   http.listen = flags.listen;
   if (flags.stdio && !http.listen.empty())
     throw ConfigError("--stdio and --listen contradict each other: give one of them");
+  const ServeFlags usual;
+  const bool elsewhere = flags.host != usual.host || flags.port != usual.port;
+  if (elsewhere && flags.stdio)
+    throw ConfigError("--stdio does not listen anywhere: leave out --host and --port");
+  if (elsewhere && !http.listen.empty())
+    throw ConfigError("--listen says where to listen: leave out --host and --port, or give --listen again");
   if (http.listen.empty() && !flags.stdio) {
     const bool is_path = flags.host.ends_with(".sock") || flags.host.starts_with('/');
     const bool v6 = flags.host.find(':') != std::string::npos && !flags.host.starts_with('[');
@@ -374,6 +399,8 @@ ServerOptions server_options(const ServeFlags& flags) {
     throw ConfigError(
         fmt::format("--unix-socket-mode: '{}' cannot be used, an octal number was expected (0660)",
                     flags.unix_socket_mode));
+  if (flags.max_body_size == 0)
+    throw ConfigError("--max-body-size: 0 cannot be used, a size above 0 was expected: no request would fit");
   http.max_body_bytes = flags.max_body_size;
   http.max_connections = flags.max_connections;
   http.header_timeout = parse_duration(flags.header_timeout);

@@ -21,7 +21,7 @@ struct ServeFlags {
   std::vector<std::string> listen;
   std::string port_file, unix_socket_mode = "0660";
   std::string api_prefix;
-  std::string alias;
+  std::vector<std::string> aliases;  // names of the model; the first one is in replies
   std::vector<std::string> api_keys;
   std::string api_key_file;
   bool no_auth = false, unix_trusted = false;

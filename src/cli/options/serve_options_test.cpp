@@ -63,6 +63,31 @@ TEST(ServeOptions, RefuseNumbersThatAnswerNothing) {
   EXPECT_THAT(refusal({"-n", "0"}), HasSubstr("a positive number or -1"));
   EXPECT_THAT(refusal({"-n", "-5"}), HasSubstr("a positive number or -1"));
   EXPECT_EQ(parsed({"-n", "7"}).default_max_tokens, 7);
+  EXPECT_THAT(refusal({"--max-body-size", "0"}), HasSubstr("a size above 0"));
+}
+
+// They were read when the server listened already, and named no option.
+TEST(ServeOptions, RefuseWhatIsNoNumberOfRequests) {
+  for (const char* text : {"0", "257", "many", "", "4x"})
+    EXPECT_THAT(refusal({"--parallel", text}), HasSubstr("--parallel: '" + std::string(text) + "'"));
+  for (const char* text : {"1", "256", "auto"}) EXPECT_EQ(refusal({"--parallel", text}), "accepted");
+}
+
+TEST(ServeOptions, RefuseNamesThatAreNone) {
+  for (const char* text : {"", ",", "a,,b", "a, "})
+    EXPECT_THAT(refusal({"--alias", text}), HasSubstr("a name, or several")) << text;
+  EXPECT_EQ(refusal({"--alias", "a, b"}), "accepted");
+}
+
+TEST(ServeOptions, RefuseTwoPlacesToListen) {
+  for (const std::vector<std::string>& more :
+       {std::vector<std::string>{"--port", "1"}, {"--host", "localhost"}}) {
+    std::vector<std::string> listen = {"--listen", "http://127.0.0.1:2"}, pipe = {"--stdio"};
+    for (auto* arguments : {&listen, &pipe}) {
+      arguments->insert(arguments->end(), more.begin(), more.end());
+      EXPECT_THAT(refusal(*arguments), HasSubstr("leave out --host and --port"));
+    }
+  }
 }
 
 TEST(ServeOptions, AUnixSocketCanBeTrusted) {

@@ -44,7 +44,8 @@ class InputReader {
     if (type == "item_reference" || type == "compaction")
       throw unsupported(
           path + ".type",
-          fmt::format("{}.type: items of type '{}' need stored responses, which this server does not have",
+          fmt::format("{}.type: items of type '{}' need stored responses, which this server does not have; "
+                      "send the items themselves (many clients do with \"store\": false)",
                       path, type));
     if (type == "additional_tools") return;  // read with the tools
     request_.ignored_fields.push_back(path);
