@@ -19,7 +19,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "end_to_end"))
-from harness import LEFT_OUT_IF_PORTABLE, PORTABLE, PROGRAM, SLOW, clean_environment  # noqa: E402
+from harness import LEFT_OUT_IF_PORTABLE, PROGRAM, SLOW, clean_environment  # noqa: E402
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMAND = re.compile(r"^ {4}((?:[^#\n|]*\| )?(?:(?:build/bin/)?thermocline|make|curl) [^\n]*)$", re.MULTILINE)
@@ -68,13 +68,13 @@ class Documents(unittest.TestCase):
     def test_commands_work_as_written(self):
         found = [(path, line) for path in DOCUMENTS for line in commands(path)]
         self.assertGreater(len(found), 50)
-        if PORTABLE:
+        if SLOW:
             print("commands with `bench`:", LEFT_OUT_IF_PORTABLE["documents_test.py, commands with `bench`"])
         for path, line in found:
             if line.startswith("curl") or (" serve " in line and not ONLY_READ.search(line)):
                 continue
             with self.subTest(document=path.name, command=line):
-                is_read = ONLY_READ.search(line) or (PORTABLE and "thermocline bench" in line)
+                is_read = ONLY_READ.search(line) or (SLOW and "thermocline bench" in line)
                 self.run_line(line + " --print-config" if is_read else line)
 
     def test_servers_answer_as_written(self):

@@ -25,7 +25,7 @@ PORTABLE = os.environ.get("THERMO_MAX_ISA") == "portable"
 SLOW = SANITIZED or PORTABLE  # programs are much slower then, and get more time
 # All that THERMO_MAX_ISA=portable leaves out, with the reason that the tests print.
 LEFT_OUT_IF_PORTABLE = {
-    "documents_test.py, commands with `bench`": "they measure for minutes with portable code, so they are only read (--print-config)",
+    "documents_test.py, commands with `bench`": "they measure for minutes with portable code or a sanitizer, so they are only read (--print-config)",
     "test_serve_load.py, Speed": "ratios of speeds are those of vector instructions",
 }
 
