@@ -220,9 +220,6 @@ struct GenerateOptions {
   std::vector<TokenId> more_stop_tokens = {};  // end the answer, too, and nothing holds them back
   std::vector<TokenId> script;                 // for measurements: written first, whatever is chosen
   bool prompt_logprobs = false;  // as n_probs, of the prompt's tokens, which are all computed then
-  // Where max_tokens or a caller ends the answer, its last token is computed, which takes a step: the session
-  // holds it, and can write on without a prompt. False: the next prompt brings it.
-  bool compute_last = true;
   // What the answer may say; nullptr: anything. Of this request alone: it is told every token.
   std::shared_ptr<TokenConstraint> constraint;
 
@@ -344,9 +341,8 @@ class RequestLoop {
   Result<RequestId> add(Session& session, std::span<const TokenId> prompt, const GenerateOptions& options,
                         std::span<const int> marks = {});
   // The request ends in the next step. A token that was reported is computed first, so that the session holds
-  // it (GenerateOptions::compute_last); the rest of a prompt is not. No effect on a request that has ended.
-  // `n_taken`: with a drafter a step may report several tokens of a request; those after so many of the last
-  // step's are taken back.
+  // it; the rest of a prompt is not. No effect on a request that has ended. `n_taken`: with a drafter a step
+  // may report several tokens of a request; those after so many of the last step's are taken back.
   void cancel(RequestId request, int n_taken = INT_MAX);
   bool empty() const;
 

@@ -272,7 +272,6 @@ void EngineThread::Impl::start(WaitingRequest waiting) {
   make_room(slot, prompt.size());
   const bool reads_all = a.request.options.prompt_logprobs;
   if (!reads_all) share_beginning(slot, prompt);
-  a.request.options.compute_last = false;  // whoever goes on from it has a prompt
   const int n_kept = slot.session.keep(reads_all ? std::span<const TokenId>{} : prompt);
   a.usage.n_cached = a.n_done = n_kept;
   const Result<RequestId> id = loop.add(slot.session, prompt.subspan(static_cast<size_t>(n_kept)),

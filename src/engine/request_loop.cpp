@@ -134,7 +134,7 @@ std::span<const RequestEvent> RequestLoop::step(int max_prompt_rows, const std::
     request->waits = request->n_left() == 0;
     if (request->waits)
       m.choose(*request);
-    else if (request->cancelled && !(request->is_writing() && request->options.compute_last))
+    else if (request->cancelled && !request->is_writing())
       m.end(*request, FinishReason::Cancelled);
   }
   do {
@@ -177,7 +177,7 @@ std::optional<FinishReason> RequestLoop::Impl::write(Request& r, TokenId token,
     generated.logprobs = top_logprobs(logits, token, *r.options.sampling.n_probs);
   tell(r, std::move(generated));
   if (r.options.ends_after && r.options.ends_after(token)) return FinishReason::StopText;
-  return r.options.compute_last ? std::nullopt : why_ended(r);
+  return std::nullopt;
 }
 
 void RequestLoop::Impl::add_group(Request& r, size_t n) {
@@ -205,11 +205,8 @@ void RequestLoop::Impl::add_tree(Request& r) {
 // step.
 DraftAsk RequestLoop::Impl::draft_ask(const Request& r, int n) const {
   const int share = std::max(0, std::min(engine.n_batch(), StepTimes::kMaxRows) / n - 1);
-  // Tokens that are still to be computed. Where the last one is, and was guessed, it takes no step of its
-  // own.
-  const int n_left = r.options.max_tokens < 0
-                         ? share
-                         : r.options.max_tokens - r.result.n_generated - (r.options.compute_last ? 0 : 1);
+  // The last one is computed as well: where it was guessed, that takes no step of its own.
+  const int n_left = r.options.max_tokens < 0 ? share : r.options.max_tokens - r.result.n_generated;
   // A cancelled one only computes what it has written.
   const int most = r.cancelled ? 0 : std::min(share, engine.n_ctx() - r.session->n_past() - 1);
   return {.sequence = r.session->sequence,
@@ -456,7 +453,7 @@ void RequestLoop::Impl::walk(Request& r, const StepOutput& output, size_t first,
   }
   s.speculation->finish_round(s.sequence, r.path, r.tokens.empty() ? -1 : r.tokens.front());
   // As without a draft: an answer that ends before anything is written, or with its text, ends in this step.
-  if (r.reason == FinishReason::StopText || (r.reason == FinishReason::Length && !r.options.compute_last) ||
+  if (r.reason == FinishReason::StopText ||
       (r.reason && r.path.size() == 1 && *r.reason != FinishReason::ContextFull))
     settle(r);
 }

@@ -74,45 +74,6 @@ void take_events(std::span<const RequestEvent> events, std::map<RequestId, Ended
   }
 }
 
-// It cost every answer a step that nobody may need.
-TEST(RequestLoop, LeavesTheLastTokenToTheNextPrompt) {
-  std::vector<std::vector<TokenId>> texts;
-  for (const bool compute_last : {true, false})
-    for (const bool cancels : {false, true}) {
-      SCOPED_TRACE(testing::Message() << "computes it " << compute_last << ", cancels " << cancels);
-      Engine engine(plankton(), options_for(1));
-      Session session = std::move(engine.open_session().value());
-      Task t = task(1);  // read in one step
-      t.options.compute_last = compute_last;
-      const int n_written = 10;
-      t.options.max_tokens = cancels ? 100 : n_written;
-      RequestLoop loop(engine);
-      const RequestId id = loop.add(session, t.prompt, t.options).value();
-      std::map<RequestId, Ended> ended;
-      int n_steps = 0;
-      for (; !loop.empty(); ++n_steps) {
-        if (cancels && ended[id].text.size() == n_written) loop.cancel(id);
-        ASSERT_NO_FATAL_FAILURE(take_events(loop.step(), ended));
-      }
-      EXPECT_EQ(ended[id].reason, cancels ? FinishReason::Cancelled : FinishReason::Length);
-      // Also what only says that a cancelled one has ended.
-      EXPECT_EQ(n_steps, n_written + (compute_last || cancels ? 1 : 0));
-      const int n_past = static_cast<int>(t.prompt.size()) + n_written - (compute_last ? 0 : 1);
-      EXPECT_EQ(session.n_past(), n_past);
-
-      std::vector<TokenId> all = t.prompt;
-      all.insert(all.end(), ended[id].text.begin(), ended[id].text.end());
-      all.push_back(17);
-      ASSERT_EQ(session.keep(all), n_past);
-      t.options.max_tokens = n_written;
-      const RequestId next =
-          loop.add(session, std::span(all).subspan(static_cast<size_t>(n_past)), t.options).value();
-      while (!loop.empty()) ASSERT_NO_FATAL_FAILURE(take_events(loop.step(), ended));
-      texts.push_back(ended[next].text);
-      EXPECT_EQ(texts.back(), texts.front());
-    }
-}
-
 TEST(RequestLoop, WritesWhatEachRequestWritesAlone) {
   Engine alone(plankton(), options_for(1));
   std::vector<std::vector<TokenId>> want;

@@ -126,26 +126,6 @@ TEST(Speculation, WritesTheTextOfPlainDecoding) {
   }
 }
 
-TEST(Speculation, LeavesTheLastTokenToTheNextPrompt) {
-  Engine plain(plankton(), options_for({}));
-  for (const int max_tokens : {1, 2, 9}) {
-    GenerateOptions options = sampling(0, max_tokens);
-    Text want = text_of(plain, 0, options);
-    want.session.pop_back();
-    options.compute_last = false;
-    expect_equal(text_of(plain, 0, options), want);
-    for (const DraftOptions& draft : drafts()) {
-      Engine engine(plankton(), options_for(draft));
-      SCOPED_TRACE(testing::Message()
-                   << engine.draft_telemetry().drafter << " budget " << draft.budget << " of " << max_tokens);
-      expect_equal(text_of(engine, 0, options), want);
-      const DraftTelemetry telemetry = engine.draft_telemetry();
-      EXPECT_LE(telemetry.n_rounds + telemetry.n_plain, static_cast<uint64_t>(max_tokens - 1));
-      EXPECT_LE(telemetry.n_accepted, static_cast<uint64_t>(std::max(0, max_tokens - 2)));
-    }
-  }
-}
-
 // A drafter multiplies by the model's head, which is packed as it is used.
 TEST(Speculation, WritesTheTextOfPlainDecodingWithoutRepacking) {
   EngineOptions options = options_for({});
