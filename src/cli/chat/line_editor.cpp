@@ -180,8 +180,8 @@ struct LineEditor::Editor {
   }
 
   // libedit keeps the place of the cursor in the old window and writes past the end of a smaller one. So it
-  // is shown nothing while it learns the size, and then the line as if it had just been typed. A terminal that
-  // wraps its text anew has other rows than one that does not: the fewer are taken back.
+  // is shown nothing while it learns the size, and then the line as if it had just been typed. A terminal
+  // that wraps its text anew has other rows than one that does not: the fewer are taken back.
   void resize() {
     const LineInfoW* info = el_wline(line);
     const std::wstring text(info->buffer, info->lastchar);
